@@ -17,29 +17,27 @@ TORCH ?= torch
 PYTEST = $(BIN) -m pytest -n auto --dist worksteal --timeout-method=thread -p tests.progress -o console_output_style=classic --durations=10
 INSTALL = $(BIN) -m pip install --quiet --disable-pip-version-check -e
 
-.PHONY: demo test test-torch test-all quick test-times check lint types pycuda matrix gpu-check setup clean help
+.PHONY: demo test test-torch test-tenth test-all quick check lint types pycuda matrix gpu-check setup clean help
 
 demo: .venv/.ready  ## Build, check and time the kernels of specs/vit.yaml on this machine.
 	@$(BIN) -m ksgen demo
 
-test: .venv/.ready-dev  ## Run the tests: of slow ones with many cases, a sample. No GPU is needed.
+test: .venv/.ready-dev  ## Run the tests: each promise once (tests/rings.py). No GPU is needed.
 	-@$(BIN) -m tests.driver
-	@$(PYTEST) --every 24 -m "not libraries"
+	@$(PYTEST) --ring first -m "not libraries"
 
 test-torch: .venv/.ready-torch  ## Install PyTorch and other libraries that ksgen works with, and run the tests that need them.
-	@$(PYTEST) --every 24 -m libraries
+	@$(PYTEST) --ring first -m libraries
+
+test-tenth: .venv/.ready-torch  ## Run one tenth of the other cases, by the counter in .ci/tenth. Each landing advances it.
+	@$(PYTEST) --ring second --tenth "$$(cat .ci/tenth)"
 
 test-all: .venv/.ready-torch  ## Run all tests with all their cases.
 	-@$(BIN) -m tests.driver
 	@$(PYTEST)
 
 quick: .venv/.ready-dev  ## Run the tests without the slow ones.
-	@$(PYTEST) -m "not slow and not libraries"
-
-test-times: .venv/.ready-torch  ## Run all tests, print the slowest twenty, and list what `make quick` leaves out.
-	-@$(BIN) -m tests.driver
-	@$(PYTEST) --durations=20 --junitxml=.pytest_cache/times.xml
-	@$(BIN) -m tests.slow .pytest_cache/times.xml
+	@$(PYTEST) --ring first -m "not slow and not libraries"
 
 check: lint types test  ## Run lint, types and tests.
 

@@ -1,4 +1,4 @@
-"""Tests share a cache of binaries that outlives them, Hypothesis never times, what `make quick` leaves out is listed, and tests
+"""Tests share a cache of binaries that outlives them, Hypothesis never times, two rings hold the tests (`tests/rings.py`), and tests
 marked `stand_in` run on the stand-in machine where there is no GPU.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import slow, times
+from tests import rings, times
 from tests.driver import NotHereError, items
 from tests.emulator.build import cache_folder
 from tests.support import libraries
@@ -56,22 +56,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every", type=int, default=1, help="of slow tests with many cases one in so many, one for each word; no `many`")
+    parser.addoption("--ring", choices=["first", "second"], help="run one ring of tests (tests/rings.py); both by default")
+    parser.addoption("--tenth", type=int, help="run one tenth of them: a counter, whose last digit counts")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    names, listed = [item.nodeid for item in items], slow.listed()
-    left_out = set(slow.left_out(names, listed))
-    for item in items:
-        if item.nodeid in left_out:
-            item.add_marker("slow")
-    every = config.getoption("every")
-    beyond = set(slow.beyond_sample(names, listed, every))
-    if every > 1:
-        beyond |= {item.nodeid for item in items if item.get_closest_marker("many")}
-    if beyond:
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in beyond])
-        items[:] = [item for item in items if item.nodeid not in beyond]
+    ring, tenth, second = config.getoption("ring"), config.getoption("tenth"), rings.second_ring(items)
+    left_out = {item.nodeid for item in items if ring and (item.nodeid in second) != (ring == "second")}
+    if tenth is not None:
+        left_out |= {item.nodeid for item in items if rings.tenth_of(item.nodeid) != tenth % rings.TENTHS}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

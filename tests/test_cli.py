@@ -50,6 +50,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)

@@ -148,6 +148,7 @@ def test_a_log_on_a_full_disk_keeps_whole_lines(tmp_path: Path) -> None:
         assert {len(line) for line in held.splitlines()} == {len(held.splitlines()[0])}
 
 
+@pytest.mark.exhaustive
 @needs_endless
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -189,6 +190,7 @@ def test_launchers_pass_wisdom_without_an_end_over(caplog: pytest.LogCaptureFixt
     assert "more than 67108864 bytes" in caplog.text
 
 
+@pytest.mark.exhaustive
 @needs_endless
 @pytest.mark.parametrize("name", ["binary", "meta.json"])
 @pytest.mark.parametrize("is_link", [True, False])

@@ -48,6 +48,7 @@ UNFINISHED = 2  # of these, lines at the beginning that tell of tests without a 
 NO_TESTS = Outcomes(passed=1)
 
 
+@pytest.mark.exhaustive
 @needs_emulator
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
 def test_checks_of_kernels_on_a_device(family: str, precision: str, layout: str) -> None:
@@ -61,6 +62,7 @@ def test_checks_of_kernels_on_a_device(family: str, precision: str, layout: str)
     assert {entry for entry, _ in gpu.launches} == set(source.entries)
 
 
+@pytest.mark.exhaustive
 @needs_emulator
 @pytest.mark.parametrize("name", ["mma tf32", "narrow", "ring", "wgmma tf32 A 128 B 128 48", "wgmma bf16, A in registers", "tf32x3, c=192"])
 def test_ptx_cases_on_a_device(name: str) -> None:
@@ -141,6 +143,7 @@ def test_what_fails_the_check(tmp_path: Path) -> None:
     assert list(page(FakeGpu(), failed, [], [], tmp_path))[-1] == "gpu-check FAILED"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("output", "code", "verdict", "is_failure"),
     [
@@ -270,6 +273,7 @@ def test_dies():
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_test_has_its_verdict(workers: int, tmp_path: Path) -> None:
     found, _ = reported(tmp_path, workers, "not dies" if not workers else "")

@@ -77,6 +77,7 @@ def test_the_extra_is_of_the_drivers_cuda(served: int, extra: str, monkeypatch: 
     assert install.cuda_extra() == "cuda12"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("gpus", "served", "extras"), [("H200,A100", "12040", "cuda12"), ("A100", "13000", "cuda"), ("", "13000", "cpu")])
 def test_make_asks_the_driver(gpus: str, served: str, extras: str, tmp_path: Path) -> None:
     try:

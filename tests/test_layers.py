@@ -34,6 +34,7 @@ def upward(room: str, source: str) -> list[str]:
     return [module for module in imported(source) if ORDER.index(room_of(module)) > ORDER.index(room)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_down(path: Path) -> None:
     room = path.relative_to(PACKAGE).with_suffix("").parts[0]

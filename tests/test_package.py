@@ -48,6 +48,7 @@ def test_public_names_are_there() -> None:
         ksgen.nothing  # noqa: B018  (the access is the test)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("library", ALONE)
 def test_a_runtime_is_imported_in_its_own_module_alone(library: str) -> None:
     importers = {

@@ -245,6 +245,7 @@ def test_what_saturates_of_x_is_refused_or_counted() -> None:
         quantize(WEIGHTS, "int8", x_scale=1e-37)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("storage", "layout"), list(product(STORAGES, ["bsf", "bsl"])))
 def test_launchers_take_x_in_eight_bits(storage: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As its own type or as bits; y is float32, or as what is given besides, or as is asked."""

@@ -39,6 +39,7 @@ def test_a_source_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         build(str(tmp_path / "nowhere"), tmp_path / "folder")
 
 
+@pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.parametrize(
     ("family", "kernel", "word"),

@@ -27,6 +27,7 @@ def test_each_family_is_measured_by_its_own_default(layout: str, kinds: list[str
         assert [each.family for each in contenders.ours(job, FakeGpu())] == [*served, "simt"]
 
 
+@pytest.mark.slow
 def test_facts_of_a_device_are_what_the_emulator_plays() -> None:
     device_facts = pytest.importorskip("benchmarks.device_facts")
     gpu = FakeGpu()
@@ -52,6 +53,7 @@ def test_rates_are_of_the_products_that_are_made(in_registers: bool) -> None:
     assert rate.flops(blocks=3, rounds=2) == 2 * 3 * 2 * 64 * 32 * 16 * 8 * 2  # two warpgroups
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("operand", ["f16", "bf16", "tf32", "e4m3", "e5m2"])
 def test_the_probe_of_warpgroups(operand: str) -> None:
     wgmma = Wgmma(operand, WARPGROUP_COLUMNS, a_in_registers=False)
@@ -71,6 +73,7 @@ def test_products_of_rates_are_not_serialised() -> None:
         assert not sass.compiled(rate.text, "rate", "sm_90a").provenance.get("notes"), rate.name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.stand_in
 @pytest.mark.parametrize("starts_early", [False, True])
 def test_a_chain_is_launched_both_ways(starts_early: bool) -> None:

@@ -52,6 +52,7 @@ def test_nothing_is_called_tuned_that_no_search_found(precision: str, cpu: Any) 
         assert [(each.family, each.variant, each.why) for each in ours] == [("vector", "default", "the family's default")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
 @pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float16", "bsl"), ("float16", "bsf")])
 def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,7 @@ def test_decoding_is_a_token_per_sequence(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == {"decode": {3}, "forward": {15}}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize(
     ("model", "backends"), [("vit-s16", ("auto", "einsum")), pytest.param("gpt2-medium", ("einsum",), marks=pytest.mark.slow)]
@@ -177,6 +178,7 @@ def test_dense_and_sparse_get_the_same_work(monkeypatch: pytest.MonkeyPatch) -> 
     assert called.count(((3, 5, 384), 1536, True, "gelu", False)) == 3 * runs  # feed-forward, block and whole
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("backend", NAMES)

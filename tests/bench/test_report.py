@@ -57,6 +57,7 @@ class _Page(HTMLParser):
         assert self.open.pop() == tag, f"</{tag}>"
 
 
+@pytest.mark.slow
 def test_the_page_stands_on_its_own(page: str) -> None:
     parsed = _Page()
     parsed.feed(page)
@@ -142,6 +143,7 @@ def test_few_rows_are_a_page_too() -> None:
     assert "no luck" in alone
 
 
+@pytest.mark.slow
 def test_a_processors_results_are_beside_the_best_of_pytorch() -> None:
     times = {OURS: 50.0, "bmm": 100.0, "strided": 80.0, "scipy": 10.0}  # SciPy is none of PyTorch's ways
     first = [row("1,48,48,2", name, median_us=us, runtime="opencl", share_of_floor=0.5) for name, us in times.items()]
@@ -160,6 +162,7 @@ def test_a_processors_results_are_beside_the_best_of_pytorch() -> None:
     assert tables.processors(whole).title in report.page(whole)
 
 
+@pytest.mark.slow
 def test_a_machine_is_named_by_a_line_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, titles = tmp_path / "paper.csv", []
     write_csv(processor_rows(), file)

@@ -186,6 +186,7 @@ def test_what_cannot_be_measured_is_a_row_with_its_reason(cpu: Any, tmp_path: Pa
     assert lines_of(tmp_path / "paper.jsonl", "contender") == told
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
     [(torch.OutOfMemoryError("no more"), "out of memory", "no more"), (RuntimeError("a bug"), "failed", "RuntimeError: a bug")],

@@ -62,6 +62,7 @@ def test_assembly_is_taken_apart() -> None:
     assert code.text.count("incq tiles_pieces") == len(code.pieces)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("precision", "layout"), [("bfloat16", "bsf"), ("bf16x6", "bsl")])
 def test_all_products_are_counted_and_each_line_of_the_arrays(precision: str, layout: str, tmp_path: Path) -> None:
     needs_counting(tmp_path)
@@ -74,6 +75,7 @@ def test_all_products_are_counted_and_each_line_of_the_arrays(precision: str, la
     assert found.beside == ("copy", "store")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("precision", "layout"), [("bfloat16", "bsf"), ("bf16x6", "bsl")])
 def test_a_chains_launch_is_counted_too(precision: str, layout: str, tmp_path: Path) -> None:
     """All products of both factors; of X and Y each line once, and none of what lies between."""

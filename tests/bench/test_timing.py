@@ -85,6 +85,7 @@ def test_a_slow_contender_is_measured_less_often(once_s: float, runs: int, most_
     assert ran == [number % 3 for number in range(len(ran))]  # sets of arrays take turns
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "first_s", "then_s", "runs", "reason"),
     [

@@ -84,6 +84,7 @@ def multiplied(played: Any, operand: str, a: np.ndarray, b: np.ndarray, c: np.nd
     return result
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operand", TYPES)
 def test_products_are_those_of_exact_arithmetic_bit_by_bit(operand: str, kind: str, played: ctypes.CDLL) -> None:
@@ -245,6 +246,7 @@ def tile_words(lines: list[str]) -> list[str]:
     return [found[1] for line in lines if (found := ROUNDED.search(line))]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("precision", "layout", "panel", "loads", "products"),
     [
@@ -270,6 +272,7 @@ def test_each_tile_that_is_loaded_is_multiplied_twice(
     assert not any("EMULATED" in line or "multiply_played" in line for line in lines)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("precision", "layout", "loads", "products"), [("bfloat16", "bsf", 4, 4), ("bf16x6", "bsl", 14, 24)])
 def test_so_it_is_in_a_chain(precision: str, layout: str, loads: int, products: int, tmp_path: Path) -> None:
     """In the loop of a factor that compilers do not unroll; and neither factor is a call of functions."""

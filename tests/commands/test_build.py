@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.program import ksgen, needs_compiler
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_build_fills_the_cache_and_says_what_it_made(spec: Path) -> None:
     done = ksgen("build", spec.name, "--arch", "sm_80,sm_90a", "--json", cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"))

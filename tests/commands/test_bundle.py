@@ -62,6 +62,7 @@ except KsgenError as error:
 """
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_bundle_is_one_file(spec: Path) -> None:
     done = ksgen("bundle", spec.name, "--arch", "sm_90a", cwd=spec.parent)
@@ -91,6 +92,7 @@ def run_without_compiler(bundle: Path, lacks: str = "", has: str = "", precision
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_processors_run_a_bundle_without_a_compiler(sets: list[str], tmp_path: Path) -> None:
     """What was built for the very processor, else for the best instruction set that bundle and processor have; else a word about each."""
     if "ziglang" in find_host_compiler().command:
@@ -153,6 +155,7 @@ print("right")
 """
 
 
+@pytest.mark.slow
 def test_a_bundle_serves_layers_and_groups_in_one_launch(sets: list[str], tmp_path: Path) -> None:
     (tmp_path / "layers.yaml").write_text(LAYERS)
     done = ksgen("bundle", "layers.yaml", "--arch", sets[0], cwd=tmp_path)
@@ -163,6 +166,7 @@ def test_a_bundle_serves_layers_and_groups_in_one_launch(sets: list[str], tmp_pa
     assert ran.stdout == "right\n", ran.stderr
 
 
+@pytest.mark.slow
 def test_processors_with_tiles_run_a_bundle_for_them(sets: list[str], tmp_path: Path) -> None:
     """Here tiles are played: what is built for them runs on a processor that is said to have them."""
     if "x86-64-v4-bf16" not in sets:
@@ -202,6 +206,7 @@ print(call.plan.binary.target, call.plan.choice.family)
 """
 
 
+@pytest.mark.slow
 def test_and_a_layer_in_one_launch(sets: list[str], tmp_path: Path) -> None:
     if "x86-64-v4-bf16" not in sets:
         pytest.skip("this processor lacks the vectors that such a kernel uses beside tiles")

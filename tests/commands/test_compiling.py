@@ -23,6 +23,7 @@ from tests.support.native import chosen_native
 from tests.support.program import ksgen, needs_compiler
 
 
+@pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.parametrize("command", ["build", "bundle"])
 def test_a_device_that_nobody_knows_is_named(command: str, spec: Path, tmp_path: Path) -> None:
@@ -38,6 +39,7 @@ def test_a_device_that_nobody_knows_is_named(command: str, spec: Path, tmp_path:
     assert re.fullmatch(r"compiling \d+ kernels of small for sm_80", second)  # there is no bar in a pipe
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_target_that_no_launcher_asks_for_is_told(spec: Path) -> None:
     done = ksgen("build", spec.name, "--arch", "sm_90", cwd=spec.parent)
@@ -68,6 +70,7 @@ layers:
 """
 
 
+@pytest.mark.slow
 def test_texts_of_layers_are_those_that_launchers_on_a_gpu_ask_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The one launch of each, and what packs its weights: of the target's usual card, for whatever batch."""
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))

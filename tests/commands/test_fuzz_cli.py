@@ -200,6 +200,7 @@ def check(place: Path, line: list[str], typed: str = "") -> None:
             assert Path(name).read_text() == FILES[name], line
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_random_command_line(place: Path, command: str) -> None:
     @fuzzing(60 if command != "doctor" else 5)

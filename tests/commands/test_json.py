@@ -77,6 +77,7 @@ def test_every_command_with_json_is_looked_at() -> None:
     assert set(commands(group)) == OTHERS | CHECKED
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("arguments", [("run", *SMALL, "--runs", "2"), ("run", *SMALL, "--job", "gradient", "--runs", "2")])
 def test_run(arguments: tuple[str, ...]) -> None:
@@ -88,6 +89,7 @@ def test_run(arguments: tuple[str, ...]) -> None:
         assert len(f"{value:.12g}".partition(".")[2]) <= 3 or not name.endswith("_us")
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(
     ("arguments", "rows"),

@@ -11,6 +11,7 @@ from ksgen.measure.roofline import NO_FLOOR, share_of_floor
 from tests.support.program import ksgen, needs_device
 
 
+@pytest.mark.slow
 @needs_device
 def test_run_checks_and_times_one_kernel() -> None:
     done = ksgen("run", "2,9,5,3", "--batch", "70", "--layout", "bsl", "--bias", "--activation", "silu", "--runs", "2", "--json")
@@ -26,6 +27,7 @@ def test_run_checks_and_times_one_kernel() -> None:
     assert "passed" in table.stdout
 
 
+@pytest.mark.slow
 @needs_device
 def test_several_patterns_are_the_factors_of_a_layer() -> None:
     layer = ("2,9,5,3", "1,4,18,3", "--batch", "70", "--bias", "--activation", "gelu", "--runs", "2")
@@ -46,6 +48,7 @@ def test_weights_in_eight_bits() -> None:
     assert 0 < figures["error"] <= figures["tolerance"]
 
 
+@pytest.mark.slow
 @needs_device
 def test_a_group_a_turned_layer_and_slices() -> None:
     shared = ("--batch", "70", "--runs", "2")
@@ -62,6 +65,7 @@ def test_a_group_a_turned_layer_and_slices() -> None:
     assert "at least for the copy that turns what lies between" in " ".join(ksgen("run", *layer).stdout.split())
 
 
+@pytest.mark.slow
 @needs_device
 def test_x_in_eight_bits() -> None:
     stored = ("--weights", "e4m3", "--inputs", "e4m3")
@@ -118,6 +122,7 @@ def spec_in(folder: Path, text: str = SPEC) -> Path:
     return found
 
 
+@pytest.mark.slow
 @needs_device
 def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
     spec = spec_in(tmp_path)
@@ -139,6 +144,7 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
     assert len(group["each_factor_us"]) == 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -170,6 +176,7 @@ def test_what_is_no_layer_of_a_spec(words: tuple[str, ...], told: str, tmp_path:
     assert (done.returncode, done.stderr) == (2, f"ksgen: {told.replace('SPEC', spec)}\n")
 
 
+@pytest.mark.slow
 @needs_device
 def test_a_batch_beyond_memory_is_told_where_it_was_given(tmp_path: Path) -> None:
     """In the spec, of a layer or of all, or on the command line."""

@@ -31,6 +31,7 @@ def test_show_of_a_chain_and_of_a_spec() -> None:
     assert spec.stdout.count("weights in") == 6
 
 
+@pytest.mark.slow
 def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
     (tmp_path / "layers.yaml").write_text(
         """
@@ -111,6 +112,7 @@ def test_patterns_are_arguments_or_options() -> None:
     assert run("show", "--pattern", once, "--pattern", again).stdout == usual
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("columns", ["0", "-1", "", "3", "39", "80", "9" * 5000, "²", "x"])
 @pytest.mark.parametrize("command", [("show", "1,192,48,2"), ("doctor",)])
 def test_any_width_shows_all_that_there_is(command: tuple[str, ...], columns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def tune(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["tune", *arguments], catch_exceptions=True)
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
     done = tune(*SMALL, "--budget", "4", "--report", str(home / "out.html"))
@@ -60,6 +61,7 @@ def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
     assert json.loads(run.stdout)["why"].startswith("wisdom, measured at batch 70")
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_a_spec_is_tuned_as_json_and_known_trials_are_not_repeated(home: Path) -> None:
     (home / "two.yaml").write_text("kernels:\n  - {pattern: [1,8,8,2], layout: [bsf, bsl]}\n  - {pattern: [1,8,8,1], precision: float64}\n")
@@ -90,6 +92,7 @@ def test_weights_in_eight_bits_are_tuned_and_taken_by_launchers(home: Path) -> N
     assert "no search" in json.loads(CliRunner().invoke(cli, ["run", *SMALL, "--json"]).stdout)["why"]
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
     (home / "training.yaml").write_text("defaults: {gradients: true}\nkernels:\n  - {pattern: [2,24,9,3]}\n")
@@ -168,6 +171,7 @@ def test_a_group_is_tuned_beside_its_layers(home: Path) -> None:
     assert "4 of 4 kernels on " in done.stdout  # all, the second layer, and two factors
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_of_a_spec_what_the_family_serves_is_tuned(home: Path) -> None:
     (home / "training.yaml").write_text("defaults: {gradients: true}\nkernels:\n  - {pattern: [2,24,9,3]}\n")
@@ -197,6 +201,7 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_an_interrupt_keeps_what_was_found_and_says_so(home: Path) -> None:
     command = [sys.executable, "-m", "ksgen", "tune", *SMALL, "--strategy", "exhaustive", "--json"]

@@ -46,6 +46,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 # ---- right
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("along", vector.WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
@@ -59,6 +60,7 @@ def test_every_type_and_way(precision: str, layout: str, along: str) -> None:
         slices.agrees(slices.of_slices(kernel), vector.constants_of(kernel, along, lanes), batch, slices.GAPS[batch % 2])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 192, 48, 2), (1, 24, 32, 3), (1, 40, 16, 24), (2, 37, 50, 1), (1, 13, 50, 7)])
 def test_what_memory_held_before_is_not_computed_with(shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +79,7 @@ def test_what_memory_held_before_is_not_computed_with(shape: tuple[int, ...], la
         assert not flags.fetestexcept(FE_INVALID), (call.plan.choice.constants, batch)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_activations_are_right_everywhere(precision: str, activation: str) -> None:
@@ -109,6 +112,7 @@ def test_all_halves_are_themselves() -> None:
         np.testing.assert_array_equal(got.view(np.uint16)[kept] & 0x7FFF, bits[kept] & 0x7FFF, err_msg=str(shape))
 
 
+@pytest.mark.slow
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     code = "from tests.families.test_vector import run_fenced; run_fenced()"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -151,6 +155,7 @@ def wrong_at_once(calls: Sequence[Callable[[], Any]], wanted: np.ndarray) -> int
     return len(wrong)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("has_openmp", [True, False])
 def test_many_threads_of_python_at_once(has_openmp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On OpenMP's threads, and on a crew that serves one of them at a time."""

@@ -108,6 +108,7 @@ def test_a_driver_below_a_path_with_a_space_is_used_by_another_path(tmp_path):
     shutil.rmtree(place)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", ["size=64k,ro", "size=64k"])
 def test_a_home_that_takes_nothing_costs_one_warning(device, options, tmp_path):
     unset = ("XDG_CACHE_HOME", "KSGEN_CACHE_DIR", "PYOPENCL_NO_CACHE")

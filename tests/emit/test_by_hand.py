@@ -46,6 +46,7 @@ def value(rule: str, known: dict[str, int]) -> int:
     return product
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batch", [None, 300])
 @pytest.mark.parametrize(("family", "precision"), BY_HAND)
 def test_a_head_says_what_launchers_do(family: str, precision: str, batch: int | None) -> None:

@@ -194,6 +194,7 @@ def killed_at(step: int, folder: Path, files: Mapping[str, str]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("before", [{}, FIRST])
 def test_a_kill_at_any_step_is_mended_by_the_next_emit(before: Mapping[str, str], tmp_path: Path) -> None:
     step, unfinished = 0, 0

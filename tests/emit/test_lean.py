@@ -64,6 +64,7 @@ def texts(family: str) -> Iterator[Source]:
                         yield render(kernel, constants, family=family, dialect=dialect)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_emitted_is_unused(family: str) -> None:
     found = {name: source.entry for source in texts(family) for name in unused(source.text)}

@@ -153,6 +153,7 @@ def rendered(family: str) -> Iterator[str]:
             yield render(kernel, FAMILIES[family].default(kernel, limit), family=family, dialect="opencl" if limit.is_cpu else "cuda").text
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_digest_covers_every_file_that_a_text_reads(family: str, copied: Path, opened: set[str]) -> None:
     assert list(rendered(family))
@@ -165,6 +166,7 @@ def test_a_digest_covers_every_file_that_a_text_reads(family: str, copied: Path,
         path.write_bytes(whole)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", FAMILIES)
 def test_who_reads_a_text_opens_few_files(family: str, copied: Path, opened: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     lines = templates._lines

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(not is_installed("none"), reason="no g++ to run 
 CASES = {case.name: case for case in all_cases()}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("mistake", "order"),
     [
@@ -37,6 +38,7 @@ def test_mistake_is_caught(mistake: Mistake, order: str) -> None:
     assert re.search(mistake.message, message) or kind == WRONG, message
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("order", ["forward", pytest.param("reverse", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("variant", "build"),

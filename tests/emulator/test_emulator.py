@@ -98,6 +98,7 @@ def run_body(body: str, sanitize: str = "none", *, before: str = "", shared_byte
     return y
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitize", BUILDS)
 @pytest.mark.parametrize("order", ["forward", "reverse", 7])
 def test_tiled_kernel_is_right(sanitize: str, order: str | int) -> None:
@@ -143,6 +144,7 @@ def in_rings(builds: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
         yield build, [pytest.mark.slow] if number else []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("broken", "sanitize"),
     [

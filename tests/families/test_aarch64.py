@@ -59,6 +59,7 @@ def arm(compiler: HostCompiler, tmp_path_factory: pytest.TempPathFactory) -> Pro
     return ProgramDevice(made, tmp_path_factory.mktemp("arm"), limits_for(ARM), (emulator, "-L", LIBRARIES), environment=dict(os.environ))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_float64(case: Case, arm: ProgramDevice) -> None:
     before = arm.launched
@@ -69,6 +70,7 @@ def test_agrees_with_float64(case: Case, arm: ProgramDevice) -> None:
 LIMITS = limits_from("native", ARM.target, limits_for(ARM))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(
     ("pattern", "layout", "family", "size"),

@@ -64,6 +64,7 @@ def matrix() -> Iterator[object]:
         yield pytest.param(kernel, constants, id=f"{name} {precision} {layout}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
 def test_agrees_with_float64(kernel: KernelSpec, constants: AmxConstants) -> None:
     for batch in BATCHES:
@@ -81,6 +82,7 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {Shape(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 @settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
@@ -98,7 +100,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.many
+@pytest.mark.second
 @pytest.mark.optimized
 @settings(
     parent=settings.default,
@@ -111,6 +113,7 @@ def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
     test_any_pattern_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
 def test_any_number_of_work_groups_and_either_store_gives_the_same_bits(precision: str, layout: str) -> None:
@@ -123,6 +126,7 @@ def test_any_number_of_work_groups_and_either_store_gives_the_same_bits(precisio
         np.testing.assert_array_equal(multiplied(problem, replace(constants, past=past), boundary=boundary), first)
 
 
+@pytest.mark.slow
 def test_rows_in_place_give_the_same_bits_as_a_panel_of_them() -> None:
     for shape, batch in (((2, 20, 50, 1), 75), ((1, 33, 64, 1), 64), ((3, 16, 32, 1), 33)):
         problem = make_problem(kernel_of(shape, "bfloat16"), batch)
@@ -131,6 +135,7 @@ def test_rows_in_place_give_the_same_bits_as_a_panel_of_them() -> None:
         np.testing.assert_array_equal(multiplied(problem, constants), multiplied(problem, replace(constants, panel=1)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
 def test_the_residual_may_be_the_output(precision: str, layout: str, device: Device) -> None:
@@ -156,6 +161,7 @@ def relative_error(c: int, precision: str) -> float:
     return compare(problem, multiplied(problem, constants_of(problem.kernel, 64)))[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("c", [2, 48, 192, 1024])
 def test_six_products_are_more_precise_than_float32s_own(c: int) -> None:
     """Multiply-adds of float32 one after the other, as plain kernels do them."""
@@ -166,6 +172,7 @@ def test_six_products_are_more_precise_than_float32s_own(c: int) -> None:
     assert relative_error(c, "bf16x6") < max(compare(problem, total)[0], 6e-8)
 
 
+@pytest.mark.slow
 def test_components_are_the_number() -> None:
     """One product by 1 gives back each float32 from 2^-103 on, whatever its digits. Below, parts of less than 2^-126 are lost."""
     random = np.random.default_rng(0)
@@ -185,6 +192,7 @@ def test_components_are_the_number() -> None:
             assert np.abs(got - values)[~is_whole].max() <= 3 * 2.0**-126
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_is_not_finite_reaches_its_own_outputs_alone(precision: str, layout: str) -> None:
@@ -206,6 +214,7 @@ def test_what_is_not_finite_reaches_its_own_outputs_alone(precision: str, layout
         assert np.isfinite(got).sum() > got.size // 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_beyond_finite_numbers_it_is_plain_float32(layout: str, d: int) -> None:
@@ -270,6 +279,7 @@ def run_fenced() -> None:
     print("all within their arrays")
 
 
+@pytest.mark.slow
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     stay_within_their_arrays(__name__, timeout=600)
 
@@ -348,6 +358,7 @@ SANITIZED = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("shape", "precision", "layout"), SANITIZED)
 def test_sanitizers_find_nothing(shape: tuple[int, ...], precision: str, layout: str, tmp_path: Path) -> None:
     if not is_installed("address"):
@@ -359,6 +370,7 @@ def test_sanitizers_find_nothing(shape: tuple[int, ...], precision: str, layout:
     assert error <= tolerance(precision, shape[2])
 
 
+@pytest.mark.slow
 def test_sanitizers_would_find_it(tmp_path: Path) -> None:
     if not is_installed("address"):
         pytest.skip("needs the libraries of the compiler's sanitizers")
@@ -380,6 +392,7 @@ def called(precision: str | None = None) -> tuple[Array, float]:
     return got, compare(problem, got)[0]
 
 
+@pytest.mark.slow
 def test_launchers_take_it_where_it_is_asked_for(with_tiles: Device) -> None:
     plain, _ = called()
     for precision in ("bf16x6", "tf32x3"):
@@ -398,6 +411,7 @@ def test_without_tiles_it_is_plain_float32(precision: str, device: Device, monke
     PLANNER.forget()
 
 
+@pytest.mark.slow
 def test_packed_weights_do_not_depend_on_constants(device: Device) -> None:
     """So a chain's launch takes those of products alone."""
     kernel = kernel_of((2, 17, 70, 3), "bfloat16")

@@ -71,6 +71,7 @@ def matrix() -> Iterator[Any]:
         yield pytest.param(kernel, constants, id=f"{name} {precision} {layout}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
 def test_agrees_with_float64(kernel: KernelSpec, constants: ChainConstants) -> None:
     for batch in BATCHES:
@@ -111,6 +112,7 @@ SAME_BITS = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "precision", "layout", "between"), SAME_BITS)
 def test_it_gives_the_bits_of_a_launch_for_each_factor(name: str, precision: str, layout: str, between: str, device: Device) -> None:
     """What lies between is stored as X is, so it is rounded as a launch rounds it. Whatever the constants."""
@@ -140,6 +142,7 @@ def chains(draw: st.DrawFn) -> tuple[Pattern, ...]:
     return tuple(found)
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 @settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
@@ -158,7 +161,7 @@ def test_any_chain_batch_and_constants(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.many
+@pytest.mark.second
 @pytest.mark.optimized
 @settings(
     parent=settings.default,
@@ -171,11 +174,13 @@ def test_many_chains_batches_and_constants(data: st.DataObject) -> None:
     test_any_chain_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_kernel_specialised_to_one_batch() -> None:
     kernel = chain_of(CHAINS["d 2 and 3"], "bfloat16", batch=70)
     agrees(kernel, constants_of(kernel), 70, roundings_of(kernel))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_residual_may_be_the_output(layout: str, device: Device) -> None:
     kernel = chain_of(CHAINS["d 2 and 3"], "bfloat16", layout, Epilogue(True, "relu", True))
@@ -186,6 +191,7 @@ def test_the_residual_may_be_the_output(layout: str, device: Device) -> None:
     assert is_right(kernel, arrays["y"], truth, roundings_of(kernel))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
 def test_what_is_not_finite_stays_in_its_batch_entry(precision: str, layout: str, device: Device) -> None:
@@ -219,6 +225,7 @@ def run_fenced() -> None:
     print("all within their arrays")
 
 
+@pytest.mark.slow
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     stay_within_their_arrays(__name__, timeout=600)
 
@@ -229,6 +236,7 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
 LAYER = (Pattern(2, 33, 40, 1), Pattern(1, 20, 33, 2))  # 80 -> 66 -> 40
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
 def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Device) -> None:
     """One launch by order, with the bits of a launch for each."""
@@ -254,6 +262,7 @@ def test_by_the_cost_model_unless_a_layer_says_it(with_tiles: Device) -> None:
     assert "; the cost model, which no time has checked, expects " in told
 
 
+@pytest.mark.slow
 def test_what_it_does_not_serve_goes_one_by_one(with_tiles: Device) -> None:
     """Slices and groups, by launches of tiles or of vectors."""
     kernel = chain_of(LAYER)

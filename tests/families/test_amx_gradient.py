@@ -55,6 +55,7 @@ def matrix() -> Iterator[object]:
         yield pytest.param(kernel, constants, id=f"{name} {kernel.precision} {layout}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
 def test_agrees_with_float64(kernel: KernelSpec, constants: AmxGradientConstants) -> None:
     for batch in BATCHES:
@@ -70,6 +71,7 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {constants.pieces for _, constants in rows} == {1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 @settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
@@ -83,6 +85,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
         agrees(kernel, constants, batch)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 24, 16, 3), (1, 40, 16, 24)])
 def test_defaults_for_few_entries(shape: tuple[int, ...], layout: str) -> None:
@@ -111,6 +114,7 @@ def test_long_sums_err_less_than_float32s_own() -> None:
 # ---- the same bits, and each weight's own
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
 def test_bits_do_not_depend_on_how_many_groups_there_are(precision: str, layout: str) -> None:
@@ -123,6 +127,7 @@ def test_bits_do_not_depend_on_how_many_groups_there_are(precision: str, layout:
         np.testing.assert_array_equal(gradient(kernel, constants, x, grad_y, groups), first)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_is_not_finite_reaches_its_own_weights_alone(precision: str, layout: str) -> None:
@@ -140,6 +145,7 @@ def test_what_is_not_finite_reaches_its_own_weights_alone(precision: str, layout
         assert np.isfinite(got).sum() == np.isfinite(truth).sum() > got.size // 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sums_beyond_bfloat16s_parts_are_plain_float32s(layout: str) -> None:
     """The largest float32, which bfloat16 rounds to Inf; sums that leave float32's range and come back."""
@@ -192,6 +198,7 @@ def run_fenced() -> None:
     print("all within their arrays")
 
 
+@pytest.mark.slow
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     stay_within_their_arrays(__name__)
 
@@ -199,6 +206,7 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
 # ---- who is served, and by which constants
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
 def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Device) -> None:
     kernel = kernel_of((2, 20, 34, 2), precision)

@@ -93,6 +93,7 @@ def test_agrees_with_float64_on_gpus(family: str, shape: tuple[int, ...], layout
     kernels.check(source_of(family, kernel, FAMILIES[family].default(kernel, LIMITS, batch)), batch, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("along", vector.WAYS)
 def test_agrees_with_float64_on_processors(along: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +127,7 @@ def test_chains_on_gpus(family: str) -> None:
     assert compare(problem, y)[0] <= problem.tolerance
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("beside", [(), ((Pattern(1, 5, 24, 1),),)])
 def test_chains_and_groups_on_processors(beside: tuple[tuple[Pattern, ...], ...], monkeypatch: pytest.MonkeyPatch) -> None:
     device = chosen_native(monkeypatch)

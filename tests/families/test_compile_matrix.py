@@ -33,6 +33,7 @@ def test_every_family_has_its_promise() -> None:
     assert set(TARGETS) == {target_of(*divmod(number, 10)) for number in GPUS} - {"sm_70", "sm_87"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", [each if each == "sm_86" else pytest.param(each, marks=pytest.mark.slow) for each in TARGETS])
 def test_defaults_of_the_matrix_keep_the_rules(target: str) -> None:
     """One target in the quick ring, and a third of the kernels: to choose constants for all of them takes minutes."""
@@ -51,6 +52,7 @@ def test_what_is_compiled() -> None:
     assert {source.constants.copy for source in sources("simt", "sm_75")} == {"registers"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["simt", "mma"])
 def test_kernels_of_slices_are_compiled_for_the_main_targets(family: str) -> None:
     kinds = {(precision, layout) for precision in PROMISES[family].precisions for layout in LAYOUTS}
@@ -61,6 +63,7 @@ def test_kernels_of_slices_are_compiled_for_the_main_targets(family: str) -> Non
     assert not any(each.kernel.is_strided for each in sources(family, "sm_86", every=1000))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "precisions", "layouts"),
     [("mma", ("float32", "float16", "bfloat16"), LAYOUTS), ("wgmma_shared", ("float16", "bfloat16"), ("bsf",))],
@@ -137,6 +140,7 @@ def test_a_table_for_each_target() -> None:
     assert len({len(line) for line in lines if line}) == 1
 
 
+@pytest.mark.slow
 def test_a_fifth_has_all_precisions_and_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Request] = []
     monkeypatch.setattr(compile_matrix, "build_many", lambda jobs, *_, **__: compiled.extend(jobs) or [ToolchainError("x") for _ in jobs])

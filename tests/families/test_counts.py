@@ -44,23 +44,27 @@ def check_counts(
         assert expected == pytest.approx(counted, rel=TOLERANCE), (name, source.constants)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "pattern", "precision", "layout"), _cases())
 def test_what_the_cost_model_says_moved_is_what_moves(family: str, pattern: tuple[int, ...], precision: str, layout: str) -> None:
     check_counts(family, pattern, precision, layout, BATCH)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "layout"), FIRST)
 def test_so_it_is_of_a_batch_that_fills_no_tile(family: str, layout: str) -> None:
     pattern = next(each for each in (*QUICK, *LATER) if serves(family, kernel_of(each, FIRST[family, layout], layout)))
     check_counts(family, pattern, FIRST[family, layout], layout, RAGGED)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["simt", "mma", "gradient", "gradient_mma"])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_so_it_is_of_another_target_s_defaults(family: str, layout: str) -> None:
     check_counts(family, QUICK[0], FIRST[family, layout], layout, BATCH, target="sm_75" if family in ("simt", "gradient") else "sm_86")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "layout"), [("simt", "bsl"), ("mma", "bsf"), ("wgmma_shared", "bsl"), ("wgmma_permuted", "bsf")])
 def test_a_residual_is_read_once(family: str, layout: str) -> None:
     check_counts(family, QUICK[0], FIRST[family, layout], layout, BATCH, epilogue=Epilogue(residual=True))

@@ -32,6 +32,7 @@ def found(target: str, precision: str, layout: str, unmeasured: bool = False) ->
 # ---- shares of the floor
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("precision", "layout", "least"), [("float16", "bsf", 0.85), ("tf32x3", "bsf", 0.8), ("float16", "bsl", 0.95), ("tf32x3", "bsl", 0.85)]
 )
@@ -39,6 +40,7 @@ def test_the_defaults_of_hoppers_families_come_near_the_floor(precision: str, la
     assert median(each.share for each in found("sm_90a", precision, layout, unmeasured=True)) >= least
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["sm_80", "sm_89"])
 @pytest.mark.parametrize("precision", ["float32", "float16", "tf32x3"])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
@@ -46,6 +48,7 @@ def test_defaults_come_near_the_floor(target: str, precision: str, layout: str) 
     assert median(each.share for each in found(target, precision, layout)) >= 0.84
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("target", "precision", "layout"),
     [
@@ -78,6 +81,7 @@ def test_resident_x_brings_few_inputs_and_many_outputs_near_the_floor(pattern: t
     assert expected(kernel, limits, model.LARGE, False).share >= least
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90a", "sm_120"])
 def test_no_other_family_is_expected_to_be_faster_than_the_chosen_one(target: str) -> None:
     for precision in ("float16", "tf32", "tf32x3", "fp16x3"):
@@ -87,6 +91,7 @@ def test_no_other_family_is_expected_to_be_faster_than_the_chosen_one(target: st
 # ---- families
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("target", "precision"),
     [*product(("sm_86", "sm_89", "sm_120"), ("tf32x3", "fp16x3")), ("sm_121", "tf32x3")],  # in fp16x3, some of GB10's go to mma
@@ -210,6 +215,7 @@ def test_what_is_built_beforehand_holds_the_constants_of_every_class() -> None:
 # ---- what it likes is right
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "target", "precision", "layout", "pattern", "batch"),

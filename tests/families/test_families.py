@@ -55,6 +55,7 @@ def in_rings(family: str, precision: str, layout: str, name: str) -> Any:
     return pytest.param(family, precision, layout, name, marks=[] if is_whole or name in FEW[job] else [pytest.mark.slow])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "precision", "layout", "name"), [in_rings(*each) for each in MATRIX])
 def test_agrees_with_float64(family: str, precision: str, layout: str, name: str) -> None:
     """On random arrays and on small integers by turns, so that each batch is launched once."""
@@ -63,6 +64,7 @@ def test_agrees_with_float64(family: str, precision: str, layout: str, name: str
         check_one(source, batch, run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
     ("family", "layout"), dict.fromkeys((family, layout) for family, _, layout in SERVED if JOB_OF[family] == "multiply")
@@ -77,6 +79,7 @@ def test_epilogues(family: str, layout: str, activation: str) -> None:
         kernels.check(source_of(family, kernel), 66, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "precision", "layout"), [each for each in one_of_each_size(2, 4, 8, 16) if JOB_OF[each[0]] == "multiply"]
 )
@@ -91,6 +94,7 @@ def test_what_is_added_is_read_where_it_lies(family: str, precision: str, layout
             kernels.check(source, 72, in_emulator(), **shifts)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(4))
 def test_a_kernel_specialised_to_one_batch(family: str, precision: str, layout: str) -> None:
     general = source_of(family, kernel_of(ragged_of(family, precision, layout), precision, layout))
@@ -98,6 +102,7 @@ def test_a_kernel_specialised_to_one_batch(family: str, precision: str, layout: 
     kernels.check(source_of(family, replace(general.kernel, batch=batch)), batch, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitize", ["address", "race"])
 @pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(2, 4))
 def test_no_race_and_no_access_outside(family: str, precision: str, layout: str, sanitize: str) -> None:
@@ -108,6 +113,7 @@ def test_no_race_and_no_access_outside(family: str, precision: str, layout: str,
             kernels.check(source_of(family, kernel), batch, run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
 def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(family: str, precision: str, layout: str) -> None:
     source = source_of(family, kernel_of(ragged_of(family, precision, layout), precision, layout))
@@ -116,6 +122,7 @@ def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(family: str, 
         np.testing.assert_array_equal(y, first)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
 def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str) -> None:
@@ -125,6 +132,7 @@ def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str) -> No
             kernels.check_leaks(source_of(family, kernel), 65, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("family", JOB_OF)
 def test_the_space_holds_only_what_fits_and_is_right(family: str) -> None:
@@ -225,6 +233,7 @@ def cases(draw: st.DrawFn, family: str) -> tuple[KernelSpec, Any, int]:
     return kernel, constants, draw(st.integers(1, 140) if kernel.job == "multiply" else st.integers(1, 400))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("family", JOB_OF)
 @settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -40,6 +40,7 @@ STORED = ("float32", "float64", "float16", "bfloat16")
 needs_counts = pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("pattern", "layout"), list(product(PATTERNS, LAYOUTS)))
 def test_each_batch_under_the_constants_made_for_it(pattern: tuple[int, ...], layout: str) -> None:
     for number, batch in enumerate(BATCHES):
@@ -47,6 +48,7 @@ def test_each_batch_under_the_constants_made_for_it(pattern: tuple[int, ...], la
         kernels.check(source_of("few", kernel, FEW.default(kernel, LIMITS, batch)), batch, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["float16", "float32"])
 def test_sums_that_warps_share_are_right_and_leave_inf_and_nan_where_they_are(precision: str, layout: str) -> None:
@@ -106,6 +108,7 @@ def test_odd_constants(case: tuple[KernelSpec, FewConstants, int]) -> None:
 COUNTED = [(1, 48, 48, 4), (1, 256, 64, 1), (1, 70, 50, 1), (2, 37, 13, 3), (1, 8, 1100, 1)]
 
 
+@pytest.mark.exhaustive
 @needs_counts
 @pytest.mark.parametrize(("pattern", "layout"), list(product(COUNTED, LAYOUTS)))
 def test_bytes_of_memory_are_within_a_tenth_of_the_least_and_the_model_s(pattern: tuple[int, ...], layout: str) -> None:
@@ -239,6 +242,7 @@ def test_what_it_serves() -> None:
     assert not FEW.serves(replace(kernel, precision="complex64"), LIMITS)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("target", "layout"), list(product(("sm_80", "sm_90a"), LAYOUTS)))
 def test_it_is_chosen_for_few_entries_alone(target: str, layout: str) -> None:
     """In float32 and float16, of patterns of every size: always for one entry or never far from it, and never for more than 32."""

@@ -48,6 +48,7 @@ CASES: list[tuple[tuple[Pattern, ...], str, str, Epilogue, int, dict[str, Any]]]
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue", "batch", "more"), CASES)
 def test_agrees_with_float64_and_gives_the_bits_of_a_launch_for_each_factor(
     patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, more: dict[str, Any]
@@ -60,6 +61,7 @@ def test_agrees_with_float64_and_gives_the_bits_of_a_launch_for_each_factor(
         check_beside_factors(source, arrays, run, truth_of(kernel, arrays))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(layout: str) -> None:
     """Several stages and passes, warps that share rows, several j, and a ragged batch."""
@@ -76,6 +78,7 @@ def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(layo
         np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(**options_), behind=0), first)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("patterns", "precision", "layout", "weights", "inputs", "more"),
     [
@@ -120,6 +123,7 @@ def test_inf_and_nan_stay_in_their_blocks() -> None:
 # ---- what is moved
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 @pytest.mark.parametrize(
     ("patterns", "precision", "layout", "batch"),
@@ -181,6 +185,7 @@ def test_what_it_serves() -> None:
     assert not FAMILY.serves(KernelSpec(GPT2[0], "float16"), LIMITS)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["float16", "float32"])
 def test_it_is_chosen_for_few_entries_alone(precision: str) -> None:
     kernel = chain_of(GPT2, precision, "bsf")

@@ -93,6 +93,7 @@ def test_agrees_with_float64_and_gives_the_bits_of_a_launch_for_each_layer(
     check_all(source_of(chain_kernel(chains, precision, layout, epilogue, **more), batch), batch, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("chains", [GROUPED, ODD])
 def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(chains: Chains, layout: str) -> None:
@@ -176,6 +177,7 @@ def test_drawn_groups(case: tuple[KernelSpec, FewGroupConstants, int]) -> None:
 # ---- what is moved
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 @pytest.mark.parametrize(
     ("chains", "precision", "layout", "batch"),

@@ -56,6 +56,7 @@ CASES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "chains", "precision", "layout", "epilogue"), CASES)
 def test_agrees_with_float64_and_with_a_launch_for_each_layer(
     family: str, chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue
@@ -73,6 +74,7 @@ def test_agrees_with_float64_and_with_a_launch_for_each_layer(
                 np.testing.assert_array_equal(got, run_chain(one, own, run))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "precision"), [("mma_chain", "bfloat16"), ("simt_chain", "float32")])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_slices(family: str, precision: str, layout: str) -> None:
@@ -97,6 +99,7 @@ def test_a_group_reads_x_in_stages() -> None:
             assert is_right(kernel, got, truth_of(kernel, arrays, number), number), (number, constants, batch)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "precision", "chains", "layout"),
     [("mma_chain", "float16", LONG, "bsf"), ("mma_chain", "float16", APART, "bsl"), ("simt_chain", "float32", APART, "bsf")],
@@ -127,6 +130,7 @@ def test_x_is_copied_once_for_all_chains_that_read_it_in_one_order() -> None:
     assert [copying(APART, layout) for layout in ("bsf", "bsl")] == [2, 2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 @pytest.mark.parametrize(("family", "precision"), [("mma_chain", "float16"), ("simt_chain", "float32")])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])

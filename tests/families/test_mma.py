@@ -163,6 +163,7 @@ RESIDENT = [  # tiles of outputs that do not fill b, more and fewer stages than 
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("precision", "pattern", "constants"), [*SPREAD, *RESIDENT])
 def test_warps_along_j_and_resident_x(precision: str, pattern: tuple[int, ...], constants: MmaConstants) -> None:
     each = KernelSpec(Pattern(*pattern), precision, "bsf", Epilogue(True, "relu", True))
@@ -174,12 +175,14 @@ def test_warps_along_j_and_resident_x(precision: str, pattern: tuple[int, ...], 
         assert expected == pytest.approx(counted, rel=0.02), name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("precision", "pattern", "constants"), [SPREAD[0], RESIDENT[0]])
 def test_races_of_warps_along_j_and_of_resident_x(precision: str, pattern: tuple[int, ...], constants: MmaConstants) -> None:
     each = KernelSpec(Pattern(*pattern), precision, "bsf", Epilogue(True, "relu", True))
     check_result(source_of("mma", each, constants), 37, in_emulator(sanitize="race"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shift", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -195,6 +198,7 @@ def test_unaligned_memory_of_resident_x(shift: int) -> None:
     check_result(source_of("mma", each, constants), 37, in_emulator(), shift=shift)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitize", ["address", "race"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["float16", "tf32x3"])
@@ -213,6 +217,7 @@ ERRORS = {  # relative, Frobenius, against float64, by c: what the precision may
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("c", [48, 192, 1024])
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -230,6 +235,7 @@ def test_error_of_each_precision(precision: str, c: int, layout: str) -> None:
         assert error < 1.01 * np.linalg.norm(once - exact) / np.linalg.norm(exact)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["mma", pytest.param("wgmma_registers", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("layout", "d"), [("bsl", 1), ("bsf", 1), ("bsf", 4)])
 @pytest.mark.parametrize("precision", ["tf32x3", "fp16x3", "c64_tf32x3"])
@@ -261,6 +267,7 @@ def test_few_inputs_are_multiplied_in_plain_float32() -> None:
             assert [FAMILIES["mma"].serves(each, cuda_limits(target)) for each in (few, enough)] == [False, True]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_overflow_of_fp16x3_is_nan_in_its_own_outputs(layout: str) -> None:
     problem = make_problem(kernel("fp16x3", layout, Pattern(1, 20, 33, 3)), 40)

@@ -51,6 +51,7 @@ CASES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), CASES)
 def test_agrees_with_float64_and_with_a_launch_for_each_factor(
     patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue
@@ -69,6 +70,7 @@ BETWEEN = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue", "between"), BETWEEN)
 def test_an_activation_between_factors(
     patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, between: str
@@ -80,6 +82,7 @@ def test_an_activation_between_factors(
     check_beside_factors(source, arrays, run, truth_of(kernel, arrays))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
 @pytest.mark.parametrize(("patterns", "precision"), [(EVEN, "float16"), (RAGGED[:2], "tf32x3")])
 def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]) -> None:
@@ -105,6 +108,7 @@ def test_slices(precision: str, layout: str) -> None:
         assert is_right(kernel, run_chain(source, arrays, run), truth_of(kernel, arrays))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "layout"), [(RAGGED, "bsf"), (RAGGED, "bsl"), (PLANES, "bsf")])
 def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(patterns: tuple[Pattern, ...], layout: str) -> None:
     source = source_of(chain_of(patterns, "float16", layout, ALL))
@@ -195,6 +199,7 @@ def cases(draw: st.DrawFn, stream: int) -> tuple[KernelSpec, MmaChainConstants, 
     return kernel, constants, draw(st.integers(1, 3 * constants.tile_batch))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [0, 1], ids=["whole", "in_stages"])
 @settings(max_examples=8, derandomize=True, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])

@@ -13,6 +13,7 @@ PRECISIONS = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")
 TARGETS = ("sm_80", "sm_86", "sm_90a")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_defaults_hold_for_the_paper(precision: str, target: str) -> None:

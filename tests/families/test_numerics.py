@@ -68,6 +68,7 @@ def sequential(c: int) -> float:
     return sequential_error(c)
 
 
+@pytest.mark.exhaustive
 @needs_emulator
 @pytest.mark.parametrize("accumulation", ["cut off", "rounded"])
 @pytest.mark.parametrize(("mode", "options", "cut_off", "rounded"), ERRORS, ids=[Product(mode, 48, **o).name for mode, o, *_ in ERRORS])
@@ -78,12 +79,14 @@ def test_errors_are_as_modelled(
     assert found == pytest.approx(cut_off if accumulation == "cut off" else rounded, rel=0.1)
 
 
+@pytest.mark.exhaustive
 @needs_emulator
 @pytest.mark.parametrize(("mode", "options"), PROMOTED, ids=IDS)
 def test_with_promotion_errors_do_not_grow_with_c(mode: str, options: dict[str, Any]) -> None:
     assert Product(mode, 1024, **options).error() <= 1.3 * Product(mode, 192, **options).error()
 
 
+@pytest.mark.exhaustive
 @needs_emulator
 @pytest.mark.parametrize("mode", [CUT, ROUNDED])
 def test_without_promotion_sums_that_are_cut_off_are_what_hurts(mode: str) -> None:
@@ -92,6 +95,7 @@ def test_without_promotion_sums_that_are_cut_off_are_what_hurts(mode: str) -> No
     assert Product(mode, 1024).error() > 10 * sequential(1024)
 
 
+@pytest.mark.exhaustive
 @needs_emulator
 @pytest.mark.parametrize(("mode", "options"), PROMOTED, ids=IDS)
 def test_within_twice_the_error_of_sequential_float32(mode: str, options: dict[str, Any]) -> None:

@@ -81,11 +81,13 @@ def by_process(cases: Sequence[Case]) -> list[Sequence[Case]]:
     return [cases[at : at + TOGETHER] for at in range(0, len(cases), TOGETHER)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cases", by_process(CASES), ids=lambda cases: str(cases[0]))
 def test_nothing_is_read_that_was_never_written(tmp_path: Path, cases: Sequence[Case]) -> None:
     assert check(tmp_path, cases, EVERYTHING) == {str(case): Outcome([True], []) for case in cases}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cases", by_process([*CASES, *LARGER]), ids=lambda cases: str(cases[0]))
 def test_optimised_code_has_no_race_at_any_batch(tmp_path: Path, cases: Sequence[Case]) -> None:
     batches = (1, 7, 33, 70)
@@ -153,6 +155,7 @@ BREAKS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_text_is_reported(tmp_path: Path, name: str) -> None:
     case, checks, before, after, report = BREAKS[name]

@@ -20,11 +20,13 @@ pytestmark = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", [*SLICES, *VECTOR, *CHAIN, *VECTOR_GRADIENT], ids=str)
 def test_the_texts_are_right_under_another_compiler(case: Case) -> None:
     assert passes(find_device("portable"), case) == [True]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("precision", "layout"), list(zip(("float32", "float16"), LAYOUTS, strict=True)))
 def test_launchers_copy_arrays_of_the_host(precision: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_DEVICE", "portable")

@@ -17,12 +17,14 @@ ASYNCHRONOUS = ["ring", "arrivals", "grids", "cluster", "panels", "batched", "bo
 ASYNCHRONOUS += ["wgmma bf16 A 128 along m B 128 along n 128"]
 
 
+@pytest.mark.exhaustive
 @needs_emulator
 @pytest.mark.parametrize("name", list(CASES))
 def test_case_comes_out_right(name: str) -> None:
     CASES[name].emulate()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitize", ["address", "race"])
 @pytest.mark.parametrize(
     "name", [*ASYNCHRONOUS, "matrices load=False store=True", "wgmma tf32, A in registers", "wgmma bf16, A in registers, 2 at once"]
@@ -40,6 +42,7 @@ def test_any_order_of_threads_and_of_the_engine_will_do(name: str, order: str | 
     CASES[name].emulate(order=order)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("name", list(CASES))

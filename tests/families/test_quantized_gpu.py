@@ -38,6 +38,7 @@ def kernel_of(shape: tuple[int, ...], precision: str, weights: str, layout: str,
     return KernelSpec(Pattern(*shape), precision, layout, epilogue, weights=weights)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "shape", "precision", "weights", "layout", "batch"), CASES)
 def test_agrees_with_float64(family: str, shape: tuple[int, ...], precision: str, weights: str, layout: str, batch: int) -> None:
     kernel, own = kernel_of(shape, precision, weights, layout), FAMILIES[family]
@@ -45,6 +46,7 @@ def test_agrees_with_float64(family: str, shape: tuple[int, ...], precision: str
     kernels.check(source, batch, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("storage", STORAGES)
 def test_every_value_is_widened_exactly(storage: str) -> None:
     """From registers, by instructions and without; and as they are packed."""

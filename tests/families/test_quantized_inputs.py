@@ -58,6 +58,7 @@ def kernel_of(shape: tuple[int, ...], precision: str, storage: str, layout: str,
     return KernelSpec(Pattern(*shape), precision, layout, epilogue, weights=storage, inputs=storage)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "shape", "precision", "storage", "layout", "batch", "target"), CASES)
 def test_agrees_with_float64(
     family: str, shape: tuple[int, ...], precision: str, storage: str, layout: str, batch: int, target: str
@@ -67,6 +68,7 @@ def test_agrees_with_float64(
     kernels.check(replace(source, text=target + source.text), batch, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("layout", "batch", "target", "sanitize"), [("bsf", 20, BEFORE, "race"), ("bsl", 32, SINCE, "address")])
 def test_slices_of_x_begin_anywhere(layout: str, batch: int, target: str, sanitize: str) -> None:
     """Rows lie as far apart as the call says, X begins at any byte, both or one of them off the boundaries that wide copies keep to; and
@@ -80,6 +82,7 @@ def test_slices_of_x_begin_anywhere(layout: str, batch: int, target: str, saniti
         assert kernels.compare(problem, found)[0] <= tolerance("float16", 32)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("storage", STORAGES)
 def test_every_value_is_widened_exactly(storage: str) -> None:
     """NaN and infinity too, each by instructions and without."""
@@ -126,6 +129,7 @@ def test_what_tensor_cores_cut_off_of_eight_bits() -> None:
         assert constants.promote == promote
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("precision", "target", "product"), [("float16", SINCE, "e4m3"), ("bfloat16", BEFORE, "f16"), ("float32", SINCE, "f16")]
 )
@@ -213,6 +217,7 @@ def _agrees(kernel: KernelSpec, constants: VectorConstants, batch: int, native: 
     assert error <= tolerance(kernel.precision, kernel.pattern.c), (kernel, constants, batch, error)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("layout", "along"), [(layout, along) for layout in LAYOUTS for along in vector.WAYS])
 def test_processors_agree_with_float64(layout: str, along: str) -> None:
@@ -224,6 +229,7 @@ def test_processors_agree_with_float64(layout: str, along: str) -> None:
         _agrees(kernel, constants, 17, native=False)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("storage", STORAGES)
 def test_processors_agree_natively(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen_native(monkeypatch)
@@ -233,6 +239,7 @@ def test_processors_agree_natively(storage: str, monkeypatch: pytest.MonkeyPatch
             _agrees(kernel, vector.constants_of(kernel, along, 16), batch, native=True)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(
     ("storage", "precision", "layout", "out_layout"),

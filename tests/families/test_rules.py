@@ -103,6 +103,7 @@ def broken_cases() -> Iterator[Any]:
                     yield pytest.param(family, kernel, changed, id=f"{name}-{field.name}-{other}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "kernel", "constants"), list(broken_cases()))
 def test_what_is_to_be_tried_would_do(family: Any, kernel: KernelSpec, constants: Any) -> None:
     with pytest.raises(ConstantsError) as caught:

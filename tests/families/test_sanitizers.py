@@ -51,6 +51,7 @@ def device(sanitizer: str, folder: Path) -> ProgramDevice:
     return ProgramDevice(ProgramCompiler(find_host_compiler().command, (*OPTIONS, SANITIZERS[sanitizer])), folder, LIMITS)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_nothing_is_reported(case: Case, sanitizer: str, tmp_path: Path) -> None:
@@ -65,6 +66,7 @@ void broken(int* values) {{ {statement} }}
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("sanitizer", "statement", "says"),
     [

@@ -139,6 +139,7 @@ ROWS += [
 CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout}-{target}") for row in ROWS for target in row.targets]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("row", "target"), CASES)
 def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     sass.needed_disassembler()
@@ -174,6 +175,7 @@ ADDED = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "precision", "layout", "load", "store"), ADDED)
 def test_bias_and_residual_are_read_as_wide_as_y_is_stored(family: str, precision: str, layout: str, load: str, store: str) -> None:
     def counts_of(epilogue: Epilogue) -> Counter[str]:
@@ -190,6 +192,7 @@ def test_bias_and_residual_are_read_as_wide_as_y_is_stored(family: str, precisio
         assert narrow == (0 if layout == "bsf" else sass.count(added, "STG.128")), added
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cluster", [1, 4])
 @pytest.mark.parametrize("groups", [2, 3])
 @pytest.mark.parametrize(
@@ -220,6 +223,7 @@ def test_warpgroups_keep_to_the_registers_that_they_took(
     assert copying < sass.registers_after(listing, source.entry, "USETMAXREG.TRY_ALLOC") <= multiplying
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "precision", "layout", "changes"),
     [
@@ -249,6 +253,7 @@ def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(
     assert not sass.opcodes_before(listing, source.entry, "ACQBULK") & memory
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("weights", ["same", "int8"])
 @pytest.mark.parametrize(
     ("family", "chains"),

@@ -77,6 +77,7 @@ def test_every_family_has_a_case() -> None:
     assert {each.family for each in CASES if each.kernel.is_strided} >= {"simt", "mma"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_texts_parameters_are_the_familys_operands_in_order(case: Case) -> None:
     source, family = case.source, FAMILIES[case.family]
@@ -88,6 +89,7 @@ def test_the_texts_parameters_are_the_familys_operands_in_order(case: Case) -> N
         assert [name or own for name, own in zip(found, wanted, strict=True)] == wanted, entry
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", [each for each in CASES if each.family.startswith("wgmma")], ids=str)
 def test_tensor_maps_come_first_and_describe_operands(case: Case) -> None:
     source, family = case.source, FAMILIES[case.family]

@@ -26,6 +26,7 @@ GOOD = SimtConstants(64, 32, 8, 1, 8, 8, 3, 1, "async")
 NAMES = list(dict.fromkeys(precision for family, precision, _ in SERVED if family == "simt"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", NAMES)
 def test_memory_that_is_not_aligned_to_16_bytes(precision: str, layout: str) -> None:
@@ -64,6 +65,7 @@ def cases(draw: st.DrawFn) -> tuple[KernelSpec, SimtConstants, int]:
     return spec, constants, draw(st.integers(1, 140))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_odd_constants(case: tuple[KernelSpec, SimtConstants, int]) -> None:
@@ -121,6 +123,7 @@ def test_lanes_that_a_read_of_shared_memory_serves_at_once_share_it() -> None:
     assert work.shared_bytes + work.returned_bytes == copied + stored + 2 * 64 * (registers // 4) * 2 * 128
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["sm_100", "sm_120", "sm_121"])
 def test_defaults_leave_the_registers_that_ptxas_takes_more_of_on_some_targets(target: str) -> None:
     limits, more = cuda_limits(target), gpu_of(target).more_registers

@@ -45,6 +45,7 @@ CASES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), CASES)
 def test_agrees_with_float64_and_with_a_launch_for_each_factor(
     patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue
@@ -66,6 +67,7 @@ BETWEEN = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue", "between"), BETWEEN)
 def test_an_activation_between_factors(
     patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, between: str
@@ -77,6 +79,7 @@ def test_an_activation_between_factors(
     check_beside_factors(source, arrays, run, truth_of(kernel, arrays))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
 @pytest.mark.parametrize(("patterns", "precision"), [(NARROW, "float32"), (RAGGED, "float64")])
 def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]) -> None:
@@ -92,6 +95,7 @@ def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], preci
         assert is_right(kernel, run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), truth_of(kernel, arrays))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_slices(precision: str, layout: str) -> None:
@@ -102,6 +106,7 @@ def test_slices(precision: str, layout: str) -> None:
         assert is_right(kernel, run_chain(source, arrays, run), truth_of(kernel, arrays))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "layout"), [(RAGGED, "bsf"), (RAGGED, "bsl"), (PLANES, "bsf")])
 def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(patterns: tuple[Pattern, ...], layout: str) -> None:
     source = source_of(chain_of(patterns, "float32", layout, ALL))
@@ -123,6 +128,7 @@ def test_inf_and_nan_stay_in_their_blocks(layout: str) -> None:
     assert not np.isfinite(got).all()
 
 
+@pytest.mark.slow
 def test_every_tile_of_the_search_space_agrees() -> None:
     """Of a small chain, in turns over layouts."""
     patterns = (Pattern(1, 24, 40, 16), Pattern(8, 16, 48, 1))
@@ -221,6 +227,7 @@ def test_the_model_counts_what_lies_between_as_shared_memory() -> None:
     assert work.blocks == 200
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 @pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float32", "bsl"), ("float64", "bsf"), ("float64", "bsl")])
 def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: str) -> None:

@@ -47,6 +47,7 @@ def test_defaults_take_little_padding() -> None:
             assert b % constants.tile_out == 0, constants
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120"])
 def test_defaults_of_slices_leave_the_registers_that_pitches_take(target: str) -> None:
     """Where rows of features lie a number of the call's apart; in the other layout the batch is such a number in every kernel."""

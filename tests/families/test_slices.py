@@ -68,6 +68,7 @@ def test_families_of_slices() -> None:
         assert {each for each in SLICED if each[0] == family} == {each for each in SERVED if each[0] == family}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["dense", "flat", "slab", "rest", "blocks", "aligned", "wide"])
 @pytest.mark.parametrize(("family", "precision", "layout"), SLICED)
 def test_agrees_with_float64(family: str, precision: str, layout: str, name: str) -> None:
@@ -79,6 +80,7 @@ def test_agrees_with_float64(family: str, precision: str, layout: str, name: str
         check(source, batch, run, rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "precision", "layout"), SLICED)
 def test_of_nothing_added_and_of_one_batch(family: str, precision: str, layout: str) -> None:
     """A kernel without a residual takes no pitch of one."""
@@ -87,6 +89,7 @@ def test_of_nothing_added_and_of_one_batch(family: str, precision: str, layout: 
         check(source_of(family, plain), 72, in_emulator(), rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitize", ["address", "race"])
 @pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(2, 4))
 def test_no_race_and_no_access_outside(family: str, precision: str, layout: str, sanitize: str) -> None:
@@ -96,6 +99,7 @@ def test_no_race_and_no_access_outside(family: str, precision: str, layout: str,
         check(source_of(family, sliced(pattern, precision, layout)), batch, run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(2, 4, 8))
 def test_arrays_that_begin_anywhere(family: str, precision: str, layout: str) -> None:
     """Off the boundaries that wide accesses keep to, though rows are whole chunks apart; and added in Y's own place."""
@@ -119,6 +123,7 @@ def test_rows_that_are_one(family: str, precision: str, layout: str) -> None:
     assert compare(one, y)[0] <= tolerance(precision, one.terms)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(4))
 def test_to_the_last_bit_what_dense_arrays_give(family: str, precision: str, layout: str) -> None:
     kernel = sliced(ragged_of(family, precision, layout), precision, layout)
@@ -142,6 +147,7 @@ def test_of_single_precision_through_registers(layout: str) -> None:
         check(source, 72, in_emulator(), rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("family", "precision"), [("simt", "float32"), ("simt", "float16"), ("mma", "float16"), ("mma", "tf32")])
 @settings(max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

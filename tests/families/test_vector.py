@@ -146,6 +146,7 @@ def matrix() -> Iterator[object]:
         yield pytest.param(kernel, constants, id=f"{name} {precision} {layout} along {along} by {lanes}")
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
 def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> None:
@@ -164,6 +165,7 @@ def in_pairs() -> Iterator[object]:
         yield pytest.param(kernel, constants, id=f"{name} {layout} along {along} by {lanes}")
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("kernel", "constants"), list(in_pairs()))
 def test_two_inputs_at_a_time_agree_with_float64(kernel: KernelSpec, constants: VectorConstants) -> None:
@@ -306,6 +308,7 @@ def test_gelu_is_right_everywhere() -> None:
     np.testing.assert_array_equal(gelu(far), np.array([np.nan, np.inf, 1e30, 50, 0, 0, 0], np.float32))
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("along", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -327,6 +330,7 @@ def test_outputs_past_the_caches_are_the_same_bits(precision: str, layout: str, 
                 np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("precision", "line"), [("float64", 8), ("float32", 16), ("bfloat16", 32)])
 def test_where_outputs_begin_within_a_line_makes_no_difference(precision: str, line: int) -> None:
@@ -408,6 +412,7 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {constants.panel for _, constants in rows} == {0, 1}
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("along", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -427,6 +432,7 @@ def test_defaults_agree_at_any_batch(layout: str, along: str) -> None:
         np.testing.assert_array_equal(residual, y)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("along", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -496,7 +502,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.many
+@pytest.mark.second
 @needs_opencl
 @settings(parent=settings.default, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(st.data())
@@ -507,6 +513,7 @@ def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
 # ---- nothing beside the arrays is touched, and nothing of one batch entry reaches another
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("layout", "along", "pairs"), list(product(LAYOUTS, WAYS, (0, 1))))
 def test_what_is_not_finite_reaches_its_own_outputs_alone(layout: str, along: str, pairs: int) -> None:
@@ -554,6 +561,7 @@ def run_fenced() -> None:
     print("all within their arrays")
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     processor()

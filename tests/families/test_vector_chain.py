@@ -150,6 +150,7 @@ CASES = [
 ]
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("patterns", "precision", "layout", "ways", "lanes", "epilogue"), CASES)
 def test_agrees_with_float64(patterns: tuple[Pattern, ...], precision: str, layout: str, ways: str, lanes: int, epilogue: Epilogue) -> None:
@@ -170,6 +171,7 @@ BETWEEN = [  # with as many ways to store what lies between as there are; the ac
 ]
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("patterns", "precision", "layout", "ways", "lanes", "epilogue", "between", "pairs"), BETWEEN)
 def test_an_activation_between_factors(
@@ -195,6 +197,7 @@ def turning(patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue
     return chain_of(patterns, precision, layout, epilogue, out_layout={"bsf": "bsl", "bsl": "bsf"}[layout])
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("patterns", "precision", "ways", "lanes", "pairs"), TURNS)
@@ -218,6 +221,7 @@ PAIRS = [  # inputs of one j lie in pairs already; odd c; a factor of one input
 ]
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("patterns", "layout", "ways", "lanes", "epilogue"), PAIRS)
 def test_two_inputs_at_a_time_give_the_bits_of_a_launch_for_each_factor(
@@ -367,6 +371,7 @@ def called(kernel: KernelSpec, arrays: dict[str, Array], weights: list[Any] | No
     return layer(tuple(kernel.factors), fuse)(arrays["x"], own, **named)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -23,6 +23,7 @@ TURNS = list(product(PATTERNS, LAYOUTS))
 CASES = [(pattern, COMPLEX[number // 2 % 2 ^ number % 2], layout) for number, (pattern, layout) in enumerate(TURNS)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(("pattern", "precision", "layout"), CASES)
 def test_products_agree(pattern: tuple[int, ...], precision: str, layout: str, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +36,7 @@ def test_products_agree(pattern: tuple[int, ...], precision: str, layout: str, r
         assert compare(problem, y)[0] <= tolerance(precision, problem.terms)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(("pattern", "precision", "layout"), CASES)
 def test_gradients_have_the_conjugates_of_x(

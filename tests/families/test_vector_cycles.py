@@ -46,6 +46,7 @@ def test_the_model_orders_candidates_as_a_processor_did() -> None:
     assert min(found) > 0.3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("job", ["multiply", "gradient"])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_a_search_chooses_among_a_few_hundred(layout: str, job: str) -> None:

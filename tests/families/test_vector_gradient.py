@@ -110,6 +110,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("shape", "layout", "along", "lanes"), MATRIX)
 def test_agrees_with_float64(shape: tuple[int, ...], layout: str, along: str, lanes: int) -> None:
@@ -118,6 +119,7 @@ def test_agrees_with_float64(shape: tuple[int, ...], layout: str, along: str, la
         agrees(kernel, constants_of(kernel, along, lanes), batch)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("along", ["outputs", "batch"])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -135,6 +137,7 @@ PAIRED = [
 ]
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("shape", "layout", "along", "lanes"), PAIRED)
 def test_two_batch_entries_at_a_time(shape: tuple[int, ...], layout: str, along: str, lanes: int) -> None:
@@ -144,6 +147,7 @@ def test_two_batch_entries_at_a_time(shape: tuple[int, ...], layout: str, along:
         agrees(kernel, constants, batch)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 24, 16, 3), (1, 40, 16, 24), (2, 5, 7, 3)])

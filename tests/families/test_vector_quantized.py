@@ -38,6 +38,7 @@ def matrix() -> Iterator[object]:
         yield pytest.param(kernel, constants, id=f"{name} {precision} {storage} {layout} along {along}")
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
 def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> None:
@@ -45,6 +46,7 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> 
         vector.agrees(kernel, constants, batch, boundary=4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("storage", STORAGES)
 def test_agrees_natively(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen_native(monkeypatch)
@@ -53,6 +55,7 @@ def test_agrees_natively(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
         vector.agrees(kernel, vector.constants_of(kernel, along, lanes), 17, boundary=4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("runtime", ["opencl", "native"])
 def test_every_value_is_widened_exactly(runtime: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +101,7 @@ def test_what_serves_them() -> None:
     assert family_for(chain, CPU).name == "vector_chain"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_chain_in_one_launch(precision: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +116,7 @@ def test_a_chain_in_one_launch(precision: str, layout: str, monkeypatch: pytest.
     assert found.passed, found.error
 
 
+@pytest.mark.slow
 def test_a_layer_takes_one_launch_where_all_its_weights_are_stored_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen_native(monkeypatch)
     chain = ChainLauncher(Launcher(6, 8, 4, 1), Launcher(2, 12, 8, 3))
@@ -132,6 +137,7 @@ def test_a_layer_takes_one_launch_where_all_its_weights_are_stored_alike(monkeyp
         always(x, own)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_few_entries_by_default_constants(layout: str) -> None:

@@ -69,6 +69,7 @@ def cases() -> Iterator[object]:
 CASES = list(cases())
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("kernel", "constants", "gaps"), CASES)
 def test_agrees_with_float64(kernel: KernelSpec, constants: Any, gaps: dict[str, int]) -> None:
@@ -76,6 +77,7 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: Any, gaps: dict[str,
         agrees(kernel, constants, batch, gaps, boundary)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("along", alone.WAYS)
@@ -101,6 +103,7 @@ def test_any_gaps(data: st.DataObject) -> None:
         agrees(kernel, constants, batch, gaps, data.draw(st.sampled_from([1, 64])))
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("number", range(len(chains.CASES)))
 def test_chains_agree_with_float64(number: int) -> None:
@@ -137,6 +140,7 @@ def run_fenced() -> None:
     print("all within their arrays")
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_no_access_beyond_the_ends_of_slices() -> None:
     processor()

@@ -52,6 +52,7 @@ def conditions(described: TensorMap) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_defaults_and_maps_hold_for_the_paper() -> None:
     odd = [Pattern(3, 40, 8, 24), Pattern(1, 17, 32, 5), Pattern(2, 5, 1016, 1), Pattern(1, 3, 8, 12), Pattern(1, 3, 8, 40)]
     for pattern, precision, layout in product([*paper_patterns()[::29], *odd], PRECISIONS, LAYOUTS):
@@ -79,6 +80,7 @@ def test_a_family_asked_for_by_name_is_rendered_for_the_gpus_that_it_serves() ->
     assert source.entry != source.kernel.name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("precision", "pattern", "constants"),
     [

@@ -54,6 +54,7 @@ def text_of(kernel: KernelSpec, constants: Any = None) -> Any:
     return source_of("wgmma_shared", kernel, constants)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("shape", "precision", "storage", "constants", "batch"), CASES)
 def test_agrees_with_float64(shape: tuple[int, ...], precision: str, storage: str, constants: Any, batch: int) -> None:
     for epilogue in (ALL, PLAIN):
@@ -96,6 +97,7 @@ def test_whole_numbers_come_out_to_the_last_bit(shape: tuple[int, ...], precisio
     np.testing.assert_array_equal(found.astype(np.float64), problem.truth.astype(found.dtype).astype(np.float64))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitize", ["address", "race"])
 @pytest.mark.parametrize("constants", [None, CLUSTERED, SharedConstants(192, 48, 128, 3, 2)])
 def test_no_race_and_no_access_outside(constants: Any, sanitize: str) -> None:
@@ -140,6 +142,7 @@ def test_what_is_cut_off_is_cut_off_within_128_inputs() -> None:
     assert set(found[0].astype(np.float64)) == {258.0}  # 256, and the 128 of the second stage
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("shape", "constants"), [((1, 256, 64, 1), None), ((1, 256, 256, 1), None), ((2, 90, 272, 1), CLUSTERED)])
 @pytest.mark.parametrize("batch", [256, 200])
 def test_what_the_cost_model_says_moved_is_what_moves(shape: tuple[int, ...], constants: Any, batch: int) -> None:
@@ -285,6 +288,7 @@ def test_scales_are_read_after_the_grid_before() -> None:
     assert "weights + SCALES" in after
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("storage", "name"), [("e4m3", "E4M3"), ("e5m2", "E5M2")])
 @pytest.mark.parametrize("constants", [None, SharedConstants(192, 96, 128, 3, 3), SharedConstants(128, 96, 128, 2, 3, 2, 2)])

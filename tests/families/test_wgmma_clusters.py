@@ -17,6 +17,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 CLUSTERS = [(2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]  # blocks along the batch, and along the outputs
 
 
+@pytest.mark.exhaustive
 @every_kind
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_any_number_of_batch_tiles(kind: str, cluster: tuple[int, int]) -> None:
@@ -34,6 +35,7 @@ def test_inf_and_nan_do_not_leak(kind: str) -> None:
     kernels.check_leaks(source, source.constants.tile_batch + 1, in_emulator())
 
 
+@pytest.mark.exhaustive
 @every_kind
 @pytest.mark.parametrize("sanitize", ["address", "race"])
 def test_no_race_and_no_access_outside(kind: str, sanitize: str) -> None:
@@ -49,6 +51,7 @@ def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(kind: str) ->
         np.testing.assert_array_equal(y, first)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("was", "becomes", "sanitize", "says"),
     [
@@ -81,6 +84,7 @@ def test_a_text_says_no_more_than_it_needs(kind: str) -> None:
         assert ("load_box_multicast(" in source.text) == (source is not of_w)
 
 
+@pytest.mark.exhaustive
 @every_kind
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (4, 2)])
 def test_what_is_shared_leaves_for_all_blocks_at_once_with_no_spills(kind: str, cluster: tuple[int, int]) -> None:

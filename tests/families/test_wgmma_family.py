@@ -3,6 +3,8 @@
 from dataclasses import replace
 from itertools import product
 
+import pytest
+
 from ksgen.families import FAMILIES, check, cuda_limits
 from ksgen.spec import LAYOUTS, PRECISIONS
 from tests.support.wgmma_kernels import GPU, kernel
@@ -30,6 +32,7 @@ def test_what_each_kind_serves() -> None:
     assert not any(family.serves(each, GPU) for family in (SHARED, REGISTERS) for each in gradients)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_served_has_a_default_and_something_to_search() -> None:
     kinds = [(p, layout) for p in PRECISIONS for layout in LAYOUTS]
     for (precision, layout), d, b, c in product(kinds, (1, 2, 3, 4, 5, 7, 8, 12, 16, 17), (1, 40), (8, 1000)):

@@ -53,6 +53,7 @@ def test_constants_tell_what_is_permuted_from_what_is_not() -> None:
     assert family_of(PermutedConstants(**vars(PLAIN))) is PERMUTED
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("d", [2, 3, 7, 8, 12, 16, 24, 40, 64, 88, 128])
 def test_every_order_of_parts_is_permuted_and_permuted_back(d: int) -> None:
     """d in one part or in several, of which one to eight are neighbours; several i; rows of outputs and inputs that differ."""

@@ -114,6 +114,7 @@ CASES = {  # ragged outputs, inputs and batch; an odd and an even number of X ti
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_results_with_resident_x(case: str) -> None:
     text = source(*CASES[case])
@@ -126,6 +127,7 @@ def test_results_with_resident_x(case: str) -> None:
     check_result(text, 33, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", ["flat", "slab, two tiles", "promoted", "flat in a cluster"])
 def test_resident_x_with_no_race_in_any_order_and_without_leaks(case: str) -> None:
     precision, pattern, constants = CASES[case]
@@ -139,6 +141,7 @@ def test_resident_x_with_no_race_in_any_order_and_without_leaks(case: str) -> No
     check_leaks(source(precision, pattern, constants), batch, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("precision", "pattern", "constants"),
     [  # the widest tiles of outputs that the rules allow

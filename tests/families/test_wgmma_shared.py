@@ -32,6 +32,7 @@ def test_each_rule_of_shared_has_two_sides(changes: dict[str, int], says: str) -
         check(SHARED, kernel(layout="bsl"), replace(PLAIN, **changes), GPU)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "constants", [SharedConstants(64, 32, 16, 1, 2), SharedConstants(192, 48, 32, 3, 3), SharedConstants(256, 16, 48, 2, 2)]
 )

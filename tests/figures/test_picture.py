@@ -83,6 +83,7 @@ def test_the_legend_says_the_numbers(pattern: str) -> None:
         assert label in words
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pattern", [*PATTERNS, "1,1000,1000,1000", "1,1,5000,1", "5000,1,1,1", "16,9,33,64", "1,1,2147483647,1"])
 def test_any_png_is_small(pattern: str) -> None:
     height, width, _ = pixels(Pattern.parse(pattern)).shape

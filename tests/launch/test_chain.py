@@ -59,6 +59,7 @@ def test_one_launcher_may_be_several_factors() -> None:
 LAYER = ((2, 48, 64, 1), (1, 64, 48, 2))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("precision", "asked", "batch"), [("float16", None, 40), ("float32", "tf32x3", 40), ("float32", None, 3000), ("float64", None, 3000)]
 )
@@ -119,6 +120,7 @@ def test_what_is_no_activation_between_factors() -> None:
         ChainLauncher(Launcher(2, 9, 5, 3), between="relu")
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("batch", [3, 300])
 @pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])

@@ -31,6 +31,7 @@ class SharedBeforeVersions(Shared):
         return self.array.__dlpack__(stream=stream)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("producer", [Shared, SharedBeforeVersions])
 def test_dlpack_is_read_without_a_copy_and_given_back(producer):
     x = np.zeros((3, 4))

@@ -388,6 +388,7 @@ def encode(given: TensorMap, address: int, **changed: Any) -> bytes:
     return ctypes.string_at(begin, 128)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["cluster", "panels", "box swizzle=128", "narrow"])
 def test_launches_with_clusters_tensor_maps_and_narrow_arguments(cuda: Cuda, name: str) -> None:
     case = next(case for case in all_cases() if case.name == name)

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 DRIVERS = {535: 12020, 550: 12040, 570: 12080}  # and the CUDA that each serves; 580 serves the stand-in's own
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("driver", "runtime"), [(535, "pycuda"), (550, "driver"), (570, "driver")])
 def test_a_binary_of_a_newer_cuda_than_the_drivers_is_told_with_both_versions(driver: int, runtime: str) -> None:
     served = DRIVERS[driver]
@@ -60,6 +61,7 @@ print(set(y.tolist()))
 """
 
 
+@pytest.mark.exhaustive
 @on_both
 @pytest.mark.parametrize("served", ["13000", "12030+", "12020+"])
 def test_early_launches_in_a_graph_are_plain_where_the_driver_cannot_record_them(served: str, runtime: str) -> None:

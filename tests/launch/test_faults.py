@@ -172,6 +172,7 @@ ENDING = {
 }
 
 
+@pytest.mark.exhaustive
 @on_both
 @pytest.mark.parametrize("code", ENDING)
 def test_a_kernel_that_fails_ends_the_use_of_the_gpu(code: int, runtime: str) -> None:
@@ -233,6 +234,7 @@ except KsgenError as error:
 """
 
 
+@pytest.mark.exhaustive
 @on_both
 @pytest.mark.parametrize(
     ("gpu", "words"), [("H200", f"waiting for the stream: .*{ENDING[719]}.*"), ("A100", "launching touch .*: .*not.supported.*")]
@@ -273,6 +275,7 @@ def test_a_machine_without_a_gpu_is_told(runtime: str) -> None:
     )
 
 
+@pytest.mark.exhaustive
 @on_both
 @pytest.mark.parametrize(("gpu", "target"), [("A100", "sm_80"), ("RTX4090", "sm_89")])
 def test_other_gpus(gpu: str, target: str, runtime: str) -> None:
@@ -353,11 +356,13 @@ print(driver.Context.get_current() is not None)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["autoinit", "autoprimaryctx"])
 def test_pycudas_own_ways_to_a_context(how: str) -> None:
     assert script(IN_THEIR_CONTEXT.format(how=how), "pycuda") == ["right", "True"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("device", "call"),
     [("pycuda", "(x, weights, stream=stream.handle)"), ("driver", "(x, weights)"), ("driver", ".pack(weights)")],

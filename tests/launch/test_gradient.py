@@ -81,6 +81,7 @@ def test_one_wrong_weight_is_found_in_a_sample_too(layout: str, monkeypatch: pyt
 # ---- the call
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["float32", *(pytest.param(name, marks=pytest.mark.slow) for name in arrays.DTYPES[1:])])
@@ -258,6 +259,7 @@ def test_wisdom_keeps_jobs_apart() -> None:
     assert Wisdom([entry]).lookup(replace(spec, job="multiply"), 900) is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("family", "precision"), [("gradient", "float32"), ("gradient", "float16"), *MMA_CASES])
 def test_memory_that_is_not_aligned_to_16_bytes(family: str, precision: str, layout: str) -> None:
@@ -265,6 +267,7 @@ def test_memory_that_is_not_aligned_to_16_bytes(family: str, precision: str, lay
         kernels.check(source_of(family, kernel((2, 48, 16, 4), precision, layout)), 64, in_emulator(), shift=shift)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["gradient", "gradient_mma"])
 def test_16_bit_sums_are_float32(family: str) -> None:
     """A thousand ones on top of 2048, where float16 counts by two, and bfloat16 by sixteen."""
@@ -275,6 +278,7 @@ def test_16_bit_sums_are_float32(family: str) -> None:
         assert (kernels.differentiate(problem, source, in_emulator()) == 3072).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_promoted_sums_are_as_good_as_float32_ones(layout: str) -> None:
     """Tensor cores cut their sums off: over 2048 entries in one part, that would cost ten times float32's own rounding."""

@@ -85,6 +85,7 @@ def is_right(y: Array, truth: Array, precision: str = "float32") -> bool:
     return bool(error <= 2 * tolerance(precision, 40) * np.linalg.norm(truth))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch", [7, MANY])
 @pytest.mark.parametrize("added", [(), ("bias", "residual")])
@@ -108,6 +109,7 @@ def test_outputs_lie_beside_each_other(either: Device, launched: list[str], layo
         assert launched == (["vector_chain"] if is_one else ["vector"] * 6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_other_precisions_and_a_slice_of_x(either: Device, precision: str, layout: str) -> None:
@@ -117,6 +119,7 @@ def test_other_precisions_and_a_slice_of_x(either: Device, precision: str, layou
         assert is_right(y, truth_of(x, number, weights[number], layout), precision)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_outputs_go_where_they_are_wanted(either: Device, layout: str) -> None:
     """Into one array, a slice of a larger one, or arrays apart, of which one is the residual itself."""
@@ -140,6 +143,7 @@ def test_outputs_go_where_they_are_wanted(either: Device, layout: str) -> None:
     assert all(is_right(y, truth + each) for y, truth, each in zip(ys, truths, before, strict=True))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_prepared_call_reads_what_the_arrays_hold_by_then(either: Device, layout: str) -> None:
     own, x, weights = group("yes" if either.shares_host else "auto"), rows(24, layout), weights_of()
@@ -231,6 +235,7 @@ def fused_group(*fuses: str, between: str = "none") -> GroupLauncher:
     return GroupLauncher(*made)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("fuses", "is_one"), [(("yes", "auto", "yes"), True), (("yes", "no", "auto"), False), (("auto",) * 3, False)])
 def test_a_group_is_one_launch_where_a_layer_says_so(
     launched: list[str], fuses: tuple[str, ...], is_one: bool, monkeypatch: pytest.MonkeyPatch
@@ -309,6 +314,7 @@ def on_gpu(gpu: FakeGpu, layout: str, precision: str, batch: int) -> tuple[dict[
     return own, there | {"x": FakeTensor(gpu, own["x"])}, [[FakeTensor(gpu, each) for each in layer] for layer in own["weights"]]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("precision", "layout", "batch", "family"),
     [
@@ -348,6 +354,7 @@ def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, launched: list[str], preci
     are_right(own, given, layout, precision)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("group_us", "is_one"), [(4.0, True), (5.0, False)])
 def test_what_a_search_found_for_few_entries_is_launched(
     gpu: FakeGpu, group_us: float, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from benchmarks.launch_cost import main
 
 
+@pytest.mark.slow
 def test_every_part_is_measured() -> None:
     told = CliRunner().invoke(main, ["--json", "--rounds", "1"])
     assert told.exit_code == 0, told.output

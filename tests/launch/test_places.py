@@ -17,6 +17,7 @@ from tests.support.launching import BATCH, PATTERN, SHAPE, check, dtype_of, inpu
 from tests.support.libraries import library
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", arrays.DTYPES)
@@ -59,6 +60,7 @@ def test_pyopencl_arrays_stay_where_they_are(ks: Launcher) -> None:
     assert device is find_device("opencl")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", arrays.DTYPES)
 def test_cuda_arrays_are_used_where_they_are(gpu: FakeGpu, ks: Launcher, precision: str, layout: str) -> None:

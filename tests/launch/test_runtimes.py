@@ -80,6 +80,7 @@ def check(y: Array, x: Array, weights: Array, layout: str = "bsf", precision: st
 # ---- host arrays
 
 
+@pytest.mark.exhaustive
 @on_both
 @pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float32", "bsl"), ("float16", "bsf"), ("bfloat16", "bsl")])
 def test_numpy_arrays(device: Any, ks: Launcher, precision: str, layout: str) -> None:
@@ -136,6 +137,7 @@ def test_runs_are_timed_by_the_devices_clock(device: Any, ks: Launcher) -> None:
     assert all(0 < each < 1 for each in seconds)
 
 
+@pytest.mark.exhaustive
 @on_both
 @pytest.mark.parametrize(
     ("family", "precision", "layout"),
@@ -208,6 +210,7 @@ def test_a_chain_whose_launches_begin_early(device: Any, early_chain: ChainLaunc
     assert families == ["wgmma_shared", "wgmma_registers"]
 
 
+@pytest.mark.exhaustive
 @on_both
 @pytest.mark.parametrize(("family", "layout"), [("wgmma_shared", "bsl"), ("wgmma_registers", "bsf")])
 def test_blocks_in_clusters(device: Any, family: str, layout: str) -> None:
@@ -279,6 +282,7 @@ def test_a_map_that_cuda_refuses_is_named(device: Any) -> None:
         device.encode_map(described, 8)
 
 
+@pytest.mark.exhaustive
 @on_both
 @pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float16", "bsl")])
 def test_the_gradient_of_the_weights(device: Any, ks: Launcher, precision: str, layout: str) -> None:

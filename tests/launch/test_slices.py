@@ -42,6 +42,7 @@ def is_right(y: Any, truth: Array, terms: int = SHAPE[2]) -> bool:
     return bool(error <= 2 * tolerance("float32", terms) * np.linalg.norm(truth))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_of_numpy_arrays(either: Device, layout: str) -> None:
     ks, weights, bias = Launcher(*SHAPE), draw(*SHAPE), draw(PATTERN.out_features)
@@ -64,6 +65,7 @@ def test_slices_of_numpy_arrays(either: Device, layout: str) -> None:
     np.testing.assert_array_equal(whole, outside)  # between its rows nothing was written
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_beside_each_other_in_one_array(either: Device, layout: str) -> None:
     """From one part of an array into the next one, and the residual itself as output."""
@@ -77,6 +79,7 @@ def test_slices_beside_each_other_in_one_array(either: Device, layout: str) -> N
     np.testing.assert_array_equal(third, kept)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_chain_of_slices(either: Device, layout: str) -> None:
     patterns = (Pattern(3, 5, 4, 2), Pattern(1, 7, 10, 3))
@@ -123,6 +126,7 @@ class Slice:
         self.__cuda_array_interface__ = described | {"shape": self.shape, "strides": steps, "data": (whole.pointer + begin * item, False)}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.gpu
 @pytest.mark.stand_in
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -27,6 +27,7 @@ def has_opencl() -> bool:
 pytestmark = pytest.mark.skipif(not has_opencl(), reason="no OpenCL on the processor: pip install -e '.[cpu]'")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kernel", "batch"),
     [

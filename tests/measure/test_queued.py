@@ -119,6 +119,7 @@ print(measured.seconds.median * 1e6)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runtime", ["pycuda", "driver"])
 @pytest.mark.parametrize("us", [2.0, 2.06, 300.0])
 def test_both_runtimes_tell_how_long_the_gpu_takes(runtime: str, us: float) -> None:

@@ -167,6 +167,7 @@ class Probed:
         self.launched, self.threads, self.args = kernel, grid * block, args
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
 @pytest.mark.parametrize("target", TYPICAL)
 def test_the_caches_probe_and_what_keeps_a_gpu_busy_compile_for_every_gpu(target: str) -> None:

@@ -128,6 +128,7 @@ def test_families_serve_it_by_what_its_record_says(toy: str) -> None:
     assert operand_of(kernel, FAMILIES["simt"].default(kernel, SM_80)) is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_its_products_are_right_in_the_emulator(toy: str, layout: str) -> None:
     kernel = kernel_of((2, 37, 13, 5), toy, layout)

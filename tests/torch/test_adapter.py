@@ -75,6 +75,7 @@ def test_a_tied_layer_may_be_adapted_and_no_other_mistake_changes_anything() -> 
 # ---- PEFT's adapters on KSLinear
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"target_modules": "all-linear"}], ids=str)
 def test_lora_on_chains(options: dict[str, Any], tmp_path: Any) -> None:
     peft = pytest.importorskip("peft", reason="pip install -e '.[interop]'")

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # block-sp
 differentiable = pytest.mark.parametrize("name", [name for name in BACKENDS if name != "bsr"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 12, 8, 3)], ids=str)
@@ -57,6 +58,7 @@ def test_bsr_refuses_gradients() -> None:
         assert layer(x).shape == (BATCH, 48)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_many_layers_at_once(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +99,7 @@ def test_dense_is_the_references(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(to_dense(weights).numpy(), reference.to_dense(Pattern(*shape), weights.numpy()))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("name", NAMES)
@@ -131,6 +134,7 @@ def trained(name: str, layout: str, steps: int = 60) -> list[float]:
     return losses
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["PyTorch", "kernels", "strided", "bmm", "einsum", "sparse"])
 def test_training_reaches_what_the_masked_dense_layers_reach(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from ksgen.torch.candidates import candidates, divisors  # noqa: E402
 SIZES = [(384, 384), (384, 1536), (1536, 384), (1024, 1024), (50, 7), (7, 11), (96, 80)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("in_features", "out_features"), SIZES, ids=str)
 @pytest.mark.parametrize("budget", [0.05, 0.3, 0.9])
 def test_all_fit_the_layer_and_the_budget(in_features: int, out_features: int, budget: float) -> None:
@@ -36,6 +37,7 @@ def test_the_papers_layer_is_among_them() -> None:
     assert papers in candidates(384, 384, 0.3)["two_factors"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("in_features", "out_features"), SIZES[:4], ids=str)
 def test_most_of_the_budget_is_used(in_features: int, out_features: int) -> None:
     found = candidates(in_features, out_features, 0.3)

@@ -29,6 +29,7 @@ def in_layout(rows: Any, layout: str) -> Any:
     return rows if layout == "bsf" else rows.t()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_product_and_its_gradients_are_those_of_einsum(dtype: Any, layout: str, backend: str) -> None:
@@ -46,6 +47,7 @@ def test_the_product_and_its_gradients_are_those_of_einsum(dtype: Any, layout: s
         torch.testing.assert_close(found, wanted, rtol=0, atol=DTYPES[dtype])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_derivatives_of_derivatives(layout: str, backend: str) -> None:
     x = in_layout(torch.randn(2, 8, dtype=torch.complex128), layout).contiguous().requires_grad_()

@@ -289,6 +289,7 @@ def tied_beside(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("names", "budget", "message"),
     [

@@ -82,6 +82,7 @@ def least_error(matrix: np.ndarray, right: Pattern, left: Pattern) -> float:
     return sqrt(squared + (rest**2).sum()) / float(np.linalg.norm(matrix))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shapes", PAIRS, ids=str)
 def test_two_factors_are_the_nearest(shapes: list[tuple[int, int, int, int]]) -> None:
     chain = chain_of(shapes)

@@ -150,6 +150,7 @@ def _one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 # ---- weights that nobody froze
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("write", WRITES)
@@ -162,6 +163,7 @@ def test_whoever_wrote_the_next_product_is_by_the_new_weights(write: str, way: s
         check(layer, x)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "bsr"])
 @pytest.mark.parametrize("write", UNSEEN)
 def test_gradients_of_x_are_by_the_new_weights(write: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +228,7 @@ def test_frozen_weights_are_prepared_once_and_others_at_each_call(
     assert prepared == 2 * once
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("write", SEEN)
 def test_a_write_that_can_be_seen_thaws_in_words_once(write: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,6 +426,7 @@ def test_a_module_that_moves_by_swapping(monkeypatch: pytest.MonkeyPatch) -> Non
     assert same.is_frozen  # nothing moved
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", ["auto", "strided", "bmm", "dense", "kernels"])
 def test_compiled_and_exported(way: str, monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> None:
     layer, x = make(way, monkeypatch), torch.randn(5, 24)

@@ -42,6 +42,7 @@ def compiled(model: nn.Module, x: Any, **options: Any) -> tuple[Any, list[tuple[
     return torch.compile(model, backend=fuse_and_run, fullgraph=True, **options)(x), found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("activation", "name", "layout", "is_dynamic"),
     [

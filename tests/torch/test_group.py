@@ -58,6 +58,7 @@ def test_one_launch_of_few_entries_where_it_is_asked_for(launched: list[int]) ->
         assert launched == expected
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("in_one_launch")
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("bias", [True, False])

@@ -41,6 +41,7 @@ def saved_values(layer: KSLinear, x: Any) -> int:
     return sum(found.values()) // BATCH
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("chain", "activation", "intermediates", "values"),
     [
@@ -69,6 +70,7 @@ def test_an_activation_between_factors_keeps_what_it_is_applied_to(monkeypatch: 
     assert saved_values(layer_of(WIDE, "auto", between="gelu", backend="ksgen"), x_of()) == 24
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["auto", "ksgen", "einsum"])
 def test_gradients_are_the_same_of_any_order(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     use_kernels(monkeypatch)

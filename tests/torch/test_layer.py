@@ -56,6 +56,7 @@ def dense_of(layer: KSLinear) -> Any:
 # ---- in the place of nn.Linear
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("others", [(), (5,), (5, 3), (2, 1, 4)], ids=str)
 def test_as_a_linear_layer(others: tuple[int, ...], layout: str) -> None:
@@ -116,6 +117,7 @@ def between_by_pytorch(layer: KSLinear, x: Any, activation: Any) -> Any:
     return functional.linear(activation(functional.linear(x, first)), last, layer.bias)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["auto", "ksgen", "bmm"])
 def test_an_activation_between_factors(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, in several launches, in one and prepared; and derivatives, twice."""
@@ -136,6 +138,7 @@ def test_an_activation_between_factors(backend: str, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["ksgen", "bmm"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_y_in_another_layout(backend: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +202,7 @@ def test_fuse_says_how_many_launches(is_frozen: bool, monkeypatch: pytest.Monkey
         assert set(launched) == {family}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_so_it_is_of_matrix_tiles(is_frozen: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Played; where a precision asks for them. With the bits of a launch for each factor."""
@@ -266,6 +270,7 @@ def test_it_is_a_linear_layer_for_those_who_ask() -> None:
 # ---- sequences of unequal lengths
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
 def test_jagged_tensors(compiler: str | None) -> None:
     torch.manual_seed(1)
@@ -402,6 +407,7 @@ def check_compiled(layout: str, compiler: str) -> None:
         torch.testing.assert_close(compiled(x), layer(x))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_compiled_without_a_break(layout: str) -> None:
     check_compiled(layout, "aot_eager")
@@ -412,6 +418,7 @@ def test_compiled_by_inductor() -> None:
     check_compiled("bsf", "inductor")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", [name for name in NAMES if name not in ("bsr", "sparse")])  # torch.compile makes no sparse tensors
 def test_every_dense_backend_compiles(backend: str) -> None:
     layer, x = make(backend=backend), x_of()
@@ -419,6 +426,7 @@ def test_every_dense_backend_compiles(backend: str) -> None:
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("chain", [[(2, 9, 5, 3)], [(2, 9, 5, 3), (1, 4, 18, 3)]])
 def test_y_in_another_layout_compiles(chain: list[tuple[int, int, int, int]]) -> None:
     layer, x = KSLinear(chain, out_layout="bsl"), torch.randn(4, 30)
@@ -426,6 +434,7 @@ def test_y_in_another_layout_compiles(chain: list[tuple[int, int, int, int]]) ->
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_exported_for_any_batch(layout: str) -> None:
     layer = make(layout=layout, activation="gelu")
@@ -471,6 +480,7 @@ def test_a_graph_of_fx_has_the_layer_as_a_leaf() -> None:
         torch.fx.symbolic_trace(make())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("layout", "activation"), [("bsf", "gelu"), ("bsl", "silu")])
 def test_onnx_holds_standard_operators(layout: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnx", reason="pip install -e '.[interop]'")

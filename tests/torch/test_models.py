@@ -55,6 +55,7 @@ def test_chains_are_those_of_the_specs_and_of_the_paper() -> None:
     assert gpt2 == load(SPECS / "gpt2.yaml").layers
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", models.MODELS)
 def test_a_sparse_model_computes_what_its_layers_say(name: str) -> None:
     """The activation in the layer before it, the residual in the layer after it, q, k and v apart: against the same model without."""

@@ -88,6 +88,7 @@ def in_rings() -> list[Any]:
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("shape", "dtype"), in_rings())
 def test_product_and_epilogue(path: str, shape: tuple[int, ...], dtype: Any, layout: str) -> None:
@@ -100,6 +101,7 @@ def test_product_and_epilogue(path: str, shape: tuple[int, ...], dtype: Any, lay
     assert error(y, truth(x, weights, layout, bias, "silu", residual)) <= 4 * most  # without kernels, each step rounds
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_first_and_second_derivatives(path: str, shape: tuple[int, ...], layout: str) -> None:
@@ -120,6 +122,7 @@ def test_derivatives_of_products_on_views(shape: tuple[int, ...], layout: str, m
     assert gradgradcheck(lambda *each: multiply(*each, layout=layout, backend="strided"), given, fast_mode=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_operator_itself_is_differentiable(path: str, activation: str, layout: str) -> None:
@@ -139,6 +142,7 @@ def test_the_operator_itself_is_differentiable(path: str, activation: str, layou
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_in_every_precision(path: str, dtype: Any, layout: str) -> None:
@@ -200,6 +204,7 @@ def test_the_activation_is_inside_where_no_gradient_is_recorded(
 # ---- PyTorch's checks and transforms
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("activation", ["none", "gelu"])
 def test_opcheck_of_the_product(path: str, activation: str) -> None:
     x, weights, bias, residual = tensors((2, 9, 5, 3), "bsf", torch.float32)
@@ -214,6 +219,7 @@ def test_opcheck_of_the_weights_gradient(path: str, layout: str) -> None:
     torch.library.opcheck(torch.ops.ksgen.weight_gradient.default, (x, y, 2, 3, layout, None, "ksgen"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "dims", [(0, None, None, None), (0, 0, None, 0), (None, 0, 0, None), (0, None, 0, 0), (None, None, None, 0)], ids=str
 )
@@ -231,6 +237,7 @@ def test_vmap(path: str, layout: str, dims: tuple[int | None, ...]) -> None:
     torch.testing.assert_close(found, torch.stack(expected))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_each_sample(path: str, layout: str) -> None:
     x, weights, _, _ = tensors((2, 3, 5, 2), layout, requires_grad=False)
@@ -243,6 +250,7 @@ def test_gradients_of_each_sample(path: str, layout: str) -> None:
     torch.testing.assert_close(found, torch.stack([grad(loss)(weights, row) for row in rows]))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not hasattr(torch.library.CustomOpDef, "register_vmap"), reason="PyTorch 2.5 and later have rules for operators")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_vmap_of_the_operators_themselves(layout: str) -> None:
@@ -297,6 +305,7 @@ def test_forward_mode_twice_and_over_itself(path: str) -> None:
         torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, torch.arange(12.0).double().expand(BATCH, 12))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_transforms_in_a_compiled_graph(layout: str) -> None:
     """Forward mode alone, over the backward pass, and over a function that is linear in what changes; and over stacked weights."""

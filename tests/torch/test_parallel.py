@@ -101,6 +101,7 @@ def expected_of(told: str) -> Counter[str]:
     return Counter(COLLECTIVES[word] for word in re.findall("|".join(COLLECTIVES), told))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize(
     ("style", "patterns"), [(KSBlockwise, BLOCKS), (KSColwise, LAST), (KSColwise, COLUMNS), (KSRowwise, FIRST), (KSRowwise, LINES)]
@@ -109,6 +110,7 @@ def test_as_in_one_process(four: Processes, style: Any, patterns: Any, layout: s
     four.run(compare, style, patterns, layout, {})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("style", "patterns", "options"),
     [
@@ -203,6 +205,7 @@ def train(is_sharded: bool) -> None:
             torch.testing.assert_close(each(x), alone(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_a_model_trains_as_in_one_process(four: Processes, is_sharded: bool) -> None:
     four.run(train, is_sharded)
@@ -286,6 +289,7 @@ def go_on_with_two(folder: str, is_sharded: bool) -> None:
     torch.distributed.barrier()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_a_checkpoint_goes_from_four_processes_to_two(four: Processes, tmp_path: Path, is_sharded: bool) -> None:
     four.run(go_on_with_two, str(tmp_path / "four"), is_sharded)

@@ -60,6 +60,7 @@ def warmed(layer: KSLinear, x: Any, *more: Any) -> Any:
     return y
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize(
     ("patterns", "dtype", "backend"),
@@ -81,6 +82,7 @@ def test_the_same_as_the_usual_way(patterns: Any, layout: str, dtype: Any, backe
             assert torch.allclose(y, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", ["ksgen", "in turn", "each", "strided", "bmm", "dense"])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_every_way_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:

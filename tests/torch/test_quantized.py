@@ -63,6 +63,7 @@ def test_a_prepared_call_serves_no_other_option() -> None:
             made(x)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("layout", "dtype"), list(product(("bsf", "bsl"), DTYPES)))
 def test_multiplies_by_what_its_values_stand_for(layout: str, dtype: torch.dtype) -> None:
     """With bias, activation and residual; twice, by a call that is prepared; by views of larger tensors; and of three dimensions."""
@@ -210,6 +211,7 @@ def test_writes_in_inference_mode_are_seen() -> None:
             kept.copy_(before)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
 def test_an_activation_between_factors_stays_there(fuse: str) -> None:
     """With gradients and without, for few entries and many, for compilers; in one launch or a launch for each factor."""
@@ -483,6 +485,7 @@ def test_what_is_wrong_with_a_models_inputs_is_told_in_the_users_words(storage: 
 # ---- x in eight bits
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("storage", "layout"), [("int8", "bsf"), ("e4m3", "bsl"), ("e5m2", "bsf")])
 def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
     """With the scale of the x that it was made for; what is beyond is counted, and saved."""

@@ -165,6 +165,7 @@ def train_in_ddp(options: dict[str, bool]) -> None:
         torch.testing.assert_close(mine, one)
 
 
+@pytest.mark.exhaustive
 @needs_gloo
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "static_graph": True}], ids=["usual", "static"])
 def test_ddp_trains_as_one_process_with_the_whole_batch(two: Processes, options: dict[str, bool]) -> None:

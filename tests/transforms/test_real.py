@@ -20,6 +20,7 @@ REAL: dict[str, tuple[Callable[[int], transforms.Transform], Callable[[Array], A
 }
 
 
+@pytest.mark.exhaustive
 @needs_device
 @pytest.mark.parametrize("dtype", PRECISE)
 @pytest.mark.parametrize("n", SIZES)

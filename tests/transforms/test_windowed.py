@@ -11,6 +11,7 @@ from tests.support.program import needs_device
 from tests.transforms.arrays import agree, bank, drawn
 
 
+@pytest.mark.exhaustive
 @needs_device
 @pytest.mark.parametrize(("n", "taps", "levels"), [(48, 4, 4), (64, 2, 6), (24, 6, 3), (20, 20, 1), (8, 8, 3)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

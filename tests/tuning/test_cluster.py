@@ -178,6 +178,7 @@ def test_a_scheduler_that_does_not_answer_is_the_users_mistake(monkeypatch: pyte
         open_engine(scheduler="tcp://127.0.0.1:9")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("address", "why"), [("dask", "missing port number"), ("tcp://dask:port", "invalid literal"), ("no://dask:1", "")])
 def test_an_address_that_is_none_is_refused_at_once_and_alone(address: str, why: str) -> None:
     """A client of such an address prints a traceback, 40 seconds later."""

@@ -63,6 +63,7 @@ def told_by(program: str, runtime: str, **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["pycuda", "driver"])
 def test_a_search_outlives_its_candidates(runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +110,7 @@ print(json.dumps({"us": us, "best": SHORT.index(found.best.constants)}))
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["pycuda", "driver"])
 def test_a_search_tells_kernels_of_two_microseconds_apart_by_three_hundredths(
@@ -155,6 +157,7 @@ print(json.dumps({"states": states, "us": found.best.median_us, "chosen": [chose
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["pycuda", "driver"])
 def test_a_launch_of_several_layers_is_searched_and_what_wins_is_planned(

@@ -140,6 +140,7 @@ def test_one_family_alone(store: TrialStore) -> None:
     assert {trial.family for trial in store.trials()} == {"simt"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("job", "batch", "families"),
     [

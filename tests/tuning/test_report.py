@@ -108,6 +108,7 @@ def test_text_of_others_stays_text(text: str) -> None:
     assert "alert('x')" not in text
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_the_same_trials_give_the_same_bytes_whatever_the_user_prefers(text: str) -> None:
     import matplotlib

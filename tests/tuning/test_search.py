@@ -60,6 +60,7 @@ def search(engine: LocalEngine, store: TrialStore, say: Callable[[Progress], Non
     return found
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_the_fastest_right_candidate_wins_and_is_wisdom(engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = (broken.WRONG, broken.CRASHES, broken.HANGS, broken.REFUSED, broken.CRASHES_COMPILER)
@@ -156,6 +157,7 @@ def test_the_wisdom_of_before_is_the_first_guess_and_defends_its_place(
     assert order[0].constants == known
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_a_family_and_a_time_bound_the_search(engine: LocalEngine, store: TrialStore) -> None:
     begin = time.monotonic()
@@ -268,6 +270,7 @@ def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(tmp_path: Path
 MOVED = "clocks moved"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("times", "best"),
     [({0: (5.0, MOVED), 1: (6.0, "")}, 1), ({0: (5.0, MOVED), 1: (6.0, MOVED)}, 0), ({0: (7.0, ""), 1: (6.0, "")}, 1)],

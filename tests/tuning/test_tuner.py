@@ -21,6 +21,7 @@ needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
 CONSTANTS = SimtConstants(32, 16, 8, 1, 4, 4, 2, 1, "registers")
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
@@ -63,6 +64,7 @@ def test_budgets(text: str | None, budget: Budget) -> None:
     assert parse_budget(text) == budget
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("batch", [0, -1, 1.5, "64"])
 def test_mistakes_of_batches(batch: object, store: TrialStore) -> None:

@@ -1,0 +1,53 @@
+"""The first ring of tests names every word of a test with many cases; the second ring is the rest, in ten parts."""
+
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+from tests.rings import TENTHS, beyond_sample, tenth_of
+
+ROOT = Path(__file__).parents[1]
+TENTH = ROOT / ".ci" / "tenth"
+
+
+def test_a_sample_has_each_word_that_several_cases_name() -> None:
+    words = product(("float16", "float32"), ("bsf", "bsl"), (f"size{number}" for number in range(50)))
+    tests = [f"tests/emit/test_a.py::test_long[{'-'.join(each)}]" for each in words]
+    kept = [test for test in tests if test not in beyond_sample(tests)]
+    assert len(kept) == 52, "50 sizes, the first of which names a precision and a layout, and one case for each other one"
+    for word in ("float16", "float32", "bsf", "bsl", *(f"size{number}]" for number in range(50))):
+        assert any(word in test for test in kept), word
+
+
+def test_functions_are_sampled_apart_and_keep_their_first_case() -> None:
+    tests = ["a.py::test_a[x]", "a.py::test_b[x]", "a.py::test_b[y]", "a.py::test_c[1-x]", "a.py::test_c[2-x]", "b.py::test_c[1-x]"]
+    assert beyond_sample(tests) == {"a.py::test_b[y]", "a.py::test_c[2-x]"}
+
+
+def test_ten_parts_are_the_whole() -> None:
+    found = [tenth_of(f"a.py::test_a[{number}]") for number in range(200)]
+    assert set(found) == set(range(TENTHS))
+    assert found == [tenth_of(f"a.py::test_a[{number}]") for number in range(200)]
+
+
+def test_the_committed_counter_is_a_number() -> None:
+    assert TENTH.read_text(encoding="utf-8").strip().isdecimal()
+
+
+def collected(*options: str) -> set[str]:
+    files = ("tests/families/test_mma.py", "tests/families/test_vector.py")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *files, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 5), done.stdout + done.stderr
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+def test_pytest_collects_a_ring() -> None:
+    every, first, second = collected("-q"), collected("--ring=first"), collected("--ring=second")
+    tenths = [collected("--ring=second", f"--tenth={number}") for number in (3, 13)]
+    assert first | second == every
+    assert not first & second
+    assert len(first) < len(every) * 3 // 4
+    assert tenths[0] == tenths[1] == {test for test in second if tenth_of(test) == 3}
+    assert "tests/families/test_vector.py::test_many_patterns_batches_and_constants" in second
