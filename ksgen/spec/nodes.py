@@ -15,6 +15,7 @@ from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 
 MOST_CHARACTERS = 2**20
+MOST_EVENTS = 2**15  # of the parser, which takes up to 40 us for each; a list or a mapping is two
 MOST_DEPTH = 8
 ROOT = "spec"  # the key of what is not under any key
 
@@ -97,6 +98,14 @@ def read_nodes(text: str, file: str) -> Node:
 
 
 def _events(text: str, file: str) -> Iterator[yaml.Event]:
+    for count, event in enumerate(_parsed(text, file)):
+        if count == MOST_EVENTS:
+            place = Place(file, _line(event))
+            raise place.error(f"more than {MOST_EVENTS} YAML values; accepted: fewer, as lists of options multiply out")
+        yield event
+
+
+def _parsed(text: str, file: str) -> Iterator[yaml.Event]:
     try:
         yield from yaml.parse(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ksgen.errors import SpecError
 from ksgen.spec import parse
+from ksgen.spec.nodes import MOST_EVENTS, read_nodes
 
 
 def test_a_text_without_end_is_refused() -> None:
@@ -63,3 +64,17 @@ values = st.recursive(
 @given(st.dictionaries(words, values, max_size=4), st.booleans())
 def test_any_document_is_a_spec_or_a_spec_error(document: dict[str, Any], flow: bool) -> None:
     parse_or_one_line(yaml.safe_dump(document, default_flow_style=flow, allow_unicode=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("[" + "{}," * 300_000 + "]", 1), ("kernels:\n" + "- 1,2,3,4\n" * 90_000, 32765), ("kernels: [" + "1," * 400_000 + "]", 1)],
+)
+def test_a_text_of_too_many_values_is_refused_before_all_are_read(text: str, line: int) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_nodes(text, "spec.yaml")
+    assert str(caught.value) == (f"spec.yaml:{line}: spec: more than 32768 YAML values; accepted: fewer, as lists of options multiply out")
+
+
+def test_a_text_of_as_many_values_as_are_taken_is_read() -> None:
+    assert str(read_nodes("[" + "1," * (MOST_EVENTS - 6) + "]", "spec.yaml")) == "a list"
