@@ -19,7 +19,7 @@ from typing import Any
 
 from ksgen.errors import KsgenError
 from ksgen.files import read
-from ksgen.values import shown
+from ksgen.values import excerpt, shown
 
 MANIFEST = "manifest.json"
 MOST_BYTES_OF_MANIFEST = 2**26
@@ -63,8 +63,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _replace(folder: Path, files: Mapping[str, bytes], facts: Mapping[str, Any]) -> None:
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    before = _own_files(folder, digests)
     manifest = {**facts, "files": digests}
+    before = _own_files(folder, manifest)
     for left in folder.iterdir():  # by one that was killed
         if _ASIDE.fullmatch(left.name):
             shutil.rmtree(left)
@@ -84,9 +84,9 @@ def _replace(folder: Path, files: Mapping[str, bytes], facts: Mapping[str, Any])
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _own_files(folder: Path, wanted: Mapping[str, str]) -> dict[str, str]:
-    """The digests of the files there that emit may replace; `KsgenError` names one that is in its way."""
-    listed = _listed(folder)
+def _own_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of the files there that emit may replace; `KsgenError` names what is in its way."""
+    listed, wanted = _listed(folder, manifest), manifest["files"]
     found: dict[str, str] = {}
     for name in sorted({*listed, *wanted}):
         path = folder / name
@@ -100,8 +100,8 @@ def _own_files(folder: Path, wanted: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _listed(folder: Path) -> Digests:
-    """What the manifest there says that emit wrote, by earlier versions of ksgen too."""
+def _listed(folder: Path, new: Mapping[str, Any]) -> Digests:
+    """What the manifest there says that emit wrote, by earlier versions of ksgen too. Not of another spec whose name becomes the same."""
     path = folder / MANIFEST
     if not os.path.lexists(path):
         if others := sorted(each.name for each in folder.iterdir() if each.name != "__pycache__" and not _ASIDE.fullmatch(each.name)):
@@ -120,6 +120,10 @@ def _listed(folder: Path) -> Digests:
             raise ValueError("no list of emit's")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise KsgenError(f"{shown(path)} is not one that emit wrote; {_ELSEWHERE}") from None
+    titles = {each["title"] for each in (manifest, new) if isinstance(each.get("title"), str)}
+    if len(titles) > 1 and manifest.get("spec") == new.get("spec"):
+        theirs, own = excerpt(manifest["title"]), excerpt(new["title"])
+        raise KsgenError(f"{shown(folder)} holds what emit wrote of {theirs}, and {own} becomes the same name {new['spec']}; {_ELSEWHERE}")
     listed: Digests = {}
     for name, digest in rows:
         listed.setdefault(name, set()).add(digest)

@@ -244,7 +244,8 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
     groups: dict[str, Any] = {"groups": {name: list(map(listed, chains)) for name, chains in spec.groups.items()}} if spec.groups else {}
     told = {name: options.told for name, options in spec.options.items() if options.told}
     groups |= {"options": told} if told else {}
-    return {"ksgen": __version__, "spec": spec.name, "layers": layers, **groups, "kernels": [entry(source) for source in sources]}
+    title = {"title": spec.title} if spec.title else {}
+    return {"ksgen": __version__, "spec": spec.name, **title, "layers": layers, **groups, "kernels": [entry(source) for source in sources]}
 
 
 def _patterns(spec: Spec) -> list[Pattern]:

@@ -1,6 +1,7 @@
 """A spec as a user has it: a YAML file, or its text. Never renders."""
 
 import re
+from dataclasses import replace
 from keyword import iskeyword
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def parse(text: str, file: str = "<text>") -> Spec:
     """The spec in a YAML text; messages call it `file`, and its stem names the spec."""
     from ksgen.spec.reader import read_spec  # imports PyYAML, which only this function needs
 
-    return read_spec(text, file, _identifier(Path(file).stem))
+    title = Path(file).stem
+    return replace(read_spec(text, file, _identifier(title)), title=title)
 
 
 def _identifier(stem: str) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Spec:
     """What one YAML file asks for: each kernel once, and the layers that share them."""
 
-    name: str  # a Python identifier
+    name: str  # a Python identifier, made from `title`
     kernels: tuple[KernelSpec, ...]
     layers: Mapping[str, Chain]
     groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
@@ -24,6 +24,7 @@ class Spec:
     wanted: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of a layer's or group's last factor, in its own layout
     stated: Mapping[str | Pattern, StatedOptions] = field(default_factory=dict)  # of calls: of layers and groups by name, and of patterns
     batch_places: "Mapping[KernelSpec, Place]" = field(default_factory=dict)  # where batches of kernels and launches stand in the text
+    title: str = ""  # the name of its file without the ending; empty if it is from none
 
     @property
     def chains_of(self) -> dict[str, tuple[Chain, ...]]:

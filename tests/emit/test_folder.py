@@ -282,3 +282,30 @@ def test_the_commands_keep_what_is_not_theirs(tmp_path: Path) -> None:
     refused = CliRunner().invoke(cli, ["emit", str(spec), "-o", str(web)])
     assert str(refused.exception) == f"{web / MANIFEST} is not one that emit wrote; name another folder with -o"
     assert (web / "src" / "thesis.tex").read_text() == "years of work"
+
+
+def test_two_specs_whose_names_become_one_share_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my-net.yaml", "my_net.yaml", "other.yaml"):
+        (tmp_path / name).write_text(SPEC)
+    assert CliRunner().invoke(cli, ["emit", "my-net.yaml"]).exit_code == 0
+    before = whole(tmp_path / "generated" / "my_net")
+    for options in ((), ("-o", "generated/my_net")):
+        refused = CliRunner().invoke(cli, ["emit", "my_net.yaml", *options])
+        assert str(refused.exception) == (
+            "generated/my_net holds what emit wrote of 'my-net', and 'my_net' becomes the same name my_net; name another folder with -o"
+        )
+    assert whole(tmp_path / "generated" / "my_net") == before
+    assert CliRunner().invoke(cli, ["emit", "my-net.yaml"]).exit_code == 0  # itself
+    assert CliRunner().invoke(cli, ["emit", "my_net.yaml", "-o", "elsewhere"]).exit_code == 0
+    assert CliRunner().invoke(cli, ["emit", "other.yaml", "-o", "elsewhere"]).exit_code == 0  # in its place, as a user says
+    assert manifest(tmp_path / "elsewhere")["title"] == "other"
+
+
+def test_a_folder_of_a_version_that_kept_no_title_is_still_emits_own(tmp_path: Path) -> None:
+    (tmp_path / "my-net.yaml").write_text(SPEC)
+    for _ in range(2):
+        assert CliRunner().invoke(cli, ["emit", str(tmp_path / "my-net.yaml"), "-o", str(tmp_path / "out")]).exit_code == 0
+        found = manifest(tmp_path / "out")
+        assert found.pop("title") == "my-net"
+        (tmp_path / "out" / MANIFEST).write_text(json.dumps(found))
