@@ -1,7 +1,9 @@
 """Where ksgen finds what it ships and keeps what it makes. Never creates a folder."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
+from tempfile import gettempdir
 
 from ksgen import STARTED_IN
 
@@ -55,4 +57,17 @@ def _own_folder(name: str, fallback: str) -> Path:
         return Path(from_start(named))
     import platformdirs
 
-    return Path(from_start(str(getattr(platformdirs, fallback)("ksgen", appauthor=False))))
+    with suppress(RuntimeError):
+        folder = str(getattr(platformdirs, fallback)("ksgen", appauthor=False))
+        if not folder.startswith("~"):  # as older versions leave it where there is no home
+            return Path(from_start(folder))
+    # No HOME, and no home folder of a user without a name, as in some containers.
+    return Path(temporary_root(), f"ksgen-{fallback.split('_')[1]}-{os.geteuid()}")
+
+
+def temporary_root() -> str:
+    """The folder for temporary files, whether or not it takes one."""
+    try:
+        return gettempdir()
+    except OSError:  # none takes a file
+        return "/tmp"

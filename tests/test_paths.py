@@ -111,3 +111,19 @@ def test_a_program_is_named_or_searched_for(monkeypatch: pytest.MonkeyPatch) -> 
     found = paths.variables_for_compilers()
     assert (found["CUDA_HOME"], found["NVCC_CCBIN"]) == (os.path.join(ksgen.STARTED_IN, "cuda"), "g++-13")
     assert "CUDA_PATH" not in found
+
+
+def test_a_user_without_a_home_has_folders_among_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOME", "KSGEN_CACHE_DIR", "KSGEN_WISDOM_DIR", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("os.geteuid", lambda: 54321)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert (paths.cache_dir(), paths.wisdom_dir()) == (tmp_path / "ksgen-cache-54321", tmp_path / "ksgen-data-54321")
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    assert paths.cache_dir() == Path("/tmp/ksgen-cache-54321")
