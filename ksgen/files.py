@@ -6,22 +6,40 @@ Knows nothing of what is in them.
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 
 from ksgen.errors import KsgenError
+from ksgen.ownership import check_owner
 from ksgen.values import shown
 
 
-def read(path: Path, most_bytes: int) -> bytes:
-    """All of a file. `OSError` if it cannot be read, or is longer than any file that is meant: /dev/zero has no end."""
-    with path.open("rb") as file:
+def read(path: Path, most_bytes: int, is_own: bool = False) -> bytes:
+    """All of a file. `OSError` if it cannot be read, or is longer than any file that is meant: /dev/zero has no end.
+
+    `is_own`: one that ksgen keeps, so that it is no pipe, which may never answer, and no other user can have written it.
+    """
+    with open(path, "rb", opener=_open_own if is_own else None) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"more than {most_bytes} bytes", str(path))
     return content
+
+
+def _open_own(path: str, flags: int) -> int:
+    opened = os.open(path, flags | os.O_NONBLOCK)  # a pipe is opened at once too
+    try:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", path)
+        check_owner(Path(path), status)
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -34,7 +52,7 @@ def write(path: Path, content: str | bytes) -> None:
 def replaced(path: Path) -> Iterator[Path]:
     """Where to write what takes the file's place, once all of it is there. A failure, which is a `KsgenError`, leaves what was.
 
-    A link goes on leading to its file. A pipe or a device is written to, and never replaced.
+    A link of this user's or root's goes on leading to its file. A pipe or a device is written to, and never replaced.
     """
     aside = None
     try:
@@ -43,7 +61,7 @@ def replaced(path: Path) -> Iterator[Path]:
         if path.exists() and not path.is_file():
             yield path
             return
-        place = Path(os.path.realpath(path))
+        place = _followed(path)
         aside = place.with_name(f".ksgen-{token_hex(8)}")
         yield aside
         if place.exists():
@@ -55,6 +73,16 @@ def replaced(path: Path) -> Iterator[Path]:
         if aside:
             with suppress(OSError):
                 aside.unlink()
+
+
+def _followed(path: Path) -> Path:
+    """Follow a chain of links. Another user's is refused: in a folder that is open to all, it can lead to any file of this user's."""
+    for _ in range(40):  # as many as Linux follows
+        if not path.is_symlink():
+            return path
+        check_owner(path, os.lstat(path))
+        path = path.parent / os.readlink(path)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def check_writable(path: Path) -> None:

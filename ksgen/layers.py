@@ -22,6 +22,7 @@ LAYERS = (
     Room("words", "how numbers are written in messages"),
     Room("locks", "which locks there are, and that a forked child finds them free"),
     Room("paths", "where ksgen finds what it ships and keeps what it makes", "creates a folder"),
+    Room("ownership", "whether another user can have written a file; private folders for temporary files", "reads a file"),
     Room("files", "how users' files are read and written whole", "knows their content"),
     Room("pattern", "which entries of K are free: sizes, index maps, chains, named families", "knows arrays or GPUs"),
     Room("spec", "what one kernel is, and which kernels a YAML file asks for", "renders"),

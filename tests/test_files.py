@@ -19,9 +19,11 @@ from ksgen.build.request import Binary, Request, Resources
 from ksgen.cli import cli
 from ksgen.errors import KsgenError
 from ksgen.files import check_writable, read, replaced, write
+from ksgen.ownership import UntrustedError
 from ksgen.spec import load
 from ksgen.wisdom.store import load_wisdom, wisdom_dir
 from tests.support.mounts import fill, mounted
+from tests.support.users import ANOTHER, needs_root
 
 ROOT = Path(__file__).parents[1]
 ENDLESS = Path("/dev/zero")
@@ -36,6 +38,29 @@ def test_a_file_of_the_most_bytes_is_read_and_one_of_more_is_not(tmp_path: Path)
     assert read(tmp_path / "file", 4) == b"1234"
     with pytest.raises(OSError, match="more than 3 bytes"):
         read(tmp_path / "file", 3)
+
+
+def test_a_pipe_in_the_place_of_a_file_of_ksgens_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is no plain file"):
+        read(tmp_path / "pipe", 4, is_own=True)
+    (tmp_path / "file").write_bytes(b"1234")
+    assert read(tmp_path / "file", 4, is_own=True) == b"1234"
+    (tmp_path / "file").chmod(0o666)
+    with pytest.raises(UntrustedError, match="file: every user can write to it"):
+        read(tmp_path / "file", 4, is_own=True)
+
+
+@needs_root
+def test_another_users_link_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("dear")
+    (tmp_path / "first").symlink_to("second")
+    (tmp_path / "second").symlink_to("victim")
+    os.chown(tmp_path / "second", ANOTHER, -1, follow_symlinks=False)
+    for name in ("first", "second"):
+        with pytest.raises(KsgenError, match=rf"{name}: cannot be written \(it belongs to user {ANOTHER}; make it yours"):
+            write(tmp_path / name, "new")
+    assert ((tmp_path / "victim").read_text(), len(os.listdir(tmp_path))) == ("dear", 3)
 
 
 def test_writing_replaces_keeps_the_mode_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -156,7 +181,7 @@ def test_a_log_on_a_full_disk_keeps_whole_lines(tmp_path: Path) -> None:
         (["wisdom", "import", "/dev/zero"], "/dev/zero: cannot be read (more than 67108864 bytes)"),
         (["wisdom", "merge", "/dev/zero", "/dev/zero"], "/dev/zero: cannot be read (more than 67108864 bytes)"),
         (["wisdom", "diff", "/dev/zero", "/dev/zero"], "/dev/zero: cannot be read (more than 67108864 bytes)"),
-        (["wisdom", "show"], "shared/nvidia-h200.json: cannot be read (more than 67108864 bytes)"),
+        (["wisdom", "show"], "shared/nvidia-h200.json: cannot be read (it is no plain file)"),
         (["emit", "/dev/zero"], "/dev/zero: cannot be read (more than 4194304 bytes)"),
         (["bench", "report", "endless.jsonl"], "endless.jsonl: cannot be read (more than 268435456 bytes)"),
         (["bench", "report", "endless.csv"], "endless.csv: cannot be read (more than 268435456 bytes)"),
@@ -187,7 +212,7 @@ def test_launchers_pass_wisdom_without_an_end_over(caplog: pytest.LogCaptureFixt
     finally:
         own.unlink()
     assert "nvidia-endless.json: cannot be read (" in caplog.text
-    assert "more than 67108864 bytes" in caplog.text
+    assert "it is no plain file" in caplog.text
 
 
 @pytest.mark.exhaustive

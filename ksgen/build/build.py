@@ -10,7 +10,6 @@ import contextvars
 import functools
 import os
 import queue
-import tempfile
 import threading
 import time
 import weakref
@@ -29,6 +28,7 @@ from ksgen.build.request import Binary, Compiler, Request, Resources, compiler_p
 from ksgen.build.toolchain import Nvcc, Nvrtc, UnfitError, find_compiler, fit_for, instead_of
 from ksgen.errors import KsgenError, ToolchainError, warn
 from ksgen.locks import new_lock
+from ksgen.ownership import UntrustedError, own_temporary
 
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
 
@@ -63,6 +63,8 @@ class Layers:
         for cache in self.writable:
             try:
                 return cache.put(request, binary)
+            except UntrustedError:  # which `get` warned of
+                continue
             except OSError as error:
                 refusals.append(f"{cache.path} ({error.strerror or error})")
         if refusals and _first_time(tuple(cache.path for cache in self.writable)):
@@ -243,7 +245,7 @@ def _lock(name: str) -> Iterator[None]:
 def _try_lock(name: str) -> int | None:
     import fcntl
 
-    path = _lock_folder() / name
+    path = own_temporary() / name  # not in the cache, which may be shared over a network
     file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,18 +265,9 @@ def _unlock(name: str, file: int) -> None:
     import fcntl
 
     with contextlib.suppress(OSError):
-        (_lock_folder() / name).unlink()
+        (own_temporary() / name).unlink()
         fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may still have the file open
     os.close(file)
-
-
-def _lock_folder() -> Path:
-    """The folder of locks. Not in the cache, which may be shared over a network: on this machine, and only this user's."""
-    folder = Path(tempfile.gettempdir(), f"ksgen-locks-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.lstat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
-    return folder
 
 
 @functools.lru_cache

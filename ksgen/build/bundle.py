@@ -18,9 +18,10 @@ from textwrap import shorten
 from typing import Any
 
 from ksgen.build.cache import Entry
-from ksgen.build.request import Binary, Compiler, DamagedError, Request, describe, key_of, newness, restore
+from ksgen.build.request import Binary, Compiler, DamagedError, Request, check_record, describe, key_of, newness, restore
 from ksgen.errors import KsgenError
 from ksgen.files import replaced
+from ksgen.ownership import UntrustedError, check_owner
 from ksgen.values import excerpt, shown
 
 BUNDLE_FORMAT = 1
@@ -105,7 +106,7 @@ class Bundle:
     def source(self, key: str) -> str:
         """The source text of the entry with this key."""
         digest = self._records[key]["source_sha256"]
-        return self._read(f"sources/{digest}", digest).decode()
+        return self._read(f"sources/{digest}", digest).decode(errors="replace")
 
     def wisdom(self) -> dict[str, bytes]:
         return {name: self._read(f"wisdom/{name}", digest) for name, digest in self._wisdom.items()}
@@ -123,7 +124,12 @@ class Bundle:
         try:
             if not self.path.is_file() and self.path.exists():  # zipfile would look for the end of /dev/zero
                 raise OSError("it is no file")
-            return zipfile.ZipFile(self.path)
+            archive = zipfile.ZipFile(self.path)
+            if archive.fp:
+                check_owner(self.path, os.fstat(archive.fp.fileno()))
+            return archive
+        except UntrustedError as error:
+            raise KsgenError(str(error)) from None
         except FileNotFoundError:
             raise KsgenError(f"{shown(self.path)}: there is no such bundle") from None
         except _ZIP_ERRORS as error:
@@ -135,8 +141,11 @@ class Bundle:
         if int(found[1]) != BUNDLE_FORMAT:
             written = f"is of bundle format {int(found[1])}, and this ksgen reads {BUNDLE_FORMAT}"
             raise KsgenError(f"{shown(self.path)} {written}; bundle again, or use the ksgen that wrote it")
-        index: dict[str, Any] = json.loads(self._read("index.json", found[2].decode()))
-        return index
+        data = self._read("index.json", found[2].decode())
+        try:
+            return _checked(json.loads(data))
+        except (ValueError, RecursionError, DamagedError) as error:
+            raise self._damaged(f"index.json: {shorten(str(error), 400)}") from None
 
     def _read(self, name: str, digest: str | None = None) -> bytes:
         if self._process != os.getpid():  # a forked process shares the file's position with its parent
@@ -153,6 +162,20 @@ class Bundle:
 
     def _damaged(self, what: str) -> KsgenError:
         return KsgenError(f"{shown(self.path)} is damaged ({what}); copy it again, or write it again with ksgen bundle")
+
+
+def _checked(index: Any) -> dict[str, Any]:
+    """The index, if `write_bundle` can have written it: its hash says only that it is whole."""
+    parts = index if isinstance(index, dict) else {}
+    for name in ("entries", "provenance", "wisdom"):
+        if not isinstance(parts.get(name), dict):
+            raise DamagedError(f"{name} is {excerpt(parts.get(name))}, not a mapping")
+    for name in ("provenance", "wisdom"):
+        if not all(isinstance(each, str) for each in parts[name].values()):
+            raise DamagedError(f"{name} is {excerpt(parts[name])}, not of texts")
+    for record in parts["entries"].values():
+        check_record(record)
+    return parts
 
 
 def _write_zip(path: Path, index: bytes, members: Mapping[str, bytes]) -> None:

@@ -7,11 +7,15 @@
 The request digest is over source text, entry and target, so that a machine without a compiler finds what any compiler
 made of it; the key adds the compiler, its version and its options. An entry comes and goes by one rename, so a reader
 sees all of it or none; what a crash of the machine truncates fails its hash when it is next read. Only content
-decides whether an entry is good: times order evictions, and nothing else.
+decides whether an entry is good: times order evictions, and nothing else. What another user can have written is not read.
+
+Removed is what shows by itself that it is the cache's: a folder named by digests that holds nothing but an entry's two files,
+and a refused source whose content still has the digest in its name.
 """
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -25,19 +29,33 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ksgen.build.request import Binary, Compiler, DamagedError, Request, describe, digest_of, key_of, newness, restore
-from ksgen.errors import KsgenError
+from ksgen.build.request import (
+    Binary,
+    Compiler,
+    DamagedError,
+    Request,
+    check_record,
+    describe,
+    digest_of,
+    key_of,
+    newness,
+    restore,
+)
+from ksgen.errors import KsgenError, warn
 from ksgen.files import read
+from ksgen.ownership import UntrustedError, check_folder, keep_from_others, make_folder, trusts_all
 from ksgen.values import excerpt
 
 MAX_BYTES = 2 << 30
-MOST_BYTES_OF_META, MOST_BYTES_OF_BINARY = 2**20, 2**28  # of an entry; kernels have kilobytes
+MOST_BYTES_OF_META, MOST_BYTES_OF_BINARY, MOST_BYTES_OF_SOURCE = 2**20, 2**28, 2**28  # kernels have kilobytes
 STALE_SECONDS = 3600  # a temporary folder this old belongs to a process that died
 FAILED_SECONDS = 24 * 3600
 
 _log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
+_FILES = {"binary", "meta.json"}
+_REFUSED = re.compile(r".+-([0-9a-f]{8})\.(cu|cl|cpp)", re.DOTALL)  # as ksgen.build.refused names sources
 
 
 @dataclass(frozen=True)
@@ -64,11 +82,14 @@ class Cache:
         self.path = Path(folder)
         self.read_only = read_only
         self.max_bytes = max_bytes_from_environment() if max_bytes is None else max_bytes
+        self._has_warned = False
         self._bytes: int | None = None  # this process's view of the size: counted at its first put, then kept up
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
         """This very compiler's binary for the request; without a compiler, that of the newest one."""
         folder = self.path / request.digest
+        if not self._may_read(folder):
+            return None
         if compiler is not None:
             return self._load(folder / request.key(compiler))
         found = [binary for path in _entries_in(folder) if (binary := self._load(path))]
@@ -77,12 +98,14 @@ class Cache:
     def put(self, request: Request, binary: Binary) -> None:
         record = describe(request, binary) | {"created": datetime.now(UTC).isoformat(timespec="seconds")}
         meta = _seal(record)
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self.path)
         aside = self._temporary()
         try:
             aside.mkdir()
             (aside / "binary").write_bytes(binary.data)
             (aside / "meta.json").write_bytes(meta)
+            for each in (aside / "binary", aside / "meta.json", aside):
+                keep_from_others(each)
             _move_into_place(aside, self.path / request.digest / key_of(request.digest, binary.provenance))
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -93,7 +116,7 @@ class Cache:
         """Every entry whose `meta.json` can be read, in the order of keys. Binaries are not looked at."""
         for path in self._paths():
             with contextlib.suppress(OSError, DamagedError):
-                record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META))
+                record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META, is_own=True))
                 made = record["provenance"]
                 compiler = f"{made['compiler']} {made['compiler_version']}"
                 used, size = _usage(path)
@@ -114,7 +137,7 @@ class Cache:
         """Removes leftovers of dead processes, then evicts the least recently used entries. Returns the bytes freed."""
         freed = self._sweep()
         limit = self.max_bytes if max_bytes is None else max_bytes
-        by_age = sorted((*_usage(path), path) for path in self._paths())
+        by_age = sorted((*_usage(path), path) for path in self._paths() if _is_own(path))
         total = sum(size for _, size, _ in by_age)
         for _, size, path in by_age:
             if total <= limit:
@@ -128,11 +151,31 @@ class Cache:
     def clear(self) -> int:
         """Removes every entry and every kept source. Returns the bytes freed."""
         freed = self.gc(max_bytes=-1)
-        return freed + _remove_files(self.path / "failed", older_than=0)
+        return freed + _remove_refused(self.path / "failed", older_than=0)
+
+    def _may_read(self, folder: Path) -> bool:
+        """Whether an entries' folder is there, and no other user can have written to it or to the cache."""
+        try:
+            check_folder(self.path)
+            check_folder(folder)
+        except UntrustedError as error:
+            self._distrust(error)
+            return False
+        except OSError:
+            return False
+        return True
+
+    def _distrust(self, error: UntrustedError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warn(f"ksgen takes no binaries from the cache {self.path}: {error}")
 
     def _load(self, path: Path) -> Binary | None:
         try:
             binary = _read(path)
+        except UntrustedError as error:
+            self._distrust(error)
+            return None
         except (DamagedError, OSError) as error:
             self._refuse(path, error)
             return None
@@ -163,10 +206,10 @@ class Cache:
             path.parent.rmdir()  # refused, and rightly, while another compiler's entry is there
 
     def _sweep(self) -> int:
-        freed = _remove_files(self.path / "failed", older_than=FAILED_SECONDS)
+        freed = _remove_refused(self.path / "failed", older_than=FAILED_SECONDS)
         with contextlib.suppress(OSError):
             for path in self.path.iterdir():
-                if _TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > STALE_SECONDS:
+                if _TEMPORARY.fullmatch(path.name) and time.time() - path.lstat().st_mtime > STALE_SECONDS and _is_own(path):
                     freed += _usage(path)[1]
                     _discard(path)
         return freed
@@ -195,8 +238,9 @@ def _entries_in(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> Binary:
     """One entry, verified: its hashes, and that it lies where it belongs."""
-    record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META))
-    binary = restore(record, read(path / "binary", MOST_BYTES_OF_BINARY))
+    check_folder(path)
+    record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META, is_own=True))
+    binary = restore(record, read(path / "binary", MOST_BYTES_OF_BINARY, is_own=True))
     if (record["request"], key_of(record["request"], binary.provenance)) != (path.parent.name, path.name):
         raise DamagedError("it lies under another entry's key")
     return binary
@@ -206,7 +250,7 @@ def _has_no_files(path: Path) -> bool:
     """Whether something lies there that is not a folder with both files: one is missing, or a file or a link is in its place."""
     try:
         with os.scandir(path) as found:
-            return not {"binary", "meta.json"} <= {each.name for each in found if each.is_file(follow_symlinks=False)}
+            return not _FILES.issubset(each.name for each in found if each.is_file(follow_symlinks=False))
     except NotADirectoryError:
         return os.path.lexists(path)
     except OSError:
@@ -225,6 +269,7 @@ def _unseal(meta: bytes) -> dict[str, Any]:
         raise DamagedError("meta.json is not the one that was stored") from None
     if seal != found:
         raise DamagedError("meta.json was changed after it was stored")
+    check_record(record)
     sealed: dict[str, Any] = record
     return sealed
 
@@ -243,7 +288,7 @@ def _discard(path: Path) -> None:
 def _move_into_place(aside: Path, path: Path) -> None:
     for _ in range(100):
         with contextlib.suppress(FileExistsError):
-            path.parent.mkdir()
+            path.parent.mkdir(mode=0o777 if trusts_all() else 0o755)
         try:
             aside.rename(path)
             return
@@ -271,12 +316,27 @@ def _usage(path: Path) -> tuple[float, int]:
     return 0.0, 0
 
 
-def _remove_files(folder: Path, older_than: float) -> int:
+def _is_own(path: Path) -> bool:
+    """Whether a folder named by digests, or a temporary one, holds what the cache puts there and nothing else."""
+    try:
+        return not path.is_symlink() and {*os.listdir(path)} <= _FILES
+    except OSError:
+        return False
+
+
+def _remove_refused(folder: Path, older_than: float) -> int:
+    """Removes refused sources that are unchanged, each with its log. Returns the bytes freed."""
     freed = 0
-    for file in folder.glob("*-????????.*"):
-        with contextlib.suppress(OSError):
-            found = file.stat()
-            if time.time() - found.st_mtime >= older_than:
-                file.unlink()
-                freed += found.st_size
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            source = folder / name
+            if (named := _REFUSED.fullmatch(name)) and time.time() - source.lstat().st_mtime >= older_than:
+                with contextlib.suppress(OSError):
+                    if hashlib.sha256(read(source, MOST_BYTES_OF_SOURCE, is_own=True)).hexdigest()[:8] != named[1]:
+                        continue
+                    for file in (source.with_suffix(".log"), source):
+                        with contextlib.suppress(FileNotFoundError):
+                            size = file.lstat().st_size
+                            file.unlink()
+                            freed += size
     return freed

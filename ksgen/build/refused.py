@@ -1,6 +1,7 @@
 """What is told of a source that a compiler refused, and where it is kept for the user to look at. Runs no compiler."""
 
 import hashlib
+import os
 import re
 import shlex
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from ksgen import paths
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.files import write
+from ksgen.ownership import make_folder
 
 
 def refusal(told: str, name: str, text: str, log: str, command: Callable[[str], Iterable[str]] | None = None) -> ToolchainError:
@@ -33,14 +35,15 @@ def first_error(log: str) -> str:
 
 
 def _keep(text: str, name: str, log: str) -> Path | None:
-    """In the cache's folder, else in the one for temporary files. The same source always goes to the same file."""
+    """Keep it in the cache's folder, where a source always goes to the same file; else in a new folder with an unpredictable name."""
     file = Path(f"{Path(name).stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}{Path(name).suffix}")
     for folder in (paths.cache_dir() / "failed", None):
         with suppress(OSError, KsgenError):
-            folder = folder or Path(tempfile.gettempdir())
-            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(exist_ok=True)
-            write(folder / file.with_suffix(".log"), log)
-            write(kept := folder / file, text)
-            return kept
+            folder = folder or Path(tempfile.mkdtemp(prefix="ksgen-failed-"))
+            make_folder(folder)
+            kept, told = folder / file, folder / file.with_suffix(".log")
+            if all(each.is_file() or not os.path.lexists(each) for each in (kept, told)):  # else a pipe, which may never be read
+                write(kept, text)
+                write(told, log)
+                return kept
     return None

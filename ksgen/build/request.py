@@ -8,9 +8,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
+from ksgen.values import excerpt
+
+_PROVENANCE = ("compiler", "compiler_version", "options")  # of a binary: what its key adds to its request
 FORMAT = 1  # raise it when records or digests change: what was stored before is then never found, and ages out
 
 
@@ -86,7 +89,7 @@ def compiler_provenance(compiler: Compiler, target: str) -> dict[str, str]:
 
 
 def key_of(request_digest: str, provenance: Mapping[str, str]) -> str:
-    return digest_of(request_digest, *(provenance[name] for name in ("compiler", "compiler_version", "options")))
+    return digest_of(request_digest, *(provenance[name] for name in _PROVENANCE))
 
 
 def newness(provenance: Mapping[str, str]) -> tuple[list[int], str, str]:
@@ -108,6 +111,27 @@ def describe(request: Request, binary: Binary) -> dict[str, Any]:
         "resources": asdict(binary.resources),
         "provenance": dict(binary.provenance),
     }
+
+
+_RECORD = {  # what `describe` writes
+    "request": str, "source_sha256": str, "entry": str, "target": str,
+    "binary_bytes": int, "binary_sha256": str, "resources": dict, "provenance": dict,
+}  # fmt: skip
+
+
+def check_record(record: Any) -> None:
+    """Raise DamagedError unless `describe` can have written the record, whatever hash it has."""
+    if not isinstance(record, dict):
+        raise DamagedError(f"a record is {excerpt(record)}, not a mapping")
+    for name, kind in _RECORD.items():
+        if type(record.get(name)) is not kind:
+            raise DamagedError(f"{name} of a record is {excerpt(record.get(name))}")
+    resources, made = record["resources"], record["provenance"]
+    are_numbers = all(type(each) in (int, type(None)) for each in resources.values())
+    if not are_numbers or not {*resources} <= {each.name for each in fields(Resources)}:
+        raise DamagedError(f"resources of a record is {excerpt(resources)}")
+    if not {*_PROVENANCE} <= {*made} or not all(isinstance(each, str) for each in made.values()):
+        raise DamagedError(f"provenance of a record is {excerpt(made)}")
 
 
 def restore(record: Mapping[str, Any], data: bytes) -> Binary:

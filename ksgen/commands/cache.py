@@ -41,7 +41,9 @@ def path(folder: Path | None) -> None:
     Examples:
       ksgen cache path
     """
-    click.echo(str(_cache(folder).path))
+    from ksgen.paths import cache_dir
+
+    click.echo(str(folder or cache_dir()))
 
 
 @command.command("ls")
@@ -131,11 +133,14 @@ def clear(folder: Path | None, yes: bool) -> None:
 
 def _cache(folder: Path | None) -> "Cache":
     from ksgen.build.cache import Cache
+    from ksgen.ownership import distrust
     from ksgen.paths import cache_dir
 
     place = folder or cache_dir()
     if os.path.exists(place) and not os.path.isdir(place):  # os.path: False for a name that is too long
         raise KsgenError(f"{place} is not a folder; name the cache's folder with --folder or KSGEN_CACHE_DIR")
+    if why := distrust(place):
+        raise KsgenError(why)
     return Cache(place)
 
 

@@ -215,6 +215,7 @@ def _target() -> str:
 
 def _folders() -> list[Finding]:
     from ksgen.build.cache import Cache
+    from ksgen.ownership import distrust
     from ksgen.paths import cache_dir, resource, wisdom_dir
 
     folder = cache_dir()
@@ -223,7 +224,9 @@ def _folders() -> list[Finding]:
     access = "" if os.access(_existing(folder), os.W_OK) else ", read-only"
     files = {place: sorted(place.glob("*.json")) for place in (resource("wisdom"), wisdom_dir())}
     wisdom = ", ".join(f"{counted(len(found), 'device')} in {place}" for place, found in files.items())
-    return [Finding("cache", f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}{access}"), Finding("wisdom", wisdom)]
+    found = {"cache": f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}{access}", "wisdom": wisdom}
+    whys = {"cache": distrust(folder), "wisdom": distrust(wisdom_dir())}
+    return [Finding(name, "" if whys[name] else found[name], whys[name]) for name in found]
 
 
 def _existing(folder: Path) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 from ksgen.errors import KsgenError, warn
 from ksgen.families import family_named
 from ksgen.locks import new_lock
+from ksgen.ownership import check_owner, make_folder
 from ksgen.paths import cache_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -114,7 +115,7 @@ class TrialStore:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Waits for others that open it at this moment: SQLite's own waiting does not cover the change to a write-ahead log."""
+    """Waits for others that open it at this moment: SQLite's own waiting does not cover a change of the journal's mode."""
     last = monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -126,11 +127,11 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check(path)
     database = _connect(str(path))
     try:
-        database.execute("pragma journal_mode = wal")
-        database.execute("pragma synchronous = normal")  # a killed process loses nothing; a machine that falls, the last trials
+        # No write-ahead log, whose shared memory no network file system has: a home folder may be on one.
+        database.execute("pragma journal_mode = delete")
         database.execute(_SCHEMA)
         database.execute("begin immediate")  # refused now, rather than at the first trial, where nothing can be written
         database.execute("commit")
@@ -141,16 +142,26 @@ def _open(path: Path) -> sqlite3.Connection:
     return database
 
 
+def _check(path: Path) -> None:
+    """Make the folder; `OSError` if another user can have written to it or to the file, or if it is no plain file."""
+    make_folder(path.parent)
+    if path.exists():
+        check_owner(path, path.stat())
+        if not path.is_file():
+            raise OSError("it is no plain file")
+
+
 def _connect(path: str, uri: bool = False) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=uri)
 
 
 def _readable_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
+        _check(path)
         with closing(_connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             for row in database.execute(f"select {', '.join(_COLUMNS)} from trials order by id"):
                 yield dict(zip(_COLUMNS, row, strict=True))
-    except sqlite3.Error:
+    except (sqlite3.Error, OSError):
         return  # what was read until here is all there is
 
 

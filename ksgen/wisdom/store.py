@@ -6,23 +6,27 @@ one; nor does one whose time is in doubt win over a sound one. An entry that can
 without it, with a warning; commands that write wisdom, or were asked for it, refuse. Renders and measures nothing.
 """
 
+import errno
 import fcntl
 import json
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from ksgen.emit.templates import template_digest
-from ksgen.errors import ConstantsError, KsgenError
+from ksgen.errors import ConstantsError, KsgenError, warn
 from ksgen.families import check, family_named
 from ksgen.families.expected import LARGE
 from ksgen.families.vector.defaults import alike
-from ksgen.files import read, write
+from ksgen.files import read, replaced
+from ksgen.ownership import check_folder, keep_from_others, make_folder
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -36,6 +40,7 @@ MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
 MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
 MOST_US = 1e12  # of one launch: eleven days
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of network file systems and others
 _log = logging.getLogger(__name__)
 
 
@@ -236,10 +241,10 @@ def save(device_name: str, entries: Iterable[Entry]) -> Path:
     """
     path = wisdom_dir() / file_name(device_name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (path.parent / f".{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, and with the process
-            write(path, dump(device_name, Wisdom([*_entries_of(path, strict=True), *entries])))
+        make_folder(path.parent)
+        with _locked(path.parent / f".{path.name}.lock"), replaced(path) as aside:
+            aside.write_bytes(dump(device_name, Wisdom([*_entries_of(path, strict=True), *entries])).encode())
+            keep_from_others(aside)
     except OSError as error:
         raise KsgenError(f"{path}: cannot be written ({error.strerror or error})") from error
     return path
@@ -249,12 +254,28 @@ def check_writable() -> None:
     """Raise `KsgenError` before a search if its winners could not be saved."""
     folder = wisdom_dir()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        make_folder(folder)
+        with tempfile.NamedTemporaryFile(prefix=".ksgen-", dir=folder) as file, _locked(Path(file.name)) as is_locked:
             pass
     except OSError as error:
         words = "wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder"
         raise KsgenError(f"{folder}: {words} ({error.strerror or error})") from error
+    if not is_locked:
+        warn(f"{folder}: its file system has no locks: of two searches that save at once, one can lose its winners; run one at a time")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Makes a file and locks it, till the end of the block or of the process. False: its file system has no locks."""
+    with open(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            is_locked = True
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            is_locked = False
+        yield is_locked
 
 
 def _entries_of(source: Path | str, strict: bool) -> Iterator[Entry]:
@@ -310,8 +331,13 @@ def _entry(row: Any, where: str) -> Entry:
 
 
 def read_text(path: Path) -> str:
-    """The text of a wisdom file or an export. `OSError` or `UnicodeDecodeError` if it is neither."""
-    return read(path, MOST_BYTES_OF_FILE).decode()
+    """The text of a wisdom file or an export. `OSError` or `UnicodeDecodeError` if it is neither.
+
+    In the user's own folder, which launchers read, it must be a plain file that no other user can have written.
+    """
+    if is_own := path.parent == wisdom_dir():
+        check_folder(path.parent)
+    return read(path, MOST_BYTES_OF_FILE, is_own).decode()
 
 
 def _text(path: Path) -> str | None:
@@ -320,4 +346,4 @@ def _text(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise KsgenError(f"{path}: cannot be read ({error})") from error
+        raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error

@@ -1,5 +1,6 @@
 """One file that carries binaries, sources and wisdom to another machine."""
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -9,8 +10,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ksgen.build.bundle import Bundle, open_bundle, write_bundle
-from ksgen.build.request import Binary, Request, Resources
+from ksgen.build.request import Binary, Request, Resources, describe
 from ksgen.errors import KsgenError
+from tests.support.users import ANOTHER, needs_root
 
 
 @dataclass(frozen=True)
@@ -168,3 +170,70 @@ def test_forked_process_reads_on_its_own(path):
     jobs = REQUESTS * 50
     with multiprocessing.get_context("fork").Pool(3) as pool:
         assert pool.map(get_inherited, jobs) == [binary(request) for request in jobs]
+
+
+def write_index(path, index: bytes) -> None:
+    """A bundle of that index alone, whose hash is right."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.comment = f"ksgen bundle 1 {hashlib.sha256(index).hexdigest()}".encode()
+        archive.writestr("index.json", index)
+
+
+def changed(**changes: object) -> bytes:
+    """An index with one record, changed so."""
+    record = describe(REQUESTS[0], binary(REQUESTS[0])) | changes
+    return json.dumps({"entries": {"k": record}, "provenance": {}, "wisdom": {}}).encode()
+
+
+MALFORMED = {
+    "no JSON": (b"{", "Expecting property name"),
+    "no text": (b'"\xff"', "codec can't decode"),
+    "deep": (b"[" * 100_000, "recursion"),
+    "a list": (b"[]", "entries is None, not a mapping"),
+    "no entries": (b"{}", "entries is None, not a mapping"),
+    "a list of entries": (b'{"entries": []}', r"entries is \[\], not a mapping"),
+    "no provenance": (b'{"entries": {}}', "provenance is None, not a mapping"),
+    "numbers of wisdom": (b'{"entries": {}, "provenance": {}, "wisdom": {"a": 1}}', r"wisdom is \{'a': 1\}, not of texts"),
+    "a number as a record": (b'{"entries": {"k": 1}, "provenance": {}, "wisdom": {}}', "a record is 1, not a mapping"),
+    "no request": (changed(request=None), "request of a record is None"),
+    "a number as the binary's hash": (changed(binary_sha256=1), "binary_sha256 of a record is 1"),
+    "a text of bytes": (changed(binary_bytes="many"), "binary_bytes of a record is 'many'"),
+    "other resources": (changed(resources={"memory": 1}), r"resources of a record is \{'memory': 1\}"),
+    "a text of registers": (changed(resources={"registers": "few"}), r"resources of a record is \{'registers': 'few'\}"),
+    "no compiler": (changed(provenance={"options": "[]"}), r"provenance of a record is \{'options': '\[\]'\}"),
+    "a version of numbers": (
+        changed(provenance={"compiler": "nvcc", "compiler_version": 13, "options": "[]"}), "provenance of a record is",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("index", "why"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_index_is_refused_though_its_hash_is_right(tmp_path, index, why):
+    write_index(tmp_path / "a.ksb", index)
+    with pytest.raises(KsgenError, match=rf"a\.ksb is damaged \(index\.json: .*{why}.*\); copy it again") as caught:
+        open_bundle(tmp_path / "a.ksb")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_index_that_is_changed_in_nothing_is_read(tmp_path):
+    write_index(tmp_path / "a.ksb", changed())
+    assert [entry.entry for entry in open_bundle(tmp_path / "a.ksb").entries()] == ["ks_0"]
+
+
+def test_a_bundle_that_others_can_write_is_refused(path, monkeypatch):
+    path.chmod(0o646)
+    with pytest.raises(KsgenError, match=r"vit\.ksb: every user can write to it; take that right away \(chmod o-w\), or accept it with"):
+        open_bundle(path)
+    monkeypatch.setenv("KSGEN_TRUST", "all")
+    assert open_bundle(path).wisdom() == WISDOM
+
+
+@needs_root
+def test_another_users_bundle_is_refused(path, monkeypatch):
+    os.chown(path, ANOTHER, -1)
+    with pytest.raises(
+        KsgenError, match=rf"vit\.ksb: it belongs to user {ANOTHER}; make it yours \(chown\), or accept it with KSGEN_TRUST=all"
+    ):
+        open_bundle(path)
+    monkeypatch.setenv("KSGEN_TRUST", "all")
+    assert open_bundle(path).wisdom() == WISDOM

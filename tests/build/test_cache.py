@@ -1,6 +1,7 @@
 """The store on disk: what is found, what is refused, what is evicted, and what a dying process leaves."""
 
 import errno
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -14,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ksgen.build.cache import STALE_SECONDS, Cache, max_bytes_from_environment
+from ksgen.build.cache import STALE_SECONDS, Cache, _seal, max_bytes_from_environment
 from ksgen.build.request import Request
-from ksgen.errors import KsgenError
+from ksgen.errors import KsgenError, KsgenWarning
 from tests.support.cache_entries import COMPILER, REQUEST, Compiler, binary
+from tests.support.users import ANOTHER, needs_root
 
 
 def request(number: int) -> Request:
@@ -72,7 +74,23 @@ def flip(file: Path, at: int) -> None:
     file.write_bytes(data)
 
 
+def fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def reseal(path: Path, **changes: object) -> None:
+    record = json.loads((path / "meta.json").read_text())
+    del record["seal"]
+    (path / "meta.json").write_bytes(_seal(record | changes))
+
+
 DAMAGE = {
+    "pipe for binary": lambda path: fifo(path / "binary"),
+    "pipe for meta": lambda path: fifo(path / "meta.json"),
+    "sealed without a target": lambda path: reseal(path, target=None),
+    "sealed with unknown resources": lambda path: reseal(path, resources={"memory": 3}),
+    "sealed without a compiler": lambda path: reseal(path, provenance={}),
     "truncated binary": lambda path: os.truncate(path / "binary", 7),
     "empty binary": lambda path: os.truncate(path / "binary", 0),
     "flipped binary": lambda path: flip(path / "binary", 250),
@@ -192,7 +210,8 @@ def test_cap_from_the_environment(monkeypatch):
 def test_clear_removes_its_own_things_only(cache):
     cache.put(REQUEST, binary())
     (cache.path / "failed").mkdir()
-    (cache.path / "failed" / "ks_1-01234567.cu").write_text("refused")
+    for name in (refused_name("refused"), refused_name("refused", ".log")):
+        (cache.path / "failed" / name).write_text("refused")
     (cache.path / "photos").mkdir()
     (cache.path / "photos" / "holiday.jpg").write_text("dear")
     assert cache.clear() > 0
@@ -200,6 +219,36 @@ def test_clear_removes_its_own_things_only(cache):
     assert sorted(os.listdir(cache.path)) == ["failed", "photos"]
     assert os.listdir(cache.path / "failed") == []
     assert os.listdir(cache.path / "photos") == ["holiday.jpg"]
+
+
+def refused_name(text: str, ending: str = ".cu") -> str:
+    return f"ks_1-{hashlib.sha256(text.encode()).hexdigest()[:8]}{ending}"
+
+
+def remove_everything(cache: Cache) -> None:
+    """Call everything that removes files of a cache."""
+    cache.max_bytes = 1
+    cache.put(REQUEST, binary())  # evicts
+    cache.gc(0)
+    cache.clear()
+
+
+def test_no_users_file_is_ever_removed(cache, monkeypatch):
+    monkeypatch.setattr("ksgen.build.cache.FAILED_SECONDS", -1)
+    monkeypatch.setattr("ksgen.build.cache.STALE_SECONDS", -1)
+    digest = "a" * 64
+    dear = {
+        "failed/notes-20240101.txt", "failed/notes-20240101.log", "failed/thesis-01234567.cu",  # of no such content
+        f"failed/{refused_name('refused')}",  # edited since
+        f"{digest}/{digest}/photo.jpg",  # a store of another program that names by digests too
+        f"{'b' * 64}/{'c' * 64}", "d" * 64, ".tmp-0123456789abcdef/photo.jpg", ".tmp-1123456789abcdef",
+    }  # fmt: skip
+    for name in dear:
+        (cache.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache.path / name).write_text("dear")
+    (cache.path / "failed" / "link-01234567.cu").symlink_to("notes-20240101.txt")
+    remove_everything(cache)
+    assert {str(path.relative_to(cache.path)) for path in cache.path.rglob("*") if path.is_file()} == {*dear, "failed/link-01234567.cu"}
 
 
 def test_folder_that_does_not_exist_is_an_empty_cache(tmp_path):
@@ -327,3 +376,79 @@ def test_clearing_while_others_read_and_write(cache):
     assert failures == []
     assert {answer.data for answer in answers if answer} <= {binary().data}
     assert not list(cache.path.glob(".tmp-*"))
+
+
+REACH = {
+    "the cache": lambda entry: entry.parents[1],
+    "the request": lambda entry: entry.parent,
+    "the entry": lambda entry: entry,
+    "its record": lambda entry: entry / "meta.json",
+    "its binary": lambda entry: entry / "binary",
+}
+
+
+def refuses(cache: Cache, why: str) -> None:
+    """Says so once, in one line, and takes nothing."""
+    with pytest.warns(KsgenWarning, match=why) as warned:
+        assert [cache.get(REQUEST, COMPILER), cache.get(REQUEST), cache.get(REQUEST)] == [None] * 3
+    (warning,) = warned
+    assert str(warning.message).startswith(f"ksgen takes no binaries from the cache {cache.path}: {cache.path}")
+    assert str(warning.message).endswith("or accept it with KSGEN_TRUST=all")
+    assert "\n" not in str(warning.message)
+
+
+@pytest.mark.parametrize("reach", REACH.values(), ids=REACH)
+def test_what_every_user_can_write_is_not_taken(cache, monkeypatch, reach):
+    cache.put(REQUEST, binary())
+    place = reach(files_of(cache))
+    place.chmod(0o777)
+    refuses(cache, r"every user can write to it; take that right away \(chmod o-w\)")
+    monkeypatch.setenv("KSGEN_TRUST", "all")
+    assert cache.get(REQUEST) == binary()
+    assert len(list(cache.entries())) == 1  # nothing was removed
+
+
+@needs_root
+@pytest.mark.parametrize("reach", REACH.values(), ids=REACH)
+def test_what_belongs_to_another_user_is_not_taken(cache, monkeypatch, reach):
+    cache.put(REQUEST, binary())
+    os.chown(reach(files_of(cache)), ANOTHER, -1)
+    refuses(cache, rf"it belongs to user {ANOTHER}; make it yours \(chown\)")
+    monkeypatch.setenv("KSGEN_TRUST", "all")
+    assert cache.get(REQUEST) == binary()
+
+
+@needs_root
+def test_what_belongs_to_root_is_taken_by_everybody(cache, monkeypatch):
+    cache.put(REQUEST, binary())
+    monkeypatch.setattr("os.geteuid", lambda: ANOTHER)
+    assert cache.get(REQUEST) == binary()
+
+
+def test_a_folder_that_others_can_write_takes_no_entry(cache):
+    cache.path.mkdir()
+    cache.path.chmod(0o777)
+    with pytest.raises(OSError, match="every user can write to it"):
+        cache.put(REQUEST, binary())
+    assert os.listdir(cache.path) == []
+
+
+@pytest.mark.parametrize("umask", [0, 0o002])
+def test_what_is_put_is_taken_again_whatever_the_umask(cache, umask):
+    before = os.umask(umask)
+    try:
+        cache.put(REQUEST, binary())
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o022 for path in cache.path.rglob("*")} == {0}
+    assert cache.get(REQUEST) == binary()
+
+
+def test_a_group_may_share_a_cache_that_is_trusted(cache, monkeypatch):
+    monkeypatch.setenv("KSGEN_TRUST", "all")
+    before = os.umask(0o002)
+    try:
+        cache.put(REQUEST, binary())
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o020 for path in cache.path.rglob("*")} == {0o020}

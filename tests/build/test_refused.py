@@ -1,5 +1,6 @@
 """What is told of a refused source: the first complaint, the place where it was kept, the command to repeat."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,10 @@ def test_it_is_kept_elsewhere_where_the_cache_cannot(tmp_path: Path, monkeypatch
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (kept,) = [Path(line.split()[-1]) for line in str(refusal("k", "k.cl", TEXT, LOG)).splitlines()[1:]]
-    assert (kept.parent, kept.read_text()) == (tmp_path, TEXT)
+    assert (kept.parent.parent, kept.read_text()) == (tmp_path, TEXT)
+    assert (kept.parent.name[:13], kept.parent.stat().st_mode & 0o777) == ("ksgen-failed-", 0o700)
+    again = str(refusal("k", "k.cl", TEXT, LOG)).splitlines()[1].split()[-1]
+    assert Path(again).parent != kept.parent  # an unpredictable name
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "cache" / "none"))
     assert str(refusal("k", "k.cl", TEXT, LOG, lambda kept: (kept,))) == "k: k.cl:1: error: expected '}'"
 
@@ -36,3 +40,27 @@ def test_first_error_of_a_log() -> None:
     )
     assert first_error("\n something else \n") == "something else"
     assert first_error("") == "no output"
+
+
+def test_a_source_is_kept_in_no_folder_that_others_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    refusal("k", "k.cl", TEXT, LOG)
+    (failed,) = (tmp_path / "cache").iterdir()
+    (kept,) = failed.glob("*.cl")
+    kept.unlink()
+    kept.symlink_to(tmp_path / "victim")
+    failed.chmod(0o777)
+    said = str(refusal("k", "k.cl", TEXT, LOG))
+    assert not (tmp_path / "victim").exists()
+    assert f"  source: {tmp_path}/ksgen-failed-" in said
+
+
+def test_a_pipe_in_the_place_of_a_kept_source_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    refusal("k", "k.cl", TEXT, LOG)
+    (kept,) = tmp_path.glob("cache/failed/*.cl")
+    kept.unlink()
+    os.mkfifo(kept)
+    assert f"  source: {tmp_path}/ksgen-failed-" in str(refusal("k", "k.cl", TEXT, LOG))

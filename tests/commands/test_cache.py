@@ -59,3 +59,13 @@ def test_mistakes_of_cache(tmp_path: Path) -> None:
         caught = run("cache", *arguments).exception
         assert isinstance(caught, KsgenError)
         assert str(caught).startswith(message)
+
+
+def test_a_folder_that_others_can_write_is_refused_and_its_path_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.chmod(0o777)
+    for command in ("ls", "verify", "gc", "clear"):
+        refused = run("cache", command, "--folder", str(folder)).exception
+        assert str(refused) == f"{folder}: every user can write to it; take that right away (chmod o-w), or accept it with KSGEN_TRUST=all"
+    assert run("cache", "path", "--folder", str(folder)).stdout == f"{folder}\n"
+    monkeypatch.setenv("KSGEN_TRUST", "all")
+    assert run("cache", "verify", "--folder", str(folder)).exit_code == 0

@@ -199,6 +199,18 @@ def test_a_cache_folder_that_cannot_be_is_no_traceback() -> None:
         assert "0 entries, 0.0 MB in " in done.stdout
 
 
+def test_folders_that_others_can_write_are_told(tmp_path: Path) -> None:
+    folders = {"cache": tmp_path / "cache", "wisdom": tmp_path / "wisdom"}
+    for folder in folders.values():
+        folder.mkdir()
+        folder.chmod(0o777)
+    named = {"KSGEN_CACHE_DIR": str(folders["cache"]), "KSGEN_WISDOM_DIR": str(folders["wisdom"])}
+    rows = {row["what"]: row for row in json.loads(run("doctor", "--json", **named).stdout)}
+    for name, folder in folders.items():
+        told = f"{folder}: every user can write to it; take that right away (chmod o-w), or accept it with KSGEN_TRUST=all"
+        assert (rows[name]["found"], rows[name]["why"]) == ("", told)
+
+
 def test_doctor_without_any_device_says_so_and_exits_1() -> None:
     done = run("doctor", "--json", KSGEN_DEVICE="abacus")
     chosen = next(row for row in json.loads(done.stdout) if row["what"] == "launchers take")

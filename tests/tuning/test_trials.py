@@ -1,6 +1,7 @@
 """The store of trials: what comes back, two writers at once, and files that cannot be used."""
 
 import multiprocessing
+import os
 import sqlite3
 import warnings
 from contextlib import closing
@@ -175,3 +176,29 @@ def test_a_store_that_breaks_on_the_way_keeps_what_it_had(tmp_path: Path, monkey
         warnings.simplefilter("error")
         store.add(stages(4))
     assert store.trials() == [stages(2), stages(3), stages(4)]
+
+
+def test_it_needs_no_memory_that_processes_share(tmp_path: Path) -> None:
+    """Such as a write-ahead log does, which a network file system has not."""
+    path = tmp_path / "trials.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("pragma journal_mode = wal")  # as an earlier version left it
+        database.execute("create table other (id)")
+    store = TrialStore(path)
+    store.add(TRIAL)
+    assert [each.name for each in tmp_path.iterdir()] == ["trials.sqlite"]
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("pragma journal_mode").fetchone() == ("delete",)
+
+
+def test_a_pipe_and_what_others_can_write_cost_a_warning(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trials.sqlite")
+    in_memory(tmp_path / "trials.sqlite")
+    path = tmp_path / "own" / "trials.sqlite"
+    TrialStore(path).add(stages(5))
+    for place in (path, path.parent):
+        mode = place.stat().st_mode
+        place.chmod(0o777)
+        assert in_memory(path).trials() == [stages(9)]  # nothing is read from it
+        place.chmod(mode)
+    assert TrialStore(path).trials() == [stages(5)]

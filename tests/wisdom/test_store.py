@@ -1,5 +1,6 @@
 """Wisdom and the choice it makes: order of look-up, files that merge, and what happens to a damaged one."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -12,7 +13,7 @@ import pytest
 from ksgen.build.bundle import write_bundle
 from ksgen.build.request import Binary, Request, Resources
 from ksgen.emit.render import render, template_digest
-from ksgen.errors import KsgenError, ToolchainError
+from ksgen.errors import KsgenError, KsgenWarning, ToolchainError
 from ksgen.families import FAMILIES, Limits, cuda_limits, family_for
 from ksgen.families.simt import SimtConstants
 from ksgen.launch.choice import choose, limits_of
@@ -21,7 +22,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec, stratified
 from ksgen.spec.kernel import chain_kernel
 from ksgen.wisdom import store as wisdoms
-from ksgen.wisdom.store import Entry, Wisdom, dump, file_name, load_wisdom, parse, save
+from ksgen.wisdom.store import Entry, Wisdom, check_writable, dump, file_name, load_wisdom, parse, save
 from tests.support.fake_gpu import FakeGpu
 
 KERNEL = KernelSpec(Pattern(1, 64, 48, 2))
@@ -359,3 +360,60 @@ def test_saving_into_a_damaged_file_or_folder_is_refused_and_changes_nothing(tmp
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "gpu.json"))
     with pytest.raises(KsgenError, match=r"gpu\.json/gpu\.json: cannot be written"):
         save("gpu", [entry(64)])
+
+
+def test_winners_are_saved_where_a_file_system_has_no_locks_and_that_is_said_before_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    check_writable()
+    assert list((tmp_path / "wisdom").iterdir()) == []
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.warns(
+        KsgenWarning, match=r"wisdom: its file system has no locks: of two searches that save at once, one can lose its winners"
+    ):
+        check_writable()
+    save("gpu", [entry(64)])
+    save("gpu", [entry(128)])
+    assert [each.batch for each in load_wisdom("gpu").entries()] == [64, 128]
+    assert sorted(os.listdir(tmp_path / "wisdom")) == [".gpu.json.lock", "gpu.json"]
+
+
+def test_an_error_of_a_lock_that_is_no_lack_of_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    (tmp_path / "victim").write_text("dear")
+    (tmp_path / ".gpu.json.lock").symlink_to("victim")
+    with pytest.raises(KsgenError, match=r"gpu\.json: cannot be written \(Too many levels of symbolic links\)"):
+        save("gpu", [entry(64)])
+    assert (tmp_path / "victim").read_text() == "dear"
+
+
+def test_a_pipe_in_the_place_of_wisdom_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    os.mkfifo(tmp_path / "gpu.json")
+    assert load_wisdom("gpu").entries() == []
+    assert "gpu.json: cannot be read (it is no plain file)" in caplog.text
+    with pytest.raises(KsgenError, match=r"gpu\.json: cannot be read \(it is no plain file\)"):
+        save("gpu", [entry(64)])
+
+
+@pytest.mark.parametrize("name", ["", "gpu.json"])
+def test_wisdom_that_others_can_write_is_passed_over_and_not_added_to(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "wisdom"
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(folder))
+    save("gpu", [entry(64)])
+    (folder / name).chmod(0o777)
+    assert load_wisdom("gpu").entries() == []
+    assert "every user can write to it; take that right away (chmod o-w), or accept it with KSGEN_TRUST=all" in caplog.text
+    with pytest.raises(KsgenError, match=r"every user can write to it; take that right away"):
+        save("gpu", [entry(128)])
+    monkeypatch.setenv("KSGEN_TRUST", "all")
+    save("gpu", [entry(128)])
+    assert [each.batch for each in load_wisdom("gpu").entries()] == [64, 128]

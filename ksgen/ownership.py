@@ -1,0 +1,165 @@
+"""Whether another user can have written a file or folder, and folders for temporary files that no other user can write to.
+
+Caches hold machine code, so that ksgen refuses what belongs to another user than root and this one, or what others can write.
+`KSGEN_TRUST=all` accepts it. Never reads a file's content.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from ksgen.errors import KsgenError
+from ksgen.paths import temporary_root
+from ksgen.values import excerpt, shown
+
+GRACE_SECONDS = 60  # from making a temporary folder or lock file to locking it
+
+_LEFT = re.compile(r"ksgen-\w+-\w{8}|[0-9a-f]{64}", re.ASCII)  # temporary folders; locks of builds, named by digests
+
+
+class UntrustedError(PermissionError):
+    """A file or folder that another user can have written. Its text is one line with the remedy."""
+
+    def __init__(self, path: Path, why: str, remedy: str) -> None:
+        super().__init__(errno.EPERM, f"{why}; {remedy}, or accept it with KSGEN_TRUST=all", str(path))
+
+    def __str__(self) -> str:
+        return f"{shown(self.filename)}: {self.strerror}"
+
+
+def trusts_all() -> bool:
+    if (said := os.environ.get("KSGEN_TRUST", "")) not in ("", "all"):
+        raise KsgenError(f"KSGEN_TRUST={excerpt(said)}; accepted: all, or unset")
+    return bool(said)
+
+
+def check_owner(path: Path, status: os.stat_result) -> None:
+    """Raise `UntrustedError` if another user can have written a file or folder of this status."""
+    if status.st_uid not in (0, os.geteuid()):
+        who = "user nobody, or one outside this container" if status.st_uid == 65534 else f"user {status.st_uid}"
+        _refuse(path, f"it belongs to {who}", "make it yours (chown)")
+    if stat.S_ISLNK(status.st_mode):  # has no mode of its own
+        return
+    if status.st_mode & stat.S_IWOTH:
+        _refuse(path, "every user can write to it", "take that right away (chmod o-w)")
+    if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid, os.geteuid()):
+        _refuse(path, f"group {status.st_gid} can write to it", "take that right away (chmod g-w)")
+
+
+def _refuse(path: Path, why: str, remedy: str) -> None:
+    if not trusts_all():
+        raise UntrustedError(path, why, remedy)
+
+
+def check_folder(path: Path) -> None:
+    """Raise `UntrustedError` if another user can have written to the folder, or made the link that leads to it."""
+    status = os.lstat(path)
+    check_owner(path, status)
+    if stat.S_ISLNK(status.st_mode):
+        check_owner(path, os.stat(path))
+
+
+def distrust(folder: Path) -> str:
+    """Why ksgen takes nothing from a folder, in one line; empty if it does, and if there is none."""
+    try:
+        check_folder(folder)
+    except UntrustedError as error:
+        return str(error)
+    except OSError:
+        pass
+    return ""
+
+
+@cache
+def _is_own_group(group: int, user: int) -> bool:
+    """Root's group, or the private group that many systems give each user: of the user's name, without other members."""
+    import grp
+    import pwd
+
+    if group == 0:
+        return True
+    with suppress(KeyError):
+        own, found = pwd.getpwuid(user), grp.getgrgid(group)
+        return found.gr_name == own.pw_name and own.pw_gid == group and {*found.gr_mem} <= {own.pw_name}
+    return False
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of ksgen's, and its parents, for this user alone; check one that is there."""
+    if not folder.exists():
+        if not folder.parent.exists():
+            make_folder(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+    if not folder.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+    check_folder(folder)
+
+
+def keep_from_others(path: Path) -> None:
+    """Let only this user write to it, whatever the umask says; with `KSGEN_TRUST=all` a shared cache's umask decides."""
+    if not trusts_all():
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
+
+
+def own_temporary(root: str | None = None) -> Path:
+    """This user's folder below the one for temporary files: for locks, and for temporary folders that are swept.
+
+    `PermissionError` if another user made it first, whatever `KSGEN_TRUST` says: there is always a new folder to take in its place.
+    """
+    folder = Path(root or temporary_root(), f"ksgen-{os.geteuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "it is not this user's own folder", str(folder))
+    return folder
+
+
+@contextmanager
+def temporary_folder(what: str) -> Iterator[str]:
+    """A folder for temporary files, removed at the end. Those that killed processes left are removed first.
+
+    It is locked as long as its process lives: what can be locked is nobody's.
+    """
+    parent: Path | None = None
+    with suppress(OSError):
+        sweep(parent := own_temporary())
+    with tempfile.TemporaryDirectory(prefix=f"ksgen-{what}-", dir=parent, ignore_cleanup_errors=True) as folder:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with suppress(OSError):  # a file system without locks, where nothing is swept either
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield folder
+        finally:
+            os.close(opened)
+
+
+def sweep(parent: Path) -> None:
+    """Remove temporary folders and lock files of processes that are gone."""
+    for name in os.listdir(parent):
+        if _LEFT.fullmatch(name):
+            with suppress(OSError):
+                _remove_if_left(parent / name)
+
+
+def _remove_if_left(path: Path) -> None:
+    status = os.lstat(path)
+    if status.st_uid != os.geteuid() or time.time() - status.st_mtime < GRACE_SECONDS:
+        return
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(opened), os.lstat(path)):
+            shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else path.unlink()
+    finally:
+        os.close(opened)
