@@ -3,16 +3,18 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ksgen.errors import ToolchainError
 from ksgen.locks import new_lock
+from ksgen.ownership import temporary_folder
 from ksgen.paths import variables_for_compilers
 from ksgen.values import excerpt
 
+MOST_SECONDS = 10**6
 COMPILE_SECONDS = 300.0  # a kernel takes one; a source that takes minutes has unrolled itself to death
 # They would change the code behind the cache key's back.
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
@@ -34,25 +36,25 @@ class Children:
 
     def run(self, command: Iterable[str], folder: str | None = None) -> Finished:
         """Runs a command to its end or its time limit. An interrupted wait ends the command too."""
-        command = tuple(command)
+        command, seconds = tuple(command), compile_seconds()
         environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_OPTIONS}
         environment |= variables_for_compilers() | {"LC_ALL": "C"} | ({"TMPDIR": folder} if folder else {})
-        with self._guard:
-            if self.stopped:
-                raise ToolchainError(f"{command[0]} was not started: the build is being stopped")
-            child = _start(command, folder, environment)
-            self._running.add(child)
-        seconds = compile_seconds()
-        try:
-            log, _ = child.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS)"
-            raise ToolchainError(f"{command[0]} was stopped: it had not finished after {limit}") from None
-        finally:
+        with _guarded_group() as group:
             with self._guard:
-                self._running.discard(child)
-                _kill(child)
-            child.communicate()
+                if self.stopped:
+                    raise ToolchainError(f"{command[0]} was not started: the build is being stopped")
+                child = _start(command, folder, environment, group)
+                self._running.add(child)
+            try:
+                log, _ = child.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS)"
+                raise ToolchainError(f"{command[0]} was stopped: it had not finished after {limit}") from None
+            finally:
+                with self._guard:
+                    self._running.discard(child)
+                    _kill(child)
+                child.communicate()
         if child.returncode < 0:
             log = f"{log.rstrip()}\nfatal: killed by signal {-child.returncode}".lstrip()
         return Finished(child.returncode, log)
@@ -69,13 +71,24 @@ current_children: ContextVar[Children] = ContextVar("current_children", default=
 
 def compile_seconds() -> float:
     text = os.environ.get("KSGEN_COMPILE_SECONDS", "") or str(COMPILE_SECONDS)
+    with suppress(ValueError):
+        if 0 < (seconds := float(text)) <= MOST_SECONDS:
+            return seconds
+    raise ToolchainError(f"KSGEN_COMPILE_SECONDS={excerpt(text)} must be a number of seconds, more than 0 and at most {MOST_SECONDS}")
+
+
+@contextmanager
+def working_folder(what: str) -> Iterator[str]:
+    """A folder for what a compiler reads and writes, and for its own temporary files: a killed compiler leaves nothing behind."""
     try:
-        return float(text)
-    except ValueError:
-        raise ToolchainError(f"KSGEN_COMPILE_SECONDS={excerpt(text)} must be a number of seconds") from None
+        with temporary_folder("build") as folder:
+            yield folder
+    except OSError as error:
+        named = f"TMPDIR={os.environ['TMPDIR']}" if "TMPDIR" in os.environ else "TMPDIR is not set"
+        raise ToolchainError(f"{what}: no room for temporary files ({error}); {named}; accepted: a folder that takes files") from None
 
 
-def _start(command: tuple[str, ...], folder: str | None, environment: dict[str, str]) -> subprocess.Popen[str]:
+def _start(command: tuple[str, ...], folder: str | None, environment: dict[str, str], group: int) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             command,
@@ -86,13 +99,33 @@ def _start(command: tuple[str, ...], folder: str | None, environment: dict[str, 
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,  # a process group of its own, so that what it starts ends with it
+            process_group=group,  # so that what it starts ends with it
         )
     except OSError as error:
         raise ToolchainError(f"{command[0]} does not run: {error}") from None
 
 
+@contextmanager
+def _guarded_group() -> Iterator[int]:
+    """A process group that ends if this process is killed: a shell in it then finds its input closed. 0: one without a shell."""
+    guard: subprocess.Popen[bytes] | None = None
+    with suppress(OSError):  # no shell, or no room for another process
+        guard = subprocess.Popen(
+            ("/bin/sh", "-c", "read -r _; kill -s KILL 0"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+    try:
+        yield guard.pid if guard else 0
+    finally:
+        if guard:
+            guard.kill()
+            guard.communicate()
+
+
 def _kill(child: subprocess.Popen[str]) -> None:
     if child.poll() is None:
         with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+            os.killpg(os.getpgid(child.pid), signal.SIGKILL)

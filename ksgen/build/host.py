@@ -14,13 +14,12 @@ import re
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from ksgen.build.children import current_children
+from ksgen.build.children import current_children, working_folder
 from ksgen.build.processors import InstructionSet, digest_of_processor, machine, processor_features, set_of
 from ksgen.build.refused import refusal
 from ksgen.build.request import Binary
@@ -77,7 +76,7 @@ class HostCompiler:
 
     def compile_whole(self, source: str, name: str, target: str) -> bytes:
         """The shared library that a C++ source becomes."""
-        with tempfile.TemporaryDirectory(prefix="ksgen-host-") as folder:
+        with working_folder(name) as folder:
             Path(folder, f"{name}.cpp").write_text(source, encoding="utf-8")
             finished = current_children.get().run((*self.command, *self.options(target), f"{name}.cpp", "-o", f"{name}.so"), folder)
             made = Path(folder, f"{name}.so")

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
-from ksgen.build.children import current_children
+from ksgen.build.children import current_children, working_folder
 from ksgen.build.refused import first_error, refusal
 from ksgen.build.request import Binary, read_notes, read_resources
 from ksgen.errors import ToolchainError, warn
@@ -80,7 +79,7 @@ class Nvcc:
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
         check_target(target, self)
-        with _temporary_folder(entry) as folder:
+        with working_folder(entry) as folder:
             source, binary = Path(folder, f"{entry}.cu"), Path(folder, f"{entry}.cubin")
             source.write_text(text, encoding="utf-8")
             finished = current_children.get().run(self._started(source.name, entry, target), folder)
@@ -376,22 +375,11 @@ def _nvcc_targets(path: str) -> tuple[str, ...]:
 
 
 def _ask(path: str, question: str, answer: str) -> list[str]:
-    with _temporary_folder(path) as folder:
+    with working_folder(path) as folder:
         said = current_children.get().run((path, question), folder).log
     if not (found := re.findall(answer, said)):
         raise _NoAnswerError(f"{path} {question} says {excerpt(said.strip())}; that is not nvcc")
     return found
-
-
-@contextmanager
-def _temporary_folder(what: str) -> Iterator[str]:
-    """A folder for the compiler's own temporary files too: a killed compiler leaves nothing behind."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="ksgen-nvcc-") as folder:
-            yield folder
-    except OSError as error:
-        named = f"TMPDIR={os.environ['TMPDIR']}" if "TMPDIR" in os.environ else "TMPDIR is not set"
-        raise ToolchainError(f"{what}: no room for temporary files ({error}); {named}; accepted: a folder that takes files") from None
 
 
 def _with_variants(numbers: Iterable[int]) -> tuple[str, ...]:

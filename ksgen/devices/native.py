@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import tempfile
 import threading
 import weakref
 from array import array
@@ -54,6 +53,7 @@ from ksgen.devices.matrix_tiles import pair_products, usable_tiles
 from ksgen.devices.threads import wanted_threads
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.locks import new_lock
+from ksgen.ownership import temporary_folder
 
 if TYPE_CHECKING:
     from ksgen.build.request import Compiler
@@ -331,7 +331,7 @@ def check_runs_here(binary: Binary) -> None:
 def _library(data: bytes, name: str) -> ctypes.CDLL:
     """A library of these bytes, from a file that is gone at once. Where files may not be run, from memory."""
     try:
-        with tempfile.TemporaryDirectory(prefix="ksgen-native-") as folder:
+        with temporary_folder("native") as folder:
             file = Path(folder, f"{name}.so")
             file.write_bytes(data)
             library = ctypes.CDLL(str(file))

@@ -12,12 +12,14 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir, mkdtemp
+from tempfile import mkdtemp
 
 from ksgen.devices.base import UnavailableError
+from ksgen.ownership import own_temporary, temporary_folder
+from ksgen.paths import temporary_root
 
 _SYSTEM_DRIVERS = Path("/etc/OpenCL/vendors")
 _CPU_DRIVER = {  # distribution -> its libraries that the CPU driver is made of, each after those that it needs
@@ -37,12 +39,16 @@ def drivers_shown() -> Iterator[None]:
     if driver is None or user_folder():
         yield
         return
-    with TemporaryDirectory(prefix="ksgen-opencl-") as folder:
-        for system in _SYSTEM_DRIVERS.glob("*.icd"):
-            with suppress(OSError):
-                if driver.name not in (named := system.read_text()):
-                    Path(folder, system.name).write_text(named)
-        Path(folder, "ksgen-cpu.icd").write_text(f"{driver}\n")
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(temporary_folder("opencl"))
+            for system in _SYSTEM_DRIVERS.glob("*.icd"):
+                with suppress(OSError):
+                    if driver.name not in (named := system.read_text()):
+                        Path(folder, system.name).write_text(named)
+            Path(folder, "ksgen-cpu.icd").write_text(f"{driver}\n")
+        except OSError as error:
+            raise UnavailableError(f"OpenCL: no room for temporary files ({error})", "let TMPDIR name a folder that takes files") from None
         os.environ["OCL_ICD_VENDORS"] = folder
         try:
             yield
@@ -74,20 +80,19 @@ def _spaceless(folders: set[Path]) -> Path | None:
     if not any(" " in str(folder) for folder in folders):
         return None
     key = hashlib.sha256("\0".join(f"{folder} {folder.stat().st_mtime_ns}" for folder in sorted(folders)).encode()).hexdigest()[:16]
-    for root in dict.fromkeys((gettempdir(), "/tmp", "/var/tmp")):
-        place = Path(root, f"ksgen-opencl-{os.getuid()}-{key}")
+    for root in dict.fromkeys((temporary_root(), "/tmp", "/var/tmp")):
         if " " in root:
             continue
         with suppress(OSError):
+            place = (own := own_temporary(root)) / f"opencl-{key}"
             if not place.is_dir():
-                aside = Path(mkdtemp(prefix="ksgen-opencl-", dir=root))
+                aside = Path(mkdtemp(prefix="ksgen-opencl-", dir=own))
                 for folder in sorted(folders):
                     for file in folder.iterdir():
                         if file.is_file() and not (aside / file.name).exists():
                             _link(file, aside / file.name)
                 aside.rename(place)
-            if place.stat().st_uid == os.getuid():
-                return place
+            return place
     raise UnavailableError(
         "OpenCL: the CPU driver does not work from a path with a space", "install ksgen's environment elsewhere, or make /tmp writable"
     )

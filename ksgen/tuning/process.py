@@ -126,8 +126,12 @@ class Worker:
 
     def _started(self) -> Connection:
         if self._child is None or self._connection is None:
+            try:
+                self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
+            except OSError as error:
+                why = f"no room for temporary files ({error}); TMPDIR names another folder"
+                raise DeviceError(f"the process that measures: {why}") from None
             self._connection, theirs = Pipe()
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
             paths = [os.path.abspath(path) for path in sys.path]
             command = [sys.executable, "-c", "from ksgen.tuning.worker import main; main()", str(theirs.fileno()), *self._arguments]
             self._child = subprocess.Popen(

@@ -1,14 +1,20 @@
 """Compilers as children: a limit in time, an end together with what they start, and no start after a stop."""
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from ksgen.build.children import Children
+from ksgen.build.host import find_host_compiler, host_target
 from ksgen.build.toolchain import Nvcc
 from ksgen.errors import ToolchainError
 from tests.support.compilers import SOURCE, fake_nvcc
+from tests.support.mounts import fill, mounted
 
 pytestmark = pytest.mark.usefixtures("nothing_found_yet")
 
@@ -22,10 +28,15 @@ def test_compiler_past_its_time_is_ended_with_what_it_started(monkeypatch, tmp_p
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_time_limit_must_be_a_number(monkeypatch):
-    monkeypatch.setenv("KSGEN_COMPILE_SECONDS", "soon")
-    with pytest.raises(ToolchainError, match="KSGEN_COMPILE_SECONDS='soon' must be a number of seconds"):
-        Children().run(("true",))
+def test_time_limit_must_be_a_number(monkeypatch, tmp_path):
+    for text in ("soon", "nan", "inf", "-inf", "1e18", "0", "-1", "9" * 400):
+        monkeypatch.setenv("KSGEN_COMPILE_SECONDS", text)
+        with pytest.raises(ToolchainError, match=r"must be a number of seconds, more than 0 and at most 1000000$") as caught:
+            Children().run(("touch", str(tmp_path / "started")))
+        assert str(caught.value).startswith(f"KSGEN_COMPILE_SECONDS='{text[:9]}")
+    assert not (tmp_path / "started").exists()
+    monkeypatch.setenv("KSGEN_COMPILE_SECONDS", "1e6")
+    assert Children().run(("true",)).returncode == 0
 
 
 def test_stopped_children_end_and_no_other_starts(tmp_path):
@@ -47,6 +58,49 @@ def test_stopped_children_end_and_no_other_starts(tmp_path):
 def test_command_that_does_not_exist():
     with pytest.raises(ToolchainError, match=r"/no/such/nvcc does not run: .*No such file"):
         Children().run(("/no/such/nvcc",))
+
+
+COMPILES = """
+import sys
+from ksgen.build.children import Children, working_folder
+with working_folder("kernel") as folder:
+    Children().run(("sh", "-c", f"sleep 600 & echo $! $$ > {sys.argv[1]}/new; mv {sys.argv[1]}/new {sys.argv[1]}/pids; wait"), folder)
+"""
+
+
+def test_compiler_ends_with_a_process_that_is_killed(tmp_path):
+    user = subprocess.Popen(
+        (sys.executable, "-c", COMPILES, str(tmp_path)), cwd=Path(__file__).parents[2], env=os.environ | {"TMPDIR": str(tmp_path)}
+    )
+    while not (tmp_path / "pids").exists():
+        time.sleep(0.01)
+    user.kill()
+    user.wait()
+    for process in (tmp_path / "pids").read_text().split():
+        deadline = time.monotonic() + 60
+        while not is_gone(int(process)):
+            assert time.monotonic() < deadline, f"process {process} still runs"
+            time.sleep(0.01)
+
+
+def test_compiler_that_ended_leaves_no_process_behind():
+    before = children_of_this()
+    assert Children().run(("sh", "-c", "echo done")).log == "done\n"
+    assert children_of_this() == before
+
+
+def children_of_this() -> set[str]:
+    """The child processes of all threads."""
+    return {each for file in Path("/proc/self/task").glob("*/children") for each in file.read_text().split()}
+
+
+def test_full_disk_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "disk"))
+    with mounted(tmp_path / "disk") as disk:
+        monkeypatch.setattr("tempfile.tempdir", str(disk))
+        fill(disk)
+        with pytest.raises(ToolchainError, match=r"^k: no room for temporary files \(.*No space left.*\); TMPDIR=.*/disk; accepted: a"):
+            find_host_compiler().compile_whole("int x;" * 10_000, "k", host_target())
 
 
 def is_gone(process: int) -> bool:

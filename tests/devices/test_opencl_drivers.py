@@ -147,3 +147,27 @@ def test_only_the_drivers_of_others_may_show_a_gpu(tmp_path, monkeypatch):
             assert opencl_drivers.may_show_gpus()
     monkeypatch.setattr(sys, "platform", "darwin")  # whose drivers are the system's own
     assert opencl_drivers.may_show_gpus()
+
+
+def test_a_folder_for_temporary_files_that_is_full_is_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
+    monkeypatch.setattr(opencl_drivers, "load_cpu_driver", lambda: Path("/here/libintelocl.so"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(UnavailableError, match=r"OpenCL: no room for temporary files \(.*none") as caught, opencl_drivers.drivers_shown():
+        pass
+    assert caught.value.remedy == "let TMPDIR name a folder that takes files"
+
+
+def test_links_to_a_driver_lie_in_no_folder_of_another_user(monkeypatch, tmp_path):
+    """Its name can be computed, so that another user could have made it, or a link in its place."""
+    spaced, theirs = tmp_path / "a b", tmp_path / "theirs"
+    for folder in (spaced, theirs):
+        folder.mkdir()
+    (spaced / "libtbb.so.12").write_bytes(b"code")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / f"ksgen-{os.geteuid()}").symlink_to(theirs)
+    place = opencl_drivers._spaceless({spaced})
+    assert list(theirs.iterdir()) == []
+    assert not place.is_relative_to(tmp_path)
+    shutil.rmtree(place)
