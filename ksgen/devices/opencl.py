@@ -132,7 +132,7 @@ class OpenCLDevice:
     def _copy(self, destination: Any, source: Any, nbytes: int, stream: Stream) -> None:
         if nbytes:  # OpenCL refuses to copy nothing
             with self._explained(f"copying {nbytes} bytes"):
-                self._cl.enqueue_copy(stream or self._queue, destination, source, is_blocking=True)
+                self._cl.enqueue_copy(stream or self._queue, _memory(destination), _memory(source), is_blocking=True)
 
     def synchronize(self, stream: Stream = None) -> None:
         try:
@@ -176,6 +176,11 @@ class OpenCLDevice:
         return DeviceError(f"OpenCL on {self.name}, {doing}: {error}")
 
 
+def _memory(given: Any) -> Any:
+    """Memory that OpenCL takes: of a workspace, that of the calling thread; anything else unchanged."""
+    return given.buffer if isinstance(given, ThreadWorkspace) else given
+
+
 class _Kernel:
     """An entry of a loaded program. The kernel object holds its arguments: set them and launch under `lock`."""
 
@@ -189,8 +194,7 @@ class _Kernel:
         """A kernel with one more parameter than `args` takes its shared memory there, as a `__local` pointer."""
         if len(self._set) == len(args) + 1:
             args = (*args, self._cl.LocalMemory(shared_bytes))
-        own = [arg.buffer if isinstance(arg, ThreadWorkspace) else arg for arg in args]
-        for place, (arg, known) in enumerate(zip(own, self._set, strict=True)):
+        for place, (arg, known) in enumerate(zip(map(_memory, args), self._set, strict=True)):
             if arg is not known:
                 self.kernel.set_arg(place, _INT64.pack(arg) if isinstance(arg, int) else arg)
                 self._set[place] = arg

@@ -35,7 +35,7 @@ def test_figure_6_has_one_scale_and_the_better_of_both_layouts(rows: list[Row], 
     monkeypatch.setattr(figures, "boxes", boxes)
     report.page(rows)
     start = "Figure 6: ksgen beside the fastest of"
-    assert list(asked) == [f"{start} the paper's five, float16", f"{start} everyone, float16"]
+    assert list(asked) == [f"{start} the paper's five, float16, batch 25088", f"{start} everyone, float16, batch 25088"]
     for scales in asked.values():
         assert list(scales) == ["batch-size-first", "batch-size-last", "best layout of each"]
         assert all(scale == scales["batch-size-first"] for scale in scales.values())
