@@ -65,7 +65,7 @@ class Folding:
         return given.flatten(0, -2) if is_bsf else given.flatten(1)  # unlike reshape(-1, ...), also where `vmap` maps over nothing
 
     def _of_jagged(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Rows of sequences of unequal lengths, which lie one after the other."""
+        """Multiply the concatenated rows of sequences of unequal lengths."""
         if "bsl" in (self.layout, self.y_layout):
             raise LaunchError(f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf', of y too")
         if x._ragged_idx == x.dim() - 1:
