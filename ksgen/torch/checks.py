@@ -39,6 +39,9 @@ def check_tensors(caller: str, **given: object) -> None:
             continue
         if not isinstance(tensor, Tensor):
             raise LaunchError(f"{caller}: {name} is {type(tensor).__name__}; accepted: a torch.Tensor")
+        if tensor.is_nested:
+            remedy = f"torch.nested.nested_tensor({name}.unbind(), layout=torch.jagged) as x and residual of a layer"
+            raise LaunchError(f"{caller}: {name} is a nested {tensor.layout} tensor; accepted: a dense one, or {remedy}")
         if tensor.layout is not torch.strided:
             raise LaunchError(f"{caller}: {name} is a {tensor.layout} tensor; accepted: a dense one, such as {name}.to_dense()")
 

@@ -1,5 +1,6 @@
 """`convert`: replaces a model's dense layers by Kronecker-sparse ones, in place, and reports what changed."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -14,16 +15,21 @@ from torch.linalg import vector_norm
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
-from ksgen.torch.checks import check_flags
+from ksgen.torch.checks import check_flags, dtype_name
 from ksgen.torch.factorize import Factorization, factorize
 from ksgen.torch.group import group
 from ksgen.torch.layer import KSLinear
 from ksgen.torch.progress import progress_bar
-from ksgen.torch.propose import Proposals, propose
+from ksgen.torch.propose import Proposal, propose
 from ksgen.torch.report import Replaced, Report
 from ksgen.torch.rule import Beside, check_config, described, exactly, load_rule, write_config
 from ksgen.values import excerpt, listed
 
+NEAR = 1.03  # times the least error: up to there, chains compete by the time of a training step
+FEW_OUTPUTS = 16  # of a layer that stays dense unless it is named; so do heads and embeddings, by the names that libraries give them
+HEAD_OR_EMBEDDING = re.compile(
+    r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?|(.*\.)?(classifier|score)(\..*)?|fc"
+)
 Rule = Mapping[str, Patterns | Beside] | Spec | str | Path
 
 
@@ -37,8 +43,9 @@ def convert(
     `blocks.*.up`; any other is one part of a name, such as `up`. The first match counts. A spec, or the path of one, gives
     its `layers`, with their `between`, `fuse` and `out_layout`; a rule that `save_rule` wrote may be named by its path, which
     ends in .json. With a `budget` instead, of the
-    dense weights, each layer gets a chain of its own (`propose`); a list of names and patterns of names then says which layers,
-    and none means all whose weights are not tied. New weights are made from the old ones (`factorize`, with `refine` steps), or
+    dense weights, each layer gets a chain of its own (`propose`): among the nearest, the one with the fastest training step.
+    A list of names and patterns of names then says which layers; none means all but tied ones, heads, embeddings, and those
+    with at most 16 outputs. New weights are made from the old ones (`factorize`, with `refine` steps), or
     drawn. Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. If anything is wrong, nothing is
     changed. A transformers model saves the rule in its config.json from then on.
     """
@@ -97,13 +104,14 @@ def _layers_of(spec: Spec) -> dict[str, Beside]:
 
 
 def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -> dict[str, Beside]:
-    """For each layer, the nearest of `_choices` that is expected to be faster than the dense layer; where weights are drawn, the fastest.
+    """For each layer, the chain with the fastest training step among those within `NEAR` of the least error.
 
-    Where nothing is expected to be faster, or nobody knows times, all of them count.
+    Only chains whose step is expected to be faster than the dense layer's count; if there are none, or times are unknown, all of them.
     """
     if isinstance(names, str | Path | Mapping | Spec):
         raise SpecError(f"rule={excerpt(names)} with budget={excerpt(budget)}; accepted: a list of layers' names, or none for all")
     keys = listed(names) if names is not None else ("*",)
+    head = getattr(model, "get_output_embeddings", lambda: None)()  # of a transformers model
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     found: dict[str, Beside] = {}
     for name, layer in _layers(model):
@@ -112,18 +120,24 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -
         weight = _dense_weight(layer)
         if names is None and (owners[id(layer.weight)] > 1 or not (type(layer) is nn.Linear or _is_conv1d(layer))):
             continue
+        if names is None and (len(weight) <= FEW_OUTPUTS or layer is head or HEAD_OR_EMBEDDING.fullmatch(name)):
+            continue
         dense_us, choices = _choices(weight.detach(), budget, from_weights)
-        fast = [each for each in choices if each[1] < dense_us] or choices
+        fast = [each for each in choices if each[0] < dense_us] or choices
         if not fast:
             raise SpecError(f"budget={excerpt(budget)}: no chain from {weight.shape[1]} to {weight.shape[0]} features fits it, for {name}")
-        *_, found[name] = min(fast, key=lambda each: each[:2])
+        least = min(error for _, error, _ in fast)
+        *_, found[name] = min((each for each in fast if each[1] <= NEAR * least), key=lambda each: each[:2])
+    if not found and names is None:
+        few = f"those with at most {FEW_OUTPUTS} outputs"
+        raise SpecError(f"the model has no linear layers except tied ones, heads, embeddings and {few}; accepted: a list of names")
     if not found:
         raise SpecError(f"rule={excerpt(names)} names no layer of the model; its layers: {excerpt([name for name, _ in _layers(model)])}")
     return exactly(found)
 
 
 def _choices(weight: Tensor, budget: float, from_weights: bool) -> tuple[float, list[tuple[float, float, Beside]]]:
-    """The dense layer's least time; and error, time and what it is of all that could take its place.
+    """Least time of the dense layer's training step; and step time, error and rule entry of all that could take its place.
 
     A layer that gives three times what it takes, as q, k and v in one, may also become three chains side by side. Either may be the
     nearer: one chain if the parts read the same of x, three if each reads something else.
@@ -133,18 +147,18 @@ def _choices(weight: Tensor, budget: float, from_weights: bool) -> tuple[float, 
     dense_us = inf
     for count in (1, 3) if rows == 3 * columns else (1,):
         parts = weight.chunk(count) if from_weights else ()
-        offers = [propose(columns, rows // count, budget=budget, weight=part, device=weight.device) for part in parts or (None,)]
-        for chain, us in {each.chain: count * each.us for some in offers for each in some}.items():
-            error = hypot(*(_distance(part, chain, some) for part, some in zip(parts, offers, strict=False)))
-            found.append((error, us, Beside(chain, count)))
-        dense_us = min(dense_us, count * offers[0].dense.us)
+        norms = [float(vector_norm(part)) for part in parts]
+        options: dict[str, Any] = {"budget": budget, "device": weight.device, "precision": dtype_name(weight.dtype)}
+        offers = [propose(columns, rows // count, weight=part, **options) for part in parts or (None,)]
+        for alike in zip(*(some.looked_at for some in offers), strict=True):  # which weights do not change
+            error = hypot(*(norm * (each.relative_error or 0) for norm, each in zip(norms, alike, strict=False)))
+            found.append((_step_us(count, alike[0]), error, Beside(alike[0].chain, count)))
+        dense_us = min(dense_us, _step_us(count, offers[0].dense))
     return dense_us, found
 
 
-def _distance(part: Tensor, chain: Chain, offers: Proposals) -> float:
-    """Of the nearest product of the chain's factors."""
-    known = (each.factorization for each in offers if each.chain == chain)
-    return float(vector_norm(part)) * (next(known, None) or factorize(part, chain)).relative_error
+def _step_us(count: int, proposal: Proposal) -> float:
+    return inf if proposal.step_us is None else count * proposal.step_us
 
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:

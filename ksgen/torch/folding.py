@@ -1,5 +1,9 @@
 """What layers of a chain have in common: how x becomes a matrix, and which shape y has."""
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from ksgen.errors import LaunchError
@@ -11,6 +15,7 @@ class Folding:
 
     chain: Chain
     layout: str
+    __call__: Callable[..., Any]  # of nn.Module
 
     @property
     def in_features(self) -> int:
@@ -54,4 +59,21 @@ class Folding:
 
     def _as_matrix(self, given: Tensor, layout: str | None = None) -> Tensor:
         """Folds all dimensions but the features into one batch, of x unless another layout is named."""
-        return given.reshape(-1, given.shape[-1]) if (layout or self.layout) == "bsf" else given.reshape(given.shape[0], -1)
+        is_bsf = (layout or self.layout) == "bsf"
+        if given.dim() < 2:
+            return given[None] if is_bsf else given[:, None]
+        return given.flatten(0, -2) if is_bsf else given.flatten(1)  # unlike reshape(-1, ...), also where `vmap` maps over nothing
+
+    def _of_jagged(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Multiply the concatenated rows of sequences of unequal lengths."""
+        if "bsl" in (self.layout, self.y_layout):
+            raise LaunchError(f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf', of y too")
+        if x._ragged_idx == x.dim() - 1:
+            raise LaunchError(f"{self._name()}: x is jagged in its last dimension, {tuple(x.shape)}; accepted: features there")
+        if residual is not None and (getattr(residual, "layout", None) != torch.jagged or residual.shape[:-1] != x.shape[:-1]):
+            raise LaunchError(f"{self._name()}: x is a jagged tensor; accepted: a residual with the same offsets")
+        y = self(x.values(), None if residual is None else residual.values())
+        known = {}  # before PyTorch 2.5
+        if hasattr(x, "_maybe_min_seqlen"):
+            known = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}
+        return torch.nested.nested_tensor_from_jagged(y, x.offsets(), lengths=x.lengths(), jagged_dim=x._ragged_idx, **known)

@@ -89,20 +89,20 @@ def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
 
 def calls_of(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> dict[Hashable, Any] | None:
     """The prepared calls of a frozen layer whose weights are what they were; None for others, and under a transform or a mode."""
-    own = _as_frozen(layer, weights)
-    return None if own is None or _is_transformed() else own.calls
+    own = None if not _frozen or _is_transformed() else _as_frozen(layer, weights)
+    return None if own is None else own.calls
 
 
 def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashable, Any] | None:
     """The same of a group whose layers are all frozen. They are gone once one of them thaws."""
-    found = []
+    found: list[_Frozen] = []
+    if not _frozen or _is_transformed():
+        return None
     for layer in layers:
         own = _as_frozen(layer, layer._modules["weights"]._parameters) if "weights" in layer._modules else None
         if own is None:
             return None
         found.append(own)
-    if _is_transformed():
-        return None
     kept = _groups.get(group)
     if kept is None or kept.layers != found:  # of other layers, or of these before they thawed
         kept = _groups[group] = _Group(found)
@@ -256,8 +256,9 @@ def _is_gathered(tensor: Tensor) -> bool:
 
 
 def _is_transformed() -> bool:
-    """Whether a transform or a mode is active: what is made then is of its own kind."""
-    return bool(torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
+    """Whether a transform, a mode or a trace is active: what is made then is of its own kind."""
+    is_watched = torch.jit.is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    return bool(is_watched or torch._C._are_functorch_transforms_active())
 
 
 def _is_recorded(device: torch.device) -> bool:

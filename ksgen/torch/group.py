@@ -171,7 +171,7 @@ class KSLinears(nn.ModuleList):
         place, least = _place_of(x), 1
         if place == "cpu" and self._first.fuse == "auto":  # fewer take less by each layer's prepared call
             least = least_entries(torch.get_num_threads(), self._first.layout) * self._first.in_features
-        if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.numel() < least:
+        if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least:
             return False
         layers = list(self._linears())
         if prepared_group.are_watched(layers):

@@ -197,6 +197,8 @@ class KSLinear(Folding, nn.Linear):
             options |= {"out_layout": self.out_layout, "turn": self.own_chain.turn}
         again = self.intermediates != "keep" and is_recomputed(self.intermediates, self.own_chain, (self.between, activation))
         y = multiply_between(again, self.backend, rows, weights, bias, added, **options)
+        if torch.jit.is_tracing():
+            return y.reshape(y_shape)  # records where the shape comes from; the operator below, its numbers
         return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
 
     @staticmethod
@@ -212,18 +214,6 @@ class KSLinear(Folding, nn.Linear):
         if not (path := x.tracer.path_of_module(self)):
             raise LaunchError(f"{self._name()} is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)")
         return x.tracer.create_proxy("call_module", path, (x,) if residual is None else (x, residual), {})
-
-    def _of_jagged(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Rows of sequences of unequal lengths, which lie one after the other."""
-        if "bsl" in (self.layout, self.y_layout):
-            raise LaunchError(f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf', of y too")
-        if residual is not None and (residual.layout is not torch.jagged or residual.shape[:-1] != x.shape[:-1]):
-            raise LaunchError(f"{self._name()}: x is a jagged tensor; accepted: a residual with the same offsets")
-        y = self(x.values(), None if residual is None else residual.values())
-        known = {}  # before PyTorch 2.5
-        if hasattr(x, "_maybe_min_seqlen"):
-            known = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}
-        return torch.nested.nested_tensor_from_jagged(y, x.offsets(), lengths=x.lengths(), jagged_dim=x._ragged_idx, **known)
 
     def freeze(self) -> Self:
         """Declare that nobody will write to the weights. What is made of them is made once, and kept until they thaw.

@@ -333,6 +333,9 @@ def _multiply_batched(
 ) -> tuple[Tensor, int]:
     """Folds the dimension that `vmap` maps over into the batch, or into a (as more blocks) if weights or biases differ."""
     layout, count = options[0], info.batch_size
+    if not count:  # nothing to compute, and nothing that tells how long the folded dimension is
+        each_x, each_weights = (_each(given, dim) for given, dim in zip((x, weights), in_dims[:2], strict=True))
+        return _empty(each_x, each_weights, layout, options[3]).expand(0, -1, -1), 0
     of_x, of_weights, of_bias, of_residual = in_dims[:4]
     axis = 0 if layout == "bsf" else 1
     if of_weights is not None or of_bias is not None:
@@ -406,6 +409,9 @@ def _weight_gradient_batched(
 ) -> tuple[Tensor, int]:
     """Folds the dimension that `vmap` maps over, such as the samples of per-sample gradients, into a."""
     axis = 1 if layout == "bsf" else 0
+    if not info.batch_size:
+        each_x, each_y = (_each(given, dim) for given, dim in zip((x, y_gradient), in_dims[:2], strict=True))
+        return x.new_empty((0, *_weight_shape(each_x, each_y, a, d, layout))), 0
     x, y_gradient = (_folded(each, of_each, info.batch_size, axis) for each, of_each in zip((x, y_gradient), in_dims[:2], strict=True))
     return call(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
 
@@ -525,6 +531,11 @@ def is_plain(*tensors: Tensor | None) -> bool:
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+
+
+def _each(tensor: Tensor, dim: int | None) -> Tensor:
+    """One of what `vmap` maps over, without its values."""
+    return tensor if dim is None else tensor.new_empty(tensor.movedim(dim, 0).shape[1:])
 
 
 def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Tensor | None:

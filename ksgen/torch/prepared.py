@@ -52,7 +52,7 @@ def serve(layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or not lies_here(x) or not (residual is None or lies_here(residual)):
         return None
     calls = frozen.calls_of(layer, layer._modules["weights"]._parameters)
-    if calls is None or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or is_transformed():
+    if calls is None or torch.is_autocast_enabled("cpu") or is_transformed():
         return None
     if not begins_well(x) or not (residual is None or begins_well(residual)):
         return None
@@ -73,7 +73,7 @@ def lies_here(tensor: Tensor) -> bool:
     """Whether its values lie in a processor's memory, as they are."""
     if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
         return False
-    return not (tensor.is_neg() or tensor.is_conj())
+    return not (tensor.is_neg() or tensor.is_conj() or tensor.is_nested)
 
 
 def begins_well(tensor: Tensor) -> bool:

@@ -43,7 +43,7 @@ def _found(group: nn.Module, x: Any) -> "tuple[Sequence[Any], _Prepared | None]"
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or not lies_here(x):
         return layers, None
     calls = frozen.calls_of_group(group, layers)
-    if calls is None or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or is_transformed() or not begins_well(x):
+    if calls is None or torch.is_autocast_enabled("cpu") or is_transformed() or not begins_well(x):
         return layers, None
     if are_watched(layers):
         return layers, None

@@ -1,7 +1,7 @@
 """`propose`: which Kronecker-sparse chains could take a dense layer's place, with their size, time and error."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from math import inf
 from typing import Any
@@ -36,6 +36,7 @@ class Proposal:
     measured_us: float | None = None
     factorization: Factorization | None = None
     doubt: str = ""  # why the measured time cannot be trusted; empty if it can
+    step_us: float | None = None  # expected of a training step: forward and backward pass; None if unknown
 
     @property
     def parameters(self) -> int:
@@ -66,6 +67,7 @@ class Proposals:
     chains: tuple[Proposal, ...]
     batch: int
     by: str  # whose expected times they are
+    looked_at: tuple[Proposal, ...] = field(default=(), repr=False)  # by family: all chains that were factorised or measured, if any
 
     def __iter__(self) -> Iterator[Proposal]:
         return iter(self.chains)
@@ -85,7 +87,7 @@ class Proposals:
         from rich.table import Table
 
         has_error, is_measured = any(each.factorization for each in self), any(each.measured_us for each in self)
-        titles = ["family", "chain", "parameters", "share", "operations a row", "expected, us"]
+        titles = ["family", "chain", "parameters", "share", "operations a row", "expected, us", "training step, us"]
         titles += [*(["measured, us"] if is_measured else []), *(["error"] if has_error else [])]
         table = Table()
         for title in titles:
@@ -98,7 +100,7 @@ class Proposals:
                 f"{each.parameters / self.dense.parameters:.1%}",
                 f"{each.flops:,}",
             ]
-            cells += [_us(each.expected_us, "at least " if each is self.dense else "")]
+            cells += [_us(us, "at least " if each is self.dense else "") for us in (each.expected_us, each.step_us)]
             cells += [marked(_us(each.measured_us), each.doubt)] if is_measured else []
             cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []
             table.add_row(*cells)
@@ -145,10 +147,11 @@ def propose(
     if measure and clock.where is None:
         raise SpecError(f"measure=True with device={excerpt(device)}, which is a target; accepted: a device of this machine, such as cpu")
     batch = checked_batch((CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
-    rows = [Proposal(DENSE, whole, clock.dense_us(whole, precision, batch))]
+    rows = [Proposal(DENSE, whole, clock.dense_us(whole, precision, batch), step_us=clock.dense_step_us(whole, precision, batch))]
     for family, chains in candidates(whole.in_features, whole.out_features, budget).items():
         some = sorted((Proposal(family, chain, clock.chain_us(chain, precision, batch)) for chain in chains), key=_rank)
         rows += some[: most if weight is None and not measure else LOOKED_AT * most]
+    rows[1:] = [replace(each, step_us=clock.step_us(each.chain, precision, batch)) for each in rows[1:]]
     if weight is not None:
         rows[1:] = [replace(each, factorization=factorize(weight, each.chain)) for each in rows[1:]]
     if measure:
@@ -157,7 +160,7 @@ def propose(
     for each in sorted(rows[1:], key=_rank):
         if sum(other.family == each.family for other in listed) < most:
             listed.append(each)
-    return Proposals(rows[0], tuple(listed), batch, clock.by)
+    return Proposals(rows[0], tuple(listed), batch, clock.by, tuple(rows[1:]))
 
 
 def _count(most: object) -> int:

@@ -179,6 +179,8 @@ class QuantizedKSLinear(Folding, nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if (y := self._served(x, residual)) is not None:
             return y
+        if isinstance(x, Tensor) and x.layout is torch.jagged:
+            return self._of_jagged(x, residual)
         check_tensors(self._name(), x=x, residual=residual)
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
@@ -577,6 +579,7 @@ def quantized(
 
 
 def _rows(layer: KSLinear, x: Tensor) -> Tensor:
+    check_tensors(layer._name(), x=x)
     layer._y_shape(x)  # which refuses other features
     rows = layer._as_matrix(x.detach())
     return rows[:CALIBRATED_ROWS] if layer.layout == "bsf" else rows[:, :CALIBRATED_ROWS]

@@ -13,16 +13,15 @@ from torch import Tensor, nn
 from ksgen.torch import choice, frozen, ops
 from ksgen.torch.checks import dtype_name
 from ksgen.torch.intermediates import is_recomputed
+from ksgen.torch.prepared import lies_here
 
 _served: dict[Hashable, bool] = {}  # whether PyTorch's products serve, by all that decides it
 
 
 def serve(layer: Any, x: Tensor) -> Tensor | None:
     """The layer's output; None where it has to go the usual way."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or type(x) is not Tensor:
-        return None
-    if not x.is_cpu or x.layout is not torch.strided:
-        return None
+    if torch.jit.is_tracing() or torch.compiler.is_compiling() or not torch.is_grad_enabled() or not lies_here(x):
+        return None  # a trace records every shape that is read, and PyTorch compares it with a second one without gradients
     own, chain, dtype = layer._parameters, layer.own_chain, x.dtype
     parameters = layer._modules["weights"]._parameters
     if "bias" not in own or len(parameters) != len(chain):  # a parametrization makes it anew at each look
@@ -37,7 +36,7 @@ def serve(layer: Any, x: Tensor) -> Tensor | None:
     serves = _served.get(key)
     if serves is False or ops.is_transformed() or torch._C._len_torch_dispatch_stack():
         return None
-    if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or layer._parallel is not None or frozen.was_frozen(layer):
+    if torch.is_autocast_enabled("cpu") or layer._parallel is not None or frozen.was_frozen(layer):
         return None
     if ops.is_saved_otherwise():  # a checkpoint's second pass has to be as the first
         return None

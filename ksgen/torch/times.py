@@ -1,6 +1,6 @@
 """How long a chain takes on a device: expected, by the cost model, or measured as a layer beside `nn.Linear`. Chooses no chain."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
@@ -20,6 +20,7 @@ from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Timer, Watch, block_of, doubt, take_blocks
 from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec
+from ksgen.spec.precision import gradient_of
 from ksgen.torch.checks import check_device
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.values import excerpt
@@ -38,8 +39,7 @@ class Clock:
 
     def chain_us(self, chain: Chain, precision: str, batch: int) -> Us:
         """Expected of all factors, in one launch where a device has such kernels and it is expected to be faster."""
-        each = [self.kernel_us(KernelSpec(pattern, precision), batch) for pattern in chain]
-        apart = None if None in each else sum(us for us in each if us is not None)
+        apart = _sum(self.kernel_us(KernelSpec(pattern, precision), batch) for pattern in chain)
         if len(chain) == 1:
             return apart
         *before, last = chain
@@ -50,9 +50,32 @@ class Clock:
         """Expected of a library's product with the whole matrix: the least it could take."""
         return self.floor_us(KernelSpec(whole[0], precision), batch)
 
+    def step_us(self, chain: Chain, precision: str, batch: int) -> Us:
+        """Expected of a training step: forward and backward pass of every factor, which write and read all intermediates."""
+        return _sum(self.kernel_us(kernel, batch) for kernel in _step_kernels(chain, precision))
+
+    def dense_step_us(self, whole: Chain, precision: str, batch: int) -> Us:
+        """Least time of a training step by a library's products with the whole matrix."""
+        return _sum(self.floor_us(kernel, batch) for kernel in _step_kernels(whole, precision))
+
     @property
     def is_processor(self) -> bool:
         return self.where is not None and self.where.type == "cpu"
+
+
+def _step_kernels(chain: Chain, precision: str) -> Iterator[KernelSpec]:
+    """Kernels of a training step: for each factor the product and the gradients of its X and its weights."""
+    backward = gradient_of(precision)
+    for pattern in chain:
+        yield KernelSpec(pattern, precision)
+        yield KernelSpec(pattern.transpose, backward)
+        yield KernelSpec(pattern, backward, job="gradient")
+
+
+def _sum(times: Iterable[Us]) -> Us:
+    """Total of the times; None if one of them is unknown."""
+    each = list(times)
+    return None if None in each else sum(us for us in each if us is not None)
 
 
 def clock_of(device: Any, precision: str) -> Clock:

@@ -1,17 +1,20 @@
 """`layer.weight` of a `KSLinear`: the matrix that an `nn.Linear` would have. It is dense only when its values are asked for.
 
-Knows shape, type and device without them. Draws and zeros reach the factors; other writes are refused.
+Knows shape, type and device without them. Draws and zeros reach the factors; other writes are refused, also those to views of the values.
+An initializer is several writes, such as a draw and a truncation. If one of them is refused, the factors are as before the first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import sqrt
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ksgen.errors import LaunchError
+from ksgen.launch.weights import writes_to
 
 _KNOWN = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_meta", "is_cuda", "is_cpu")),
@@ -20,12 +23,14 @@ _KNOWN = {
     *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.__len__),
 }
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imatmul__", "__ipow__", "__set__"}
+_NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}  # to values
 
 
 class Weight(Tensor):
     """(out_features, in_features). Its values are made of the factors at each use, and gradients go on to them."""
 
     _layer: Any
+    _drawn: tuple[list[Tensor], list[object]] | None = None  # the factors before draws by this object; what was written to them since
 
     @staticmethod
     def __new__(cls, layer: Any) -> "Weight":
@@ -53,15 +58,12 @@ class Weight(Tensor):
         if function in _KNOWN:
             return super().__torch_function__(function, types, given, named)
         written = given[0] if given else named.get("tensor")
-        name = getattr(function, "__name__", "")
-        if isinstance(written, Weight) and (own := _OWN.get(function) or _DRAWS.get(name)):
+        if isinstance(written, Weight) and (own := _OWN.get(function) or _DRAWS.get(getattr(function, "__name__", ""))):
             return own(written, *given[1:], **{word: each for word, each in named.items() if word != "tensor"})
-        if isinstance(written, Weight) and (name in _WRITES or (name.endswith("_") and not name.startswith("__"))):
-            raise written._refusal(name)
-        if isinstance(out := named.get("out"), Weight):
-            raise out._refusal(f"{name}(out=...)")
+        _refuse_writes(function, given, named)
         with torch._C.DisableTorchFunctionSubclass():
-            return function(*tree_map(_dense, given), **tree_map(_dense, named))
+            given, named = tree_map(_values, (given, named))
+            return _called(function, given, named)
 
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
@@ -69,6 +71,13 @@ class Weight(Tensor):
         return operator(*tree_map(_dense, given), **tree_map(_dense, named or {}))
 
     def _refusal(self, what: str) -> LaunchError:
+        """The error for a write. Takes back draws by this object, unless something else has written to the factors since."""
+        factors = list(self._layer.weights)
+        if self._drawn is not None and self._drawn[1] == _writes(factors):
+            with torch.no_grad():
+                for factor, before in zip(factors, self._drawn[0], strict=True):
+                    factor.copy_(before)
+            self._drawn = None
         return LaunchError(
             f"{self._layer._name()}: {what} would write to weight, which is the product of the factors in `weights`; accepted: writes to "
             "those, draws around zero (`nn.init`), zeros, or KSLinear.from_linear for the nearest product to a matrix"
@@ -78,8 +87,8 @@ class Weight(Tensor):
         """Draw the factors so that outputs vary as with a dense weight of this standard deviation."""
         layer = self._layer
         of_each = (layer.in_features**0.5 * deviation) ** (1 / len(layer.weights))
-        with torch.no_grad():
-            for factor in layer.weights:
+        with self._writing() as factors:
+            for factor in factors:
                 own = of_each / sqrt(factor.shape[2] * (2 if factor.is_complex() else 1))
                 each = torch.view_as_real(factor) if factor.is_complex() else factor
                 if is_uniform:
@@ -87,6 +96,79 @@ class Weight(Tensor):
                 else:
                     each.normal_(0, own, generator=generator)
         return self
+
+    @contextmanager
+    def _writing(self) -> Iterator[list[Tensor]]:
+        """The factors, to be written to, which a refusal of this object's next write takes back."""
+        factors = list(self._layer.weights)
+        if self._drawn is None or self._drawn[1] != _writes(factors):
+            self._drawn = [each.detach().clone() for each in factors], []
+        with torch.no_grad():
+            yield factors
+        self._drawn = self._drawn[0], _writes(factors)
+
+
+class _Values(Tensor):
+    """Values of a weight, or a view of them. Writes are refused, since they would be lost."""
+
+    _weight: Weight
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
+        named = named or {}
+        _refuse_writes(function, given, named)
+        with torch._C.DisableTorchFunctionSubclass():
+            return _called(function, given, named)
+
+
+def _values(value: Any) -> Any:
+    """The values of a weight; anything else unchanged."""
+    if not isinstance(value, Weight):
+        return value
+    made = value._layer.to_dense().as_subclass(_Values)
+    made._weight = value
+    return made
+
+
+def _called(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """What a function makes of values. Results in their memory are values too, except copies."""
+    if function in (Tensor.__reduce_ex__, Tensor.__deepcopy__):
+        return function(given[0].as_subclass(Tensor), *given[1:])
+    weights = {_memory(each): each._weight for each in tree_leaves((given, named)) if isinstance(each, _Values)}
+
+    def viewed(each: Any) -> Any:
+        if not isinstance(each, Tensor) or isinstance(each, _Values) or (weight := weights.get(_memory(each))) is None:
+            return each
+        made = each.as_subclass(_Values)
+        made._weight = weight
+        return made
+
+    return tree_map(viewed, function(*given, **named))
+
+
+def _refuse_writes(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Raise `LaunchError` where a function would write to a weight, or to values of one."""
+    name = getattr(function, "__name__", "")
+    written = [named.get("out")]
+    if name in _WRITES or (name.endswith("_") and not name.startswith("__") and name not in _NO_WRITES) or named.get("inplace"):
+        written += given[:1] or [named.get("tensor")]
+    for each in tree_leaves(written):
+        if isinstance(each, _Values) and name == "__set__" and function != Tensor.data.__set__:  # such as requires_grad
+            continue
+        if isinstance(each, Weight | _Values):
+            own = each._weight if isinstance(each, _Values) else each
+            raise own._refusal(f"{name}(out=...)" if each is named.get("out") else name)
+
+
+def _memory(tensor: Tensor) -> object:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):  # of a transform, or sparse
+        return id(tensor)
+
+
+def _writes(factors: list[Tensor]) -> list[object]:
+    return [(id(each), writes_to(each)) for each in factors]
 
 
 def _dense(value: Any) -> Any:
@@ -107,15 +189,15 @@ def _uniform(weight: Weight, a: float = 0.0, b: float = 1.0, *, generator: Any =
 
 
 def _kaiming_uniform(weight: Weight, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Weight:
-    fan = weight.shape[1 if mode == "fan_in" else 0]
+    fan = nn.init._calculate_correct_fan(weight, mode)  # which refuses other modes
     return weight._draw(nn.init.calculate_gain(nonlinearity, a) / sqrt(fan), True, generator)
 
 
 def _fill(weight: Weight, val: float = 0.0, *, value: float | None = None) -> Weight:
     if val if value is None else value:
         raise weight._refusal("a fill with other values than zero")
-    with torch.no_grad():
-        weight._layer.weights[-1].zero_()  # the others stay: were all zero, so were all gradients
+    with weight._writing() as factors:
+        factors[-1].zero_()  # the others stay: were all zero, so were all gradients
     return weight
 
 

@@ -235,32 +235,91 @@ def test_with_a_budget_every_layer_gets_a_chain_of_its_own(monkeypatch: pytest.M
     report = convert(model, budget=0.6)
     assert [layer.name for layer in report.layers] == [
         f"blocks.{n}.{name}" for n in (0, 1) for name in ("qkv", "mlp.up", "mlp.down")
-    ] + ["head"]  # fmt: skip
+    ]  # fmt: skip
     for layer in report.layers:
         assert layer.flops[1] <= 0.6 * layer.flops[0]
         assert min(layer.relative_errors) < 1
     found = {layer.name: layer for layer in report.layers}
     nearest = propose(24, 96, budget=0.6, weight=torch.randn(96, 24), device="cpu")
-    assert found["blocks.1.mlp.up"].chain in [each.chain for each in nearest]
+    assert found["blocks.1.mlp.up"].chain in [each.chain for each in nearest.looked_at]
     assert isinstance(model["tied"], nn.Linear)
     assert [layer.name for layer in convert(blocks(1), ["up"], budget=0.5, from_weights=False).layers] == ["blocks.0.mlp.up"]
 
 
-def test_a_budgets_chain_is_the_nearest_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    dense, slow, fast, faster = (
-        Proposal("", chain, us, factorization=replace(factorize(torch.randn(96, 24), chain), relative_error=error))
-        for chain, us, error in (
-            (Chain((Pattern(1, 96, 24, 1),)), 10.0, 0.0),
-            (Chain((Pattern(2, 6, 12, 1), Pattern(1, 48, 6, 2))), 11.0, 0.1),
-            (Chain((Pattern(4, 3, 6, 1), Pattern(1, 48, 6, 2))), 9.0, 0.2),
-            (Chain((Pattern(1, 6, 24, 1), Pattern(1, 96, 6, 1))), 1.0, 0.3),
-        )
+def offers(monkeypatch: pytest.MonkeyPatch, dense_us: float | None, *chains: tuple[float | None, float]) -> list[Chain]:
+    """Let `propose` offer chains of 24 -> 96 features with these times of a training step and errors. Nothing but them decides."""
+    known = [Chain((Pattern(1, rank, 24, 1), Pattern(1, 96, rank, 1))) for rank in range(1, len(chains) + 1)]
+    made = tuple(
+        Proposal("", chain, 1.0, step_us=us, factorization=replace(factorize(torch.randn(96, 24), chain), relative_error=error))
+        for chain, (us, error) in zip(known, chains, strict=True)
     )
+    whole = Proposal("", Chain((Pattern(1, 96, 24, 1),)), 1.0, step_us=dense_us)
     module = import_module("ksgen.torch.convert")
-    for chains, taken in (((slow, fast, faster), fast), ((slow,), slow)):
-        monkeypatch.setattr(module, "propose", lambda *_, chains=chains, **__: Proposals(dense, chains, 8, "a test"))
-        (layer,) = convert(blocks(1), ["up"], budget=0.5).layers
-        assert layer.chain == taken.chain
+    monkeypatch.setattr(module, "propose", lambda *_, **__: Proposals(whole, made[:1], 8, "a test", made))
+    return known
+
+
+@pytest.mark.parametrize(
+    ("dense_us", "chains", "taken"),
+    [
+        (10.0, [(9.0, 0.200), (8.0, 0.205), (1.0, 0.207)], 1),  # of those within 3 %, the fastest training step
+        (10.0, [(9.0, 0.2), (9.0, 0.199)], 1),
+        (10.0, [(11.0, 0.1), (9.0, 0.2), (8.0, 0.3)], 1),  # a step that is slower than the dense layer's does not count
+        (10.0, [(12.0, 0.200), (11.0, 0.205), (10.0, 0.3)], 1),  # unless all are
+        (None, [(None, 0.205), (None, 0.2)], 1),  # times are unknown
+    ],
+)
+def test_a_budgets_chain_is_the_fastest_in_training_of_the_nearest(
+    dense_us: float | None, chains: list[tuple[float | None, float]], taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = offers(monkeypatch, dense_us, *chains)
+    (layer,) = convert(blocks(1), ["up"], budget=0.5).layers
+    assert layer.chain == known[taken]
+
+
+def test_drawn_chains_are_the_fastest_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = offers(monkeypatch, 10.0, (9.0, 0.1), (8.0, 0.3))
+    (layer,) = convert(blocks(1), ["up"], budget=0.5, from_weights=False).layers
+    assert layer.chain == known[1]
+
+
+class WithHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.up = nn.Linear(24, 96), nn.Linear(24, 96)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Output layer, as in models of transformers."""
+        return self.own
+
+
+def test_heads_embeddings_and_few_outputs_stay_dense_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    offers(monkeypatch, 10.0, (9.0, 0.1))
+    dense = ["head", "lm_head", "classifier", "score", "patch_embed", "to_patch_embedding", "embeddings", "fc", "classification_head"]
+    sparse = ["up", "multi_head", "embedder", "fc1", "c_fc", "heads", "headline", "scores"]
+    model = nn.ModuleDict({name: nn.ModuleDict({"1": nn.Linear(24, 96)}) for name in dense[:-2] + sparse})
+    model.update({name: nn.Linear(24, 96) for name in dense[-2:]})
+    model["few"], model["more"] = nn.Linear(24, 16), nn.Linear(24, 17)
+    names = [layer.name for layer in named_by(model, monkeypatch)]
+    assert sorted(names) == sorted([*(f"{name}.1" for name in sparse), "more"])
+    assert [layer.name for layer in named_by(WithHead(), monkeypatch)] == ["up"]
+    assert len(named_by(model, monkeypatch, ["*"])) == len(dense) + len(sparse) + 2
+
+
+def named_by(model: nn.Module, monkeypatch: pytest.MonkeyPatch, names: list[str] | None = None) -> Any:
+    """The layers that `convert` replaces, by cheap chains of their own shapes."""
+
+    def one(columns: int, rows: int, **_: Any) -> Proposals:
+        made = Proposal("", Chain((Pattern(1, 1, columns, 1), Pattern(1, rows, 1, 1))), 1.0, step_us=1.0)
+        return Proposals(replace(made, step_us=2.0), (made,), 8, "a test", (made,))
+
+    monkeypatch.setattr(import_module("ksgen.torch.convert"), "propose", one)
+    return convert(copy.deepcopy(model), names, budget=0.5, from_weights=False).layers
+
+
+def test_a_model_of_heads_alone_is_refused() -> None:
+    with pytest.raises(SpecError, match="heads, embeddings and those with at most 16 outputs; accepted: a list of names"):
+        convert(nn.ModuleDict({"head": nn.Linear(24, 96), "few": nn.Linear(24, 4)}), budget=0.5)
 
 
 @pytest.mark.parametrize(("are_alike", "count"), [(True, 1), (False, 3)])

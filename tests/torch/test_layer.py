@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
-from torch import nn  # noqa: E402  (after the skip)
+from torch import func, nn  # noqa: E402  (after the skip)
 from torch.nn import functional  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -23,7 +23,7 @@ from ksgen.install import install_line  # noqa: E402
 from ksgen.launch.plan import Plan  # noqa: E402
 from ksgen.pattern import Chain, Pattern, monarch  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
-from ksgen.torch import KSLinear, choice  # noqa: E402
+from ksgen.torch import KSLinear, choice, factorize, multiply  # noqa: E402
 from ksgen.torch.backends import NAMES, to_dense  # noqa: E402
 from tests.support.native import chosen_native, saying_it_has_tiles  # noqa: E402
 from tests.support.played_tiles import needs_play  # noqa: E402
@@ -296,6 +296,86 @@ def test_jagged_tensors_that_do_not_fit() -> None:
             make()(x, residual)
     with pytest.raises(LaunchError, match=r"got x of shape \(8, 23\)"):
         make()(torch.nested.nested_tensor([torch.randn(3, 23), torch.randn(5, 23)], layout=torch.jagged))
+
+
+def test_jagged_tensors_of_ragged_features() -> None:
+    x = torch.nested.nested_tensor([torch.randn(10, 24), torch.randn(14, 24)], layout=torch.jagged).transpose(1, 2)
+    with pytest.raises(LaunchError, match=r"x is jagged in its last dimension, \(2, 24, j\d+\); accepted: features there"):
+        make()(x)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(
+    "kind", ["layer", "frozen", "group", "frozen group", "quantized", "residual", "residual of a jagged tensor", "multiply", "factorize"]
+)
+def test_strided_nested_tensors_are_refused(kind: str, grad: bool) -> None:
+    x, layer = torch.nested.nested_tensor([torch.randn(3, 24), torch.randn(5, 24)]), make().eval()
+    calls = {
+        "layer": layer,
+        "frozen": make().eval().freeze(),
+        "group": KSLinear.group([layer, layer]),
+        "frozen group": KSLinear.group([layer, layer]).freeze(),
+        "quantized": layer.quantize("int8"),
+        "residual": lambda x: layer(torch.randn(8, 24), x),
+        "residual of a jagged tensor": lambda x: layer(torch.nested.nested_tensor(x.unbind(), layout=torch.jagged), x),
+        "multiply": lambda x: multiply(x, layer.weights[0]),
+        "factorize": lambda x: factorize(x, CHAIN),
+    }
+    message = r"(x|residual|weight) is a nested torch.strided tensor; accepted: a dense one, or torch.nested.nested_tensor\((x|r|w).*jagged"
+    if "jagged" in kind:
+        message = "x is a jagged tensor; accepted: a residual with the same offsets"
+    with torch.set_grad_enabled(grad):
+        for _ in range(2):  # the second time, frozen layers prepare their calls
+            with pytest.raises(LaunchError, match=message):
+                calls[kind](x)
+
+
+# ---- traces, and transforms of empty batches
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("kind", ["layer", "gelu", "between", "bsl", "ksgen", "recompute", "frozen", "group", "frozen group", "quantized"])
+def test_a_trace_is_the_same_with_and_without_gradients(kind: str, grad: bool) -> None:
+    """`torch.jit.trace` traces twice, the second time without gradients, and compares all that was recorded."""
+    options = {
+        "gelu": {"activation": "gelu"},
+        "between": {"between": "relu"},
+        "bsl": {"layout": "bsl"},
+        "ksgen": {"backend": "ksgen"},
+        "recompute": {"intermediates": "recompute"},
+    }.get(kind, {})
+    layer: Any = KSLinear.group([make(), make()]) if "group" in kind else make(**options)
+    layer = layer.quantize("int8") if kind == "quantized" else layer.eval().freeze() if "frozen" in kind else layer
+    x, longer = (x_of(options.get("layout", "bsf"), count, 2) for count in (3, 4))
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):  # from the third time on, calls may be prepared
+            layer(x)
+        traced = torch.jit.trace(layer, x)
+        torch.testing.assert_close(traced(longer), layer(longer))
+    for weights in layer.parameters():  # no constants of the program
+        weights.data.mul_(2)
+    torch.testing.assert_close(traced(x), layer(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"layout": "bsl"}, {"backend": "einsum"}, {"activation": "gelu"}], ids=str)
+def test_transforms_of_empty_batches(options: dict[str, Any]) -> None:
+    layer, axis = make(**options), 1 if "layout" in options else 0
+    x = x_of(options.get("layout", "bsf"), 3).narrow(axis, 0, 0)
+    state = dict(layer.named_parameters())
+
+    def of_weights(state: Any, x: Any) -> Any:
+        return func.functional_call(layer, state, (x,))
+
+    assert func.jacrev(layer)(x).shape == func.jacfwd(layer)(x).shape == (*x.shape, *x.shape)
+    assert func.hessian(lambda x: layer(x).square().sum())(x).shape == (*x.shape, *x.shape)
+    for name, found in func.jacrev(of_weights)(state, x).items():
+        assert found.shape == (*x.shape, *state[name].shape)
+    several = x_of(options.get("layout", "bsf"), 3)[None]
+    assert func.vmap(layer)(several[:0]).shape == (0, *several.shape[1:])
+    stacked = {name: each.detach()[None][:0] for name, each in state.items()}
+    assert func.vmap(of_weights, (0, None))(stacked, several[0]).shape == (0, *several.shape[1:])
+    per_sample = func.vmap(func.grad(lambda state, x: of_weights(state, x).sum()), (None, 0))(state, several[:0])
+    assert {name: each.shape[1:] for name, each in per_sample.items()} == {name: each.shape for name, each in state.items()}
 
 
 # ---- state, copies, moves

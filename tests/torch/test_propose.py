@@ -25,6 +25,8 @@ def test_the_fastest_of_each_family_come_first() -> None:
         assert (each.parameters, each.flops) == (each.chain.weight_count, 2 * each.chain.weight_count)
         assert each.parameters <= 0.4 * 96 * 80
         assert (each.relative_error, each.measured_us) == (None, None)
+        assert each.step_us is not None
+        assert each.step_us > each.us
     more = propose(96, 80, budget=0.4, device=TARGET, most=9)
     for family in {each.family for each in found}:
         assert found_of(found, family) == found_of(more, family)[:2]
@@ -45,6 +47,8 @@ def test_with_a_weight_the_nearest_come_first() -> None:
     for each in found:
         assert each.relative_error == pytest.approx(factorize(weight, each.chain).relative_error)
     assert max(Counter(each.family for each in found).values()) == 2
+    assert set(found) < set(found.looked_at)
+    assert all(each.relative_error is not None for each in found.looked_at)
 
 
 def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:

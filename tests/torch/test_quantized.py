@@ -48,6 +48,13 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
+def test_jagged_tensors() -> None:
+    layer, rows = KSLinear(CHAIN).quantize("int8"), [torch.randn(count, 48) for count in (3, 1, 5)]
+    y = layer(torch.nested.nested_tensor(rows, layout=torch.jagged))
+    for found, each in zip(y.unbind(), rows, strict=True):
+        torch.testing.assert_close(found, layer(each))
+
+
 def test_a_prepared_call_serves_no_other_option() -> None:
     """Options may be set anew after a call, as those of `KSLinear`."""
     _, made = layer_of()

@@ -79,6 +79,84 @@ def test_a_draw_reaches_the_factors(draw: Callable[[Any], Any], deviation: float
     assert not any(each.equal(old) for each, old in zip(layer.weights, before, strict=True))
 
 
+def erfinv(weight: Any) -> None:
+    """Truncate a normal draw as timm does, and PyTorch before 2.13."""
+    weight.uniform_(-0.95, 0.95).erfinv_().mul_(0.02)
+
+
+def scaled(weight: Any) -> None:
+    weight.normal_(0, 1)
+    weight.zero_()
+    weight.mul_(0.02)
+
+
+@pytest.mark.parametrize(
+    "initialize",
+    [
+        lambda weight: nn.init.trunc_normal_(weight),
+        lambda weight: nn.init.trunc_normal_(weight, std=0.02, a=-0.02, b=0.02),
+        lambda weight: nn.init.trunc_normal_(weight, a=-0.1, b=0.1),
+        lambda weight: nn.init.trunc_normal_(weight, a=0, b=2),
+        lambda weight: nn.init.trunc_normal_(weight, 1.0),
+        lambda weight: nn.init.sparse_(weight, 0.1),
+        nn.init.orthogonal_,
+        nn.init.eye_,
+        nn.init.ones_,
+        erfinv,
+        scaled,
+        *(
+            lambda weight, name=name: getattr(weight, name)()
+            for name in ("bernoulli_", "exponential_", "cauchy_", "log_normal_", "random_")
+        ),
+        lambda weight: weight.geometric_(0.5),
+        lambda weight: torch.rand(48, 48, out=weight),
+        lambda weight: nn.init.xavier_uniform_(weight.t()),
+        lambda weight: [nn.init.xavier_normal_(each) for each in weight.chunk(3)],
+        lambda weight: nn.init.kaiming_normal_(weight[:16]),
+        lambda weight: weight.detach().view(-1).normal_(),
+        lambda weight: weight.normal_()[0].fill_(1),
+        lambda weight: torch._foreach_zero_([weight]),
+        lambda weight: nn.functional.relu(weight, inplace=True),
+        lambda weight: setattr(weight.detach(), "data", torch.zeros(48, 48)),
+    ],
+)
+def test_an_initializer_that_is_refused_changes_nothing(initialize: Callable[[Any], Any]) -> None:
+    """Nor one that drew the factors before its write that is refused, nor one through a view of the values."""
+    layer = make()
+    before = [each.clone() for each in layer.weights]
+    with pytest.raises(LaunchError, match=r"would write to weight, which is the product of the factors in `weights`; accepted: "):
+        initialize(layer.weight)
+    assert all(each.equal(old) for each, old in zip(layer.weights, before, strict=True))
+
+
+def test_a_refusal_takes_back_no_other_writes() -> None:
+    layer = make()
+    weight = layer.weight.normal_()
+    with torch.no_grad():
+        layer.weights[0].mul_(2)
+    before = [each.clone() for each in layer.weights]
+    with pytest.raises(LaunchError, match="erfinv_ would write"):
+        weight.erfinv_()
+    assert all(each.equal(old) for each, old in zip(layer.weights, before, strict=True))
+
+
+def test_views_of_the_values_are_read_as_tensors() -> None:
+    layer, x = make(dtype=torch.float64), torch.randn(5, 48, dtype=torch.float64)
+    values, dense = layer.weight.detach(), layer.to_dense().detach()
+    assert (
+        type(values + 1) is type(values.clone()) is type(copy.deepcopy(values)) is type(pickle.loads(pickle.dumps(values))) is torch.Tensor
+    )
+    assert values.numpy().tolist() == values.tolist() == dense.tolist()
+    torch.testing.assert_close(nn.functional.linear(x, layer.weight[:16]), nn.functional.linear(x, dense[:16]))
+    torch.testing.assert_close(torch.func.vmap(lambda row: row @ values.T)(x), x @ dense.T)
+    leaf = layer.weight.detach().requires_grad_()
+    (x @ leaf.T).sum().backward()
+    torch.testing.assert_close(leaf.grad, x.sum(0).expand(48, 48))
+    with pytest.raises(ValueError, match="Mode other not supported"):
+        nn.init.kaiming_uniform_(layer.weight, mode="other")
+    assert layer.to_dense().detach().equal(dense)
+
+
 def test_zeros_leave_gradients() -> None:
     layer = make(bias=False)
     nn.init.zeros_(layer.weight)
