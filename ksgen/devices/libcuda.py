@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # _LAUNCH_TIMEOUT, _ASSERT, _HARDWARE_STACK_ERROR, _ILLEGAL_INSTRUCTION, _MISALIGNED_ADDRESS, _INVALID_ADDRESS_SPACE, _INVALID_PC,
 # _LAUNCH_FAILED.
 _STICKY = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719)
-_CONTEXT, _DEVICE_ORDINAL = 1, 9  # CU_POINTER_ATTRIBUTE_...
+_CONTEXT, _MEMORY_TYPE, _DEVICE_ORDINAL = 1, 2, 9  # CU_POINTER_ATTRIBUTE_...
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ELEMENT = {1: 0, 2: 1, 4: 2}  # bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32: bits are moved, never converted
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_...
@@ -53,9 +53,10 @@ def device_of(pointer: int) -> int | None:
 
 def context_of(pointer: int) -> int | None:
     """The context that memory was allocated in; 0 if it belongs to none, None for memory that the driver does not know."""
-    own = ctypes.c_void_p()
-    unknown = _driver().cuPointerGetAttribute(ctypes.byref(own), _CONTEXT, ctypes.c_uint64(pointer))
-    return None if unknown else own.value or 0
+    ask, own, kind, place = _driver().cuPointerGetAttribute, ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint64(pointer)
+    if not ask(ctypes.byref(own), _CONTEXT, place):
+        return own.value or 0
+    return None if ask(ctypes.byref(kind), _MEMORY_TYPE, place) else 0  # memory of pools has a type, and may have no context
 
 
 def current_context() -> int:
