@@ -129,7 +129,9 @@ def _driver_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable
         kernel.prepare(values)
         launch = kernel.parts[0].prepared_async_call
         return lambda: launch((grid, 1), (block, 1, 1), None, *values, shared_size=shared_bytes)
-    launch, function, address = device._cu.cuLaunchKernel, kernel.function, kernel.pack(arguments)
+    spare = kernel.spares.take()
+    launch, function, address = device._cu.cuLaunchKernel, kernel.function, spare[0].pack(arguments)
+    kernel.spares.put_back(spare)  # which keeps it
     return lambda: launch(function, grid, 1, 1, block, 1, 1, shared_bytes, 0, address, 0)
 
 

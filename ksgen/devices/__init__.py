@@ -28,11 +28,15 @@ _opening = new_reentrant_lock()
 
 
 def find_device(name: str | None = None) -> Device:
-    """The device named by `name` or `KSGEN_DEVICE`, else the best one. Every call returns the same object."""
+    """The device named by `name` or `KSGEN_DEVICE`, else the best one. Every call returns the same object, until its user destroys the CUDA
+    context that it works in."""
     if not isinstance(name, str | None):
         raise DeviceError(f"device={excerpt(name)}; {_ACCEPTED}")
     with _opening:  # several threads that ask for the first time get one object too
-        return _find(name or os.environ.get("KSGEN_DEVICE", ""))
+        wanted = name or os.environ.get("KSGEN_DEVICE", "")
+        if not _find(wanted).is_open:
+            _find.cache_clear()
+        return _find(wanted)
 
 
 def device_for(place: Any) -> Device:

@@ -27,6 +27,7 @@ LINE_BYTES = 64  # of a processor's cache
 GPU_BATCH, CPU_BATCH = 25088, 1568  # measured unless the user names a batch: 128 sequences of 196 tokens; 8 of them
 CONTEXT_LOST = "; the GPU context is lost, and only a new process can use the GPU again"
 MAP_BYTES = 128  # size of an encoded tensor map
+PER_THREAD_STREAM = 2  # CUDA's default stream of the calling thread
 LEGACY_STREAM = 1  # CUDA's default stream, as 0 is: it cannot be captured, and a query may be an error
 PORTABLE_SHARED_BYTES = 48 * 1024  # a CUDA kernel must request more than this before its launch
 
@@ -57,8 +58,10 @@ class Device(Protocol):
     driver_version: str
     limits: Limits
     shares_host: bool  # kernels use the host's memory in place
+    is_open: bool  # False once the CUDA context that it works in is destroyed
     context: int  # the address of the CUDA context that it works in; 0 of other devices
     supports_foreign_streams: bool  # can launch on other libraries' CUDA streams, given as integers
+    host_stream: Stream  # for host arrays where no stream is named: on CUDA's default one they would end others' captures
 
     def compiler(self) -> Compiler | None:
         """Its own; None: what `build` finds on the machine, as CUDA devices that have none of their own say."""
@@ -137,10 +140,10 @@ class _OneByOne:
             begin += len(args)
 
 
-def uploaded(device: Device, array: HostArray, stream: Stream = None) -> Buffer:
-    """Allocate device memory and copy a host array to it, in stream order."""
+def uploaded(device: Device, array: HostArray) -> Buffer:
+    """Allocate device memory and copy a host array to it, complete on return."""
     buffer = device.allocate(array.nbytes)
-    device.upload(buffer, array, stream)
+    device.upload(buffer, array, device.host_stream)
     return buffer
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.build.request import Binary
 from ksgen.devices.base import (
     LEGACY_STREAM,
+    PER_THREAD_STREAM,
     PORTABLE_SHARED_BYTES,
     Buffer,
     Found,
@@ -26,10 +27,9 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
-from ksgen.devices.libcuda import ArgumentBlock, DriverError, EarlyLaunch, beside_captures, encode_map, explained, refused_binary
+from ksgen.devices.libcuda import DriverError, Spares, beside_captures, encode_map, explained, refused_binary
 from ksgen.errors import DeviceError
 from ksgen.install import cuda_extra, install_line
-from ksgen.locks import new_lock
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
@@ -58,6 +58,8 @@ class DriverDevice:
     dialect: Literal["cuda"] = "cuda"
     shares_host = False
     supports_foreign_streams = True
+    host_stream = PER_THREAD_STREAM
+    is_open = True
 
     def __init__(self, cu: Any, index: int) -> None:
         self._cu, self.index = cu, index
@@ -77,7 +79,7 @@ class DriverDevice:
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> _Kernel:
         cu = self._cu
-        with self._current():
+        with self._current(), beside_captures():
             try:
                 library = self._call(f"loading {entry}", cu.cuLibraryLoadData, binary.data, [], [], 0, [], [], 0)
             except DeviceError as error:
@@ -88,7 +90,7 @@ class DriverDevice:
                 attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 doing = f"asking for {shared_bytes} bytes of shared memory for {entry}"
                 self._call(doing, cu.cuFuncSetAttribute, function, attribute, shared_bytes)
-        loaded = _Kernel(function, entry, EarlyLaunch(int(function)) if starts_early else None)
+        loaded = _Kernel(function, entry, starts_early)
         weakref.finalize(loaded, self._unload, library).atexit = False
         return loaded
 
@@ -97,12 +99,13 @@ class DriverDevice:
         if not self._is_current():
             with self._current():
                 return self.launch(kernel, grid, block, shared_bytes, args, stream)
-        with kernel.lock:
-            block_address = kernel.pack(args)
-            if kernel.early is None:
-                (status,) = cu.cuLaunchKernel(kernel.function, grid, 1, 1, block, 1, 1, shared_bytes, stream or 0, block_address, 0)
-            else:
-                status = kernel.early(grid, block, shared_bytes, stream or 0, block_address)
+        arguments, early = spare = kernel.spares.take()
+        block_address = arguments.pack(args)
+        if early is None:
+            (status,) = cu.cuLaunchKernel(kernel.function, grid, 1, 1, block, 1, 1, shared_bytes, stream or 0, block_address, 0)
+        else:
+            status = early(grid, block, shared_bytes, stream or 0, block_address)
+        kernel.spares.put_back(spare)
         if status:
             raise _error(status, f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)")
         return None
@@ -112,7 +115,7 @@ class DriverDevice:
             return encode_map(described, pointer)
 
     def allocate(self, nbytes: int) -> Buffer:
-        with self._current():
+        with self._current(), beside_captures():
             pointer = int(self._call(f"allocating {nbytes} bytes", self._cu.cuMemAlloc, max(nbytes, 1)))
         return Memory(pointer, nbytes, self._free, pointer)
 
@@ -124,7 +127,7 @@ class DriverDevice:
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         source = as_bytes(array)
-        with self._current():
+        with self._current(), beside_captures():
             doing = f"uploading {source.nbytes} bytes"
             copy = self._cu.cuMemcpyHtoDAsync
             self._call(doing, copy, int(buffer), source.ctypes.data, source.nbytes, stream or 0)
@@ -132,14 +135,14 @@ class DriverDevice:
 
     def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
         target = as_bytes(array)
-        with self._current():
+        with self._current(), beside_captures():
             doing = f"downloading {target.nbytes} bytes"
             copy = self._cu.cuMemcpyDtoHAsync
             self._call(doing, copy, target.ctypes.data, int(buffer), target.nbytes, stream or 0)
         self.synchronize(stream)
 
     def synchronize(self, stream: Stream = None) -> None:
-        with self._current():
+        with self._current(), beside_captures():
             self._call("waiting for the stream", self._cu.cuStreamSynchronize, stream or 0)
 
     def is_capturing(self, stream: Stream) -> bool:
@@ -168,8 +171,8 @@ class DriverDevice:
                     cu.cuEventDestroy(event)
 
     def _free(self, pointer: int) -> None:
-        with self._current(), beside_captures():
-            self._cu.cuMemFree(pointer)  # unchecked: after a lost context there is nothing left to free
+        with suppress(DeviceError), self._current(), beside_captures():
+            self._cu.cuMemFree(pointer)  # unchecked: after a lost context, and in a forked child, there is nothing to free
 
     def _unload(self, library: Any) -> None:
         with beside_captures():
@@ -207,13 +210,13 @@ class DriverDevice:
 
 
 class _Kernel:
-    """A function, and the block that its arguments are written to at every launch. Pack and launch under `lock`."""
+    """A function, and what its launches write their arguments to."""
 
-    __slots__ = ("__weakref__", "early", "entry", "function", "lock", "pack")
+    __slots__ = ("__weakref__", "entry", "function", "spares")
 
-    def __init__(self, function: Any, entry: str, early: EarlyLaunch | None) -> None:
-        self.function, self.entry, self.early, self.lock = function, entry, early, new_lock()
-        self.pack = ArgumentBlock().pack
+    def __init__(self, function: Any, entry: str, starts_early: bool) -> None:
+        self.function, self.entry = function, entry
+        self.spares = Spares(int(function) if starts_early else None)
 
 
 @cache

@@ -34,25 +34,33 @@ from ksgen.devices.base import (
     cuda_target,
 )
 from ksgen.devices.libcuda import (
-    ArgumentBlock,
     DriverError,
-    EarlyLaunch,
     Module,
+    Spares,
     beside_captures,
     check,
+    context_number,
     current_context,
     encode_map,
     is_capturing,
+    push_context,
     refused_binary,
     words_of_a_lost_context,
 )
 from ksgen.errors import DeviceError, ToolchainError
-from ksgen.locks import new_lock
 from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
     from ksgen.families import TensorMap
+
+
+_GONE = (
+    "the CUDA context that this was made in is gone, detached by its user; "
+    "call launchers, which open the GPU in the context that is current then, and make packed weights and prepared calls again"
+)
+_opened: dict[int, PyCudaDevice] = {}
+_left: list[list[Any]] = []  # what could not be freed
 
 
 def found() -> list[Found]:
@@ -63,11 +71,13 @@ def found() -> list[Found]:
     ]
 
 
-@cache
 def open_device(index: int) -> PyCudaDevice:
-    devices = _devices()
-    check_index("pycuda", index, [device.name() for device in devices])
-    return PyCudaDevice(_pycuda(), devices[index], index)
+    """The same device at every call, until its context is destroyed."""
+    if (known := _opened.get(index)) is None or not known.is_open:
+        devices = _devices()
+        check_index("pycuda", index, [device.name() for device in devices])
+        known = _opened[index] = PyCudaDevice(_pycuda(), devices[index], index)
+    return known
 
 
 class PyCudaDevice:
@@ -94,8 +104,15 @@ class PyCudaDevice:
         self._context = current if is_here else device.retain_primary_context()
         if not is_here:
             atexit.register(self._context.detach)  # left to its destructor, PyCUDA detaches it the wrong way, and complains
-        with self._entered("asking for the context"):
-            self.context = current_context()
+        self.context: int = self._context.handle
+        self._number = context_number(self.context)
+        with self._entered("making a stream"):
+            self.host_stream = driver.Stream()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its context is still there: a user who made it may have detached it."""
+        return context_number(self.context) in (self._number, 0)
 
     def compiler(self) -> Compiler | None:
         """nvcc as PyCUDA starts it; None where another compiler comes first, there is none, or nothing may be compiled."""
@@ -111,10 +128,9 @@ class PyCudaDevice:
 
         kernel: _Kernel | _EarlyKernel
         try:
-            with self._entered(f"loading {entry}"):
+            with self._entered(f"loading {entry}"), beside_captures():
                 if starts_early:
-                    own = Module(binary.data)
-                    kernel = _EarlyKernel([EarlyLaunch(own.function(entry, shared_bytes)), own], entry)
+                    kernel = _EarlyKernel(Module(binary.data), entry, shared_bytes)
                 else:
                     module = KernelModule(binary)
                     function = module.get_function(entry)
@@ -133,7 +149,7 @@ class PyCudaDevice:
         own = self._own(stream)
         values = [0 if arg is None else arg if isinstance(arg, bytes) else int(arg) for arg in args]
         try:  # what `_entered` does, without its microsecond
-            self._context.push()
+            self._enter()
             try:
                 kernel.launch(grid, block, shared_bytes, values, own)
             finally:
@@ -147,7 +163,7 @@ class PyCudaDevice:
             return encode_map(described, pointer)
 
     def allocate(self, nbytes: int) -> Buffer:
-        with self._entered(f"allocating {nbytes} bytes"):
+        with self._entered(f"allocating {nbytes} bytes"), beside_captures():
             allocation = self._driver.mem_alloc(max(nbytes, 1))
         return Memory(int(allocation), nbytes, self._release, [allocation])
 
@@ -160,20 +176,20 @@ class PyCudaDevice:
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         own, source = self._own(stream), as_bytes(array)
         if source.nbytes:
-            with self._entered(f"uploading {source.nbytes} bytes"):
+            with self._entered(f"uploading {source.nbytes} bytes"), beside_captures():
                 self._driver.memcpy_htod_async(int(buffer), source, own)
                 self._wait(own)
 
     def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
         own, target = self._own(stream), as_bytes(array)
         if target.nbytes:
-            with self._entered(f"downloading {target.nbytes} bytes"):
+            with self._entered(f"downloading {target.nbytes} bytes"), beside_captures():
                 self._driver.memcpy_dtoh_async(target, int(buffer), own)
                 self._wait(own)
 
     def synchronize(self, stream: Stream = None) -> None:
         own = self._own(stream)
-        with self._entered("waiting for the stream"):
+        with self._entered("waiting for the stream"), beside_captures():
             self._wait(own)
 
     def is_capturing(self, stream: Stream) -> bool:
@@ -201,8 +217,12 @@ class PyCudaDevice:
 
     def _release(self, parts: list[Any]) -> None:
         """Free what lives in the context while inside it: on another thread PyCUDA would leak it."""
-        with suppress(DeviceError), self._entered("releasing"), beside_captures():
-            parts.clear()
+        try:
+            with self._entered("releasing"), beside_captures():
+                parts.clear()
+        except DeviceError:
+            if self.is_open:  # as in a forked child, where PyCUDA would end the process: there is nothing to free
+                _left.append(parts)
 
     def _own(self, stream: Stream) -> Any:
         """A stream as PyCUDA takes it: one that PyCUDA made, or None for the default stream."""
@@ -218,10 +238,23 @@ class PyCudaDevice:
         else:
             own.synchronize()
 
-    @contextmanager
-    def _entered(self, doing: str) -> Iterator[None]:
+    def _enter(self) -> None:
+        """Push the context. Where that fails, PyCUDA has taken the thread's own away already: it comes back."""
         try:
             self._context.push()
+        except self._driver.Error:
+            before = self._driver.Context.get_current()
+            with suppress(DriverError):
+                if before is not None and not current_context():
+                    push_context(before.handle)
+            raise
+
+    @contextmanager
+    def _entered(self, doing: str) -> Iterator[None]:
+        if not self.is_open:  # PyCUDA would push, and pop, whatever context lies at its address now
+            raise DeviceError(f"PyCUDA on {self.name}, {doing}: {_GONE}")
+        try:
+            self._enter()
             try:
                 yield
             finally:
@@ -231,8 +264,8 @@ class PyCudaDevice:
 
     def _error(self, doing: str, error: Exception) -> DeviceError:
         """PyCUDA's own errors keep the driver's sentence and drop its code."""
-        told = str(error)
-        if not isinstance(error, DriverError):
+        told = str(error) if self.is_open else _GONE
+        if self.is_open and not isinstance(error, DriverError):
             lost = CONTEXT_LOST if any(words in told for words in words_of_a_lost_context()) else ""
             told = f"{type(error).__name__}: {told}{lost}"
         return DeviceError(f"PyCUDA on {self.name}, {doing}: {told}")
@@ -258,16 +291,18 @@ class _Kernel:
 
 
 class _EarlyKernel:
-    """A function with its module, launched early, both through the driver itself, and the block of its arguments."""
+    """A function with its module, launched early, both through the driver itself, and what its launches write their arguments to."""
 
-    __slots__ = ("__weakref__", "block", "entry", "lock", "parts")
+    __slots__ = ("__weakref__", "entry", "parts", "spares")
 
-    def __init__(self, parts: list[Any], entry: str) -> None:
-        self.parts, self.entry, self.block, self.lock = parts, entry, ArgumentBlock(), new_lock()
+    def __init__(self, module: Module, entry: str, shared_bytes: int) -> None:
+        self.parts, self.entry, self.spares = [module], entry, Spares(module.function(entry, shared_bytes))
 
     def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], own: Any) -> None:
-        with self.lock:
-            status = self.parts[0](grid, block, shared_bytes, own.handle if own else 0, self.block.pack(values))
+        arguments, early = spare = self.spares.take()
+        assert early
+        status = early(grid, block, shared_bytes, own.handle if own else 0, arguments.pack(values))
+        self.spares.put_back(spare)
         check(status)
 
 

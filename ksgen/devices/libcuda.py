@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 # _LAUNCH_TIMEOUT, _ASSERT, _HARDWARE_STACK_ERROR, _ILLEGAL_INSTRUCTION, _MISALIGNED_ADDRESS, _INVALID_ADDRESS_SPACE, _INVALID_PC,
 # _LAUNCH_FAILED.
 _STICKY = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719)
-_CONTEXT, _DEVICE_ORDINAL = 1, 9  # CU_POINTER_ATTRIBUTE_...
+_CONTEXT, _MEMORY_TYPE, _DEVICE_ORDINAL = 1, 2, 9  # CU_POINTER_ATTRIBUTE_...
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ELEMENT = {1: 0, 2: 1, 4: 2}  # bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32: bits are moved, never converted
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_...
 _NOT_INTERLEAVED, _LINES_OF_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0  # how boxes lie, what L2 fetches, what is beyond the array
 _MAP_ALIGNMENT = 64  # of a tensor map's address, its parameter's included; objects of cuda-bindings do not keep it
 _GRAPHS_HOLD_EARLY_LAUNCHES = 12030  # the first CUDA that records them
+_GONE = (201, 709)  # CUDA_ERROR_INVALID_CONTEXT, _CONTEXT_IS_DESTROYED
 _REFUSED = (200, 209, 218, 222, 300)  # a binary: CUDA_ERROR_INVALID_IMAGE, _NO_BINARY_FOR_GPU, _INVALID_PTX, _UNSUPPORTED_PTX_VERSION, ...
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CONFIGURATION = struct.Struct("7I4xQQI4x")  # CUlaunchConfig: blocks, threads, shared bytes, stream, attributes and their number
@@ -50,11 +51,12 @@ def device_of(pointer: int) -> int | None:
     return None if unknown else index.value
 
 
-def context_of(pointer: int) -> int:
-    """The context that memory was allocated in; 0 where the driver does not know, or where it belongs to none."""
-    own = ctypes.c_void_p()
-    unknown = _driver().cuPointerGetAttribute(ctypes.byref(own), _CONTEXT, ctypes.c_uint64(pointer))
-    return 0 if unknown else own.value or 0
+def context_of(pointer: int) -> int | None:
+    """The context that memory was allocated in; 0 if it belongs to none, None for memory that the driver does not know."""
+    ask, own, kind, place = _driver().cuPointerGetAttribute, ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint64(pointer)
+    if not ask(ctypes.byref(own), _CONTEXT, place):
+        return own.value or 0
+    return None if ask(ctypes.byref(kind), _MEMORY_TYPE, place) else 0  # memory of pools has a type, and may have no context
 
 
 def current_context() -> int:
@@ -62,6 +64,18 @@ def current_context() -> int:
     own = ctypes.c_void_p()
     call("cuCtxGetCurrent", ctypes.byref(own))
     return own.value or 0
+
+
+def push_context(context: int) -> None:
+    """Make a context current on this thread, above those that it has."""
+    call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
+
+
+def context_number(context: int) -> int | None:
+    """A number that no other context of the process has had, though addresses come again. None: it was destroyed; 0: the driver fails."""
+    number = ctypes.c_uint64()
+    status = _number_function()(context, ctypes.byref(number))
+    return None if status in _GONE else number.value
 
 
 def is_capturing(handle: int) -> bool:
@@ -87,7 +101,7 @@ def encode_map(described: TensorMap, pointer: int) -> bytes:
 
 
 class ArgumentBlock:
-    """Memory that a kernel's arguments are written to at every launch. One thread at a time uses it, from `pack` to the launch."""
+    """Memory that a kernel's arguments are written to at every launch. One launch at a time uses it, from `pack` to its end."""
 
     __slots__ = ("_arity", "_block", "_pack", "_pointers", "_start")
 
@@ -118,7 +132,7 @@ class ArgumentBlock:
 class EarlyLaunch:
     """Early launches: the function waits for the grid before it by itself, so a launch may begin while that grid ends.
 
-    PyCUDA has no such call, and cuda-bindings' own takes as long. One thread at a time. Into a graph that cannot hold it, it is plain.
+    PyCUDA has no such call, and cuda-bindings' own takes as long. One launch at a time. Into a graph that cannot hold it, it is plain.
     """
 
     __slots__ = ("_attribute", "_configuration", "_function", "_launch", "_may_be_refused", "_place", "_told")
@@ -138,6 +152,26 @@ class EarlyLaunch:
             self._told = told
         status: int = self._launch(self._place, self._function, arguments, None)
         return status
+
+
+class Spares:
+    """Argument blocks of one kernel that no launch uses now, each with an early launch if it takes one.
+
+    Every launch has its own, those of other threads and of a signal handler that interrupts one too: a lock would block the handler.
+    """
+
+    __slots__ = ("_early", "_free", "put_back")
+
+    def __init__(self, early: int | None = None) -> None:
+        """`early`: the handle of a function that is launched early."""
+        self._early, self._free = early, list[tuple[ArgumentBlock, EarlyLaunch | None]]()
+        self.put_back = self._free.append
+
+    def take(self) -> tuple[ArgumentBlock, EarlyLaunch | None]:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return ArgumentBlock(), None if self._early is None else EarlyLaunch(self._early)
 
 
 class Module:
@@ -199,13 +233,21 @@ def _text(function: str, status: int) -> str:
 
 @contextmanager
 def beside_captures() -> Iterator[None]:
-    """Lets memory be freed while a graph is recorded, without spoiling the recording."""
+    """Allows calls that other threads' recordings of graphs forbid, such as allocating, waiting and freeing, without ending those."""
     mode = ctypes.c_int(_RELAXED)
     _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
         yield
     finally:
         _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+@cache
+def _number_function() -> Any:
+    driver = _driver()
+    function = getattr(driver, "cuCtxGetId", driver.cuCtxGetApiVersion)  # before CUDA 12, which numbers none: alive or not
+    function.argtypes = (ctypes.c_void_p,) * 2
+    return function
 
 
 @cache

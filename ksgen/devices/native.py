@@ -176,6 +176,8 @@ class NativeDevice:
     runtime: Literal["native"] = "native"
     dialect: Literal["opencl"] = "opencl"
     supports_foreign_streams = False
+    host_stream = None
+    is_open = True
     shares_host = True
     context = 0
     index = 0

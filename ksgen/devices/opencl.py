@@ -60,6 +60,8 @@ class OpenCLDevice:
     runtime: Literal["opencl"] = "opencl"
     dialect: Literal["opencl"] = "opencl"
     supports_foreign_streams = False
+    host_stream = None
+    is_open = True
     context = 0
 
     def __init__(self, device: Any, context: Any, index: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
+from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, common_device, view
@@ -19,7 +20,7 @@ from ksgen.launch.memory import is_whole
 from ksgen.launch.places import on_device, on_shared
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.stated import ADDED, check_storage, checked, docstring, explained, operand, options_of_call
-from ksgen.launch.streams import where_to_work
+from ksgen.launch.streams import device_and_stream, where_to_work
 from ksgen.launch.turned import check_turns, turned
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, storage_of, stored_alike
@@ -93,9 +94,11 @@ class ChainLauncher:
         options = with_precision(self, {"x": x, **last_only}, own, options)
         if fused := self._fused(x, own, last_only, options, out_layout):
             return fused()
-        layouts = self._layouts(layout, out_layout)
+        layouts, found = self._layouts(layout, out_layout), view(x, "x")
         if is_turned(layout, out_layout):
-            check_turns(self, view(x, "x"))
+            check_turns(self, found)
+        if len(self.factors) > 1:
+            check_intermediates(self, found, stream)
         for number, (factor, weights_of_it) in enumerate(zip(self.factors, own, strict=True)):
             if is_turned(layout, out_layout) and number == self.chain.turn:
                 x = turned(x, stream)
@@ -274,6 +277,18 @@ def layer_of(given: Any) -> ChainLauncher:
     if isinstance(given, ChainLauncher):
         return given
     return ChainLauncher(given, **given.stated.told) if isinstance(given, Launcher) else ChainLauncher(given)
+
+
+def check_intermediates(caller: object, x: ArrayView, stream: Any) -> None:
+    """Raise `LaunchError` if launches of one factor each cannot have arrays between them."""
+    if x.device == "host" or x.kind == "torch":  # which keeps memory for graphs
+        return
+    if x.kind in ("cuda", "dlpack"):
+        why = f"nothing makes arrays like x, {type(x.owner).__name__}, for intermediates"
+        accepted = "arrays of PyTorch, CuPy, PyCUDA or NumPy, or fuse='yes' where one launch can be had"
+        raise LaunchError(f"{caller!r}: factors are launched one by one here, and {why}; accepted: {accepted}")
+    device, on = device_and_stream(caller, x.device, x.stream if stream is None else stream)
+    refuse_capture(device, on, "launches factors one by one, and allocates their intermediates", "give PyTorch's tensors")
 
 
 def with_precision(caller: object, arrays: Mapping[str, Any], own: Sequence[Any], options: CallOptions) -> CallOptions:

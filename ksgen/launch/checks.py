@@ -116,6 +116,8 @@ def check_memory(caller: object, views: Views) -> None:
     """Raise `LaunchError` on what arrays of fitting shapes may still have wrong: it is asked anew at every call."""
     _check_gradients(caller, views)
     for name, given in views.items():
+        if isinstance(given.pointer, int) and not given.pointer:  # no array of a shape that fits is empty
+            raise LaunchError(f"{caller!r}: {name} is of shape {tuple(given.shape)} and lies at address 0; give an array with memory")
         if given.device != "host" and isinstance(given.pointer, int) and given.pointer % element_bytes(given.dtype):
             raise LaunchError(f"{caller!r}: {name} starts inside a {given.dtype}, at {given.pointer:#x}; give a copy of it")
     if "out" in views:

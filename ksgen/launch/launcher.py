@@ -179,7 +179,9 @@ class Launcher:
         if not isinstance(weights, Quantized):
             return weights
         packed = self._quantized.get(weights)
-        return self._quantized.setdefault(weights, self.pack(weights)) if packed is None else packed
+        if packed is None or not packed.device.is_open:
+            packed = self._quantized[weights] = self.pack(weights)
+        return packed
 
     def explain(
         self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ksgen.devices.base import host_memory
+from ksgen.devices.libcuda import context_of
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, is_same_stream
 from ksgen.spec.storage import BYTE_TYPES, element_bytes
@@ -101,6 +102,9 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
         with cupy.cuda.Device(like.device[1]), nullcontext() if own else cupy.cuda.ExternalStream(stream or 0, like.device[1]):
             return cupy.empty(shape, like.owner.dtype if dtype is None else numpy_dtype(dtype))
     if like.kind == "pycuda":
+        current, held = sys.modules["pycuda.driver"].Context.get_current(), context_of(like.pointer)
+        if current is None or (held and current.handle != held):
+            raise LaunchError("x is a GPUArray of a context that is not current on this thread; push() it before the call, or give out=")
         return sys.modules["pycuda.gpuarray"].empty(shape, like.owner.dtype if dtype is None else numpy_dtype(dtype))
     if like.kind == "pyopencl":
         kind = like.owner.dtype if dtype is None else numpy_dtype(dtype)

@@ -70,6 +70,7 @@ def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Wei
     import numpy as np
 
     device = plan.device
+    stream = device.host_stream if stream is None else stream
     refuse_capture(device, stream, "copies arrays from the host", "give arrays that lie on the device")
     if out is None:
         out = _new_out(plan, views)

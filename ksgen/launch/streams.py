@@ -12,6 +12,7 @@ from ksgen.errors import DeviceError, LaunchError
 from ksgen.launch.arrays import ArrayView, Place, is_same_stream, stream_handle
 from ksgen.launch.memory import torch_stream
 from ksgen.launch.views import Views, views_of
+from ksgen.launch.workspace import STREAM_ORDERED
 
 OUT_OF_ORDER = 1  # OpenCL's CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
 
@@ -109,7 +110,12 @@ def in_their_context(caller: object, device: Device, stream: Stream, views: View
     primary one, where the driver runtime serves them; `LaunchError` where neither can.
     """
     own = device.context
-    apart = {name: held for name, found in views.items() if own and found.device != "host" and (held := context_of(found.pointer))}
+    contexts = {name: context_of(found.pointer) for name, found in views.items() if own and found.device != "host"}
+    for name, held in contexts.items():
+        if held is None and views[name].kind not in STREAM_ORDERED:  # which keep freed memory, and may use the host's
+            at = f"{views[name].pointer:#x}"
+            raise LaunchError(f"{caller!r}: {name} lies at {at}, where CUDA knows no memory; it may be freed: give an array with memory")
+    apart = {name: held for name, held in contexts.items() if held}
     if set(apart.values()) <= {own}:
         return device
     name = next(name for name, held in apart.items() if held != own)

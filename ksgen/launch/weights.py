@@ -174,6 +174,8 @@ def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Dev
     if weights.stored == SAME and weights.dtype != precision:
         raise LaunchError(f"{caller!r}: packed weights are {weights.dtype} and x is {precision}; give both in one precision")
     own = weights.device
+    if not own.is_open:
+        raise LaunchError(f"{caller!r}: packed weights lie in a CUDA context that is gone, detached by its user; pack them again")
     if own is device or (own.kind == device.kind == "cuda" and own.index == device.index):
         if own.context != device.context:
             raise LaunchError(f"{caller!r}: packed weights lie in another CUDA context than x; pack an array of x's library")

@@ -30,7 +30,8 @@ def machine(monkeypatch):
                 known = [each.name for each in found()]
                 base.check_index(runtime, index, known)
                 kind = "cuda" if runtime in ("pycuda", "driver") else runtime
-                return SimpleNamespace(runtime=runtime, index=index, kind=kind, limits=SimpleNamespace(is_cpu="EPYC" in known[index]))
+                limits = SimpleNamespace(is_cpu="EPYC" in known[index])
+                return SimpleNamespace(runtime=runtime, index=index, kind=kind, limits=limits, is_open=True)
 
             stand_in = SimpleNamespace(found=found, open_device=open_device, for_context=lambda context: ("of", context))
             monkeypatch.setitem(sys.modules, f"ksgen.devices.{module}", stand_in)

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from ksgen.build.toolchain import WARNINGS, find_compiler
+from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
 from tests.support.gradients import kernel
+from tests.support.program import needs_compiler
 
 FAMILY, TENSOR_CORES = Gradient(), GradientMma()
 GPU = cuda_limits("sm_90a")
@@ -51,3 +54,17 @@ def test_rules_of_tensor_cores_on_job_layout_and_precision() -> None:
         match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3, c64_tf32x3",
     ):
         check(TENSOR_CORES, kernel(), GOOD_MMA)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(2, 9, 5, 3), (2, 16, 8, 4)])
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_sources_in_16_bits_compile_without_warnings(
+    shape: tuple[int, int, int, int], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies move one element in one shape, and several in the other one."""
+    monkeypatch.setenv(WARNINGS, "error")
+    spec = kernel(shape, precision)
+    source = render(spec, TENSOR_CORES.default(spec, GPU), family="gradient_mma")
+    assert ("X_VECTOR         =        1;" in source.text) == (shape[-1] == 3)
+    assert find_compiler().compile(source.text, source.entry, "sm_80").data

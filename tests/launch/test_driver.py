@@ -1,6 +1,7 @@
 """CUDA's rules as the tests of the runtimes count on them. A GPU's driver keeps them too, but where it says: the stand-in's own."""
 
 import ctypes
+import os
 import threading
 from collections.abc import Iterator
 from importlib import metadata
@@ -11,6 +12,7 @@ import pytest
 
 from ksgen.build.build import build
 from ksgen.devices import find_device
+from ksgen.devices.libcuda import context_number
 from ksgen.errors import DeviceError
 from tests.driver import NotHereError, run
 from tests.emulator import TensorMap
@@ -139,6 +141,26 @@ def test_a_thread_has_a_stack_of_contexts(cuda: Cuda) -> None:
         cuda.cuCtxDestroy(other)
     assert int(cuda.cuCtxGetCurrent()) == before
     assert cuda.read(pointer) == 1
+
+
+def test_a_context_has_a_number_until_it_is_destroyed(cuda: Cuda) -> None:
+    one, is_new = int(cuda.cuCtxGetCurrent()), int(metadata.version("cuda-bindings").partition(".")[0]) >= 13
+    other = cuda.cuCtxCreate(*([None] if is_new else []), 0, 0)
+    assert context_number(int(other)) not in (None, 0, context_number(one))
+    cuda.cuCtxDestroy(other)
+    assert context_number(int(other)) is None
+    cuda.cuCtxSetCurrent(one)
+
+
+def test_a_fork_of_a_process_that_started_the_driver_can_call_nothing(cuda: Cuda) -> None:
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        os.write(writing, " ".join(str(int(status)) for status, *_ in (cuda.cu.cuInit(0), cuda.cu.cuCtxGetCurrent())).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 10) == b"3 3"  # CUDA_ERROR_NOT_INITIALIZED
+    os.close(reading)
+    os.close(writing)
 
 
 def test_copies_stay_inside_an_allocation(cuda: Cuda, stand_in: None) -> None:

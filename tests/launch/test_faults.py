@@ -429,3 +429,144 @@ multiply()
 print(int(cu.cuCtxGetCurrent()[1]) == int(theirs))
 """
     assert script(text, "driver") == ["right", "True"]
+
+
+# ---- contexts that their users detach
+
+
+A_CONTEXT_FOR_EACH = """
+import gc
+from pycuda import driver, gpuarray
+from ksgen import quantize
+driver.init()
+x, weights = inputs()
+ks, stored = Launcher(*SHAPE), quantize(weights, "int8")
+kept = call = None
+
+def told(work):
+    try:
+        work()
+    except KsgenError as error:
+        print(f"{type(error).__name__}: {error}")
+
+for number in range(3):
+    context = driver.Device(0).make_context()
+    if kept:
+        told(lambda: ks(x, kept))
+        told(call)
+        find_device().allocate(8)  # the user's context is still current
+    multiply()
+    ks(x, stored)
+    given = gpuarray.to_gpu(x)
+    check(ks(given, gpuarray.to_gpu(weights)).get(), x, weights)
+    kept, call, device = ks.pack(weights), ks.prepare(x, weights), find_device()
+    assert device is find_device() and driver.Context.get_current() == context
+    if number == 1:
+        device._number = -1  # as if another context had come to the address of its own
+        assert find_device() is not device
+        told(lambda: device.allocate(8))
+    context.pop()
+    context.detach()
+    device = given = None
+context = driver.Device(0).make_context()
+del kept, call
+gc.collect()
+print(driver.Context.get_current() == context, int(driver.mem_alloc(8)) > 0)
+context.pop()
+"""
+
+
+def test_each_context_of_pycudas_user_serves_until_it_is_detached() -> None:
+    gone = (
+        "the CUDA context that this was made in is gone, detached by its user; "
+        "call launchers, which open the GPU in the context that is current then, and make packed weights and prepared calls again"
+    )
+    packed = "LaunchError: Launcher(2, 9, 5, 3): packed weights lie in a CUDA context that is gone, detached by its user; pack them again"
+    uploading, allocating = (f"DeviceError: PyCUDA on NVIDIA H200, {doing} bytes: {gone}" for doing in ("uploading 4440", "allocating 8"))
+    after = [packed, uploading, "right"]
+    assert script(A_CONTEXT_FOR_EACH, "pycuda") == ["right", *after, allocating, *after, "True True"]
+
+
+LAUNCHED_IN_A_DEAD_CONTEXT = """
+from pycuda import driver
+driver.init()
+first = driver.Device(0).make_context()
+device = find_device()
+text = 'extern "C" __global__ void touch(int* y) { y[threadIdx.x] = 1; }'
+kernel, memory = device.load(build(text, "touch", device.target, device.compiler()), "touch", 0), device.allocate(128)
+first.detach()
+second = driver.Device(0).make_context()
+try:
+    device.launch(kernel, 1, 32, 0, (memory,), None)
+except KsgenError as error:
+    print(error)
+del memory
+print(driver.Context.get_current() == second, int(driver.mem_alloc(8)) > 0)
+second.pop()
+"""
+
+
+def test_a_launch_in_a_detached_context_leaves_the_users_own_current() -> None:
+    told, after = script(LAUNCHED_IN_A_DEAD_CONTEXT, "pycuda")
+    assert told.startswith(
+        "PyCUDA on NVIDIA H200, launching touch (1 blocks of 32, 0 bytes): the CUDA context that this was made in is gone"
+    )
+    assert after == "True True"
+
+
+GPUARRAYS_ELSEWHERE = """
+import threading
+import pycuda.autoinit
+from pycuda import driver, gpuarray
+multiply()
+x, weights = map(gpuarray.to_gpu, inputs())
+ks, out = Launcher(*SHAPE), gpuarray.empty((x.shape[0], 54), np.float32)
+
+def work():
+    try:
+        ks(x, weights)
+    except KsgenError as error:
+        print(error)
+    ks(x, weights, out=out)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+check(out.get(), *inputs())
+other = driver.Device(0).make_context()
+work()
+other.pop()
+check(out.get(), *inputs())
+"""
+
+
+def test_a_thread_outside_the_context_of_gpuarrays_is_told_before_a_new_one_is_made() -> None:
+    told = "x is a GPUArray of a context that is not current on this thread; push() it before the call, or give out="
+    assert script(GPUARRAYS_ELSEWHERE, "pycuda") == ["right", told, told]
+
+
+IN_A_FORK = """
+import gc, os
+x, weights = inputs()
+ks = Launcher(*SHAPE)
+kept = [ks.pack(weights), find_device().allocate(8), ks.prepare(x, weights)]
+check(ks(x, weights), x, weights)
+if child := os.fork():
+    print(os.waitpid(child, 0)[1])
+else:
+    kept.clear()
+    ks = None
+    from ksgen.launch.planner import PLANNER
+    PLANNER.__dict__.clear()
+    gc.collect()
+    os._exit(0)
+"""
+
+
+@on_both
+def test_a_forked_child_drops_memory_and_kernels_in_silence(runtime: str) -> None:
+    try:
+        done = run(f"{PREAMBLE}\n{IN_A_FORK}", runtime)
+    except NotHereError as error:
+        pytest.skip(str(error))
+    assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)

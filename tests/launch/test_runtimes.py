@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +17,9 @@ import numpy as np
 import pytest
 
 from ksgen import reference
+from ksgen.build.build import build
 from ksgen.devices import find_device
+from ksgen.devices.libcuda import ArgumentBlock
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.families import TensorMap, family_named
 from ksgen.families.gpus import begins_early
@@ -28,6 +31,7 @@ from ksgen.measure.verify import Bench, make_problem, measure, tolerance
 from ksgen.pattern import Pattern
 from ksgen.quantized import quantize, quantize_inputs
 from ksgen.spec import KernelSpec
+from tests.ptx import render
 from tests.support.device_arrays import CudaArray, DeviceArray, DlpackArray
 
 pytestmark = [pytest.mark.gpu, pytest.mark.stand_in]
@@ -437,6 +441,84 @@ def test_a_handle_under_pycuda_goes_to_the_driver_runtime(device: Any, ks: Launc
         check(out.content(stream), x, weights)
 
 
+# ---- arrays without memory
+
+
+@on_both
+@pytest.mark.parametrize("name", ["x", "weights", "out"])
+def test_arrays_at_address_0_and_where_cuda_knows_no_memory_are_refused(device: Any, ks: Launcher, name: str) -> None:
+    class Elsewhere(CudaArray):
+        place = 0
+
+        @property
+        def pointer(self) -> int:
+            return self.place
+
+    x, weights = inputs()
+    given = {"x": x, "weights": weights, "out": out_like()}
+    arrays = {each: (Elsewhere if each == name else CudaArray)(device, content) for each, content in given.items()}
+    freed = index(arrays[name].memory)
+    arrays[name].memory = None  # type: ignore[assignment]
+    for place, told in ((0, "lies at address 0"), (freed, "lies at 0x[0-9a-f]+, where CUDA knows no memory; it may be freed")):
+        arrays[name].place = place  # type: ignore[attr-defined]
+        with pytest.raises(LaunchError, match=f"{name} .*{told}.*give an array with memory"):
+            ks(**arrays)
+        if name == "weights":
+            with pytest.raises(LaunchError, match=told):
+                ks.pack(arrays[name])
+
+
+@on_pycuda
+def test_a_freed_gpuarray_is_refused(device: Any, ks: Launcher) -> None:
+    with inside(device):
+        from pycuda import gpuarray
+
+        x, weights = map(gpuarray.to_gpu, inputs())
+        x.gpudata.free()
+        with pytest.raises(
+            LaunchError, match=r"x lies at 0x[0-9a-f]+, where CUDA knows no memory; it may be freed: give an array with memory"
+        ):
+            ks(x, weights)
+        check(ks(gpuarray.to_gpu(inputs()[0]), weights).get(), *inputs())
+
+
+# ---- launches that interrupt each other
+
+
+TWICE = """
+extern "C" __global__ void twice(int* y) {
+    wait_for_previous_grid();
+    y[threadIdx.x] *= 2;
+    allow_next_grid();
+}
+"""
+
+
+@pytest.mark.parametrize(("runtime", "early"), [("driver", False), ("driver", True), ("pycuda", True)])
+def test_a_launch_that_interrupts_another_of_its_kernel_has_its_own_arguments(
+    device: Any, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler may run between packing and launching."""
+    if device.target != "sm_90a":
+        pytest.skip(f"{device.name} has no launches that begin early")
+    pack, interrupting = ArgumentBlock.pack, list[Callable[[], None]]()
+
+    def interrupted(block: ArgumentBlock, args: Any) -> int:
+        address = pack(block, args)
+        if interrupting:
+            interrupting.pop()()
+        return address
+
+    monkeypatch.setattr(ArgumentBlock, "pack", interrupted)
+    kernel = device.load(build(render(TWICE), "twice", device.target, device.compiler()), "twice", 0, early)
+    one, other = (CudaArray(device, np.full(32, value, np.int32)) for value in (1, 10))
+    interrupting += [lambda: device.launch(kernel, 1, 32, 0, (other.memory,), None)] * 2
+    for _ in range(3):
+        device.launch(kernel, 1, 32, 0, (one.memory,), None)
+    assert not interrupting
+    assert (set(one.content().tolist()), set(other.content().tolist())) == ({8}, {40})
+
+
 # ---- CUDA graphs
 
 
@@ -560,3 +642,64 @@ def test_what_is_dropped_inside_a_capture_does_not_spoil_it(device: Any, ks: Lau
             ks(given, kept, out=out, stream=stream)
         replay()
         check(out.content(stream), x, weights)
+
+
+@on_both
+@pytest.mark.parametrize("job", ["multiply", "gradient", "pack"])
+def test_host_arrays_in_another_thread_do_not_end_a_capture(device: Any, ks: Launcher, job: str) -> None:
+    """The captured stream waits for the default one, the mode is the strictest one, and kernels are loaded meanwhile."""
+    x, weights = inputs()
+    given, out, kept = CudaArray(device, x), CudaArray(device, out_like()), ks.pack(weights)
+    results: list[Any] = []
+
+    def work() -> None:
+        PLANNER.forget()
+        PLANNER._loaded.clear()
+        if job == "multiply":
+            results.append(ks(x, weights))
+        elif job == "gradient":
+            results.append(ks.gradient(x, np.zeros_like(out_like())))
+        else:
+            results.append(ks(x, ks.pack(weights)))
+
+    with new_stream(device) as stream:
+        call = ks.prepare(given, kept, out=out, stream=stream)
+        with captured(device, handle_of(stream)) as replay:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            call()
+        replay()
+        check(out.content(stream), x, weights)
+    assert len(results) == 1
+    if job == "gradient":
+        assert not results[0].any()
+    else:
+        check(results[0], x, weights)
+
+
+@on_both
+def test_a_chain_without_intermediates_is_refused_by_what_it_lacks(device: Any) -> None:
+    chain = ChainLauncher(Launcher(*SHAPE), Launcher(1, 4, 18, 3), fuse="no")
+    x, weights = inputs()
+    given, out = CudaArray(device, x), CudaArray(device, np.empty((BATCH, 12), np.float32))
+    own = [CudaArray(device, weights), CudaArray(device, draw(1, 4, 18, 3))]
+    told = r"launched one by one here, and nothing makes arrays like x, CudaArray, for intermediates; accepted: arrays of PyTorch"
+    with pytest.raises(LaunchError, match=told):
+        chain(given, own, out=out)
+
+
+@on_pycuda
+def test_a_chain_that_allocates_intermediates_is_refused_inside_a_capture(device: Any) -> None:
+    chain = ChainLauncher(Launcher(*SHAPE), Launcher(1, 4, 18, 3), fuse="no")
+    with new_stream(device) as stream:
+        from pycuda import gpuarray
+
+        x, out = gpuarray.to_gpu(inputs()[0]), gpuarray.empty((BATCH, 12), np.float32)
+        own = [gpuarray.to_gpu(inputs()[1]), gpuarray.to_gpu(draw(1, 4, 18, 3))]
+        with captured(device, handle_of(stream)):
+            told = (
+                "launches factors one by one, and allocates their intermediates, which a CUDA graph cannot record; give PyTorch's tensors"
+            )
+            with pytest.raises(LaunchError, match=told):
+                chain(x, own, out=out, stream=stream)

@@ -43,6 +43,8 @@ class FakeGpu:
     name: str = "Fake GPU"
     index: int = 0
     supports_foreign_streams: bool = True
+    host_stream: int | None = None
+    is_open: bool = True
     shares_host: bool = False
     context: int = 0
     compiles: TextCompiler = field(default_factory=TextCompiler)

@@ -101,6 +101,8 @@ class ProgramDevice:
     shares_host: bool = False
     context: int = 0
     supports_foreign_streams: bool = False
+    host_stream: None = None
+    is_open: bool = True
     launched: int = 0
 
     @property

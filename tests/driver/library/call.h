@@ -11,7 +11,7 @@ namespace driver {
 enum Needs { NOTHING, STARTED, IN_CONTEXT };
 
 extern std::mutex guard;
-extern bool is_started;
+extern pid_t started_in;  // the process; a fork of it may call nothing
 
 inline void need(bool holds, CUresult otherwise = CUDA_ERROR_INVALID_VALUE) {
   if (!holds) throw otherwise;
@@ -22,7 +22,7 @@ template <typename Action>
 CUresult call(const char* name, Needs needs, Action action) {
   std::unique_lock<std::mutex> lock(guard);
   try {
-    if (needs != NOTHING) need(is_started, CUDA_ERROR_NOT_INITIALIZED);
+    if (needs != NOTHING) need(started_in == getpid(), CUDA_ERROR_NOT_INITIALIZED);
     if (needs == IN_CONTEXT) valid_current();
     if (const CUresult code = fault_of_call(name); code != CUDA_SUCCESS) {
       if (is_sticky(code) && current() != nullptr) lose(*current(), code);

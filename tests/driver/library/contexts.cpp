@@ -7,7 +7,7 @@
 namespace driver {
 
 std::mutex guard;
-bool is_started = false;
+pid_t started_in = 0;
 
 namespace {
 
@@ -17,7 +17,8 @@ auto& contexts = *new std::set<Context*>;  // that are alive
 auto& primary = *new std::map<CUdevice, Context*>;
 
 Context* make(CUdevice device, bool is_primary) {
-  auto* context = new Context{device, is_primary};
+  static unsigned long long made = 0;
+  auto* context = new Context{device, is_primary, ++made};
   context->streams.push_back(new Stream{context, true, true});
   contexts.insert(context);
   return context;
@@ -72,7 +73,8 @@ CUresult cuInit(unsigned int flags) {
   return call("cuInit", NOTHING, [&] {
     need(flags == 0);
     need(device_count() != 0, CUDA_ERROR_NO_DEVICE);
-    is_started = true;
+    need(started_in == 0 || started_in == getpid(), CUDA_ERROR_NOT_INITIALIZED);
+    started_in = getpid();
   });
 }
 
@@ -157,6 +159,10 @@ CUresult cuCtxGetDevice(CUdevice* device) {
     need(current() != nullptr, CUDA_ERROR_INVALID_CONTEXT);
     *device = current()->device;
   });
+}
+
+CUresult cuCtxGetId(CUcontext context, unsigned long long* number) {
+  return call("cuCtxGetId", STARTED, [&] { *number = (context == nullptr ? valid_current() : find(context))->number; });
 }
 
 CUresult cuCtxGetApiVersion(CUcontext context, unsigned int* version) {

@@ -28,6 +28,7 @@ struct Capture;
 struct Context {
   CUdevice device;
   bool is_primary;
+  unsigned long long number;                           // no other one has had it
   int users = 0;                                       // of a primary context: how often it was retained
   CUresult lost = CUDA_SUCCESS;                        // the error that it never recovers from
   std::vector<Stream*> streams = {};                   // its legacy default stream first
