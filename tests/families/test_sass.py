@@ -330,4 +330,7 @@ def test_instructions_are_counted_by_opcode_and_modifiers() -> None:
     wanted = ("LDGSTS", "LDGSTS.128", "LDGSTS.32", "LDGSTS.64", "LDG", "STG.U16", "STG.32")
     assert [sass.count(counts, each) for each in wanted] == [2, 1, 1, 0, 0, 1, 0]
     assert sass.local_accesses(counts) == 1
+    assert sass.wide_fences(counts) == []
+    found = {"MEMBAR.ALL.GPU": 1, "ERRBAR": 1, "MEMBAR.SC.SYS": 1, "CGAERRBAR": 1}
+    assert sass.wide_fences(Counter(found | {"MEMBAR.ALL.CTA": 1, "CCTL.IVALL": 2})) == list(found)
     assert sass.local_accesses(Counter({"LDGSTS.E": 3})) == 0

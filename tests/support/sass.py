@@ -127,6 +127,12 @@ def count(counts: Counter[str], wanted: str) -> int:
     return sum(number for name, number in counts.items() if matches(name))
 
 
+def wide_fences(counts: Counter[str]) -> list[str]:
+    """Fences that wait until the whole GPU, or the system, sees what was written, and what comes with them."""
+    waits = {"ERRBAR", "CGAERRBAR"}
+    return [name for name in counts if name in waits or (name.startswith("MEMBAR") and not {"GPU", "SYS"}.isdisjoint(name.split(".")))]
+
+
 def local_accesses(counts: Counter[str]) -> int:
     """Loads and stores of spilled registers."""
     return count(counts, "LDL") + count(counts, "STL")
