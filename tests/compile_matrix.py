@@ -1,6 +1,7 @@
 """The compile matrix: what every kernel family takes by default is what its resource model said, on every target. Runs no kernel.
 
     python -m tests.compile_matrix [--target sm_90a]... [--family simt]... [--compiler nvrtc] [--every 5] [--sample] [--everything]
+                                   [--instructions]
 
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
 and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a besides: the first SLICED
@@ -11,12 +12,16 @@ and sm_75 went no further from the estimate with forty patterns than with ten. s
 `--everything` takes all targets, and MANY everywhere; `--every 5` takes the first of each precision and layout, for each way
 to store weights, X and slices, and each fifth after it. `--sample` takes of each of these only the first that has it, for each
 layout, as CI does for each change. The binaries go into ksgen's cache, so that a second time takes seconds.
+
+Machine code is read where cuobjdump and nvdisasm are installed. `--instructions` prints the main loop of each kernel, as instructions
+per product by kind, next to what bounds the kernel by the cost model and its share of the floor.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle, groupby, islice, product
+from math import inf
 from statistics import mean
 
 import click
@@ -28,14 +33,17 @@ from ksgen.commands.common import progress
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
+from ksgen.families.expected import LARGE, gpu_us, speed_of, terms_of
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, STORAGES, Epilogue, KernelSpec, load, stratified
 from ksgen.spec.kernel import CHAIN, activations_of
 from ksgen.spec.storage import STORED as STORED_WEIGHTS
 from ksgen.spec.storage import taken_beside
+from tests.support import sass
 
 FEW, MANY, SLICED = 6, 40, 2
+SAMPLE = Pattern(1, 768, 192, 2)  # d = 2, everything even: no access is narrow for want of alignment
 BLACKWELL = ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121")  # no wgmma: what serves there is what serves on sm_80
 SELDOM = ("sm_103", "sm_110", "sm_121")  # beside their neighbours, sm_100 and sm_120: only where they are named, or with --everything
 MAIN_TARGETS = ("sm_80", "sm_90a")
@@ -105,6 +113,20 @@ PROMISES = {
         ("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3", "c64_tf32x3"), is_broad=False
     ),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),
+}
+# Instructions of the main loop besides each product: the most that SAMPLE and the first FEW stratified patterns had on the main
+# targets, and a tenth more. A smaller figure is progress: write it down.
+MOST_OTHERS = {
+    ("simt", "float32", "bsf"): 0.30,
+    ("simt", "float32", "bsl"): 0.40,
+    ("mma", "bfloat16", "bsf"): 7.24,
+    ("mma", "bfloat16", "bsl"): 3.39,
+    ("mma", "tf32x3", "bsf"): 8.82,
+    ("mma", "tf32x3", "bsl"): 5.26,
+    ("wgmma_registers", "bfloat16", "bsf"): 26.68,
+    ("wgmma_registers", "tf32x3", "bsf"): 21.27,
+    ("wgmma_registers", "tf32x3", "bsl"): 16.23,
+    ("wgmma_shared", "bfloat16", "bsl"): 30.25,
 }
 TARGETS = sorted({target for promise in PROMISES.values() for target in promise.targets}, key=lambda target: (len(target), target))
 
@@ -232,6 +254,73 @@ def violations(outcome: Outcome) -> Iterator[str]:
         yield f"{name}: {serialised[0]}; {len(serialised)} such notes, none accepted"
 
 
+def listing_of(outcome: Outcome) -> str:
+    """The machine code; empty if there is none or nothing here can read it."""
+    data = outcome.result.data if isinstance(outcome.result, Binary) else b""
+    return sass.listing_of(data) if data and sass.find_cuobjdump() else ""
+
+
+def faults(outcome: Outcome) -> Iterator[str]:
+    """A line for each thing in the machine code that costs time and does nothing."""
+    if not (listing := listing_of(outcome)):
+        return
+    name, source = f"{outcome.source.entry} for {outcome.target}", outcome.source
+    for entry, counts in sass.read(listing).items():
+        if fences := sass.wide_fences(counts):
+            yield f"{name}: {entry} has {', '.join(fences)}; no fence of the whole GPU accepted"
+        if local := sass.local_accesses(counts):
+            yield f"{name}: {entry} has {local} accesses to local memory; none accepted"
+        rounds = sass.software_rounding(listing, entry) if source.kernel.dtype == "bfloat16" and outcome.target != "sm_75" else 0
+        if rounds:
+            yield f"{name}: {entry} rounds {rounds} values to bfloat16 by additions; cvt.rn.bf16 accepted"
+    others = others_per_product(listing, source.entry)
+    most = MOST_OTHERS.get((source.family, source.kernel.precision, source.kernel.layout), inf)
+    if is_plain(source.kernel) and others > most:
+        yield f"{name}: {others:.2f} instructions in the main loop beside each product; accepted: at most {most}"
+
+
+def is_plain(kernel: KernelSpec) -> bool:
+    """Whether MOST_OTHERS is about it: a product of one of the first patterns, without options."""
+    plain = KernelSpec(kernel.pattern, kernel.precision, kernel.layout)
+    return kernel == plain and kernel.pattern in (SAMPLE, *stratified(FEW))
+
+
+def others_per_product(listing: str, entry: str) -> float:
+    loop = sass.main_loop(listing, entry)
+    return loop.total() / max(1, sass.products(loop)) - 1
+
+
+_INSTRUCTIONS = "{:8} {:16} {:16} {:10} {:6} {:>8}" + " {:>9}" * (len(sass.KINDS)) + "  {:9} {:>5}"
+
+
+def instructions(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """A table of main loops: products, other instructions per product by kind, what bounds the kernel, and its share of the floor."""
+    kinds = [*(kind for kind in sass.KINDS if kind != "products"), "addresses"]
+    yield _INSTRUCTIONS.format("target", "pattern", "family", "precision", "layout", "products", *kinds, "bound", "share")
+    for outcome in outcomes:
+        if not (listing := listing_of(outcome)):
+            continue
+        kernel, loop = outcome.source.kernel, sass.main_loop(listing, outcome.source.entry)
+        found, number = sass.by_kind(loop), max(1, sass.products(loop))
+        per_product = (f"{found[kind] / number:.2f}" for kind in kinds)
+        words = (outcome.target, str(kernel.pattern), outcome.source.family, kernel.precision, kernel.layout, sass.products(loop))
+        yield _INSTRUCTIONS.format(*words, *per_product, *bound_of(outcome))
+
+
+def bound_of(outcome: Outcome) -> tuple[str, str]:
+    """What bounds a kernel of a large batch by the cost model, and its share of the floor of its own instructions."""
+    source, limits = outcome.source, cuda_limits(outcome.target)
+    family, kernel = FAMILIES[source.family], source.kernel
+    speed = speed_of(family, kernel, limits)
+    terms = terms_of(speed, family, kernel, source.constants, LARGE) if speed else None
+    if speed is None or terms is None:
+        return "-", "-"
+    products = kernel.arithmetic.products if family.on_tensor_cores else 1
+    floor = max(kernel.bytes(LARGE) / speed.bytes_per_s, products * kernel.flops(LARGE) / speed.flops_per_s) * 1e6
+    share = floor / gpu_us(speed, family, kernel, source.constants, LARGE)
+    return "moving" if terms.moving > terms.inside else "inside", f"{share:.2f}"
+
+
 def notes_of(outcome: Outcome) -> list[str]:
     """What ptxas advises, beside what it reports of every kernel."""
     return outcome.result.provenance.get("notes", "").splitlines() if isinstance(outcome.result, Binary) else []
@@ -273,6 +362,7 @@ def table(outcomes: Iterable[Outcome]) -> Iterator[str]:
 @click.option("--every", type=click.IntRange(min=1), default=1, help="Only each so many-th kernel of a precision and layout.")
 @click.option("--sample", "is_sample", is_flag=True, help="Of each precision, stride and storage the first kernel, for each layout.")
 @click.option("--everything", is_flag=True, help="All patterns for all targets.")
+@click.option("--instructions", "has_loops", is_flag=True, help="Print each kernel's main loop besides.")
 def main(
     targets: tuple[str, ...],
     families: tuple[str, ...],
@@ -281,6 +371,7 @@ def main(
     every: int,
     is_sample: bool,
     everything: bool,
+    has_loops: bool,
 ) -> None:
     """Compile the matrix, print what it takes, and exit with 1 where that is not as promised."""
     wanted = [
@@ -299,9 +390,9 @@ def main(
             on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
         )
     outcomes = [Outcome(source, target, result) for (source, target), result in zip(wanted, results, strict=True)]
-    for line in table(outcomes):
+    for line in (*table(outcomes), *(("", *instructions(outcomes)) if has_loops else ())):
         click.echo(line)
-    broken = [line for outcome in outcomes for line in violations(outcome)]
+    broken = [line for outcome in outcomes for line in (*violations(outcome), *faults(outcome))]
     click.echo(f"\n{len(outcomes)} binaries, {len(broken)} violations")
     for line in broken:
         click.echo(line)

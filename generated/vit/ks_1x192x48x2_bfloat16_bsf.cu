@@ -1,4 +1,4 @@
-// ks_1x192x48x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 7f4930b4, spec d7a092df
+// ks_1x192x48x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 f257a74b, spec d7a092df
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, bfloat16, batch-size-first.
 // Edit the template, not this file.
 
@@ -180,10 +180,19 @@ void ks_1x192x48x2_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT 
 // ---- the words of what follows
 #define GLOBAL  // OpenCL has words for where a pointer points to
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
-DEVICE unsigned int bits_of(float value) { return __float_as_uint(value); }
 DEVICE float float_of(unsigned int bits) { return __uint_as_float(bits); }
 
 #ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
+DEVICE unsigned short float_to_bfloat16(float value) {  // to nearest, ties to even; every NaN becomes 0x7fff
+#if __CUDA_ARCH__ >= 800
+    unsigned short narrow;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
+    return narrow;
+#else
+    const unsigned bits = __float_as_uint(value);
+    return value != value ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+#endif
+}
 DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
@@ -208,11 +217,7 @@ typedef float real;
 DEVICE real widen(const stored value) { return float_of((unsigned int)value << 16); }
 typedef stored given;  // a weight, before it is packed
 DEVICE real weight_of(GLOBAL const given* w, const extent at, const extent feature) { return widen(w[at]); }
-DEVICE stored narrow(const real value) {
-    const unsigned int bits = bits_of(value);
-    const unsigned int rounded = bits + 0x7fffu + ((bits >> 16) & 1u);       // to nearest, ties to even
-    return (stored)((value != value ? (bits | 0x400000u) : rounded) >> 16);  // a NaN stays a (quiet) NaN
-}
+DEVICE stored narrow(const real value) { return float_to_bfloat16(value); }
 
 DEVICE real activate(real value) { return value; }
 DEVICE real finish(real value, const stored bias, const stored residual) {

@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 9f18f4ec, spec 2565d987
+// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 f78e9c1d, spec 2565d987
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -269,18 +269,22 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stor
         }
         copy_async_commit();
     }
-    _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
-        copy_async_wait<STAGES - 2>();
-        wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
-        const int ahead = step + STAGES - 1;
-        if (ahead < STEPS) {
-            real* const to = shared + ahead % STAGES * STAGE;
-            copy_x(to, from + ahead * x_next_step(x_pitch), tile, x_next_line(x_pitch), ahead * TILE_IN, wide);
-            copy_weights(to + W_BASE, weights + ahead * W_STAGE);
+    // Unrolled by the stages where they divide the steps: their places in shared memory are constants then. Elsewhere ptxas spills.
+    constexpr int UNROLLED = STEPS % STAGES == 0 ? STAGES : 1;
+    _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)
+        UNROLL for (int e = 0; e < UNROLLED; ++e) {
+            const int step = first + e, ahead = step + STAGES - 1;
+            const int read = UNROLLED > 1 ? e : step % STAGES, written = UNROLLED > 1 ? (e + STAGES - 1) % STAGES : ahead % STAGES;
+            copy_async_wait<STAGES - 2>();
+            wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
+            if (ahead < STEPS) {
+                real* const to = shared + written * STAGE;
+                copy_x(to, from + ahead * x_next_step(x_pitch), tile, x_next_line(x_pitch), ahead * TILE_IN, wide);
+                copy_weights(to + W_BASE, weights + ahead * W_STAGE);
+            }
+            copy_async_commit();
+            multiply_stage(sums, shared + read * STAGE + own_x, shared + read * STAGE + own_w);
         }
-        copy_async_commit();
-        multiply_stage(sums, shared + step % STAGES * STAGE + own_x, shared + step % STAGES * STAGE + own_w);
-    }
 }
 
 // ---- store: from the sums to Y

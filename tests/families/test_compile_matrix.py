@@ -15,7 +15,22 @@ from ksgen.families.gpus import GPUS, gpu_of, target_of
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, stratified
 from tests import compile_matrix
-from tests.compile_matrix import FEW, MAIN_TARGETS, MANY, PROMISES, TARGETS, Outcome, kernels, main, sampled, sources, table, violations
+from tests.compile_matrix import (
+    FEW,
+    MAIN_TARGETS,
+    MANY,
+    PROMISES,
+    TARGETS,
+    Outcome,
+    faults,
+    instructions,
+    kernels,
+    main,
+    sampled,
+    sources,
+    table,
+    violations,
+)
 
 SOURCE = sources("simt", "sm_90a", every=1000)[0]
 ESTIMATE = FAMILIES["simt"].registers(SOURCE.kernel, SOURCE.constants)
@@ -192,3 +207,53 @@ def test_exit_status_and_lines_of_the_command(monkeypatch: pytest.MonkeyPatch) -
 
     assert build(0)[-1] == f"{len(sources('simt', 'sm_75'))} binaries, 0 violations"
     assert build(24)[-1].endswith(" for sm_75: 24 bytes spilled, 0 of local memory; none accepted")
+
+
+def listing(loop: str, entry: str = SOURCE.entry) -> str:
+    """An entry with a loop of ten products and what else is given."""
+    words = ["MOV R1, R2 ;", *["FFMA R1, R2, R3, R1 ;"] * 10, *loop.splitlines(), "@P0 BRA 0x10 ;", "EXIT ;"]
+    lines = [f"        /*{16 * number:04x}*/                   {each}  /* 0x0000000000017b82 */" for number, each in enumerate(words)]
+    return "\n".join([f"\t\tFunction : {entry}", *lines, ""])
+
+
+FEWEST = KernelSpec(stratified(FEW)[0], "float32", "bsf")
+BFLOAT16 = KernelSpec(stratified(FEW)[0], "bfloat16", "bsf")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "loop", "says"),
+    [
+        (FEWEST, "LDS.128 R4, [R5] ;", None),
+        (FEWEST, "IADD3 R4, R5, 0x7fff, R6 ;", None),  # which rounds nothing in float32
+        (FEWEST, "MEMBAR.ALL.CTA ;", None),
+        (FEWEST, "MEMBAR.ALL.GPU ;", "has MEMBAR.ALL.GPU; no fence of the whole GPU accepted"),
+        (FEWEST, "CGAERRBAR ;", "has CGAERRBAR; no fence of the whole GPU accepted"),
+        (FEWEST, "STL [R1], R2 ;", "has 1 accesses to local memory; none accepted"),
+        (BFLOAT16, "IADD3 R4, R5, 0x7fff, R6 ;", "rounds 1 values to bfloat16 by additions; cvt.rn.bf16 accepted"),
+        (FEWEST, "IADD3 R4, R5, R6, R7 ;\n" * 9, "1.00 instructions in the main loop beside each product; accepted: at most 0.3"),
+        (replace(FEWEST, stride="any"), "IADD3 R4, R5, R6, R7 ;\n" * 9, None),
+    ],
+)
+def test_what_machine_code_may_not_have(kernel: KernelSpec, loop: str, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Outcome(replace(SOURCE, kernel=kernel), "sm_90a", outcome().result)
+    monkeypatch.setattr(compile_matrix, "listing_of", lambda _: listing(loop))
+    lines = list(faults(found))
+    assert len(lines) == (says is not None)
+    assert says is None or says in lines[0]
+
+
+def test_a_kernel_that_was_not_read_has_no_faults() -> None:
+    assert list(faults(outcome())) == []
+
+
+def test_a_table_of_main_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_matrix, "listing_of", lambda _: listing("LDS.128 R4, [R5] ;\nBAR.SYNC 0x0 ;\nLDGSTS.E [R4], [R2.64] ;"))
+    head, row = instructions([outcome()])
+    found = dict(zip(head.split(), row.split(), strict=True))
+    kinds = {"shared": "0.10", "global": "0.10", "rounding": "0.00", "waiting": "0.10", "addresses": "0.10"}
+    assert {name: found[name] for name in kinds} == kinds
+    own = {"target": "sm_90a", "pattern": str(SOURCE.kernel.pattern), "family": "simt", "precision": "float32", "layout": "bsf"}
+    assert {name: found[name] for name in own} == own
+    assert found["products"] == "10"
+    assert found["bound"] in ("moving", "inside")
+    assert 0 < float(found["share"]) <= 1

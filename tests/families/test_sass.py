@@ -1,4 +1,5 @@
-"""Each family's defaults become the instructions that its template was written for. Rows say which."""
+"""Each family's defaults become the instructions that its template was written for, as rows say, and none that are only a cost:
+fences of the whole GPU, local memory, rounding by additions, wgmma one at a time, more instructions per product than a table allows."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -11,13 +12,13 @@ from ksgen.families.wgmma.block import REGISTERS
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import chain_kernel
-from tests.compile_matrix import BLACKWELL, PROMISES
+from tests.compile_matrix import BLACKWELL, PROMISES, Outcome, faults, violations
+from tests.compile_matrix import SAMPLE as PATTERN
 from tests.support import sass
 from tests.support.kernels import job_of
 
 pytestmark = pytest.mark.slow
 
-PATTERN = Pattern(1, 768, 192, 2)  # d = 2, everything even: no access is narrow for want of alignment
 LAYER = (Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2))  # of chains
 STAGES = 3  # of the pipeline with cp.async: its copies are there once in the loop and twice before it
 ASYNC = ("sm_80", "sm_86", "sm_89", "sm_90a")
@@ -150,7 +151,8 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     else:
         kernel = job_of(row.family, kernel)
     source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target), row.batch), family=row.family)
-    entries = sass.instructions(sass.compiled(source.text, source.entry, target).data)
+    built = sass.compiled(source.text, source.entry, target)
+    entries = sass.instructions(built.data)
     assert set(entries) == set(source.entries)
     counts = entries[source.entry]
     found = {name: sass.count(counts, name) for name in row.at_least}
@@ -160,7 +162,8 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
         assert 0 < often * sass.count(counts, "LDS.128") <= sass.count(counts, multiply), counts
     for passed in (each for entry, each in entries.items() if "_permute_" in entry):
         assert {name: sass.count(passed, name) for name in PERMUTES} == PERMUTES
-    assert {entry: sass.local_accesses(each) for entry, each in entries.items()} == dict.fromkeys(entries, 0)
+    outcome = Outcome(source, target, built)
+    assert [*violations(outcome), *faults(outcome)] == []
 
 
 # what is added to Y: in loads as wide as its stores, and a bias alone in bsl, where it is one for many; through shared memory
@@ -335,4 +338,7 @@ def test_instructions_are_counted_by_opcode_and_modifiers() -> None:
     wanted = ("LDGSTS", "LDGSTS.128", "LDGSTS.32", "LDGSTS.64", "LDG", "STG.U16", "STG.32")
     assert [sass.count(counts, each) for each in wanted] == [2, 1, 1, 0, 0, 1, 0]
     assert sass.local_accesses(counts) == 1
+    assert sass.wide_fences(counts) == []
+    found = {"MEMBAR.ALL.GPU": 1, "ERRBAR": 1, "MEMBAR.SC.SYS": 1, "CGAERRBAR": 1}
+    assert sass.wide_fences(Counter(found | {"MEMBAR.ALL.CTA": 1, "CCTL.IVALL": 2})) == list(found)
     assert sass.local_accesses(Counter({"LDGSTS.E": 3})) == 0

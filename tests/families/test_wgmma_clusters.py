@@ -55,8 +55,10 @@ def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(kind: str) ->
 @pytest.mark.parametrize(
     ("was", "becomes", "sanitize", "says"),
     [
-        ("    cluster_sync();  // other", "    //", "none", "reaches cluster block 0, whose threads have all exited"),
-        ("    cluster_sync();  // everybody", "    __syncthreads();  //", "race", "which thread 0 wrote"),
+        ("    leave(ring);\n", "", "none", "whose threads have all exited"),
+        ("    leave(ring);\n", "    cluster_sync_relaxed();\n", "race", "the block may end before"),
+        ("    cluster_sync_relaxed();", "    __syncthreads();", "race", "which thread 0 wrote"),
+        ("        fence_mbarrier_init();\n", "", "none", "that no fence_mbarrier_init has shown"),
         ("4 * GROUPS * (CLUSTER_BATCH + CLUSTER_OUT - 1));", "4 * GROUPS);", "none", "more arrivals than the barrier's 1"),
         ("if (rank < CLUSTER && shares)", "if (rank < 1)", "none", "arrivals and 0 bytes are missing"),
         ("tile.batch_left = batch_left", "batch_left", "none", "access to byte"),
@@ -96,5 +98,6 @@ def test_what_is_shared_leaves_for_all_blocks_at_once_with_no_spills(kind: str, 
     assert sass.count(counts, "UBLKCP") == 1
     assert sass.count(counts, "UBLKCP.MULTICAST") == (along_batch > 1)
     assert sass.count(counts, "UTMALDG.MULTICAST") == (sass.count(counts, "UTMALDG") if along_out > 1 else 0)
+    assert sass.wide_fences(counts) == []
     assert sass.local_accesses(counts) == built.resources.spill_bytes == 0
     assert not any(code in built.provenance.get("notes", "") for code in SERIALISED)

@@ -116,21 +116,30 @@ def mma_bytes(operand: str) -> Case:
 
 
 def narrow() -> Case:
-    """Rounding to 16-bit pairs and to tf32, with ties, subnormals and overflow."""
+    """Rounding to 16-bit pairs, to bfloat16 and to tf32, with ties, subnormals, overflow and NaN of any payload."""
     special = np.array([0, 65519.996, 65520, np.inf, 2.0**-25, 3.4e38, 1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-20], np.float32)
+    ties = (np.array([1, 2, 0x7F, 0x80, 0x3F80, 0x3F81, 0x7F7E, 0x7F7F], np.uint32) << 16 | 0x8000).view(np.float32)
+    nans = np.array([0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0x7FC12345, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, 0xFFFFFFFF], np.uint32)
     rng = np.random.default_rng(1)
-    x = np.concatenate([special, (rng.standard_normal(1016) * 2.0 ** rng.integers(-30, 17, 1016)).astype(np.float32)])
+    many = (rng.standard_normal(1000) * 2.0 ** rng.integers(-30, 17, 1000)).astype(np.float32)
+    x = np.concatenate([special, ties, nans.view(np.float32), many])
     f16, bf16, tf32 = (np.zeros(1024, np.uint32) for _ in range(3))
+    one = np.zeros(1024, np.uint16)
 
     def check() -> None:
-        with np.errstate(over="ignore"):
-            for packed, dtype in ((f16, TYPES["f16"]), (bf16, TYPES["bf16"])):
-                np.testing.assert_array_equal(packed & 0xFFFF, x.astype(dtype).view(np.uint16))
-                np.testing.assert_array_equal(packed >> 16, (-x).astype(dtype).view(np.uint16))
-        np.testing.assert_array_equal(tf32, np.where(np.isinf(x), words(x), (words(x) + 0x1000) & 0xFFFFE000))
+        def narrowed(values: Any, dtype: Any) -> Any:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return np.where(np.isnan(values), 0x7FFF, values.astype(dtype).view(np.uint16))
+
+        for packed, dtype in ((f16, TYPES["f16"]), (bf16, TYPES["bf16"])):
+            np.testing.assert_array_equal(packed & 0xFFFF, narrowed(x, dtype))
+            np.testing.assert_array_equal(packed >> 16, narrowed(-x, dtype))
+        np.testing.assert_array_equal(one, narrowed(x, TYPES["bf16"]))
+        rounded = np.where(np.isinf(x), words(x), (words(x) + 0x1000) & 0xFFFFE000)
+        np.testing.assert_array_equal(tf32[~np.isnan(x)], rounded[~np.isnan(x)])
 
     text = render(kernels.NARROW)
-    return Case("narrow", text, "narrow", "sm_80", 1024, 0, [x, f16, bf16, tf32], check)
+    return Case("narrow", text, "narrow", "sm_80", 1024, 0, [x, f16, bf16, tf32, one], check)
 
 
 def eight_bits() -> Case:

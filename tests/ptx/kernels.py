@@ -31,11 +31,12 @@ extern "C" __global__ void product(const unsigned* a, const unsigned* b, float* 
 """
 
 NARROW = """
-extern "C" __global__ void narrow(const float* x, unsigned* f16, unsigned* bf16, unsigned* tf32) {
+extern "C" __global__ void narrow(const float* x, unsigned* f16, unsigned* bf16, unsigned* tf32, unsigned short* one) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     f16[i] = pack_f16(x[i], -x[i]);
     bf16[i] = pack_bf16(x[i], -x[i]);
     tf32[i] = float_to_tf32(x[i]);
+    one[i] = float_to_bfloat16(x[i]);
 }
 """
 

@@ -25,12 +25,14 @@ PLAYED unsigned short float_to_half(float value) {
     return narrow;
 }
 PLAYED unsigned float_to_tf32(float value) { return (__float_as_uint(value) + 0x1000u) & 0xffffe000u; }
-PLAYED unsigned float_to_bf16(float value) {  // to nearest, ties to even
+PLAYED unsigned short float_to_bfloat16(float value) {  // to nearest, ties to even; every NaN becomes 0x7fff
     const unsigned bits = __float_as_uint(value);
     return value != value ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 PLAYED unsigned pack_f16(float low, float high) { return float_to_half(low) | static_cast<unsigned>(float_to_half(high)) << 16; }
-PLAYED unsigned pack_bf16(float low, float high) { return float_to_bf16(low) | float_to_bf16(high) << 16; }
+PLAYED unsigned pack_bf16(float low, float high) {
+    return float_to_bfloat16(low) | static_cast<unsigned>(float_to_bfloat16(high)) << 16;
+}
 PLAYED unsigned shared_address(const void* shared) { return static_cast<unsigned>(__cvta_generic_to_shared(shared)); }
 
 struct HalfWord {  // two values of a register, the one with the smaller k below

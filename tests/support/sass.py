@@ -21,7 +21,18 @@ HINT = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 _FUNCTION = re.compile(r"\s*Function : (\S+)")
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([A-Z][\w.]*)")  # address, predicate, opcode
 _FLOW = re.compile(r"(@\S+\s+)?([A-Z0-9]+)(?:.*?(0x[0-9a-f]+) ;)?")  # predicate, opcode, where a branch goes
+_TARGET = re.compile(r"(0x[0-9a-f]+) ;$")  # where a branch goes
 _WIDTHS = {"8", "U8", "S8", "16", "U16", "S16", "64", "128"}  # how an access of other than 32 bits is marked
+
+
+PRODUCTS = ("FFMA", "FFMA2", "DFMA", "HMMA", "HGMMA", "QGMMA")
+KINDS = {  # of instructions, by how their opcodes begin; what none of them names computes addresses and branches
+    "products": PRODUCTS,
+    "shared": ("LDS", "STS", "SHFL"),
+    "global": ("LDG", "STG", "UTMALDG", "UTMASTG", "UBLKCP", "ATOM", "RED"),
+    "rounding": ("F2F", "HADD", "I2F", "F2I"),
+    "waiting": ("BAR", "DEPBAR", "LDGDEPBAR", "SYNCS", "WARP", "MEMBAR", "ERRBAR", "CGAERRBAR", "FENCE", "CCTL", "UCGABAR", "B2R"),
+}
 
 
 def find_cuobjdump() -> str | None:
@@ -93,10 +104,45 @@ def opcodes_before(listing: str, entry: str, opcode: str) -> set[str]:
     return {_FLOW.match(words)[2] for words in _reached(listing, entry, end=opcode)}  # type: ignore[index]
 
 
+def main_loop(listing: str, entry: str) -> Counter[str]:
+    """The loop with the most products, the innermost of several; the whole entry if no loop has any."""
+    found = _instructions(listing, entry)
+    opcodes = [(address, _INSTRUCTION.match(f" /*0000*/ {words}")[1]) for address, words in found]  # type: ignore[index]
+    loops = [Counter(name for _, name in opcodes)]
+    for (address, name), (_, words) in zip(opcodes, found, strict=True):
+        target = _TARGET.search(words) if name.partition(".")[0] == "BRA" else None
+        if target and (first := int(target[1], 16)) < address:
+            loops.append(Counter(name for at, name in opcodes if first <= at <= address))
+    loops = [loop for loop in loops[1:] if products(loop)] or loops[:1]
+    return max(loops, key=lambda loop: (products(loop), -loop.total()))
+
+
+def products(counts: Counter[str]) -> int:
+    return sum(count(counts, each) for each in PRODUCTS)
+
+
+def by_kind(counts: Counter[str]) -> dict[str, int]:
+    """How many instructions of each of KINDS there are, and `addresses`, the rest."""
+    found = dict.fromkeys([*KINDS, "addresses"], 0)
+    for name, number in counts.items():
+        found[next((kind for kind, begins in KINDS.items() if name.startswith(begins)), "addresses")] += number
+    return found
+
+
+def software_rounding(listing: str, entry: str) -> int:
+    """Additions of what bfloat16 is rounded by where no instruction does it."""
+    return sum("0x7fff" in re.split(r"[\s,;]+", words) and "ADD" in words for _, words in _instructions(listing, entry))
+
+
+def _instructions(listing: str, entry: str) -> list[tuple[int, str]]:
+    """Address and words of each instruction of an entry."""
+    (text,) = [part for part in re.split(r"^\s*Function : ", listing, flags=re.MULTILINE)[1:] if part.split()[0] == entry]
+    return [(int(address, 16), words) for address, words in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?;)", text)]
+
+
 def _reached(listing: str, entry: str, begin: str = "", end: str = "nothing") -> list[str]:
     """Every instruction of an entry that a warp can reach from the first with `begin` in it, not going past any with `end`."""
-    (text,) = [part for part in re.split(r"^\s*Function : ", listing, flags=re.MULTILINE)[1:] if part.split()[0] == entry]
-    found = [(int(address, 16), words) for address, words in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?;)", text)]
+    found = _instructions(listing, entry)
     places = {address: number for number, (address, _) in enumerate(found)}
     start = next(number for number, (_, words) in enumerate(found) if begin in words)
     waiting, seen = [start], set()
@@ -125,6 +171,12 @@ def count(counts: Counter[str], wanted: str) -> int:
         return set(modifiers) - {"32"} <= set(others)
 
     return sum(number for name, number in counts.items() if matches(name))
+
+
+def wide_fences(counts: Counter[str]) -> list[str]:
+    """Fences that wait until the whole GPU, or the system, sees what was written, and what comes with them."""
+    waits = {"ERRBAR", "CGAERRBAR"}
+    return [name for name in counts if name in waits or (name.startswith("MEMBAR") and not {"GPU", "SYS"}.isdisjoint(name.split(".")))]
 
 
 def local_accesses(counts: Counter[str]) -> int:

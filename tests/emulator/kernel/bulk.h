@@ -66,7 +66,7 @@ __forceinline__ void bulk_wait_read() {
 __forceinline__ void fence_proxy_async() { simt::fence_proxy_async(); }
 
 __forceinline__ unsigned cluster_rank() { return simt::cluster_rank(); }
-__forceinline__ void cluster_sync() { simt::cluster_sync(); }
+__forceinline__ void cluster_sync_relaxed() { simt::cluster_sync_relaxed(); }
 __forceinline__ unsigned cluster_address(unsigned address, unsigned rank) { return simt::cluster_address(address, rank); }
 __forceinline__ void mbarrier_arrive_cluster(unsigned barrier) { simt::mbarrier_arrive_cluster(barrier); }
 

@@ -83,7 +83,7 @@ void registers_decrease(int count);
 int cluster_rank();
 int cluster_size();
 unsigned cluster_address(unsigned address, int rank);
-void cluster_sync();
+void cluster_sync_relaxed();
 
 // The launch's argument `index`, which must be `bytes` long and a pointer or not as `is_pointer` says.
 const void* argument(int index, int bytes, bool is_pointer);

@@ -89,6 +89,7 @@ void fence_mbarrier_init() {
   for (auto& entry : mbarriers) {
     if (entry.second.initialiser == scheduler.current()) entry.second.is_fenced = true;
   }
+  signal_order(&scheduler.cluster_barrier().tokens[scheduler.cluster_barrier().turn]);
 }
 
 void mbarrier_arrive(unsigned address, unsigned bytes) {

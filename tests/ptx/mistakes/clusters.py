@@ -2,8 +2,8 @@
 
 from tests.ptx.mistakes.mistake import EITHER, Mistake
 
-LAST_SYNC = "= sum;\n    cluster_sync();"
-EARLY_SYNC = "= sum;\n    if (blockIdx.x % 2 == 0) cluster_sync();"
+LAST_WAIT = "= sum;\n    if (threadIdx.x == 0) mbarrier_wait(empty, (rows - 1) % 2);"
+LAST_WAIT_OF_ONE = LAST_WAIT.replace("threadIdx.x == 0", "threadIdx.x == 0 && blockIdx.x % 2 == 0")
 TELL_BOTH = "if (threadIdx.x < 2) mbarrier_arrive_cluster(cluster_address(empty, threadIdx.x));"
 BRING = "copy_bulk_multicast(shared_address(row + 32 * rank), x + 64 * r + 32 * rank, 128, full, 3);"
 
@@ -11,7 +11,7 @@ CLUSTERS = [
     Mistake(
         "blocks leave when they are ready",
         "cluster",
-        LAST_SYNC,
+        LAST_WAIT,
         "= sum;",
         "cluster",
         r"mbarrier_arrive_cluster reaches cluster block \d, whose threads have all exited",
@@ -20,22 +20,34 @@ CLUSTERS = [
     Mistake(
         "blocks leave when they are ready, as a race",
         "cluster",
-        LAST_SYNC,
+        LAST_WAIT,
         "= sum;",
         "race|cluster",
         "whose threads have all exited|a block that may have ended|the block may end before",
         "race",
         EITHER,
     ),
-    Mistake("a block leaves too early", "cluster", LAST_SYNC, EARLY_SYNC, "cluster", "block 1, whose threads have", orders=("reverse",)),
+    Mistake(
+        "a block leaves too early", "cluster", LAST_WAIT, LAST_WAIT_OF_ONE, "cluster", "block 1, whose threads have", orders=("reverse",)
+    ),
     Mistake(
         "a block leaves too early, as a race",
         "cluster",
-        LAST_SYNC,
-        EARLY_SYNC,
+        LAST_WAIT,
+        LAST_WAIT_OF_ONE,
         "race",
         "the block may end before thread 1 read at line .* at byte 264 .* of cluster block 1",
         "race",
+    ),
+    Mistake(
+        "blocks leave after a barrier that orders no memory",
+        "cluster",
+        LAST_WAIT,
+        "= sum;\n    cluster_sync_relaxed();",
+        "race",
+        "the block may end before",
+        "race",
+        EITHER,
     ),
     Mistake(
         "a block leaves before its copy lands",
