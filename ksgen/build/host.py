@@ -1,8 +1,8 @@
 """The host's own C++ compiler: makes shared libraries of OpenCL C texts for processors. Calls nothing that it made.
 
-Looked for in this order: `KSGEN_CXX`, then c++, g++, clang++ on PATH, then the `ziglang` package. `host_words.hpp` is put before a text:
-the words of OpenCL C in C++, and `host_tiles.hpp`, where it uses matrix tiles. Behind it comes, for each entry, a function that walks
-through work groups.
+Looked for in this order: `KSGEN_CXX`, then c++, g++, clang++ on PATH, GCC before Clang, then the `ziglang` package. `host_words.hpp` is
+put before a text: the words of OpenCL C in C++, and `host_tiles.hpp`, where it uses matrix tiles. Behind it comes, for each entry, a
+function that walks through work groups.
 """
 
 import functools
@@ -31,10 +31,19 @@ KEEPS_REGISTERS = (
     '#pragma GCC optimize("no-tree-coalesce-vars")\n'  # for sums that instructions of `asm` add to: else GCC moves half of them
 )
 TILES = Path(__file__).with_name("host_tiles.hpp")
+# A kernel for compilers that may lack what the words are made of: vectors that are picked from, widened and narrowed.
+TRIAL = """#define ENTRY(...) __kernel __attribute__((reqd_work_group_size(__VA_ARGS__, 1)))
+ENTRY(1, 1)
+void ks_trial(__global const half* x, __global half* y) {
+    typedef float8 lanes;
+    const lanes both = shuffle2(vload_half8(0, x), vload_half8(1, x), (uint8)(0, 8, 1, 9, 2, 10, 3, 11));
+    vstore_half8_rte(fma(both, (lanes)2.0f, vload2(0, (__global const float*)x).s01010101), 0, y);
+}
+"""
 WALKS = "__walk"  # as `HOST_WALK` of the words says: behind the name of an entry: the function that walks through its work groups
 ENTRY = re.compile(r"^ENTRY\(1, 1\)\s+void (\w+)\(", re.MULTILINE)
-_CANDIDATES = ("c++", "g++", "clang++")
-_REMEDY = "install g++ or clang, or pip install ziglang; KSGEN_CXX names another"
+CANDIDATES = ("c++", "g++", "clang++")
+REMEDY = "install g++ (12 and up) or clang (14 and up), or pip install ziglang, or let KSGEN_CXX name another"
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,15 @@ class HostCompiler:
         """Its first line, which tells GCC from Clang, what it is always given, and a digest of the words that it takes texts with."""
         given = f" {shlex.join(self.command[1:])}" if self.command[1:] else ""
         return f"{_first_line(self.command)}{given}, {_digest_of_words()}"
+
+    def __str__(self) -> str:
+        return shlex.join(self.command)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it is GCC from 12 on, which takes all texts. Others may be too old, or find no C++ library."""
+        release = re.search(r"^\S+ \(.*\) (\d+)\.", _first_line(self.command))
+        return release is not None and int(release[1]) >= 12
 
     def options(self, target: str) -> tuple[str, ...]:
         return options_of(self, set_of(target))
@@ -71,7 +89,7 @@ class HostCompiler:
         if (named.machine != self.builds_for) if named else target != host_target():
             raise ToolchainError(f"{entry}: the compiler of {host_target()} cannot build for {target}")
         if named and named.added and not _makes(self, named):
-            who = f"{shlex.join(self.command)} ({_first_line(self.command)})"
+            who = f"{self} ({_first_line(self.command)})"
             raise ToolchainError(f"{entry}: {who} makes no code for {named.name}; it takes {named.built_by}; KSGEN_CXX names another")
 
     def compile_whole(self, source: str, name: str, target: str) -> bytes:
@@ -83,7 +101,7 @@ class HostCompiler:
             if finished.returncode == 0 and made.exists():
                 return made.read_bytes()
         raise refusal(
-            f"{name}: {self.command[0]} refused it", f"{name}.cpp", source, finished.log,
+            f"{name}: {self} refused it", f"{name}.cpp", source, finished.log,
             lambda kept: (*self.command, *self.options(target), kept, "-o", f"{name}.so"),
         )  # fmt: skip
 
@@ -98,7 +116,12 @@ def source_of(text: str, entries: Sequence[str]) -> str:
 
 
 def find_host_compiler() -> HostCompiler:
-    """The one that works; `ToolchainError` if there is none."""
+    """The first that is found; `ToolchainError` if there is none."""
+    return host_compilers()[0]
+
+
+def host_compilers() -> tuple[HostCompiler, ...]:
+    """All that are found, in the order in which they are tried. `ToolchainError` if there are none."""
     found = _find(os.environ.get("KSGEN_CXX"), variable("PATH"))
     if isinstance(found, str):
         raise ToolchainError(found)
@@ -130,7 +153,7 @@ def _digest_of_words() -> str:
 def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[str, ...]:
     """For an instruction set; None: for all that this processor has."""
     is_x86, is_zig = compiler.builds_for == "x86_64", "ziglang" in compiler.command
-    is_clang = is_zig or "clang" in _first_line(compiler.command).lower()
+    is_clang = is_zig or _is_clang(compiler)
     features = named.features if named else processor_features()
     has_few_registers = is_x86 and "avx512f" not in features
     vectors = ("-mprefer-vector-width=512",) if is_x86 and not is_clang else ()
@@ -141,11 +164,14 @@ def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[st
 
 def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, ...]:
     """How far to optimise. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has; by -O2 too, where it
-    shares a register between a sum and its copies. For ARM, where it reorders instructions before it chooses registers.
+    shares a register between a sum and its copies. GCC for ARM and Clang for any processor do the same if they reorder instructions
+    before they choose registers: loads come so early that no registers are left for sums.
     """
+    if is_clang:
+        return ("-O2" if has_few_registers else "-O3", "-mllvm", "-enable-misched=false")
     if has_few_registers:
-        return ("-O2",) if is_clang else ("-O2", "-fno-tree-coalesce-vars")
-    return ("-O3",) if is_clang or is_x86 else ("-O3", "-fno-schedule-insns")
+        return ("-O2", "-fno-tree-coalesce-vars")
+    return ("-O3",) if is_x86 else ("-O3", "-fno-schedule-insns")
 
 
 def _of_processor(named: InstructionSet | None, is_x86: bool, is_zig: bool) -> tuple[str, ...]:
@@ -189,19 +215,27 @@ def _builds_for(command: tuple[str, ...]) -> str:
 
 
 @functools.lru_cache
-def _find(named: str | None, path: str | None) -> HostCompiler | str:
-    """A compiler, or why there is none."""
+def _find(named: str | None, path: str | None) -> tuple[HostCompiler, ...] | str:
+    """Compilers, or why there is none."""
     if named:
         command = tuple(map(_absolute, shlex.split(named)))
         if command and shutil.which(command[0], path=path):
-            return HostCompiler(command)
+            return (HostCompiler(command),)
         return f"KSGEN_CXX={named} names nothing that runs; give a C++ compiler's path, or unset it"
-    for candidate in _CANDIDATES:
+    programs: dict[str, HostCompiler] = {}  # each once, whatever its names
+    for candidate in CANDIDATES:
         if found := shutil.which(candidate, path=path):
-            return HostCompiler((found,))
+            programs.setdefault(os.path.realpath(found), HostCompiler((found,)))
+    compilers = list(programs.values())
+    if len(compilers) > 1 and _is_clang(compilers[0]):
+        compilers.sort(key=_is_clang)  # GCC's kernels are as fast or faster
     if importlib.util.find_spec("ziglang"):
-        return HostCompiler((sys.executable, "-m", "ziglang", "c++"))
-    return f"no C++ compiler found ({', '.join(_CANDIDATES)} on PATH, ziglang); {_REMEDY}"
+        compilers.append(HostCompiler((sys.executable, "-m", "ziglang", "c++")))
+    return tuple(compilers) or f"no C++ compiler found ({', '.join(CANDIDATES)} on PATH, ziglang); {REMEDY}"
+
+
+def _is_clang(compiler: HostCompiler) -> bool:
+    return "clang" in _first_line(compiler.command).lower()
 
 
 def _absolute(word: str) -> str:
@@ -215,5 +249,5 @@ def _first_line(command: tuple[str, ...]) -> str:
     said = current_children.get().run((*command, "--version"))
     line = next(iter(said.log.splitlines()), "").strip()
     if said.returncode or not line:
-        raise ToolchainError(f"{shlex.join(command)} --version ends with {said.returncode} and says {line or 'nothing'}; {_REMEDY}")
+        raise ToolchainError(f"{shlex.join(command)} --version ends with {said.returncode} and says {line or 'nothing'}; {REMEDY}")
     return line

@@ -275,11 +275,14 @@ HOST_PAIRS(4, __m128i)
 typedef unsigned short half;
 
 namespace host {
-#ifdef __ARM_FP16_FORMAT_IEEE
-typedef __fp16 Half;  // GCC before 13 knows no _Float16 there
-#else
+#if defined(__ARM_FP16_FORMAT_IEEE) || (defined(__clang__) && defined(__F16C__))
+typedef __fp16 Half;  // where GCC before 13 and Clang before 15 know no _Float16
+#define HAS_HALF
+#elif defined(__FLT16_MAX__)
 typedef _Float16 Half;
+#define HAS_HALF
 #endif
+#ifdef HAS_HALF
 static inline float of_half(const half bits) {
     Half value;
     memcpy(&value, &bits, sizeof value);
@@ -291,6 +294,23 @@ static inline half to_half(const float value) {
     memcpy(&bits, &rounded, sizeof bits);
     return bits;
 }
+#else
+static inline float of_half(const half bits) {
+    const unsigned size = bits & 0x7fffu, sign = (bits & 0x8000u) << 16;
+    const float subnormal = (float)size * 0x1p-24f;
+    const unsigned shift = size < 0x7c00u ? 112u << 23 : 224u << 23;  // what is added to an exponent; infinities and NaNs have the largest
+    return same_bits<float>(sign | (size < 0x400u ? same_bits<unsigned>(subnormal) : (size << 13) + shift));
+}
+// to nearest, ties to even
+static inline half to_half(const float value) {
+    const unsigned bits = same_bits<unsigned>(value), size = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+    if (size > 0x7f800000u) return sign | 0x7e00u;   // a NaN
+    if (size >= 0x47800000u) return sign | 0x7c00u;  // 65536 and more are infinite
+    // 2^-24, the distance of subnormal halves, is that of floats from 0.5 on
+    if (size < 0x38800000u) return sign | (same_bits<unsigned>(same_bits<float>(size) + 0.5f) - 0x3f000000u);
+    return sign | ((size + 0xfffu + (size >> 13 & 1u) - (112u << 23)) >> 13);
+}
+#endif
 
 template <int N>
 struct Halves {

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import click
 
 from ksgen.build.build import Binary, Compiler, Request, build, build_many
-from ksgen.build.host import HostCompiler, compiler_for, find_host_compiler
+from ksgen.build.host import HostCompiler, compiler_for
 from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.build.toolchain import find_compiler, parse_targets
 from ksgen.commands.common import progress
-from ksgen.devices.native import OfThreads, limits_for, open_device, threads_request
+from ksgen.devices.native import OfThreads, limits_for, open_device, serving_compiler, threads_request
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import Limits, cuda_limits
@@ -107,7 +107,7 @@ def _aim_at_processor(word: str) -> _Aim:
     if word == HOST:
         device = open_device(0)
         limits = limits_from("native", device.target, device.limits)
-        return _Aim(device.target, find_host_compiler(), device.dialect, limits, device.name)
+        return _Aim(device.target, serving_compiler(), device.dialect, limits, device.name)
     named = INSTRUCTION_SETS[word]
     return _Aim(named.target, compiler_for(named.target), "opencl", limits_from("native", named.target, limits_for(named)))
 

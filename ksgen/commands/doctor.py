@@ -16,6 +16,7 @@ from ksgen.install import cuda_extra, install_line, served_cuda
 from ksgen.words import counted
 
 if TYPE_CHECKING:
+    from ksgen.build.host import HostCompiler
     from ksgen.build.toolchain import CudaCompiler
 
 _OLDEST_CUDA = 12  # of the compilers that kernels are written for
@@ -103,20 +104,35 @@ def _chosen_device() -> Finding:
 
 
 def _host_compiler() -> Finding:
-    """What builds kernels for this machine's processor, and for which instructions."""
-    from ksgen.build.host import find_host_compiler
+    """What builds kernels for this machine's processor, why it was taken, and for which instructions."""
     from ksgen.build.processors import instruction_sets_here, machine
+    from ksgen.devices.native import serving_compiler
     from ksgen.errors import ToolchainError
 
     what = "processors' kernels are built by"
     sets = ", ".join(each.name for each in instruction_sets_here()) or "no --arch but host"
     try:
-        compiler = find_host_compiler()
+        compiler = serving_compiler()
         version = compiler.version.rpartition(",")[0]  # without the digest of ksgen's own words
     except ToolchainError as error:
-        why, _, remedy = str(error).splitlines()[0].partition("; ")
+        why, _, remedy = str(error).splitlines()[0].rpartition("; ")
         return Finding(what, "", f"{why}; this {machine()} runs bundles for {sets}", remedy)
-    return Finding(what, f"{' '.join(compiler.command)}, {version}, for this very processor, which also runs bundles for {sets}")
+    return Finding(what, f"{compiler}, {version} ({_why_taken(compiler)}), for this very processor, which also runs bundles for {sets}")
+
+
+def _why_taken(compiler: "HostCompiler") -> str:
+    """Why the compiler of processors' kernels is that one, and no other that was found."""
+    from ksgen.build.host import CANDIDATES, host_compilers
+    from ksgen.devices.native import why_not_serving
+
+    if os.environ.get("KSGEN_CXX"):
+        return "KSGEN_CXX names it"
+    found = host_compilers()
+    at = found.index(compiler)
+    if at:
+        return f"in place of {'; '.join(f'{each}, as {why_not_serving(each)}' for each in found[:at])}"
+    after = f"; after it come {', '.join(map(str, found[1:]))}" if found[1:] else ""
+    return f"the first of {', '.join(CANDIDATES)} on PATH, GCC before Clang, and ziglang{after}"
 
 
 def _driver() -> list[Finding]:

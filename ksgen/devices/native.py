@@ -22,9 +22,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from ksgen.build.build import AbsentCompiler, build, default_caches, usable_cores
+from ksgen.build.build import AbsentCompiler, build, compiling_is_forbidden, default_caches, usable_cores
 from ksgen.build.bundle import Bundle
-from ksgen.build.host import WALKS, HostCompiler, find_host_compiler, host_target
+from ksgen.build.host import REMEDY, TRIAL, WALKS, HostCompiler, host_compilers, host_target
 from ksgen.build.processors import (
     INSTRUCTION_SETS,
     InstructionSet,
@@ -51,7 +51,7 @@ from ksgen.devices.base import (
 )
 from ksgen.devices.matrix_tiles import pair_products, usable_tiles
 from ksgen.devices.threads import wanted_threads
-from ksgen.errors import DeviceError, ToolchainError
+from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.locks import new_lock
 from ksgen.ownership import temporary_folder
 
@@ -83,11 +83,40 @@ def open_device(index: int) -> NativeDevice:
 def _compiler_or_none() -> HostCompiler | AbsentCompiler:
     """The compiler; none, where what runs here was built before."""
     try:
-        return find_host_compiler()
+        return serving_compiler()
     except ToolchainError as error:
         if _built_before():
             return AbsentCompiler(str(error))
         raise UnavailableError(f"native: {error}{_what_else_there_is()}", "") from error
+
+
+def serving_compiler() -> HostCompiler:
+    """The first compiler found that builds kernels here; `ToolchainError` if none does."""
+    return _first_serving(host_compilers())
+
+
+@cache
+def _first_serving(compilers: tuple[HostCompiler, ...]) -> HostCompiler:
+    refusals: list[str] = []
+    for compiler in compilers:
+        if not (why := why_not_serving(compiler)):
+            if refusals:
+                warn(f"{'; '.join(refusals)}; {compiler} is taken in its place")
+            return compiler
+        refusals.append(why)
+    named = "KSGEN_CXX names it, so no other is taken; unset it, or let it name another"
+    raise ToolchainError("; ".join((*refusals, named if os.environ.get("KSGEN_CXX") else REMEDY)))
+
+
+@cache
+def why_not_serving(compiler: HostCompiler) -> str:
+    """Why a compiler builds no kernel here, in one line; empty if it does. Unless it is proven, it builds a trial kernel once."""
+    try:
+        if not (compiler.is_proven or compiling_is_forbidden()):
+            build(TRIAL, "ks_trial", host_target(), compiler)
+    except ToolchainError as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def threads_request(target: str) -> Request:

@@ -67,6 +67,34 @@ def test_which_compiler_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert find_host_compiler().command == (str(usual),)
 
 
+def test_gcc_comes_before_clang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program with two names is tried once."""
+    monkeypatch.delenv("KSGEN_CXX", raising=False)
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
+    clang, gcc = program(tmp_path, "clang++", "Apple clang version 16.0.0"), program(tmp_path, "g++", "g++ (GCC) 14.1.0")
+    (tmp_path / "c++").symlink_to(clang)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [each.command for each in host.host_compilers()] == [(str(gcc),), (str(tmp_path / "c++"),)]
+
+
+@pytest.mark.parametrize(
+    ("said", "is_proven"),
+    [
+        ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", True),
+        ("c++ (GCC) 14.1.1 20240522", True),
+        ("g++ (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0", False),
+        ("Debian clang version 14.0.6", False),
+        ("own 13.0", False),
+    ],
+)
+def test_which_compilers_need_no_trial(said: str, is_proven: bool, tmp_path: Path) -> None:
+    assert HostCompiler((str(program(tmp_path, "own", said)),)).is_proven is is_proven
+
+
+def test_the_trial_is_a_kernel(compiler: HostCompiler) -> None:
+    assert b"ks_trial__walk" in compiler.compile(host.TRIAL, "ks_trial", host_target()).data
+
+
 def test_tests_of_what_calls_kernels_have_a_hasty_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives the real one its arguments, with -O1, and has a version of its own: caches tell their binaries apart."""
     real = tmp_path / "real c++"
@@ -94,7 +122,8 @@ def test_ziglang_serves_where_nothing_else_does(tmp_path: Path, monkeypatch: pyt
         (" ", r"KSGEN_CXX=  names nothing that runs"),
         (
             None,
-            r"no C\+\+ compiler found \(c\+\+, g\+\+, clang\+\+ on PATH, ziglang\); install g\+\+ or clang, or pip install ziglang",
+            r"no C\+\+ compiler found \(c\+\+, g\+\+, clang\+\+ on PATH, ziglang\); "
+            r"install g\+\+ \(12 and up\) or clang \(14 and up\), or pip install ziglang",
         ),
     ],
 )
@@ -176,9 +205,9 @@ def innermost_loop(assembly: str) -> list[str]:
     """Of loops that multiply and add, the shortest."""
     lines, places, loops = assembly.splitlines(), {}, []
     for at, line in enumerate(lines):
-        if label := re.match(r"(\.L\d+):", line):
+        if label := re.match(r"(\.L\w+):", line):
             places[label[1]] = at
-        elif (jump := re.match(r"\s+j\w+\s+(\.L\d+)", line)) and jump[1] in places:
+        elif (jump := re.match(r"\s+j\w+\s+(\.L\w+)", line)) and jump[1] in places:
             loops.append(lines[places[jump[1]] : at])
     return min((loop for loop in loops if sum("vfmadd" in line for line in loop) >= 12), key=len)
 

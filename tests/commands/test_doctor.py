@@ -229,7 +229,7 @@ def test_doctor_without_pycuda_is_one_line_and_no_traceback() -> None:
 
 def test_what_builds_kernels_for_the_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = tmp_path / "own"
-    own.write_text("#!/bin/sh\necho 'own 1.0, the best'\n")
+    own.write_text("#!/bin/sh\necho 'own (GCC) 12.2, the best'\n")
     own.chmod(0o755)
     monkeypatch.setenv("KSGEN_CXX", str(own))
     monkeypatch.setattr(
@@ -237,7 +237,9 @@ def test_what_builds_kernels_for_the_processor(monkeypatch: pytest.MonkeyPatch, 
     )
     told = doctor._host_compiler()
     held = "which also runs bundles for x86-64-v3, x86-64-v2"
-    assert told == Finding("processors' kernels are built by", f"{own}, own 1.0, the best, for this very processor, {held}")
+    assert told == Finding(
+        "processors' kernels are built by", f"{own}, own (GCC) 12.2, the best (KSGEN_CXX names it), for this very processor, {held}"
+    )
     monkeypatch.setenv("KSGEN_CXX", "gone++")
     told = doctor._host_compiler()
     assert (told.found, told.remedy) == ("", "give a C++ compiler's path, or unset it")

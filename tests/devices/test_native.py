@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ksgen import devices
 from ksgen.build import processors
 from ksgen.build.cache import Cache
 from ksgen.build.host import find_host_compiler
@@ -21,7 +23,7 @@ from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here
 from ksgen.build.request import Binary, Request
 from ksgen.devices import native, threads
 from ksgen.devices.base import Device, Launch, UnavailableError, record
-from ksgen.errors import DeviceError, LaunchError, ToolchainError
+from ksgen.errors import DeviceError, KsgenWarning, LaunchError, ToolchainError
 from ksgen.launch import planner as planner_module
 from ksgen.launch.choice import choose, choose_for_many, limits_of
 from ksgen.launch.planner import Planner
@@ -425,6 +427,58 @@ def test_a_machine_without_a_compiler_takes_opencl(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("KSGEN_CXX", raising=False)
     monkeypatch.setattr("ksgen.build.host.importlib.util.find_spec", lambda name: None)
     native.open_device.cache_clear()
-    with pytest.raises(UnavailableError, match=r"native: no C\+\+ compiler found .*install g\+\+ or clang, or pip install ziglang"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"native: no C\+\+ compiler found .*install g\+\+ \(12 and up\) or clang \(14 and up\), or pip install ziglang",
+    ):
         native.open_device(0)
+    native.open_device.cache_clear()
+
+
+REFUSES = """#!/bin/sh
+case "$*" in *--version) echo "g++ (Ubuntu 11.4.0) 11.4.0"; exit;; esac
+echo "ks_trial.cpp:9:1: error: '__builtin_shufflevector' was not declared in this scope; did you mean '__builtin_shuffle'?" >&2
+exit 1
+"""
+WHY = r"ks_trial: \S+c\+\+ refused it: ks_trial.cpp:9:1: error: '__builtin_shufflevector' was not declared in this scope; .*"
+
+
+def old_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Alone on PATH, with nothing cached."""
+    made = folder / "c++"
+    made.write_text(REFUSES)
+    made.chmod(0o755)
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv("PATH", f"{folder}:/bin")
+    monkeypatch.delenv("KSGEN_CXX", raising=False)
+    monkeypatch.setattr("ksgen.build.host.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("ksgen.build.host.CANDIDATES", ("c++", "own-c++"))
+    native.open_device.cache_clear()
+    return made
+
+
+def test_a_compiler_that_refuses_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        serves = find_host_compiler()
+    except ToolchainError as absent:
+        pytest.skip(str(absent))
+    old_compiler(tmp_path, monkeypatch)
+    (tmp_path / "own-c++").symlink_to(serves.command[0])
+    with pytest.warns(KsgenWarning, match=rf"{WHY}; \S+own-c\+\+ is taken in its place"):
+        device = native.open_device(0)
+    assert Path(device.compiler().command[0]).name == "own-c++"
+    native.open_device.cache_clear()
+
+
+def test_the_next_runtime_serves_where_every_compiler_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = old_compiler(tmp_path, monkeypatch)
+    with pytest.raises(UnavailableError, match=rf"native: {WHY}; install g\+\+ \(12 and up\) or clang \(14 and up\)"):
+        native.open_device(0)
+    monkeypatch.setenv("KSGEN_CXX", str(made))
+    with pytest.raises(
+        UnavailableError, match=rf"native: {WHY}; KSGEN_CXX names it, so no other is taken; unset it, or let it name another"
+    ):
+        native.open_device(0)
+    with suppress(DeviceError):  # where there is no OpenCL either
+        assert next(devices._opened(("native", "opencl"), 0)).runtime == "opencl"
     native.open_device.cache_clear()
