@@ -17,7 +17,7 @@ TORCH ?= torch
 PYTEST = $(BIN) -m pytest -n auto --dist worksteal --timeout-method=thread -p tests.progress -o console_output_style=classic --durations=10
 INSTALL = $(BIN) -m pip install --quiet --disable-pip-version-check -e
 
-.PHONY: demo test test-torch test-tenth test-all quick check lint types pycuda matrix gpu-check setup clean help
+.PHONY: demo test test-torch test-tenth test-all quick check lint types pycuda nvrtc matrix gpu-check setup clean help
 
 demo: .venv/.ready  ## Build, check and time the kernels of specs/vit.yaml on this machine.
 	@$(BIN) -m ksgen demo
@@ -50,6 +50,10 @@ types: .venv/.ready-dev  ## Check types with mypy.
 
 pycuda: .venv/.ready-dev  ## Build PyCUDA and the stand-in driver for the CUDA runtimes' tests: a minute, once.
 	@$(BIN) -m tests.driver
+
+nvrtc: .venv/.ready-dev  ## Download the oldest supported NVRTC, and the newest of CUDA 12, for the tests: 280 MB, once.
+	@for each in cu11==11.8.89 cu12==12.9.86; do [ -d .venv/nvrtc/$${each%%=*} ] || \
+	    $(BIN) -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/nvrtc/$${each%%=*} nvidia-cuda-nvrtc-$$each || exit 1; done
 
 matrix: .venv/.ready-dev  ## Compile every family's defaults for every GPU target: minutes the first time. No GPU is needed.
 	@$(BIN) -m tests.compile_matrix
