@@ -1,7 +1,7 @@
 """What the cost model expects of defaults, as shares of the floor: `python -m benchmarks.defaults`. Measures nothing.
 
 For the stratified patterns, on each target's usual card (`ksgen/families/gpus.py`): what launchers take before any search; on sm_90a
-besides what they would take if Hopper's families counted as measured.
+also what they would take if Hopper's families were chosen by default.
 """
 
 from collections import Counter
@@ -40,21 +40,21 @@ def floor_us(families: list[Family[Any]], kernel: KernelSpec, limits: Limits, ba
     return min(found)
 
 
-def expected(kernel: KernelSpec, limits: Limits, batch: int, unmeasured: bool) -> Expected:
-    able = [family for family in families_for(kernel, limits, batch) if unmeasured or family.measured]
-    chosen = family_for(kernel, limits, batch, unmeasured=unmeasured)
+def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool) -> Expected:
+    able = [family for family in families_for(kernel, limits, batch) if all_families or family.by_default]
+    chosen = family_for(kernel, limits, batch, all_families=all_families)
     us = {family.name: default_us(family, kernel, limits, batch) for family in able}
     return Expected(chosen.name, floor_us(able, kernel, limits, batch) / us[chosen.name], us[chosen.name] / min(us.values()))
 
 
 def rows(target: str, patterns: int, batch: int) -> Iterator[tuple[str, str, str, list[Expected]]]:
     limits = cuda_limits(target)
-    for unmeasured in (False, True) if limits.warpgroups else (False,):
+    for all_families in (False, True) if limits.warpgroups else (False,):
         for precision in PRECISIONS:
             for layout in LAYOUTS:
                 kernels = [KernelSpec(pattern, precision, layout) for pattern in stratified(patterns)]
-                found = [expected(kernel, limits, batch, unmeasured) for kernel in kernels]
-                yield f"{target}{' with wgmma' if unmeasured else ''}", precision, layout, found
+                found = [expected(kernel, limits, batch, all_families) for kernel in kernels]
+                yield f"{target}{' with wgmma' if all_families else ''}", precision, layout, found
 
 
 @click.command()

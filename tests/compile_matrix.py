@@ -19,6 +19,7 @@ per product by kind, next to what bounds the kernel by the cost model and its sh
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import cycle, groupby, islice, product
 from math import inf
@@ -287,7 +288,7 @@ def is_plain(kernel: KernelSpec) -> bool:
 
 def others_per_product(listing: str, entry: str) -> float:
     loop = sass.main_loop(listing, entry)
-    return loop.total() / max(1, sass.products(loop)) - 1
+    return (loop.total() - sass.by_kind(loop)["products"]) / max(1, sass.products(loop))
 
 
 _INSTRUCTIONS = "{:8} {:16} {:16} {:10} {:6} {:>8}" + " {:>9}" * (len(sass.KINDS)) + "  {:9} {:>5}"
@@ -392,7 +393,9 @@ def main(
     outcomes = [Outcome(source, target, result) for (source, target), result in zip(wanted, results, strict=True)]
     for line in (*table(outcomes), *(("", *instructions(outcomes)) if has_loops else ())):
         click.echo(line)
-    broken = [line for outcome in outcomes for line in (*violations(outcome), *faults(outcome))]
+    with ThreadPoolExecutor(jobs) as pool:  # which wait for cuobjdump
+        read = pool.map(lambda outcome: list(faults(outcome)), outcomes)
+        broken = [line for outcome, found in zip(outcomes, read, strict=True) for line in (*violations(outcome), *found)]
     click.echo(f"\n{len(outcomes)} binaries, {len(broken)} violations")
     for line in broken:
         click.echo(line)

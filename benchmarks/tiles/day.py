@@ -166,7 +166,7 @@ def begin(is_played: bool, tiles_first: bool) -> None:
         device = open_device(0)
         device.limits = replace(device.limits, tiles=("bf16",))
     for name in TILES if tiles_first else ():
-        type(FAMILIES[name]).measured = True
+        type(FAMILIES[name]).by_default = True
 
 
 def run(is_played: bool, tiles_first: bool, *words: str) -> None:

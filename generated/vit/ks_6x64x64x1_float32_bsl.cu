@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 f78e9c1d, spec 6e694259
+// ks_6x64x64x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 336ae21d, spec 6e694259
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -142,9 +142,24 @@ void ks_6x64x64x1_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const real
 
 // ---- the words of what follows
 DEVICE void wait_for_block() { __syncthreads(); }
-DEVICE float multiply_add(float x, float w, float sum) { return fmaf(x, w, sum); }
 
 #ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
+// Two neighbouring sums. On sm_100 and sm_103 one instruction does both, which nvcc does not use by itself; sm_120 has it as two.
+DEVICE void multiply_add_pair(float* sums, const float* x, const float w) {
+#if __CUDA_ARCH__ >= 1000
+    asm("{\n"
+        ".reg .b64 x, w, sums;\n"
+        "mov.b64 x, { %2, %3};\n"
+        "mov.b64 w, { %4, %4};\n"
+        "mov.b64 sums, { %0, %1};\n"
+        "fma.rn.f32x2 sums, x, w, sums;\n"
+        "mov.b64 { %0, %1}, sums;\n"
+        "}" : "+f"(sums[0]), "+f"(sums[1]) : "f"(x[0]), "f"(x[1]), "f"(w));
+#else
+    sums[0] = fmaf(x[0], w, sums[0]);
+    sums[1] = fmaf(x[1], w, sums[1]);
+#endif
+}
 DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(valid ? 4 : 0) : "memory");
@@ -253,7 +268,7 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
             UNROLL for (int e = 0; e < GROUP_OUT; ++e) own_w[q * GROUP_OUT + e] = group.at[e];
         }
         UNROLL for (int n = 0; n < THREAD_OUT; ++n)
-            UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = multiply_add(own_x[m], own_w[n], sums[n][m]);
+            UNROLL for (int m = 0; m < THREAD_BATCH; m += 2) multiply_add_pair(sums[n] + m, own_x + m, own_w[n]);
     }
 }
 DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,

@@ -97,7 +97,7 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
         able = list(meant_for(kernel, limits, job.batch))
         if limits.is_cpu:
             taken = family_for(kernel, limits, job.batch)
-            able = [family for family in able if family is taken or not (family.measured or kernel.arithmetic.families)]
+            able = [family for family in able if family is taken or not (family.by_default or kernel.arithmetic.families)]
         defaults = [Choice(family.name, family.default(kernel, limits, job.batch), "the family's default") for family in able]
         if arithmetic != kernel.dtype:  # what tensor cores or tiles do with float32; others would compute plain float32 again
             asked = kernel.arithmetic.families if limits.is_cpu else ()

@@ -78,7 +78,8 @@ def command(
     else:
         kernels, layers = _of_patterns(patterns, layer, wanted)
     patterns = tuple(each.pattern for each in kernels)
-    described = [_describe(each, batch, device) for each in kernels]
+    is_alone = len(kernels) == 1 and not layers and not spec
+    described = [_describe(each, batch, device) | (_faster(each, batch) if is_alone else {}) for each in kernels]
     of_layers = {name: _describe_layer(each, batch, device) for name, each in layers.items()}
     if png:
         _draw(patterns, png)
@@ -87,7 +88,6 @@ def command(
         return
     for name, each in layers.items():
         _print_layer(name, each, of_layers[name])
-    is_alone = len(described) == 1 and not layers and not spec
     for pattern, facts in zip(patterns, described, strict=True):
         _print(pattern, facts, is_alone)
     if not device:
@@ -171,16 +171,29 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
 def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice, bool]":
     """The choice on a device, by its wisdom, and whether that is a processor; without one, the default for a target."""
     from ksgen.families import cuda_limits
-    from ksgen.launch.choice import choose
+    from ksgen.launch.choice import choose, expectation, limits_of
     from ksgen.launch.planner import PLANNER
     from ksgen.wisdom.store import Wisdom
 
     if device is None:
-        return replace(choose(kernel, batch, cuda_limits(_USUAL), Wisdom()), why=f"the family's default for {_USUAL}"), False
+        limits = cuda_limits(_USUAL)
+        choice = choose(kernel, batch, limits, Wisdom())
+        return replace(choice, why=f"the family's default for {_USUAL}{expectation(choice, kernel, batch, limits)}"), False
     from ksgen.devices import find_device
 
     where = find_device(device)
-    return PLANNER.choice(where, kernel, batch), where.limits.is_cpu
+    choice = PLANNER.choice(where, kernel, batch)
+    return replace(choice, why=choice.why + expectation(choice, kernel, batch, limits_of(where))), where.limits.is_cpu
+
+
+def _faster(kernel: KernelSpec, batch: int) -> dict[str, Any]:
+    """For each kind of device, the family that the cost model expects to be faster than the default, and by what factor."""
+    from ksgen.families import family_for, faster_family
+
+    found = {
+        name: faster_family(family_for(kernel, limits, batch).name, kernel, limits, batch) for name, limits in _device_limits().items()
+    }
+    return {"expected_faster": {name: {"family": each[0].name, "factor": each[1]} for name, each in found.items() if each}}
 
 
 def _device_limits() -> dict[str, Any]:
@@ -296,6 +309,10 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
             ("resources", "{threads} threads and {shared_bytes} bytes of shared memory per block, about {registers} registers per thread"),
         ]
         rows += [
+            *(
+                (f"on {name}", f"{each['family']} expected {each['factor']:.2f} times as fast")
+                for name, each in facts["expected_faster"].items()
+            ),
             ("{family}", "{why}"),
             ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
             ("products", "{multiply_adds_ratio:.2f} times the least, with padding and the parts of split operands"),

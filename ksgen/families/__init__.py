@@ -70,11 +70,14 @@ def meant_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, alig
     return families_for(kernel, limits, batch, aligned, with_few=is_few)
 
 
-def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, unmeasured: bool = False) -> Family[Any]:
-    """Of those that were measured, or that the precision asks for, and that are for such a batch, the one whose default is expected to be
-    the fastest; the first, where nobody can say: `simt` and `gradient` serve all. `unmeasured`: of all of them."""
+def family_for(
+    kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, all_families: bool = False
+) -> Family[Any]:
+    """The family that launchers choose for such a batch without wisdom: of those that are chosen by default, or that the precision asks
+    for, the one whose default is expected to be the fastest; the first if that is unknown: `simt` and `gradient` serve all.
+    `all_families`: choose among all of them."""
     wanted = kernel.arithmetic.families
-    able = [each for each in meant_for(kernel, limits, batch, aligned) if each.measured or unmeasured or each.name in wanted]
+    able = [each for each in meant_for(kernel, limits, batch, aligned) if each.by_default or all_families or each.name in wanted]
     if not able:
         raise ConstantsError(f"{kernel.name}: no family has room for all factors in one launch here")
     if len(able) == 1 or limits.is_cpu:
@@ -85,6 +88,16 @@ def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, ali
         return us * (1 + WORTH) if plain_pays(family, kernel, limits) else us
 
     return min(able, key=cost)
+
+
+def faster_family(
+    name: str, kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
+) -> tuple[Family[Any], float] | None:
+    """The family whose default is expected to be the fastest, and how many times as fast as the default of the family `name`; None
+    if that is no faster by more than WORTH, or unknown. It looks at every family's search space, which takes up to a second."""
+    us = {each: default_us(each, kernel, limits, batch) for each in (family_named(name), *meant_for(kernel, limits, batch, aligned))}
+    found, own = min(us, key=us.__getitem__), us[family_named(name)]
+    return (found, own / us[found]) if own > us[found] * (1 + WORTH) > 0 else None
 
 
 def family_of(constants: Any) -> Family[Any]:
@@ -116,6 +129,7 @@ __all__ = [
     "family_for",
     "family_named",
     "family_of",
+    "faster_family",
     "meant_for",
     "operand_of",
 ]

@@ -153,7 +153,7 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
     packs: bool  # whether its text has a second entry
     packed_by: str  # the family that packs the weights of each factor of a chain; empty: itself
     signature: tuple[str, ...]  # the operands that its kernels may take, in order: `signature.py`
-    measured: bool  # whether a GPU has shown what it is worth: others are taken by wisdom, or by name, alone
+    by_default: bool  # whether launchers may choose it without wisdom; says nothing of what was measured
 
     for_few: bool  # whether it is meant for few batch entries: larger batches have it by wisdom, or by name, alone
 

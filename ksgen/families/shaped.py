@@ -42,7 +42,7 @@ class Shaped(Generic[ConstantsT]):
     why: str
     listed: tuple[Rule[ConstantsT], ...]
     signature: tuple[str, ...] = PRODUCT
-    measured = True
+    by_default = True
     for_few = False
     packs = True
     packed_by = ""

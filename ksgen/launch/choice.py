@@ -10,7 +10,7 @@ from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device
 from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, check, cuda_limits, families_for, family_for, family_named
+from ksgen.families import Limits, check, cuda_limits, families_for, family_for, family_named, faster_family
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom
 
@@ -95,6 +95,17 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=found.is_sound)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
+
+
+def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, aligned: bool = True) -> str:
+    """A family that the cost model expects to be faster than a default that was chosen, in words; empty if there is none. Slow, so no
+    launch asks for it."""
+    found = None if choice.from_wisdom else faster_family(choice.family, kernel, limits, batch, aligned)
+    if found is None:
+        return ""
+    family, factor = found
+    taken = "" if family.by_default else ", which launchers take only by wisdom or by name"
+    return f"; the cost model expects {family.name} to be {factor:.2f} times as fast{taken}"
 
 
 def _passed_over(entry: Entry | None) -> str:

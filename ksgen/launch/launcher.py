@@ -17,6 +17,7 @@ from ksgen.families import family_named
 from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_memory, check_weights
+from ksgen.launch.choice import expectation, limits_of
 from ksgen.launch.fits import Fits
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.prepare import prepared
@@ -199,7 +200,8 @@ class Launcher:
         kernel = fits.kernel(precision, layout, epilogue, batch, weights, inputs)
         choice = PLANNER.choice(where, kernel, batch)
         family = f"{choice.family} ({family_named(choice.family).why})"
-        return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}{bytes_saved(kernel, batch)}"
+        why = f"{choice.why}{expectation(choice, kernel, batch, limits_of(where))}{bytes_saved(kernel, batch)}"
+        return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
 
     def _prepared(self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, options: CallOptions) -> Call:
         weights, stated = self.taken(weights), self.stated

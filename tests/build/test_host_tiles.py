@@ -295,4 +295,4 @@ def test_the_text_says_which_words_it_needs() -> None:
     assert "struct tiles_bf16" in source_of(source.text, source.entries)
     plain = render(KernelSpec(Pattern(1, 16, 32, 1)), family="simt", dialect="opencl")
     assert "struct tiles_bf16" not in source_of(plain.text, plain.entries)
-    assert not Amx.measured
+    assert not Amx.by_default

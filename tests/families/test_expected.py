@@ -24,9 +24,9 @@ HOPPER = cuda_limits("sm_90a")
 
 
 @cache
-def found(target: str, precision: str, layout: str, unmeasured: bool = False) -> list[Expected]:
+def found(target: str, precision: str, layout: str, all_families: bool = False) -> list[Expected]:
     kernels = [KernelSpec(pattern, precision, layout) for pattern in stratified(FEW)]
-    return [expected(kernel, cuda_limits(target), model.LARGE, unmeasured) for kernel in kernels]
+    return [expected(kernel, cuda_limits(target), model.LARGE, all_families) for kernel in kernels]
 
 
 # ---- shares of the floor
@@ -37,7 +37,7 @@ def found(target: str, precision: str, layout: str, unmeasured: bool = False) ->
     ("precision", "layout", "least"), [("float16", "bsf", 0.85), ("tf32x3", "bsf", 0.8), ("float16", "bsl", 0.95), ("tf32x3", "bsl", 0.85)]
 )
 def test_the_defaults_of_hoppers_families_come_near_the_floor(precision: str, layout: str, least: float) -> None:
-    assert median(each.share for each in found("sm_90a", precision, layout, unmeasured=True)) >= least
+    assert median(each.share for each in found("sm_90a", precision, layout, all_families=True)) >= least
 
 
 @pytest.mark.exhaustive

@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named
+from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named, faster_family
+from ksgen.families.expected import LARGE, default_us
 from ksgen.measure.verify import make_problem
+from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.support import kernels
 from tests.support.kernels import (
@@ -163,19 +165,35 @@ def test_families_are_found_by_name() -> None:
     assert family_for(kernel_of(RAGGED, "float32", "bsf"), LIMITS).name == "simt"
 
 
-def test_what_no_gpu_has_measured_is_no_default_and_what_cannot_take_a_batch_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = {name for name, family in FAMILIES.items() if not family.measured}
+def test_families_that_need_wisdom_are_no_default_and_those_that_cannot_take_a_batch_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = {name for name, family in FAMILIES.items() if not family.by_default}
     assert waiting == {"amx", "amx_chain", "amx_gradient", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}
     kernel = kernel_of(ALIGNED["blocks"], "float16", "bsl")
     assert FAMILIES["wgmma_shared"].serves(kernel, LIMITS)
     assert not FAMILIES["wgmma_shared"].serves(kernel, cuda_limits("sm_100"))
     assert family_for(kernel, LIMITS, 4096).name == "mma"
-    monkeypatch.setattr(FAMILIES["wgmma_shared"], "measured", True)
+    monkeypatch.setattr(FAMILIES["wgmma_shared"], "by_default", True)
     assert family_for(kernel, LIMITS, 4096).name == "wgmma_shared"
     assert family_for(kernel, LIMITS, 4097).name == "mma"  # rows of 8194 bytes
     assert family_for(kernel, LIMITS, 4096, aligned=False).name == "mma"
     assert family_for(kernel, LIMITS, 2**31).name == "mma"  # a coordinate has 32 bits
     assert family_for(kernel, cuda_limits("sm_80"), 4096).name == "mma"
+
+
+def test_a_family_that_is_expected_to_be_faster_is_named_with_the_factor() -> None:
+    kernel = KernelSpec(Pattern(2, 192, 768, 16), "bfloat16", "bsf")
+    assert family_for(kernel, LIMITS, LARGE).name == "mma"
+    found = faster_family("mma", kernel, LIMITS, LARGE)
+    assert found is not None
+    family, factor = found
+    us = {name: default_us(FAMILIES[name], kernel, LIMITS, LARGE) for name in ("mma", "wgmma_registers", "wgmma_permuted")}
+    assert (family.name, factor) == ("wgmma_registers", us["mma"] / us["wgmma_registers"])
+    assert us["wgmma_registers"] < us["wgmma_permuted"] < us["mma"]
+    assert faster_family("wgmma_registers", kernel, LIMITS, LARGE) is None
+    assert faster_family("mma", kernel, cuda_limits("sm_80"), LARGE) is None
+    assert faster_family("mma", kernel, cuda_limits("sm_999"), LARGE) is None  # whose rates are unknown
 
 
 # ---- whatever the rules allow

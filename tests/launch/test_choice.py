@@ -7,7 +7,8 @@ import pytest
 from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, cuda_limits
-from ksgen.launch.choice import check_fit, choice_by_name, choose, limits_from
+from ksgen.families.expected import LARGE, default_us
+from ksgen.launch.choice import check_fit, choice_by_name, choose, expectation, limits_from
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom
@@ -16,7 +17,7 @@ KERNEL = KernelSpec(Pattern(2, 64, 48, 4))
 HOPPER, TURING = cuda_limits("sm_90a"), cuda_limits("sm_75")
 
 
-def test_without_wisdom_it_is_the_first_measured_familys_default() -> None:
+def test_without_wisdom_it_is_a_familys_default() -> None:
     found = choose(KERNEL, 40, HOPPER, Wisdom())
     assert (found.family, found.constants) == ("simt", FAMILIES["simt"].default(KERNEL, HOPPER, 40))
     assert found.why == "the family's default: no search has been run for this kernel on this device"
@@ -31,12 +32,27 @@ def test_what_a_search_found_for_few_entries_is_not_taken_for_more() -> None:
         assert (found.family, found.from_wisdom) == (family, family == "few"), (searched, asked)
 
 
-def test_a_family_asked_for_by_name_need_not_be_measured_but_must_serve() -> None:
+def test_a_family_asked_for_by_name_need_not_be_a_default_but_must_serve() -> None:
     kernel = KernelSpec(KERNEL.pattern, "tf32")
     found = choice_by_name("wgmma_registers", kernel, 40, HOPPER)
     assert (found.family, found.why) == ("wgmma_registers", "the family's default: it was asked for by name")
     with pytest.raises(ConstantsError, match="at batch 40: wgmma_registers does not serve it on this device"):
         choice_by_name("wgmma_registers", kernel, 40, TURING)
+
+
+def test_a_default_that_the_model_expects_to_be_slower_is_named_in_words() -> None:
+    kernel = KernelSpec(Pattern(2, 192, 768, 16), "bfloat16")
+    found = choose(kernel, LARGE, HOPPER, Wisdom())
+    family, factor = "wgmma_registers", default_us(FAMILIES["mma"], kernel, HOPPER, LARGE)
+    factor /= default_us(FAMILIES[family], kernel, HOPPER, LARGE)
+    assert found.family == "mma"
+    assert factor > 1.5
+    said = f"; the cost model expects {family} to be {factor:.2f} times as fast, which launchers take only by wisdom or by name"
+    assert expectation(found, kernel, LARGE, HOPPER) == said
+    assert expectation(replace(found, from_wisdom=True), kernel, LARGE, HOPPER) == ""  # its time was measured
+    assert expectation(choice_by_name(family, kernel, LARGE, HOPPER), kernel, LARGE, HOPPER) == ""
+    plain = choice_by_name("simt", kernel, LARGE, cuda_limits("sm_80"))
+    assert expectation(plain, kernel, LARGE, cuda_limits("sm_80")).endswith(" times as fast")  # mma, which is a default
 
 
 def test_constants_that_a_device_cannot_run_do_not_fit() -> None:

@@ -29,6 +29,10 @@ PLAYED unsigned short float_to_bfloat16(float value) {  // to nearest, ties to e
     const unsigned bits = __float_as_uint(value);
     return value != value ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
+PLAYED void multiply_add_pair(float* sums, const float* x, const float w) {
+    sums[0] = fmaf(x[0], w, sums[0]);
+    sums[1] = fmaf(x[1], w, sums[1]);
+}
 PLAYED unsigned pack_f16(float low, float high) { return float_to_half(low) | static_cast<unsigned>(float_to_half(high)) << 16; }
 PLAYED unsigned pack_bf16(float low, float high) {
     return float_to_bfloat16(low) | static_cast<unsigned>(float_to_bfloat16(high)) << 16;

@@ -25,9 +25,9 @@ _TARGET = re.compile(r"(0x[0-9a-f]+) ;$")  # where a branch goes
 _WIDTHS = {"8", "U8", "S8", "16", "U16", "S16", "64", "128"}  # how an access of other than 32 bits is marked
 
 
-PRODUCTS = ("FFMA", "FFMA2", "DFMA", "HMMA", "HGMMA", "QGMMA")
+PRODUCTS = {"FFMA": 1, "FFMA2": 2, "DFMA": 1, "HMMA": 1, "HGMMA": 1, "QGMMA": 1}  # how many an instruction is, of floats or tiles
 KINDS = {  # of instructions, by how their opcodes begin; what none of them names computes addresses and branches
-    "products": PRODUCTS,
+    "products": tuple(PRODUCTS),
     "shared": ("LDS", "STS", "SHFL"),
     "global": ("LDG", "STG", "UTMALDG", "UTMASTG", "UBLKCP", "ATOM", "RED"),
     "rounding": ("F2F", "HADD", "I2F", "F2I"),
@@ -118,7 +118,7 @@ def main_loop(listing: str, entry: str) -> Counter[str]:
 
 
 def products(counts: Counter[str]) -> int:
-    return sum(count(counts, each) for each in PRODUCTS)
+    return sum(number * count(counts, each) for each, number in PRODUCTS.items())
 
 
 def by_kind(counts: Counter[str]) -> dict[str, int]:

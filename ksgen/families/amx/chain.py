@@ -179,7 +179,7 @@ class AmxChain(PackedElsewhere[ChainConstants]):
     listed = _RULES
     packed_by = "amx"
     why = "all factors of one layer in one launch, of dense arrays in one layout: processors that have matrix tiles"
-    measured = False  # no machine with tiles has shown what it is worth
+    by_default = False  # no machine with tiles has timed it
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return _is_one_layer(kernel) and not kernel.is_quantized and has_tiles_for(kernel, limits)

@@ -46,7 +46,7 @@ class Amx(Shaped[AmxConstants]):
     constants_type = AmxConstants
     listed = RULES
     why = "matrix tiles: processors that have them"
-    measured = False  # no machine with tiles has shown what it is worth
+    by_default = False  # no machine with tiles has timed it
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "multiply" and not kernel.is_quantized and not kernel.is_strided and has_tiles_for(kernel, limits)

@@ -48,7 +48,7 @@ class AmxGradient(Shaped[AmxGradientConstants]):
     constants_type = AmxGradientConstants
     listed = _RULES
     why = "the weights' gradient by matrix tiles: processors that have them"
-    measured = False  # no machine with tiles has shown what it is worth
+    by_default = False  # no machine with tiles has timed it
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "gradient" and has_tiles_for(kernel, limits)

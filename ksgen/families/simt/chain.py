@@ -4,10 +4,11 @@ lies between them stays in its shared memory.
 Decides the tiles of `simt_chain.cu.j2`; its design is docs/kernels/simt.md. Never renders, compiles or runs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
+from typing import Any
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work
@@ -16,7 +17,7 @@ from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, rules_of, stages_of
 from ksgen.families.rules import Rule
 from ksgen.families.simt.family import RULES, Simt, tile_picture
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, products_of
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -192,6 +193,9 @@ class SimtChain(GpuChain[SimtChainConstants]):
         )
 
     # ---- the text
+
+    def words(self, kernel: KernelSpec, constants: SimtChainConstants) -> Mapping[str, Any]:
+        return {**super().words(kernel, constants), "products": products_of(kernel, "async")}
 
     def picture(self, own: Within, heading: str) -> str:
         return tile_picture(own, heading)

@@ -16,7 +16,7 @@ from ksgen.families.gpus import PORTABLE
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_narrow
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_narrow, products_of
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.words import counted
@@ -145,7 +145,7 @@ class Simt(Packing[SimtConstants]):
 
     def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:
         group = "InputGroup" if kernel.has_bytes_in else "StoredGroup"
-        return {"picture": _picture(Shape(kernel, constants)), "x_group": group}
+        return {"picture": _picture(Shape(kernel, constants)), "x_group": group, "products": products_of(kernel, constants.copy)}
 
     def constexprs(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)

@@ -273,6 +273,11 @@ def _sum_cycles(next_out: int, size: int) -> int:
     return write_cycles([_lane_out(lane) * next_out + _lane_batch(lane) * size for lane in range(WARP)], size)
 
 
+def products_of(kernel: KernelSpec, copy: str) -> str:
+    """How products are spelled: as pairs for float32 sums in CUDA, which alone copies asynchronously."""
+    return "pairs" if copy == "async" and kernel.arithmetic.sums == "float32" and not kernel.arithmetic.is_complex else "each"
+
+
 def is_narrow(kernel: KernelSpec) -> bool:
     """Whether X is stored in less than an asynchronous copy moves at least, and must be widened on its way to shared memory."""
     return kernel.x_item_bytes < 4

@@ -29,7 +29,7 @@ def takes_rows(kernel: KernelSpec) -> bool:
 class WarpgroupFamily(Packing[ConstantsT]):
     """A kind says which constants it has, their `Block`, which kernels it is for, and its text's own words."""
 
-    measured = False
+    by_default = False  # never run on a GPU
     on_tensor_cores = True
     by_warpgroups = True
 

@@ -46,6 +46,11 @@ inline unsigned pack_f16(float low, float high) { return unsigned(float_to_half(
 // Two e4m3 as two float16.
 inline unsigned e4m3_to_f16(unsigned short both) { return pack_f16(e4m3_to_float(both & 0xff), e4m3_to_float(both >> 8)); }
 
+inline void multiply_add_pair(float* sums, const float* x, const float w) {
+  sums[0] = fmaf(x[0], w, sums[0]);
+  sums[1] = fmaf(x[1], w, sums[1]);
+}
+
 inline unsigned pack_bf16(float low, float high) {
   return unsigned(float_to_bfloat16(high)) << 16 | float_to_bfloat16(low);
 }
