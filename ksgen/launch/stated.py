@@ -24,7 +24,7 @@ def checked(chain: Chain, stated: StatedOptions) -> StatedOptions:
 def options_of_call(
     stated: StatedOptions, layout: str | None, activation: str | None, stream: Any, precision: str | None
 ) -> CallOptions:  # fmt: skip
-    """The options of a call: those that it names, else those that are stated."""
+    """The options of a call: its own where it names them, else the stated ones."""
     return CallOptions(
         stated.layout if layout is None else layout,
         stated.activation if activation is None else activation,

@@ -25,7 +25,7 @@ def test_without_wisdom_it_is_a_familys_default() -> None:
 
 
 def test_what_a_search_found_for_few_entries_is_not_taken_for_more() -> None:
-    """Where it was found for that class of batch sizes, it is."""
+    """Wisdom serves the class of batch sizes that it was found for."""
     constants = FAMILIES["few"].default(KERNEL, HOPPER, 8)
     for searched, asked, family in ((8, 8, "few"), (8, 17, "simt"), (8, 32, "simt"), (40, 50, "few"), (40, 70, "simt"), (40, 4096, "simt")):
         found = choose(KERNEL, asked, HOPPER, Wisdom([Entry(KERNEL, searched, "few", constants, {})]))

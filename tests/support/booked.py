@@ -28,7 +28,7 @@ def booked(cause: str, own: bool = False) -> Iterator[None]:
 
 
 def flush(own: str = OWN, programs: str = PROGRAMS) -> None:
-    """Books what nobody has booked yet."""
+    """Books seconds that are not booked yet."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     for cause, now, kind in ((own, time.process_time(), "own"), (programs, used.ru_utime + used.ru_stime, "programs")):
         seconds[cause] += now - _seen.get(kind, 0.0)
