@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 336ae21d, spec 2565d987
+// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 574e76a1, spec 2565d987
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -284,8 +284,9 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stor
         }
         copy_async_commit();
     }
-    // Unrolled by the stages where they divide the steps: their places in shared memory are constants then. Elsewhere ptxas spills.
-    constexpr int UNROLLED = STEPS % STAGES == 0 ? STAGES : 1;
+    // In float32 unrolled by the stages where they divide the steps, so that their places in shared memory are constants.
+    // Elsewhere ptxas spills.
+    constexpr int UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 ? STAGES : 1;
     _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)
         UNROLL for (int e = 0; e < UNROLLED; ++e) {
             const int step = first + e, ahead = step + STAGES - 1;
