@@ -116,7 +116,7 @@ PROMISES = {
     ),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),
 }
-# Instructions of the main loop besides each product: the most that SAMPLE and the first FEW stratified patterns had on the main
+# Instructions of the main loop per product, the product itself left out: the most that SAMPLE and the first FEW stratified patterns had on the main
 # targets, and a tenth more. A smaller figure is progress: write it down.
 MOST_OTHERS = {
     ("simt", "float32", "bsf"): 0.30,
@@ -278,7 +278,7 @@ def faults(outcome: Outcome) -> Iterator[str]:
     others = others_per_product(listing, source.entry)
     most = MOST_OTHERS.get((source.family, source.kernel.precision, source.kernel.layout), inf)
     if is_plain(source.kernel) and others > most:
-        yield f"{name}: {others:.2f} instructions in the main loop beside each product; accepted: at most {most}"
+        yield f"{name}: {others:.2f} other instructions in the main loop per product; accepted: at most {most}"
 
 
 def is_plain(kernel: KernelSpec) -> bool:
@@ -364,7 +364,7 @@ def table(outcomes: Iterable[Outcome]) -> Iterator[str]:
 @click.option("--every", type=click.IntRange(min=1), default=1, help="Only each so many-th kernel of a precision and layout.")
 @click.option("--sample", "is_sample", is_flag=True, help="Of each precision, stride and storage the first kernel, for each layout.")
 @click.option("--everything", is_flag=True, help="All patterns for all targets.")
-@click.option("--instructions", "has_loops", is_flag=True, help="Print each kernel's main loop besides.")
+@click.option("--instructions", "has_loops", is_flag=True, help="Print each kernel's main loop too.")
 def main(
     targets: tuple[str, ...],
     families: tuple[str, ...],
