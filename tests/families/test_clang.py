@@ -33,9 +33,11 @@ PATTERN, CHAIN = Pattern(2, 9, 5, 2), (Pattern(2, 20, 10, 1), Pattern(1, 9, 20, 
 BATCH = 21
 ON_PROCESSORS = ("vector", "vector_chain", "vector_gradient", "amx", "amx_chain", "amx_gradient")
 
+pytestmark = pytest.mark.libraries
+
 
 def clangs() -> list[str]:
-    """The programs on PATH, by version."""
+    """List the programs on PATH, the oldest first."""
     folders = [Path(each) for each in os.environ.get("PATH", "").split(os.pathsep) if each]
     names = {name.name for folder in folders for name in folder.glob("clang++*") if re.fullmatch(r"clang\+\+(-\d+)?", name.name)}
     programs = {os.path.realpath(found): found for name in sorted(names) if (found := shutil.which(name))}
@@ -68,6 +70,7 @@ def matrix() -> Iterator[object]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "kernel"), list(matrix()))
 def test_agrees_with_float64(family: str, kernel: KernelSpec, clang: HostCompiler) -> None:
     device = NativeDevice(clang)
