@@ -116,8 +116,8 @@ PROMISES = {
     ),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),
 }
-# Instructions of the main loop per product, the product itself left out: the most that SAMPLE and the first FEW stratified patterns had on the main
-# targets, and a tenth more. A smaller figure is progress: write it down.
+# Instructions of the main loop per product, the product itself left out: the most that SAMPLE and the first FEW stratified patterns had
+# on the main targets, and a tenth more. A smaller figure is progress: write it down.
 MOST_OTHERS = {
     ("simt", "float32", "bsf"): 0.30,
     ("simt", "float32", "bsl"): 0.40,
