@@ -147,7 +147,7 @@ def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: 
     """In bfloat16; where products alone were timed, they do."""
     kernel, rule = chain_kernel((PAIR.factors,), "bfloat16", "bsf", Epilogue()), "what lies between factors stays in the cache"
     assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, rule)
-    monkeypatch.setattr(type(FAMILIES["amx"]), "measured", True)
+    monkeypatch.setattr(type(FAMILIES["amx"]), "by_default", True)
     assert fused.verdict(of_tiles, kernel, 6272).why.startswith("amx serves each factor, and amx_chain is for")
     monkeypatch.setattr(type(FAMILIES["amx_chain"]), "measured", True)
     fused._by_cycles.cache_clear()
