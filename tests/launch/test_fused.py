@@ -149,7 +149,7 @@ def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: 
     assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, rule)
     monkeypatch.setattr(type(FAMILIES["amx"]), "by_default", True)
     assert fused.verdict(of_tiles, kernel, 6272).why.startswith("amx serves each factor, and amx_chain is for")
-    monkeypatch.setattr(type(FAMILIES["amx_chain"]), "measured", True)
+    monkeypatch.setattr(type(FAMILIES["amx_chain"]), "by_default", True)
     fused._by_cycles.cache_clear()
     assert re.fullmatch(CYCLES, fused.verdict(of_tiles, kernel, 6272).why)
     fused._by_cycles.cache_clear()

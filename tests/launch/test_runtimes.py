@@ -185,7 +185,7 @@ def early_chain(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChainL
     """Two factors in float16 whose launches begin early: Hopper's families as if a GPU had measured them, one of each."""
     if device.target != "sm_90a":
         pytest.skip(f"{device.name} has no launches that begin early")
-    monkeypatch.setattr(WarpgroupFamily, "measured", True)
+    monkeypatch.setattr(WarpgroupFamily, "by_default", True)
 
     def choose(_: Planner, on: Any, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
         return choice_by_name("wgmma_shared" if kernel.pattern.a == 4 else "wgmma_registers", kernel, batch, limits_of(on))
