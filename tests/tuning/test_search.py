@@ -151,7 +151,7 @@ def test_the_wisdom_of_before_is_the_first_guess_and_defends_its_place(
 ) -> None:
     space_of(monkeypatch, replace(CONSTANTS, tile_in=4))
     known = replace(CONSTANTS, tile_batch=64)
-    save(engine.facts.name, [Entry(JOB.kernel, 64, "simt", known, {"median_us": 1.0, "template": "stale"})])
+    save(engine.facts.name, [Entry(JOB.kernel, 80, "simt", known, {"median_us": 1.0, "template": "stale"})])
     order: list[Trial] = []
     search(engine, store, lambda each: order.append(each.last) if each.last else None, budget=Budget(candidates=1))
     assert order[0].constants == known
