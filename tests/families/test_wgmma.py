@@ -106,7 +106,7 @@ def test_every_thread_waits_for_the_grid_before_and_the_next_may_begin_after_the
     assert "prefetch_map(x);" in before
     assert "return;" not in before
     assert all(word in after for word in ("copy_all(x", "store_tile("))
-    assert copying.index("copy_bulk(") < copying.index("    allow_next_grid();\n}")
+    assert copying.index("copy_bulk(") < copying.index("    allow_next_grid();\n    leave(ring);\n}")
     assert not re.search(r"RESTRICT (bias|residual)|__ldg", text)  # which nvcc would load before the wait
     assert text.count("wait_for_previous_grid();") == text.count("    allow_next_grid();") == 1
 
