@@ -55,7 +55,7 @@ def test_contenders_take_turns_and_every_row_is_complete(cpu: Any, tmp_path: Pat
         assert each.is_accurate
         assert 0 < each.error < 1e-6  # type: ignore[operator]
         assert each.fastest_us <= each.quartile1_us <= each.median_us <= each.quartile3_us <= each.slowest_us  # type: ignore[operator]
-        assert each.share_of_floor == pytest.approx(each.floor_us / each.median_us)  # type: ignore[operator]
+        assert (each.floor_us, each.share_of_floor) == (None, None), "a cache keeps so little data"
         assert (each.device, each.date) == (cpu.name, "2026-01-02")
     assert (ours.family, ours.variant, ours.arithmetic) == ("vector", "default", "float32")
     assert (strided.status, strided.median_us, strided.counts) == ("unsupported", None, False)
@@ -69,7 +69,7 @@ def test_contenders_take_turns_and_every_row_is_complete(cpu: Any, tmp_path: Pat
 def test_a_processors_floor_is_measured_for_every_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its speed changes with what else runs on the machine: the better of before and after counts. A GPU's is measured once."""
     rates = iter((1, 2, 4, 3))
-    monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings(1e9 * next(rates), 1e11))
+    monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings((rate := next(rates)) * 1e9, rate * 1e6))
     jobs = [JOB, replace(JOB, layout="bsl")]
     path = tmp_path / "log.jsonl"
     measure(cpu, path, jobs)

@@ -69,7 +69,8 @@ def test_a_kill_loses_at_most_one_measurement(tmp_path: Path) -> None:
     done = ksgen(*command, str(wanted), cwd=tmp_path, KSGEN_DEVICE="opencl")
     assert done.returncode == 0, done.stderr
     assert path.read_bytes().startswith(left.rpartition(b"\n")[0])
-    assert {each.measurements for each in read_rows(path)} == {wanted}
+    taken = [each.measurements for each in read_rows(path)]
+    assert all(wanted <= each <= 3 * wanted for each in taken), taken  # more while a median is uncertain
 
 
 MISTAKES = [
