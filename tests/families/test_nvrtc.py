@@ -26,6 +26,7 @@ def nvrtc(request: pytest.FixtureRequest) -> Compiler:
     return PackagedNvrtc(folder)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", PROMISES)
 def test_sources_compile(family: str, nvrtc: Compiler) -> None:
     """For each precision and layout, kernels that differ in their job, stride or storage."""
