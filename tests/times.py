@@ -1,6 +1,6 @@
 """Prints what a run of tests spent processor time on: `python -m tests.times REPORT`, from its JUnit report (`--junitxml=REPORT`).
 
-Each test carries its seconds into the report as properties: those of compilers and emulated launches, with all that they start, and
+Each test carries its seconds into the report as properties: seconds of compilers and emulated launches, with all that they start, and
 the rest of its process: Python, NumPy, and kernels on the host.
 """
 

@@ -57,7 +57,7 @@ def test_the_snippet_rounds_as_the_instruction_does(dialect: str, tmp_path: Path
     np.testing.assert_array_equal(rounded(dialect, x, tmp_path), expected)
 
 
-# what stores results in bfloat16, plainly or with weights in other types beside it
+# families that store results in bfloat16, with weights in the same or in another type
 STORES = [("simt", "bsf", None), ("simt", "bsl", None), ("mma", "bsf", None), ("wgmma_registers", "bsf", None), ("few", "bsf", 8)]
 
 

@@ -76,7 +76,7 @@ def test_agrees_with_float64(family: str, kernel: KernelSpec, clang: HostCompile
     device = NativeDevice(clang)
     if family.startswith("amx"):
         if "fma" not in processor_features():
-            pytest.skip("tiles are played by an x86 processor with FMA")
+            pytest.skip("emulated tiles need an x86 processor with FMA")
         device.limits = replace(device.limits, tiles=("bf16", "f16"))
     if not FAMILIES[family].serves(kernel, limits_of(device)):
         pytest.skip(f"{family} does not serve it here")
