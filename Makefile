@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin/python
 # The extras for this machine's GPU and driver, or for its processor: ksgen/install.py says which.
-DEVICE ?= $(shell $(PYTHON) -m ksgen.install)
+DEVICE ?= $(shell "$(PYTHON)" -m ksgen.install)
 COMMA := ,
 # Tests start hundreds of processes. Each would compile ksgen's sources anew where the environment forbids Python to keep bytecode.
 export PYTHONDONTWRITEBYTECODE :=
@@ -72,7 +72,7 @@ help:  ## List these targets.
 
 .venv/.python:
 	@echo "ksgen: making .venv"
-	@$(PYTHON) -m venv .venv
+	@"$(PYTHON)" -m venv .venv
 	@touch $@
 
 .venv/.ready: .venv/.python pyproject.toml

@@ -84,8 +84,11 @@ def test_make_asks_the_driver(gpus: str, served: str, extras: str, tmp_path: Pat
         machine = environment() | {"KSGEN_DRIVER_GPUS": gpus, "KSGEN_DRIVER_CUDA": served, "PATH": "/usr/bin:/bin"}
     except NotHereError as error:
         pytest.skip(str(error))
+    python = tmp_path / "a folder" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
     told = subprocess.run(
-        ["make", "-n", "-B", "-C", str(ROOT), f"PYTHON={sys.executable}", ".venv/.ready"], env=machine, capture_output=True, text=True
+        ["make", "-n", "-B", "-C", str(ROOT), f"PYTHON={python}", ".venv/.ready"], env=machine, capture_output=True, text=True
     )
     assert f"installing ksgen[{extras}] into" in told.stdout, told.stdout + told.stderr
 
