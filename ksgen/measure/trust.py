@@ -116,7 +116,7 @@ def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float
     """The series of each timer. They take turns, until all medians are known well enough or `most_seconds` per timer have passed.
 
     The search for a fast one ends for all timers whose blocks are slower than `give_up`. On a processor each block waits until the threads
-    of this process sleep, and the load counts; a device's own clock sees neither.
+    of this process sleep, and the load counts, also against a slow one; a device's own clock sees neither.
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
@@ -129,7 +129,8 @@ def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float
             if watch:
                 watch.look()
         found = [Blocks(tuple(own), tuple(watch.shares) if watch else ()) for own in values]
-        if monotonic() >= end or all(each.is_known or each.is_hopeless(give_up) for each in found):
+        has_looked = not watch or watch.has_looked
+        if monotonic() >= end or (has_looked and all(each.is_known or each.is_hopeless(give_up) for each in found)):
             return found
         order = [*order[1:], order[0]]  # none always follows the same one
 
@@ -183,6 +184,11 @@ class Watch:
     def __init__(self) -> None:
         self._before = counts()
         self.shares: list[float] = []
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether a share is known, or none ever will be."""
+        return bool(self.shares) or self._before is None
 
     def look(self) -> None:
         """Add a share, unless the last look was only just."""

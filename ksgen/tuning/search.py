@@ -30,7 +30,7 @@ from ksgen.tuning.strategies import Strategy
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom.store import Entry
 
-FIRST = Runs(seconds=0.5)  # of every candidate
+FIRST = Runs(seconds=1.0)  # of every candidate
 HOPELESS = 1.5  # times the best: a candidate whose first blocks are all slower gets no more
 FINALISTS = 6
 CLOSE = 1.2  # times the best; slower candidates are no finalists

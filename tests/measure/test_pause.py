@@ -1,20 +1,25 @@
 """A pause lasts until this process's threads sleep, and never for long."""
 
-from collections.abc import Iterator
+import hashlib
+import time
+from collections.abc import Callable, Iterator
 from itertools import accumulate, chain, repeat
+from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from ksgen.measure import pause
 
 
-def naps(monkeypatch: pytest.MonkeyPatch, shares: Iterator[float]) -> list[float]:
-    """What is slept, if the threads of this process work so much of each nap."""
+def naps(monkeypatch: pytest.MonkeyPatch, shares: Iterator[float], states: Iterator[list[str]] | None = None) -> list[float]:
+    """What is slept, if the threads of this process work so much of each nap, and the scheduler says this of them."""
     slept: list[float] = []
     spent = accumulate(chain([0.0], (share * pause.NAP_S for share in shares)))
     times = (each for pair in _pairs(spent) for each in pair)
     monkeypatch.setattr(pause, "process_time", lambda: next(times))
     monkeypatch.setattr(pause, "sleep", slept.append)
+    monkeypatch.setattr(pause, "_states", lambda: next(states) if states else [])
     pause.rest()
     return slept
 
@@ -36,3 +41,41 @@ def test_threads_that_spin_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_threads_that_never_sleep_end_the_wait_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert naps(monkeypatch, repeat(1.0)) == [pause.NAP_S] * pause.MOST_NAPS
+
+
+def test_the_schedulers_word_counts_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    spinning, asleep = ["S", "R", "S"], ["S", "S", "D"]
+    # Other threads' time is added at ticks: a nap between two ticks shows none.
+    assert naps(monkeypatch, repeat(0.0), iter([spinning, spinning, asleep])) == [pause.NAP_S] * 3
+    assert naps(monkeypatch, repeat(1.0), iter([asleep])) == [pause.NAP_S]
+
+
+@pytest.mark.skipif(not pause._TASKS.exists(), reason="the system does not say which threads run")
+def test_a_thread_that_computes_is_awake_and_one_that_waits_is_not() -> None:
+    asked, end = Event(), Event()
+
+    def work() -> None:
+        asked.wait()
+        digest = bytes(1 << 22)
+        while not end.is_set():
+            hashlib.sha256(digest).digest()  # without Python's lock
+
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        assert _soon(lambda: "R" not in list(pause._states()))
+        asked.set()
+        assert _soon(lambda: "R" in list(pause._states()))
+    finally:
+        asked.set()
+        end.set()
+        thread.join()
+
+
+def _soon(holds: Callable[[], bool]) -> bool:
+    return any(holds() or time.sleep(1e-3) for _ in range(5000))
+
+
+def test_no_states_where_the_system_says_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause, "_TASKS", Path("/nowhere"))
+    assert list(pause._states()) == []

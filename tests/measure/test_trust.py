@@ -155,6 +155,24 @@ def test_hopeless_series_end_early_unless_a_block_is_fast(monkeypatch: pytest.Mo
         assert len(found.values) == blocks
 
 
+def test_hopeless_series_last_until_the_load_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that others keep busy makes any candidate slow."""
+    clock = Clock(monkeypatch, others=0.5)
+    short = trust.LEAST_SECONDS / 4
+
+    def take() -> float:
+        clock.now += short
+        return 151.0
+
+    (found,) = take_blocks([take], on_processor=True, most_seconds=100, give_up=150.0)
+    assert (len(found.values), found.doubt) == (4, "others took 50% of the processors")
+    (found,) = take_blocks([take], on_processor=False, most_seconds=100, give_up=150.0)
+    assert (len(found.values), found.doubt) == (2, "")
+    monkeypatch.setattr(trust, "counts", lambda: None)
+    (found,) = take_blocks([take], on_processor=True, most_seconds=100, give_up=150.0)
+    assert (len(found.values), found.doubt) == (2, "")
+
+
 def test_a_block_has_as_many_runs_as_fit_and_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked, slow = [0.0], list[int](), iter([9.0, 4.0])  # times as long: the first run, and a disturbed one
     monkeypatch.setattr(trust, "perf_counter", lambda: now[0])

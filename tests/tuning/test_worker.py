@@ -14,6 +14,7 @@ from ksgen.errors import DeviceError, ToolchainError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.simt import SimtConstants
 from ksgen.measure import verify
+from ksgen.measure.trust import HOPELESS_BLOCKS, LEAST_SECONDS
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning import worker as child
@@ -61,8 +62,9 @@ def test_right_candidates_are_timed_in_turns(worker: Worker, facts: Facts) -> No
 @needs_opencl
 def test_a_candidate_far_behind_the_best_gets_no_more_than_the_first_blocks(worker: Worker, facts: Facts) -> None:
     binary = worker.compile(JOB.kernel, candidate(1), facts)
-    (outcome,) = worker.measure(JOB, [(candidate(1), binary)], replace(RUNS, seconds=60.0, give_up_us=1e-3))
-    assert len(outcome.microseconds) == 2
+    block_s = 2 * LEAST_SECONDS  # after one the load is known
+    (outcome,) = worker.measure(JOB, [(candidate(1), binary)], replace(RUNS, seconds=60.0, block_s=block_s, give_up_us=1e-3))
+    assert len(outcome.microseconds) == HOPELESS_BLOCKS
 
 
 @pytest.mark.slow
