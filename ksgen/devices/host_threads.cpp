@@ -39,11 +39,46 @@ struct Progress {
 
 const long MOST_STEPS = 8;  // for which threads are gathered once
 
+#ifdef __linux__
+// The cores that threads of a launch run on. The system may wake one on the core of another and leave it there for many launches, beside a
+// core that is idle: it moves.
+class Cores {
+public:
+    void take() {
+        if (is_first(sched_getcpu())) return;
+        cpu_set_t allowed, untaken;
+        if (sched_getaffinity(0, sizeof allowed, &allowed)) return;  // a machine of more cores than a set holds
+        CPU_ZERO(&untaken);
+        for (int core = 0; core < MOST; ++core)
+            if (CPU_ISSET(core, &allowed) && !(of(core).load(std::memory_order_relaxed) & bit(core))) CPU_SET(core, &untaken);
+        if (!CPU_COUNT(&untaken) || sched_setaffinity(0, sizeof untaken, &untaken)) return;
+        sched_setaffinity(0, sizeof allowed, &allowed);
+        is_first(sched_getcpu());
+    }
+
+private:
+    static const int MOST = CPU_SETSIZE;
+
+    static uint64_t bit(const int core) { return (uint64_t)1 << core % 64; }
+    std::atomic<uint64_t>& of(const int core) { return taken[core / 64]; }
+    bool is_first(const int core) {
+        return core < 0 || core >= MOST || !(of(core).fetch_or(bit(core), std::memory_order_relaxed) & bit(core));
+    }
+
+    std::atomic<uint64_t> taken[MOST / 64]{};
+};
+#else
+struct Cores {
+    void take() {}
+};
+#endif
+
 struct Launch {
     const Step* steps;
     long count;
     const int64_t* arguments;
     Progress progress[MOST_STEPS];
+    Cores cores;
 };
 
 // Groups are counted, not threads: there may be fewer of those than were asked for.
@@ -73,6 +108,7 @@ public:
     std::mutex one_launch;  // at a time; who finds it taken works alone
 
     void run(Launch& launch, const long threads) {
+        launch.cores.take();
         {
             std::lock_guard<std::mutex> lock(guard);
             start_until(threads - 1);
@@ -109,6 +145,7 @@ private:
                 launch = number < wanted ? current : nullptr;
             }
             if (!launch) continue;
+            launch->cores.take();
             take_groups(launch);
             if (busy.fetch_sub(1) == 1) {
                 std::lock_guard<std::mutex> lock(guard);
@@ -136,7 +173,7 @@ Crew* crew() {
 }  // namespace
 
 static void launch_some(const Step* steps, long count, const int64_t* arguments, long threads, Parallel parallel) {
-    Launch launch{steps, count, arguments, {}};
+    Launch launch{steps, count, arguments, {}, {}};
     long most = 1;
     for (long at = 0; at < count; ++at) most = steps[at].groups > most ? steps[at].groups : most;
     if (threads > most) threads = most;

@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -285,6 +286,40 @@ for _ in range(5):
     monkeypatch.setenv("LD_PRELOAD", str(shared))
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stderr
+
+
+CORES = """
+int main(int count, char** arguments) {
+    const int core = atoi(arguments[1]), other = atoi(arguments[2]);
+    cpu_set_t one, both, after;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    both = one;
+    CPU_SET(other, &both);
+    Cores cores;
+    if (sched_setaffinity(0, sizeof one, &one)) return 1;
+    cores.take();
+    if (sched_getcpu() != core) return 2;
+    cores.take();  // no other core is allowed
+    sched_setaffinity(0, sizeof both, &both);  // and stays where it is
+    cores.take();
+    if (sched_getcpu() != other) return 3;
+    if (sched_getaffinity(0, sizeof after, &after) || !CPU_EQUAL(&both, &after)) return 4;
+    cores.take();  // all are taken
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads do not choose their cores")
+def test_a_thread_leaves_the_core_of_another_of_its_launch(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core has no other")
+    source, program = tmp_path / "cores.cpp", tmp_path / "cores"
+    source.write_text(f'#include <stdlib.h>\n#include "{native.THREADS}"\n{CORES}')
+    subprocess.run([*find_host_compiler().command, "-pthread", str(source), "-o", str(program)], check=True)
+    assert subprocess.run([str(program), str(cores[0]), str(cores[1])], check=False).returncode == 0
 
 
 @pytest.mark.libraries
