@@ -1,13 +1,24 @@
 """`ksgen run` checks and times one kernel."""
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from ksgen.commands import run
-from ksgen.measure.roofline import NO_FLOOR, share_of_floor
+from ksgen.families import faster_family
+from ksgen.launch.choice import choose, limits_of
+from ksgen.measure.roofline import NO_FLOOR, Ceilings, share_of_floor
+from ksgen.measure.trust import Blocks
+from ksgen.measure.verify import Measured
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from ksgen.wisdom.store import Wisdom
+from tests.support.fake_gpu import FakeGpu
 from tests.support.program import ksgen, needs_device
 
 
@@ -105,6 +116,26 @@ def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsy
     said = " ".join(capsys.readouterr().out.split())
     assert "floor 41.0 us: this device" in said
     assert "share none, as the time is below the floor" in said
+
+
+@pytest.mark.parametrize(("precision", "is_slower"), [("bfloat16", True), ("float32", False)])
+def test_a_family_that_is_expected_to_be_faster_is_named(precision: str, is_slower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu: Any = FakeGpu()
+    kernel, batch = KernelSpec(Pattern(2, 192, 768, 16), precision), 25088
+    choice = choose(kernel, batch, limits_of(gpu), Wisdom())
+    plan: Any = SimpleNamespace(choice=choice, source=SimpleNamespace(entry=kernel.name))
+    monkeypatch.setattr("ksgen.devices.find_device", lambda _: gpu)
+    monkeypatch.setattr("ksgen.measure.verify.measure", lambda *_: Measured(plan, 1e-4, 1e-2, 48, Blocks((1e-3,) * 8)))
+    monkeypatch.setattr("ksgen.measure.roofline.measure_ceilings", lambda *_: Ceilings(3e12, 6e14))
+    asked = ["2,192,768,16", "--precision", precision]
+    figures = json.loads(CliRunner().invoke(run.command, [*asked, "--json"]).stdout)
+    found = faster_family(choice.family, kernel, limits_of(gpu), batch)
+    assert bool(found) is is_slower
+    told = re.fullmatch(r"(.*?)(?:; the cost model expects (\w+) to be (\d\.\d\d) times as fast, which launchers .*)?", figures["why"])
+    assert told
+    assert told.groups() == (choice.why, *((found[0].name, f"{found[1]:.2f}") if found else (None, None)))
+    table = " ".join(CliRunner(env={"COLUMNS": "300"}).invoke(run.command, asked).stdout.split())
+    assert f"chosen by {figures['why']} error" in table
 
 
 SPEC = """
