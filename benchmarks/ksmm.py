@@ -58,6 +58,7 @@ class Ksmm:
     stage, has plain multiply-adds in rows of `thread_out` x `thread_batch` sums, and handles one j: in batch-size-first its reads and
     writes are `d` elements apart."""
 
+    name = "ksmm"
     on_tensor_cores = by_warpgroups = False
 
     def geometry(self, kernel: KernelSpec, tiles: Tiles, batch: int) -> Geometry:
@@ -77,12 +78,15 @@ class Ksmm:
         outputs = batch * kernel.pattern.out_features
         x = kernel.pattern.c * item / tiles.tile_out * self._spread(kernel)
         w = kernel.pattern.c * item / tiles.tile_batch
+        stages = geometry.grid * (kernel.pattern.c // tiles.tile_in)
         return Work(
             geometry.grid,
             kernel.bytes(batch),
             round(outputs * (x + w + self._stored_bytes(kernel, tiles))),
             CYCLE_BYTES * round(geometry.grid * self._shared_cycles(kernel, tiles)),
             kernel.flops(batch) // 2 * item // 4,  # two products of 16 bits at a time
+            stages=stages,
+            synchronous=stages,
         )
 
     def _spread(self, kernel: KernelSpec) -> int:

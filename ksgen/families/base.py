@@ -127,11 +127,15 @@ class Work:
     cycles: float = 0  # of a processor's cores, by all work groups: their instructions, and what they wait for their caches
     returned_bytes: int = 0  # that a GPU's shared memory could have moved besides `shared_bytes` in the cycles that those take
     passed_bytes: int = 0  # read and written by the launches before and after, while nothing is multiplied
+    stages: int = 0  # that blocks copy and multiply, by all blocks; 0: not counted
+    synchronous: int = 0  # of them, those whose copies pass through registers
+    products: int = 0  # instructions of warps that multiply; 0: not counted
 
 
 class Modelled(Protocol[ConstantsT_contra]):
     """What the cost model reads: of a family, or of another project's kernel that is compared with ours."""
 
+    name: str
     on_tensor_cores: bool  # whether tensor cores multiply, and not plain instructions
     by_warpgroups: bool  # whether they are asked by wgmma, and not by mma.sync
 
@@ -147,7 +151,6 @@ class Modelled(Protocol[ConstantsT_contra]):
 class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
     """One way to compute a kernel. `name` is its template's stem and its word in wisdom."""
 
-    name: str
     constants_type: type[ConstantsT]
     why: str  # what it is for, in a few words
     packs: bool  # whether its text has a second entry

@@ -1,8 +1,8 @@
 """How long a GPU will take for a kernel under given constants: its family's work over what such a GPU does. And which of several
 constants are the fastest by it.
 
-`gpu_us` gives an order, by which constants are chosen. `prediction` gives a figure, with the band in which known times lie. There are
-no terms for barriers or what a compiler makes of a text. Measures nothing.
+`gpu_us` gives an order, by which constants are chosen. `prediction` gives a figure, with the band in which known times lie, and breaks
+ties. What a compiler makes of a text is a table (`slots.py`). There are no terms for barriers. Measures nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ksgen.families.base import Family, Limits, Modelled
 from ksgen.families.gpus import Rates, gpu_of
 from ksgen.families.operands import multiplied_by
+from ksgen.families.slots import instructions
 from ksgen.families.tiles import WARP
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import F16
@@ -26,9 +27,10 @@ MANY_WAVES = 8  # beyond, blocks that end late hardly count
 WAIT_S = 1e-6  # from asking for a stage until it is there, on a busy GPU
 LAUNCH_US = 1.2
 MOST_GRID = 2**31 - 1  # blocks of a launch
-EXPOSED = 0.5  # of the shorter of moving and multiplying, in kernels that were measured: the longer one hides the rest
-TAKEN = (0.9, 1.15, 1.8)  # measured times over that sum: where the fastest twentieth ends, the median, where the slowest begins
-PARTITIONS = 4  # of a multiprocessor, each with its own registers
+SYNCHRONOUS = 0.4  # of the shorter of moving and multiplying, that the longer one does not hide where copies pass through registers
+TAKEN = (0.93, 1.18, 1.78)  # measured times over that sum: where the fastest twentieth ends, the median, where the slowest begins
+PARTITIONS = 4  # of a multiprocessor, each with its own registers and scheduler
+COPYING_WARPS = 4  # of a block whose other warps multiply by wgmma
 LARGE = 25088  # a batch that fills every GPU
 FEW = (1, 2, 4, 8, 16, 32)  # batches that are alike, up to each of these; a family for few entries alone has constants for each
 CLASSES = (256, 2048)  # and up to these; above, and where nobody says, a batch is large
@@ -51,6 +53,11 @@ class Speed:
     cache_bytes_per_s: float  # of the second-level cache
     shared_bytes_per_s: float  # of one multiprocessor's shared memory
     flops_per_s: float  # a multiply-add is two; each of several products that stand for one counts
+
+    @property
+    def instructions_per_s(self) -> float:
+        """Of one multiprocessor's warps: each of its partitions issues one a cycle."""
+        return self.shared_bytes_per_s / SHARED_BYTES * PARTITIONS
 
 
 def resident_blocks(target: str, limits: Limits, threads: int, registers: int, shared_bytes: int) -> int:
@@ -106,11 +113,13 @@ class Terms:
     """Seconds that each part of a GPU needs for a kernel, if it waits for no other."""
 
     moving: float  # memory, or the second-level cache if that takes longer
-    inside: float  # the multiprocessors, all equally busy: multiply-adds, reads of shared memory, waits
+    inside: float  # the multiprocessors, all equally busy: multiply-adds, issue slots, reads of shared memory, waits
     passed: float  # what is moved before and after, while nothing is multiplied
     launches: int
+    exposed: float  # of the shorter of moving and inside, how much the longer one does not hide
     blocks_each: float  # of a multiprocessor
     waves: float  # of the blocks that fit at a time, at least one
+    ends: float  # waits of each wave for its first stage; a block that walks over tiles loads the next one's before
 
     @property
     def apart(self) -> float:
@@ -129,24 +138,29 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
         return None
     work = family.work(kernel, constants, batch)
     multiply_s = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds / (speed.flops_per_s * SHARE_OF_PEAK)
-    inside_s = max(multiply_s, (work.shared_bytes + work.returned_bytes) / (speed.multiprocessors * speed.shared_bytes_per_s))
-    warps = resident * -(-geometry.block // WARP)
-    idle = sqrt(max(1.0, ENOUGH_WARPS / warps))
+    warps = -(-geometry.block // WARP)
+    issued = instructions(family.name, kernel, speed.target, work, warps - COPYING_WARPS * family.by_warpgroups, batch)
+    shared_s = (work.shared_bytes + work.returned_bytes) / (speed.multiprocessors * speed.shared_bytes_per_s)
+    inside_s = max(multiply_s, shared_s, issued / (speed.multiprocessors * speed.instructions_per_s))
+    idle = sqrt(max(1.0, ENOUGH_WARPS / (resident * warps)))
     waiting_s = work.waits * WAIT_S / resident
     each = work.blocks / speed.multiprocessors
+    waves = max(1.0, each / resident)
     return Terms(
         moving=max(work.memory_bytes / speed.bytes_per_s, work.cache_bytes / speed.cache_bytes_per_s),
         inside=max(inside_s * idle, waiting_s / speed.multiprocessors),
         passed=work.passed_bytes / speed.bytes_per_s,
         launches=1 + len(geometry.before) + len(geometry.after),
+        exposed=SYNCHRONOUS * work.synchronous / max(1, work.stages),
         blocks_each=each,
-        waves=max(1.0, each / resident),
+        waves=waves,
+        ends=WAIT_S * (1 if geometry.at_once else waves),
     )
 
 
 def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
-    """The longest of the times that memory, cache, shared memory, multiply-adds and waits take, for an order of constants; infinite
-    where the kernel cannot be launched. Hardly any kernel is faster than that."""
+    """The longest of the times that memory, cache, shared memory, multiply-adds, issue slots and waits take, for an order of constants;
+    infinite where the kernel cannot be launched. Hardly any kernel is faster than that."""
     terms = terms_of(speed, family, kernel, constants, batch)
     if terms is None:
         return inf
@@ -168,13 +182,14 @@ class Prediction:
 
 
 def prediction(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> Prediction | None:
-    """What `gpu_us` bounds, as far as published times tell (`benchmarks/ksmm.py`): the shorter of moving and multiplying is half hidden,
-    and the last wave of blocks leaves multiprocessors idle. None where the kernel cannot be launched."""
+    """What `gpu_us` bounds, as far as published times tell (`benchmarks/ksmm.py`). Copies that pass through registers expose a part of the
+    shorter of moving and multiplying, each wave of blocks waits for its first stage, and the last wave leaves multiprocessors idle.
+    None where the kernel cannot be launched."""
     terms = terms_of(speed, family, kernel, constants, batch)
     if terms is None:
         return None
     inside = terms.inside * max(1.0, unevenness(terms.blocks_each) / unevenness(terms.waves))
-    taken = (max(terms.moving, inside) + EXPOSED * min(terms.moving, inside)) * unevenness(terms.waves)
+    taken = (max(terms.moving, inside) + terms.exposed * min(terms.moving, inside) + terms.ends) * unevenness(terms.waves)
     low, middle, high = ((share * taken + terms.apart) * 1e6 for share in TAKEN)
     return Prediction(low, middle, high)
 
@@ -233,8 +248,9 @@ def fastest(
     options: Callable[[], Iterator[ConstantsT]],
     worth: float = WORTH,
 ) -> ConstantsT:
-    """Those of the options that are expected to be the fastest; the first, which is a rule's, where no others are better by so much,
-    and where nobody knows how fast the target is. A kernel's options are looked at once for each class of batches."""
+    """Those of the options that are expected to be the fastest by `gpu_us`, and by `prediction` of those that are as fast by it. The
+    first, which is a rule's, where no others are better by so much, and where nobody knows how fast the target is. A kernel's options
+    are looked at once for each class of batches."""
     speed = speed_of(family, kernel, limits)
     if speed is None:
         return next(options())
@@ -245,10 +261,21 @@ def fastest(
             _found.clear()
         listed = tuple(dict.fromkeys(options()))
 
+        def predicted_us(constants: ConstantsT, batch: int) -> float:
+            found = prediction(speed, family, kernel, constants, batch)
+            return found.us if found else inf
+
         def best(batch: int, first: ConstantsT, worth: float, least_us: float) -> ConstantsT:
             us = {each: gpu_us(speed, family, kernel, each, batch) for each in listed}
-            found = min(us, key=us.__getitem__)
-            return found if us[found] < min((1 - worth) * us[first], us[first] - least_us) else first
+            least = min(us.values())
+            tied = [each for each in listed if us[each] <= (1 + WORTH) * least]
+            predicted = {each: predicted_us(each, batch) for each in (*tied, first)}
+            found = min(tied, key=predicted.__getitem__)
+
+            def is_better(us: dict[ConstantsT, float]) -> bool:
+                return us[found] < min((1 - worth) * us[first], us[first] - least_us)
+
+            return found if is_better(us) or is_better(predicted) else first
 
         chosen = best(LARGE, listed[0], worth, 0.0)
         _found[key] = chosen if like == LARGE else best(like, chosen, WORTH_A_CLASS, LEAST_US)

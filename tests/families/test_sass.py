@@ -1,5 +1,6 @@
 """Each family's defaults become the instructions that its template was written for, as rows say, and none that are only a cost:
-fences of the whole GPU, local memory, rounding by additions, wgmma one at a time, more instructions per product than a table allows."""
+fences of the whole GPU, local memory, rounding by additions, wgmma one at a time, other numbers of instructions
+per product than the cost model counts."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -7,12 +8,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ksgen.emit.render import render
-from ksgen.families import FAMILIES, check, cuda_limits
+from ksgen.families import FAMILIES, check, cuda_limits, slots
 from ksgen.families.wgmma.block import REGISTERS
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import chain_kernel
-from tests.compile_matrix import BLACKWELL, PROMISES, Outcome, faults, violations
+from tests.compile_matrix import BLACKWELL, PROMISES, Outcome, faults, modelled_per_product, violations
 from tests.compile_matrix import SAMPLE as PATTERN
 from tests.support import sass
 from tests.support.kernels import job_of
@@ -168,6 +169,22 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
         assert {name: sass.count(passed, name) for name in PERMUTES} == PERMUTES
     outcome = Outcome(source, target, built)
     assert [*violations(outcome), *faults(outcome)] == []
+
+
+@pytest.mark.parametrize(("family", "precision"), [("simt", "float32"), ("wgmma_registers", "tf32x3")])
+def test_a_main_loop_has_the_instructions_that_the_cost_model_counts(family: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sass.needed_disassembler()
+    kernel, limits = KernelSpec(PATTERN, precision), cuda_limits("sm_90a")
+    source = render(kernel, FAMILIES[family].default(kernel, limits), family=family)
+    outcome = Outcome(source, "sm_90a", sass.compiled(source.text, source.entry, "sm_90a"))
+    assert list(faults(outcome)) == []
+    key = (family, precision, "bsf")
+    own = slots.TABLE[key]
+    for times in (2, 0.5):
+        monkeypatch.setitem(slots.TABLE, key, replace(own, per_product=times * own.per_product, per_stage=times * own.per_stage))
+        (fault,) = faults(outcome)
+        modelled = modelled_per_product(outcome)
+        assert f"instructions per product in the main loop; accepted: the cost model's {modelled:.2f}, 1.25 times off" in fault
 
 
 # what is added to Y: in loads as wide as its stores, and a bias alone in bsl, where it is one for many; through shared memory

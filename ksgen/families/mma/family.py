@@ -183,13 +183,16 @@ class Mma(Packing[MmaConstants]):
         )  # bytes that all passes read; a resident X is copied in only once
         w = stages * shape.w_bytes
         y = blocks * shape.passes * constants.tile_batch * constants.tile_out * constants.tile_d
+        multiply_adds = y * shape.steps * constants.tile_in * kernel.arithmetic.products
         return Work(
             blocks,
             self.memory_bytes(kernel, constants, batch),
             round(shape.tiles_out // shape.passes * shape.x_bytes_moved(batch) + shape.y_bytes_moved(batch)) + w,
             x // shape.passes + w + x * constants.warps_out + w * constants.warps_batch,  # each warp reads its own part of both
-            y * shape.steps * constants.tile_in * kernel.arithmetic.products,
+            multiply_adds,
             stages / (constants.stages - 1),
+            stages=stages,
+            products=multiply_adds // (ROWS * COLUMNS * shape.k_step),
         )
 
     def words(self, kernel: KernelSpec, constants: MmaConstants) -> Mapping[str, Any]:

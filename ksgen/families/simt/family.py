@@ -141,6 +141,9 @@ class Simt(Packing[SimtConstants]):
             stages * shape.multiply_adds,
             stages / (constants.stages - 1 if constants.copy == "async" else 1),
             returned_bytes=CYCLE_BYTES * (inside[1] + turned[1]) - shared,
+            stages=stages,
+            synchronous=stages if constants.copy == "registers" else 0,
+            products=stages * shape.multiply_adds // WARP,
         )
 
     def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:

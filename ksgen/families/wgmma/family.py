@@ -10,9 +10,9 @@ from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.ptx import Box, Wgmma
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
-from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.families.tiles import PACK_THREADS, WARP, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.wgmma import cluster
-from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
+from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, WARPGROUP, Block
 from ksgen.spec import KernelSpec
 
 ConstantsT = TypeVar("ConstantsT")
@@ -103,13 +103,16 @@ class WarpgroupFamily(Packing[ConstantsT]):
         x_moved = block.tiles_out // block.passes * block.x_bytes_moved(batch) / block.constants.cluster_out
         read = w * groups_batch * kernel.arithmetic.products // kernel.arithmetic.parts  # an instruction reads all of its operand B
         ways = 4 if block.kernel.epilogue.residual else 2  # Y's tile is written and read; with a residual, the residual's too
+        multiply_adds = tiles * tile * block.steps * block.constants.tile_in * kernel.arithmetic.products
         return Work(
             blocks,
             self.memory_bytes(block.kernel, constants, batch),
             round(x_moved + block.y_bytes_moved(batch)) + w // block.constants.cluster_batch,
             (1 + block.passes) * x + w + read + ways * tiles * block.y_bytes,
-            tiles * tile * block.steps * block.constants.tile_in * kernel.arithmetic.products,
+            multiply_adds,
             tiles * block.steps / (block.constants.stages - 1),
+            stages=tiles * block.steps,
+            products=multiply_adds * (WARPGROUP // WARP) // (ROWS * block.constants.tile_out * block.k_step),
         )
 
     def in_clusters(self, kernel: KernelSpec, constants: Any) -> Iterator[Any]:

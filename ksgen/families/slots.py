@@ -1,0 +1,57 @@
+"""How many instructions a GPU's warps issue for a kernel: a table, counted in the machine code of the families' kernels.
+
+`TABLE` was fitted to the main loops of 300 kernels for sm_80 and sm_90a: defaults of stratified patterns, and constants drawn from the
+options. The two targets differ by less than a tenth. Loops are counted as they stand: with both ways of copying, aligned and not.
+`python -m tests.compile_matrix` holds the table to the machine code. A family or precision without a row is bounded by its products alone.
+"""
+
+from dataclasses import dataclass
+
+from ksgen.families.base import Work
+from ksgen.families.tiles import WARP
+from ksgen.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Issued:
+    """Instructions of a warp."""
+
+    per_product: float  # itself, and reads and conversions of its operands
+    per_stage: float  # to copy it, to wait for it and to find the next one
+    per_output: float  # of a lane: to place and to store it
+
+
+TABLE = {  # by family, precision and layout
+    ("simt", "float32", "bsf"): Issued(1.12, 56, 11),
+    ("simt", "float32", "bsl"): Issued(1.09, 84, 10),
+    ("mma", "bfloat16", "bsf"): Issued(2.9, 105, 4.6),
+    ("mma", "bfloat16", "bsl"): Issued(1.54, 163, 6.1),
+    ("mma", "tf32x3", "bsf"): Issued(4.5, 205, 6.8),
+    ("mma", "tf32x3", "bsl"): Issued(3.0, 204, 9.1),
+    ("wgmma_registers", "bfloat16", "bsf"): Issued(11.9, 35, 3.8),
+    ("wgmma_registers", "tf32x3", "bsf"): Issued(8.9, 111, 7.8),
+    ("wgmma_registers", "tf32x3", "bsl"): Issued(12.4, 33, 9.0),
+    ("wgmma_shared", "bfloat16", "bsl"): Issued(10.8, 37, 4.0),
+}
+ALIKE = {"float16": "bfloat16"}  # precisions whose kernels differ in the type of their instructions alone
+PAIRS = ("sm_100", "sm_103")  # targets on which one instruction multiplies and adds two float32
+
+
+def issued_by(family: str, kernel: KernelSpec, target: str) -> Issued | None:
+    """The row of a kernel; None where nobody has counted it."""
+    found = TABLE.get((family, ALIKE.get(kernel.precision, kernel.precision), kernel.layout))
+    if found and family == "simt" and target in PAIRS:
+        return Issued(found.per_product - 0.5, found.per_stage, found.per_output)
+    return found
+
+
+def in_loop(issued: Issued, work: Work, warps: int) -> float:
+    """Instructions of all blocks in their main loops, for blocks of so many warps that multiply."""
+    return issued.per_product * work.products + issued.per_stage * work.stages * warps
+
+
+def instructions(family: str, kernel: KernelSpec, target: str, work: Work, warps: int, batch: int) -> float:
+    """Instructions of all blocks; 0 where nobody has counted them."""
+    issued = issued_by(family, kernel, target)
+    outputs = batch * kernel.pattern.out_features / WARP
+    return in_loop(issued, work, warps) + issued.per_output * outputs if issued else 0.0
