@@ -23,7 +23,7 @@
 // Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 bytes of shared
 // memory are allowed first, by the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES.
 //   ks_1x128x128x3_float32_bsl_pack<<<192, 256>>>(w, packed): w is (A, B, C, D) of float32, packed has 196608 bytes
-//   ks_1x128x128x3_float32_bsl<<<3 * tiles, 256, 24576>>>(x, packed, y, batch): tiles = batch / 128, rounded up
+//   ks_1x128x128x3_float32_bsl<<<3 * tiles, 256, 32768>>>(x, packed, y, batch): tiles = batch / 128, rounded up
 
 // ---- the pattern and the constants that follow from it
 constexpr int A                =        1;  // blocks on the diagonal, index i
@@ -39,7 +39,7 @@ constexpr int TILE_IN          =        8;  // inputs l per stage
 constexpr int TILE_D           =        1;  // neighbouring j per thread block: one plane of shared memory each
 constexpr int THREAD_BATCH     =        8;  // sums per thread, along the batch
 constexpr int THREAD_OUT       =        8;  // sums per thread, along the outputs
-constexpr int STAGES           =        3;  // stages of X and W in shared memory
+constexpr int STAGES           =        4;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
 constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
 constexpr int GROUP_OUT        =        4;  // the same for weights, where a thread has fewer outputs
@@ -54,7 +54,7 @@ constexpr int X_PLANE          =     1024;  // reals from one plane to the next
 constexpr int W_BASE           =     1024;  // where a stage's weights begin
 constexpr int W_STAGE          =     1024;  // reals of weights per stage
 constexpr int STAGE            =     2048;  // reals per stage
-constexpr int SHARED_REALS     =     6144;  // reals of shared memory per block
+constexpr int SHARED_REALS     =     8192;  // reals of shared memory per block
 constexpr int X_LINES          =        8;  // lines of the X tile
 constexpr int X_VECTOR         =        4;  // neighbours that one copy of X moves
 constexpr int X_LANE_RUN       =       32;  // lanes of a warp along a line

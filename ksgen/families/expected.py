@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ksgen.families.base import Family, Limits, Modelled
 from ksgen.families.gpus import Rates, gpu_of
 from ksgen.families.operands import multiplied_by
-from ksgen.families.slots import instructions
+from ksgen.families.slots import instructions, issued_by
 from ksgen.families.tiles import WARP
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import F16
@@ -56,7 +56,7 @@ class Speed:
 
     @property
     def instructions_per_s(self) -> float:
-        """Of one multiprocessor's warps: each of its partitions issues one a cycle."""
+        """Instructions that the warps of one multiprocessor issue per second: one per partition and cycle."""
         return self.shared_bytes_per_s / SHARED_BYTES * PARTITIONS
 
 
@@ -248,9 +248,9 @@ def fastest(
     options: Callable[[], Iterator[ConstantsT]],
     worth: float = WORTH,
 ) -> ConstantsT:
-    """Those of the options that are expected to be the fastest by `gpu_us`, and by `prediction` of those that are as fast by it. The
-    first, which is a rule's, where no others are better by so much, and where nobody knows how fast the target is. A kernel's options
-    are looked at once for each class of batches."""
+    """Choose the fastest of the options by `gpu_us`, and by `prediction` of those within WORTH of it if the kernel's instructions were
+    counted. The first, which is a rule's, stays where no others are better by so much, and where the target's rates are unknown. A
+    kernel's options are looked at once for each class of batches."""
     speed = speed_of(family, kernel, limits)
     if speed is None:
         return next(options())
@@ -261,6 +261,8 @@ def fastest(
             _found.clear()
         listed = tuple(dict.fromkeys(options()))
 
+        is_counted = issued_by(family.name, kernel, speed.target) is not None
+
         def predicted_us(constants: ConstantsT, batch: int) -> float:
             found = prediction(speed, family, kernel, constants, batch)
             return found.us if found else inf
@@ -268,14 +270,14 @@ def fastest(
         def best(batch: int, first: ConstantsT, worth: float, least_us: float) -> ConstantsT:
             us = {each: gpu_us(speed, family, kernel, each, batch) for each in listed}
             least = min(us.values())
-            tied = [each for each in listed if us[each] <= (1 + WORTH) * least]
+            tied = [each for each in listed if us[each] <= (1 + WORTH) * least] if is_counted else [min(us, key=us.__getitem__)]
             predicted = {each: predicted_us(each, batch) for each in (*tied, first)}
             found = min(tied, key=predicted.__getitem__)
 
             def is_better(us: dict[ConstantsT, float]) -> bool:
                 return us[found] < min((1 - worth) * us[first], us[first] - least_us)
 
-            return found if is_better(us) or is_better(predicted) else first
+            return found if is_better(us) or (is_counted and is_better(predicted)) else first
 
         chosen = best(LARGE, listed[0], worth, 0.0)
         _found[key] = chosen if like == LARGE else best(like, chosen, WORTH_A_CLASS, LEAST_US)

@@ -38,8 +38,9 @@ PAIRS = ("sm_100", "sm_103")  # targets on which one instruction multiplies and 
 
 
 def issued_by(family: str, kernel: KernelSpec, target: str) -> Issued | None:
-    """The row of a kernel; None where nobody has counted it."""
-    found = TABLE.get((family, ALIKE.get(kernel.precision, kernel.precision), kernel.layout))
+    """The row of a kernel; None if its machine code was not counted."""
+    precision = kernel.dtype if family == "simt" else kernel.precision  # plain multiply-adds split no operands
+    found = TABLE.get((family, ALIKE.get(precision, precision), kernel.layout))
     if found and family == "simt" and target in PAIRS:
         return Issued(found.per_product - 0.5, found.per_stage, found.per_output)
     return found
@@ -51,7 +52,7 @@ def in_loop(issued: Issued, work: Work, warps: int) -> float:
 
 
 def instructions(family: str, kernel: KernelSpec, target: str, work: Work, warps: int, batch: int) -> float:
-    """Instructions of all blocks; 0 where nobody has counted them."""
+    """Instructions of all blocks; 0 if the kernel's machine code was not counted."""
     issued = issued_by(family, kernel, target)
     outputs = batch * kernel.pattern.out_features / WARP
     return in_loop(issued, work, warps) + issued.per_output * outputs if issued else 0.0

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.defaults import Expected, expected
 from ksgen.commands.compiling import _sources
-from ksgen.families import FAMILIES, check, cuda_limits, family_for, slots
+from ksgen.families import FAMILIES, check, cuda_limits, family_for
 from ksgen.families import expected as model
 from ksgen.families.gpus import GPUS
 from ksgen.pattern import Pattern
@@ -308,7 +308,7 @@ def test_copies_through_registers_expose_a_part_and_asynchronous_ones_none() -> 
 
 
 def test_each_wave_waits_for_its_first_stage() -> None:
-    """Where more blocks fit a multiprocessor there are fewer waves; a block that walks over tiles waits once."""
+    """More blocks per multiprocessor make fewer waves; a block that walks over tiles waits once."""
     kernel = KernelSpec(Pattern(1, 768, 192, 2))
     one, two = (terms_of("simt", kernel, "sm_80", batch) for batch in (model.LARGE, 2 * model.LARGE))
     assert one.ends == pytest.approx(model.WAIT_S * one.waves)
@@ -330,43 +330,6 @@ def test_constants_that_are_as_fast_by_the_longest_term_are_told_apart_by_the_pr
         assert us[chosen] * (1 - model.WORTH) <= min(us.values())
         told_apart += us[chosen] < us[min(tied, key=longest.__getitem__)]
     assert told_apart >= 3
-
-
-# ---- issue slots
-
-
-def test_issue_slots_bound_plain_multiply_adds_where_one_takes_a_slot() -> None:
-    """An A100 has half as many lanes for them, so that other instructions are issued meanwhile."""
-    kernel, batch = KernelSpec(Pattern(1, 768, 192, 2)), model.LARGE
-    for target, is_bound in (("sm_80", False), ("sm_90a", True)):
-        own, limits = FAMILIES["simt"], cuda_limits(target)
-        speed, constants = model.speed_of(own, kernel, limits), own.default(kernel, limits)
-        assert speed is not None
-        work, warps = own.work(kernel, constants, batch), own.geometry(kernel, constants, batch).block // 32
-        issued = slots.instructions("simt", kernel, target, work, warps, batch)
-        per_product = 1.12 + 56 * work.stages * warps / work.products + 11 * batch * 768 * 2 / 32 / work.products
-        assert issued == pytest.approx(per_product * work.products)
-        assert 1.2 < per_product < 1.4
-        issue_s = issued / speed.multiprocessors / speed.instructions_per_s
-        found = model.terms_of(speed, own, kernel, constants, batch)
-        assert found is not None
-        assert (found.inside == pytest.approx(issue_s)) is is_bound
-        assert found.inside >= issue_s
-
-
-def test_rows_of_the_table_of_issued_instructions() -> None:
-    kernel = KernelSpec(Pattern(1, 768, 192, 2))
-    own, pairs = (slots.issued_by("simt", kernel, target) for target in ("sm_90a", "sm_100"))
-    assert own is not None
-    assert pairs == replace(own, per_product=own.per_product - 0.5)  # one instruction is two products
-    half = [slots.issued_by("mma", replace(kernel, precision=each), "sm_80") for each in ("float16", "bfloat16")]
-    assert half[0] == half[1]
-    uncounted = replace(kernel, precision="tf32")
-    assert slots.issued_by("mma", uncounted, "sm_80") is None
-    assert (
-        slots.instructions("mma", uncounted, "sm_80", FAMILIES["mma"].work(uncounted, FAMILIES["mma"].default(uncounted, HOPPER), 1), 4, 1)
-        == 0
-    )
 
 
 def test_what_cannot_be_launched_has_no_prediction() -> None:

@@ -356,14 +356,17 @@ def test_work_counts_tiles_padding_and_products(family: str, precision: str, d: 
     chosen = FAMILIES[family]
     kernel = kernel_of((2, 128, 64, d), precision, layout)
     constants = chosen.default(kernel, LIMITS)
-    work = chosen.work(kernel, constants, 512)
-    assert work.memory_bytes == kernel.bytes(512) - kernel.pattern.weight_count * kernel.item_bytes + chosen.packed_bytes(kernel, constants)
-    assert work.multiply_adds * 2 == products * kernel.flops(512)  # every tile is full
-    assert work.blocks == chosen.geometry(kernel, constants, 512).grid
+    batch = 8 * constants.tile_batch
+    work = chosen.work(kernel, constants, batch)
+    assert work.memory_bytes == kernel.bytes(batch) - kernel.pattern.weight_count * kernel.item_bytes + chosen.packed_bytes(
+        kernel, constants
+    )
+    assert work.multiply_adds * 2 == products * kernel.flops(batch)  # every tile is full
+    assert work.blocks == chosen.geometry(kernel, constants, batch).grid
     tiles_out = 128 // constants.tile_out
     times_brought = 1 if getattr(constants, "resident", 0) else tiles_out
-    least = kernel.item_bytes * 512 * (kernel.pattern.in_features * times_brought + kernel.pattern.out_features)
-    assert least <= work.cache_bytes <= least + 8 * kernel.pattern.weight_count * (512 // constants.tile_batch)
-    assert work.shared_bytes > 2 * kernel.item_bytes * 512 * kernel.pattern.in_features * tiles_out
-    ragged = chosen.work(kernel_of((2, 129, 64, d), precision, layout), constants, 512)
+    least = kernel.item_bytes * batch * (kernel.pattern.in_features * times_brought + kernel.pattern.out_features)
+    assert least <= work.cache_bytes <= least + 8 * kernel.pattern.weight_count * (batch // constants.tile_batch)
+    assert work.shared_bytes > (times_brought + tiles_out) * kernel.item_bytes * batch * kernel.pattern.in_features
+    ragged = chosen.work(kernel_of((2, 129, 64, d), precision, layout), constants, batch)
     assert ragged.multiply_adds > work.multiply_adds

@@ -15,6 +15,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits
 from ksgen.families.gpus import gpu_of
 from ksgen.families.simt import Shape, Simt, SimtConstants
+from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, stratified
 from tests.support import kernels
 from tests.support.kernels import SERVED, in_emulator, source_of
@@ -133,3 +134,17 @@ def test_defaults_leave_the_registers_that_ptxas_takes_more_of_on_some_targets(t
         constants = SIMT.default(spec, limits)
         threads = Shape(spec, constants).threads * constants.min_blocks
         assert threads * (Shape(spec, constants).registers + more) <= limits.registers
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layout", "stages"),
+    [
+        ((12, 128, 128, 4), "bsl", 4),  # 16 steps
+        ((1, 384, 96, 4), "bsl", 3),  # 12 steps, which three divide
+        ((4, 64, 64, 16), "bsl", 3),  # 4 steps are one round: no loop
+        ((12, 128, 128, 4), "bsf", 3),  # which would spill
+    ],
+)
+def test_four_stages_where_three_do_not_divide_the_steps(pattern: tuple[int, ...], layout: str, stages: int) -> None:
+    found = SIMT.default(KernelSpec(Pattern(*pattern), "float32", layout), GPU)
+    assert found.stages == stages

@@ -66,7 +66,7 @@ def test_a_measured_rate_of_the_second_level_cache_counts_more_than_the_tables()
         for rate in (2e12, 8.6e12, 0.0)
     )
     assert fast == pytest.approx(table)
-    assert slow > 2 * fast
+    assert slow > 1.9 * fast
 
 
 def test_plain_multiply_adds_are_no_faster_for_a_precision_of_tensor_cores() -> None:

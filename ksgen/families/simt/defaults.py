@@ -52,6 +52,15 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     return replace(chosen, min_blocks=max(1, min(2 if doubles else 3, limits.registers // registers)))
 
 
+def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
+    """The same with four stages where a loop of several rounds can be unrolled by them and not by three, and as many blocks have room.
+    In batch-size-first some of these kernels spill."""
+    deeper = Shape(kernel, replace(chosen, stages=4))
+    is_plain = chosen.stages == 3 and kernel.real_bytes == 4 and kernel.layout == "bsl"
+    is_better = is_plain and deeper.steps % 3 and deeper.steps % 4 == 0 and deeper.steps > 4
+    return deeper.constants if is_better and deeper.shared_bytes <= limits.shared_bytes_for(chosen.min_blocks) else chosen
+
+
 def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterator[SimtConstants]:
     """What a cost model may like better than the rule's choice: smaller blocks, of which a small batch has more."""
     more = more_registers(kernel, limits.target)

@@ -15,7 +15,7 @@ from ksgen.families.expected import WORTH_A_CLASS, fastest
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
-from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller
+from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller, whole_rounds
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_narrow, products_of
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
@@ -88,7 +88,7 @@ class Simt(Packing[SimtConstants]):
         return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits), WORTH_A_CLASS)
 
     def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
-        chosen = self._fitted(kernel, limits, gpu_default(kernel, limits))
+        chosen = whole_rounds(kernel, limits, self._fitted(kernel, limits, gpu_default(kernel, limits)))
         yield chosen
         for each in others(kernel, limits, chosen):
             if self.keeps_rules(kernel, each) and self.fits(kernel, each, limits):

@@ -1,0 +1,47 @@
+"""Issue slots: the table's rows, and which kernels they bound."""
+
+from dataclasses import replace
+
+import pytest
+
+from ksgen.families import FAMILIES, cuda_limits, slots
+from ksgen.families import expected as model
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+
+
+def test_issue_slots_bound_plain_multiply_adds_where_one_takes_a_slot() -> None:
+    """An A100 has half as many lanes for them, so that other instructions are issued meanwhile."""
+    kernel, batch = KernelSpec(Pattern(1, 768, 192, 2)), model.LARGE
+    for target, is_bound in (("sm_80", False), ("sm_90a", True)):
+        own, limits = FAMILIES["simt"], cuda_limits(target)
+        speed, constants = model.speed_of(own, kernel, limits), own.default(kernel, limits)
+        assert speed is not None
+        work, warps = own.work(kernel, constants, batch), own.geometry(kernel, constants, batch).block // 32
+        issued = slots.instructions("simt", kernel, target, work, warps, batch)
+        per_product = 1.12 + 56 * work.stages * warps / work.products + 11 * batch * 768 * 2 / 32 / work.products
+        assert issued == pytest.approx(per_product * work.products)
+        assert 1.2 < per_product < 1.4
+        issue_s = issued / speed.multiprocessors / speed.instructions_per_s
+        found = model.terms_of(speed, own, kernel, constants, batch)
+        assert found is not None
+        assert (found.inside == pytest.approx(issue_s)) is is_bound
+        assert found.inside >= issue_s
+
+
+def test_rows_of_the_table_of_issued_instructions() -> None:
+    kernel = KernelSpec(Pattern(1, 768, 192, 2))
+    own, pairs = (slots.issued_by("simt", kernel, target) for target in ("sm_90a", "sm_100"))
+    assert own is not None
+    assert pairs == replace(own, per_product=own.per_product - 0.5)  # one instruction is two products
+    assert slots.issued_by("simt", replace(kernel, precision="tf32x3"), "sm_90a") == own  # which it multiplies as float32
+    half = [slots.issued_by("mma", replace(kernel, precision=each), "sm_80") for each in ("float16", "bfloat16")]
+    assert half[0] == half[1]
+    uncounted = replace(kernel, precision="tf32")
+    assert slots.issued_by("mma", uncounted, "sm_80") is None
+    assert (
+        slots.instructions(
+            "mma", uncounted, "sm_80", FAMILIES["mma"].work(uncounted, FAMILIES["mma"].default(uncounted, cuda_limits("sm_90a")), 1), 4, 1
+        )
+        == 0
+    )
