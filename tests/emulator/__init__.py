@@ -29,8 +29,9 @@ Of what is asynchronous, any build catches:
 
 `cluster=` blocks run together, else as many as the kernel's `__cluster_dims__` say. An `early=` launch begins while the
 one before it ends: a thread that touches an array before its own `wait_for_previous_grid`, or a block in which none
-waits, is an error. `accumulation=` says how tensor cores round. `order="reverse"` or a seed permutes blocks, threads
-and asynchronous work, so that a result which depends on their order shows: some mistakes are caught in one order alone.
+waits, is an error. Tensor cores add as those of `target=`; `accumulation="rounded"` rounds their exact sums instead.
+`order="reverse"` or a seed permutes blocks, threads and asynchronous work, so that a result which depends on their
+order shows: some mistakes are caught in one order alone.
 Dynamic shared memory follows static arrays at its declared alignment, as on a GPU: where there are none, it begins at a
 multiple of 1024. ThreadSanitizer remembers four accesses to each 8 bytes: where more threads than that write single
 bytes of them, it may forget the one that matters.
