@@ -7,7 +7,7 @@ caught comes as `SimtError(kind, message, line, block, thread)`:
 - any build: accesses past exact-size buffers and past the shared memory, misaligned accesses, barriers and warp
   collectives that only some threads reach, deadlocks, asynchronous copies that are never waited for (their
   destination stays NaN, as shared memory is at the start of a block), wrong arguments, launches that the kernel's
-  `__launch_bounds__` and `__cluster_dims__` do not allow;
+  `__launch_bounds__` and `__cluster_dims__` do not allow, tensor-core products that the target lacks;
 - `sanitize="address"`: reads and writes between those buffers' exact ends and the next page, local and static
   `__shared__` arrays included;
 - `sanitize="race"`: memory that another thread of the block wrote with no barrier between, or that the asynchronous

@@ -105,6 +105,23 @@ def test_sums_are_cut_off_or_rounded(operand: str, target: str, bytes_a_step: in
 
 
 @needs_emulator
+def test_a_text_is_run_as_the_target_that_it_defines() -> None:
+    a, b = normal((16, 16), "f16"), normal((8, 16), "f16", 1)
+    head = "#define __CUDA_ARCH__ 800\n"
+
+    def product(text: str, target: str = "") -> list[float]:
+        y = np.random.default_rng(2).standard_normal((16, 8), np.float32)
+        run_cuda(text, "product", 1, 32, 0, [words(a), words(b), y], target=target)
+        return list(y.reshape(-1))
+
+    of_ampere, of_hopper = (product(mma_text("f16"), target) for target in ("sm_80", "sm_90a"))
+    assert of_ampere != of_hopper
+    assert product(head + mma_text("f16")) == of_ampere
+    assert product(mma_text("f16")) == of_hopper
+    assert product(head + mma_text("f16"), "sm_90a") == of_hopper
+
+
+@needs_emulator
 def test_tf32_operands_lose_their_lower_bits() -> None:
     a, b = (np.random.default_rng(seed).standard_normal((rows, 8), np.float32) for seed, rows in ((0, 16), (1, 8)))
     y = np.zeros((16, 8), np.float32)
