@@ -85,11 +85,13 @@ inline int least_exponent(Operand kind) {  // of a normal number
   return kind == Operand::E4M3 ? -6 : kind == Operand::F16 || kind == Operand::E5M2 ? -14 : -126;
 }
 
-inline int exponent_of(float value, int least) {
+// A number's exponent, with float32's bias; 0 for zero.
+inline int biased_exponent(float value, int least) {
   unsigned bits;
   __builtin_memcpy(&bits, &value, sizeof(bits));
-  const int exponent = int(bits >> 23 & 0xff) - 127;
-  return exponent > least ? exponent : least;
+  bits &= 0x7fffffff;
+  const int exponent = bits >> 23, lowest = least + 127;
+  return bits == 0 ? 0 : exponent > lowest ? exponent : lowest;
 }
 
 inline SumRule sum_rule(Operand kind) {
@@ -105,16 +107,17 @@ inline SumRule sum_rule(Operand kind) {
 }
 
 inline float add_step(float sum, const float* x, const float* w, const SumRule& rule, int least) {
-  constexpr int NONE = -1000;  // below all exponents
   double products[32], exact = sum;
-  int largest = sum != 0 ? exponent_of(sum, -126) : NONE;
+  int largest = 0;  // exponent of a product, twice biased: 0 where all are zero
   for (int i = 0; i < rule.step; ++i) {
-    products[i] = double(x[i]) * double(w[i]);
-    exact += products[i];
-    const int exponent = products[i] != 0 ? exponent_of(x[i], least) + exponent_of(w[i], least) : NONE;
+    const int of_x = biased_exponent(x[i], least), of_w = biased_exponent(w[i], least);
+    const int exponent = of_x == 0 || of_w == 0 ? 0 : of_x + of_w;
     largest = exponent > largest ? exponent : largest;
   }
-  if (!std::isfinite(exact) || largest == NONE) return static_cast<float>(exact);
+  for (int i = 0; i < rule.step; ++i) exact += products[i] = double(x[i]) * double(w[i]);
+  if (const int own = biased_exponent(sum, -126); own != 0 && own + 127 > largest) largest = own + 127;
+  if (!std::isfinite(exact) || largest == 0) return static_cast<float>(exact);
+  largest -= 2 * 127;
   const int last = (largest > LEAST_ALIGNMENT ? largest : LEAST_ALIGNMENT) - rule.kept;
   const double up = power_of_two(-last);
   long long total = static_cast<long long>(sum * up);  // a power of two: exact until it is cut off
