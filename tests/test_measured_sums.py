@@ -50,6 +50,7 @@ CASES: list[tuple[str, str, tuple[str, ...], Pairs, float, float]] = [  # name, 
     ("exponents of subnormals", "fp16", MORE_BITS, [(2.0**-24, 2.0**14), *[(2.0**-12, 2.0**-14)] * 4], 0, 2.0**-10),
     # A product of zero has no exponent: 0 * 2^15 would cut off all of 2^-25.
     ("zeros have no exponent", "fp16", SINCE_AMPERE, [(0.0, 2.0**15), (2.0**-12, 2.0**-13)], 0, 2.0**-25),
+    ("zeros have no exponent", "tf32", SINCE_AMPERE, [(0.0, 2.0**120), (2.0**-20, 2.0**-20)], 0, 2.0**-40),
     # Ampere adds 8 products at a time: eight times 2^-26 are an ULP of 1 before the 1 comes. After it they are cut off one by one.
     ("steps of eight, in order", "fp16", FEW_BITS, [*[(2.0**-13, 2.0**-13)] * 8, ONE], 0, 1 + ULP),
     ("steps of eight, in order", "bf16", FEW_BITS, [*[(2.0**-13, 2.0**-13)] * 8, ONE], 0, 1 + ULP),
