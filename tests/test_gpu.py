@@ -117,7 +117,7 @@ def test_ptx_does_what_the_emulator_says(name: str, record_property: Record) -> 
     if name in ptx.PRODUCTS:
         record_property("error", f"{ptx.PRODUCTS[name].error_of(case):.2e}")
     if BESIDE_EMULATOR:
-        record_property("ulps", ptx.compare_with_emulator(case))
+        record_property("ulps", ptx.compare_with_emulator(case, device.target))
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES or ["none"])

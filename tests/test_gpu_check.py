@@ -70,14 +70,14 @@ def test_ptx_cases_on_a_device(name: str) -> None:
     assert ptx.why_not(case, gpu.target) == ""
     ptx.launch(gpu, case)
     case.check()
-    assert ptx.compare_with_emulator(case) == 0
+    assert ptx.compare_with_emulator(case, gpu.target) == 0
     y = [arg for arg in case.args if isinstance(arg, np.ndarray)][-1]
     y.reshape(-1).view(np.uint8)[0] ^= 1  # the lowest bit
     if "mma_" in case.text:
-        assert ptx.compare_with_emulator(case) == 1
+        assert ptx.compare_with_emulator(case, gpu.target) == 1
     else:
         with pytest.raises(AssertionError):
-            ptx.compare_with_emulator(case)
+            ptx.compare_with_emulator(case, gpu.target)
 
 
 @needs_emulator
@@ -87,7 +87,7 @@ def test_ptx_cases_with_maps_on_a_device(name: str) -> None:
     ptx.launch(gpu, case)
     case.check()
     assert len(gpu.encoded) == 2
-    assert ptx.compare_with_emulator(case) == 0
+    assert ptx.compare_with_emulator(case, gpu.target) == 0
 
 
 def test_cases_that_a_device_cannot_launch_say_why() -> None:

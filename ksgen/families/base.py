@@ -36,6 +36,11 @@ class Limits:
     target: str = ""  # a CUDA target's name: what is known of its rates
 
     @property
+    def has_fine_sums(self) -> bool:
+        """Whether the target's tensor cores add 32 bytes of products at a time and keep two bits below float32's last."""
+        return gpu_of(self.target).fine_sums
+
+    @property
     def vector_registers(self) -> int:
         """Of a processor: x86 has 32 where they are 64 bytes wide, else 16."""
         return 32 if self.has_arm_vectors or self.vector_bytes >= 64 else 16

@@ -33,6 +33,7 @@ class Gpu:
     blocks: int = 32  # of a multiprocessor
     async_copies: bool = True  # cp.async
     tensor_cores: bool = True  # for 16-bit and tf32 operands with float32 sums
+    fine_sums: bool = False  # tensor cores add 32 bytes of products at a time, not 16, and keep two bits below float32's last, not one
     warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over: with the suffix alone
     suffix: str = ""  # of the target that has all of the GPU's instructions
     more_registers: int = 0  # of a thread of float32 multiply-adds, that ptxas takes besides those it takes on other targets
@@ -53,14 +54,23 @@ GPUS = {  # by compute capability, as targets write it. From sm_100 on there is 
     87: Gpu(163 * 1024, threads=1536, blocks=16, rates=Rates("AGX Orin", 16, 1.3, 184, 500, half=1024, tf32=512)),
     89: Gpu(99 * 1024, threads=1536, blocks=24, rates=Rates("RTX 4090", 128, 2.52, 910, 4500, half=256, tf32=128)),
     90: Gpu(
-        227 * 1024, warpgroups=True, suffix="a",
+        227 * 1024, fine_sums=True, warpgroups=True, suffix="a",
         rates=Rates("H100", 132, 1.755, 3000, 6000, double=64, half=1270, tf32=635, warpgroup_gain=1.6),
     ),
-    100: Gpu(227 * 1024, more_registers=24, rates=Rates("B200", 148, 1.85, 7200, 12000, double=64, half=1024, tf32=512)),
-    103: Gpu(227 * 1024, more_registers=24, rates=Rates("B300", 148, 1.92, 7200, 12000, half=1024, tf32=512)),
-    110: Gpu(227 * 1024, threads=1536, blocks=24, more_registers=24, rates=Rates("Thor", 20, 1.57, 245, 700, half=1024, tf32=512)),
-    120: Gpu(99 * 1024, threads=1536, blocks=24, more_registers=24, rates=Rates("RTX 5090", 170, 2.41, 1610, 6000, half=256, tf32=128)),
-    121: Gpu(99 * 1024, threads=1536, blocks=24, more_registers=24, rates=Rates("GB10", 48, 2.42, 245, 1500, half=256, tf32=128)),
+    100: Gpu(227 * 1024, fine_sums=True, more_registers=24, rates=Rates("B200", 148, 1.85, 7200, 12000, double=64, half=1024, tf32=512)),
+    103: Gpu(227 * 1024, fine_sums=True, more_registers=24, rates=Rates("B300", 148, 1.92, 7200, 12000, half=1024, tf32=512)),
+    110: Gpu(
+        227 * 1024, threads=1536, blocks=24, fine_sums=True, more_registers=24,
+        rates=Rates("Thor", 20, 1.57, 245, 700, half=1024, tf32=512),
+    ),
+    120: Gpu(
+        99 * 1024, threads=1536, blocks=24, fine_sums=True, more_registers=24,
+        rates=Rates("RTX 5090", 170, 2.41, 1610, 6000, half=256, tf32=128),
+    ),
+    121: Gpu(
+        99 * 1024, threads=1536, blocks=24, fine_sums=True, more_registers=24,
+        rates=Rates("GB10", 48, 2.42, 245, 1500, half=256, tf32=128),
+    ),
 }  # fmt: skip
 PORTABLE = Gpu(99 * 1024, threads=1536, blocks=16)  # what every GPU since sm_80 has: the answer for those that are not in the table
 OLDER = Gpu(48 * 1024, async_copies=False, tensor_cores=False)  # the same for older ones, and for what is no CUDA target

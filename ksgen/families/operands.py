@@ -9,6 +9,7 @@ from math import lcm
 
 from ksgen.errors import ConstantsError
 from ksgen.families.banks import write_cycles
+from ksgen.families.base import Limits
 from ksgen.families.tiles import WARP, Tiled, divide_up
 from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
@@ -25,9 +26,9 @@ def wavefronts(addresses: list[int]) -> int:
     return write_cycles(addresses, CHUNK)
 
 
-def is_precise(kernel: KernelSpec) -> bool:
+def is_precise(kernel: KernelSpec, limits: Limits) -> bool:
     """Whether operands in parts give it float32's precision; plain float32 is as fast where they do not: memory bounds both."""
-    return kernel.pattern.c >= kernel.arithmetic.least_in
+    return kernel.pattern.c >= kernel.arithmetic.promotion(limits.has_fine_sums).least_in
 
 
 def tensor_operand(kernel: KernelSpec) -> Operand:

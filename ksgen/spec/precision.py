@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 K_BYTES = 32  # of one row of A or column of B that one matrix instruction takes
 SUMS_ROUNDOFF = 2.0**-24  # of float32, in which everything but float64 is summed
-FEW_IN = 47  # inputs in all, up to which sums are promoted more often
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,25 @@ class TileProducts:
 
 
 @dataclass(frozen=True)
+class Promotion:
+    """When sums leave tensor cores, which cut them off, for plain float32 ones.
+
+    So chosen that products of operands in parts err at most twice as much as a sequential float32 sum.
+    """
+
+    least_in: int = 1  # inputs below which even one instruction's sum errs more
+    few: int = 0  # inputs after which sums leave, of up to `few_in` in all; 0: never
+    many: int = 0  # and of more
+    few_in: int = 0
+    batch: int = 1024  # rows of the batch after which sums of gradients leave
+
+    def after(self, inputs: int) -> int:
+        """Inputs after which sums of so many in all leave; 0: never."""
+        most = self.few if inputs <= self.few_in else self.many
+        return most if inputs > most else 0
+
+
+@dataclass(frozen=True)
 class Precision:
     """How X, Y and the weights are stored, and multiplied."""
 
@@ -46,9 +64,8 @@ class Precision:
     operand: Operand | None = None  # what tensor cores multiply; None: they have no such products
     parts: int = 1  # that each operand is split into
     products: int = 1  # of tensor cores, that stand for one
-    least_in: int = 1  # inputs below which even one instruction's cut-off sum is further off than twice a plain one
-    promote: tuple[int, int] = (0, 0)  # inputs after which cut-off sums are too far off, of up to FEW_IN in all and of more; 0: never
-    promote_batch: int = 1024  # the same for gradients, in batch entries
+    coarse: Promotion = Promotion()  # where tensor cores add 16 bytes of products at a time and keep one bit below float32's last
+    fine: Promotion = Promotion()  # where they add 32 bytes and keep two bits
     gradient: str = ""  # the precision of its gradients; empty: its own
     tiles: TileProducts | None = None  # of a processor; None: they have no such products
     families: tuple[str, ...] = ()  # of kernels that it asks for, where they serve it, whether measured or not
@@ -82,11 +99,8 @@ class Precision:
         """Whether the rounding of operands or outputs outweighs those of the sums."""
         return self.unit_roundoff > SUMS_ROUNDOFF
 
-    def promotion(self, inputs: int) -> int:
-        """Inputs after which tensor-core sums of so many in all are added to plain ones; 0: never."""
-        few, many = self.promote
-        most = few if self.halves * inputs <= FEW_IN else many
-        return most if inputs > most else 0
+    def promotion(self, has_fine_sums: bool) -> Promotion:
+        return self.fine if has_fine_sums else self.coarse
 
 
 SIX_PRODUCTS = TileProducts(BF16, parts=3, products=6)  # of bfloat16, for float32
@@ -101,16 +115,19 @@ PRECISIONS = {
         Precision("bfloat16", "bfloat16", 2, 2.0**-8, BF16, tiles=TileProducts(BF16), aliases=("bf16",)),
         Precision("tf32", "float32", 4, 2.0**-11, TF32),  # ten bits of mantissa in each product
         Precision(  # three such products: at most twice the error of a float32 sum
-            "tf32x3", "float32", 4, 2.0**-24, TF32, parts=2, products=3, least_in=17, promote=(16, 32), promote_batch=32,
+            "tf32x3", "float32", 4, 2.0**-24, TF32, parts=2, products=3,
+            coarse=Promotion(28, 16, 16, batch=16), fine=Promotion(17, 16, 32, few_in=47, batch=32),
             tiles=SIX_PRODUCTS, families=BY_TILES,
         ),
         Precision(  # the same from three float16 ones; gradients are smaller than what float16 resolves
-            "fp16x3", "float32", 4, 2.0**-24, F16, parts=2, products=3, least_in=4, promote=(32, 64), gradient="tf32x3",
+            "fp16x3", "float32", 4, 2.0**-24, F16, parts=2, products=3, gradient="tf32x3",
+            coarse=Promotion(6, 16, 32, few_in=47), fine=Promotion(6, 32, 64, few_in=64),
             range_note="|x| up to 65504 and |weights| up to 63.9",
         ),
         Precision("complex64", "complex64", 8, 2.0**-24, is_complex=True, aliases=("c64", "cfloat", "csingle")),
         Precision(  # four products of tf32x3 for one of complex64
-            "c64_tf32x3", "complex64", 8, 2.0**-24, TF32_PAIR, parts=2, products=3, least_in=9, promote=(8, 16), promote_batch=16,
+            "c64_tf32x3", "complex64", 8, 2.0**-24, TF32_PAIR, parts=2, products=3,
+            coarse=Promotion(16, 8, 8, batch=8), fine=Promotion(9, 8, 16, few_in=23, batch=16),
             is_complex=True, of_parts="tf32x3",
         ),
         Precision("complex128", "complex128", 16, 2.0**-53, is_complex=True, aliases=("c128", "cdouble", "complex")),

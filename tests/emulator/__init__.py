@@ -7,7 +7,7 @@ caught comes as `SimtError(kind, message, line, block, thread)`:
 - any build: accesses past exact-size buffers and past the shared memory, misaligned accesses, barriers and warp
   collectives that only some threads reach, deadlocks, asynchronous copies that are never waited for (their
   destination stays NaN, as shared memory is at the start of a block), wrong arguments, launches that the kernel's
-  `__launch_bounds__` and `__cluster_dims__` do not allow;
+  `__launch_bounds__` and `__cluster_dims__` do not allow, tensor-core products that the target lacks;
 - `sanitize="address"`: reads and writes between those buffers' exact ends and the next page, local and static
   `__shared__` arrays included;
 - `sanitize="race"`: memory that another thread of the block wrote with no barrier between, or that the asynchronous
@@ -29,8 +29,9 @@ Of what is asynchronous, any build catches:
 
 `cluster=` blocks run together, else as many as the kernel's `__cluster_dims__` say. An `early=` launch begins while the
 one before it ends: a thread that touches an array before its own `wait_for_previous_grid`, or a block in which none
-waits, is an error. `accumulation=` says how tensor cores round. `order="reverse"` or a seed permutes blocks, threads
-and asynchronous work, so that a result which depends on their order shows: some mistakes are caught in one order alone.
+waits, is an error. Tensor cores add as those of `target=`; `accumulation="rounded"` rounds their exact sums instead.
+`order="reverse"` or a seed permutes blocks, threads and asynchronous work, so that a result which depends on their
+order shows: some mistakes are caught in one order alone.
 Dynamic shared memory follows static arrays at its declared alignment, as on a GPU: where there are none, it begins at a
 multiple of 1024. ThreadSanitizer remembers four accesses to each 8 bytes: where more threads than that write single
 bytes of them, it may forget the one that matters.

@@ -28,6 +28,7 @@ MAX_THREADS = 1024
 MOST_BLOCKS = 8  # of a cluster, on every GPU that has them
 _VALUE, _BUFFER, _NULL, _TENSOR_MAP = range(4)  # a fifth kind is tests/driver's: bytes with the device's own addresses
 ACCUMULATION = ("cut off", "rounded")
+DEFAULT_ARCHITECTURE, FIRST_WITH_TENSOR_CORES = 90, 70
 _EXIT_CAUGHT = 3
 # Where the system scatters mappings widely, an older ThreadSanitizer refuses to start.
 _FIXED_ADDRESSES = ("setarch", "-R")
@@ -44,6 +45,7 @@ def run_cuda(
     *,
     cluster: int | None = None,
     early: bool = False,
+    target: str = "",
     accumulation: str = "cut off",
     order: str | int = "forward",
     timeout_s: int = 60,
@@ -54,10 +56,12 @@ def run_cuda(
     read-only to the kernel too. The same array given twice is one buffer. An array keeps its address modulo 16.
     `cluster` blocks, neighbours along x, run together; None: as many as the kernel's `__cluster_dims__` say, else each alone.
     An `early` launch begins while the one before it ends: no thread may touch an array before it has waited for that.
-    `accumulation` says what tensor cores do with the bits below a sum's last: cut off, as GPUs were seen to, or rounded.
+    Tensor cores add as those of `target` do, such as `sm_80`. If it is empty, it is what the text defines as `__CUDA_ARCH__`, else sm_90a.
+    `accumulation` says what they do with the bits below a sum's last: cut off, as that target's rule says, or rounded.
     """
     executable, entry_number = build(source, entry, sanitize)
-    launch = Launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, early, accumulation)
+    architecture = _architecture(target, source)
+    launch = Launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, early, architecture, accumulation)
     _run_launch(source, executable, launch)
 
 
@@ -75,7 +79,7 @@ def count_cuda(
 ) -> Counts:
     """The same launch, and what it asked of the memories and the matrix units."""
     executable, entry_number = build(source, entry, COUNTS)
-    launch = Launch(entry_number, grid, block, shared_bytes, args, "forward", timeout_s, cluster, early, ACCUMULATION[0])
+    launch = Launch(entry_number, grid, block, shared_bytes, args, "forward", timeout_s, cluster, early, _architecture("", source))
     counts = _run_launch(source, executable, launch)
     assert counts is not None
     return counts
@@ -129,7 +133,8 @@ class Launch:
     timeout_s: int
     cluster: int | None
     early: bool
-    accumulation: str
+    architecture: int
+    accumulation: str = ACCUMULATION[0]
 
     def head(self) -> list[int]:
         """The numbers with which the job file begins."""
@@ -146,8 +151,19 @@ class Launch:
         if self.accumulation not in ACCUMULATION:
             raise ValueError(f"accumulation={self.accumulation!r}; accepted are {', '.join(map(repr, ACCUMULATION))}")
         accumulation = ACCUMULATION.index(self.accumulation)
-        early = int(self.early)
-        return [*grid, *block, self.shared_bytes, kind, seed, self.cluster or 0, early, accumulation, self.timeout_s, self.entry]
+        how = (self.cluster or 0, int(self.early), accumulation, self.architecture)
+        return [*grid, *block, self.shared_bytes, kind, seed, *how, self.timeout_s, self.entry]
+
+
+def _architecture(target: str, source: str) -> int:
+    """90 for sm_90a."""
+    if not target:
+        defined = re.search(r"^#define __CUDA_ARCH__ (\d+)$", source, re.MULTILINE)
+        return int(defined[1]) // 10 if defined else DEFAULT_ARCHITECTURE
+    named = re.fullmatch(r"sm_(\d+)[a-z]?", target)
+    if not named or int(named[1]) < FIRST_WITH_TENSOR_CORES:
+        raise ValueError(f"target={target!r}; sm_{FIRST_WITH_TENSOR_CORES} and later are accepted, such as 'sm_80' or 'sm_90a'")
+    return int(named[1])
 
 
 def _describe_launch(launch: Launch) -> tuple[list[Array], bytes]:

@@ -93,6 +93,18 @@ def test_every_gpu_since_sm_80_has_what_is_portable() -> None:
     assert PORTABLE_LIMITS["cuda"].shared_bytes == PORTABLE.shared_bytes
 
 
+def test_sums_of_tensor_cores_are_fine_since_hopper() -> None:
+    assert {number for number, gpu in GPUS.items() if gpu.fine_sums} == {number for number in GPUS if number >= 90}
+    assert not PORTABLE.fine_sums
+    assert [cuda_limits(target).has_fine_sums for target in ("sm_80", "sm_89", "sm_90", "sm_90a", "sm_120")] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
 def test_warpgroups_need_the_suffix() -> None:
     assert cuda_limits("sm_90a").warpgroups
     assert not any(cuda_limits(target).warpgroups for target in ("sm_90", "sm_90f", "sm_100", "sm_100a", "sm_120"))

@@ -221,14 +221,15 @@ ERRORS = {  # relative, Frobenius, against float64, by c: what the precision may
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("c", [48, 192, 1024])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_error_of_each_precision(precision: str, c: int, layout: str) -> None:
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_error_of_each_precision(target: str, precision: str, c: int, layout: str) -> None:
     each = kernel(precision, layout, Pattern(1, 48, c, 1))
     problem = make_problem(each, 64)
-    y = multiply(problem, source_of("mma", each), in_emulator())
+    y = multiply(problem, source_of("mma", each, limits=cuda_limits(target)), in_emulator(target=target))
     axis = "sc,kc->sk" if layout == "bsf" else "cs,kc->ks"
     exact = np.einsum(axis, *(array.astype(wide_type(y)) for array in (problem.x, problem.weights[0, :, :, 0])))
     error = np.linalg.norm(y.astype(exact.dtype) - exact) / np.linalg.norm(exact)
-    print(f"{precision} {layout} c={c}: {error:.2e}")
+    print(f"{target} {precision} {layout} c={c}: {error:.2e}")
     assert error < ERRORS[precision][c]
     if precision in ("float16", "bfloat16"):  # as good as the exact sum rounded once
         once = exact.astype(y.dtype).astype(np.float64)
@@ -236,17 +237,22 @@ def test_error_of_each_precision(precision: str, c: int, layout: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("family", ["mma", pytest.param("wgmma_registers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("family", "target"), [("mma", "sm_90a"), ("mma", "sm_80"), pytest.param("wgmma_registers", "sm_90a", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("layout", "d"), [("bsl", 1), ("bsf", 1), ("bsf", 4)])
 @pytest.mark.parametrize("precision", ["tf32x3", "fp16x3", "c64_tf32x3"])
-def test_operands_in_parts_err_at_most_twice_as_much_as_a_sequential_sum(precision: str, layout: str, d: int, family: str) -> None:
-    for c in (2, 4, 9, 17, 24, 33, 48, 65):
+def test_operands_in_parts_err_at_most_twice_as_much_as_a_sequential_sum(
+    precision: str, layout: str, d: int, family: str, target: str
+) -> None:
+    limits = cuda_limits(target)
+    for c in (2, 6, 9, 17, 24, 28, 33, 48, 49, 65):
         each = kernel(precision, layout, Pattern(1, 32, c, d))
-        if not family_named(family).serves(each, GPU):  # then another family does, at last in plain float32
-            assert c < 17 or family != "mma"
+        if not family_named(family).serves(each, limits):  # then another family does, at last in plain float32
+            assert c < 28 or family != "mma"
             continue
         problem = make_problem(each, 64)
-        y = multiply(problem, source_of(family, each), in_emulator())
+        y = multiply(problem, source_of(family, each, limits=limits), in_emulator(target=target))
         stored, wide = y.dtype, wide_type(y)
         x, y = (array.astype(wide) if layout == "bsf" else array.T.astype(wide) for array in (problem.x, y))
         x, y, w = x.reshape(64, c, d), y.reshape(64, 32, d), problem.weights[0].astype(wide)
@@ -256,12 +262,13 @@ def test_operands_in_parts_err_at_most_twice_as_much_as_a_sequential_sum(precisi
             own = (x[:, None, term] / half).real * half
             sequential = (sequential + own * w[None, :, term]).astype(stored)
         ratio = np.linalg.norm(y - exact) / np.linalg.norm(sequential - exact)
+        print(f"{target} {family} {precision} {layout} d={d} c={c}: {ratio:.2f}")
         assert ratio < 2, (c, ratio)
 
 
 def test_few_inputs_are_multiplied_in_plain_float32() -> None:
-    for precision, least in (("tf32x3", 17), ("fp16x3", 4), ("c64_tf32x3", 9)):
-        for target in ("sm_80", "sm_90a"):
+    for precision, leasts in (("tf32x3", (28, 28, 17, 17)), ("fp16x3", (6, 6, 6, 6)), ("c64_tf32x3", (16, 16, 9, 9))):
+        for target, least in zip(("sm_80", "sm_89", "sm_90a", "sm_120"), leasts, strict=True):
             few, enough = (kernel(precision, pattern=Pattern(1, 64, c, 4)) for c in (least - 1, least))
             assert family_for(few, cuda_limits(target)).name == "simt"
             assert [FAMILIES["mma"].serves(each, cuda_limits(target)) for each in (few, enough)] == [False, True]

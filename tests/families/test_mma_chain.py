@@ -181,7 +181,7 @@ def cases(draw: st.DrawFn, stream: int) -> tuple[KernelSpec, MmaChainConstants, 
     """Two or three factors of few features, so that the emulator is quick, with rests anywhere; any constants of the search space that
     read X so; and a batch of up to three blocks. g++ takes seconds for each: few are drawn, and one that fails is not made smaller."""
     precision, layout = draw(st.sampled_from(("float16", "bfloat16", "tf32x3"))), draw(st.sampled_from(LAYOUTS))
-    least = PRECISIONS[precision].least_in
+    least = PRECISIONS[precision].fine.least_in
     a, b, c, d = (draw(st.integers(low, high)) for low, high in ((1, 3), (1, 24), (least, least + 40), (1, 5)))
     patterns, features = [Pattern(a, b, c, d)], a * b * d
     for _ in range(draw(st.integers(1, 2))):

@@ -31,11 +31,20 @@ def test_defaults_hold_for_the_paper(precision: str, target: str) -> None:
 
 def test_float32_grade_sums_are_promoted() -> None:
     for layout in LAYOUTS:
-        assert MMA.default(kernel("tf32x3", layout), GPU).promote == 32
-        assert MMA.default(kernel("tf32x3", layout, Pattern(1, 48, 47, 4)), GPU).promote == 16
-        assert MMA.default(kernel("tf32x3", layout, Pattern(1, 48, 16, 4)), GPU).promote == 0
-        assert [MMA.default(kernel("fp16x3", layout, Pattern(1, 48, c, 4)), GPU).promote for c in (32, 33, 64, 65)] == [0, 32, 0, 64]
-        assert MMA.default(kernel("tf32", layout), GPU).promote == 0
+        for precision, target, inputs, wanted in (
+            ("tf32x3", "sm_90a", (16, 47, 48, 64), [0, 16, 32, 32]),
+            ("tf32x3", "sm_100", (47, 48), [16, 32]),
+            ("tf32x3", "sm_80", (47, 48, 64), [16, 16, 16]),
+            ("tf32x3", "sm_89", (48,), [16]),
+            ("fp16x3", "sm_90a", (32, 33, 64, 65), [0, 32, 32, 64]),
+            ("fp16x3", "sm_80", (16, 17, 47, 48, 64), [0, 16, 16, 32, 32]),
+            ("c64_tf32x3", "sm_90a", (8, 9, 23, 24), [0, 8, 8, 16]),
+            ("c64_tf32x3", "sm_80", (16, 24, 48), [8, 8, 8]),
+            ("tf32", "sm_80", (48, 1024), [0, 0]),
+        ):
+            limits = cuda_limits(target)
+            found = [MMA.default(kernel(precision, layout, Pattern(1, 48, c, 4)), limits).promote for c in inputs]
+            assert found == wanted, (precision, target)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -46,3 +55,4 @@ def test_space_holds_to_the_rules_and_the_default_lies_near(layout: str) -> None
     for constants in found[:: len(found) // 20]:
         check(MMA, each, constants, GPU)
     assert {constants.promote for constants in found} == {32}  # a search buys no speed with accuracy
+    assert {constants.promote for constants in MMA.space(each, cuda_limits("sm_80"))} == {16}

@@ -70,31 +70,55 @@ def test_wgmma_is_spelled_with_every_operand_in_its_place() -> None:
 # ---- numerics
 
 
-def cut_off_sum(sum_so_far: float, products: list[float]) -> float:
-    """The model of the tensor cores' sums, in exact integers."""
-    terms = [sum_so_far, *products]
-    exponent = max(int(np.frexp(term)[1]) for term in terms if term)
-    last = max(exponent, -140) - 26
-    total = sum(int(np.trunc(np.ldexp(term, -last))) for term in terms)
-    drop = max(0, abs(total).bit_length() - 24)
-    return float(np.ldexp(float(np.sign(total) * (abs(total) >> drop << drop)), last))
+def cut_off_sum(so_far: float, a: list[float], b: list[float], step: int, kept: int) -> float:
+    """The rule of the tensor cores' sums for normal operands, in exact integers."""
+
+    def exponent(value: float) -> int:
+        return int(np.frexp(value)[1]) - 1
+
+    for first in range(0, len(a), step):
+        pairs = [pair for pair in zip(a[first : first + step], b[first : first + step], strict=True) if pair[0] and pair[1]]
+        last = max([exponent(x) + exponent(w) for x, w in pairs] + ([exponent(so_far)] if so_far else [])) - kept
+        total = sum(int(np.trunc(np.ldexp(term, -last))) for term in (so_far, *(x * w for x, w in pairs)))
+        drop = max(0, abs(total).bit_length() - 24)
+        so_far = float(np.ldexp(float(np.sign(total) * (abs(total) >> drop << drop)), last))
+    return so_far
 
 
 @needs_emulator
+@pytest.mark.parametrize(("target", "bytes_a_step", "kept"), [("sm_80", 16, 24), ("sm_90a", 32, 25)])
 @pytest.mark.parametrize("operand", list(TYPES))
-def test_sums_are_cut_off_or_rounded(operand: str) -> None:
+def test_sums_are_cut_off_or_rounded(operand: str, target: str, bytes_a_step: int, kept: int) -> None:
     depth = 8 if operand == "tf32" else 16
     rng = np.random.default_rng(3)
     a, b = normal((16, depth), operand), normal((8, depth), operand, 1)
     start = (rng.standard_normal((16, 8)) * 2.0 ** rng.integers(-12, 12, (16, 8))).astype(np.float32)
     cut, rounded = start.copy(), start.copy()
-    run_cuda(mma_text(operand), "product", 1, 32, 0, [words(a), words(b), cut])
-    run_cuda(mma_text(operand), "product", 1, 32, 0, [words(a), words(b), rounded], accumulation="rounded")
-    products = a.astype(np.float64)[:, None, :] * b.astype(np.float64)[None, :, :]
-    expected = [[cut_off_sum(float(start[m, n]), list(products[m, n])) for n in range(8)] for m in range(16)]
+    run_cuda(mma_text(operand), "product", 1, 32, 0, [words(a), words(b), cut], target=target)
+    run_cuda(mma_text(operand), "product", 1, 32, 0, [words(a), words(b), rounded], target=target, accumulation="rounded")
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    rule = (bytes_a_step // a.itemsize, kept)
+    expected = [[cut_off_sum(float(start[m, n]), list(wide_a[m]), list(wide_b[n]), *rule) for n in range(8)] for m in range(16)]
     np.testing.assert_array_equal(cut, np.array(expected, np.float32))
-    np.testing.assert_array_equal(rounded, (start.astype(np.float64) + products.sum(2)).astype(np.float32))
+    np.testing.assert_array_equal(rounded, (start.astype(np.float64) + wide_a @ wide_b.T).astype(np.float32))
     assert (cut != rounded).any()
+
+
+@needs_emulator
+def test_a_text_is_run_as_the_target_that_it_defines() -> None:
+    a, b = normal((16, 16), "f16"), normal((8, 16), "f16", 1)
+    head = "#define __CUDA_ARCH__ 800\n"
+
+    def product(text: str, target: str = "") -> list[float]:
+        y = np.random.default_rng(2).standard_normal((16, 8), np.float32)
+        run_cuda(text, "product", 1, 32, 0, [words(a), words(b), y], target=target)
+        return list(y.reshape(-1))
+
+    of_ampere, of_hopper = (product(mma_text("f16"), target) for target in ("sm_80", "sm_90a"))
+    assert of_ampere != of_hopper
+    assert product(head + mma_text("f16")) == of_ampere
+    assert product(mma_text("f16")) == of_hopper
+    assert product(head + mma_text("f16"), "sm_90a") == of_hopper
 
 
 @needs_emulator

@@ -130,6 +130,30 @@ def test_what_tensor_cores_cut_off_of_eight_bits() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize(("family", "target", "head"), [("mma", "sm_89", SINCE), ("wgmma_shared", "sm_90a", BEFORE)])
+def test_errors_of_sums_of_eight_bits(family: str, target: str, head: str, positive: bool) -> None:
+    """Rounding to float16 costs at most half of the tolerance, which sums of positive numbers alone exceed."""
+    kind, random = numpy_type(STORAGES["e4m3"]), np.random.default_rng(8)
+    for c in (128, 768):
+        kernel = kernel_of((1, 64, c, 1), "float16", "e4m3", "bsf", Epilogue())
+        x, weights = (draw.astype(kind) for draw in (random.standard_normal((64, c)), random.uniform(-1, 1, (1, 64, c, 1))))
+        if positive:
+            x, weights = np.abs(x), np.abs(weights)
+        given = Quantized(kernel.pattern, "e4m3", "factor", weights, np.ones((1, 1, 1, 1), np.float32), x_scale=1.0)
+        wide = (each.astype(np.float64) for each in (x, weights))
+        problem = Problem(kernel, 64, *wide, None, None, quantized=(given,), inputs=QuantizedInputs("e4m3", x, 1.0))
+        source = source_of(family, kernel, limits=cuda_limits(target))
+        found = kernels.multiply(problem, replace(source, text=head + source.text), in_emulator(target=target))
+        error = kernels.compare(problem, found)[0]
+        print(f"{target} c={c} {'positive' if positive else 'normal'}: {error:.2e}")
+        if positive:
+            assert tolerance("float16", c) < error < 9e-4
+        else:
+            assert error < 0.6 * tolerance("float16", c)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("precision", "target", "product"), [("float16", SINCE, "e4m3"), ("bfloat16", BEFORE, "f16"), ("float32", SINCE, "f16")]
 )

@@ -48,7 +48,8 @@ class Case:
     early: bool = False
 
     def emulate(self, sanitize: str = "none", **options: Any) -> None:
-        run_cuda(self.text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize, early=self.early, **options)
+        launched = (self.text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize)
+        run_cuda(*launched, early=self.early, **{"target": self.target} | options)
         self.check()
 
     def changed(self, was: str, becomes: str, **launch: Any) -> "Case":

@@ -38,11 +38,11 @@ def launch(device: Device, case: Case) -> None:
     kernels.launch(device, case.text, case.entry, case.entry, geometry, case.args)
 
 
-def compare_with_emulator(done: Case) -> int:
-    """The most floats between an entry of a launched case and the emulator's. Without tensor cores, whose sums are a
+def compare_with_emulator(done: Case, target: str) -> int:
+    """The most floats between an entry of a launched case and the emulator's, as that target. Without tensor cores, whose sums are a
     model there, every byte must be the same."""
     played = case_named(done.name)
-    played.emulate()
+    played.emulate(target=target)
     pairs = list(zip(_arrays(done), _arrays(played), strict=True))
     if "mma_" not in done.text:
         for mine, emulated in pairs:

@@ -72,12 +72,18 @@ def test_a_record_agrees_with_itself(precision: Precision) -> None:
     assert precision.dtype in PRECISIONS
     assert precision.item_bytes == PRECISIONS[precision.dtype].item_bytes
     assert PRECISIONS[gradient_of(precision.name)].dtype == precision.dtype
-    assert (precision.parts > 1) == (precision.products > 1) == any(precision.promote)
+    assert (precision.parts > 1) == (precision.products > 1)
+    for each in (precision.coarse, precision.fine):
+        assert (precision.parts > 1) == (each.few > 0) == (each.many > 0) == (each.least_in > 1)
+    assert precision.promotion(has_fine_sums=True) == precision.fine
+    assert precision.promotion(has_fine_sums=False) == precision.coarse
     assert precision.operand or precision.parts == 1
     assert bool(precision.of_parts) == (precision.is_complex and precision.operand is not None)
     if of_parts := PRECISIONS.get(precision.of_parts):  # an instruction takes half as many complex numbers
         assert (of_parts.parts, of_parts.products) == (precision.parts, precision.products)
-        assert of_parts.promote == tuple(2 * each for each in precision.promote)
+        for own, theirs in ((precision.coarse, of_parts.coarse), (precision.fine, of_parts.fine)):
+            assert (theirs.few, theirs.many, theirs.batch) == (2 * own.few, 2 * own.many, 2 * own.batch)
+            assert theirs.few_in in (2 * own.few_in, 2 * own.few_in + 1)
     assert not precision.tiles or (precision.tiles.parts > 1) == (precision.tiles.products > 1) == (
         precision.item_bytes > precision.tiles.operand.item_bytes
     )

@@ -75,7 +75,7 @@ class FakeGpu:
         self.launches.append((entry, stream))
         given = [arg if arg is None or isinstance(arg, TensorMap) else self._memory.get(index(arg), arg) for arg in args]
         to = self._queue(stream) if self.graph is None else self.graph
-        to.append(lambda: run_cuda(text, entry, grid, block, shared_bytes, given, early=early))
+        to.append(lambda: run_cuda(text, entry, grid, block, shared_bytes, given, early=early, target=self.target))
 
     def encode_map(self, described: Any, pointer: int) -> Any:
         self.encoded.append(pointer)

@@ -99,7 +99,7 @@ def patterns_of(family: str, precision: str) -> dict[str, tuple[int, ...]]:
     if family == "wgmma_permuted":
         return IN_EIGHTS
     takes_anything = FAMILIES[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
-    least = PRECISIONS[precision].least_in if JOB_OF[family] == "multiply" else 1
+    least = PRECISIONS[precision].fine.least_in if JOB_OF[family] == "multiply" else 1
     found = PATTERNS if takes_anything else ALIGNED
     return {name: (a, b, c if c >= least else c + 16, d) for name, (a, b, c, d) in found.items()}
 

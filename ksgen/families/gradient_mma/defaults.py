@@ -25,13 +25,19 @@ def parts(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
     return divide_up(GPU_WARPS, shape.tiles * shape.warps)
 
 
+def promotion(kernel: KernelSpec, limits: Limits) -> int:
+    """Batch entries after which tensor-core sums are added to plain ones."""
+    return kernel.arithmetic.promotion(limits.has_fine_sums).batch
+
+
 def default(kernel: KernelSpec, limits: Limits) -> GradientMmaConstants:
     """The tile with the least padding, operand reads and copies, twice a multiprocessor unless a lone block is much better;
     and as many parts of the batch as fill the device."""
     budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE.shared_bytes))
     planes = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
+    promote = promotion(kernel, limits)
     for tile_d in dict.fromkeys((planes, min(planes, 4), 1)):
-        choices = sorted(_choices(kernel, tile_d), key=lambda constants: _cost(kernel, constants))
+        choices = sorted(_choices(kernel, tile_d, promote), key=lambda constants: _cost(kernel, constants))
         choices = [constants for constants in choices if Shape(kernel, constants).registers <= MOST_REGISTERS]
         lone = next((constants for constants in choices if fits(Shape(kernel, constants), budget, 1)), None)
         if lone is None:
@@ -43,8 +49,8 @@ def default(kernel: KernelSpec, limits: Limits) -> GradientMmaConstants:
     raise ConstantsError(f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads")
 
 
-def _choices(kernel: KernelSpec, tile_d: int) -> Iterator[GradientMmaConstants]:
-    tile_batch, promote = STRETCH // kernel.item_bytes, kernel.arithmetic.promote_batch
+def _choices(kernel: KernelSpec, tile_d: int, promote: int) -> Iterator[GradientMmaConstants]:
+    tile_batch = STRETCH // kernel.item_bytes
     goes_through_registers = kernel.layout == "bsf" and kernel.item_bytes == 2
     for rows, columns, warps_out, warps_in in product((1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4)):
         tile_out, tile_in = ROWS * rows * warps_out, COLUMNS * columns * warps_in

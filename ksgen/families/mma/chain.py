@@ -189,7 +189,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
             return False
         if kernel.job != CHAIN or is_single(kernel) or not limits.tensor_cores or kernel.arithmetic.operand is None:
             return False
-        return all(map(is_precise, factor_kernels(kernel))) and any(self.space(kernel, limits))
+        return all(is_precise(each, limits) for each in factor_kernels(kernel)) and any(self.space(kernel, limits))
 
     def shape(self, kernel: KernelSpec, constants: MmaChainConstants) -> ChainShape:
         return ChainShape(kernel, constants)
@@ -202,7 +202,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
         """For every tile of the batch and as many warps: the best tiles of the factors, and what stages and blocks there is room for."""
         for tile_batch, warps, stretches in product(TILES_BATCH, WARPS_OF_BLOCK, STRETCHES):
-            if not (best := _best_of_all(kernel, tile_batch, warps, stretches)):
+            if not (best := _best_of_all(kernel, limits, tile_batch, warps, stretches)):
                 continue
             tiles = tiles_of(kernel, map(_words_of, best))
             for stages, blocks, stream in product(STAGES, BLOCKS, (0, 1)):
@@ -299,13 +299,14 @@ def _multiply_adds(factor: Within) -> int:
     return stages_of(factor) * own.tile_in * own.tile_batch * own.tile_out * own.tile_d
 
 
-def _best_of_all(kernel: KernelSpec, tile_batch: int, warps: int, stretches: int) -> list[MmaConstants]:
+def _best_of_all(kernel: KernelSpec, limits: Limits, tile_batch: int, warps: int, stretches: int) -> list[MmaConstants]:
     """The best tile of each factor; none where one has none. Chains of a group read the X of those before them, if they can."""
     best: list[MmaConstants] = []
     orders: tuple[tuple[int, ...], ...] = ()
     for factor, where in zip(factor_kernels(kernel), places(kernel), strict=True):
         known = orders if where.at == 0 else ()
-        own = best_of_factor(factor, tile_batch, warps, stretches, known) or best_of_factor(factor, tile_batch, warps, stretches)
+        asked = (factor, promotion(factor, limits), tile_batch, warps, stretches)
+        own = best_of_factor(*asked, known) or best_of_factor(*asked)
         if not own:
             return []
         best.append(own)
@@ -315,7 +316,7 @@ def _best_of_all(kernel: KernelSpec, tile_batch: int, warps: int, stretches: int
 
 @lru_cache(REMEMBERED)
 def best_of_factor(
-    kernel: KernelSpec, tile_batch: int, warps: int, stretches: int, orders: tuple[tuple[int, ...], ...] = ()
+    kernel: KernelSpec, promote: int, tile_batch: int, warps: int, stretches: int, orders: tuple[tuple[int, ...], ...] = ()
 ) -> MmaConstants | None:
     """The tile of a factor with the least padding and the most products for each fragment read, of so many batch entries and warps, of
     at most so many stretches of inputs a stage, and, if any are given, that reads X in one of the orders; None where there is none."""
@@ -325,11 +326,11 @@ def best_of_factor(
         padding = _multiply_adds(shape) / (kernel.pattern.weight_count * tile_batch)
         return (padding * (1 + 1 / shape.row_tiles + 1 / shape.column_tiles), stages_of(shape), -shape.sums)
 
-    found = _tiles_of_factor(kernel, tile_batch, warps, stretches)
+    found = _tiles_of_factor(kernel, promote, tile_batch, warps, stretches)
     return min((own for own in found if not orders or Within(kernel, own).order in orders), key=cost, default=None)
 
 
-def _tiles_of_factor(kernel: KernelSpec, tile_batch: int, warps: int, stretches: int) -> Iterator[MmaConstants]:
+def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: int, stretches: int) -> Iterator[MmaConstants]:
     chunk, whole = CHUNK // kernel.item_bytes, planes(kernel)
     unit = COLUMNS * (1 if kernel.layout == "bsf" else chunk)
     threads = [each for each in (*WARPS, (1, 8, 1), (2, 4, 1)) if each[0] * each[1] * each[2] == warps]
@@ -339,9 +340,7 @@ def _tiles_of_factor(kernel: KernelSpec, tile_batch: int, warps: int, stretches:
         warp_d = whole if along_d == 1 else chunk
         if along_d > 1 and (kernel.layout == "bsl" or warp_d * along_d > kernel.pattern.d):
             continue
-        own = MmaConstants(
-            tile_batch, ROWS * rows * along_out, 0, warp_d * along_d, along_batch, along_out, 2, promotion(kernel), 1, along_d
-        )
+        own = MmaConstants(tile_batch, ROWS * rows * along_out, 0, warp_d * along_d, along_batch, along_out, 2, promote, 1, along_d)
         least = Within(kernel, own).super_in
         for count in range(1, stretches + 1):
             found = replace(own, tile_in=count * least)

@@ -30,7 +30,7 @@ def planes(kernel: KernelSpec) -> int:
     d = kernel.pattern.d
     if kernel.layout == "bsl":
         return 1
-    is_promoted = any(kernel.arithmetic.promote)  # so that sums take twice the registers
+    is_promoted = kernel.arithmetic.parts > 1  # so that sums take twice the registers
     most_flat = 6 if is_promoted else 8 if kernel.x_item_bytes == 4 else 12
     halves = kernel.arithmetic.halves
     if d <= most_flat // halves:
@@ -41,17 +41,23 @@ def planes(kernel: KernelSpec) -> int:
     return min(runs, key=lambda run: divide_up(d, run) * run)
 
 
-def promotion(kernel: KernelSpec) -> int:
-    if kernel.has_bytes_in:  # whose sums keep fewer bits in tensor cores than others do
-        return BYTES_PROMOTE if kernel.pattern.c > BYTES_PROMOTE else 0
-    return kernel.arithmetic.promotion(kernel.pattern.c)
+def promotion(kernel: KernelSpec, limits: Limits) -> int:
+    """Inputs after which tensor-core sums are added to plain ones; 0: never."""
+    if kernel.has_bytes_in:
+        return bytes_promotion(kernel)
+    return kernel.arithmetic.promotion(limits.has_fine_sums).after(kernel.pattern.c)
+
+
+def bytes_promotion(kernel: KernelSpec) -> int:
+    """The same of X in eight bits, whose sums keep fewer bits in tensor cores than others do."""
+    return BYTES_PROMOTE if kernel.has_bytes_in and kernel.pattern.c > BYTES_PROMOTE else 0
 
 
 def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
     """The warp tile with the least padding and the most products for each fragment read; four warps of them, twice a
     multiprocessor where shared memory allows it, so that one block multiplies while the other waits."""
     b = kernel.pattern.b
-    chosen = _by_worth(kernel, planes(kernel))[0]
+    chosen = _by_worth(kernel, planes(kernel), promotion(kernel, limits))[0]
     warps_out = min((2, 3, 1), key=lambda warps: divide_up(b, warps * chosen.tile_out) * warps)
     warps_batch = 1 if kernel.batch is not None and kernel.batch <= 64 else {1: 4, 2: 2, 3: 1}[warps_out]
     chosen = _of_warps(chosen, warps_batch, warps_out)
@@ -70,7 +76,7 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
     b = kernel.pattern.b
     whole, chunk = planes(kernel), CHUNK // kernel.x_item_bytes
     each = dict.fromkeys((whole, chunk if whole % chunk == 0 else whole))  # j of a warp: the rule's, or a chunk of them
-    tiles = [tile for warp_d in each for tile in _by_worth(kernel, warp_d)[:WARP_TILES]]
+    tiles = [tile for warp_d in each for tile in _by_worth(kernel, warp_d, promotion(kernel, limits))[:WARP_TILES]]
     for tile, (warps_batch, warps_out, warps_d), blocks, resident in product(tiles, WARPS, (1, 2), (0, 1)):
         if warps_out > 1 and (warps_out - 1) * tile.tile_out >= b:
             continue  # a warp would have nothing but padding
@@ -108,7 +114,7 @@ def _of_warps(tile: MmaConstants, warps_batch: int, warps_out: int, warps_d: int
     )
 
 
-def _by_worth(kernel: KernelSpec, warp_d: int) -> list[MmaConstants]:
+def _by_worth(kernel: KernelSpec, warp_d: int, promote: int) -> list[MmaConstants]:
     """Tiles of one warp, those with the least padding and the most products for each fragment read first."""
     b = kernel.pattern.b
 
@@ -117,7 +123,7 @@ def _by_worth(kernel: KernelSpec, warp_d: int) -> list[MmaConstants]:
         padding = divide_up(b, shape.warp_out) * shape.warp_out / b
         return (padding * (1 / shape.row_tiles + 1 / shape.column_tiles), -shape.sums)
 
-    return sorted(_warp_tiles(kernel, warp_d, promotion(kernel)), key=cost)
+    return sorted(_warp_tiles(kernel, warp_d, promote), key=cost)
 
 
 def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaConstants]:

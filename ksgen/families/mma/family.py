@@ -141,7 +141,7 @@ class Mma(Packing[MmaConstants]):
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and limits.tensor_cores and has_products(kernel) and is_precise(kernel)
+        return kernel.job == "multiply" and limits.tensor_cores and has_products(kernel) and is_precise(kernel, limits)
 
     def shape(self, kernel: KernelSpec, constants: MmaConstants) -> Shape:
         return Shape(kernel, constants)
@@ -159,7 +159,7 @@ class Mma(Packing[MmaConstants]):
         runs = [(1, 1)] if kernel.layout == "bsl" else [(run, 1) for run in sorted({d, *(run for run in (vector, 2 * vector) if run < d)})]
         if kernel.layout == "bsf":
             runs += [(vector * warps, warps) for warps in (2, 3, 4) if vector * warps <= d]
-        promote = promotion(kernel)  # less often would be faster, and less than the precision stands for
+        promote = promotion(kernel, limits)  # less often would be faster, and less than the precision stands for
         shapes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64), (0, 1))
         for (tile_d, warps_d), row_tiles, column_tiles, warps_batch, warps_out, tile_in, resident in shapes:
             tile_batch, tile_out = COLUMNS * column_tiles * warps_batch, ROWS * row_tiles * warps_out

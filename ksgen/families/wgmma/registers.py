@@ -147,7 +147,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return takes_rows(kernel) and (d <= MOST_FLAT or d % (CHUNK // kernel.item_bytes) == 0)
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return super().serves(kernel, limits) and is_precise(kernel) and self._start(kernel, limits) is not None
+        return super().serves(kernel, limits) and is_precise(kernel, limits) and self._start(kernel, limits) is not None
 
     def rules(self) -> tuple[Rule[RegistersConstants], ...]:
         of = self.block
@@ -192,7 +192,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
     def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
         """The rule's; then for every way to share out two or three warpgroups, of which one multiplies while another reads, and j,
         streaming and resident: the widest tile and the deepest stages that fit, in all the clusters that are worth it."""
-        start, promote = self._start(kernel, limits), promotion(kernel)
+        start, promote = self._start(kernel, limits), promotion(kernel, limits)
         if start is None:
             raise ConstantsError(f"{kernel.name}: no tile of {self.name} fits")
         yield self._deepened(kernel, self._widest(kernel, start, limits), limits)
@@ -209,7 +209,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
 
     def _start(self, kernel: KernelSpec, limits: Limits) -> RegistersConstants | None:
         """The narrowest tile of two warpgroups, or of one: many j side by side, where nothing divides them, leave no room for two."""
-        rows, (tile_d, groups_d), promote = 2 if kernel.layout == "bsl" else 1, _planes(kernel), promotion(kernel)
+        rows, (tile_d, groups_d), promote = 2 if kernel.layout == "bsl" else 1, _planes(kernel), promotion(kernel, limits)
         for groups_batch in (2, 1)[groups_d - 1 :]:
             start = RegistersConstants(ROWS * rows * groups_batch, 8, MOST_BOX, tile_d, groups_batch, groups_d, 2, promote)
             start = replace(start, tile_in=self.block(kernel, start).unit_in)
@@ -231,7 +231,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
         """Every combination that the rules and the shared memory allow."""
-        promote = promotion(kernel)  # less often would be faster, and less than the precision stands for
+        promote = promotion(kernel, limits)  # less often would be faster, and less than the precision stands for
         widths = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
         for resident, tile_d, (batch, along_d), rows, width, tile_in, stages in product(
             (0, 1, 2), _runs(kernel), GROUPS, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)

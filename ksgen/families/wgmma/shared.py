@@ -12,7 +12,7 @@ from typing import Any
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, TensorMap
 from ksgen.families.expected import fastest
-from ksgen.families.mma.defaults import BYTES_PROMOTE, promotion
+from ksgen.families.mma.defaults import BYTES_PROMOTE, bytes_promotion
 from ksgen.families.operands import multiplies_bytes
 from ksgen.families.ptx import Wgmma
 from ksgen.families.rules import Rule
@@ -61,7 +61,7 @@ class SharedBlock(Block):
     @property
     def promote(self) -> int:
         """Inputs after which tensor-core sums are added to plain ones, a stage's; 0: never."""
-        return promotion(self.kernel)
+        return bytes_promotion(self.kernel)
 
     @property
     def held(self) -> int:

@@ -45,7 +45,7 @@ Job describe(const Function& function, const CUlaunchConfig& config, const Manne
   for (const unsigned size : {config.blockDimX, config.blockDimY, config.blockDimZ}) job.number(size);
   const long long order = 0, seed = 0, accumulation = 0;
   for (const long long each : {(long long)config.sharedMemBytes, order, seed, (long long)manner.cluster, (long long)manner.is_early,
-                               accumulation, MOST_SECONDS, (long long)function.kernel.number}) {
+                               accumulation, (long long)manner.architecture, MOST_SECONDS, (long long)function.kernel.number}) {
     job.number(each);
   }
   job.number(memory.size());

@@ -6,7 +6,7 @@
 namespace driver {
 
 struct Manner {
-  int cluster;
+  int cluster, architecture;  // 90 for sm_90a: of the GPU, whose tensor cores add as its own do
   bool is_early = false;  // it begins while the work before it ends: the emulator catches a kernel that does not wait for that
 };
 

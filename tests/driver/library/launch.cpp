@@ -41,7 +41,7 @@ Bytes take_arguments(const Kernel& kernel, void** pointers, void** extra) {
 }
 
 Manner manner_of(const CUlaunchConfig& config, const Function& function, const Gpu& gpu) {
-  Manner manner = {std::max(function.kernel.cluster, 1)};
+  Manner manner = {std::max(function.kernel.cluster, 1), 10 * gpu.major + gpu.minor};
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const CUlaunchAttribute& attribute = config.attrs[i];
     const auto& size = attribute.value.clusterDim;

@@ -193,11 +193,6 @@ void count_bulk_end(const Block& block, unsigned long bytes) { counts_of(block).
 
 constexpr int K_BYTES = 32;  // of one row of A or column of B
 
-inline const char* name_of(Operand operand) {
-  static constexpr const char* NAMES[] = {"f32", "tf32", "f16", "bf16", "e4m3", "e5m2"};
-  return NAMES[int(operand)];
-}
-
 inline void count_product(const char* instruction, int rows, int columns, Operand operand) {
   const int depth = K_BYTES / element_bytes_of(operand);
   const std::string shape = "m" + std::to_string(rows) + "n" + std::to_string(columns) + "k" + std::to_string(depth);

@@ -196,6 +196,7 @@ static void launch(Job job) {
   const unsigned cluster_asked = job.number();  // 0: as the kernel says
   is_early = job.number();
   accumulation = Accumulation(job.number());
+  architecture = job.number();
   catch_signals(job.number());
   const Entry& entry = entries[job.number()];
   const unsigned cluster_size = std::max(1u, cluster_asked != 0 ? cluster_asked : unsigned(entry.cluster.x));

@@ -81,6 +81,7 @@ inline void multiply_fragments(Exchange& all) {
   Operand kind;
   memcpy(&kind, all.values[0] + offsetof(MmaOperands, kind), sizeof(kind));
   const int depth = 8 * in_word(kind);
+  const SumRule rule = sum_rule(kind);
   float x[16][32], w[8][32];
   for (int k = 0; k < depth; ++k) {
     for (int row = 0; row < 16; ++row) x[row][k] = a_element(a_words, row, k, kind);
@@ -92,7 +93,7 @@ inline void multiply_fragments(Exchange& all) {
   for (int i = 0; i < 32; ++i) {
     float sums[4];
     memcpy(sums, all.values[i] + offsetof(MmaOperands, sums), sizeof(sums));
-    for (int j = 0; j < 4; ++j) sums[j] = dot(sums[j], x[i / 4 + j / 2 * 8], w[i % 4 * 2 + j % 2], depth, kept_bits(kind));
+    for (int j = 0; j < 4; ++j) sums[j] = dot(sums[j], x[i / 4 + j / 2 * 8], w[i % 4 * 2 + j % 2], depth, kind, rule);
     memcpy(all.values[i], sums, sizeof(sums));
   }
 }

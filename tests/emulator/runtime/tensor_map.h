@@ -48,6 +48,9 @@ struct TensorMap {
     const auto text = [](const char* what, int i, unsigned long long value) {
       return std::string(what) + " " + std::to_string(i) + " is " + std::to_string(value);
     };
+    if ((element_bytes & (element_bytes - 1)) != 0) {
+      return "an element has " + std::to_string(element_bytes) + " bytes; 1, 2, 4 and 8 are accepted";
+    }
     if (reinterpret_cast<unsigned long long>(base) % 16 != 0) return "the array's address is not a multiple of 16";
     for (int i = 0; i < dimensions; ++i) {
       if (size[i] < 1 || size[i] > 1ull << 32) return text("size", i, size[i]) + "; 1 to 2^32 are accepted";

@@ -62,6 +62,7 @@ inline std::vector<float> read_a(const MatrixStep& step) {
 // The warp's 16 rows of one product, into the sums in flight; back to the lanes' memory with the last product on them.
 inline void land_step(WarpMatrices& warp, const MatrixStep& step) {
   const int depth = 32 / element_bytes_of(step.shape.operand), columns = step.shape.columns;
+  const SumRule rule = sum_rule(step.shape.operand);
   for (int lane = 0; lane < 32; ++lane) check_operands(step, warp.sums[step.sums[lane]], lane);
   const std::vector<float> x = read_a(step), w = read_operand(step, all_b(step));
   for (int lane = 0; lane < 32; ++lane) {
@@ -69,7 +70,7 @@ inline void land_step(WarpMatrices& warp, const MatrixStep& step) {
     for (int i = 0; i < columns / 2; ++i) {
       const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
       const float before = step.accumulates ? sums.values[i] : 0;
-      sums.values[i] = dot(before, &x[row * depth], &w[column * depth], depth, kept_bits(step.shape.operand));
+      sums.values[i] = dot(before, &x[row * depth], &w[column * depth], depth, step.shape.operand, rule);
     }
     if (--sums.steps > 0) continue;
     copy_bytes(step.sums[lane], sums.values.data(), sums.values.size() * sizeof(float));
