@@ -163,12 +163,12 @@ def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[st
 
 
 def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, ...]:
-    """How far to optimise. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has; by -O2 too, where it
+    """How far to optimize. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has; by -O2 too, where it
     shares a register between a sum and its copies. GCC for ARM and Clang for any processor do the same if they reorder instructions
     before they choose registers: loads come so early that no registers are left for sums.
     """
     if is_clang:
-        return ("-O2" if has_few_registers else "-O3", "-mllvm", "-enable-misched=false")
+        return ("-O3", "-mllvm", "-enable-misched=false")
     if has_few_registers:
         return ("-O2", "-fno-tree-coalesce-vars")
     return ("-O3",) if is_x86 else ("-O3", "-fno-schedule-insns")

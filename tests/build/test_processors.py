@@ -142,7 +142,7 @@ GCC, CLANG = "c++ (GCC) 12.2.0", "Apple clang version 16.0.0"
         ("Linux", "aarch64", GCC, None, "-O3 -fno-schedule-insns -mcpu=native", "-march=native"),
         ("Darwin", "arm64", CLANG, None, "-O3 -mcpu=native -shared", "-fopenmp -fno-schedule-insns -static-libstdc++"),
         ("Darwin", "arm64", CLANG, "aarch64", "-march=armv8-a", "-static-libstdc++"),
-        ("Darwin", "x86_64", CLANG, "x86-64-v3", "-O2 -march=x86-64-v3", "-fno-tree-coalesce-vars -mprefer-vector-width=512"),
+        ("Darwin", "x86_64", CLANG, "x86-64-v3", "-O3 -mllvm -march=x86-64-v3", "-fno-tree-coalesce-vars -mprefer-vector-width=512"),
     ],
 )
 def test_options(system: str, kind: str, said: str, named: str | None, wanted: str, unwanted: str, machine, tmp_path: Path) -> None:
