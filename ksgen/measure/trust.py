@@ -112,15 +112,16 @@ def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -
     return take
 
 
-def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float = MOST_SECONDS, give_up: float = inf) -> list[Blocks]:
-    """The series of each timer. They take turns, until all medians are known well enough or `most_seconds` per timer have passed.
+def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float | None = None, give_up: float = inf) -> list[Blocks]:
+    """The series of each timer. They take turns, until all medians are known well enough or `most_seconds` (`MOST_SECONDS`) per timer
+    have passed.
 
     The search for a fast one ends for all timers whose blocks are slower than `give_up`. On a processor each block waits until the threads
     of this process sleep, and the load counts, also against a slow one; a device's own clock sees neither.
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
-    order, end = list(range(len(timers))), monotonic() + most_seconds * len(timers)
+    order, end = list(range(len(timers))), monotonic() + (MOST_SECONDS if most_seconds is None else most_seconds) * len(timers)
     while True:
         for index in order:
             if watch:
