@@ -110,6 +110,7 @@ inline void Scheduler::start(Block& block, unsigned number) {
     thread->state = Thread::READY;
     thread->has_waited = !is_early;
     thread->held = nullptr;
+    thread->given_up = nullptr;
     thread->copies.clear();
     thread->committed = 0;
     thread->stores.clear();
