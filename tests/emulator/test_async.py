@@ -9,6 +9,7 @@ import pytest
 from tests.emulator import SimtError, TensorMap, is_installed, run_cuda
 from tests.ptx.cases import Case, all_cases, render
 from tests.ptx.mistakes import MISTAKES, WRONG, Mistake
+from tests.ptx.mistakes.strings import STRINGS
 from tests.ptx.variants import VARIANTS, Variant
 
 pytestmark = pytest.mark.skipif(not is_installed("none"), reason="no g++ to run CUDA text with")
@@ -36,6 +37,15 @@ def test_mistake_is_caught(mistake: Mistake, order: str) -> None:
     kind, message = emulate(case, mistake.build, order)
     assert re.fullmatch(mistake.kind, kind), message
     assert re.search(mistake.message, message) or kind == WRONG, message
+
+
+@pytest.mark.parametrize("mistake", STRINGS, ids=lambda mistake: mistake.name)
+def test_mistake_in_ptx_is_caught_or_harmless(mistake: Mistake) -> None:
+    case = replace(CASES[mistake.case], misspelled=(mistake.right, mistake.wrong))
+    for order in mistake.orders:
+        kind, message = emulate(case, mistake.build, order)
+        assert re.fullmatch(mistake.kind, kind), message
+        assert re.search(mistake.message, message) or kind == WRONG, message
 
 
 @pytest.mark.exhaustive

@@ -49,13 +49,29 @@ class Case:
     grid: int = 1
     early: bool = False
     words: dict[str, Any] = field(default_factory=dict)  # of `render`
+    misspelled: tuple[str, str] | None = None  # one place of the functions, and what stands there instead
+    before: list[Any] = field(default_factory=list)  # what the arrays hold before a launch
+
+    def __post_init__(self) -> None:
+        self.before.extend(array.copy() for array in self.arrays[len(self.before) :])
+
+    @property
+    def arrays(self) -> list[Any]:
+        given = (arg.array if isinstance(arg, TensorMap) else arg for arg in self.args)
+        return [each for each in given if isinstance(each, np.ndarray)]
 
     @cached_property
     def text(self) -> str:
-        return render(self.kernel, **self.words)
+        text = render(self.kernel, **self.words)
+        if self.misspelled is None:
+            return text
+        assert text.count(self.misspelled[0]) == 1, f"{text.count(self.misspelled[0])} times {self.misspelled[0]}"
+        return text.replace(*self.misspelled)
 
     def emulate(self, sanitize: str = "none", **options: Any) -> None:
-        """As the case's target compiles it."""
+        """As the case's target compiles it, on arrays as they were before any launch."""
+        for array, before in zip(self.arrays, self.before, strict=True):
+            array[...] = before
         text = f"#define __CUDA_ARCH__ {re.sub('[^0-9]', '', self.target)}0\n{self.text}"
         launched = (text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize)
         run_cuda(*launched, early=self.early, **{"target": self.target} | options)
@@ -165,6 +181,32 @@ def eight_bits() -> Case:
         np.testing.assert_array_equal(y.view(np.float16).reshape(-1, 2), np.stack([values, values[::-1]], 1))
 
     return Case("eight bits", kernels.EIGHT_BITS, "eight_bits", "sm_89", 256, 0, [x, y], check)
+
+
+def halves() -> Case:
+    """To float16 and back: ties, subnormals, overflow."""
+    x = np.array([1, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.996, 65520, 2.0**-24, 2.0**-25, -(2.0**-14), 0, np.inf] + [0.1] * 22, np.float32)
+    y = np.zeros(32, np.float32)
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16).astype(np.float32)
+    return Case("halves", kernels.HALVES, "halves", "sm_75", 32, 0, [x, y], _equal(y, expected))
+
+
+def pairs() -> Case:
+    """Two sums at once, each rounded once."""
+    x, w, y = normal((32, 2), seed=1), normal((32,), seed=2), normal((32, 2), seed=3)
+    expected = (x.astype(np.float64) * w[:, None] + y).astype(np.float32)  # products of tf32 are exact, and so are these sums
+    return Case("pairs", kernels.PAIRS, "pairs", "sm_100", 32, 0, [x, w, y], _equal(y, expected))
+
+
+def copies() -> Case:
+    """Copies of 4, 8 and 16 bytes."""
+    x, y = normal((224,)), np.zeros(224, np.float32)
+    there = np.where(np.arange(224) < 100, x, 0)
+    there[128:] = x[128:]
+    blocks = [there[:128].reshape(32, 4), there[128:192].reshape(32, 2), there[192:].reshape(32, 1)]
+    expected = np.concatenate([block[np.arange(32) ^ 1].reshape(-1) for block in blocks])
+    return Case("copies", kernels.COPIES, "copies", "sm_80", 32, 896, [x, y, np.int32(100)], _equal(y, expected))
 
 
 def named() -> Case:
@@ -316,7 +358,7 @@ def all_cases() -> Iterator[Case]:
     yield from (matrices(load, store) for load in (False, True) for store in (False, True))
     yield from (mma(operand) for operand in TYPES)
     yield from (mma_bytes(operand) for operand in BYTES)
-    yield from (narrow(), eight_bits(), named(), ring(), arrivals(), grids(), cluster(), panels(), batched())
+    yield from (halves(), pairs(), copies(), narrow(), eight_bits(), named(), ring(), arrivals(), grids(), cluster(), panels(), batched())
     yield box(0, (4, 3, 2, 2), (0, 0, 0, 0))
     yield box(32, (8, 2, 4, 1), (16, 1, 2, 1))
     yield box(64, (16, 1, 4, 2), (16, 2, -1, 0))
