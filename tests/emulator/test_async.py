@@ -26,7 +26,7 @@ CASES = {case.name: case for case in all_cases()}
         for order in mistake.orders
     ],
 )
-def test_mistake_is_caught(mistake: Mistake, order: str) -> None:
+def test_mistake_is_caught(mistake: Mistake, order: str | int) -> None:
     if not is_installed(mistake.build):
         pytest.skip(f"g++ cannot link sanitize={mistake.build!r}")
     case = CASES[mistake.case].changed(mistake.right, mistake.wrong)
@@ -60,7 +60,7 @@ def test_right_variant_passes(variant: Variant, build: str, order: str) -> None:
     assert emulate(CASES[variant.case].changed(variant.was, variant.becomes, **variant.launch), build, order) == ("nothing", "")
 
 
-def emulate(case: Case, build: str, order: str) -> tuple[str, str]:
+def emulate(case: Case, build: str, order: str | int) -> tuple[str, str]:
     """What was caught, in two words."""
     try:
         case.emulate(build, order=order)
