@@ -343,7 +343,7 @@ def _operand(statement: Statement, wanted: str, atom: str, opcode: str) -> str:
 
 
 def _arguments(statement: Statement, form: Instruction, given: str, opcode: str) -> str:
-    """Of the function: the operands in their order, results last to be known as written."""
+    """The arguments of the C++ call: the operands in their order. Results count as written once all inputs are read."""
     wanted, atoms = _ATOM.findall(form.operands), _ATOM.findall(given)
     expressions = [""] * len(atoms)
     for place in sorted(range(len(atoms)), key=lambda place: wanted[place].startswith("=")):

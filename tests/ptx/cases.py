@@ -69,7 +69,7 @@ class Case:
         return text.replace(*self.misspelled)
 
     def emulate(self, sanitize: str = "none", **options: Any) -> None:
-        """As the case's target compiles it, on arrays as they were before any launch."""
+        """Run the source that the case's target compiles, on arrays with their first values."""
         for array, before in zip(self.arrays, self.before, strict=True):
             array[...] = before
         text = f"#define __CUDA_ARCH__ {re.sub('[^0-9]', '', self.target)}0\n{self.text}"
@@ -78,7 +78,7 @@ class Case:
         self.check()
 
     def changed(self, was: str, becomes: str, **launch: Any) -> "Case":
-        """The same with one place of the kernel changed, and what is said of the launch."""
+        """Return the case with one place of the kernel changed, and with these facts of the launch."""
         assert self.kernel.count(was) == 1, self.kernel.count(was)
         return replace(self, kernel=self.kernel.replace(was, becomes), **launch)
 
