@@ -8,8 +8,9 @@ import pytest
 
 from ksgen.errors import ToolchainError
 from ksgen.spec import KernelSpec
+from tests.emulator.ptx import translate
 from tests.second_opinion.__main__ import OF_TENSOR_CORES, PRECISIONS, cases, in_bytes
-from tests.second_opinion.simulator import UNKNOWN, Simulator, SimulatorError, build
+from tests.second_opinion.simulator import UNKNOWN, Simulator, SimulatorError, build, is_lacking
 from tests.support.kernels import kernel_of, source_of
 from tests.support.program import needs_compiler
 
@@ -37,6 +38,14 @@ def test_a_source_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("tests.second_opinion.simulator.NEEDED", ("git",))
     with pytest.raises(SimulatorError, match=r"git clone --quiet .*nowhere"):
         build(str(tmp_path / "nowhere"), tmp_path / "folder")
+
+
+def test_strings_that_the_simulator_executes_stay() -> None:
+    text = source_of("mma", kernel_of((2, 37, 13, 5), "float16", "bsf")).text
+    kept = translate(text, only=is_lacking)
+    asked, left = (set(re.findall(r'asm(?: volatile)?\("([\w.:]+)', each)) for each in (text, kept))
+    assert left == {"cvt.f32.f16", "cvt.rn.f16.f32", "st.global.v4.u32", "st.global.v2.u32"}
+    assert {opcode for opcode in asked - left if not opcode.startswith(UNKNOWN)} == set()
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 2f63cbfd, spec 9c0342c6
+// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 75743f77, spec 9c0342c6
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float16, batch-size-last.
 // Edit the template, not this file.
 
@@ -85,11 +85,9 @@ typedef long long extent;  // offsets into X and Y outgrow 32 bits
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
 DEVICE void wait_for_block() { __syncthreads(); }
 
-#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-#endif
 
 typedef unsigned short stored;  // the bits of a float16
 
@@ -175,7 +173,6 @@ void ks_1x128x128x3_float16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT 
 #define GLOBAL  // OpenCL has words for where a pointer points to
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 
-#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
 DEVICE float half_to_float(unsigned short value) {
     float wide;
     asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value));
@@ -204,7 +201,6 @@ DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigne
 DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
     asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
 }
-#endif
 
 typedef float real;
 DEVICE real widen(const stored value) { return half_to_float(value); }

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 574e76a1, spec aab0fb7c
+// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 6f0b52b7, spec aab0fb7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -143,7 +143,6 @@ void ks_1x768x192x2_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const re
 // ---- the words of what follows
 DEVICE void wait_for_block() { __syncthreads(); }
 
-#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
 // Two neighbouring sums. On sm_100 and sm_103 one instruction does both, which nvcc does not use by itself; sm_120 has it as two.
 DEVICE void multiply_add_pair(float* sums, const float* x, const float w) {
 #if __CUDA_ARCH__ >= 1000
@@ -178,7 +177,6 @@ DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigne
 DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
     asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
 }
-#endif
 
 DEVICE real widen(const stored value) { return value; }
 typedef stored given;  // a weight, before it is packed

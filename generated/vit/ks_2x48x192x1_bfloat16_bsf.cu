@@ -1,4 +1,4 @@
-// ks_2x48x192x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 2f63cbfd, spec 439a03cb
+// ks_2x48x192x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 75743f77, spec 439a03cb
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, bfloat16, batch-size-first.
 // Edit the template, not this file.
 
@@ -86,11 +86,9 @@ typedef long long extent;  // offsets into X and Y outgrow 32 bits
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
 DEVICE void wait_for_block() { __syncthreads(); }
 
-#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-#endif
 
 typedef unsigned short stored;  // the bits of a bfloat16
 
@@ -178,7 +176,6 @@ void ks_2x48x192x1_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT 
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 DEVICE float float_of(unsigned int bits) { return __uint_as_float(bits); }
 
-#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
 DEVICE unsigned short float_to_bfloat16(float value) {  // to nearest, ties to even; every NaN becomes 0x7fff
 #if __CUDA_ARCH__ >= 800
     unsigned short narrow;
@@ -207,7 +204,6 @@ DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigne
 DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
     asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
 }
-#endif
 
 typedef float real;
 DEVICE real widen(const stored value) { return float_of((unsigned int)value << 16); }

@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 574e76a1, spec a793a835
+// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 6f0b52b7, spec a793a835
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -153,7 +153,6 @@ void ks_2x48x192x1_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const rea
 // ---- the words of what follows
 DEVICE void wait_for_block() { __syncthreads(); }
 
-#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
 // Two neighbouring sums. On sm_100 and sm_103 one instruction does both, which nvcc does not use by itself; sm_120 has it as two.
 DEVICE void multiply_add_pair(float* sums, const float* x, const float w) {
 #if __CUDA_ARCH__ >= 1000
@@ -181,7 +180,6 @@ DEVICE void copy_async_16(void* shared, const void* global, const bool valid) { 
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-#endif
 
 DEVICE real widen(const stored value) { return value; }
 typedef stored given;  // a weight, before it is packed

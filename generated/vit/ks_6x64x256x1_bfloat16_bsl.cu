@@ -1,4 +1,4 @@
-// ks_6x64x256x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 2f63cbfd, spec 748e9aa7
+// ks_6x64x256x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 75743f77, spec 748e9aa7
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, bfloat16, batch-size-last.
 // Edit the template, not this file.
 
@@ -83,11 +83,9 @@ typedef long long extent;  // offsets into X and Y outgrow 32 bits
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
 DEVICE void wait_for_block() { __syncthreads(); }
 
-#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-#endif
 
 typedef unsigned short stored;  // the bits of a bfloat16
 
@@ -174,7 +172,6 @@ void ks_6x64x256x1_bfloat16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT 
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 DEVICE float float_of(unsigned int bits) { return __uint_as_float(bits); }
 
-#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
 DEVICE unsigned short float_to_bfloat16(float value) {  // to nearest, ties to even; every NaN becomes 0x7fff
 #if __CUDA_ARCH__ >= 800
     unsigned short narrow;
@@ -203,7 +200,6 @@ DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigne
 DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
     asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
 }
-#endif
 
 typedef float real;
 DEVICE real widen(const stored value) { return float_of((unsigned int)value << 16); }

@@ -48,9 +48,7 @@ def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries
         early = _linked(needed, names, variants, words)[0] if rest else entries
         late = [entry for entry in entries if entry not in early]
         constants = constant_lines(names[0], words["constexprs"], used) if "constexprs" in words else ""
-        return found.render(
-            {**words, "word_lines": _lines(early, words), "constant_lines": constants, "late_word_lines": _lines(late, words)}
-        )
+        return found.render({**words, "word_lines": _lines(early), "constant_lines": constants, "late_word_lines": _lines(late)})
     except jinja2.TemplateError as error:
         raise RenderError(_report(found.name or "a text", words, error)) from error
 
@@ -93,14 +91,9 @@ def _linked(
     return found, used
 
 
-def _lines(entries: list[tuple[str, str]], words: Mapping[str, Any]) -> str:
-    """Their texts, each dictionary's between its `_begin` and its `_end`, where it has those."""
-    parts = []
-    for name, group in groupby(entries, key=lambda entry: entry[0]):
-        dictionary = _dictionary(name)
-        begin, end = (_spelled(dictionary, each, dictionary.new_context(dict(words))) for each in ("_begin", "_end"))
-        parts.append(begin + "".join(text for _, text in group) + end)
-    return "\n".join(parts)
+def _lines(entries: list[tuple[str, str]]) -> str:
+    """The sources of all entries, with an empty line between two dictionaries."""
+    return "\n".join("".join(text for _, text in group) for _, group in groupby(entries, key=lambda entry: entry[0]))
 
 
 @lru_cache(maxsize=1024)
@@ -153,7 +146,7 @@ def _with_words(context: jinja2.runtime.Context, text: str, part: Mapping[str, A
     variants = (*part["variants"], *words["every_variant"])
     entries, used = _linked(identifiers(text), list(words["part_words"]), variants, words)
     constants, ends = (constant_lines(dialect, part["constexprs"], used, block) for block in ("_constants", "_no_constants"))
-    return f"{constants}\n{_lines(entries, words)}\n{text}{ends}"
+    return f"{constants}\n{_lines(entries)}\n{text}{ends}"
 
 
 @cache

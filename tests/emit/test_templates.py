@@ -172,9 +172,9 @@ def test_who_reads_a_text_opens_few_files(family: str, copied: Path, opened: set
     lines = templates._lines
     used: set[str] = set()
 
-    def noted(entries: list[tuple[str, str]], words: Any) -> str:
+    def noted(entries: list[tuple[str, str]]) -> str:
         used.update(f"include/words/{name}.j2" for name, _ in entries)
-        return lines(entries, words)
+        return lines(entries)
 
     monkeypatch.setattr(templates, "_lines", noted)
     for _ in rendered(family):

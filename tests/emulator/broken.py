@@ -19,7 +19,7 @@ class Broken:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-WAIT_FOR_BLOCK = f"__device__ __forceinline__ void wait_for_block() {{ __syncthreads(); }} {FAULT}"
+WAIT_FOR_BLOCK = f"__device__ __forceinline__ void wait_for_others() {{ __syncthreads(); }} {FAULT}"
 BROKEN = [
     Broken(
         "read past the end",
@@ -83,7 +83,7 @@ BROKEN = [
     Broken(
         "copy into registers",
         "out-of-bounds",
-        "copy_async_4 to",
+        "is not this block's shared memory",
         f"float r;\ncopy_async_4(&r, x, true); {FAULT}\ny[i] = r;",
     ),
     Broken(
@@ -102,7 +102,7 @@ BROKEN = [
         "barrier in two branches, through a function",
         "barrier",
         "__syncthreads reached while other threads wait at line 1 called from 6",
-        "if (i < 32) wait_for_block();\nelse wait_for_block();",
+        "if (i < 32) wait_for_others();\nelse wait_for_others();",
         before=WAIT_FOR_BLOCK,
     ),
     Broken(
@@ -140,7 +140,7 @@ BROKEN = [
     Broken(
         "named barriers crosswise",
         "deadlock",
-        "threads 0-31 wait for barrier_sync at line 6; threads 32-63 wait for barrier_sync at line 7",
+        r"threads 0-31 wait for barrier_sync at line \d+ called from 6; threads 32-63 wait for barrier_sync at line \d+ called from 7",
         f"if (i < 32) barrier_sync(1, 64); {FAULT}\nelse barrier_sync(2, 64);",
     ),
     Broken("named barrier of odd size", "barrier", "40 threads; whole warps", f"if (i < 40) barrier_sync(1, 40); {FAULT}"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.emulator.errors import SimtError
+from tests.emulator.ptx import translate
 from tests.support.booked import booked
 
 KERNEL_FILE = "kernel.cu"  # what the compiler calls the text in its messages and debug information
@@ -117,11 +118,11 @@ def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> 
     header = str(_HERE / "simt.h")
     _compile(scratch, *flags, "-E", "-I", str(_HERE / "include"), "-include", header, "-x", "c++", KERNEL_FILE, "-o", preprocessed.name)
     expanded = preprocessed.read_text(encoding="utf-8")  # the text's own macros may hide the words looked for
-    expanded, kernels = _take_kernels(expanded)
+    expanded, kernels = _take_kernels(translate(expanded, KERNEL_FILE))
     expanded = _place_dynamic_shared(expanded)
     expanded = re.sub(r"\bSIMT_SHARED\b", _STATIC_SHARED, expanded)
     table = " ".join(kernel.entry for kernel in kernels)
-    preprocessed.write_text(f"{expanded}\nconst simt::Entry simt::entries[] = {{{table}}};\n", encoding="utf-8")
+    preprocessed.write_text(f'{expanded}\n# 1 "entries"\nconst simt::Entry simt::entries[] = {{{table}}};\n', encoding="utf-8")
     _compile(scratch, *flags, "-c", preprocessed.name, "-o", "kernel.o")
 
     _refuse_shared_in_templates(scratch)
@@ -256,10 +257,10 @@ def _digest(source: str, sanitize: str) -> str:
 
 @functools.cache
 def tools_digest() -> str:
-    """Stands for the compiler, its flags (all in this module) and every header."""
+    """Stands for the compiler, its flags (all in this module), what becomes of PTX, and every header."""
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout
     digest = hashlib.sha256(version.encode())
-    for path in sorted(p for p in _HERE.rglob("*") if p.suffix in (".h", ".cpp") or p.name == "build.py"):
+    for path in sorted(p for p in _HERE.rglob("*") if p.suffix in (".h", ".cpp") or p.name in ("build.py", "ptx.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

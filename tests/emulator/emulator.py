@@ -62,7 +62,7 @@ def run_cuda(
     executable, entry_number = build(source, entry, sanitize)
     architecture = _architecture(target, source)
     launch = Launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, early, architecture, accumulation)
-    _run_launch(source, executable, launch)
+    _run_launch(executable, launch)
 
 
 def count_cuda(
@@ -80,12 +80,12 @@ def count_cuda(
     """The same launch, and what it asked of the memories and the matrix units."""
     executable, entry_number = build(source, entry, COUNTS)
     launch = Launch(entry_number, grid, block, shared_bytes, args, "forward", timeout_s, cluster, early, _architecture("", source))
-    counts = _run_launch(source, executable, launch)
+    counts = _run_launch(executable, launch)
     assert counts is not None
     return counts
 
 
-def _run_launch(source: str, executable: Path, launch: "Launch") -> Counts | None:
+def _run_launch(executable: Path, launch: "Launch") -> Counts | None:
     """Writes the arrays' new contents back. What was counted, by the build that counts."""
     counts = None
     arrays, job = _describe_launch(launch)
@@ -102,7 +102,7 @@ def _run_launch(source: str, executable: Path, launch: "Launch") -> Counts | Non
     for line in result[sum(array.nbytes for array in arrays) if finished else 0 :].splitlines():
         report = json.loads(line)
         if "kind" in report:
-            _judge(source, executable, report, suspect=finished)
+            _judge(executable, report, suspect=finished)
         else:
             counts = read_counts(report)
     _write_back(arrays, result)
@@ -230,18 +230,16 @@ def _write_back(arrays: Sequence[Array], content: bytes) -> None:
         offset += array.nbytes
 
 
-def _judge(source: str, executable: Path, report: dict[str, Any], suspect: bool) -> None:
+def _judge(executable: Path, report: dict[str, Any], suspect: bool) -> None:
     """Raises what a report says, with lines of the text in the place of the addresses of code, which it has in braces.
 
     A suspect report names two addresses, which may be one call of the text that the compiler wrote twice: no error.
     """
     numbers, places = re.compile(r"\{(\d+)\}"), re.compile(r"(?:\{\d+\})+")
     lines = find_lines(executable, [int(number) for number in numbers.findall(report["place"] + report["message"])])
-    last_line = source.count("\n") + 1
 
     def trace(place: str) -> tuple[int, ...]:
-        found = [line for address in numbers.findall(place) for line in lines[int(address)]]
-        return tuple(line for line in found if line <= last_line)  # what follows the text is build.py's
+        return tuple(line for address in numbers.findall(place) for line in lines[int(address)])
 
     here = trace(report["place"])
     if suspect and here == trace(report["message"]):

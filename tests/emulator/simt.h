@@ -14,8 +14,4 @@
 #include "kernel/float16.h"
 #include "kernel/sixteen_bit.h"
 #include "kernel/ptx.h"
-#include "kernel/stores.h"
-#include "kernel/matrices.h"
-#include "kernel/bulk.h"
-#include "kernel/wgmma.h"
 #include "kernel/entry.h"

@@ -9,6 +9,7 @@ import pytest
 from tests.emulator import SimtError, TensorMap, is_installed, run_cuda
 from tests.ptx.cases import Case, all_cases, render
 from tests.ptx.mistakes import MISTAKES, WRONG, Mistake
+from tests.ptx.mistakes.strings import STRINGS
 from tests.ptx.variants import VARIANTS, Variant
 
 pytestmark = pytest.mark.skipif(not is_installed("none"), reason="no g++ to run CUDA text with")
@@ -25,7 +26,7 @@ CASES = {case.name: case for case in all_cases()}
         for order in mistake.orders
     ],
 )
-def test_mistake_is_caught(mistake: Mistake, order: str) -> None:
+def test_mistake_is_caught(mistake: Mistake, order: str | int) -> None:
     if not is_installed(mistake.build):
         pytest.skip(f"g++ cannot link sanitize={mistake.build!r}")
     case = CASES[mistake.case].changed(mistake.right, mistake.wrong)
@@ -36,6 +37,15 @@ def test_mistake_is_caught(mistake: Mistake, order: str) -> None:
     kind, message = emulate(case, mistake.build, order)
     assert re.fullmatch(mistake.kind, kind), message
     assert re.search(mistake.message, message) or kind == WRONG, message
+
+
+@pytest.mark.parametrize("mistake", STRINGS, ids=lambda mistake: mistake.name)
+def test_mistake_in_ptx_is_caught_or_harmless(mistake: Mistake) -> None:
+    case = replace(CASES[mistake.case], misspelled=(mistake.right, mistake.wrong))
+    for order in mistake.orders:
+        kind, message = emulate(case, mistake.build, order)
+        assert re.fullmatch(mistake.kind, kind), message
+        assert re.search(mistake.message, message) or kind == WRONG, message
 
 
 @pytest.mark.exhaustive
@@ -50,7 +60,7 @@ def test_right_variant_passes(variant: Variant, build: str, order: str) -> None:
     assert emulate(CASES[variant.case].changed(variant.was, variant.becomes, **variant.launch), build, order) == ("nothing", "")
 
 
-def emulate(case: Case, build: str, order: str) -> tuple[str, str]:
+def emulate(case: Case, build: str, order: str | int) -> tuple[str, str]:
     """What was caught, in two words."""
     try:
         case.emulate(build, order=order)

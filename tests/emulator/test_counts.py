@@ -7,6 +7,7 @@ import pytest
 
 from tests.emulator import Counts, SimtError, count_cuda, is_installed
 from tests.emulator.counts import GlobalTally, SharedTally
+from tests.ptx import with_words
 
 pytestmark = pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 
@@ -16,7 +17,7 @@ WIDE = "struct __align__(16) Wide { float at[4]; };\n"
 def count(body: str, *args: Any, grid: int = 1, block: int = 32, shared_bytes: int = 0, parameters: str = "float* x, float* y") -> Counts:
     text = f'{WIDE}extern "C" __global__ void kernel({parameters}) {{ const int at = threadIdx.x; {body} }}\n'
     given = args or (np.arange(4096, dtype=np.float32), np.zeros(4096, np.float32))
-    return count_cuda(text, "kernel", grid, block, shared_bytes, list(given))
+    return count_cuda(with_words(text), "kernel", grid, block, shared_bytes, list(given))
 
 
 def shared_reads(address: str, kind: str = "float") -> SharedTally:

@@ -131,4 +131,4 @@ def test_the_case_refuses_what_its_mode_must_not_be() -> None:
 @needs_compiler
 @pytest.mark.parametrize("mode", MODES)
 def test_nvcc_takes_the_text(mode: str) -> None:
-    assert build(Product(mode, 192, 64, apart=True).text, "product", "sm_80").data
+    assert build(Product(mode, 192, 64, apart=True).case().text, "product", "sm_80").data

@@ -58,6 +58,7 @@ def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(kind: str) ->
         ("    leave(ring);\n", "", "none", "whose threads have all exited"),
         ("    leave(ring);\n", "    cluster_sync_relaxed();\n", "race", "the block may end before"),
         ("    cluster_sync_relaxed();", "    __syncthreads();", "race", "which thread 0 wrote"),
+        ("    cluster_sync_relaxed();", "", "none", "nothing was initialised"),
         ("        fence_mbarrier_init();\n", "", "none", "that no fence_mbarrier_init has shown"),
         ("4 * GROUPS * (CLUSTER_BATCH + CLUSTER_OUT - 1));", "4 * GROUPS);", "none", "more arrivals than the barrier's 1"),
         ("if (rank < CLUSTER && shares)", "if (rank < 1)", "none", "arrivals and 0 bytes are missing"),
@@ -70,6 +71,15 @@ def test_what_a_cluster_needs_is_missed(was: str, becomes: str, sanitize: str, s
     wrong = replace(source, text=source.text.replace(was, becomes))
     with pytest.raises(SimtError, match=says):
         kernels.check(wrong, 300, in_emulator(sanitize=sanitize))
+
+
+def test_a_block_that_does_not_meet_uses_barriers_before_they_are_there() -> None:
+    """Plain builds show it too, because waiting for the previous grid is no barrier."""
+    source = source_of("registers flat", (1, 1))
+    assert source.text.count("    wait_for_block();  // everybody sees them") == 1
+    wrong = replace(source, text=source.text.replace("    wait_for_block();  // everybody sees them", ""))
+    with pytest.raises(SimtError, match="nothing was initialised"):
+        kernels.check(wrong, 300, in_emulator(order="reverse"))
 
 
 # ---- texts

@@ -8,6 +8,7 @@ from typing import Any
 from ksgen.emit.render import WORDS
 from ksgen.emit.templates import environment, fill
 from ksgen.families.ptx import Box
+from tests.emulator.build import KERNEL_FILE
 
 # of what the dictionaries have, a text takes what it uses
 TEXT = "{{ word_lines }}\n{{ kernel }}"
@@ -17,3 +18,8 @@ def render(kernel: str, **words: Any) -> str:
     """The kernel's text behind the words that it uses."""
     words = {"boxes": [Box(3), Box(4)], "kernel": kernel} | words
     return fill(environment().from_string(TEXT), words, WORDS["cuda"], ("float32",))
+
+
+def with_words(text: str) -> str:
+    """The text behind the functions that it uses. Its lines are counted from its own first one."""
+    return render(f'#line 1 "{KERNEL_FILE}"\n{text}')

@@ -1,7 +1,9 @@
 """Launches of the kernels, each with what must come out: for the emulator, for nvcc and for a GPU."""
 
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -37,7 +39,7 @@ class Case:
     """One launch. `check` looks at the arguments after it."""
 
     name: str
-    text: str
+    kernel: str  # without the functions that it uses
     entry: str
     target: str  # the first that has its instructions
     block: int
@@ -46,16 +48,39 @@ class Case:
     check: Callable[[], None]
     grid: int = 1
     early: bool = False
+    words: dict[str, Any] = field(default_factory=dict)  # of `render`
+    misspelled: tuple[str, str] | None = None  # one place of the functions, and what stands there instead
+    before: list[Any] = field(default_factory=list)  # what the arrays hold before a launch
+
+    def __post_init__(self) -> None:
+        self.before.extend(array.copy() for array in self.arrays[len(self.before) :])
+
+    @property
+    def arrays(self) -> list[Any]:
+        given = (arg.array if isinstance(arg, TensorMap) else arg for arg in self.args)
+        return [each for each in given if isinstance(each, np.ndarray)]
+
+    @cached_property
+    def text(self) -> str:
+        text = render(self.kernel, **self.words)
+        if self.misspelled is None:
+            return text
+        assert text.count(self.misspelled[0]) == 1, f"{text.count(self.misspelled[0])} times {self.misspelled[0]}"
+        return text.replace(*self.misspelled)
 
     def emulate(self, sanitize: str = "none", **options: Any) -> None:
-        launched = (self.text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize)
+        """Run the source that the case's target compiles, on arrays with their first values."""
+        for array, before in zip(self.arrays, self.before, strict=True):
+            array[...] = before
+        text = f"#define __CUDA_ARCH__ {re.sub('[^0-9]', '', self.target)}0\n{self.text}"
+        launched = (text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize)
         run_cuda(*launched, early=self.early, **{"target": self.target} | options)
         self.check()
 
     def changed(self, was: str, becomes: str, **launch: Any) -> "Case":
-        """The same with one place of the text changed, and what is said of the launch."""
-        assert self.text.count(was) == 1, self.text.count(was)
-        return replace(self, text=self.text.replace(was, becomes), **launch)
+        """Return the case with one place of the kernel changed, and with these facts of the launch."""
+        assert self.kernel.count(was) == 1, self.kernel.count(was)
+        return replace(self, kernel=self.kernel.replace(was, becomes), **launch)
 
 
 def normal(shape: tuple[int, ...], operand: str = "tf32", seed: int = 0) -> Any:
@@ -87,12 +112,15 @@ def matrices(load: bool, store: bool) -> Case:
     text = f"constexpr bool TRANSPOSES_LOAD = {int(load)}, TRANSPOSES_STORE = {int(store)};\n" + kernels.MATRICES
     x, y = np.arange(256, dtype=np.uint16), np.zeros(256, np.uint16)
     expected = x.reshape(4, 8, 8) if load == store else x.reshape(4, 8, 8).transpose(0, 2, 1)
-    rendered = render(text)
-    return Case(f"matrices {load=} {store=}", rendered, "matrices", "sm_90", 32, 512, [x, y], _equal(y.reshape(4, 8, 8), expected))
+    return Case(f"matrices {load=} {store=}", text, "matrices", "sm_90", 32, 512, [x, y], _equal(y.reshape(4, 8, 8), expected))
+
+
+def mma_kernel(operand: str) -> str:
+    return kernels.MMA.replace("OPERAND", operand)
 
 
 def mma_text(operand: str) -> str:
-    return render(kernels.MMA.replace("OPERAND", operand))
+    return render(mma_kernel(operand))
 
 
 def mma(operand: str) -> Case:
@@ -101,7 +129,7 @@ def mma(operand: str) -> Case:
     a, b = normal((16, depth), operand), normal((8, depth), operand, 1)
     y = np.random.default_rng(2).standard_normal((16, 8), np.float32)
     check = _close(y, y + exact(a, b), 2e-6)
-    return Case(f"mma {operand}", mma_text(operand), "product", "sm_80", 32, 0, [words(a), words(b), y], check)
+    return Case(f"mma {operand}", mma_kernel(operand), "product", "sm_80", 32, 0, [words(a), words(b), y], check)
 
 
 def whole(shape: tuple[int, ...], operand: str, seed: int = 0) -> Any:
@@ -113,7 +141,7 @@ def mma_bytes(operand: str) -> Case:
     """The same of floats in eight bits."""
     a, b, y = whole((16, 32), operand), whole((8, 32), operand, 1), whole((16, 8), operand, 2).astype(np.float32)
     check = _equal(y, y + exact(a, b))
-    return Case(f"mma {operand}", mma_text(operand), "product", "sm_89", 32, 0, [words(a), words(b), y], check)
+    return Case(f"mma {operand}", mma_kernel(operand), "product", "sm_89", 32, 0, [words(a), words(b), y], check)
 
 
 def narrow() -> Case:
@@ -139,7 +167,7 @@ def narrow() -> Case:
         rounded = np.where(np.isinf(x), words(x), (words(x) + 0x1000) & 0xFFFFE000)
         np.testing.assert_array_equal(tf32[~np.isnan(x)], rounded[~np.isnan(x)])
 
-    text = render(kernels.NARROW)
+    text = kernels.NARROW
     return Case("narrow", text, "narrow", "sm_80", 1024, 0, [x, f16, bf16, tf32, one], check)
 
 
@@ -152,26 +180,52 @@ def eight_bits() -> Case:
     def check() -> None:
         np.testing.assert_array_equal(y.view(np.float16).reshape(-1, 2), np.stack([values, values[::-1]], 1))
 
-    return Case("eight bits", render(kernels.EIGHT_BITS), "eight_bits", "sm_89", 256, 0, [x, y], check)
+    return Case("eight bits", kernels.EIGHT_BITS, "eight_bits", "sm_89", 256, 0, [x, y], check)
+
+
+def halves() -> Case:
+    """To float16 and back: ties, subnormals, overflow."""
+    x = np.array([1, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.996, 65520, 2.0**-24, 2.0**-25, -(2.0**-14), 0, np.inf] + [0.1] * 22, np.float32)
+    y = np.zeros(32, np.float32)
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16).astype(np.float32)
+    return Case("halves", kernels.HALVES, "halves", "sm_75", 32, 0, [x, y], _equal(y, expected))
+
+
+def pairs() -> Case:
+    """Two sums at once, each rounded once."""
+    x, w, y = normal((32, 2), seed=1), normal((32,), seed=2), normal((32, 2), seed=3)
+    expected = (x.astype(np.float64) * w[:, None] + y).astype(np.float32)  # products of tf32 are exact, and so are these sums
+    return Case("pairs", kernels.PAIRS, "pairs", "sm_100", 32, 0, [x, w, y], _equal(y, expected))
+
+
+def copies() -> Case:
+    """Copies of 4, 8 and 16 bytes."""
+    x, y = normal((224,)), np.zeros(224, np.float32)
+    there = np.where(np.arange(224) < 100, x, 0)
+    there[128:] = x[128:]
+    blocks = [there[:128].reshape(32, 4), there[128:192].reshape(32, 2), there[192:].reshape(32, 1)]
+    expected = np.concatenate([block[np.arange(32) ^ 1].reshape(-1) for block in blocks])
+    return Case("copies", kernels.COPIES, "copies", "sm_80", 32, 896, [x, y, np.int32(100)], _equal(y, expected))
 
 
 def named() -> Case:
     y = np.zeros(32, np.float32)
-    text = render(NAMED)
+    text = NAMED
     return Case("named barriers", text, "named", "sm_75", 64, 128, [y], _equal(y, np.arange(31, -1, -1)))
 
 
 def ring() -> Case:
     """Bulk copies through a ring of stages."""
     x, y = normal((9, 32)), np.zeros(32, np.float32)
-    text = render(kernels.RING)
+    text = kernels.RING
     return Case("ring", text, "ring", "sm_90", 64, 2 * 128 + 4 * 8, [x, y, np.int32(9)], _close(y, x.sum(0, np.float64)))
 
 
 def arrivals() -> Case:
     """Copies of threads that arrive at an mbarrier by themselves."""
     x, y = normal((5, 32)), np.zeros(32, np.float32)
-    text = render(kernels.ARRIVALS)
+    text = kernels.ARRIVALS
     check = _close(y, x.sum(0, np.float64)[np.arange(32) ^ 1])
     return Case("arrivals", text, "arrivals", "sm_90", 32, 128 + 8, [x, y, np.int32(5)], check)
 
@@ -179,7 +233,7 @@ def arrivals() -> Case:
 def grids() -> Case:
     """A launch that may begin while the one before it ends."""
     x, y = normal((3, 32)), np.zeros((3, 32), np.float32)
-    text = render(kernels.GRIDS)
+    text = kernels.GRIDS
     return Case("grids", text, "grids", "sm_90", 32, 128 + 8, [x, y], _equal(y, -x), grid=3, early=True)
 
 
@@ -201,14 +255,14 @@ def box(swizzle: int, sizes: tuple[int, ...], corner: tuple[int, ...]) -> Case:
         np.testing.assert_array_equal(y, np.where(inside[own], x ^ np.uint32(0x01010101), 0))
 
     args = [*maps, image, np.int32(image.nbytes), *map(np.int32, corner)]
-    text = render(kernels.BOX)
+    text = kernels.BOX
     return Case(f"box {swizzle=}", text, "box", "sm_90", 32, image.nbytes + 8, args, check)
 
 
-def _wgmma_text(kernel: str, wgmma: Wgmma, steps: int, *flags: bool) -> str:
+def _wgmma_kernel(kernel: str, wgmma: Wgmma, steps: int, *flags: bool) -> str:
     call = wgmma.name + (f"<{', '.join(str(int(flag)) for flag in flags)}>" if wgmma.transposed else "")
     head = f"\nconstexpr int SUMS = {wgmma.sums}, STEPS = {steps};\n"
-    return render(head + kernel.replace("CALL", call), wgmma=wgmma)
+    return head + kernel.replace("CALL", call)
 
 
 def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: bool, columns: int, given: Any = None) -> Case:
@@ -226,10 +280,11 @@ def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: 
     steps = k * item_bytes // 32
     args = [images, np.int32(images.nbytes // 16), np.uint64(a.descriptor(0)), np.uint64(b.descriptor(start))]
     args += [np.int32(each) for each in (a.step, b.step)] + [y]
-    text = _wgmma_text(kernels.WGMMA, Wgmma(operand, columns, a_in_registers=False), steps, along_a, along_b)
+    instruction = Wgmma(operand, columns, a_in_registers=False)
+    text = _wgmma_kernel(kernels.WGMMA, instruction, steps, along_a, along_b)
     check = _equal(y, exact(x, w)) if operand in BYTES else _close(y, exact(x, w), 2e-5)
     name = f"wgmma {operand} A {swizzle_a}{' along m' * along_a} B {swizzle_b}{' along n' * along_b} {columns}"
-    return Case(name, text, "product", "sm_90a", 128, images.nbytes, args, check)
+    return Case(name, text, "product", "sm_90a", 128, images.nbytes, args, check, words={"wgmma": instruction})
 
 
 def wgmma_registers(operand: str, at_once: int = 1) -> Case:
@@ -240,7 +295,8 @@ def wgmma_registers(operand: str, at_once: int = 1) -> Case:
     y = np.zeros((64, columns), np.float32)
     args = [words(x), b.image(w), np.int32(b.bytes // 16), np.uint64(b.descriptor(0)), np.int32(b.step), y]
     kernel = f"\nconstexpr int AT_ONCE = {at_once};\n{kernels.WGMMA_REGISTERS}"
-    text = _wgmma_text(kernel, Wgmma(operand, columns, a_in_registers=True), steps, False)
+    instruction = Wgmma(operand, columns, a_in_registers=True)
+    text = _wgmma_kernel(kernel, instruction, steps, False)
     return Case(
         f"wgmma {operand}, A in registers" + f", {at_once} at once" * (at_once > 1),
         text,
@@ -250,6 +306,7 @@ def wgmma_registers(operand: str, at_once: int = 1) -> Case:
         b.bytes,
         args,
         _close(y, exact(x, w), 2e-5),
+        words={"wgmma": instruction},
     )
 
 
@@ -257,7 +314,7 @@ def cluster() -> Case:
     """Two blocks, each of which brings half of a row for both."""
     x, y = normal((5, 64)), np.zeros((4, 32), np.float32)
     sums = x.sum(0, np.float64)
-    text = render(cluster_kernels.CLUSTER)
+    text = cluster_kernels.CLUSTER
     check = _close(y, np.tile(sums[:32] + sums[32:], (4, 1)))
     return Case("cluster", text, "halves", "sm_90a", 32, 256 + 16, [x, y, np.int32(5)], check, grid=4)
 
@@ -266,7 +323,7 @@ def panels() -> Case:
     """Boxes of three dimensions in a cluster: both blocks get all of them, and store them in places of their own."""
     x, y = np.arange(2 * 4 * 8, dtype=np.uint32).reshape(4, 2, 8), np.zeros((8, 2, 8), np.uint32)
     maps = [TensorMap(array, (8, 2, len(array)), (32, 64), (8, 1, 4)) for array in (x, y)]
-    text = render(cluster_kernels.PANELS)
+    text = cluster_kernels.PANELS
     check = _equal(y, np.concatenate([x, x]) ^ np.uint32(0x01010101))
     return Case("panels", text, "panels", "sm_90a", 32, 256 + 8, [*maps, np.int32(128)], check, grid=2)
 
@@ -291,16 +348,17 @@ def batched() -> Case:
         expected = np.einsum("icjm,ikcj->ikjm", x.astype(np.float64), w.astype(np.float64))
         np.testing.assert_allclose(y.astype(np.float64), expected, rtol=2**-8, atol=1e-4)
 
-    text = render(kernels.BATCHED, wgmma=Wgmma("bf16", b, a_in_registers=False))
+    words = {"wgmma": Wgmma("bf16", b, a_in_registers=False)}
     args = [*maps, packed, np.int32(batch)]
-    return Case("batched", text, "batched", "sm_90a", 384, kernels.BATCHED_SHARED_BYTES, args, check, grid=3)
+    shared_bytes = kernels.BATCHED_SHARED_BYTES
+    return Case("batched", kernels.BATCHED, "batched", "sm_90a", 384, shared_bytes, args, check, grid=3, words=words)
 
 
 def all_cases() -> Iterator[Case]:
     yield from (matrices(load, store) for load in (False, True) for store in (False, True))
     yield from (mma(operand) for operand in TYPES)
     yield from (mma_bytes(operand) for operand in BYTES)
-    yield from (narrow(), eight_bits(), named(), ring(), arrivals(), grids(), cluster(), panels(), batched())
+    yield from (halves(), pairs(), copies(), narrow(), eight_bits(), named(), ring(), arrivals(), grids(), cluster(), panels(), batched())
     yield box(0, (4, 3, 2, 2), (0, 0, 0, 0))
     yield box(32, (8, 2, 4, 1), (16, 1, 2, 1))
     yield box(64, (16, 1, 4, 2), (16, 2, -1, 0))

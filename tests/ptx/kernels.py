@@ -40,6 +40,44 @@ extern "C" __global__ void narrow(const float* x, unsigned* f16, unsigned* bf16,
 }
 """
 
+HALVES = """
+extern "C" __global__ void halves(const float* x, float* y) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[i] = half_to_float(float_to_half(x[i]));
+}
+"""
+
+PAIRS = """
+extern "C" __global__ void pairs(const float* x, const float* w, float* y) {
+    float sums[2] = {y[2 * threadIdx.x], y[2 * threadIdx.x + 1]};
+    multiply_add_pair(sums, x + 2 * threadIdx.x, w[threadIdx.x]);
+    y[2 * threadIdx.x] = sums[0];
+    y[2 * threadIdx.x + 1] = sums[1];
+}
+"""
+
+# Copies of each size in two groups, zeros from `count` on, and wide stores of a neighbour's.
+COPIES = """
+extern "C" __global__ void copies(const float* x, float* y, int count) {
+    float* const s = reinterpret_cast<float*>(shared_memory);
+    const int i = threadIdx.x;
+    copy_async_16(s + 4 * i, x + 4 * i, 4 * i < count);
+    copy_async_commit();
+    copy_async_8(s + 128 + 2 * i, x + 128 + 2 * i, true);
+    copy_async_4(s + 192 + i, x + 192 + i, true);
+    copy_async_commit();
+    copy_async_wait<1>();
+    __syncwarp();
+    const unsigned* const words = reinterpret_cast<const unsigned*>(s);
+    const unsigned* const four = words + 4 * (i ^ 1);
+    store_words(y + 4 * i, four[0], four[1], four[2], four[3]);
+    copy_async_wait<0>();
+    __syncwarp();
+    store_words(y + 128 + 2 * i, words[128 + 2 * (i ^ 1)], words[129 + 2 * (i ^ 1)]);
+    y[192 + i] = s[192 + (i ^ 1)];
+}
+"""
+
 EIGHT_BITS = """
 extern "C" __global__ void eight_bits(const unsigned short* x, unsigned* y) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -128,6 +166,7 @@ extern "C" __global__ void box(const __grid_constant__ TensorMap from, const __g
                                int bytes, int x0, int x1, int x2, int x3) {
     unsigned char* const s = shared_memory;
     const unsigned full = shared_address(s + bytes);
+    if (threadIdx.x == 1) prefetch_map(from);
     if (threadIdx.x == 0) {
         mbarrier_init(full, 1);
         fence_mbarrier_init();

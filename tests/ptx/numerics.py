@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tests.ptx import render
 from tests.ptx.cases import Case
 
 Array = np.ndarray[Any, Any]
@@ -116,13 +115,13 @@ class Product:
         return ", ".join(words)
 
     @property
-    def text(self) -> str:
+    def kernel(self) -> str:
         head = (
             f"\nconstexpr int C = {self.c}, N = {COLUMNS}, PROMOTE = {self.promote or self.c}, BLOCK = {self.block};\n"
             f"constexpr bool APART = {str(self.apart).lower()};\n"
         )
         multiply = MODES[self.mode]
-        return render(head + multiply + PRODUCT)
+        return head + multiply + PRODUCT
 
     @property
     def operands(self) -> tuple[Array, Array]:
@@ -139,7 +138,7 @@ class Product:
             error = error_of(y, x, w)
             assert error <= most, f"{self.name}, c={self.c}: error {error:.2e}; at most {most} accepted"
 
-        return Case(f"{self.name}, c={self.c}", self.text, "product", "sm_80", 32, 0, [x, w, y], check, grid=ROWS // 16 * COLUMNS // 8)
+        return Case(f"{self.name}, c={self.c}", self.kernel, "product", "sm_80", 32, 0, [x, w, y], check, grid=ROWS // 16 * COLUMNS // 8)
 
     def error(self, sums: str = HOPPER) -> float:
         """Emulate the product with the sums of a target's tensor cores, or with exact sums that are rounded."""

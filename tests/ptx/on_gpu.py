@@ -7,7 +7,6 @@ import numpy as np
 
 from ksgen.devices import Device
 from ksgen.families import Geometry
-from tests.emulator import TensorMap
 from tests.ptx import numerics
 from tests.ptx.cases import Case, all_cases
 from tests.support import kernels
@@ -43,17 +42,12 @@ def compare_with_emulator(done: Case, target: str) -> int:
     model there, every byte must be the same."""
     played = case_named(done.name)
     played.emulate(target=target)
-    pairs = list(zip(_arrays(done), _arrays(played), strict=True))
+    pairs = list(zip(done.arrays, played.arrays, strict=True))
     if "mma_" not in done.text:
         for mine, emulated in pairs:
             np.testing.assert_array_equal(mine.view(np.uint8), emulated.view(np.uint8))
         return 0
     return max((kernels.ulps(*pair) for pair in pairs if _is_float(pair[0])), default=0)  # 16-bit arrays of maps: `check` alone
-
-
-def _arrays(case: Case) -> list[Any]:
-    named = (arg.array if isinstance(arg, TensorMap) else arg for arg in case.args)
-    return [array for array in named if isinstance(array, np.ndarray)]
 
 
 def _is_float(array: Any) -> bool:

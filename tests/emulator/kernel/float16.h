@@ -1,9 +1,7 @@
 // 16-bit floats as bit patterns. Rounding is to nearest even; every NaN becomes 0x7fff, as with the GPU's cvt.rn.
 #pragma once
 
-inline float half_to_float(unsigned short half) { return simt::half_to_float(half); }
-
-inline float e4m3_to_float(unsigned char bits) { return simt::e4m3_to_float(bits); }
+namespace simt {
 
 inline unsigned short float_to_half(float value) {
   const unsigned int bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
@@ -22,3 +20,5 @@ inline unsigned short float_to_bfloat16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
   return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
 }
+
+}  // namespace simt

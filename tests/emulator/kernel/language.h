@@ -42,6 +42,9 @@ __forceinline__ void __barrier_sync_count(unsigned id, unsigned threads) {
   simt::barrier("__barrier_sync_count", id, threads, true);
 }
 
+__forceinline__ size_t __cvta_generic_to_shared(const void* pointer) { return simt::shared_address(pointer); }
+__forceinline__ void* __cvta_shared_to_generic(size_t address) { return simt::shared_pointer(unsigned(address)); }
+
 // A fence orders this thread's own accesses; it is no barrier, and nobody is told.
 __forceinline__ void __threadfence() {}
 __forceinline__ void __threadfence_block() {}

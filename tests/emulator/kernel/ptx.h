@@ -1,39 +1,165 @@
-// The functions behind which emitted texts keep their inline PTX. A text that finds KSGEN_PTX leaves out its own.
+// What instructions of inline PTX do. emulator/ptx.py makes a call of each: its operands in their order, vectors in braces,
+// results as references, or in a vector as pointers. Inlined, so that the call of the runtime has the text's own line.
 #pragma once
 
-#define KSGEN_PTX
+namespace ptx {
 
-__forceinline__ size_t __cvta_generic_to_shared(const void* pointer) {
-  return simt::shared_address(pointer);
+// What may stand for an operand: of 32 bits, of 64, of 16, a float. Another width is no conversion, but a mistake.
+template <typename T> unsigned r(T) = delete;
+__forceinline__ unsigned r(unsigned value) { return value; }
+__forceinline__ unsigned r(int value) { return value; }
+template <typename T> unsigned long long l(T) = delete;
+template <typename T> __forceinline__ unsigned long long l(T* value) { return reinterpret_cast<unsigned long long>(value); }
+__forceinline__ unsigned long long l(unsigned long long value) { return value; }
+__forceinline__ unsigned long long l(long long value) { return value; }
+template <typename T> unsigned short h(T) = delete;
+__forceinline__ unsigned short h(unsigned short value) { return value; }
+__forceinline__ unsigned short h(short value) { return value; }
+template <typename T> float f(T) = delete;
+__forceinline__ float f(float value) { return value; }
+
+__forceinline__ const void* pointer(unsigned long long address) { return reinterpret_cast<const void*>(address); }
+__forceinline__ unsigned both(unsigned short high, unsigned short low) { return unsigned(high) << 16 | low; }
+
+// ---- numbers
+
+__forceinline__ void widen_f16(float& to, unsigned short value) { to = simt::half_to_float(value); }
+__forceinline__ void narrow_f16(unsigned short& to, float value) { to = simt::float_to_half(value); }
+__forceinline__ void narrow_bf16(unsigned short& to, float value) { to = simt::float_to_bfloat16(value); }
+__forceinline__ void narrow_f16x2(unsigned& to, float high, float low) {
+  to = both(simt::float_to_half(high), simt::float_to_half(low));
 }
-
-__forceinline__ void* __cvta_shared_to_generic(size_t address) {
-  return simt::shared_pointer(unsigned(address));
+__forceinline__ void narrow_bf16x2(unsigned& to, float high, float low) {
+  to = both(simt::float_to_bfloat16(high), simt::float_to_bfloat16(low));
 }
-
-__forceinline__ void copy_async_4(void* shared, const void* global, bool valid) {
-  simt::copy_async(shared, global, 4, valid);
+__forceinline__ void widen_e4m3x2(unsigned& to, unsigned short value) {
+  narrow_f16x2(to, simt::e4m3_to_float(value >> 8), simt::e4m3_to_float(value & 0xff));
 }
-
-__forceinline__ void copy_async_8(void* shared, const void* global, bool valid) {
-  simt::copy_async(shared, global, 8, valid);
+__forceinline__ void narrow_tf32(unsigned& to, float value) {  // to nearest, ties away from zero
+  const unsigned bits = __float_as_uint(value);
+  const bool is_number = (bits & 0x7f800000u) != 0x7f800000u;
+  to = is_number ? (bits + 0x1000u) & 0xffffe000u : bits & 0x007fffffu ? 0x7fffffffu : bits;
 }
-
-__forceinline__ void copy_async_16(void* shared, const void* global, bool valid) {
-  simt::copy_async(shared, global, 16, valid);
+__forceinline__ void pair(unsigned long long& to, const float (&from)[2]) { __builtin_memcpy(&to, from, sizeof(to)); }
+__forceinline__ void split(float* const (&to)[2], unsigned long long from) {
+  *to[0] = __uint_as_float(from);
+  *to[1] = __uint_as_float(from >> 32);
 }
+__forceinline__ void multiply_add_f32x2(unsigned long long& to, unsigned long long x, unsigned long long y,
+                                        unsigned long long z) {
+  float a[2], b[2], c[2];
+  split({&a[0], &a[1]}, x);
+  split({&b[0], &b[1]}, y);
+  split({&c[0], &c[1]}, z);
+  pair(to, {fmaf(a[0], b[0], c[0]), fmaf(a[1], b[1], c[1])});
+}
+__forceinline__ void set_if_not_equal(bool& to, unsigned x, unsigned y) { to = x != y; }
 
+// ---- memory
+
+__forceinline__ void store_words(unsigned long long to, const unsigned (&words)[4]) {
+  *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+__forceinline__ void store_words(unsigned long long to, const unsigned (&words)[2]) {
+  *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+}
+template <int BYTES>
+__forceinline__ void copy_async(unsigned to, unsigned long long from, unsigned bytes) {
+  simt::copy_async(to, pointer(from), BYTES, bytes);
+}
 __forceinline__ void copy_async_commit() { simt::copy_async_commit(); }
+__forceinline__ void copy_async_wait(unsigned pending) { simt::copy_async_wait(pending); }
+__forceinline__ void copy_async_arrive(unsigned barrier) { simt::copy_async_arrive(barrier); }
 
-template <int PENDING>
-__forceinline__ void copy_async_wait() {
-  simt::copy_async_wait(PENDING);
+// ---- matrices
+
+template <bool TRANSPOSED>
+__forceinline__ void load_matrices(unsigned* const (&words)[4], unsigned row) {
+  unsigned found[4];
+  simt::ldmatrix(found, row, TRANSPOSED);
+  for (int i = 0; i < 4; ++i) *words[i] = found[i];
+}
+template <bool TRANSPOSED>
+__forceinline__ void store_matrices(unsigned row, const unsigned (&words)[4]) {
+  simt::stmatrix(row, words, TRANSPOSED);
+}
+template <simt::Operand KIND>
+__forceinline__ void multiply_fragments(float* const (&to)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                                        const float (&sums)[4]) {
+  float found[4] = {sums[0], sums[1], sums[2], sums[3]};
+  simt::mma(found, a, b[0], b[1], KIND);
+  for (int i = 0; i < 4; ++i) *to[i] = found[i];
 }
 
-__forceinline__ void barrier_sync(int id, int threads) {
-  simt::barrier("barrier_sync", id, threads, true);
+// wgmma works on registers while the thread goes on: they are an array of the text, whose address it gets.
+template <typename T, int COUNT>
+__forceinline__ T* array_of(const char* name, T* const (&registers)[COUNT]) {
+  for (int i = 1; i < COUNT; ++i) {
+    if (registers[i] == registers[0] + i) continue;
+    simt::fail("wgmma", "%s: operand %d lies not behind operand %d, as elements of one array do", name, i, i - 1);
+  }
+  return registers[0];
 }
+template <simt::Operand KIND, int COUNT>
+__forceinline__ void multiply_shared(float* const (&sums)[COUNT], unsigned long long a, unsigned long long b, bool adds,
+                                     bool transposes_a = false, bool transposes_b = false) {
+  simt::wgmma(array_of("sums", sums), nullptr, a, b, adds, {2 * COUNT, KIND, transposes_a, transposes_b});
+}
+template <simt::Operand KIND, int COUNT>
+__forceinline__ void multiply_registers(float* const (&sums)[COUNT], const unsigned* const (&a)[4], unsigned long long b,
+                                        bool adds, bool transposes_b = false) {
+  simt::wgmma(array_of("sums", sums), array_of("A", a), 0, b, adds, {2 * COUNT, KIND, false, transposes_b});
+}
+__forceinline__ void wgmma_fence() { simt::wgmma_fence(); }
+__forceinline__ void wgmma_commit_group() { simt::wgmma_commit(); }
+__forceinline__ void wgmma_wait(unsigned pending) { simt::wgmma_wait(pending); }
+__forceinline__ void registers_increase(unsigned count) { simt::registers_increase(count); }
+__forceinline__ void registers_decrease(unsigned count) { simt::registers_decrease(count); }
 
-__forceinline__ void barrier_arrive(int id, int threads) {
-  simt::barrier("barrier_arrive", id, threads, false);
+// ---- barriers, clusters and grids
+
+__forceinline__ void barrier_sync(unsigned id, unsigned threads) { simt::barrier("barrier_sync", id, threads, true); }
+__forceinline__ void barrier_arrive(unsigned id, unsigned threads) { simt::barrier("barrier_arrive", id, threads, false); }
+__forceinline__ void mbarrier_init(unsigned barrier, unsigned arrivals) { simt::mbarrier_init(barrier, arrivals); }
+__forceinline__ void mbarrier_arrive(unsigned barrier, unsigned bytes = 0) { simt::mbarrier_arrive(barrier, bytes); }
+__forceinline__ void mbarrier_arrive_cluster(unsigned barrier) { simt::mbarrier_arrive_cluster(barrier); }
+__forceinline__ void mbarrier_try_wait(bool& is_complete, unsigned barrier, unsigned parity, unsigned) {
+  is_complete = simt::mbarrier_try_wait(barrier, parity);
 }
+__forceinline__ void fence_mbarrier_init() { simt::fence_mbarrier_init(); }
+__forceinline__ void fence_proxy_async() { simt::fence_proxy_async(); }
+__forceinline__ void cluster_rank(unsigned& rank) { rank = simt::cluster_rank(); }
+__forceinline__ void cluster_address(unsigned& there, unsigned address, unsigned rank) {
+  there = simt::cluster_address(address, rank);
+}
+template <bool RELEASES>
+__forceinline__ void cluster_arrive() {
+  simt::cluster_arrive(RELEASES);
+}
+__forceinline__ void cluster_wait() { simt::cluster_wait(); }
+__forceinline__ void wait_for_previous_grid() { simt::wait_for_previous_grid(); }
+__forceinline__ void allow_next_grid() {}  // the next grid runs when this one has ended, which is never wrong
+
+// ---- bulk copies and boxes
+
+__forceinline__ void copy_bulk(unsigned to, unsigned long long from, unsigned bytes, unsigned barrier,
+                               int blocks = simt::AS_ADDRESSED) {
+  simt::copy_bulk(to, pointer(from), bytes, barrier, blocks);
+}
+template <int DIMENSIONS>
+__forceinline__ void load_box(unsigned to, unsigned long long map, const unsigned (&corner)[DIMENSIONS], unsigned barrier,
+                              int blocks = simt::AS_ADDRESSED) {
+  simt::load_box(to, pointer(map), reinterpret_cast<const int*>(corner), DIMENSIONS, barrier, blocks);
+}
+template <int DIMENSIONS>
+__forceinline__ void store_box(unsigned long long map, const unsigned (&corner)[DIMENSIONS], unsigned from) {
+  simt::store_box(pointer(map), reinterpret_cast<const int*>(corner), DIMENSIONS, from);
+}
+__forceinline__ void bulk_commit() { simt::bulk_commit(); }
+template <bool READS_ONLY>
+__forceinline__ void bulk_wait(unsigned pending) {
+  simt::bulk_wait(pending, READS_ONLY);
+}
+__forceinline__ void prefetch_map(unsigned long long map) { simt::prefetch_map(pointer(map)); }
+
+}  // namespace ptx

@@ -49,8 +49,8 @@ inline float multiply_add_to_odd(float x, float y, float z) {
     type x, y;                                                                                              \
   };
 
-SIMT_SIXTEEN_BIT(__half, float_to_half, half_to_float)
-SIMT_SIXTEEN_BIT(__nv_bfloat16, float_to_bfloat16, bfloat16_to_float)
+SIMT_SIXTEEN_BIT(__half, simt::float_to_half, simt::half_to_float)
+SIMT_SIXTEEN_BIT(__nv_bfloat16, simt::float_to_bfloat16, simt::bfloat16_to_float)
 #undef SIMT_SIXTEEN_BIT
 
 using half = __half;

@@ -112,14 +112,24 @@ void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier, 
   });
 }
 
-inline TensorMap read_map(const char* what, const void* map, int dimensions) {
+inline TensorMap read_map(const char* what, const void* map) {
   TensorMap result;
   copy_bytes(&result, map, sizeof(result));
   if (result.magic != TensorMap::MAGIC) fail("tensor-map", "%s: the map is not one that the host encoded", what);
+  return result;
+}
+
+inline TensorMap read_map(const char* what, const void* map, int dimensions) {
+  const TensorMap result = read_map(what, map);
   if (result.dimensions != dimensions) {
     fail("tensor-map", "%s: %d coordinates for a map of %d dimensions", what, dimensions, result.dimensions);
   }
   return result;
+}
+
+void prefetch_map(const void* map) {  // it may do nothing; but it takes a map
+  const Call call;
+  read_map("prefetch_map", map);
 }
 
 // Calls visit(element in the box, its bytes in the array or null where it lies outside) for a whole box, a row after the other.

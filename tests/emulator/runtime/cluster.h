@@ -26,16 +26,33 @@ inline void open_cluster_barrier_if_all_came() {
   scheduler.wake(&barrier);
 }
 
-// Shows what a thread did before its fence_mbarrier_init, and orders no other accesses to memory.
-void cluster_sync_relaxed() {
+// Shows what a thread did before its fence_mbarrier_init; other accesses to memory only where it releases.
+void cluster_arrive(bool releases) {
   const Call call;
+  Thread& thread = *scheduler.current();
   Barrier& barrier = scheduler.cluster_barrier();
-  const int turn = barrier.turn;
+  if (thread.cluster_turn != Thread::NO_TURN) fail("cluster", "barrier.cluster.arrive twice, with no barrier.cluster.wait between");
+  thread.cluster_turn = barrier.turn;
+  if (releases) signal_order(&barrier.tokens[barrier.turn]);
   count_meeting();
   ++barrier.arrived;
   open_cluster_barrier_if_all_came();
-  if (barrier.turn == turn) scheduler.wait_for(&barrier, "cluster_sync_relaxed");
+}
+
+void cluster_wait() {
+  const Call call;
+  Thread& thread = *scheduler.current();
+  Barrier& barrier = scheduler.cluster_barrier();
+  const int turn = thread.cluster_turn;
+  if (turn == Thread::NO_TURN) fail("cluster", "barrier.cluster.wait with no barrier.cluster.arrive before");
+  thread.cluster_turn = Thread::NO_TURN;
+  if (barrier.turn == turn) scheduler.wait_for(&barrier, "barrier.cluster.wait");
   observe_order(&barrier.tokens[turn]);
+}
+
+inline void leave_cluster_barrier(const Thread& thread) {
+  if (thread.cluster_turn == Thread::NO_TURN) return;
+  fail("cluster", "the thread exits after barrier.cluster.arrive, with no barrier.cluster.wait");
 }
 
 }  // namespace simt

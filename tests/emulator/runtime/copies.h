@@ -20,9 +20,13 @@ inline void land_copy(const std::shared_ptr<AsyncCopy>& copy, const void* code) 
   if (copy.use_count() > 1) signal_order(&copy->landed);
 }
 
-void copy_async(void* destination, const void* source, int bytes, bool valid) {
+void copy_async(unsigned shared, const void* source, int bytes, unsigned given) {
   const Call call;
   Thread& thread = *scheduler.current();
+  const void* const destination = pointer_to(shared);
+  const bool valid = given != 0;
+  if (shared >= CLUSTER_WINDOW) fail("cluster", "copy_async_%d by an address of the cluster's: it takes the block's own ones alone", bytes);
+  if (valid && given != unsigned(bytes)) fail("async", "copy_async_%d of %u bytes: all of them or none are accepted", bytes, given);
   if (reinterpret_cast<uintptr_t>(destination) % bytes != 0) {
     fail("misaligned", "copy_async_%d to %s", bytes, describe(destination).c_str());
   }
@@ -37,7 +41,7 @@ void copy_async(void* destination, const void* source, int bytes, bool valid) {
   if (valid && !is_in_a_buffer(source, bytes)) {
     fail("out-of-bounds", "copy_async_%d from %s", bytes, describe(source).c_str());
   }
-  const auto to = static_cast<unsigned char*>(destination);
+  unsigned char* const to = pointer_to(shared);
   const auto from = static_cast<const unsigned char*>(source);
   note_write(to, bytes, thread.code);
   fill_nan(to, bytes);

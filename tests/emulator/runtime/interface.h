@@ -30,7 +30,7 @@ struct Exchange {
 const Exchange& exchange(const char* what, unsigned mask, const void* value, int bytes, bool orders_memory);
 int lane();
 
-void copy_async(void* shared, const void* global, int bytes, bool valid);
+void copy_async(unsigned shared, const void* global, int bytes, unsigned given);  // all bytes are given, or none
 void copy_async_commit();
 void copy_async_wait(int pending);
 void copy_async_arrive(unsigned barrier);
@@ -51,13 +51,14 @@ void mbarrier_init(unsigned barrier, unsigned arrivals);
 void fence_mbarrier_init();
 void mbarrier_arrive(unsigned barrier, unsigned bytes);  // and expect that many bytes
 void mbarrier_arrive_cluster(unsigned barrier);         // which may be another block's
-void mbarrier_wait(unsigned barrier, unsigned parity);
+bool mbarrier_try_wait(unsigned barrier, unsigned parity);  // which may give up
 
 // A mask names blocks of the cluster.
 constexpr int AS_ADDRESSED = -1;  // the one block in which `to` lies
 void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier, int mask);
 void load_box(unsigned to, const void* map, const int* corner, int dimensions, unsigned barrier, int mask);
 void store_box(const void* map, const int* corner, int dimensions, unsigned from);
+void prefetch_map(const void* map);
 void bulk_commit();
 void bulk_wait(int pending, bool reads_only);
 void fence_proxy_async();
@@ -83,7 +84,8 @@ void registers_decrease(int count);
 int cluster_rank();
 int cluster_size();
 unsigned cluster_address(unsigned address, int rank);
-void cluster_sync_relaxed();
+void cluster_arrive(bool releases);
+void cluster_wait();
 
 // The launch's argument `index`, which must be `bytes` long and a pointer or not as `is_pointer` says.
 const void* argument(int index, int bytes, bool is_pointer);

@@ -65,6 +65,7 @@ inline void leave_block(Block& block, Token* cluster_end) {
 void leave_thread(Thread& thread, Token* cluster_end) {
   leave_stores(thread);
   leave_products(thread);
+  leave_cluster_barrier(thread);
   signal_order(&thread.block->ended);
   if (--thread.block->running == 0) leave_block(*thread.block, cluster_end);
   open_cluster_barrier_if_all_came();

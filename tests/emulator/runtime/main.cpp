@@ -71,7 +71,8 @@ void wait_for_previous_grid() {
   const Call call;
   if (scheduler.current()->has_waited) return;
   scheduler.current()->has_waited = true;
-  scheduler.yield();
+  if (!order.happens(4)) return scheduler.yield();
+  show_memory(true);  // others may still wait: this is no barrier
 }
 
 struct Argument {

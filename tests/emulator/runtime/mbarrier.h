@@ -105,14 +105,22 @@ void mbarrier_arrive_cluster(unsigned address) {
   arrive_at(what, find_mbarrier(what, bytes), 0);
 }
 
-void mbarrier_wait(unsigned address, unsigned parity) {
+// A try may give up early, after a time that nobody says: each thread's first one at a phase does so.
+bool mbarrier_try_wait(unsigned address, unsigned parity) {
   const Call call;
+  Thread& thread = *scheduler.current();
   Mbarrier& barrier = find_own_mbarrier("mbarrier_wait", address);
   if (parity > 1) fail("mbarrier", "mbarrier_wait: parity %u; 0 and 1 are accepted", parity);
+  if (barrier.phase % 2 == parity && thread.given_up != &barrier) {
+    thread.given_up = &barrier;
+    return false;
+  }
+  thread.given_up = nullptr;
   while (barrier.phase % 2 == parity) {
     scheduler.wait_for(&barrier, "mbarrier_wait", [&barrier] { return missing_at(barrier); });
   }
   observe_order(&barrier.tokens[parity]);
+  return true;
 }
 
 // Arrives when the thread's copies so far have landed, which it may wait for besides.

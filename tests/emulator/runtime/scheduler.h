@@ -110,6 +110,7 @@ inline void Scheduler::start(Block& block, unsigned number) {
     thread->state = Thread::READY;
     thread->has_waited = !is_early;
     thread->held = nullptr;
+    thread->given_up = nullptr;
     thread->copies.clear();
     thread->committed = 0;
     thread->stores.clear();
@@ -128,7 +129,8 @@ inline void Scheduler::run_cluster(const std::vector<unsigned>& numbers) {
   size_t exited = 0;
   while (exited < threads_.size()) {
     bool stuck = true;
-    // Those that have not waited for the grid before run first, together: to hide memory from them takes long.
+    // Those that have not waited for the grid before run together, as to hide memory from them takes long; but not always all of
+    // them, or else to wait would be a barrier.
     for (const bool has_waited : {false, true}) {
       for (int number : turns_) {
         Thread& thread = *threads_[number];
@@ -136,6 +138,7 @@ inline void Scheduler::run_cluster(const std::vector<unsigned>& numbers) {
         stuck = false;
         resume(thread);
         exited += thread.state == Thread::EXITED;
+        if (!has_waited && order.happens(32)) break;
       }
     }
     // Asynchronous work takes as long as it may: one piece is done when nobody can go on without it.

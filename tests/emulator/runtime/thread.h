@@ -26,6 +26,7 @@ struct Block;
 
 struct Thread {
   enum State { READY, WAITING, EXITED };
+  static constexpr int NO_TURN = -1;
 
   Thread(int number, unsigned char* stack, size_t stack_bytes)
       : number(number), stack_guard(stack - PAGE), stack_end(stack + stack_bytes),
@@ -49,6 +50,8 @@ struct Thread {
   const char* what = nullptr;
   const void* awaited = nullptr;
   std::function<std::string()> details;
+  const void* given_up = nullptr;  // the mbarrier at which its last try gave up
+  int cluster_turn = NO_TURN;      // that it has arrived for, and not waited
   Exchange* held = nullptr;  // the collective step whose values it may still look at
   std::vector<std::shared_ptr<AsyncCopy>> copies;
   int committed = 0;  // groups of copies so far

@@ -9,7 +9,7 @@ BARRIERS = [
         "mbarrier_arrive(empty + 8 * s);",
         "",
         "deadlock",
-        r"threads 0 wait for mbarrier_wait at line \d+ \(phase 0: 32 of 32 arrivals and 0 bytes are missing\)",
+        r"threads 0 wait for mbarrier_wait at line \d+ called from \d+ \(phase 0: 32 of 32 arrivals and 0 bytes are missing\)",
     ),
     Mistake(
         "too many bytes expected",

@@ -52,4 +52,23 @@ GRIDS = [
         early=True,
     ),
     Mistake("grid before not waited for by a copy", "arrivals", "full, 32);", "full, 32);  ", "grid", "copy_async before", early=True),
+    Mistake(
+        "barriers used before the block has met",
+        "grids",
+        "    __syncthreads();\n",
+        "",
+        "mbarrier",
+        "nothing was initialised at byte 128",
+        orders=("reverse", 1, 2),
+    ),
+    Mistake(
+        "barriers used before the cluster has met",
+        "cluster",
+        "cluster_sync_relaxed();",
+        WAIT,
+        "mbarrier",
+        "nothing was initialised at byte 256",
+        orders=("forward", "reverse", 1, 2),
+        early=True,
+    ),
 ]

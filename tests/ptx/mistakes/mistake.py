@@ -17,7 +17,7 @@ class Mistake:
     kind: str
     message: str = ""
     build: str = "none"
-    orders: tuple[str, ...] = ("forward",)
+    orders: tuple[str | int, ...] = ("forward",)
     also: tuple[str, str] | None = None  # a second place that was changed
     early: bool = False  # launched so, which the right case is not
 

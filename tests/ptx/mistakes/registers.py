@@ -9,7 +9,7 @@ REGISTERS = [
         "registers_increase<232>();",
         "registers_increase<240>();",
         "deadlock",
-        r"registers_increase at line \d+ \(to 240 a thread; the block holds \d+ of 64512\)",
+        r"registers_increase at line \d+ called from \d+ \(to 240 a thread; the block holds \d+ of 64512\)",
     ),
     Mistake(
         "registers of two blocks",
