@@ -40,8 +40,8 @@ struct Progress {
 const long MOST_STEPS = 8;  // for which threads are gathered once
 
 #ifdef __linux__
-// The cores that threads of a launch run on. The system may wake one on the core of another and leave it there for many launches, beside a
-// core that is idle: it moves.
+// The cores that threads of a launch run on. The system may wake one on the core of another and leave it there for many launches, while one
+// is idle: it moves.
 class Cores {
 public:
     void take() {
