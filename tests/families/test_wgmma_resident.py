@@ -91,7 +91,7 @@ def test_the_space_holds_both_schedules() -> None:
     assert {constants.resident for constants in found} == {0, 1, 2}
     assert all(constants.tile_out < 96 for constants in found if constants.resident)
     assert {(each.cluster_batch, each.cluster_out) for each in found if each.resident} == {(1, 1), (2, 1), (4, 1), (8, 1)}
-    assert REGISTERS.default(kernel(pattern=(1, 96, 64, 16)), GPU).resident == 0  # until a GPU has shown what it is worth
+    assert REGISTERS.default(kernel(pattern=(1, 96, 64, 16)), GPU) in found
 
 
 # ---- texts
