@@ -203,7 +203,7 @@ def kept_bits(launch: Launch) -> dict[str, int]:
 
 
 def sums(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Errors of long sums: the emulator cuts off two bits below float32's last."""
+    """Errors of long sums, next to those of the emulator, which adds as an H100."""
     for name, product in on_gpu.PRODUCTS.items():
         case = product.case()
         launch(case)

@@ -40,8 +40,8 @@ struct Progress {
 const long MOST_STEPS = 8;  // for which threads are gathered once
 
 #ifdef __linux__
-// The cores that threads of a launch run on. The system may wake one on the core of another and leave it there for many launches, while one
-// is idle: it moves.
+// Cores on which the threads of one launch run. The system may wake a thread on the core of another thread and leave both there for many
+// launches, while other cores are idle. Such a thread moves to a core that no thread of the launch has taken.
 class Cores {
 public:
     void take() {

@@ -132,7 +132,7 @@ class Work:
     cycles: float = 0  # of a processor's cores, by all work groups: their instructions, and what they wait for their caches
     returned_bytes: int = 0  # that a GPU's shared memory could have moved besides `shared_bytes` in the cycles that those take
     passed_bytes: int = 0  # read and written by the launches before and after, while nothing is multiplied
-    stages: int = 0  # that blocks copy and multiply, by all blocks; 0: not counted
+    stages: int = 0  # that blocks copy and multiply, by all blocks; 0: not counted, and all copies are taken as asynchronous
     synchronous: int = 0  # of them, those whose copies pass through registers
     products: int = 0  # instructions of warps that multiply; 0: not counted
 

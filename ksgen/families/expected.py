@@ -260,7 +260,6 @@ def fastest(
         if len(_found) >= REMEMBERED:
             _found.clear()
         listed = tuple(dict.fromkeys(options()))
-
         is_counted = issued_by(family.name, kernel, speed.target) is not None
 
         def predicted_us(constants: ConstantsT, batch: int) -> float:
@@ -271,13 +270,13 @@ def fastest(
             us = {each: gpu_us(speed, family, kernel, each, batch) for each in listed}
             least = min(us.values())
             tied = [each for each in listed if us[each] <= (1 + WORTH) * least] if is_counted else [min(us, key=us.__getitem__)]
-            predicted = {each: predicted_us(each, batch) for each in (*tied, first)}
+            predicted = {each: predicted_us(each, batch) for each in (*tied, first)} if is_counted else us
             found = min(tied, key=predicted.__getitem__)
 
-            def is_better(us: dict[ConstantsT, float]) -> bool:
-                return us[found] < min((1 - worth) * us[first], us[first] - least_us)
+            def is_better(times: dict[ConstantsT, float]) -> bool:
+                return times[found] < min((1 - worth) * times[first], times[first] - least_us)
 
-            return found if is_better(us) or (is_counted and is_better(predicted)) else first
+            return found if is_better(us) or is_better(predicted) else first
 
         chosen = best(LARGE, listed[0], worth, 0.0)
         _found[key] = chosen if like == LARGE else best(like, chosen, WORTH_A_CLASS, LEAST_US)

@@ -25,7 +25,7 @@ def rest() -> None:
 
 
 def _states() -> Iterator[str]:
-    """The scheduler's letter for each thread, R for this one left out; none where the system does not say."""
+    """Return the scheduler's letter for each thread, and S for this one; nothing if the system does not tell."""
     with suppress(OSError):
         for number in os.listdir(_TASKS):
             with suppress(OSError):  # it has just ended

@@ -36,9 +36,9 @@ class TileProducts:
 
 @dataclass(frozen=True)
 class Promotion:
-    """When sums leave tensor cores, which cut them off, for plain float32 ones.
+    """Intervals after which sums leave tensor cores, which truncate them, for plain float32 registers.
 
-    So chosen that products of operands in parts err at most twice as much as a sequential float32 sum.
+    Products of operands in parts then err at most twice as much as a sequential float32 sum.
     """
 
     least_in: int = 1  # inputs below which even one instruction's sum errs more

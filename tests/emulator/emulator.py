@@ -156,7 +156,7 @@ class Launch:
 
 
 def _architecture(target: str, source: str) -> int:
-    """90 for sm_90a."""
+    """Return the number of the target to emulate, such as 90 for sm_90a."""
     if not target:
         defined = re.search(r"^#define __CUDA_ARCH__ (\d+)$", source, re.MULTILINE)
         return int(defined[1]) // 10 if defined else DEFAULT_ARCHITECTURE

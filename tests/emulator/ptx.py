@@ -278,7 +278,7 @@ def _step(statement: Statement, found: re.Match[str]) -> str:
 
 def _branch(found: re.Match[str]) -> str:
     label = found["operands"].strip()
-    if f"{label}:" not in found.string:
+    if not re.search(rf"\b{re.escape(label)}:(?!:)", found.string):
         raise _RefusedError(f"bra {label}: the statement has no such label")
     return f"goto {label}_"
 

@@ -184,7 +184,7 @@ def test_a_main_loop_has_the_instructions_that_the_cost_model_counts(family: str
         monkeypatch.setitem(slots.TABLE, key, replace(own, per_product=times * own.per_product, per_stage=times * own.per_stage))
         (fault,) = faults(outcome)
         modelled = modelled_per_product(outcome)
-        assert f"instructions per product in the main loop; accepted: the cost model's {modelled:.2f}, 1.25 times off" in fault
+        assert f"instructions per product in the main loop; accepted: the cost model's {modelled:.2f}, by a factor of at most 1.25" in fault
 
 
 # what is added to Y: in loads as wide as its stores, and a bias alone in bsl, where it is one for many; through shared memory

@@ -13,6 +13,7 @@ from ksgen.families.base import MAP_ALIGNMENT
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests import emulator
 from tests.emulator import SimtError, is_installed, run_cuda
+from tests.ptx import render
 from tests.support.kernels import LIMITS, kernel_of, patterns_of, serves
 
 # Interleaving is none, element strides are one and types have whole bytes, so the rules of the other kinds are left out.
@@ -66,7 +67,7 @@ def encode(given: TensorMap) -> None:
     """Encode a map in the emulator, as an argument of a kernel that does nothing with it."""
     array = np.zeros(1 << 12, np.uint8)
     own = emulator.TensorMap(array, given.sizes, given.strides, given.box, given.swizzle, given.item_bytes)
-    run_cuda('extern "C" __global__ void nothing(const TensorMap x) {}', "nothing", 1, 32, 0, [own])
+    run_cuda(render('extern "C" __global__ void nothing(const TensorMap x) {}'), "nothing", 1, 32, 0, [own])
 
 
 @pytest.mark.skipif(not is_installed("none"), reason="no g++ to run CUDA text with")

@@ -292,7 +292,6 @@ def test_promoted_sums_are_as_good_as_float32_ones(layout: str, target: str, own
         constants = replace(source.constants, parts=1, promote=promote)
         got = kernels.differentiate(problem, source_of("gradient_mma", source.kernel, constants), in_emulator(target=target))
         errors[promote] = compare(problem, got)[0]
-    print(target, layout, errors)
     assert errors[own] < 4e-7
     assert errors[4096] > 2e-6
 

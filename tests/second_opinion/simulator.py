@@ -80,7 +80,7 @@ class Simulator:
         self.launch(self.ptx(source), entry, geometry.grid, geometry.block, geometry.shared_bytes, args)
 
     def ptx(self, source: Source) -> Path:
-        """nvcc's, of the text with its own inline PTX, but for the statements that the simulator lacks: those call `played.h`."""
+        """PTX by nvcc. Statements of inline PTX that the simulator lacks become calls of `played.h`; the others stay."""
         text = translate(source.text, only=is_lacking)
         is_played = text != source.text
         if is_played:

@@ -14,7 +14,7 @@ from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.gradient.defaults import MOST_TILE
 from ksgen.families.gradient.family import GradientFamily, choices, registers_taken
 from ksgen.families.gradient.parts import SIDES
-from ksgen.families.gradient_mma.defaults import default, parts, promotion
+from ksgen.families.gradient_mma.defaults import batch_promotion, default, parts
 from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Shape
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.rules import Rule
@@ -97,7 +97,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[GradientMmaConstants]:
         """Every combination that the rules, the shared memory and the registers allow."""
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
-        promote = promotion(kernel, limits)
+        promote = batch_promotion(kernel, limits)
         for row_tiles, column_tiles, warps_out, warps_in, tile_d, stretches, stages in product(
             (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5)
         ):

@@ -25,8 +25,8 @@ def parts(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
     return divide_up(GPU_WARPS, shape.tiles * shape.warps)
 
 
-def promotion(kernel: KernelSpec, limits: Limits) -> int:
-    """Batch entries after which tensor-core sums are added to plain ones."""
+def batch_promotion(kernel: KernelSpec, limits: Limits) -> int:
+    """Rows of the batch after which tensor-core sums are added to plain ones."""
     return kernel.arithmetic.promotion(limits.has_fine_sums).batch
 
 
@@ -35,7 +35,7 @@ def default(kernel: KernelSpec, limits: Limits) -> GradientMmaConstants:
     and as many parts of the batch as fill the device."""
     budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE.shared_bytes))
     planes = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
-    promote = promotion(kernel, limits)
+    promote = batch_promotion(kernel, limits)
     for tile_d in dict.fromkeys((planes, min(planes, 4), 1)):
         choices = sorted(_choices(kernel, tile_d, promote), key=lambda constants: _cost(kernel, constants))
         choices = [constants for constants in choices if Shape(kernel, constants).registers <= MOST_REGISTERS]

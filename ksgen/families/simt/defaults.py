@@ -53,8 +53,8 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
 
 
 def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
-    """The same with four stages where a loop of several rounds can be unrolled by them and not by three, and as many blocks have room.
-    In batch-size-first some of these kernels spill."""
+    """Take four stages if a loop of several rounds can be unrolled by four and not by three, and as many blocks have room.
+    Only in batch-size-last: in batch-size-first some of these kernels spill."""
     deeper = Shape(kernel, replace(chosen, stages=4))
     is_plain = chosen.stages == 3 and kernel.real_bytes == 4 and kernel.layout == "bsl"
     is_better = is_plain and deeper.steps % 3 and deeper.steps % 4 == 0 and deeper.steps > 4

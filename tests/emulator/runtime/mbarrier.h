@@ -105,7 +105,7 @@ void mbarrier_arrive_cluster(unsigned address) {
   arrive_at(what, find_mbarrier(what, bytes), 0);
 }
 
-// A try may give up early, after a time that nobody says: each thread's first one at a phase does so.
+// A try may give up early, after an unknown time: the first try of each thread at a phase does so.
 bool mbarrier_try_wait(unsigned address, unsigned parity) {
   const Call call;
   Thread& thread = *scheduler.current();

@@ -26,7 +26,7 @@ class Order {
     for (int i = int(items.size()) - 1; i > 0; --i) std::swap(items[i], items[next() % (i + 1)]);
   }
 
-  // Once in `count` times, by the seed, in every order.
+  // True with a probability of 1 / count, drawn from the seed, in every order.
   bool happens(unsigned count) { return (next() >> 32) % count == 0; }
 
   // One of `count` things, of which any may come first.

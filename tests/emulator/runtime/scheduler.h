@@ -129,8 +129,8 @@ inline void Scheduler::run_cluster(const std::vector<unsigned>& numbers) {
   size_t exited = 0;
   while (exited < threads_.size()) {
     bool stuck = true;
-    // Those that have not waited for the grid before run together, as to hide memory from them takes long; but not always all of
-    // them, or else to wait would be a barrier.
+    // Threads that have not waited for the previous grid run together, because hiding memory from them takes long. Sometimes only some
+    // of them run, so that waiting is no barrier.
     for (const bool has_waited : {false, true}) {
       for (int number : turns_) {
         Thread& thread = *threads_[number];
