@@ -11,6 +11,7 @@ from ksgen.launch import arrays, streams
 from ksgen.launch.choice import Choice, choice_by_name, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
+from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import BATCH, PATTERN, SHAPE, check, dtype_of, inputs, needs_opencl
