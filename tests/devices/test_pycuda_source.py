@@ -1,7 +1,6 @@
 """Emitted texts in PyCUDA's own terms: what `pycuda.compiler` makes of them, and the `SourceModule` that holds it."""
 
 import shutil
-import stat
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from ksgen.build.toolchain import Nvcc, Nvrtc, find_compiler
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError, ToolchainError
 from tests.driver.cubin import read_code
-from tests.support.compilers import NEW_HOST, fake_nvcc, says
+from tests.support.compilers import NEW_HOST, fake_nvcc, says, write_program
 
 pytestmark = [pytest.mark.stand_in, pytest.mark.parametrize("runtime", ["pycuda"])]
 TEXT = """
@@ -46,9 +45,9 @@ def journal(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pat
     """nvcc writes down how it was called, one line a call, and makes what it makes."""
     named = find_compiler("nvcc")
     assert isinstance(named, Nvcc)
-    program, written = tmp_path / "nvcc", tmp_path / "journal"
-    program.write_text(f'#!/bin/sh\necho "$TMPDIR|$LC_ALL|$NVCC_APPEND_FLAGS|$*" >> {written}\nexec {named.path} "$@"\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    written = tmp_path / "journal"
+    text = f'#!/bin/sh\necho "$TMPDIR|$LC_ALL|$NVCC_APPEND_FLAGS|$*" >> {written}\nexec {named.path} "$@"\n'
+    program = write_program(tmp_path / "nvcc", text)
     monkeypatch.setenv("KSGEN_NVCC", str(program))
     return written
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from ksgen.errors import ConstantsError
+from ksgen.families import cuda_limits
 from ksgen.families.operands import FREE_OF_CONFLICTS, TensorTile, is_precise, tensor_operand, wavefronts
 from ksgen.families.tiles import WARP
 from ksgen.pattern import Pattern
@@ -24,10 +25,13 @@ def test_a_precision_without_tensor_cores_is_named_with_those_that_have_them() -
 
 
 def test_operands_in_parts_need_enough_inputs() -> None:
-    few, enough = (KernelSpec(Pattern(1, 8, c, 1), "tf32x3") for c in (1, 64))
-    assert not is_precise(few)
-    assert is_precise(enough)
-    assert is_precise(KernelSpec(Pattern(1, 8, 1, 1), "float16"))
+    few, some, enough = (KernelSpec(Pattern(1, 8, c, 1), "tf32x3") for c in (1, 27, 64))
+    old, new = cuda_limits("sm_80"), cuda_limits("sm_90a")
+    assert not is_precise(few, new)
+    assert is_precise(some, new)
+    assert not is_precise(some, old)  # whose sums keep a bit less
+    assert is_precise(enough, old)
+    assert is_precise(KernelSpec(Pattern(1, 8, 1, 1), "float16"), old)
 
 
 @pytest.mark.parametrize("precision", ["float16", "tf32", "tf32x3"])

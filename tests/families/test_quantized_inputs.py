@@ -164,7 +164,7 @@ def test_what_the_cost_model_says_moved_is_what_moves(layout: str, precision: st
     source = replace(source, text=target + source.text)
     own, around = count_kernel(source, 256)
     for name, (expected, counted) in compared(source, 256, own, around).items():
-        assert expected == pytest.approx(counted, rel=0.02), name
+        assert expected == pytest.approx(counted, rel=0.03), name  # scales of weights, which are not counted, are a fiftieth here
     assert {name.split()[-1] for name in own.instructions} == {product}
 
 

@@ -1,7 +1,8 @@
 """A program that plays nvcc, one that stands before the host's compiler, and a search for compilers that finds nothing known before."""
 
+import os
 import shlex
-import stat
+import subprocess
 from pathlib import Path
 
 from ksgen.build.host import find_host_compiler
@@ -48,9 +49,7 @@ MAKE = 'while [ "$1" != -o ]; do shift; done; printf "\\0.text.scale\\0" > "$2"'
 def fake_nvcc(folder: Path, action: str = "exit 0", release: str = "13.0", targets: str = "sm_75\\nsm_90\\nsm_100\\ncompute_90\\n") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "nvcc"
-    program.write_text(FAKE_NVCC.format(journal=folder / "journal", action=action, release=release, targets=targets))
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return program
+    return write_program(program, FAKE_NVCC.format(journal=folder / "journal", action=action, release=release, targets=targets))
 
 
 def says(text: str) -> str:
@@ -63,6 +62,12 @@ def hasty(folder: Path, level: str = "-O1") -> Path:
     """
     real = shlex.join(find_host_compiler().command)
     program = folder / "hasty-c++"
-    program.write_text(HASTY.format(real=real, level=level))
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return program
+    return write_program(program, HASTY.format(real=real, level=level))
+
+
+def write_program(path: Path, text: str) -> Path:
+    """Write a program by another process: one that a thread of this process starts meanwhile would keep the file open for writing, and
+    the system refuses to run such a file.
+    """
+    subprocess.run(["/bin/sh", "-c", 'cat > "$0" && chmod +x "$0"', str(path)], input=text, text=True, check=True, env={"PATH": os.defpath})
+    return path
