@@ -10,21 +10,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from ksgen.measure import trust
-from ksgen.tuning import search
 from tests import rings, times
 from tests.driver import NotHereError, items
 from tests.emulator.build import cache_folder
 from tests.support import libraries
+from tests.support.short_series import shorten
 
 ROOT = Path(__file__).parents[1]
-SERIES_S = 0.1
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
@@ -55,11 +52,8 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _short_series() -> Iterator[None]:
-    """Tests do not ask how fast a kernel is: no median is waited for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trust, "MOST_SECONDS", SERIES_S)
-        patch.setattr(search, "FIRST", replace(search.FIRST, seconds=SERIES_S))
-        patch.setattr(search, "FINAL", replace(search.FINAL, seconds=SERIES_S))
+        shorten(patch.setattr, with_searches=True)
         yield
 
 
