@@ -8,7 +8,6 @@ import pytest
 from ksgen.bench.log import Log
 from ksgen.bench.roster import OURS
 from ksgen.bench.rows import OK, read_rows
-from ksgen.measure import pause
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
@@ -22,32 +21,13 @@ from ksgen.bench.timing import Protocol, Timed, Times  # noqa: E402
 from tests.support.bench_runs import FACTS, JOB, measure  # noqa: E402
 
 
-def test_before_a_time_is_taken_the_threads_of_others_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_a_time_is_taken_the_threads_of_others_come_to_rest() -> None:
     order: list[str] = []
     ready = Ready(lambda number: order.append("run"), lambda y: y, lambda call: (order.append("clock"), call(), 1.0)[2], lambda: None,
                   lambda: order.append("rest"))  # fmt: skip
     Timed(ready, 1, Protocol(())).seconds()
     assert order[:3] == ["rest", "clock", "run"]
     assert order.count("rest") == order.count("clock")
-    awake = [3, 0]  # looks at which a thread still spins
-
-    def nap(seconds: float) -> None:
-        awake[0] -= 1
-        awake[1] += 1
-
-    spent = [0.0]
-
-    def process_time() -> float:
-        spent[0] += pause.NAP_S if awake[0] > 0 else 0.0
-        return spent[0]
-
-    monkeypatch.setattr(pause, "sleep", nap)
-    monkeypatch.setattr(pause, "process_time", process_time)
-    pause.rest()
-    assert awake[1] == 3
-    awake[0] = 10**6
-    pause.rest()  # others never do
-    assert awake[1] == 3 + pause.MOST_NAPS
 
 
 def test_what_is_hopeless_by_its_pace_is_not_run(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

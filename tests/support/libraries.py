@@ -1,11 +1,14 @@
 """Libraries that `make test` does not install. Tests that need one carry the marker `libraries`, and `make test-torch` runs them."""
 
+import sys
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 REASON = "`make test-torch` installs it"
+# Inductor links against PyTorch's libraries without quoting their path.
+needs_inductor = pytest.mark.skipif(" " in sys.prefix, reason="inductor links nothing where PyTorch's path has a space")
 
 
 def library(name: str) -> Any:

@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402  (after the skip)
 
 from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.fusing import FUSING, EpilogueFusion  # noqa: E402
+from tests.support.libraries import needs_inductor  # noqa: E402
 
 
 class Block(nn.Module):
@@ -103,6 +104,7 @@ def test_training_keeps_the_value_that_the_derivative_needs() -> None:
 
 
 @pytest.mark.slow
+@needs_inductor
 def test_in_inductor() -> None:
     model, x = Block(nn.GELU()), torch.randn(5, 3, 24)
     torch._dynamo.reset()

@@ -25,6 +25,7 @@ from ksgen.pattern import Chain, Pattern, monarch  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
 from ksgen.torch import KSLinear, choice, factorize, multiply  # noqa: E402
 from ksgen.torch.backends import NAMES, to_dense  # noqa: E402
+from tests.support.libraries import needs_inductor  # noqa: E402
 from tests.support.native import chosen_native, saying_it_has_tiles  # noqa: E402
 from tests.support.played_tiles import needs_play  # noqa: E402
 from tests.support.torch_cases import use_kernels  # noqa: E402
@@ -494,6 +495,7 @@ def test_compiled_without_a_break(layout: str) -> None:
 
 
 @pytest.mark.slow
+@needs_inductor
 def test_compiled_by_inductor() -> None:
     check_compiled("bsf", "inductor")
 

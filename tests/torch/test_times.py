@@ -111,8 +111,9 @@ def test_layers_take_turns_without_gradients(monkeypatch: pytest.MonkeyPatch) ->
             order.append(self.name)
             return x
 
-    monkeypatch.setattr(trust, "Watch", lambda: SimpleNamespace(look=lambda: None, shares=[0.5]))
+    monkeypatch.setattr(trust, "Watch", lambda: SimpleNamespace(look=lambda: None, has_looked=True, shares=[0.5]))
     monkeypatch.setattr(trust, "MOST_RUNS", 1)
+    monkeypatch.setattr(trust, "MOST_SECONDS", 2.0)
     seconds = {"a": iter([1000.0] * 3 + [1.0] * 10**4), "b": iter([1000.0] * 3 + [2.0] * 10**4)}  # the first runs warm up
     monkeypatch.setattr(times, "_on_processor", lambda layer, x: (layer(x), next(seconds[layer.name]))[1])
     clock = count()  # a second per look
