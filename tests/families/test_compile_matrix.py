@@ -71,6 +71,8 @@ def test_what_is_compiled() -> None:
 @pytest.mark.parametrize("family", ["simt", "mma"])
 def test_kernels_of_slices_are_compiled_for_the_main_targets(family: str) -> None:
     kinds = {(precision, layout) for precision in PROMISES[family].precisions for layout in LAYOUTS}
+    if family == "mma":  # serves float32 with x in eight bits alone
+        kinds -= set(product(["float32"], LAYOUTS))
     for target in MAIN_TARGETS:
         found = [each.kernel for each in sources(family, target, every=1000) if each.kernel.is_strided]
         assert {(each.precision, each.layout) for each in found} == kinds
