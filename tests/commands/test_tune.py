@@ -204,7 +204,7 @@ def environment(home: Path) -> dict[str, str]:
 @pytest.mark.slow
 @needs_opencl
 def test_an_interrupt_keeps_what_was_found_and_says_so(home: Path) -> None:
-    command = [sys.executable, "-m", "ksgen", "tune", *SMALL, "--strategy", "exhaustive", "--json"]
+    command = [sys.executable, "-m", "tests.support.short_series", "tune", *SMALL, "--strategy", "exhaustive", "--json"]
     child = subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     store = TrialStore()
     while len(store.trials()) < 3:
@@ -226,7 +226,7 @@ def test_an_interrupt_keeps_what_was_found_and_says_so(home: Path) -> None:
 @needs_opencl
 def test_a_terminal_gets_a_live_table(home: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "ksgen", "tune", *SMALL, "--budget", "6"]
+    command = [sys.executable, "-m", "tests.support.short_series", "tune", *SMALL, "--budget", "6"]
     child = subprocess.Popen(command, env=environment(home), stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = b""

@@ -33,6 +33,7 @@ from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.tuning.tuner import Options, Tuner
 from ksgen.wisdom.store import Entry, load_wisdom, save
 from tests.support import broken_kernels as broken
+from tests.support.short_series import shorten
 from tests.support.tuning_search import space_of, time_shortly, without_doubts
 from tests.tuning.test_worker import HAS_OPENCL
 
@@ -246,6 +247,7 @@ def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path)
 
 def _tune_twice(folder: Path, batch: int) -> None:
     os.environ |= {"KSGEN_CACHE_DIR": str(folder / "cache"), "KSGEN_WISDOM_DIR": str(folder / "wisdom")}
+    shorten(setattr, with_searches=True)
     for layout in ("bsf", "bsl"):
         ksgen.tune(Pattern(1, 8, 8, 2), layout=layout, batch=batch, budget=3, device="opencl:0")
 
