@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 from typing import Any, TypeVar
 
-from ksgen.families.base import Family, Limits, Modelled
+from ksgen.families.base import Family, Geometry, Limits, Modelled
 from ksgen.families.gpus import Rates, gpu_of
 from ksgen.families.operands import multiplied_by
 from ksgen.families.slots import instructions, issued_by
@@ -127,6 +127,11 @@ class Terms:
         return self.passed + self.launches * LAUNCH_US * 1e-6
 
 
+def multiplying_warps(family: Modelled[Any], geometry: Geometry) -> int:
+    """Warps of a block, without those that copy for wgmma."""
+    return -(-geometry.block // WARP) - COPYING_WARPS * family.by_warpgroups
+
+
 def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> Terms | None:
     """None where the kernel cannot be launched."""
     geometry = family.geometry(kernel, constants, batch)
@@ -139,7 +144,7 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
     work = family.work(kernel, constants, batch)
     multiply_s = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds / (speed.flops_per_s * SHARE_OF_PEAK)
     warps = -(-geometry.block // WARP)
-    issued = instructions(family.name, kernel, speed.target, work, warps - COPYING_WARPS * family.by_warpgroups, batch)
+    issued = instructions(family.name, kernel, speed.target, work, multiplying_warps(family, geometry), batch)
     shared_s = (work.shared_bytes + work.returned_bytes) / (speed.multiprocessors * speed.shared_bytes_per_s)
     inside_s = max(multiply_s, shared_s, issued / (speed.multiprocessors * speed.instructions_per_s))
     idle = sqrt(max(1.0, ENOUGH_WARPS / (resident * warps)))
