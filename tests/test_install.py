@@ -13,6 +13,7 @@ import pytest
 
 from ksgen import install
 from tests.driver import NotHereError, environment
+from tests.support.compilers import write_program
 
 ROOT = Path(__file__).parents[1]
 WHEEL = "ksgen-0.1.0-py3-none-any.whl"
@@ -105,8 +106,7 @@ def made(folder: Path, target: str, device: str, refused: str) -> tuple[int, str
         (folder / name).write_text((ROOT / name).read_text())
     (folder / ".venv").mkdir(exist_ok=True)
     (folder / ".venv" / ".python").touch()
-    (folder / "python").write_text(FAKE_PYTHON.format(refused=refused))
-    (folder / "python").chmod(0o755)
+    write_program(folder / "python", FAKE_PYTHON.format(refused=refused))
     os.utime(folder / "pyproject.toml", (0, 0))
     command = ["make", "--no-print-directory", "BIN=./python", f"DEVICE={device}", target]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)

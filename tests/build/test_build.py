@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from ksgen.build.build import Binary, Layers, Request, Resources, build, build_m
 from ksgen.build.bundle import Bundle, write_bundle
 from ksgen.build.cache import Cache
 from ksgen.errors import KsgenError, ToolchainError
+from tests.support.compilers import write_program
 
 
 @dataclass(frozen=True)
@@ -384,9 +384,8 @@ build_many([Request(f"text {n}", "ks_1", "sm_90") for n in range(9)], Nvcc("%s")
 
 
 def test_interrupt_ends_the_compilers(monkeypatch, tmp_path):
-    nvcc, journal = tmp_path / "nvcc", tmp_path / "journal"
-    nvcc.write_text(STUCK_NVCC.format(journal=journal))
-    nvcc.chmod(nvcc.stat().st_mode | stat.S_IXUSR)
+    journal = tmp_path / "journal"
+    nvcc = write_program(tmp_path / "nvcc", STUCK_NVCC.format(journal=journal))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     checkout = Path(__file__).parents[2]
     user = subprocess.Popen((sys.executable, "-c", INTERRUPTED % nvcc), cwd=checkout, stderr=subprocess.PIPE, text=True)

@@ -4,7 +4,6 @@ import os
 import platform
 import re
 import shutil
-import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,7 +22,7 @@ from ksgen.families import family_named
 from ksgen.families.base import Limits
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from tests.support.compilers import hasty
+from tests.support.compilers import hasty, program, write_program
 
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=16, multiprocessors=2, async_copies=False)
 
@@ -41,14 +40,6 @@ def text() -> tuple[str, str]:
     kernel = KernelSpec(Pattern(1, 3, 2, 2))
     source = render(kernel, family_named("vector").default(kernel, CPU, 8), family="vector", dialect="opencl")
     return source.text, source.entry
-
-
-def program(folder: Path, name: str, said: str) -> Path:
-    """A program that says this when it is asked for its version."""
-    made = folder / name
-    made.write_text(f"#!/bin/sh\necho '{said}'\n")
-    made.chmod(made.stat().st_mode | stat.S_IXUSR)
-    return made
 
 
 def test_which_compiler_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,15 +88,14 @@ def test_the_trial_is_a_kernel(compiler: HostCompiler) -> None:
 
 def test_tests_of_what_calls_kernels_have_a_hasty_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives the real one its arguments, with -O1, and has a version of its own: caches tell their binaries apart."""
-    real = tmp_path / "real c++"
-    real.write_text("""#!/bin/sh\ncase "$*" in *--version) echo real 1.0; exit;; esac\nfor each; do echo "$each"; done\n""")
-    real.chmod(real.stat().st_mode | stat.S_IXUSR)
+    text = """#!/bin/sh\ncase "$*" in *--version) echo real 1.0; exit;; esac\nfor each; do echo "$each"; done\n"""
+    real = write_program(tmp_path / "real c++", text)
     monkeypatch.setenv("KSGEN_CXX", f"'{real}' -m64")
-    program = hasty(tmp_path)
+    made = hasty(tmp_path)
     given = ["-O3", "-fPIC", "a kernel.cpp", "-O2", "-march=native"]
-    said = subprocess.run([program, *given], capture_output=True, text=True, check=True).stdout.splitlines()
+    said = subprocess.run([made, *given], capture_output=True, text=True, check=True).stdout.splitlines()
     assert said == ["-m64", "-O1", "-fPIC", "a kernel.cpp", "-O1", "-march=native"]
-    assert HostCompiler((str(program),)).version.startswith("real 1.0 by -O1, words ")
+    assert HostCompiler((str(made),)).version.startswith("real 1.0 by -O1, words ")
 
 
 def test_ziglang_serves_where_nothing_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +128,7 @@ def test_why_there_is_none(named: str | None, says: str, tmp_path: Path, monkeyp
 
 
 def test_what_is_no_compiler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = tmp_path / "failing"
-    failing.write_text("#!/bin/sh\nexit 3\n")
-    failing.chmod(0o755)
+    failing = write_program(tmp_path / "failing", "#!/bin/sh\nexit 3\n")
     monkeypatch.setenv("KSGEN_CXX", str(failing))
     with pytest.raises(ToolchainError, match=r"failing --version ends with 3 and says nothing"):
         _ = find_host_compiler().version

@@ -11,6 +11,7 @@ from ksgen.build.host import HostCompiler, compiler_for, host_target, options_of
 from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here, set_of, why_not_here
 from ksgen.devices import native
 from ksgen.errors import ToolchainError
+from tests.support.compilers import program
 
 V2 = "fpu sse sse2 pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm"
 V3 = f"{V2} fma movbe avx f16c abm bmi1 avx2 bmi2"
@@ -117,13 +118,6 @@ def test_a_target_is_of_one_system(machine) -> None:
     machine("Darwin", "arm64", {})
     assert set_of("aarch64 Darwin") is INSTRUCTION_SETS["aarch64"]
     assert set_of("aarch64 Linux") is None
-
-
-def program(folder: Path, name: str, said: str) -> Path:
-    made = folder / name
-    made.write_text(f"#!/bin/sh\necho '{said}'\n")
-    made.chmod(0o755)
-    return made
 
 
 # ---- how compilers are asked

@@ -15,7 +15,7 @@ from ksgen.build.children import current_children
 from ksgen.build.request import Binary
 from ksgen.build.toolchain import Nvcc, Nvrtc, find_compiler, parse_targets
 from ksgen.errors import ToolchainError
-from tests.support.compilers import MAKE, NEW_HOST, NO_GPP, OF_THE_MACHINE, SOURCE, fake_nvcc, says
+from tests.support.compilers import MAKE, NEW_HOST, NO_GPP, OF_THE_MACHINE, SOURCE, fake_nvcc, program, says, write_program
 
 pytestmark = pytest.mark.usefixtures("nothing_found_yet")
 
@@ -261,11 +261,9 @@ def test_compilers_by_name(alone, monkeypatch, tmp_path):
 
 
 def test_a_program_that_is_not_nvcc(tmp_path):
-    program = tmp_path / "nvcc"
-    program.write_text("#!/bin/sh\necho hello\n")
-    program.chmod(0o700)
+    nvcc = program(tmp_path, "nvcc", "hello")
     with pytest.raises(ToolchainError, match=r"nvcc --version says 'hello'; that is not nvcc"):
-        Nvcc(str(program)).version  # noqa: B018 (reading it raises)
+        Nvcc(str(nvcc)).version  # noqa: B018 (reading it raises)
 
 
 def test_version_is_read_once(tmp_path):
@@ -389,9 +387,7 @@ def test_nvcc_gives_the_same_bytes_again():
 
 def test_a_tmpdir_that_is_none_is_passed_over_or_named(tmp_path, monkeypatch):
     """Python takes another folder where it finds one; nvcc by itself would fail."""
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text('#!/bin/sh\ntest -d "$TMPDIR" && echo "release 13.0, V13.0.88"\n')
-    nvcc.chmod(0o755)
+    nvcc = write_program(tmp_path / "nvcc", '#!/bin/sh\ntest -d "$TMPDIR" && echo "release 13.0, V13.0.88"\n')
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", None)
     assert Nvcc(str(nvcc)).version == "13.0.88"

@@ -48,8 +48,7 @@ MAKE = 'while [ "$1" != -o ]; do shift; done; printf "\\0.text.scale\\0" > "$2"'
 
 def fake_nvcc(folder: Path, action: str = "exit 0", release: str = "13.0", targets: str = "sm_75\\nsm_90\\nsm_100\\ncompute_90\\n") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    program = folder / "nvcc"
-    return write_program(program, FAKE_NVCC.format(journal=folder / "journal", action=action, release=release, targets=targets))
+    return write_program(folder / "nvcc", FAKE_NVCC.format(journal=folder / "journal", action=action, release=release, targets=targets))
 
 
 def says(text: str) -> str:
@@ -61,13 +60,20 @@ def hasty(folder: Path, level: str = "-O1") -> Path:
     By its version, binaries of it are told from others in caches.
     """
     real = shlex.join(find_host_compiler().command)
-    program = folder / "hasty-c++"
-    return write_program(program, HASTY.format(real=real, level=level))
+    return write_program(folder / "hasty-c++", HASTY.format(real=real, level=level))
+
+
+def program(folder: Path, name: str, said: str) -> Path:
+    """A program that says this, whatever it is asked."""
+    return write_program(folder / name, f"#!/bin/sh\necho '{said}'\n")
 
 
 def write_program(path: Path, text: str) -> Path:
     """Write a program by another process: one that a thread of this process starts meanwhile would keep the file open for writing, and
     the system refuses to run such a file.
     """
-    subprocess.run(["/bin/sh", "-c", 'cat > "$0" && chmod +x "$0"', str(path)], input=text, text=True, check=True, env={"PATH": os.defpath})
+    command = ["/bin/sh", "-c", 'cat > "$0" && chmod +x "$0"', str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env={"PATH": os.defpath}) as shell:  # tests replace `run`
+        shell.communicate(text)
+    assert shell.returncode == 0
     return path
