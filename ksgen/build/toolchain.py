@@ -8,6 +8,7 @@ the target or its host compiler does not suit it, gives way to the next, unless 
 Spills are no error: they are a number in `Resources`, because whether they cost more than they save is for a measurement to say.
 """
 
+import ctypes
 import functools
 import importlib.util
 import os
@@ -136,7 +137,8 @@ class Nvrtc:
         flags = [flag.encode() for flag in (*self.options(target), *(f"-I{folder}" for folder in _include_folders()))]
         _, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{entry}.cu".encode(), 0, [], [])
         try:
-            (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+            with locale_restored():
+                (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
             log = _nvrtc_read(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0 \n")
             data = _nvrtc_read(nvrtc, program, "CUBIN") if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else b""
         finally:
@@ -145,6 +147,21 @@ class Nvrtc:
         if not data or (warnings_are_errors() and re.search(r"\bwarning\b", log)):
             raise _refusal(self, text, entry, target, log or str(status))
         return _binary(data, entry, target, log)
+
+
+@contextmanager
+def locale_restored() -> Iterator[None]:
+    """Restores the thread's locale: NVRTC 11.8 leaves the C locale, in which Python reads text files as ASCII."""
+    if sys.platform == "win32":  # it has no `uselocale`
+        yield
+        return
+    uselocale = ctypes.CDLL(None).uselocale
+    uselocale.argtypes, uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
+    before = uselocale(None)
+    try:
+        yield
+    finally:
+        uselocale(before)
 
 
 CudaCompiler = Nvcc | Nvrtc

@@ -1,7 +1,10 @@
 """Finding a compiler, running it, and what it says when it refuses."""
 
+import ctypes
+import locale
 import os
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,6 +103,33 @@ def test_bindings_without_their_library(monkeypatch):
     with pytest.raises(ToolchainError, match=r"cuda-bindings finds no NVRTC \(libnvrtc.so not found\); pip install"):
         Nvrtc().version  # noqa: B018 (reading it raises)
     assert not toolchain._has_nvrtc()
+
+
+def set_c_locale(*_: object) -> tuple[int]:
+    """Does to the thread's locale what a compilation by NVRTC 11.8 does."""
+    libc = ctypes.CDLL(None)
+    libc.newlocale.restype = ctypes.c_void_p
+    libc.uselocale.argtypes = [ctypes.c_void_p]
+    libc.uselocale(libc.newlocale(ctypes.c_int(0x1FBF), b"C", None))  # LC_ALL_MASK of glibc
+    return (0,)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's locales")
+def test_nvrtc_leaves_the_locale_as_it_was(monkeypatch):
+    before = locale.getpreferredencoding(False)
+    names = ("nvrtcDestroyProgram", "nvrtcGetProgramLog", "nvrtcGetCUBIN")
+    library = SimpleNamespace(
+        **dict.fromkeys(names, lambda *_: None),
+        **dict.fromkeys(("nvrtcGetProgramLogSize", "nvrtcGetCUBINSize"), lambda _: (0, 8)),
+        nvrtcGetSupportedArchs=lambda: (0, [80]),
+        nvrtcCreateProgram=lambda *_: (0, None),
+        nvrtcCompileProgram=set_c_locale,
+        nvrtcResult=SimpleNamespace(NVRTC_SUCCESS=0),
+    )
+    monkeypatch.setattr(toolchain, "_nvrtc", lambda: library)
+    monkeypatch.setattr(toolchain, "_binary", lambda data, entry, target, log: Binary(data, entry, target))
+    Nvrtc().compile("", "k", "sm_80")
+    assert locale.getpreferredencoding(False) == before != "ANSI_X3.4-1968"
 
 
 # Compilers that turn out not to work here

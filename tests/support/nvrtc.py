@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ksgen.build.request import Binary
+from ksgen.build.toolchain import locale_restored
 from ksgen.errors import ToolchainError
 
 FOLDER = Path(__file__).parents[2] / ".venv" / "nvrtc"
@@ -39,7 +40,8 @@ class PackagedNvrtc:
         flags = [each.encode() for each in self.options(target)]
         nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{entry}.cu".encode(), 0, None, None)
         try:
-            status = nvrtc.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
+            with locale_restored():
+                status = nvrtc.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
             log = self._read(program, "ProgramLog").decode(errors="replace")
             data = self._read(program, "CUBIN") if status == 0 else b""
         finally:
