@@ -19,8 +19,7 @@ from ksgen.families.expected import default_us
 from ksgen.families.gpus import gpu_of
 from ksgen.launch.fused import apart_us, family_of_chain
 from ksgen.pattern import Chain
-from ksgen.spec import Epilogue
-from ksgen.spec.kernel import chain_kernel
+from ksgen.spec import Epilogue, KernelSpec
 
 _ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
 
@@ -28,8 +27,8 @@ _ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
 def row(chain: Chain, precision: str, layout: str, target: str, batch: int, side_by_side: int = 1) -> dict[str, Any]:
     """Megabytes and microseconds of each factor's launch together, and of one launch, if there is one. Of a group: of a launch for each
     layer, the least there is; and of the layers as each is expected to be the fastest."""
-    alone, limits = chain_kernel((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
-    kernel = chain_kernel((chain.factors,) * side_by_side, precision, layout, Epilogue())
+    alone, limits = KernelSpec((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
+    kernel = KernelSpec((chain.factors,) * side_by_side, precision, layout, Epilogue())
     each = [alone] * side_by_side if side_by_side > 1 else factor_kernels(kernel)
     found: dict[str, Any] = {
         "each_mb": sum(launch.bytes(batch) for launch in each) / 1e6,

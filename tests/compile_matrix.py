@@ -38,7 +38,7 @@ from ksgen.families.slots import in_loop, issued_by
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, STORAGES, Epilogue, KernelSpec, load, stratified
-from ksgen.spec.kernel import CHAIN, activations_of
+from ksgen.spec.kernel import activations_of
 from ksgen.spec.storage import STORED as STORED_WEIGHTS
 from ksgen.spec.storage import taken_beside
 from tests.support import sass
@@ -160,18 +160,17 @@ def kernels(everything: bool, target: str, is_broad: bool = True) -> list[Kernel
 def chains(precisions: Iterable[str]) -> list[KernelSpec]:
     """The layers of both models, plain; one with an epilogue, on slices; and groups of the first, as q, k and v."""
     layers = dict.fromkeys(chain.factors for name in ("vit", "gpt2") for chain in load(resource("specs") / f"{name}.yaml").layers.values())
-    found = []
-    for (*before, last), precision, layout in product(layers, precisions, LAYOUTS):
-        found.append(KernelSpec(last, precision, layout, job=CHAIN, before=tuple(before)))
+    found = [KernelSpec(factors, precision, layout) for factors, precision, layout in product(layers, precisions, LAYOUTS)]
     first = found[: len(tuple(precisions)) * len(LAYOUTS)]
     more = [Epilogue(True, "gelu" if "gelu" in activations_of(each.precision) else "none", True) for each in first]
-    beside = [((*each.before, each.pattern), (each.before[0],)) for each in first]  # and its first factor alone
     ended = [replace(each, epilogue=epilogue, stride="any") for each, epilogue in zip(first, more, strict=True)]
-    return [*found, *ended, *map(_group, first, beside)]
+    return [*found, *ended, *map(_group, first)]
 
 
-def _group(kernel: KernelSpec, beside: tuple[tuple[Pattern, ...], ...]) -> KernelSpec:
-    return replace(kernel, beside=beside, epilogue=Epilogue(bias=True), stride="any")
+def _group(kernel: KernelSpec) -> KernelSpec:
+    """The layer twice, and its first factor alone."""
+    (chain,) = kernel.chains
+    return replace(kernel, chains=(chain, chain, (chain[0],)), epilogue=Epilogue(bias=True), stride="any")
 
 
 def sources(family: str, target: str, everything: bool = False, every: int = 1, is_sample: bool = False) -> list[Source]:
@@ -210,7 +209,7 @@ def sampled(wanted: Iterable[KernelSpec], serves: Callable[[KernelSpec], bool]) 
     seen: set[tuple[str, str, object]] = set()
     for kernel in wanted:
         own = {(kernel.layout, name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")}
-        own.add((kernel.layout, "group", bool(kernel.beside)))
+        own.add((kernel.layout, "group", kernel.is_group))
         if not own <= seen and serves(kernel):
             seen |= own
             yield kernel

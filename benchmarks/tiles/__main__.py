@@ -27,7 +27,6 @@ from ksgen.families.amx.chain import ChainShape
 from ksgen.families.chains import factor_kernels
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec, stratified
-from ksgen.spec.kernel import chain_kernel
 
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16",), multiprocessors=CORES, async_copies=False)
 MARCH = ("-march=sapphirerapids", "-mno-avx512fp16", "-mno-avxvnni")  # without what the machine that counts may lack
@@ -173,7 +172,7 @@ def _print_layers(options: dict[str, Any]) -> None:
     batch = options["batch"]
     layers = list(transformers().items())[: options["layers"]]
     for (name, chain), precision, layout in product(layers, options["precision"].split(","), options["layout"].split(",")):
-        kernel = chain_kernel((chain.factors,), precision, layout, Epilogue())
+        kernel = KernelSpec((chain.factors,), precision, layout, Epilogue())
         one = _of_launch(kernel, CHAIN_FAMILY.default(kernel, CPU, batch), batch)
         each = [_of_launch(factor, FAMILY.default(factor, CPU, batch), batch) for factor in factor_kernels(kernel)]
         apart = {key: sum(own[key] for own in each) for key in one}

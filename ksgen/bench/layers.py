@@ -261,7 +261,7 @@ class _Calls:
         self.ys = arrays.outputs()
         added = {"bias": arrays.biases, "residual": arrays.residuals}
         self._steps: list[Callable[[], Any]] = []
-        if plans[0].kernel.beside:
+        if plans[0].kernel.is_group:
             self._add(device, plans[0], packed[0], x, self.ys, added)
             return
         rest_of, number = iter(zip(plans, packed, strict=True)), 0

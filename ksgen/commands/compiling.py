@@ -164,5 +164,5 @@ def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom
                     continue
                 if batch in known or verdict_for(dense, limits, kind, batch, fuse).is_one:
                     apart = () if limits.is_cpu else ("dense",)  # a group's outputs that lie apart are no slices on a GPU
-                    strides = ("any", *apart) if asked.beside else (asked.stride,)
+                    strides = ("any", *apart) if asked.is_group else (asked.stride,)
                     yield from ((replace(dense, stride=stride), batch) for stride in strides)

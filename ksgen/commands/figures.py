@@ -19,7 +19,7 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
         "kernel": kernel.name,
         "job": kernel.job,
         "pattern": [list(each.shape) for each in kernel.factors] if kernel.job == CHAIN else list(kernel.pattern.shape),
-        **({"beside": [[list(each.shape) for each in chain] for chain in kernel.chains[1:]]} if kernel.beside else {}),
+        **({"beside": [[list(each.shape) for each in chain] for chain in kernel.chains[1:]]} if kernel.is_group else {}),
         "precision": kernel.precision,
         **({"stored_weights": kernel.weights} if kernel.is_quantized else {}),
         **({"stored_inputs": kernel.inputs} if kernel.has_bytes_in else {}),

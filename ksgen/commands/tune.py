@@ -135,7 +135,7 @@ def _with_layers(kernel: KernelSpec) -> list[KernelSpec]:
     """One launch as launchers ask for it, and of a group that of each layer besides: what it is compared with."""
     from ksgen.families.chains import layer_kernels
 
-    if not kernel.beside:
+    if not kernel.is_group:
         return [replace(kernel, stride="dense")]
     return [replace(kernel, stride="any"), *(replace(each, stride="dense") for each in layer_kernels(kernel) if each.job == CHAIN)]
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.rules import Rule, first_broken, refusal
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.spec.storage import SAME
 
 
@@ -45,7 +44,7 @@ def turned_bytes(kernel: KernelSpec, batch: int) -> int:
 
 def is_single(kernel: KernelSpec) -> bool:
     """Whether there is one factor in all: a launch of it that turns."""
-    return not kernel.before and not kernel.beside
+    return not kernel.is_group and len(kernel.factors) == 1
 
 
 def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
@@ -57,22 +56,21 @@ def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
 @lru_cache(1024)
 def _factor_kernels(kernel: KernelSpec) -> tuple[KernelSpec, ...]:
     between = Epilogue(activation=kernel.between)
-    alone = replace(kernel, before=(), beside=(), between="none", out_layout=None, job="multiply", stride="dense")
+    alone = replace(kernel, chains=kernel.chains[:1], between="none", out_layout=None, stride="dense")
     found = []
     for each in places(kernel):
         layout = kernel.layout if each.at < kernel.chains[each.chain].turn else kernel.y_layout
         inputs = kernel.inputs if each.at == 0 else SAME  # what lies between is stored as Y is
         epilogue = kernel.epilogue if each.is_last else between
-        found.append(replace(alone, pattern=each.pattern, layout=layout, epilogue=epilogue, inputs=inputs))
+        found.append(replace(alone, chains=(Chain((each.pattern,)),), layout=layout, epilogue=epilogue, inputs=inputs))
     return tuple(found)
 
 
 def layer_kernels(kernel: KernelSpec) -> list[KernelSpec]:
     """Each chain of a group by itself."""
     found = []
-    for *before, last in kernel.chains:
-        job, between = CHAIN if before or kernel.out_layout else "multiply", kernel.between if before else "none"
-        found.append(replace(kernel, pattern=last, before=tuple(before), beside=(), between=between, job=job))
+    for chain in kernel.chains:
+        found.append(replace(kernel, chains=(chain,), between=kernel.between if len(chain) > 1 else "none"))
     return found
 
 

@@ -24,7 +24,7 @@ def operands_of(signature: tuple[str, ...], kernel: KernelSpec) -> tuple[str, ..
 
 def each_chains(kernel: KernelSpec, operand: str) -> tuple[str, ...]:
     """An operand by the names that it has for each chain of a group."""
-    return tuple(f"{operand}_{number}" for number in range(1, len(kernel.chains) + 1)) if kernel.beside else (operand,)
+    return tuple(f"{operand}_{number}" for number in range(1, len(kernel.chains) + 1)) if kernel.is_group else (operand,)
 
 
 def features_of(kernel: KernelSpec) -> dict[str, int]:

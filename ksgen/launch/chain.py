@@ -26,7 +26,7 @@ from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, storage_of, stored_alike
 from ksgen.pattern import Chain
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
-from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, activations_of, chain_kernel, checked_batch, is_layer, is_turned, is_word
+from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, activations_of, checked_batch, is_layer, is_turned, is_word
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
@@ -213,7 +213,7 @@ class ChainLauncher:
     def _kernel(self, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None, weights: str, inputs: str) -> KernelSpec:
         """Of one launch."""
         steps: dict[str, Any] = {"between": self.between, "out_layout": out_layout, "weights": weights, "inputs": inputs}
-        return chain_kernel((self.chain.factors,), precision, layout, epilogue, **steps)
+        return KernelSpec((self.chain,), precision, layout, epilogue, **steps)
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""

@@ -20,7 +20,7 @@ from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN, chain_kernel, is_layer
+from ksgen.spec.kernel import CHAIN, is_layer
 from ksgen.spec.precision import BY_TILES
 from ksgen.spec.storage import SAME
 from ksgen.words import counted
@@ -69,7 +69,7 @@ def fused_plan(
     where: Any = device  # devices are hashed by their identity
     key = (
         where,
-        tuple(chain.factors for chain in chains),
+        chains,
         precision,
         layout,
         epilogue,
@@ -87,7 +87,7 @@ def fused_plan(
         for plan in (found.whole, *found.factors) if found else ():
             plan.loaded.is_used = True
         return found
-    kernel = chain_kernel(key[1], precision, layout, epilogue, stride, between, out_layout, *stored)
+    kernel = KernelSpec(chains, precision, layout, epilogue, None, "multiply", stride, between, out_layout, *stored)
     if not device.shares_host and verdict(device, kernel, batch, fuse).is_one:
         refuse_capture(device, stream, "builds and loads its kernel", "call it once before the capture")
     found = _plan(device, kernel, batch, fuse)
@@ -137,7 +137,7 @@ def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
     """Which family serves its factors on a processor, and has no launch for all of them; empty where it has."""
     if not _may_be_by_tiles(kernel, limits):
         return ""
-    alone = replace(kernel, before=(), beside=(), between="none", out_layout=None, job="multiply", stride="dense")
+    alone = replace(kernel, chains=(Chain((kernel.pattern,)),), between="none", out_layout=None, stride="dense")
     name = family_for(alone, limits).name
     whole = f"{name}_chain"
     if family_for(kernel, limits).name == whole:
@@ -186,7 +186,7 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
             continue
         told = f"searches measured {one.median_us:.3g} us of one launch at batch {one.batch}, and {apart:.3g} us"
         copy = ", with the copy that turns what lies between" if kernel.out_layout else ""
-        others = "of the layers one by one" if kernel.beside else f"of one for each factor{copy}"
+        others = "of the layers one by one" if kernel.is_group else f"of one for each factor{copy}"
         return Verdict((one.median_us or 0.0) < apart, f"{told} {others}")
     return None
 
@@ -194,7 +194,7 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
 def _apart(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None:
     """Microseconds of a launch for each factor, and of the copy that turns what lies between, as searches measured them at one batch; of a
     group, of each layer as it was the fastest. None where one of them was not measured."""
-    if kernel.beside:
+    if kernel.is_group:
         each = [_of_layer(device, layer, batch, at) for layer in layer_kernels(kernel)]
     else:
         each = [_time(device, factor, batch, at) for factor in factor_kernels(kernel)]
@@ -245,7 +245,7 @@ def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
 
 def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
     """The same of a group's layers one by one, each as it is expected to be the fastest; of a layer, of its factors."""
-    if not kernel.beside:
+    if not kernel.is_group:
         return each_us(kernel, limits, batch)
     found = 0.0
     for layer in layer_kernels(kernel):
@@ -262,7 +262,7 @@ def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
     one_us, others_us = default_us(whole, kernel, limits, batch), apart_us(kernel, limits, batch)
     if not one_us:
         return Verdict(False, f"nobody knows how fast {limits.target} is")
-    others = "of the layers one by one" if kernel.beside else "of one for each factor"
+    others = "of the layers one by one" if kernel.is_group else "of one for each factor"
     told = f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {others_us:.3g} us {others}"
     return Verdict(one_us < others_us, told)
 

@@ -24,7 +24,7 @@ from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, storage_of, stored_alike
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import LayerOptions, StatedOptions, chain_kernel, checked_batch
+from ksgen.spec.kernel import LayerOptions, StatedOptions, checked_batch
 from ksgen.spec.storage import BYTE_TYPES, SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
@@ -167,7 +167,8 @@ class GroupLauncher:
     def _kernel(self, device: Device, precision: str, layout: str, epilogue: Epilogue, weights: str, inputs: str) -> KernelSpec:
         """Of one launch into one array, whose columns are slices."""
         stride = "any" if device.shares_host or layout == "bsf" else "dense"
-        return chain_kernel(self.chains, precision, layout, epilogue, stride, self._between or "none", weights=weights, inputs=inputs)
+        options: dict[str, Any] = {"stride": stride, "between": self._between or "none", "weights": weights, "inputs": inputs}
+        return KernelSpec(tuple(self.chains), precision, layout, epilogue, **options)
 
     # ---- what was given
 

@@ -98,7 +98,7 @@ class Problem:
     def tolerance(self) -> float:
         """The largest relative error that rounding explains, of all factors together; of a group, in the chain that has most to round."""
         precision = self.kernel.precision
-        own = tolerance(precision, self.terms) + sum(tolerance(precision, pattern.c) for pattern in self.kernel.before)
+        own = tolerance(precision, self.terms) + sum(tolerance(precision, pattern.c) for pattern in self.kernel.factors.factors[:-1])
         return max(own, *(other.tolerance for other in self.others)) if self.others else own
 
     @cached_property
@@ -134,7 +134,7 @@ class Problem:
             return reference.gradient(fewer, self._planes(self.x, pattern.c), self._planes(self.grad_y, pattern.b), kernel.layout)
         residual = None if self.residual is None else self._entries(self.residual, kernel.y_layout)
         x = self._entries(self.x, kernel.layout)
-        for factor, weights in zip(kernel.before, self.before, strict=True):
+        for factor, weights in zip(kernel.factors.factors[:-1], self.before, strict=True):
             x = reference.multiply(factor, x, weights, kernel.layout, activation=kernel.between)
         return reference.multiply(
             pattern, x.T if kernel.out_layout else x, self.weights, kernel.y_layout,
@@ -178,7 +178,7 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
     """The same arrays for the same kernel, batch and seed; equal chains of a group have weights of their own."""
     first = _made(kernel, batch, seed, None)
     others = enumerate(layer_kernels(kernel)[1:], 1)
-    return replace(first, others=tuple(_made(each, batch, seed + number, first.x) for number, each in others)) if kernel.beside else first
+    return replace(first, others=tuple(_made(each, batch, seed + number, first.x) for number, each in others)) if kernel.is_group else first
 
 
 def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Problem:
@@ -201,7 +201,7 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
         return drawn(random.standard_normal, shape)
 
     first = kernel.layout == "bsf"
-    weights, before, quantized = uniform(pattern), tuple(map(uniform, kernel.before)), tuple[Quantized, ...]()
+    weights, before, quantized = uniform(pattern), tuple(map(uniform, kernel.factors.factors[:-1])), tuple[Quantized, ...]()
     given = None
     x = (normal(batch, inputs) if first else normal(inputs, batch)) if x is None else x
     if kernel.has_bytes_in:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -18,7 +18,7 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 STRIDES = ("dense", "any")  # rows of X, Y and the residual follow each other; or lie so far apart as the call says: they are slices
 JOBS = ("multiply", "gradient")  # Y = X K^T; the gradient of its weights, from X and that of Y
 FUSES = ("auto", "yes", "no")  # whether the factors of a layer are one launch: where that is faster; always, or it is an error; never
-CHAIN = "chain"  # the job of several factors in one launch, which no spec names: launchers ask for it
+CHAIN = "chain"  # the job of one launch of several factors, or of one that changes the layout; no spec names it
 MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
 
 
@@ -109,27 +109,41 @@ class StatedOptions(_Told):
         return Epilogue(self.bias, self.activation, self.residual)
 
 
+class _Chains:
+    """The field `chains`, which accepts a pattern, a chain, or several chains, and holds chains."""
+
+    def __get__(self, spec: "KernelSpec | None", _: type) -> tuple[Chain, ...]:
+        if spec is None:  # without a default
+            raise AttributeError("chains")
+        found: tuple[Chain, ...] = spec.__dict__["chains"]
+        return found
+
+    def __set__(self, spec: "KernelSpec", given: Pattern | Chain | Sequence[Pattern] | Sequence[Chain | Sequence[Pattern]]) -> None:
+        listed = given if isinstance(given, tuple | list) else (given,)
+        if listed and all(isinstance(each, Pattern) for each in listed):
+            listed = (listed,)
+        if not listed or not all(isinstance(each, Chain | tuple | list) for each in listed):
+            raise SpecError(f"chains={excerpt(given)}; accepted: a Pattern, or chains of Patterns")
+        spec.__dict__["chains"] = tuple(each if isinstance(each, Chain) else Chain(each) for each in listed)
+
+
 @dataclass(frozen=True)
 class KernelSpec:
     """One kernel; equal ones are the same kernel. Without a batch it serves every batch."""
 
-    pattern: Pattern
+    chains: _Chains = _Chains()  # all that multiply X, each with an output of its own; given as a pattern, a chain, or several chains
     precision: str = "float32"
     layout: str = "bsf"
     epilogue: Epilogue = Epilogue()
     batch: int | None = None
     job: str = "multiply"
-    before: tuple[Pattern, ...] = ()  # a chain's factors that meet X before `pattern`, the first of them first
     stride: str = "dense"
-    beside: tuple[tuple[Pattern, ...], ...] = ()  # other chains that multiply the same X, each with an output of its own
     between: str = "none"  # the activation of every factor of a chain but the last
     out_layout: str | None = None  # of what a chain gives, where it is another one than X has
     weights: str = SAME  # how they are stored: as Y is, in eight bits and with a scale for each output, or in bfloat16
     inputs: str = SAME  # how X is stored: as Y is, or in eight bits as the weights that meet it are, whose scales take in that of X
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pattern, Pattern):
-            raise SpecError(f"pattern={excerpt(self.pattern)}; accepted: a Pattern")
         check_word("precision", self.precision, PRECISIONS)
         check_word("layout", self.layout, LAYOUTS)
         if not isinstance(self.epilogue, Epilogue):
@@ -139,7 +153,10 @@ class KernelSpec:
         if self.out_layout is not None:
             check_word("out_layout", self.out_layout, LAYOUTS)
             object.__setattr__(self, "out_layout", None if self.out_layout == self.layout else self.out_layout)
-        check_word("job", self.job, (CHAIN,) if self.before or self.beside or self.out_layout else JOBS)
+        product = CHAIN if is_layer(self.chains, self.layout, self.out_layout) else "multiply"
+        if is_word(self.job, ("multiply", CHAIN)):
+            object.__setattr__(self, "job", product)
+        check_word("job", self.job, (CHAIN,) if product == CHAIN else JOBS)
         check_word("stride", self.stride, ("dense",) if self.job == "gradient" else STRIDES)
         check_word("between", self.between, ACTIVATIONS)
         if self.between != "none" and not any(len(chain) > 1 for chain in self.chains):
@@ -211,13 +228,18 @@ class KernelSpec:
 
     @property
     def factors(self) -> Chain:
-        """What X is multiplied by, from the factor that meets it first: one, but for a chain."""
-        return Chain((*self.before, self.pattern))
+        """The factors of the first chain, from the one that X meets first."""
+        return self.chains[0]
 
     @property
-    def chains(self) -> tuple[Chain, ...]:
-        """All that multiply X: one, but for a group."""
-        return self.factors, *map(Chain, self.beside)
+    def pattern(self) -> Pattern:
+        """The last factor of the first chain: the only one, unless it is a layer's kernel."""
+        return self.chains[0][-1]
+
+    @property
+    def is_group(self) -> bool:
+        """Whether several chains multiply X."""
+        return len(self.chains) > 1
 
     @property
     def in_features(self) -> int:
@@ -277,9 +299,9 @@ class KernelSpec:
     @property
     def told(self) -> dict[str, Any]:
         """Its fields as plain values; what was added since the first specs goes without saying where it is usual."""
-        usual: dict[str, Any] = {"before": (), "stride": "dense", "beside": (), "between": "none", "out_layout": None}
-        usual |= {"weights": SAME, "inputs": SAME}
-        return {name: value for name, value in asdict(self).items() if name not in usual or value != usual[name]}
+        usual = {"stride": "dense", "between": "none", "out_layout": None, "weights": SAME, "inputs": SAME}
+        options = {name: value for name, value in asdict(self).items() if name != "chains" and (name not in usual or value != usual[name])}
+        return chains_as_json(self.chains, asdict) | options
 
     @property
     def digest(self) -> str:
@@ -311,16 +333,17 @@ class KernelSpec:
         return scales_begin(self.pattern.weight_count, self.weight_item_bytes)
 
 
-def chain_kernel(
-    chains: Sequence[Iterable[Pattern]], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense", between: str = "none",
-    out_layout: str | None = None, weights: str = SAME, inputs: str = SAME,
-) -> KernelSpec:  # fmt: skip
-    """One launch of all factors of a layer, or of several on one X. `inputs`: how that X is stored, which first factors meet."""
-    (*before, last), *beside = chains
-    return KernelSpec(
-        last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(map(tuple, beside)),
-        between=between, out_layout=out_layout, weights=weights, inputs=inputs,
-    )  # fmt: skip
+def chains_as_json(chains: Sequence[Chain], pattern_as_json: Callable[[Pattern], Any]) -> dict[str, Any]:
+    """The fields of files that hold chains: the last `pattern` of the first one, those `before` it, and the chains `beside` it."""
+    *before, last = map(pattern_as_json, chains[0])
+    beside = [list(map(pattern_as_json, chain)) for chain in chains[1:]]
+    return {"pattern": last} | ({"before": before} if before else {}) | ({"beside": beside} if beside else {})
+
+
+def chains_from_json(fields: Mapping[str, Any], read: Callable[[Any], Pattern]) -> tuple[Chain, ...]:
+    """Reads what `chains_as_json` gives."""
+    first = (*fields.get("before", ()), fields["pattern"])
+    return tuple(Chain(tuple(map(read, chain))) for chain in (first, *fields.get("beside", ())))
 
 
 def is_turned(layout: str, out_layout: str | None) -> bool:
@@ -340,4 +363,5 @@ def layout_word(layout: str, out_layout: str | None) -> str:
 
 def layer_launch(chains: Sequence[Chain], precision: str, layout: str, epilogue: Epilogue, **options: Any) -> KernelSpec:
     """One launch of all, as launchers mostly ask for it: a group's outputs lie beside each other in one array, so that they are slices."""
-    return chain_kernel(chains, precision, layout, epilogue, "any" if len(chains) > 1 else "dense", **options)
+    stride = "any" if len(chains) > 1 else "dense"
+    return KernelSpec(tuple(chains), precision, layout, epilogue, stride=stride, **options)

@@ -21,7 +21,6 @@ from ksgen.spec.kernel import (
     LayerOptions,
     StatedOptions,
     activations_of,
-    chain_kernel,
     hint,
     is_layer,
 )
@@ -238,7 +237,7 @@ def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
             if is_layer(chains, last.layout, besides.out_layout):
                 own: dict[str, Any] = {"between": besides.between, "out_layout": besides.out_layout}
                 own |= {"weights": last.weights, "inputs": last.inputs}
-                whole = chain_kernel(chains, last.precision, last.layout, last.epilogue, last.stride, **own)
+                whole = KernelSpec(tuple(chains), last.precision, last.layout, last.epilogue, stride=last.stride, **own)
                 found.append(replace(whole, batch=last.batch))
     return tuple(found)
 

@@ -20,6 +20,7 @@ from ksgen.ownership import check_owner, make_folder
 from ksgen.paths import cache_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import chains_from_json
 
 STATES = ("measured", "pruned", "wrong", "failed", "hung")
 BUSY_SECONDS = 30.0  # how long to wait for another tuner's write
@@ -177,12 +178,9 @@ def _row(trial: Trial) -> dict[str, Any]:
 def _trial(row: dict[str, Any]) -> Trial | None:
     try:
         told = json.loads(row["kernel"])
-        pattern, epilogue = Pattern(**told.pop("pattern")), Epilogue(**told.pop("epilogue"))
-        before = tuple(Pattern(**each) for each in told.pop("before", ()))
-        beside = tuple(tuple(Pattern(**each) for each in chain) for chain in told.pop("beside", ()))
+        chains, epilogue = chains_from_json(told, lambda shape: Pattern(**shape)), Epilogue(**told.pop("epilogue"))
+        options = {name: value for name, value in told.items() if name not in ("pattern", "before", "beside")}
         constants = family_named(row["family"]).constants(json.loads(row["constants"]))
-        return Trial(
-            **row | {"kernel": KernelSpec(pattern, epilogue=epilogue, before=before, beside=beside, **told), "constants": constants}
-        )
+        return Trial(**row | {"kernel": KernelSpec(chains, epilogue=epilogue, **options), "constants": constants})
     except (KsgenError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -30,7 +30,7 @@ from ksgen.ownership import check_folder, keep_from_others, make_folder
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
+from ksgen.spec.kernel import CHAIN, chains_as_json, chains_from_json
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
@@ -82,16 +82,15 @@ class Entry:
         kernel = self.kernel
         job: dict[str, Any] = {} if kernel.job == "multiply" else {"job": kernel.job}
         if kernel.job == CHAIN:
-            job["before"] = [list(pattern.shape) for pattern in kernel.before]
-            job |= {"beside": [[list(pattern.shape) for pattern in chain] for chain in kernel.beside]} if kernel.beside else {}
             job |= {} if kernel.between == "none" else {"between": kernel.between}
             job |= {} if kernel.out_layout is None else {"out_layout": kernel.out_layout}
         if kernel.is_quantized:
             job["weights"] = kernel.weights
         if kernel.has_bytes_in:
             job["inputs"] = kernel.inputs
-        return job | {
-            "pattern": list(kernel.pattern.shape),
+        return {
+            **job,
+            **chains_as_json(kernel.chains, lambda pattern: list(pattern.shape)),
             "precision": kernel.precision,
             "layout": kernel.layout,
             "epilogue": asdict(kernel.epilogue),
@@ -108,12 +107,10 @@ class Entry:
         if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
             raise ValueError(f"batch={excerpt(batch)} is no whole number from 1 to {MOST_BATCH}")
         specialised = batch if row["specialised"] else None
-        before = tuple(Pattern(*shape) for shape in row.get("before", ()))
-        beside = tuple(tuple(Pattern(*shape) for shape in chain) for chain in row.get("beside", ()))
         kernel = KernelSpec(
-            Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), specialised,
-            row.get("job", "multiply"), before, beside=beside, between=row.get("between", "none"),
-            out_layout=row.get("out_layout"), weights=row.get("weights", SAME), inputs=row.get("inputs", SAME),
+            chains_from_json(row, lambda shape: Pattern(*shape)), row["precision"], row["layout"], Epilogue(**row["epilogue"]),
+            specialised, row.get("job", "multiply"), between=row.get("between", "none"), out_layout=row.get("out_layout"),
+            weights=row.get("weights", SAME), inputs=row.get("inputs", SAME),
         )  # fmt: skip
         family = family_named(row["family"])
         constants = family.constants(row["constants"])

@@ -80,7 +80,7 @@ def test_all_products_are_counted_and_each_line_of_the_arrays(precision: str, la
 def test_a_chains_launch_is_counted_too(precision: str, layout: str, tmp_path: Path) -> None:
     """All products of both factors; of X and Y each line once, and none of what lies between."""
     needs_counting(tmp_path)
-    kernel, batch = KernelSpec(Pattern(1, 64, 64, 2), precision, layout, job="chain", before=(Pattern(2, 64, 64, 1),)), 96 * 64
+    kernel, batch = KernelSpec((Pattern(2, 64, 64, 1), Pattern(1, 64, 64, 2)), precision, layout), 96 * 64
     constants = CHAIN_FAMILY.default(kernel, CPU, batch)
     found, grid = counted(kernel, constants, batch), CHAIN_FAMILY.geometry(kernel, constants, batch).grid
     assert found.total("dots") * grid == sum(dots(each, batch) for each in CHAIN_FAMILY.shape(kernel, constants).factors)

@@ -276,7 +276,7 @@ def test_each_tile_that_is_loaded_is_multiplied_twice(
 @pytest.mark.parametrize(("precision", "layout", "loads", "products"), [("bfloat16", "bsf", 4, 4), ("bf16x6", "bsl", 14, 24)])
 def test_so_it_is_in_a_chain(precision: str, layout: str, loads: int, products: int, tmp_path: Path) -> None:
     """In the loop of a factor that compilers do not unroll; and neither factor is a call of functions."""
-    kernel = KernelSpec(Pattern(1, 64, 64, 2), precision, layout, job="chain", before=(Pattern(2, 64, 2048, 1),))
+    kernel = KernelSpec((Pattern(2, 64, 2048, 1), Pattern(1, 64, 64, 2)), precision, layout)
     lines = disassembled(kernel, int(layout == "bsl"), tmp_path)
     whole = [words for loop in loops(lines) if (words := tile_words(loop)).count("tdpbf16ps") == products]
     assert whole

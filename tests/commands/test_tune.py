@@ -19,8 +19,7 @@ from ksgen.devices import find_device
 from ksgen.errors import KsgenError, SpecError
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
-from ksgen.spec import Epilogue
-from ksgen.spec.kernel import chain_kernel
+from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.trials import TrialStore
 from tests.support.tuning_search import time_shortly, without_doubts
 from tests.tuning.test_worker import HAS_OPENCL
@@ -129,7 +128,7 @@ def test_a_layer_is_tuned_as_one_launch_and_factor_by_factor(home: Path) -> None
     assert "searches" not in launcher.explain(7000, device="opencl:0")  # far from what was measured
     with_bias = Epilogue(bias=True)
     assert "searches measured" in launcher.explain(70, device="opencl:0", epilogue=with_bias)
-    kernel = chain_kernel((launcher.chain.factors,), "float32", "bsf", with_bias)
+    kernel = KernelSpec((launcher.chain.factors,), "float32", "bsf", with_bias)
     assert PLANNER.choice(find_device("opencl:0"), kernel, 70).why == "wisdom, measured at batch 70"
 
 
@@ -159,7 +158,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
     assert "searches" not in turned.explain(70, device="opencl:0")  # which was not tuned in one layout
     entries = {each["kernel"]: each for each in json.loads(CliRunner().invoke(cli, ["wisdom", "show", "--json"]).stdout)}
     assert entries["ks_2x9x5x3_1x4x18x3_float32_bsf_to_bsl"]["measured"]["turn_us"] > 0
-    group_kernel = chain_kernel(tuple(each.factors for each in group.chains), "float32", "bsf", Epilogue(), "any", "relu")
+    group_kernel = KernelSpec(group.chains, "float32", "bsf", stride="any", between="relu")
     assert PLANNER.choice(find_device("opencl:0"), group_kernel, 70).why == "wisdom, measured at batch 70"
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from ksgen.commands import tune, tune_table
 from ksgen.pattern import Pattern
-from ksgen.spec import Epilogue
-from ksgen.spec.kernel import chain_kernel
+from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.candidates import MOST_ROWS, by_state, microseconds, reasons, table_of
 from ksgen.tuning.job import Job
 from ksgen.tuning.search import Tuned
@@ -129,7 +128,7 @@ def test_the_results_are_whole_in_eighty_columns_and_a_line_each_where_they_are_
 ) -> None:
     """Figures stand whole in their columns; a long name takes several lines of a narrow terminal."""
     factors = (Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))
-    kernel = chain_kernel((factors,) * 3, "bfloat16", "bsf", Epilogue(True, "gelu", True), between="silu")
+    kernel = KernelSpec((factors,) * 3, "bfloat16", "bsf", Epilogue(True, "gelu", True), between="silu")
     best, default = replace(some_trials()[0], median_us=12345.6), replace(some_trials()[1], median_us=23456.7)
     monkeypatch.setenv("COLUMNS", "80")
     if is_terminal:

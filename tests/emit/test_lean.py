@@ -48,11 +48,11 @@ def texts(family: str) -> Iterator[Source]:
     jobs = ("gradient",) if "gradient" in family else ("chain",) if "chain" in family or is_group else ("multiply",)
     seen: set[Any] = set()
     for shape, precision, layout, epilogue, job in product(PATTERNS, PRECISIONS, LAYOUTS, EPILOGUES, jobs):
-        before = (Pattern(shape[0], shape[2], 8, shape[3]),) if job == "chain" else ()
+        first = [Pattern(shape[0], shape[2], 8, shape[3])] if job == "chain" else []
         if (job == "gradient" and epilogue != Epilogue()) or epilogue.activation not in activations_of(precision):  # it has none
             continue
-        beside = ((Pattern(1, 24, before[0].in_features, 1),),) if is_group else ()
-        kernel = KernelSpec(Pattern(*shape), precision, layout, epilogue, job=job, before=before, beside=beside)
+        others = [[Pattern(1, 24, first[0].in_features, 1)]] if is_group else []
+        kernel = KernelSpec([[*first, Pattern(*shape)], *others], precision, layout, epilogue, job=job)
         for limits in TARGETS:
             if FAMILIES[family].serves(kernel, limits):
                 constants = FAMILIES[family].default(kernel, limits)

@@ -50,7 +50,7 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
     """A kernel per field of a specification, and per constant, that differs in it alone."""
     found = [("itself", KERNEL, CONSTANTS)]
     for letter in "abcd":
-        found.append((letter, replace(KERNEL, pattern=replace(KERNEL.pattern, **{letter: getattr(KERNEL.pattern, letter) + 1})), CONSTANTS))
+        found.append((letter, replace(KERNEL, chains=replace(KERNEL.pattern, **{letter: getattr(KERNEL.pattern, letter) + 1})), CONSTANTS))
     found.append(("precision", replace(KERNEL, precision="float64"), CONSTANTS))
     found.append(("layout", replace(KERNEL, layout="bsl"), replace(CONSTANTS, tile_d=1)))
     found.append(("layout too", KERNEL, replace(CONSTANTS, tile_d=1)))
@@ -70,8 +70,7 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
 
 
 def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None:
-    known = {"pattern", "precision", "layout", "epilogue", "batch", "job", "before", "stride", "beside", "between", "out_layout"}
-    known |= {"weights", "inputs"}
+    known = {"chains", "precision", "layout", "epilogue", "batch", "job", "stride", "between", "out_layout", "weights", "inputs"}
     assert {field.name for field in fields(KernelSpec)} == known
     digests = {}
     for name, kernel, constants in variants():
@@ -84,7 +83,7 @@ def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None
 
 
 def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
-    chains = [KernelSpec(Pattern(2, 8, 8, 2), job="chain", before=before) for before in ((Pattern(2, 16, 6, 1),), (Pattern(1, 32, 6, 1),))]
+    chains = [KernelSpec((first, Pattern(2, 8, 8, 2))) for first in (Pattern(2, 16, 6, 1), Pattern(1, 32, 6, 1))]
     chains += [replace(chains[0], between="relu"), replace(chains[0], out_layout="bsl")]
     sources = [render(each, family="vector_chain", dialect="opencl") for each in chains]
     assert (
@@ -96,7 +95,7 @@ def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
 
 def test_the_chains_beside_each_other_change_the_text_the_name_and_the_digest() -> None:
     one, other = (Pattern(2, 8, 8, 2),), (Pattern(1, 5, 32, 1), Pattern(1, 3, 5, 1))
-    groups = [KernelSpec(one[0], job="chain", beside=beside) for beside in ((one,), (other,), (one, other))]
+    groups = [KernelSpec((one, *others)) for others in ((one,), (other,), (one, other))]
     sources = [render(each, family="vector_chain", dialect="opencl") for each in groups]
     assert [source.kernel.name for source in sources] == [
         "ks_2x8x8x2_and_2x8x8x2_float32_bsf",
@@ -105,7 +104,7 @@ def test_the_chains_beside_each_other_change_the_text_the_name_and_the_digest() 
     ]
     assert len({source.text for source in sources}) == len({each.digest for each in groups}) == 3
     with pytest.raises(SpecError, match="beside each other; accepted: those that take as many features"):
-        KernelSpec(one[0], job="chain", beside=((Pattern(1, 5, 31, 1),),))
+        KernelSpec((one, (Pattern(1, 5, 31, 1),)))
 
 
 def test_all_precisions_and_epilogues_render_in_both_dialects() -> None:
@@ -138,9 +137,9 @@ def test_bad_constants_and_dialects_are_refused() -> None:
     with pytest.raises(ConstantsError, match="ks_2x64x48x4_float32_bsf: tile_d=8 must be at most d=4; try 4"):
         render(KERNEL, replace(CONSTANTS, tile_d=8))
     with pytest.raises(KsgenError, match="vector_chain has no CUDA text; accepted: dialect=opencl"):
-        render(KernelSpec(Pattern(2, 8, 8, 2), job="chain", before=(Pattern(2, 16, 6, 1),)), family="vector_chain")
+        render(KernelSpec((Pattern(2, 16, 6, 1), Pattern(2, 8, 8, 2))), family="vector_chain")
     for family in ("mma", "simt_chain"):
-        chain = KernelSpec(Pattern(2, 16, 16, 2), job="chain", before=(Pattern(2, 32, 16, 1),))
+        chain = KernelSpec((Pattern(2, 32, 16, 1), Pattern(2, 16, 16, 2)))
         with pytest.raises(KsgenError, match=f"{family} has no OpenCL text; accepted: dialect=cuda"):
             render(chain if family == "simt_chain" else replace(KERNEL, precision="float16"), family=family, dialect="opencl")
     with pytest.raises(ConstantsError, match="ks_2x32x16x1_2x16x16x2_float32_bsf: no family has room for all factors in one launch here"):

@@ -145,8 +145,8 @@ def rendered(family: str) -> Iterator[str]:
         for d in (1, 16) for precision in ("float32", "tf32x3", "float16") for layout in LAYOUTS
     ]  # fmt: skip
     gradients = [replace(each, job="gradient", epilogue=Epilogue()) for each in kernels]
-    chains = [replace(each, job="chain", before=(Pattern(2, 64, 64, 1),)) for each in kernels if each.pattern.d == 1]
-    groups = [replace(each, beside=((Pattern(1, 32, 128, 1),),)) for each in chains if each.precision == "float16"]
+    chains = [replace(each, chains=(Pattern(2, 64, 64, 1), each.pattern)) for each in kernels if each.pattern.d == 1]
+    groups = [replace(each, chains=(*each.chains, (Pattern(1, 32, 128, 1),))) for each in chains if each.precision == "float16"]
     kernels += [*gradients, *(each for each in chains if each.precision != "tf32x3"), *groups]
     for kernel, limit in product(kernels, limits):
         if FAMILIES[family].serves(kernel, limit):

@@ -38,7 +38,7 @@ def test_which_kernels_it_serves() -> None:
         replace(kernel, precision="float32"),
         replace(kernel, stride="any"),
         replace(kernel, out_layout="bsl"),
-        replace(kernel, beside=(TWO,)),
+        replace(kernel, chains=(*kernel.chains, TWO)),
         replace(kernel, precision="bfloat16", weights="int8"),
         factor_kernels(kernel)[0],
     )
@@ -94,7 +94,7 @@ def test_rules_of_the_job() -> None:
     kernel = chain_of(TWO, "bfloat16")
     with pytest.raises(ConstantsError, match="job=multiply must be chain"):
         check(FAMILY, factor_kernels(kernel)[0], GOOD)
-    for other in (replace(kernel, stride="any"), replace(kernel, out_layout="bsl"), replace(kernel, beside=(TWO,))):
+    for other in (replace(kernel, stride="any"), replace(kernel, out_layout="bsl"), replace(kernel, chains=(*kernel.chains, TWO))):
         with pytest.raises(ConstantsError, match="job=chain must be that of one layer, of dense arrays in one layout"):
             check(FAMILY, other, GOOD)
     with pytest.raises(ConstantsError, match="of factor 1, precision=float32 must be one that matrix tiles multiply"):
@@ -155,7 +155,7 @@ def test_what_a_work_group_keeps(layout: str) -> None:
         shape = ChainShape(kernel, ChainConstants(64, tiles, 0))
         rows = 64 if layout == "bsf" else shape.pitch
         assert shape.slot == max(factor.slot for factor in shape.factors) + places * shape.between
-        widest = max(each.out_features for each in kernel.before)
+        widest = max(each.out_features for each in kernel.factors.factors[:-1])
         assert widest * rows * 2 <= shape.between * 4 < widest * rows * 2 + 512
     assert ChainShape(two, GOOD).pitch * 2 % 128 == 64
     assert FAMILY.geometry(two, GOOD, 100).group_bytes == ChainShape(two, GOOD).slot * 4

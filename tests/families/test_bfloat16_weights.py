@@ -15,7 +15,6 @@ from ksgen.measure.verify import Problem, compare, make_problem, measure
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, numpy_type, quantize, quantize_inputs
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, parse
-from ksgen.spec.kernel import CHAIN
 from ksgen.spec.storage import BFLOAT16, SCALE_BYTES
 from tests.families import test_vector as vector
 from tests.families.test_vector import CPU
@@ -132,7 +131,7 @@ def test_chains_on_gpus(family: str) -> None:
 def test_chains_and_groups_on_processors(beside: tuple[tuple[Pattern, ...], ...], monkeypatch: pytest.MonkeyPatch) -> None:
     device = chosen_native(monkeypatch)
     own = KernelSpec(
-        Pattern(2, 12, 8, 3), "float32", "bsl", Epilogue(True, "relu"), job=CHAIN, before=(BEFORE,), beside=beside, weights="bfloat16",
+        ((BEFORE, Pattern(2, 12, 8, 3)), *beside), "float32", "bsl", Epilogue(True, "relu"), weights="bfloat16",
         between="gelu",
     )  # fmt: skip
     found = measure(device, own, 40, runs=0)
@@ -149,7 +148,7 @@ def test_bytes() -> None:
     assert kernel.weight_bytes == 2 * count + SCALE_BYTES * features
     assert plain.bytes(1) - kernel.bytes(1) == 2 * count - SCALE_BYTES * features
     assert kernel.scales_begin == 2 * count
-    assert replace(kernel, pattern=Pattern(1, 1, 9, 1)).scales_begin == 32
+    assert replace(kernel, chains=Pattern(1, 1, 9, 1)).scales_begin == 32
     few = FAMILIES["few"]
     for batch in (1, 16):
         constants = few.default(kernel, LIMITS, batch)

@@ -9,7 +9,7 @@ from ksgen.spec import Epilogue, KernelSpec
 
 FIRST, SECOND, OTHER = Pattern(2, 6, 5, 1), Pattern(1, 3, 2, 6), Pattern(1, 4, 10, 1)
 ALL = Epilogue(True, "gelu", True)
-GROUP = KernelSpec(SECOND, "float16", "bsl", ALL, job="chain", before=(FIRST,), beside=((OTHER,),), stride="any")
+GROUP = KernelSpec(((FIRST, SECOND), (OTHER,)), "float16", "bsl", ALL, stride="any")
 
 
 @dataclass(frozen=True)

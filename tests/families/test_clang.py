@@ -25,7 +25,6 @@ from ksgen.launch.choice import limits_from, limits_of
 from ksgen.measure.verify import measure
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import chain_kernel
 from ksgen.spec.storage import STORAGES, taken_beside
 from tests.build.test_host import innermost_loop
 
@@ -64,7 +63,7 @@ def matrix() -> Iterator[object]:
             continue
         kernel = KernelSpec(PATTERN, precision, layout, job="gradient" if is_gradient else "multiply", weights=weights)
         if family.endswith("chain"):
-            kernel = chain_kernel([CHAIN], precision, layout, Epilogue(bias=True), weights=weights)
+            kernel = KernelSpec([CHAIN], precision, layout, Epilogue(bias=True), weights=weights)
         if FAMILIES[family].serves(kernel, limits):
             yield pytest.param(family, kernel, id=f"{family} {precision} {layout} {weights}")
 

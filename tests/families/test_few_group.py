@@ -20,7 +20,6 @@ from ksgen.launch.fused import family_of_chain, verdict_for
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
-from ksgen.spec.kernel import chain_kernel
 from tests.emulator import Counts, is_installed
 from tests.families.test_few_chain import DOWN, GPT2, PLANES, UNEVEN
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
@@ -52,7 +51,7 @@ def by_itself(source: Source, arrays: dict[str, Array], number: int, run: Run) -
     given = {name: arrays[f"{name}_{number + 1}"] for name in ("y", "bias", "residual") if f"{name}_{number + 1}" in arrays}
     given |= {"x": arrays["x"]} | {f"weights {at}": arrays[f"weights {first + at}"] for at in range(len(layer.factors))}
     one = render(layer, own, family=alone(own).name)
-    return run_chain(one, given, run) if layer.before else run_single(one, given, run)
+    return run_chain(one, given, run) if len(layer.factors) > 1 else run_single(one, given, run)
 
 
 def run_single(source: Source, arrays: dict[str, Array], run: Run) -> Array:
@@ -90,7 +89,7 @@ CASES: list[tuple[Chains, str, str, Epilogue, int, dict[str, Any]]] = [
 def test_agrees_with_float64_and_gives_the_bits_of_a_launch_for_each_layer(
     chains: Chains, precision: str, layout: str, epilogue: Epilogue, batch: int, more: dict[str, Any]
 ) -> None:
-    check_all(source_of(chain_kernel(chains, precision, layout, epilogue, **more), batch), batch, in_emulator())
+    check_all(source_of(KernelSpec(chains, precision, layout, epilogue, **more), batch), batch, in_emulator())
 
 
 @pytest.mark.exhaustive
@@ -118,7 +117,7 @@ def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(chai
 )
 def test_weights_and_x_stored_otherwise(chains: Chains, precision: str, layout: str, weights: str, inputs: str) -> None:
     between = "gelu" if any(len(each) > 1 for each in chains) else "none"
-    kernel, run, batch = chain_kernel(chains, precision, layout, ALL, between=between, weights=weights, inputs=inputs), in_emulator(), 3
+    kernel, run, batch = KernelSpec(chains, precision, layout, ALL, between=between, weights=weights, inputs=inputs), in_emulator(), 3
     source, problem = source_of(kernel, batch), make_problem(kernel, batch)
     stored = [each for own in problem.each for each in own.quantized]
     packed = [
@@ -161,7 +160,7 @@ def cases(draw: st.DrawFn) -> tuple[KernelSpec, FewGroupConstants, int]:
     chains += [(Pattern(1, draw(st.integers(1, 40)), a * c * d, 1),)] * draw(st.integers(1, 2))
     order = draw(st.permutations(chains))
     precision, layout = draw(st.sampled_from(["float32", "float64", "float16", "bfloat16"])), draw(st.sampled_from(LAYOUTS))
-    kernel = chain_kernel(order, precision, layout, draw(st.sampled_from([ALL, Epilogue()])), draw(st.sampled_from(["dense", "any"])))
+    kernel = KernelSpec(order, precision, layout, draw(st.sampled_from([ALL, Epilogue()])), stride=draw(st.sampled_from(["dense", "any"])))
     space = list(islice(FAMILY.space(kernel, LIMITS), 60))
     return kernel, draw(st.sampled_from(space)), draw(st.integers(1, 35))
 
@@ -236,10 +235,10 @@ def test_groups_that_it_cannot_take_are_refused() -> None:
     tiles = "4 4 1, 16 1 1 4 1 1; 4 4 1, 16 1 1 4 1 1"
     with pytest.raises(ConstantsError, match="of layer 1, the second factor's a divides the first one's a"):
         check(FAMILY, group_of((WIDE, WIDE), "float16", "bsf"), FewGroupConstants(1, tiles))
-    for beside in (((*EVEN, *EVEN),), ()):
-        assert not FAMILY.serves(chain_of(EVEN, "float16", "bsf", beside=beside), LIMITS)
+    for others in ([(*EVEN, *EVEN)], []):
+        assert not FAMILY.serves(KernelSpec([EVEN, *others], "float16", "bsf"), LIMITS)
     assert not FAMILY.serves(group_of((WIDE, WIDE), "float16", "bsf"), LIMITS)
-    assert not FAMILY.serves(chain_of(EVEN, "float16", "bsf", beside=(EVEN,), out_layout="bsl"), LIMITS)
+    assert not FAMILY.serves(KernelSpec((EVEN, EVEN), "float16", "bsf", out_layout="bsl"), LIMITS)
     kernel = group_of(QKV, "float16", "bsf")
     assert FAMILIES["few_group"] in families_for(kernel, LIMITS, 1)
     for limits in (cuda_limits("sm_75"), replace(LIMITS, is_cpu=True), replace(LIMITS, shared_bytes=100)):

@@ -38,7 +38,7 @@ def alone(source: Source, number: int) -> tuple[Source, list[str]]:
     kernel, constants = source.kernel, source.constants
     chain, tiles = kernel.chains[number].factors, constants.tiles.split("; ")[number]
     first = sum(map(len, kernel.chains[:number]))
-    one = replace(kernel, pattern=chain[-1], before=chain[:-1], beside=())
+    one = replace(kernel, chains=chain)
     return render(one, replace(constants, tiles=tiles), family=source.family), [f"weights {first + at}" for at in range(len(chain))]
 
 

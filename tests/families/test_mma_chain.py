@@ -277,7 +277,7 @@ def test_what_it_serves() -> None:
     assert all(map(serves, ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")))
     assert not serves("float32")
     assert not serves("float16", target="sm_75")
-    assert serves("float16", beside=(EVEN,))
+    assert serves("float16", chains=(EVEN, EVEN))
     assert not FAMILY.serves(chain_of(EVEN[:1], "float16", "bsf", out_layout="bsl"), LIMITS)
     assert not serves("float16", (Pattern(1, 8192, 8192, 1), Pattern(1, 8192, 8192, 1)))  # a tile of 8192 features has no room
     assert not FAMILY.serves(KernelSpec(EVEN[0], "float16"), LIMITS)

@@ -13,7 +13,6 @@ from ksgen.measure.verify import Problem, measure, tolerance
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, numpy_type
 from ksgen.spec import LAYOUTS, STORAGES, Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from tests.measure.test_verify import needs_opencl
 from tests.support import kernels
 from tests.support.host_memory import processor
@@ -71,7 +70,7 @@ def test_what_serves_them(layout: str) -> None:
     assert family_for(kernel, LIMITS, 1).name == "few"
     assert family_for(kernel, LIMITS, 25088).name == "mma"
     assert [each.name for each in families_for(replace(kernel, precision="float32"), LIMITS)] == ["simt", "few"]
-    chain = KernelSpec(Pattern(1, 64, 64, 6), "float16", layout, job=CHAIN, before=(Pattern(6, 64, 64, 1),), weights="int8")
+    chain = KernelSpec((Pattern(6, 64, 64, 1), Pattern(1, 64, 64, 6)), "float16", layout, weights="int8")
     assert [each.name for each in families_for(chain, LIMITS)] == ["mma_chain", "few_chain"]
 
 

@@ -19,7 +19,6 @@ from ksgen.measure.verify import Bench, Problem, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, numpy_type
 from ksgen.spec import LAYOUTS, STORAGES, Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN, chain_kernel
 from ksgen.spec.storage import taken_beside
 from tests.families import test_vector as vector
 from tests.measure.test_verify import needs_opencl
@@ -186,7 +185,7 @@ def test_what_serves_it(layout: str) -> None:
 def test_who_takes_it_through_several_factors() -> None:
     """Processors, and on GPUs blocks of few entries; of many, each factor is a launch of its own, which is said."""
     pair = (Pattern(6, 64, 64, 1), Pattern(1, 768, 384, 1))
-    kernel = chain_kernel((pair,), "bfloat16", "bsf", Epilogue(), weights="e4m3", inputs="e4m3")
+    kernel = KernelSpec((pair,), "bfloat16", "bsf", Epilogue(), weights="e4m3", inputs="e4m3")
     assert [each.name for each in families_for(kernel, LIMITS)] == ["few_chain"]
     assert [each.name for each in families_for(replace(kernel, inputs="same"), LIMITS)] == ["mma_chain", "few_chain"]
     assert verdict_for(kernel, LIMITS, "cuda", 1, "yes").is_one
@@ -219,7 +218,7 @@ def test_what_a_kernel_may_be() -> None:
     ):
         with pytest.raises(SpecError, match=told):
             KernelSpec(pattern, **options)
-    whole = KernelSpec(pattern, "float16", weights="e4m3", inputs="e4m3", job=CHAIN, before=(Pattern(2, 8, 9, 1),))
+    whole = KernelSpec((Pattern(2, 8, 9, 1), pattern), "float16", weights="e4m3", inputs="e4m3")
     assert [each.inputs for each in factor_kernels(whole)] == ["e4m3", "same"]  # what lies between is stored as Y is
     one = KernelSpec(pattern, "float16", weights="e4m3", inputs="e4m3")
     assert one.name == "ks_2x9x8x1_float16_e4m3_inputs_bsf"
@@ -272,7 +271,7 @@ def test_processors_agree_natively(storage: str, monkeypatch: pytest.MonkeyPatch
 def test_processors_take_it_through_a_group_of_chains(storage: str, precision: str, layout: str, out_layout: str | None) -> None:
     """Ragged in all sizes; a chain alone where one layout is turned into the other. Lanes along the outputs, and along the batch."""
     chains = ((Pattern(2, 9, 20, 3), Pattern(1, 7, 54, 1)), (Pattern(1, 21, 40, 3),))
-    one = chain_kernel(
+    one = KernelSpec(
         chains[: 1 if out_layout else 2], precision, layout, ALL, between="gelu", out_layout=out_layout, weights=storage, inputs=storage
     )
     family, device = FAMILIES["vector_chain"], processor()

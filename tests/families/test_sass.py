@@ -12,7 +12,6 @@ from ksgen.families import FAMILIES, check, cuda_limits, slots
 from ksgen.families.wgmma.block import REGISTERS
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import chain_kernel
 from tests.compile_matrix import BLACKWELL, PROMISES, Outcome, faults, modelled_per_product, violations
 from tests.compile_matrix import SAMPLE as PATTERN
 from tests.support import sass
@@ -152,7 +151,7 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     kernel = KernelSpec(PATTERN, row.precision, row.layout)
     if row.family.endswith(("_chain", "_group")):
         layers = (LAYER, LAYER[:1]) if row.family.endswith("_group") else (LAYER,)
-        kernel = chain_kernel(layers, row.precision, row.layout, Epilogue())
+        kernel = KernelSpec(layers, row.precision, row.layout, Epilogue())
     else:
         kernel = job_of(row.family, kernel)
     source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target), row.batch), family=row.family)
@@ -291,7 +290,7 @@ def test_few_entries_read_nothing_before_it_either(family: str, chains: tuple[tu
     if family == "few":
         kernel = KernelSpec(chains[0][0], "bfloat16", "bsf", epilogue, weights=weights)
     else:
-        kernel = chain_kernel(chains, "bfloat16", "bsf", epilogue, weights=weights)
+        kernel = KernelSpec(chains, "bfloat16", "bsf", epilogue, weights=weights)
     constants = FAMILIES[family].default(kernel, limits, 1)
     check(FAMILIES[family], kernel, constants, limits)
     source = render(kernel, constants, family=family)

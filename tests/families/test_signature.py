@@ -13,7 +13,6 @@ from ksgen.families import FAMILIES, Limits, cuda_limits
 from ksgen.families.signature import operands_of, result_of, weights_of
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 HOPPER = cuda_limits("sm_90a")
 PROCESSOR = Limits(32 * 1024, 1024, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, tiles=("bf16", "f16"), multiprocessors=4)
@@ -43,8 +42,8 @@ def kernels() -> Iterator[KernelSpec]:
         plain = KernelSpec(PATTERN, precision, layout)
         for bias, residual in product((False, True), repeat=2):
             added = replace(plain, epilogue=Epilogue(bias, "relu", residual))
-            yield from (added, replace(added, stride="any"), replace(added, job=CHAIN, before=BEFORE))
-        yield replace(plain, epilogue=Epilogue(True, "relu", True), job=CHAIN, before=BEFORE, beside=BESIDE)
+            yield from (added, replace(added, stride="any"), replace(added, chains=(*BEFORE, PATTERN)))
+        yield replace(plain, chains=((*BEFORE, PATTERN), *BESIDE), epilogue=Epilogue(True, "relu", True))
         yield replace(plain, job="gradient")
 
 
@@ -106,7 +105,7 @@ def test_a_kernel_takes_what_its_epilogue_and_job_ask_for() -> None:
     assert operands_of(every, plain) == ("x", "weights", "y", "workspace")
     assert operands_of(every, replace(plain, epilogue=Epilogue(True, "none", False))) == ("x", "weights", "y", "workspace", "bias")
     assert operands_of(every, replace(plain, epilogue=Epilogue(False, "none", True)))[4:] == ("residual",)
-    chain = replace(plain, job=CHAIN, before=BEFORE)
+    chain = replace(plain, chains=(*BEFORE, PATTERN))
     assert operands_of(every, chain) == ("x", "weights_1", "weights_2", "y", "workspace")
     assert weights_of(chain) == ("weights_1", "weights_2")
     assert (weights_of(plain), result_of(plain)) == (("weights",), "y")

@@ -185,7 +185,7 @@ def test_what_it_serves() -> None:
     assert not serves("float16")
     assert not serves("complex64")
     assert not serves("float32", target="sm_75")
-    assert serves("float32", beside=(EVEN,))
+    assert serves("float32", chains=(EVEN, EVEN))
     assert not serves("float32", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # 4096 features have no room
     assert not FAMILY.serves(KernelSpec(EVEN[0], "float32"), LIMITS)
     assert not FAMILY.serves(chain_of(EVEN, "float32", "bsf"), Limits(2**18, is_cpu=True))

@@ -44,7 +44,7 @@ ALL = Epilogue(True, "gelu", True)
 def chain_of(
     patterns: tuple[Pattern, ...], precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, **more: Any
 ) -> KernelSpec:
-    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], **more)
+    return KernelSpec(patterns, precision, layout, epilogue or Epilogue(), **more)
 
 
 def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) -> ChainConstants:

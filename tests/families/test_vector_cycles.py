@@ -105,10 +105,10 @@ def test_half_idle_cores_and_many_small_tasks_cost() -> None:
 
 def test_a_chain_takes_as_long_as_its_factors() -> None:
     family = family_named("vector_chain")
-    kernel = KernelSpec(Pattern(1, 192, 48, 2), job="chain", before=(Pattern(2, 48, 192, 1),))
+    kernel = KernelSpec((Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2)))
     constants = family.default(kernel, LIMITS, BATCH)
     alone = family_named("vector")
-    parts = [KernelSpec(kernel.before[0]), KernelSpec(kernel.pattern)]
+    parts = [KernelSpec(pattern) for pattern in kernel.factors]
     assert family.work(kernel, constants, BATCH).cycles == sum(
         alone.work(each, own, BATCH).cycles for each, own in zip(parts, constants.parsed, strict=True)
     )

@@ -16,7 +16,6 @@ from ksgen.measure.verify import compare, make_problem, measure, tolerance
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, numpy_type, quantize
 from ksgen.spec import LAYOUTS, STORAGES, Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.spec.storage import taken_beside
 from tests.families import test_vector as vector
 from tests.families.test_vector import CPU, FAMILY
@@ -97,7 +96,7 @@ def test_what_serves_them() -> None:
     refused = vector.constants_of(replace(kernel, precision="bfloat16", weights="same", layout="bsf"), "batch", 8, pairs=1)
     with pytest.raises(ConstantsError, match="pairs=1 must be 0 with weights in eight bits"):
         check(FAMILY, replace(kernel, precision="bfloat16", layout="bsf"), refused)
-    chain = KernelSpec(Pattern(1, 64, 64, 6), job=CHAIN, before=(Pattern(6, 64, 64, 1),), weights="int8")
+    chain = KernelSpec((Pattern(6, 64, 64, 1), Pattern(1, 64, 64, 6)), weights="int8")
     assert family_for(chain, CPU).name == "vector_chain"
 
 
@@ -108,7 +107,7 @@ def test_a_chain_in_one_launch(precision: str, layout: str, monkeypatch: pytest.
     device = chosen_native(monkeypatch)
     """With an activation between factors; y in batch-size-first in either case."""
     kernel = KernelSpec(
-        Pattern(2, 12, 8, 3), precision, layout, Epilogue(True, "relu"), job=CHAIN, before=(Pattern(6, 8, 4, 1),), weights="e4m3",
+        (Pattern(6, 8, 4, 1), Pattern(2, 12, 8, 3)), precision, layout, Epilogue(True, "relu"), weights="e4m3",
         between="gelu", out_layout="bsf",
     )  # fmt: skip
     found = measure(device, kernel, 40, runs=0)

@@ -15,7 +15,6 @@ from ksgen.families.chains import factor_kernels
 from ksgen.launch import fused
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import chain_kernel
 from ksgen.wisdom.store import Entry, Wisdom
 
 PAIR, ALONE = Chain((Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3))), Chain((Pattern(2, 9, 5, 3),))
@@ -43,7 +42,7 @@ class Imagined(SimpleNamespace):
 )
 def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(chain: Chain, layout: str, batch: int, is_one: bool) -> None:
     device: Any = Imagined(shares_host=True, kind="native", target="", name="nobody's", limits=CPU)
-    found = fused.verdict(device, chain_kernel((chain.factors,), "float32", layout, Epilogue()), batch)
+    found = fused.verdict(device, KernelSpec((chain.factors,), "float32", layout, Epilogue()), batch)
     assert found.is_one == is_one
     least = {"bsf": "32 entries the outputs of each factor of weights that have more than 512 KB in all are ", "bsl": "64 entries the "}
     if layout == "bsl" and batch >= 64:
@@ -54,7 +53,7 @@ def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(chain: Ch
 
 @pytest.mark.parametrize(("layout", "other", "is_one"), [("bsf", "bsl", True), ("bsl", "bsf", True), ("bsl", None, False)])
 def test_one_launch_that_turns_y_saves_a_copy_in_batch_size_last_too(layout: str, other: str | None, is_one: bool) -> None:
-    kernel = chain_kernel((PAIR.factors,), "float32", layout, Epilogue(), out_layout=other)
+    kernel = KernelSpec((PAIR.factors,), "float32", layout, Epilogue(), out_layout=other)
     device: Any = Imagined(shares_host=True, kind="native", target="", name="nobody's", limits=CPU)
     assert fused.verdict(device, kernel, 10_000).is_one == is_one
     assert fused.verdict(device, kernel, 10_000, "yes").is_one
@@ -71,7 +70,7 @@ def test_one_factor_is_no_layer_but_two_beside_each_other_are(monkeypatch: pytes
 def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], is_one: bool) -> None:
     """Of the whole and of each factor, all of them near this batch; without one of them the rule does."""
     device: Any = Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="")
-    kernel = chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue(True, "relu"))
+    kernel = KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue(True, "relu"))
     chains = (PAIR.factors, *((each,) for each in PAIR))
     found: dict[Any, Any] = {
         chain: SimpleNamespace(batch=5000, median_us=us, measured={"turn_us": 2.0}) for chain, us in zip(chains, times, strict=True)
@@ -87,7 +86,7 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
     turned = fused.verdict(device, replace(kernel, out_layout="bsl"), 6272)
     assert turned.is_one
     assert turned.why.endswith("and 7.5 us of one for each factor, with the copy that turns what lies between")
-    group = chain_kernel((PAIR.factors, PAIR.factors), "float32", "bsf", Epilogue())
+    group = KernelSpec((PAIR.factors, PAIR.factors), "float32", "bsf", Epilogue())
     apart_us = 2 * min(times[0], 5.5)  # the faster way for each layer
     assert fused.verdict(device, group, 6272).why.endswith(f"at batch 5000, and {apart_us:.3g} us of the layers one by one")
     monkeypatch.setattr(fused, "limits_of", lambda _device: None)
@@ -99,7 +98,7 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
 def test_times_in_doubt_decide_nothing(monkeypatch: pytest.MonkeyPatch, doubtful: tuple[int, ...]) -> None:
     """Of one launch, or of either factor: then the rule does, which says otherwise than these times."""
     device: Any = Imagined(shares_host=True, limits=CPU, kind="native", target="", name="nobody's")
-    kernel = chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue())
+    kernel = KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue())
     limits, entries = fused.limits_of(device), []
     for at, (own, us) in enumerate(zip((kernel, *factor_kernels(kernel)), (6.0, 3.0, 2.5), strict=True)):
         family = family_for(own, limits, 5000)
@@ -134,7 +133,7 @@ def of_tiles(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 def test_of_tiles_that_nobody_timed_the_cost_model_decides(chain: Chain, is_one: bool, of_tiles: Any) -> None:
-    kernel = chain_kernel((chain.factors,), "bf16x6", "bsf", Epilogue())
+    kernel = KernelSpec((chain.factors,), "bf16x6", "bsf", Epilogue())
     found = fused.verdict(of_tiles, kernel, 6272)
     told = re.fullmatch(CYCLES, found.why)
     assert told, found.why
@@ -145,7 +144,7 @@ def test_of_tiles_that_nobody_timed_the_cost_model_decides(chain: Chain, is_one:
 
 def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16; where products alone were timed, they do."""
-    kernel, rule = chain_kernel((PAIR.factors,), "bfloat16", "bsf", Epilogue()), "what lies between factors stays in the cache"
+    kernel, rule = KernelSpec((PAIR.factors,), "bfloat16", "bsf", Epilogue()), "what lies between factors stays in the cache"
     assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, rule)
     monkeypatch.setattr(type(FAMILIES["amx"]), "by_default", True)
     assert fused.verdict(of_tiles, kernel, 6272).why.startswith("amx serves each factor, and amx_chain is for")
@@ -157,8 +156,8 @@ def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: 
 
 def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By order either."""
-    kernel = chain_kernel((PAIR.factors,), "bf16x6", "bsf", Epilogue())
-    group = chain_kernel((PAIR.factors, PAIR.factors), "bf16x6", "bsf", Epilogue())
+    kernel = KernelSpec((PAIR.factors,), "bf16x6", "bsf", Epilogue())
+    group = KernelSpec((PAIR.factors, PAIR.factors), "bf16x6", "bsf", Epilogue())
     says = "amx serves each factor, and amx_chain is for all factors of one layer in one launch, of dense arrays in one layout: processors"
     for other in (group, replace(kernel, stride="any"), replace(kernel, out_layout="bsl")):
         for fuse in ("auto", "yes"):
@@ -190,7 +189,7 @@ GPU: Any = Imagined(
 )
 def test_the_cost_model_says_whether_a_layer_is_one_launch(chain: Chain, precision: str, target: str, says: str) -> None:
     device: Any = Imagined(**vars(GPU) | {"target": target})
-    kernel = chain_kernel((chain.factors,), precision, "bsf", Epilogue())
+    kernel = KernelSpec((chain.factors,), precision, "bsf", Epilogue())
     found = fused.verdict(device, kernel, 25088)
     assert re.search(says, found.why)
     assert found.is_one == ("expects" in says)
@@ -198,7 +197,7 @@ def test_the_cost_model_says_whether_a_layer_is_one_launch(chain: Chain, precisi
 
 def test_what_is_expected_to_be_slower_is_a_launch_for_each_factor() -> None:
     """Few tiles of the batch leave most multiprocessors without work, and each reads all weights."""
-    kernel = chain_kernel(((Pattern(2, 512, 512, 1), Pattern(1, 512, 512, 2)),), "float16", "bsf", Epilogue())
+    kernel = KernelSpec(((Pattern(2, 512, 512, 1), Pattern(1, 512, 512, 2)),), "float16", "bsf", Epilogue())
     found = fused.verdict(GPU, kernel, 64)
     one_us, each_us = map(float, re.findall(r"([\d.]+) us", found.why))
     assert one_us > each_us
@@ -208,5 +207,5 @@ def test_what_is_expected_to_be_slower_is_a_launch_for_each_factor() -> None:
 def test_other_devices_have_no_chains() -> None:
     limits = Limits(shared_bytes_per_block=2**15, threads_per_block=256, multiprocessors=CORES)
     device: Any = Imagined(shares_host=False, name="nobody's", kind="opencl", target="", limits=limits)
-    found = fused.verdict(device, chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
+    found = fused.verdict(device, KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
     assert found == fused.Verdict(False, "no family does that on such a device")

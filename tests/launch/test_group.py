@@ -24,7 +24,6 @@ from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
-from ksgen.spec.kernel import chain_kernel
 from ksgen.tuning import tuner
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.search import Tuned
@@ -364,14 +363,14 @@ def test_what_a_search_found_for_few_entries_is_launched(
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
     monkeypatch.setattr(group_module, "find_device", lambda _: gpu)
     chains = [tuple(Pattern(*shape) for shape in layer) for layer in LAYERS]
-    kernel, family, limits = chain_kernel(chains, "float16", "bsf", Epilogue()), FAMILIES["few_group"], limits_of(gpu)
+    kernel, family, limits = KernelSpec(chains, "float16", "bsf", Epilogue()), FAMILIES["few_group"], limits_of(gpu)
     default = family.default(kernel, limits, 3)
     fastest = [each for each in family.space(kernel, limits) if each.tile_batch == 4 and each != default][-1]
 
     def time_of(own: KernelSpec, candidate: Candidate) -> float:
-        return 1.5 if not own.beside else group_us if candidate.constants == fastest else 8.0
+        return 1.5 if not own.is_group else group_us if candidate.constants == fastest else 8.0
 
-    monkeypatch.setattr(tuner, "list_space", lambda job, _: [Candidate("few_group", fastest)] if job.kernel.beside else [])
+    monkeypatch.setattr(tuner, "list_space", lambda job, _: [Candidate("few_group", fastest)] if job.kernel.is_group else [])
     engine, store = TimedEngine(gpu, time_of), TrialStore(tmp_path / "trials.sqlite")
     try:
         found = tuner.Tuner(engine, store).run([Job(each, 3) for each in dict.fromkeys([kernel, *layer_kernels(kernel)])])

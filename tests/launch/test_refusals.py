@@ -92,8 +92,8 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "Chain": Chain,
     "ChainLauncher": ChainLauncher,
     "ChainLauncher then": lambda value: ChainLauncher(ks, value),
-    **{f"KernelSpec {name}": lambda value, name=name: KernelSpec(**{"pattern": PATTERN, name: value})
-       for name in ("pattern", "precision", "layout", "epilogue", "batch", "job")},
+    **{f"KernelSpec {name}": lambda value, name=name: KernelSpec(**{"chains": PATTERN, name: value})
+       for name in ("chains", "precision", "layout", "epilogue", "batch", "job")},
     **{f"Epilogue {name}": lambda value, name=name: Epilogue(**{name: value}) for name in ("bias", "activation", "residual")},
     **{f"{name} first": lambda value, family=family, count=family.__code__.co_argcount: family(value, *[4] * (count - 1))
        for name, family in NAMED_CHAINS.items()},

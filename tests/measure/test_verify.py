@@ -17,7 +17,6 @@ from ksgen.measure.roofline import measure_ceilings
 from ksgen.measure.verify import Bench, compare, host_call, make_problem, measure, numpy_way, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import chain_kernel
 from tests.emulator import is_installed
 from tests.support.fake_gpu import FakeGpu
 
@@ -162,7 +161,7 @@ def test_measuring_a_kernel_and_a_device() -> None:
 def test_a_chains_problem_has_weights_of_every_factor() -> None:
     """Its truth is that of the factors one after the other, and its tolerance the sum of theirs."""
     factors = (Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3))
-    problem = make_problem(KernelSpec(factors[1], before=factors[:1], job="chain"), 70)
+    problem = make_problem(KernelSpec(factors), 70)
     between = reference.multiply(factors[0], problem.x, *problem.before, "bsf")
     np.testing.assert_array_equal(problem.truth, reference.multiply(factors[1], between, problem.weights, "bsf"))
     activated = make_problem(replace(problem.kernel, between="relu"), problem.batch)
@@ -179,7 +178,7 @@ def test_a_chains_problem_has_weights_of_every_factor() -> None:
 def test_a_groups_problem_is_one_for_each_chain_on_the_same_x() -> None:
     """Equal chains have weights of their own, so that none passes by another's; each output counts."""
     pair, alone = (Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3)), (Pattern(2, 4, 5, 3),)
-    problem = make_problem(chain_kernel((pair, alone, pair), "float32", "bsf", Epilogue(True), between="relu"), 70)
+    problem = make_problem(KernelSpec((pair, alone, pair), "float32", "bsf", Epilogue(True), between="relu"), 70)
     first, second, third = problem.each
     assert first.x is second.x is third.x
     assert [array.shape for array in problem.given] == [each.shape for each in (*pair, *alone, *pair)]

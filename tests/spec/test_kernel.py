@@ -22,7 +22,7 @@ def test_a_kernel_is_named_by_everything_that_is_set() -> None:
 
 
 def test_the_layout_of_y_goes_without_saying_where_it_is_that_of_x() -> None:
-    chain = KernelSpec(SMALL, job="chain", before=(SMALL,))
+    chain = KernelSpec((SMALL, SMALL))
     assert replace(chain, out_layout="bsf") == chain
     turned = replace(chain, out_layout="bsl")
     assert (turned.name, turned.y_layout) == ("ks_6x64x64x1_6x64x64x1_float32_bsf_to_bsl", "bsl")
@@ -51,7 +51,8 @@ def test_flops_and_bytes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pattern": (6, 64, 64, 1)}, "pattern=(6, 64, 64, 1); accepted: a Pattern"),
+        ({"chains": (6, 64, 64, 1)}, "chains=(6, 64, 64, 1); accepted: a Pattern, or chains of Patterns"),
+        ({"chains": ()}, "chains=(); accepted: a Pattern, or chains of Patterns"),
         ({"precision": "flot32"}, "precision='flot32'; did you mean float32? accepted: float32, float64, float16"),
         ({"precision": 32}, "precision=32; did you mean tf32? accepted: float32"),
         ({"layout": "nhwc"}, "layout='nhwc'; accepted: bsf, bsl"),
@@ -61,21 +62,21 @@ def test_flops_and_bytes() -> None:
         ),
         ({"epilogue": "gelu"}, "epilogue='gelu'; accepted: an Epilogue"),
         ({"batch": 0}, "batch=0; accepted: a whole number from 1 up, or None for any"),
-        ({"job": "chain", "before": (SMALL,), "between": "reul"}, "between='reul'; did you mean relu?"),
+        ({"chains": (SMALL, SMALL), "between": "reul"}, "between='reul'; did you mean relu?"),
         ({"between": "relu"}, "between=relu where there is one factor; accepted: none, or two factors or more"),
         (
-            {"job": "chain", "before": (SMALL,), "between": "relu", "precision": "complex64"},
+            {"chains": (SMALL, SMALL), "between": "relu", "precision": "complex64"},
             "between=relu of complex numbers, complex64; accepted: none",
         ),
         ({"out_layout": "nhwc"}, "out_layout='nhwc'; accepted: bsf, bsl"),
-        ({"out_layout": "bsl"}, "job='multiply'; accepted: chain"),
+        ({"out_layout": "bsl", "job": "gradient"}, "job='gradient'; accepted: chain"),
         ({"batch": True}, "batch=True; accepted: a whole number from 1 up"),
         ({"batch": 2**64}, "batch=a number of 65 bits; accepted: a whole number from 1 up"),
     ],
 )
 def test_a_kernel_refuses_what_it_does_not_know(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        KernelSpec(**({"pattern": SMALL} | arguments))
+        KernelSpec(**({"chains": SMALL} | arguments))
     assert str(caught.value).startswith(message)
 
 

@@ -25,7 +25,7 @@ def test_a_kernel_says_how_its_weights_are_stored() -> None:
     assert len({KERNEL.digest, plain.digest, replace(KERNEL, weights="e5m2").digest}) == 3
     assert (plain.weight_bytes, KERNEL.weight_bytes) == (2 * 6 * 64 * 64, 6 * 64 * 64 + 4 * 6 * 64)
     assert plain.bytes(3) - KERNEL.bytes(3) == plain.weight_bytes - KERNEL.weight_bytes
-    chain = KernelSpec(Pattern(1, 64, 64, 6), job="chain", before=(Pattern(6, 64, 64, 1),), weights="e4m3")
+    chain = KernelSpec((Pattern(6, 64, 64, 1), Pattern(1, 64, 64, 6)), weights="e4m3")
     assert chain.weight_bytes == 2 * (6 * 64 * 64 + 4 * 6 * 64)
     assert [scales_begin(count) for count in (1, 16, 17)] == [16, 16, 32]
 

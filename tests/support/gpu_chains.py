@@ -13,7 +13,6 @@ from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.reference import wide_type
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import chain_kernel
 from tests.support.kernels import Array, Run, as_bits, in_rows, shifted, spaced
 from tests.support.kernels import pack as packed_by
 
@@ -26,13 +25,13 @@ BAD = np.array([np.nan, np.inf, -np.inf])
 
 
 def chain_of(patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, **more: Any) -> KernelSpec:
-    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], **more)
+    return KernelSpec(patterns, precision, layout, epilogue or Epilogue(), **more)
 
 
 def group_of(
     chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue | None = None, stride: str = "dense"
 ) -> KernelSpec:
-    return chain_kernel(chains, precision, layout, epilogue or Epilogue(), stride)
+    return KernelSpec(chains, precision, layout, epilogue or Epilogue(), stride=stride)
 
 
 def is_right(kernel: KernelSpec, got: Array, truth: Array, chain: int = 0) -> bool:

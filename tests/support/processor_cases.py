@@ -35,7 +35,7 @@ class Case:
 
     @property
     def job(self) -> str:
-        return "gradient" if "gradient" in self.family else "chain" if self.before or self.beside else "multiply"
+        return "gradient" if "gradient" in self.family else "multiply"
 
     def __str__(self) -> str:
         own = "_".join(map(str, (self.constants or {}).values())).replace(", ", "+").replace(" ", "-")
@@ -44,11 +44,9 @@ class Case:
 
     @property
     def kernel(self) -> KernelSpec:
-        before = tuple(Pattern(*each) for each in self.before)
-        beside = tuple(tuple(Pattern(*each) for each in listed) for listed in self.beside)
+        chains = [[Pattern(*each) for each in listed] for listed in ((*self.before, self.pattern), *self.beside)]
         stride = "any" if self.gaps else "dense"
-        pattern, epilogue = Pattern(*self.pattern), Epilogue(*self.epilogue)
-        return KernelSpec(pattern, self.precision, self.layout, epilogue, None, self.job, before, stride, beside)
+        return KernelSpec(chains, self.precision, self.layout, Epilogue(*self.epilogue), None, self.job, stride)
 
     def choice(self, kernel: KernelSpec, device: Device, batch: int) -> Choice:
         if self.constants is None:
@@ -93,7 +91,7 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
     rows = {name: spread(arrays[name], gap) for name, gap in gaps.items()}
     at: dict[str, Any] = {name: uploaded(device, array) for name, array in (arrays | rows).items()}
     at |= {pitch: arrays[name].shape[1] + gaps[name] for name, pitch in pitches_of(kernel).items()}
-    parsed = [choice.constants] if case.job == "multiply" else choice.constants.parsed
+    parsed = [choice.constants] if case.kernel.job == "multiply" else choice.constants.parsed
     packed_by = family_named(case.family).packed_by or case.family
     for name, number, factor, own in zip(weights_of(kernel), count(), factor_kernels(kernel), parsed, strict=False):
         plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice(packed_by, own, "a test's"))

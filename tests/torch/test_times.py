@@ -34,7 +34,7 @@ def test_of_a_target_the_model_predicts_each_factor_and_all_in_one_launch() -> N
         assert found
         return float(found.us)
 
-    apart, whole = sum(expected(KernelSpec(pattern)) for pattern in CHAIN), expected(KernelSpec(CHAIN[1], job="chain", before=(CHAIN[0],)))
+    apart, whole = sum(expected(KernelSpec(pattern)) for pattern in CHAIN), expected(KernelSpec(CHAIN))
     assert clock.chain_us(CHAIN, "float32", 25088) == pytest.approx(min(apart, whole))
     back, step = (each.transpose for each in CHAIN), 0.0
     step += sum(expected(KernelSpec(pattern)) for pattern in (*CHAIN, *back))
@@ -70,7 +70,7 @@ def test_of_a_processor_by_its_measured_rates(monkeypatch: pytest.MonkeyPatch) -
     assert slow.by == f"{fast.by}, which cannot be trusted (others took 50% of the processors)"
     us = fast.chain_us(CHAIN, "float32", 1568)
     apart = sum(fast.kernel_us(KernelSpec(pattern), 1568) or 0 for pattern in CHAIN)
-    whole = fast.kernel_us(KernelSpec(CHAIN[1], job="chain", before=(CHAIN[0],)), 1568)
+    whole = fast.kernel_us(KernelSpec(CHAIN), 1568)
     assert whole
     assert us == min(apart, whole) == again.chain_us(CHAIN, "float32", 1568)
     assert slow.chain_us(CHAIN, "float64", 1568) > us

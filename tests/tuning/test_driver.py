@@ -13,7 +13,6 @@ from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.simt import SimtConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import chain_kernel
 from tests.driver import NotHereError, run
 
 KERNEL = KernelSpec(Pattern(1, 24, 9, 2))
@@ -125,7 +124,7 @@ def test_a_search_tells_kernels_of_two_microseconds_apart_by_three_hundredths(
     assert SHORT[told["best"]] == min(SHORT_US, key=SHORT_US.__getitem__)
 
 
-GROUP = chain_kernel(((Pattern(2, 24, 16, 1),), (Pattern(2, 9, 16, 1), Pattern(1, 4, 18, 1))), "float16", "bsf", Epilogue())
+GROUP = KernelSpec(((Pattern(2, 24, 16, 1),), (Pattern(2, 9, 16, 1), Pattern(1, 4, 18, 1))), "float16", "bsf", Epilogue())
 OF_GROUP = [each for each in FAMILIES["few_group"].space(GROUP, cuda_limits("sm_90a")) if each.tile_batch == 2][-3:]  # few_group's own
 GROUP_US = (1.0, 2.0, 3.0)  # the first of them lies
 

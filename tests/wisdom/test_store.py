@@ -20,7 +20,6 @@ from ksgen.launch.choice import choose, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec, stratified
-from ksgen.spec.kernel import chain_kernel
 from ksgen.wisdom import store as wisdoms
 from ksgen.wisdom.store import Entry, Wisdom, check_writable, dump, file_name, load_wisdom, parse, save
 from tests.support.fake_gpu import FakeGpu
@@ -109,7 +108,7 @@ def test_a_time_counts_near_the_batch_of_the_present_text_and_where_it_fits(monk
 
 def test_a_chains_entry_reads_back_as_it_was_written() -> None:
     processor = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
-    chain = replace(KERNEL, before=(Pattern(6, 16, 16, 1),), job="chain")
+    chain = replace(KERNEL, chains=(Pattern(6, 16, 16, 1), KERNEL.pattern))
     found = Entry(chain, 1000, "vector_chain", FAMILIES["vector_chain"].default(chain, processor, 1000), {"median_us": 1.5})
     text = dump("EPYC", Wisdom([found]))
     assert json.loads(text)["entries"][0]["before"] == [[6, 16, 16, 1]]
@@ -126,13 +125,13 @@ def test_a_chains_entry_reads_back_as_it_was_written() -> None:
 
 def test_a_groups_entry_serves_this_group_alone_and_slices_too() -> None:
     processor = Limits(2**18, registers=0, is_cpu=True, vector_bytes=32, multiprocessors=4, async_copies=False)
-    group = chain_kernel(((KERNEL.pattern,), (KERNEL.pattern,)), "float32", "bsf", Epilogue())
+    group = KernelSpec(((KERNEL.pattern,), (KERNEL.pattern,)), "float32", "bsf", Epilogue())
     found = Entry(group, 1000, "vector_chain", FAMILIES["vector_chain"].default(group, processor, 1000), {"median_us": 1.5})
     (again,) = parse(dump("a device", Wisdom([found])), "file")
     assert again == found
     for asked in (group, replace(group, stride="any"), replace(group, epilogue=Epilogue(True, "relu"))):
         assert Wisdom([again]).lookup(asked, 1000) == found
-    for other in (KERNEL, replace(group, beside=group.beside * 2), replace(group, layout="bsl")):
+    for other in (KERNEL, replace(group, chains=group.chains * 2), replace(group, layout="bsl")):
         assert Wisdom([again]).lookup(other, 1000) is None
     assert Wisdom([again]).lookup(KERNEL, 1000) is None
 

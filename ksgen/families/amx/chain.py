@@ -160,7 +160,7 @@ def chain_cycles(shape: ChainShape, batch: int) -> float:
 
 
 def _is_one_layer(kernel: KernelSpec) -> bool:
-    return kernel.job == CHAIN and not kernel.beside and kernel.out_layout is None and not kernel.is_strided
+    return kernel.job == CHAIN and not kernel.is_group and kernel.out_layout is None and not kernel.is_strided
 
 
 _RULES: tuple[Rule[ChainConstants], ...] = (

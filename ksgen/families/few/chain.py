@@ -34,7 +34,7 @@ _OF_LAST = ("A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TIL
 
 RULES: tuple[Rule[FewChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
-    Rule("a chain of two factors is one layer's", lambda k, c: len(k.factors) == 2 and not k.beside),
+    Rule("a chain of two factors is one layer's", lambda k, c: len(k.factors) == 2 and not k.is_group),
     Rule("the second factor's a divides the first one's a, and the first one's d the second one's", lambda k, c: is_narrow(k)),
     Rule("every constant is at least 1", lambda k, c: all(value >= 1 for name, value in vars(c).items() if name != "early")),
     Rule("early is 0 or 1", lambda k, c: c.early in (0, 1)),
@@ -75,7 +75,7 @@ class FewChain(PackedElsewhere[FewChainConstants]):
     why = "two factors of a layer for few batch entries, in one launch: blocks compute what lies between again; from sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        if kernel.job != CHAIN or kernel.beside or len(kernel.factors) != 2 or not is_narrow(kernel):
+        if kernel.job != CHAIN or kernel.is_group or len(kernel.factors) != 2 or not is_narrow(kernel):
             return False
         if kernel.arithmetic.is_complex or not limits.async_copies or limits.is_cpu:
             return False

@@ -21,7 +21,7 @@ def cache_bytes(shape: ChainShape, batch: int) -> float:
     first, last, own = shape.first, shape.last, shape.constants
     tiles = divide_up(batch, own.tile_batch)
     covers = last.tiles_out * last.tiles_d * first.planes_d // first.own.d  # of X, by all blocks
-    needed = replace(first.kernel, pattern=Pattern(first.kernel.pattern.a, 1, first.planes_i * first.own.c, first.own.d))
+    needed = replace(first.kernel, chains=Pattern(first.kernel.pattern.a, 1, first.planes_i * first.own.c, first.own.d))
     x = covers * run_bytes_of(needed, needed.pattern.c, needed.pattern.c, first.planes_d, batch, own.tile_batch, needed.x_item_bytes)
     outputs = first.kernel.pattern.b
     rows = last.tiles_out * row_bytes(first, outputs, outputs, own.tile_d)

@@ -135,7 +135,7 @@ def _factors(kernel: KernelSpec) -> tuple[KernelSpec, KernelSpec]:
     """Both, the first one as a block of the second one sees it."""
     first, last = factor_kernels(kernel)
     a, _, c, d = kernel.pattern.shape
-    return replace(first, pattern=Pattern(a, c, first.pattern.c, d)), last
+    return replace(first, chains=Pattern(a, c, first.pattern.c, d)), last
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class ChainShape:
     @cached_property
     def first(self) -> First:
         constants = replace(self.constants.first, tile_d=self.constants.tile_d)
-        return First(_factors(self.kernel)[0], constants, self.kernel.before[0])
+        return First(_factors(self.kernel)[0], constants, self.kernel.factors[0])
 
     @cached_property
     def threads(self) -> int:

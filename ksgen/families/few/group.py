@@ -43,7 +43,7 @@ def own_of(kernel: KernelSpec, constants: FewGroupConstants) -> list[tuple[Kerne
 def _refused_layer(kernel: KernelSpec, constants: FewGroupConstants) -> str:
     """What the rules of two factors refuse, of the first layer where they do."""
     for number, own in enumerate(own_of(kernel, constants), 1):
-        if own[0].before and (broken := first_broken(chain.RULES, *own)):
+        if len(own[0].factors) > 1 and (broken := first_broken(chain.RULES, *own)):
             return f"of layer {number}, {refusal(chain.RULES, broken, *own)}"
     return ""
 
@@ -54,7 +54,7 @@ def _threads(kernel: KernelSpec, constants: FewGroupConstants) -> list[int]:
 
 def is_group(kernel: KernelSpec) -> bool:
     """Whether layers of one or two factors multiply one X, and none of them turns."""
-    return kernel.job == CHAIN and bool(kernel.beside) and kernel.out_layout is None and all(len(each) <= 2 for each in kernel.chains)
+    return kernel.job == CHAIN and kernel.is_group and kernel.out_layout is None and all(len(each) <= 2 for each in kernel.chains)
 
 
 RULES: tuple[Rule[FewGroupConstants], ...] = (
@@ -81,7 +81,7 @@ class FewGroup(PackedElsewhere[FewGroupConstants]):
     why = "several layers on one X for few batch entries, in one launch: its blocks are shared out among them; from sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        if not is_group(kernel) or not all(is_narrow(layer) for layer in layer_kernels(kernel) if layer.before):
+        if not is_group(kernel) or not all(is_narrow(layer) for layer in layer_kernels(kernel) if len(layer.factors) > 1):
             return False
         if kernel.arithmetic.is_complex or not limits.async_copies or limits.is_cpu:
             return False
@@ -171,7 +171,7 @@ class FewGroup(PackedElsewhere[FewGroupConstants]):
 
 
 def _picture(number: int, layer: KernelSpec, own: OfLayer) -> str:
-    last = factor_kernels(layer)[-1] if layer.before else layer
+    last = factor_kernels(layer)[-1] if len(layer.factors) > 1 else layer
     drawn = family.picture(last, own.last if isinstance(own, FewChainConstants) else own)
     return f"// Kind {number}, {layer.factors}:\n{drawn}"
 

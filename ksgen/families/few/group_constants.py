@@ -99,7 +99,7 @@ def _common(ranked: Sequence[dict[int, tuple[tuple[float, OfLayer], ...]]]) -> l
 def _by_threads(layer: KernelSpec, limits: Limits, size: int, entries: int) -> dict[int, tuple[tuple[float, OfLayer], ...]]:
     """By threads of a block, the best constants of a layer for blocks of so many entries, and their cycles for a batch."""
     found: dict[int, list[tuple[float, OfLayer]]] = {}
-    if layer.before:
+    if len(layer.factors) > 1:
         for chain in chain_defaults.options(layer, limits, size):
             cycles = chain_defaults.expected_cycles(layer, chain, limits, entries)
             found.setdefault(ChainShape(layer, chain).threads, []).append((cycles, chain))

@@ -119,7 +119,7 @@ class ChainShape(GpuChainShape[Within]):
         """What factors read: of a group, without X."""
         found: list[list[int]] = [[] for _ in self.kernel.chains]
         for factor, where in zip(self.factors, self.places, strict=True):
-            if where.at or not self.kernel.beside:
+            if where.at or not self.kernel.is_group:
                 found[where.chain].append(factor.held_bytes)
         return found
 
@@ -136,7 +136,7 @@ class ChainShape(GpuChainShape[Within]):
 
     @property
     def stays(self) -> int:
-        if not self.kernel.beside:
+        if not self.kernel.is_group:
             return 0
         if self.constants.stream:
             return max(each.held_bytes for each, where in zip(self.factors, self.places, strict=True) if where.at == 0)
@@ -149,10 +149,10 @@ class ChainShape(GpuChainShape[Within]):
 
     def x_place(self, at: int) -> int:
         """Where a factor's inputs begin."""
-        if self.factors[at].streamed and self.kernel.beside:
+        if self.factors[at].streamed and self.kernel.is_group:
             return 0
         number = self.places[at].at
-        if not self.kernel.beside:
+        if not self.kernel.is_group:
             return self.place(number)
         return self.place(number - 1) if number else self.orders[self.factors[at].order][0]
 

@@ -28,7 +28,7 @@ class PermutedConstants(SharedConstants):
 def with_blocks_apart(kernel: KernelSpec) -> KernelSpec:
     """The kernel that multiplies what was permuted: each (i, j) is a block of its own, and nothing follows the product yet."""
     a, b, c, d = kernel.pattern.shape
-    return replace(kernel, pattern=Pattern(a * d, b, c, 1), epilogue=Epilogue())
+    return replace(kernel, chains=Pattern(a * d, b, c, 1), epilogue=Epilogue())
 
 
 def part_d(d: int) -> int:
