@@ -61,22 +61,3 @@ def test_every_room_is_in_the_table_once() -> None:
 def test_the_design_page_prints_the_table() -> None:
     rows = [f"| `{room.name}` | {room.answers} | {room.never} |" for room in LAYERS]
     assert "\n".join(rows) in (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-
-
-def files_of(module: Path) -> list[Path]:
-    """Where a module's tests may stand: in the mirrored folder, or under the name of its family's package."""
-    *folders, name = module.relative_to(PACKAGE).with_suffix("").parts
-    own = [ROOT / "tests" / Path(*folders) / f"test_{name}.py"]
-    if folders[:1] == ["families"] and len(folders) == 2:
-        own += [ROOT / "tests" / "families" / f"test_{folders[1]}{ending}.py" for ending in (f"_{name}", "")]
-    return own
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in MODULES if path.stem not in ("__init__", "__main__")],
-    ids=lambda path: str(path.relative_to(PACKAGE)),
-)
-def test_every_module_has_its_own_tests(path: Path) -> None:
-    found = [file for file in files_of(path) if file.is_file() and "\ndef test_" in file.read_text(encoding="utf-8")]
-    assert found, f"none of {', '.join(str(file.relative_to(ROOT)) for file in files_of(path))} has a test"

@@ -7,39 +7,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ksgen.devices import find_device
-from ksgen.devices.base import Device
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
-from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, type_of_call, y_shape
-from ksgen.launch.fused import STORED_OTHERWISE, WITHIN_AN_ELEMENT, Verdict, copied_to, fused_plan, verdict
-from ksgen.launch.launcher import Launcher, bytes_saved
-from ksgen.launch.memory import is_whole
-from ksgen.launch.places import on_device, on_shared
-from ksgen.launch.planner import PLANNER
+from ksgen.launch.launcher import Launcher
+from ksgen.launch.one_launch import OneLaunch
 from ksgen.launch.stated import ADDED, check_storage, checked, docstring, explained, operand, options_of_call
-from ksgen.launch.streams import device_and_stream, where_to_work
+from ksgen.launch.streams import device_and_stream
 from ksgen.launch.turned import check_turns, turned
 from ksgen.launch.views import CallOptions, views_of
-from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, storage_of, stored_alike
+from ksgen.launch.weights import Weights, check_stored, inputs_of, storage_of
 from ksgen.pattern import Chain
-from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
+from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue
 from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, activations_of, checked_batch, is_layer, is_turned, is_word
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
 
-class ChainLauncher:
+class ChainLauncher(OneLaunch):
     """One layer: the launchers of its factors, or their patterns, from the one that meets X first to the last one; or a chain.
 
     `between` is the activation of each factor but the last. `fuse`: "auto" for one launch where that is faster, "yes" for one always, which
     is an error where it cannot be had, and "no" for a launch of each factor. `out_layout`: of y where a call does not name it; None: as x
     has it. `stated`: as a `Launcher` takes it; what the factors state does not count."""
 
-    parts = "factor"  # that a launch serves, where one for all cannot be had
+    parts = "factor"
+    between: str
 
     def __init__(
         self, *factors: Any, between: str = "none", fuse: str = "auto", out_layout: str | None = None, **stated: Any
@@ -53,7 +49,7 @@ class ChainLauncher:
             raise LaunchError(f"{self.chain}: fuse={excerpt(fuse)}; accepted: {', '.join(FUSES)}")
         if out_layout is not None and not is_word(out_layout, LAYOUTS):
             raise LaunchError(f"{self.chain}: out_layout={excerpt(out_layout)}; accepted: {', '.join(LAYOUTS)}")
-        self.factors, self.between, self.fuse, self.out_layout = own, between, fuse, out_layout
+        self.chains, self.factors, self.between, self.fuse, self.out_layout = (self.chain,), own, between, fuse, out_layout
         self.stated = checked(self.chain, StatedOptions(**stated))
         self.__doc__ = docstring((self.chain,), self.stated, LayerOptions(between, out_layout, fuse))
 
@@ -62,10 +58,6 @@ class ChainLauncher:
         if stated == self.stated:
             return self
         return ChainLauncher(*self.factors, between=self.between, fuse=self.fuse, out_layout=self.out_layout, **stated.told)
-
-    @property
-    def title(self) -> str:
-        return str(self.chain)
 
     def __repr__(self) -> str:
         told = LayerOptions(self.between, self.out_layout, self.fuse).told | self.stated.told
@@ -190,9 +182,8 @@ class ChainLauncher:
         told = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
         told += f" from {layout} to {out_layout}" if is_turned(layout, out_layout) else ""
         if found.is_one:
-            choice = PLANNER.choice(where, kernel := self._kernel(precision, layout, last, out_layout, *stored), batch)
-            by = f"{choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
-            return f"{told} at batch {batch} on {where.name}: one launch, by {by}"
+            why = self.explain_one_launch(found, where, batch, precision, layout, last, out_layout, *stored)
+            return f"{told} at batch {batch} on {where.name}: {why}"
         epilogues = [*[Epilogue(activation=self.between)] * (len(self.factors) - 1), last]
         what: dict[str, Any] = {"precision": precision, "device": device, "weights": weights}
         each = []
@@ -201,66 +192,21 @@ class ChainLauncher:
         once = f", and what factor {self.chain.turn + 1} takes is turned by a copy" if is_turned(layout, out_layout) else ""
         return "\n".join([f"{told}: a launch for each factor{once}; {found.why}", *each])
 
-    def verdict(
-        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, out_layout: str | None = None,
-        weights: str = SAME, inputs: str = SAME,
-    ) -> Verdict:  # fmt: skip
-        """Whether a call is one launch on a device, and why."""
-        if not is_layer((self.chain,), layout, out_layout):
-            return Verdict(False, "there is one")
-        return verdict(device, self._kernel(precision, layout, epilogue, out_layout, weights, inputs), batch, self.fuse)
-
-    def _kernel(self, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None, weights: str, inputs: str) -> KernelSpec:
-        """Of one launch."""
-        steps: dict[str, Any] = {"between": self.between, "out_layout": out_layout, "weights": weights, "inputs": inputs}
-        return KernelSpec((self.chain,), precision, layout, epilogue, **steps)
-
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
-        if not is_layer((self.chain,), options.layout, out_layout):
+        if not is_layer(self.chains, options.layout, out_layout):
             return None
         arrays: dict[str, Any] = {"x": x, **last_only}
         views, own_views = views_of(arrays, options.stream), self.views_of_weights(own)
-        batch = self.check(views, own_views, options, out_layout, inputs := inputs_of(own))
-        dtype = type_of_call(self, views, options.precision, inputs)
-        names = [f"weights of factor {number}" for number in range(1, len(own) + 1)]
-        given = {name: each for name, each, found in zip(names, own, own_views, strict=True) if found}
-        every = views | {name: found for name, found in zip(names, own_views, strict=True) if found}
-        place = common_device(every)
+        inputs = inputs_of(own)
+        batch = self.check(views, own_views, options, out_layout, inputs)
         for each in own:
             if isinstance(each, Weights):
-                check_stored(self, each, options.precision or dtype)
-        check_memory(self, every)
-        if self.fuse == "no":
-            return None
-        if place == "host" and not all(map(is_whole, every.values())):
-            self._check_asked(WITHIN_AN_ELEMENT)
-            return None
-        device, stream, every = where_to_work(self, place, arrays | given, every, options.stream)
-        if place == "host" and not device.shares_host:
-            self._check_asked(copied_to(device))
-            return None
-        views, own_views = {name: every[name] for name in arrays}, [every.get(name) for name in names]
-        epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
-        stride = "any" if any(found.strides is not None for found in views.values()) else "dense"
-        what, stored = (options.precision or dtype, options.layout, epilogue), stored_alike([own])
-        fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout, self.fuse, stored)
-        if fused is None:
-            if self.fuse == "yes":  # asked for only then: separate launches would ask at each call
-                self._check_asked(STORED_OTHERWISE if stored is None else self.verdict(device, *what, batch, out_layout, *stored).why)
-            return None
-        packed = []
-        for factor, plan, each, found in zip(self.factors, fused.factors, own, own_views, strict=True):
-            if found is None:
-                check_packed(self, each, factor.pattern, device, dtype)
-            packed.append(packed_in(plan, each, found, factor.rooms, stream))
-        launch = on_shared if place == "host" else on_device
-        return launch(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), last_only.get("out"), stream)
-
-    def _check_asked(self, why: str) -> None:
-        """Raise `LaunchError` where one launch was asked for and cannot be had."""
-        if self.fuse == "yes":
-            raise LaunchError(f"{self!r}: {why}; accepted: fuse='auto' or 'no'")
+                check_stored(self, each, options.precision or type_of_call(self, views, None, inputs))
+        lie_in = {f"weights of factor {number}": found for number, found in enumerate(own_views, 1) if found}
+        common_device(views | lie_in)
+        check_memory(self, views | lie_in)
+        return self.one_launch(arrays, views, [own], own_views, last_only.get("out"), batch, options, out_layout)
 
 
 def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:

@@ -7,29 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ksgen.devices import find_device
-from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
-from ksgen.families.signature import weights_of
-from ksgen.launch.arrays import ArrayView, common_device, view
+from ksgen.launch.arrays import ArrayView, view
 from ksgen.launch.call import Call
 from ksgen.launch.chain import layer_of, with_precision
-from ksgen.launch.checks import check_memory, group_shape
-from ksgen.launch.fused import STORED_OTHERWISE, WITHIN_AN_ELEMENT, FusedPlan, Verdict, copied_to, fused_plan, verdict
-from ksgen.launch.launcher import bytes_saved
-from ksgen.launch.memory import is_whole
-from ksgen.launch.places import new_outs, on_device_group, on_shared_group
-from ksgen.launch.planner import PLANNER
+from ksgen.launch.checks import check_memory
+from ksgen.launch.one_launch import OneLaunch
+from ksgen.launch.places import outputs_in
 from ksgen.launch.stated import ADDED, check_storage, docstring, explained, operand, options_of_call
-from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
-from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, storage_of, stored_alike
-from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import LayerOptions, StatedOptions, checked_batch
-from ksgen.spec.storage import BYTE_TYPES, SAME
+from ksgen.launch.weights import Weights, check_stored, inputs_of, storage_of
+from ksgen.spec import Epilogue
+from ksgen.spec.kernel import LayerOptions, StatedOptions, checked_batch, is_layer
 from ksgen.values import excerpt
 from ksgen.words import counted
-
-BETWEEN_DIFFERS = "the activations between their factors differ"
 
 
 class _Given(NamedTuple):
@@ -44,10 +35,11 @@ class _Given(NamedTuple):
     options: CallOptions
 
 
-class GroupLauncher:
+class GroupLauncher(OneLaunch):
     """Layers on one x. Each is a `ChainLauncher`, the `Launcher` of its only factor, or a chain. What they state they state alike."""
 
     parts = "layer"
+    accepted = "layers with fuse='auto' or 'no'"
 
     def __init__(self, *layers: Any) -> None:
         if not layers:
@@ -62,11 +54,12 @@ class GroupLauncher:
             raise LaunchError(f"{taken} features; accepted: layers that take the same x")
         if others := [layer for layer in given if layer.stated != self.stated]:
             raise LaunchError(f"{given[0]!r} and {others[0]!r} of a group state different options; accepted: layers that state the same")
-        self.__doc__ = docstring(self.chains, self.stated, LayerOptions(self._between or "none", None, self._fuse))
-
-    @property
-    def title(self) -> str:
-        return ", beside ".join(map(str, self.chains))
+        self.factors = tuple(factor for layer in self.layers for factor in layer.factors)
+        fuses = {layer.fuse for layer in self.layers}
+        self.fuse = next((word for word in ("no", "yes") if word in fuses), "auto")
+        between = {layer.between for layer in self.layers if len(layer.factors) > 1} or {"none"}
+        self.between = between.pop() if len(between) == 1 else None
+        self.__doc__ = docstring(self.chains, self.stated, LayerOptions(self.between or "none", None, self.fuse))
 
     def __repr__(self) -> str:
         return f"GroupLauncher({', '.join(repr(layer.stating(self.stated)) for layer in self.layers)})"
@@ -126,49 +119,13 @@ class GroupLauncher:
         """Whether all layers are one launch on a device, by which family, and why; or what serves each of them. Options are as a
         `ChainLauncher` takes them."""
         batch, where = checked_batch(batch), find_device(device)
-        what: dict[str, Any] = explained(self.stated, precision, layout, epilogue, weights, inputs)._asdict()
-        name, found = self.title, self.verdict(where, batch=batch, **what)
+        what = explained(self.stated, precision, layout, epilogue, weights, inputs)
+        name, found = self.title, self.verdict(where, batch=batch, **what._asdict())
         if found.is_one:
-            choice = PLANNER.choice(where, kernel := self._kernel(where, **what), batch)
-            by = f"{choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
-            return f"{name} at batch {batch} on {where.name}: one launch, by {by}"
-        each = [layer.explain(batch, device=device, **what) for layer in self.layers]
+            why = self.explain_one_launch(found, where, batch, *what[:3], None, *what[3:])
+            return f"{name} at batch {batch} on {where.name}: {why}"
+        each = [layer.explain(batch, device=device, **what._asdict()) for layer in self.layers]
         return "\n".join([f"{name}: layer by layer; {found.why}", *each])
-
-    def verdict(
-        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, weights: str = SAME, inputs: str = SAME
-    ) -> Verdict:
-        """Whether a call is one launch on a device, and why."""
-        if sum(map(len, self.chains)) == 1:
-            return Verdict(False, "there is one")
-        if self._fuse == "no":
-            return Verdict(False, "fuse='no'")
-        if self._between is None:
-            return Verdict(False, BETWEEN_DIFFERS)
-        return verdict(device, self._kernel(device, precision, layout, epilogue, weights, inputs), batch, self._fuse)
-
-    @property
-    def _fuse(self) -> str:
-        """Of the group: "no" where a layer says so, else "yes" where one does."""
-        found = {layer.fuse for layer in self.layers}
-        return next((word for word in ("no", "yes") if word in found), "auto")
-
-    def _check_asked(self, why: str) -> None:
-        """Raise `LaunchError` where one launch was asked for and cannot be had."""
-        if self._fuse == "yes" and sum(map(len, self.chains)) > 1:
-            raise LaunchError(f"{self!r}: {why}; accepted: layers with fuse='auto' or 'no'")
-
-    @property
-    def _between(self) -> str | None:
-        """The activation between the factors of each; None where they differ."""
-        found = {layer.between for layer in self.layers if len(layer.factors) > 1} or {"none"}
-        return found.pop() if len(found) == 1 else None
-
-    def _kernel(self, device: Device, precision: str, layout: str, epilogue: Epilogue, weights: str, inputs: str) -> KernelSpec:
-        """Of one launch into one array, whose columns are slices."""
-        stride = "any" if device.shares_host or layout == "bsf" else "dense"
-        options: dict[str, Any] = {"stride": stride, "between": self._between or "none", "weights": weights, "inputs": inputs}
-        return KernelSpec(tuple(self.chains), precision, layout, epilogue, **options)
 
     # ---- what was given
 
@@ -217,20 +174,17 @@ class GroupLauncher:
 
     def _arrays(self, x: Any, added: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """x and what is added, by the names of a group's operands."""
-        named = {f"{name}_{number}": array for name in ADDED for number, array in enumerate(added[name], 1) if array is not None}
-        return {"x": x, **named}
+        named = ((name, array) for operand in ADDED for name, array in zip(self.names(operand), added[operand], strict=True))
+        return {"x": x, **{name: array for name, array in named if array is not None}}
 
     def _outs(self, out: Any, options: CallOptions) -> list[Any]:
         """An array for each layer; none where none was given."""
         if out is None or isinstance(out, list | tuple):
             return [] if out is None else self._each("out", out)
-        ends, begin = [], 0
-        for chain in self.chains:
-            ends.append(slice(begin, begin := begin + chain.out_features))
-        shape = tuple(getattr(out, "shape", ()))
-        if len(shape) != 2 or shape[1 if options.layout == "bsf" else 0] != begin:
-            raise LaunchError(f"{self!r}: got out of shape {shape}; one with {begin} features is needed, or a list of arrays")
-        return [out[:, each] if options.layout == "bsf" else out[each] for each in ends]
+        features, shape = sum(chain.out_features for chain in self.chains), tuple(getattr(out, "shape", ()))
+        if len(shape) != 2 or shape[1 if options.layout == "bsf" else 0] != features:
+            raise LaunchError(f"{self!r}: got out of shape {shape}; one with {features} features is needed, or a list of arrays")
+        return outputs_in(out, self.chains, options.layout)
 
     def _check(
         self, views: dict[str, ArrayView], own: Sequence[Sequence[Any]], outs: Sequence[Any], options: CallOptions, inputs: str
@@ -244,76 +198,26 @@ class GroupLauncher:
                 if lies_in := each.lies_in if isinstance(each, Weights) else found:
                     read[f"weights {at} of layer {number}"] = lies_in
         for number, (layer, weights, own_views) in enumerate(zip(self.layers, own, views_of_each, strict=True), 1):
-            given = {each: views[f"{each}_{number}"] for each in ADDED if f"{each}_{number}" in views}
+            named = {each: self.names(each)[number - 1] for each in ADDED}
+            given = {each: views[name] for each, name in named.items() if name in views}
             name = f"out of layer {number}"
             given |= {"out": results[name]} if outs else {}
             batch = layer.check(given | {"x": views["x"]}, own_views, options, inputs=inputs)
             for each in weights:
                 if isinstance(each, Weights):
                     check_stored(self, each, options.precision or views["x"].dtype)
-            others = {each: found for each, found in (views | results).items() if each not in (name, f"residual_{number}")}
+            others = {each: found for each, found in (views | results).items() if each not in (name, named["residual"])}
             check_memory(self, others | read | {each: given[each] for each in given if each != "bias"})
         return batch
 
-    # ---- one launch
-
     def _fused(self, call: _Given) -> Call | None:
-        """All layers in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
-        arrays, views, own, outs, batch, options = call.arrays, call.views, call.own, call.outs, call.batch, call.options
-        own_views = [found for layer, each in zip(self.layers, own, strict=True) for found in layer.views_of_weights(each)]
-        flat = [each for weights in own for each in weights]
-        given: dict[str, Any] = {f"weights of factor {at}": each for at, each in enumerate(flat, 1) if not isinstance(each, Weights)}
-        given |= {**{f"y_{number}": out for number, out in enumerate(outs, 1)}, **arrays}
-        every = views | {name: found for name, found in zip(_numbered("weights of factor", own_views), own_views, strict=True) if found}
-        every |= {name: view(given[name]) for name in given if name not in every}
-        counts = [sum(f"{name}_{number}" in views for number in range(1, len(own) + 1)) for name in ADDED]
-        if not set(counts) <= {0, len(own)}:
-            self._check_asked("only some layers have a bias, or a residual")
+        """All layers in one launch; None where that is not to be had."""
+        if not is_layer(self.chains, call.options.layout, None):
             return None
-        place = common_device(every)
-        if place == "host" and not all(map(is_whole, every.values())):
-            self._check_asked(WITHIN_AN_ELEMENT)
-            return None
-        device, stream, every = where_to_work(self, place, given, every, options.stream)
-        if place == "host" and not device.shares_host:
-            self._check_asked(copied_to(device))
-            return None
-        has_bytes_in = views["x"].dtype in BYTE_TYPES
-        dtype = PRECISIONS[options.precision].dtype if has_bytes_in and options.precision else views["x"].dtype
-        epilogue = Epilogue(bool(counts[0]), options.activation, bool(counts[1]))
-        if self._between is None or self._fuse == "no":
-            self._check_asked(BETWEEN_DIFFERS)
-            return None
-        are_beside = not outs and options.layout == "bsf"  # in one array, whose rows lie apart
-        rows = [found for name, found in every.items() if not name.startswith("weights")]
-        stride = "any" if place == "host" or are_beside or any(found.strides is not None for found in rows) else "dense"
-        what = options.precision or dtype, options.layout, epilogue
-        stored = stored_alike(own)
-        fused = fused_plan(device, self.chains, *what, batch, stride, stream, self._between, fuse=self._fuse, stored=stored)
-        if fused is None and self._fuse == "yes":  # asked for only then: separate launches would ask at each call
-            self._check_asked(STORED_OTHERWISE if stored is None else self.verdict(device, *what, batch, *stored).why)
-        if fused is None:
-            return None
-        if not outs:
-            shape = group_shape(self.chains, options.layout, batch)
-            outs = self._outs(new_outs(every["x"], shape, device, stream, dtype if has_bytes_in else None), options)
-            every |= {f"y_{number}": view(out) for number, out in enumerate(outs, 1)}
-        at = [every.get(name) for name in _numbered("weights of factor", own_views)]
-        packed = dict(zip(weights_of(fused.whole.kernel), self._packed(fused, own, at, dtype, stream), strict=True))
-        operands = {name: found for name, found in every.items() if not name.startswith("weights")}
-        return (on_shared_group if place == "host" else on_device_group)(fused.whole, operands, packed, outs, stream)
-
-    def _packed(
-        self, fused: FusedPlan, own: Sequence[Sequence[Any]], own_views: Sequence[ArrayView | None], dtype: str, stream: Any
-    ) -> list[Any]:
-        factors = [factor for layer in self.layers for factor in layer.factors]
-        packed = []
-        for factor, plan, each, found in zip(factors, fused.factors, [each for weights in own for each in weights], own_views, strict=True):
-            if isinstance(each, Weights):
-                check_packed(self, each, factor.pattern, plan.device, dtype)
-            packed.append(packed_in(plan, each, found, factor.rooms, stream))
-        return packed
-
-
-def _numbered(name: str, of: Sequence[Any]) -> list[str]:
-    return [f"{name} {number}" for number in range(1, len(of) + 1)]
+        own_views = [found for layer, each in zip(self.layers, call.own, strict=True) for found in layer.views_of_weights(each)]
+        outs = dict(zip(self.out_names, call.outs, strict=True)) if call.outs else {}
+        views = call.views | {name: view(each) for name, each in outs.items()}
+        found = self.one_launch({**call.arrays, **outs}, views, call.own, own_views, call.outs or None, call.batch, call.options)
+        if found and not isinstance(found.out, list):  # of one layer
+            found.out = [found.out]
+        return found

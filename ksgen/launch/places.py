@@ -3,22 +3,24 @@
 The last step before the launch, of products and gradients alike: outputs, packed weights, workspaces and copies get their memory.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
-from ksgen.devices.base import Device, Stream
+from ksgen.devices.base import Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.families import operand_of
-from ksgen.families.signature import pitches_of
+from ksgen.families.signature import each_chains, pitches_of
 from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.call import Call
-from ksgen.launch.checks import result_shape
+from ksgen.launch.checks import group_shape
 from ksgen.launch.memory import host_array, new_array, pitch_of
 from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.weights import Packed, Weights
 from ksgen.launch.workspace import new_workspace
+from ksgen.pattern import Chain
 
 
 def on_device(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Packed], out: Any, stream: Stream) -> Call:
@@ -45,24 +47,6 @@ def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Pac
     operands |= _pitches(plan, views)
     arguments, before = _bound(plan, operands, weights)
     return Call(plan, arguments, stream, out, before, partial(device.synchronize, stream), (views, weights))
-
-
-def on_device_group(plan: Plan, views: Mapping[str, ArrayView], weights: Mapping[str, Packed], outs: Any, stream: Stream) -> Call:
-    """On arrays of the device, of layers on one x, with an output each: `views` are named as the operands are."""
-    operands: dict[str, Any] = {name: found.pointer for name, found in views.items()}
-    operands |= {pitch: pitch_of(views[array]) for array, pitch in pitches_of(plan.kernel).items()}
-    arguments, before = _packed_into(plan, operands, weights)
-    return Call(plan, arguments, stream, outs, before, None, (views, weights))
-
-
-def on_shared_group(plan: Plan, views: Mapping[str, ArrayView], weights: Mapping[str, Packed], outs: Any, stream: Stream) -> Call:
-    """The same on arrays of the host where they lie; a call waits until it is done."""
-    device = plan.device
-    operands = {name: device.shared(found.pointer) for name, found in views.items()}
-    operands["workspace"] = plan.workspace(stream)
-    operands |= {pitch: pitch_of(views[array]) for array, pitch in pitches_of(plan.kernel).items()}
-    arguments, before = _packed_into(plan, operands, weights)
-    return Call(plan, arguments, stream, outs, before, partial(device.synchronize, stream), (views, weights))
 
 
 def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
@@ -118,22 +102,24 @@ def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: An
         raise LaunchError(f"{caller!r}: {plan.kernel.precision} takes {accepted}; got {largest}; take tf32x3")
 
 
-def new_outs(like: ArrayView, shape: tuple[int, ...], device: Device, stream: Stream, dtype: str | None = None) -> Any:
-    """A new array like x, for the outputs of layers beside each other. `dtype`: theirs, where x is in eight bits."""
-    if like.device == "host":
-        return new_array(like, shape, dtype=dtype)
-    if like.kind != "torch":  # which keeps memory for graphs
-        refuse_capture(device, stream, "allocates its outputs", "give out=")
-    return new_array(like, shape, None if device.kind == "opencl" else stream_handle(stream), dtype)
-
-
 def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any:
-    """A new output like x, among the views from now on."""
+    """A new output like x, among the views from now on; of a group, slices of one array, an output each."""
     kernel = plan.kernel
     dtype = kernel.dtype if kernel.has_bytes_in else None  # else x's own
-    out = new_array(views["x"], result_shape(kernel.pattern, kernel.y_layout, plan.batch, kernel.job), handle, dtype)
-    views["out"] = view(out, "out")
-    return out
+    shape = kernel.pattern.shape if kernel.job == "gradient" else group_shape(kernel.chains, kernel.y_layout, plan.batch)
+    out = new_array(views["x"], shape, handle, dtype)
+    if not kernel.is_group:
+        views["out"] = view(out, "out")
+        return out
+    outs = outputs_in(out, kernel.chains, kernel.layout)
+    views |= {name: view(each) for name, each in zip(each_chains(kernel, "y"), outs, strict=True)}
+    return outs
+
+
+def outputs_in(out: Any, chains: Sequence[Chain], layout: str) -> list[Any]:
+    """The outputs of chains that lie beside each other in one array."""
+    ends = list(accumulate((chain.out_features for chain in chains), initial=0))
+    return [out[:, begin:end] if layout == "bsf" else out[begin:end] for begin, end in pairwise(ends)]
 
 
 def _pitches(plan: Plan, views: Mapping[str, ArrayView]) -> dict[str, int]:
@@ -144,11 +130,8 @@ def _pitches(plan: Plan, views: Mapping[str, ArrayView]) -> dict[str, int]:
 
 def _bound(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) -> tuple[Arguments, Callable[[], object] | None]:
     """The operands in order, and what is done to weights before each launch."""
-    operands[plan.result] = operands["out"]
-    return _packed_into(plan, operands, weights)
-
-
-def _packed_into(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) -> tuple[Arguments, Callable[[], object] | None]:
+    if "out" in operands:  # a group's have the names of their operands
+        operands[plan.result] = operands["out"]
     before = None
     for name, packed in weights.items():
         operands[name], before = packed.at, packed.before

@@ -84,6 +84,19 @@ def is_right(y: Array, truth: Array, precision: str = "float32") -> bool:
     return bool(error <= 2 * tolerance(precision, 40) * np.linalg.norm(truth))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fuse", ["yes", "no"])
+def test_a_group_of_one_layer_gives_what_the_layer_gives(layout: str, fuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    layer, own = ChainLauncher(*CHAINS[0], fuse=fuse), weights_of()[0]
+    x, added = rows(24, layout), {"bias": draw(OUT[0]), "residual": rows(OUT[0], layout, seed=1)}
+    (y,) = GroupLauncher(layer)(x, [own], layout=layout, **{name: [array] for name, array in added.items()})
+    np.testing.assert_array_equal(y, layer(x, own, layout=layout, **added))
+    out = np.empty_like(y)
+    assert GroupLauncher(layer)(x, [own], layout=layout, out=[out])[0] is out
+    np.testing.assert_array_equal(out, layer(x, own, layout=layout))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch", [7, MANY])

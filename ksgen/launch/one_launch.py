@@ -1,0 +1,128 @@
+"""All factors of a layer, or of several layers on one x, in one launch: whether a call gets it, and why, and the walk to it.
+
+A layer is a group of one: its arrays have the plain names of operands, those of several layers are numbered.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ksgen.devices.base import Device
+from ksgen.errors import LaunchError
+from ksgen.families.signature import weights_of
+from ksgen.launch.arrays import ArrayView, common_device
+from ksgen.launch.call import Call
+from ksgen.launch.checks import type_of_call
+from ksgen.launch.fused import STORED_OTHERWISE, WITHIN_AN_ELEMENT, Verdict, copied_to, fused_plan, verdict
+from ksgen.launch.launcher import Launcher, bytes_saved
+from ksgen.launch.memory import is_whole
+from ksgen.launch.places import on_device, on_shared
+from ksgen.launch.planner import PLANNER
+from ksgen.launch.stated import ADDED
+from ksgen.launch.streams import where_to_work
+from ksgen.launch.views import CallOptions
+from ksgen.launch.weights import Weights, check_packed, inputs_of, packed_in, stored_alike
+from ksgen.pattern import Chain
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import is_layer
+from ksgen.spec.storage import SAME
+
+BETWEEN_DIFFERS = "the activations between their factors differ"
+SOME_ADDED = "only some layers have a bias, or a residual"
+
+
+class OneLaunch:
+    """What the launchers of a layer and of a group share."""
+
+    chains: tuple[Chain, ...]
+    factors: tuple[Launcher, ...]  # of one chain after the other
+    fuse: str
+    between: str | None  # the activation between the factors of each chain; None where they differ
+    parts: str  # what a launch serves where one for all cannot be had
+    accepted = "fuse='auto' or 'no'"
+
+    @property
+    def title(self) -> str:
+        return ", beside ".join(map(str, self.chains))
+
+    def names(self, operand: str) -> list[str]:
+        """The names of an operand that each chain has for itself."""
+        return [f"{operand}_{number}" for number in range(1, len(self.chains) + 1)] if len(self.chains) > 1 else [operand]
+
+    @property
+    def out_names(self) -> list[str]:
+        return self.names("y" if len(self.chains) > 1 else "out")
+
+    def verdict(
+        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, out_layout: str | None = None,
+        weights: str = SAME, inputs: str = SAME,
+    ) -> Verdict:  # fmt: skip
+        """Whether a call is one launch on a device, and why."""
+        if not is_layer(self.chains, layout, out_layout):
+            return Verdict(False, "there is one")
+        if self.fuse == "no":
+            return Verdict(False, "fuse='no'")
+        if self.between is None:
+            return Verdict(False, BETWEEN_DIFFERS)
+        return verdict(device, self._kernel(device, precision, layout, epilogue, out_layout, weights, inputs), batch, self.fuse)
+
+    def _kernel(
+        self, device: Device, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None, weights: str, inputs: str
+    ) -> KernelSpec:
+        """The kernel of one launch. Outputs of a group are slices of one array."""
+        stride = "any" if len(self.chains) > 1 and (device.shares_host or layout == "bsf") else "dense"
+        return KernelSpec(
+            self.chains, precision, layout, epilogue, stride=stride, between=self.between or "none", out_layout=out_layout,
+            weights=weights, inputs=inputs,
+        )  # fmt: skip
+
+    def explain_one_launch(self, found: Verdict, device: Device, batch: int, *what: Any) -> str:
+        """By which family all factors are one launch, and why. `what`: as `_kernel` takes it."""
+        choice = PLANNER.choice(device, kernel := self._kernel(device, *what), batch)
+        return f"one launch, by {choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
+
+    def one_launch(
+        self, arrays: Mapping[str, Any], views: dict[str, ArrayView], own: Sequence[Sequence[Any]],
+        own_views: Sequence[ArrayView | None], out: Any, batch: int, options: CallOptions, out_layout: str | None = None,
+    ) -> Call | None:  # fmt: skip
+        """The call of all factors, on arrays of a GPU or of the host where they lie; None where that is not to be had. `arrays` and `views`
+        were checked: x, what is added, and outputs, by the names of operands; `own` holds the weights of each chain."""
+        flat = [each for weights in own for each in weights]
+        names = [f"weights of factor {number}" for number in range(1, len(flat) + 1)]
+        given = {**arrays, **{name: each for name, each, found in zip(names, flat, own_views, strict=True) if found}}
+        every = views | {name: found for name, found in zip(names, own_views, strict=True) if found}
+        added = [{name in views for name in self.names(operand)} for operand in ADDED]
+        why_not = SOME_ADDED if any(len(each) > 1 for each in added) else BETWEEN_DIFFERS if self.between is None else ""
+        place = common_device(every)
+        if not why_not and self.fuse != "no" and place == "host" and not all(map(is_whole, every.values())):
+            why_not = WITHIN_AN_ELEMENT
+        if why_not or self.fuse == "no":
+            self._check_asked(why_not)
+            return None
+        device, stream, every = where_to_work(self, place, given, every, options.stream)
+        if place == "host" and not device.shares_host:
+            self._check_asked(copied_to(device))
+            return None
+        found = {name: every[name] for name in views}
+        inputs = inputs_of(own[0])
+        dtype = type_of_call(self, found, options.precision, inputs)
+        epilogue = Epilogue(True in added[0], options.activation, True in added[1])
+        lie_apart = len(self.chains) > 1 and (place == "host" or (out is None and options.layout == "bsf"))  # outputs, in one array
+        stride = "any" if lie_apart or any(each.strides is not None for each in found.values()) else "dense"
+        what, stored = (options.precision or dtype, options.layout, epilogue), stored_alike(own)
+        fused = fused_plan(device, self.chains, *what, batch, stride, stream, self.between or "none", out_layout, self.fuse, stored)
+        if fused is None:
+            if self.fuse == "yes":  # asked for only then: separate launches would ask at each call
+                self._check_asked(STORED_OTHERWISE if stored is None else self.verdict(device, *what, batch, out_layout, *stored).why)
+            return None
+        packed = []
+        for factor, plan, each, name in zip(self.factors, fused.factors, flat, names, strict=True):
+            if isinstance(each, Weights):
+                check_packed(self, each, factor.pattern, device, dtype)
+            packed.append(packed_in(plan, each, every.get(name), factor.rooms, stream))
+        launch = on_shared if place == "host" else on_device
+        return launch(fused.whole, found, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), out, stream)
+
+    def _check_asked(self, why: str) -> None:
+        """Raise `LaunchError` where one launch was asked for and cannot be had."""
+        if why and self.fuse == "yes":
+            raise LaunchError(f"{self!r}: {why}; accepted: {self.accepted}")
