@@ -19,12 +19,11 @@ import numpy as np
 
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.errors import DeviceError
-from ksgen.launch.arrays import view
+from ksgen.launch.arrays import CallOptions, Views, view
 from ksgen.launch.checks import check_memory
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER, plan_for
 from ksgen.launch.streams import device_and_stream, in_their_context
-from ksgen.launch.views import CallOptions, Views
 from ksgen.launcher import Call, Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec

@@ -1,7 +1,7 @@
 """What a user's array is: where it lies, of which shape and type, on which stream. Zero-copy, and imports no library.
 
 Libraries are recognised by the modules that the user has imported, so PyTorch, CuPy, PyCUDA and pyopencl cost nothing
-where they are not used. Whether an array fits a kernel is for the launcher to say.
+where they are not used. Whether an array fits a kernel is for the launcher to say. `views_of` reads the arrays of a call.
 """
 
 from __future__ import annotations
@@ -295,3 +295,23 @@ def _article(thing: Any) -> str:
         return "None"
     words = type(thing).__name__ if type(thing).__module__ == "builtins" else f"{type(thing).__module__}.{type(thing).__name__}"
     return f"{'an' if words[0] in 'aeiouAEIOU' else 'a'} {words}"
+
+
+Views = Mapping[str, ArrayView]
+
+
+class CallOptions(NamedTuple):
+    """All that a call is given besides its arrays."""
+
+    layout: str = "bsf"
+    activation: str = "none"
+    stream: Any = None
+    precision: str | None = None
+
+
+def views_of(arrays: Mapping[str, Any], stream: Any) -> dict[str, ArrayView]:
+    """The arrays, made ready for work on a CUDA stream by those that can do that."""
+    handle = None if stream is None else stream_handle(stream)
+    if not isinstance(handle, int):
+        handle = None
+    return {name: view(array, name, handle) for name, array in arrays.items()}

@@ -9,15 +9,14 @@ from typing import Any
 from ksgen.devices import find_device
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
-from ksgen.launch.arrays import ArrayView, common_device, view
+from ksgen.launch.arrays import ArrayView, CallOptions, common_device, view, views_of
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, type_of_call, y_shape
 from ksgen.launch.launcher import Launcher
+from ksgen.launch.memory import check_turns, turned
 from ksgen.launch.one_launch import OneLaunch
 from ksgen.launch.stated import ADDED, check_storage, checked, docstring, explained, operand, options_of_call
 from ksgen.launch.streams import device_and_stream
-from ksgen.launch.turned import check_turns, turned
-from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_stored, inputs_of, storage_of
 from ksgen.pattern import Chain
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue

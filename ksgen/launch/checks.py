@@ -1,22 +1,28 @@
 """Whether the arrays of a call fit its pattern and each other, and its words are known. Everything is refused before a launch.
 
-Never asks which device or stream.
+`Fits` caches the result for each combination of shapes, precisions and devices. Never asks which device or stream.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from weakref import ReferenceType
 
+from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
 from ksgen.families import MAP_ALIGNMENT
-from ksgen.launch.arrays import ArrayView
+from ksgen.launch.arrays import FORM, ArrayView, CallOptions, Place, Views, common_device
 from ksgen.launch.memory import rows_are_whole, size_of
-from ksgen.launch.views import Views
+from ksgen.launch.plan import Plan
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STORAGES
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STORAGES, Epilogue, KernelSpec
 from ksgen.spec.kernel import is_word
 from ksgen.spec.precision import stored_types
 from ksgen.spec.storage import BYTE_TYPES, SAME, element_bytes
 from ksgen.values import excerpt
+
+MOST_FITS = 4096  # cached results of checks: one per batch size, and cheap to find again
 
 
 def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
@@ -157,3 +163,57 @@ def _overlap(one: ArrayView, other: ArrayView) -> bool:
     begin = (second.pointer - first.pointer) % first.strides[0]  # of the second's rows, behind where those of the first begin
     lengths = [each.shape[1] * element_bytes(each.dtype) for each in (first, second)]
     return bool(begin < lengths[0] or begin + lengths[1] > first.strides[0])
+
+
+@dataclass(eq=False)
+class Fit:
+    """Arguments whose shapes, precisions and places were checked, the kernel that they ask for, and the plans that serve them."""
+
+    batch: int
+    place: Place
+    kernel: KernelSpec
+    # By device, the planner's generation and alignment. The planner alone keeps them.
+    plans: dict[tuple[Device, int, bool], ReferenceType[Plan]] = field(default_factory=dict)
+
+    @cached_property
+    def of_copies(self) -> "Fit":
+        """The same of arrays that are copied to a device, where their rows follow each other."""
+        return Fit(self.batch, self.place, replace(self.kernel, stride="dense")) if self.kernel.is_strided else self
+
+
+class Fits:
+    """Those of one launcher and job."""
+
+    def __init__(self, pattern: Pattern, batches: Collection[int | None], job: str = "multiply") -> None:
+        self.pattern, self._batches, self._job = pattern, batches, job
+        self._found: dict[Hashable, Fit] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def find(self, caller: object, options: CallOptions, views: Views, weights: str = SAME, inputs: str = SAME) -> Fit:
+        """What was found when arguments like these were checked first: shapes, precisions, strides and places. `weights`: how those are
+        stored that were packed before; `inputs`: how the x that they multiply is."""
+        layout, activation, _, precision = options
+        key = (layout, activation, precision, weights, inputs, *[(name, found[FORM]) for name, found in views.items()])
+        try:
+            return self._found[key]
+        except (KeyError, TypeError):  # what cannot be looked up is refused below
+            check_words(caller, layout, activation)
+            dtype = type_of_call(caller, views, precision, inputs)
+            precision = check_precision(caller, precision, dtype)
+        batch = check_arrays(caller, self.pattern, layout, views, self._job, None if inputs == SAME else dtype)
+        place = common_device(views)
+        kernel = self.kernel(precision, layout, Epilogue("bias" in views, activation, "residual" in views), batch, weights, inputs)
+        if any(found.strides is not None for found in views.values()):
+            kernel = replace(kernel, stride="any")
+        if len(self._found) >= MOST_FITS:
+            self._found.clear()
+        fit = self._found[key] = Fit(batch, place, kernel)
+        return fit
+
+    def kernel(
+        self, precision: str, layout: str, epilogue: Epilogue, batch: int, weights: str = SAME, inputs: str = SAME
+    ) -> KernelSpec:  # fmt: skip
+        own = batch if batch in self._batches else None
+        return KernelSpec(self.pattern, precision, layout, epilogue, own, self._job, weights=weights, inputs=inputs)

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 from ksgen.devices import find_device
 from ksgen.errors import LaunchError
-from ksgen.launch.arrays import ArrayView, view
+from ksgen.launch.arrays import ArrayView, CallOptions, view, views_of
 from ksgen.launch.call import Call
 from ksgen.launch.chain import layer_of, with_precision
 from ksgen.launch.checks import check_memory
 from ksgen.launch.one_launch import OneLaunch
 from ksgen.launch.places import outputs_in
 from ksgen.launch.stated import ADDED, check_storage, docstring, explained, operand, options_of_call
-from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_stored, inputs_of, storage_of
 from ksgen.spec import Epilogue
 from ksgen.spec.kernel import LayerOptions, StatedOptions, checked_batch, is_layer

@@ -4,7 +4,7 @@ Reads precision, batch and device off the arguments and launches on the caller's
 no gradients: `ksgen.torch` does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,22 +14,21 @@ from ksgen.devices import find_device
 from ksgen.devices.base import Device, Stream
 from ksgen.errors import LaunchError
 from ksgen.families import family_named
-from ksgen.launch.arrays import ArrayView, stream_handle, view
+from ksgen.launch.arrays import ArrayView, CallOptions, stream_handle, view, views_of
 from ksgen.launch.call import Call
-from ksgen.launch.checks import check_memory, check_weights
+from ksgen.launch.checks import Fits, are_aligned, check_memory, check_weights
 from ksgen.launch.choice import expectation, limits_of
-from ksgen.launch.fits import Fits
-from ksgen.launch.planner import PLANNER
-from ksgen.launch.prepare import prepared
+from ksgen.launch.memory import is_whole
+from ksgen.launch.places import on_device, on_host, on_shared
+from ksgen.launch.planner import PLANNER, plan_for
 from ksgen.launch.stated import ADDED, check_storage, checked, docstring, explained, operand, options_of_call
-from ksgen.launch.streams import device_and_stream, in_their_context
-from ksgen.launch.views import CallOptions
-from ksgen.launch.weights import Rooms, Weights, pack_host, pack_in_place, pack_quantized, storage_of
+from ksgen.launch.streams import device_and_stream, in_their_context, where_to_work
+from ksgen.launch.weights import Rooms, Weights, check_packed, check_stored, pack_host, pack_in_place, pack_quantized, packed_in, storage_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.quantized import Quantized
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import StatedOptions, checked_batch, is_turned, is_word
-from ksgen.spec.storage import SAME
+from ksgen.spec.storage import BYTE_TYPES, SAME
 from ksgen.values import excerpt, listed
 
 
@@ -218,3 +217,25 @@ def bytes_saved(kernel: KernelSpec, batch: int) -> str:
     if not kernel.has_bytes_in:
         return ""
     return f"; {kernel.bytes(batch):,} bytes, with x in {kernel.dtype} {replace(kernel, inputs=SAME).bytes(batch):,}"
+
+
+def prepared(
+    caller: object, fits: Fits, rooms: Rooms, arrays: Mapping[str, Any], options: CallOptions, packed: Weights | None = None
+) -> Call:
+    """Everything but the launch. `arrays`: x and all else that was given, by name; `packed` in the place of weights."""
+    views = views_of(arrays, options.stream)
+    if packed:
+        dtype = views["x"].dtype
+        check_stored(caller, packed, options.precision or ("float32" if dtype in BYTE_TYPES else dtype))
+    fit = fits.find(caller, options, views, packed.stored, packed.inputs) if packed else fits.find(caller, options, views)
+    check_memory(caller, views)
+    device, stream, views = where_to_work(caller, fit.place, arrays, views, options.stream, packed.device if packed else None)
+    if packed:
+        check_packed(caller, packed, fits.pattern, device, views["x"].dtype)
+    is_host, out = fit.place == "host", arrays.get("out")
+    if is_host and not (device.shares_host and all(is_whole(found) for found in views.values())):
+        return on_host(caller, plan_for(fit.of_copies, device, stream, True), views, packed, out, stream)
+    plan = plan_for(fit, device, stream, is_host or are_aligned(views))
+    own = packed or arrays.get("weights")  # a gradient has none
+    weights = {} if own is None else {"weights": packed_in(plan, own, views.get("weights"), rooms, stream)}
+    return (on_shared if is_host else on_device)(plan, views, weights, out, stream)

@@ -1,4 +1,7 @@
-"""Host memory of any library as NumPy sees it, and new arrays of the library that an argument came from. Never copies."""
+"""Host memory of any library as NumPy sees it, and new arrays of the library that an argument came from.
+
+The only copy is the transpose of a matrix, which separate launches of a layer need if its layouts of X and Y differ.
+"""
 
 import ctypes
 import sys
@@ -9,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ksgen.devices.base import host_memory
 from ksgen.devices.libcuda import context_of
 from ksgen.errors import LaunchError
-from ksgen.launch.arrays import ArrayView, is_same_stream
+from ksgen.launch.arrays import ArrayView, is_same_stream, stream_handle, view
 from ksgen.spec.storage import BYTE_TYPES, element_bytes
+
+STREAM_ORDERED = ("torch", "cupy")  # libraries that give freed memory to others only after the stream has used it
+TRANSPOSING = ("torch", "cupy")  # libraries that transpose arrays on a device; NumPy transposes arrays of the host
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,3 +118,32 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
     if like.device == "host":
         return new_host_array(shape, numpy_dtype(dtype or like.dtype))
     raise LaunchError("x tells where its memory is, but not how to make more of it; give out=")
+
+
+def check_turns(caller: object, found: ArrayView) -> None:
+    """Raise `LaunchError` for an array that cannot be turned, before anything is launched."""
+    if found.kind not in TRANSPOSING and found.device != "host":
+        kind = type(found.owner).__name__
+        raise LaunchError(
+            f"{caller!r}: factors are launched one by one here, and nothing turns a {kind} from one layout into the other; "
+            "accepted: arrays of NumPy, PyTorch or CuPy, or one layout for x and y"
+        )
+
+
+def turned(array: Any, stream: Any) -> Any:
+    """The transpose of a matrix that `check_turns` let pass, without gaps."""
+    handle = stream_handle(stream)
+    found = view(array, "x", handle if isinstance(handle, int) else None)
+    if found.kind == "torch" and (found.device == "host" or stream is None or is_same_stream(handle or 0, found.stream)):
+        return array.t().contiguous()
+    if found.kind == "torch":
+        with sys.modules["torch"].cuda.stream(torch_stream(handle, found.device[1])):
+            return array.t().contiguous()
+    if found.kind == "cupy":
+        cupy = sys.modules["cupy"]
+        own = stream is None or is_same_stream(handle or 0, found.stream)
+        with cupy.cuda.Device(found.device[1]), nullcontext() if own else cupy.cuda.ExternalStream(handle or 0, found.device[1]):
+            return cupy.ascontiguousarray(array.T)
+    import numpy as np
+
+    return np.ascontiguousarray(host_array(found).T)

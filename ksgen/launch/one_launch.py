@@ -9,7 +9,7 @@ from typing import Any
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
 from ksgen.families.signature import weights_of
-from ksgen.launch.arrays import ArrayView, common_device
+from ksgen.launch.arrays import ArrayView, CallOptions, common_device
 from ksgen.launch.call import Call
 from ksgen.launch.checks import type_of_call
 from ksgen.launch.fused import STORED_OTHERWISE, WITHIN_AN_ELEMENT, Verdict, copied_to, fused_plan, verdict
@@ -19,7 +19,6 @@ from ksgen.launch.places import on_device, on_shared
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.stated import ADDED
 from ksgen.launch.streams import where_to_work
-from ksgen.launch.views import CallOptions
 from ksgen.launch.weights import Weights, check_packed, inputs_of, packed_in, stored_alike
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue, KernelSpec

@@ -6,7 +6,7 @@ The last step before the launch, of products and gradients alike: outputs, packe
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from ksgen.devices.base import Stream
 from ksgen.devices.capture import refuse_capture
@@ -16,10 +16,9 @@ from ksgen.families.signature import each_chains, pitches_of
 from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import group_shape
-from ksgen.launch.memory import host_array, new_array, pitch_of
+from ksgen.launch.memory import STREAM_ORDERED, host_array, new_array, pitch_of
 from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.weights import Packed, Weights
-from ksgen.launch.workspace import new_workspace
 from ksgen.pattern import Chain
 
 
@@ -143,3 +142,27 @@ def _bound(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) 
 def _all_of(steps: Iterable[Callable[[], object]]) -> None:
     for step in steps:
         step()
+
+
+class Workspace(NamedTuple):
+    """What launches take of it, None where they take none, and what keeps it: needed until the last launch was enqueued."""
+
+    pointer: Any = None
+    owner: Any = None
+
+
+NONE = Workspace()
+
+
+def new_workspace(plan: Plan, x: ArrayView, stream: Stream) -> Workspace:
+    """A plan's, for launches on that stream alone."""
+    if not plan.workspace_bytes:
+        return NONE
+    if x.kind != "torch":  # which keeps memory for graphs
+        prepared = "record the call that launcher.prepare(...) gave before the capture"
+        remedy = "give PyTorch's tensors" if plan.kernel.job == "gradient" else prepared
+        refuse_capture(plan.device, stream, "allocates memory to work in", remedy)
+    if x.kind in STREAM_ORDERED:
+        array = new_array(x, (plan.workspace_bytes // plan.kernel.item_bytes,), stream_handle(stream))
+        return Workspace(view(array).pointer, array)
+    return Workspace(buffer := plan.workspace(stream), buffer)

@@ -18,8 +18,8 @@ from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError, ToolchainError
+from ksgen.launch.checks import Fit
 from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, choose_for_many, limits_of
-from ksgen.launch.fits import Fit
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
 from ksgen.locks import new_reentrant_lock
 from ksgen.spec import KernelSpec

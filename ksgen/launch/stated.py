@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ksgen.errors import LaunchError
-from ksgen.launch.views import CallOptions
+from ksgen.launch.arrays import CallOptions
 from ksgen.launch.weights import Weights
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue, KernelSpec

@@ -9,10 +9,8 @@ from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.devices.libcuda import context_of
 from ksgen.errors import DeviceError, LaunchError
-from ksgen.launch.arrays import ArrayView, Place, is_same_stream, stream_handle
-from ksgen.launch.memory import torch_stream
-from ksgen.launch.views import Views, views_of
-from ksgen.launch.workspace import STREAM_ORDERED
+from ksgen.launch.arrays import ArrayView, Place, Views, is_same_stream, stream_handle, views_of
+from ksgen.launch.memory import STREAM_ORDERED, torch_stream
 
 OUT_OF_ORDER = 1  # OpenCL's CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from ksgen.errors import LaunchError
-from ksgen.launch import fits
-from ksgen.launch.arrays import FORM, view
-from ksgen.launch.fits import Fits
-from ksgen.launch.views import CallOptions
+from ksgen.launch import checks as fits
+from ksgen.launch.arrays import FORM, CallOptions, view
+from ksgen.launch.checks import Fits
 from ksgen.launcher import Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu
 from tests.support.launching import PATTERN, inputs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ksgen.errors import LaunchError
-from ksgen.launch import prepare
+from ksgen.launch import launcher as prepare
 from ksgen.launcher import Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import check, inputs, packs, zeros

@@ -9,7 +9,7 @@ import pytest
 
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.launch import arrays, streams
-from ksgen.launch.views import views_of
+from ksgen.launch.arrays import views_of
 from ksgen.launcher import Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import BATCH, PATTERN, check, inputs, needs_opencl, zeros

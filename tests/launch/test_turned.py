@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from ksgen.errors import LaunchError
-from ksgen.launch import turned as module
+from ksgen.launch import memory as module
 from ksgen.launch.arrays import ArrayView, view
-from ksgen.launch.memory import numpy_dtype
-from ksgen.launch.turned import check_turns, turned
+from ksgen.launch.memory import check_turns, numpy_dtype, turned
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu
 from tests.support.libraries import library

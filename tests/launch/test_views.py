@@ -6,7 +6,7 @@ import pytest
 
 from ksgen.errors import LaunchError
 from ksgen.launch import arrays
-from ksgen.launch.views import CallOptions, views_of
+from ksgen.launch.arrays import CallOptions, views_of
 
 
 def test_options_are_frozen_and_plain_by_default() -> None:
@@ -40,7 +40,7 @@ def test_each_array_is_read_once_for_the_stream_of_the_call(asked: list[Any]) ->
 
 
 def test_a_queue_is_no_stream_that_arrays_are_made_ready_for(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ksgen.launch.views.stream_handle", lambda stream: object())
+    monkeypatch.setattr("ksgen.launch.arrays.stream_handle", lambda stream: object())
     views_of({"x": Shown()}, "a queue")
     assert asked == [("x", None)]
 

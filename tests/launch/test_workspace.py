@@ -12,7 +12,7 @@ from ksgen.devices import find_device
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.launch import streams
 from ksgen.launch.arrays import view
-from ksgen.launch.workspace import NONE, new_workspace
+from ksgen.launch.places import NONE, new_workspace
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern

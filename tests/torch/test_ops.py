@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from ksgen.errors import DeviceError, LaunchError, ToolchainError  # noqa: E402
-from ksgen.launch.fits import Fits  # noqa: E402
+from ksgen.launch.checks import Fits  # noqa: E402
 from ksgen.launcher import ChainLauncher, Launcher  # noqa: E402
 from ksgen.measure.verify import tolerance  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
