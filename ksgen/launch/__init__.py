@@ -1,1 +1,1 @@
-"""From a call's arguments to a launch: what an array is, whether it fits, which kernel serves it, where its memory is."""
+"""Steps from a call's arguments to a launch: views of arrays, checks, the choice of a kernel, memory."""

@@ -118,7 +118,7 @@ def _find_reader(array: Any, name: str) -> Reader:
 
 
 def _read_interface(array: Any, name: str, stream: int | None) -> ArrayView:
-    """Of no library above. One type may offer an interface for some of its arrays only."""
+    """Read an array by an interface that any library may offer. A type may offer it for some of its arrays only."""
     if getattr(array, "__cuda_array_interface__", None) is not None:
         return _read_cuda_array_interface(array, name, stream)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
@@ -301,7 +301,7 @@ Views = Mapping[str, ArrayView]
 
 
 class CallOptions(NamedTuple):
-    """All that a call is given besides its arrays."""
+    """Options of a call: everything that it is given except arrays."""
 
     layout: str = "bsf"
     activation: str = "none"

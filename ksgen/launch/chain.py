@@ -13,7 +13,7 @@ from ksgen.launch.arrays import ArrayView, CallOptions, common_device, view, vie
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, type_of_call, y_shape
 from ksgen.launch.launcher import Launcher
-from ksgen.launch.memory import check_turns, turned
+from ksgen.launch.memory import check_transposable, transposed
 from ksgen.launch.one_launch import OneLaunch
 from ksgen.launch.stated import ADDED, check_storage, checked, docstring, explained, operand, options_of_call
 from ksgen.launch.streams import device_and_stream
@@ -87,12 +87,12 @@ class ChainLauncher(OneLaunch):
             return fused()
         layouts, found = self._layouts(layout, out_layout), view(x, "x")
         if is_turned(layout, out_layout):
-            check_turns(self, found)
+            check_transposable(self, found)
         if len(self.factors) > 1:
             check_intermediates(self, found, stream)
         for number, (factor, weights_of_it) in enumerate(zip(self.factors, own, strict=True)):
             if is_turned(layout, out_layout) and number == self.chain.turn:
-                x = turned(x, stream)
+                x = transposed(x, stream)
             is_last = number + 1 == len(self.factors)
             more = {"activation": options.activation, **last_only} if is_last else {"activation": self.between}
             x = factor(x, weights_of_it, layout=layouts[number], stream=stream, precision=options.precision, **more)
@@ -127,7 +127,7 @@ class ChainLauncher(OneLaunch):
         taken = [factor.taken(each) for factor, each in zip(self.factors, own, strict=True)]
         for number, each in enumerate(taken[1:], 2):
             if isinstance(each, Weights) and each.inputs != SAME:
-                only = "weights that ksgen.quantize made without x_scale, as what lies between factors is stored as y is"
+                only = "weights that ksgen.quantize made without x_scale, as intermediates are stored like y"
                 raise LaunchError(f"{self!r}: weights of factor {number} multiply x in {each.inputs}; accepted: {only}")
         check_storage(self, self.stated, taken)
         return taken
@@ -137,7 +137,7 @@ class ChainLauncher(OneLaunch):
         return [None if isinstance(each, Weights) else view(each, "weights") for each in own]
 
     def _layouts(self, layout: str, out_layout: str | None) -> list[str]:
-        """Of what each factor writes."""
+        """Layout of each factor's output."""
         turn = self.chain.turn  # looks at all factors
         return [layout if number < turn else out_layout or layout for number in range(len(self.factors))]
 
@@ -237,7 +237,7 @@ def check_intermediates(caller: object, x: ArrayView, stream: Any) -> None:
 
 
 def with_precision(caller: object, arrays: Mapping[str, Any], own: Sequence[Any], options: CallOptions) -> CallOptions:
-    """With a precision where x is in eight bits, which tells of none: what lies between factors is of one type, as y is."""
+    """Options with a precision, which x in eight bits does not imply: intermediates and y have one dtype."""
     if (inputs := inputs_of(own)) == SAME or options.precision is not None:
         return options
     return options._replace(precision=type_of_call(caller, views_of(arrays, None), None, inputs))

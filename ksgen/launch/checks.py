@@ -30,12 +30,12 @@ def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
 
 
 def result_shape(pattern: Pattern, layout: str, batch: int, job: str) -> tuple[int, ...]:
-    """Of what a call gives."""
+    """Shape of the array that a call returns."""
     return pattern.shape if job == "gradient" else y_shape(pattern, layout, batch)
 
 
 def group_shape(chains: Sequence[Chain], layout: str, batch: int) -> tuple[int, int]:
-    """Of one array for the outputs of all chains."""
+    """Shape of one array that holds the outputs of all chains."""
     features = sum(chain.out_features for chain in chains)
     return (batch, features) if layout == "bsf" else (features, batch)
 
@@ -56,7 +56,7 @@ def check_precision(caller: object, precision: str | None, dtype: str) -> str:
 
 
 def type_of_call(caller: object, views: Views, precision: str | None, inputs: str = SAME) -> str:
-    """The type of all arrays of a call but x in eight bits, which `inputs` says: then it is that of what is given besides, or float32."""
+    """Dtype of the arrays of a call. If `inputs` says that x is in eight bits, the other arrays decide it, else float32."""
     x = views["x"].dtype
     if inputs == SAME:
         if x in BYTE_TYPES:
@@ -119,7 +119,7 @@ def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
 
 
 def check_memory(caller: object, views: Views) -> None:
-    """Raise `LaunchError` on what arrays of fitting shapes may still have wrong: it is asked anew at every call."""
+    """Raise `LaunchError` on faults that arrays of fitting shapes may still have. Every call checks them again."""
     _check_gradients(caller, views)
     for name, given in views.items():
         if isinstance(given.pointer, int) and not given.pointer:  # no array of a shape that fits is empty
@@ -152,7 +152,7 @@ def _check_out(caller: object, views: Views) -> None:
 
 
 def _overlap(one: ArrayView, other: ArrayView) -> bool:
-    """Whether they share memory. Slices of one array beside each other lie between each other's rows, and do not."""
+    """Whether two arrays share memory. Adjacent column slices of one array interleave by rows, and do not."""
     if not isinstance(one.pointer, int) or not isinstance(other.pointer, int):
         return bool(one.pointer == other.pointer)
     first, second = (one, other) if one.pointer <= other.pointer else (other, one)
@@ -167,7 +167,7 @@ def _overlap(one: ArrayView, other: ArrayView) -> bool:
 
 @dataclass(eq=False)
 class Fit:
-    """Arguments whose shapes, precisions and places were checked, the kernel that they ask for, and the plans that serve them."""
+    """Arguments whose shapes, precisions and devices were checked, with their kernel and its plans."""
 
     batch: int
     place: Place
@@ -177,12 +177,12 @@ class Fit:
 
     @cached_property
     def of_copies(self) -> "Fit":
-        """The same of arrays that are copied to a device, where their rows follow each other."""
+        """The same for arrays that are copied to a device, where rows are contiguous."""
         return Fit(self.batch, self.place, replace(self.kernel, stride="dense")) if self.kernel.is_strided else self
 
 
 class Fits:
-    """Those of one launcher and job."""
+    """Validated argument signatures of one launcher and job."""
 
     def __init__(self, pattern: Pattern, batches: Collection[int | None], job: str = "multiply") -> None:
         self.pattern, self._batches, self._job = pattern, batches, job

@@ -1,4 +1,4 @@
-"""Which family and constants serve a kernel on a device, and why: wisdom for the batch, wisdom for the nearest batch, a default.
+"""The choice of family and constants for a kernel on a device, with its reason: wisdom for the batch, wisdom for the nearest batch, a default.
 
 Never builds or loads.
 """
@@ -19,7 +19,7 @@ MOST_ENTRIES = 1 << 15  # of a batch; larger ones have the constants of this one
 
 @dataclass(frozen=True)
 class Choice:
-    """Which family and constants serve a kernel, and who says so."""
+    """A family with constants that serves a kernel, and the source of the choice."""
 
     family: str
     constants: Any
@@ -53,7 +53,7 @@ def built_beforehand(device: Device) -> list[tuple[str, Limits]]:
 
 
 def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
-    """As `choose`; without wisdom, for all batches up to a power of two alike, so that few texts serve every batch."""
+    """Choose as `choose` does; without wisdom, for all batches up to a power of two alike, so that few texts serve every batch."""
     choice = choose(kernel, batch, limits, wisdom, aligned)
     if choice.from_wisdom or kernel.batch or not limits.is_cpu:
         return choice

@@ -46,7 +46,7 @@ class FusedPlan:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether all factors are one launch."""
+    """Whether all factors are one launch, and the reason."""
 
     is_one: bool
     why: str
@@ -134,7 +134,7 @@ def _may_be_by_tiles(kernel: KernelSpec, limits: Limits) -> bool:
 
 
 def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
-    """Which family serves its factors on a processor, and has no launch for all of them; empty where it has."""
+    """Why the family of the factors has no fused launch on a processor; empty if it has one."""
     if not _may_be_by_tiles(kernel, limits):
         return ""
     alone = replace(kernel, chains=(Chain((kernel.pattern,)),), between="none", out_layout=None, stride="dense")
@@ -147,8 +147,10 @@ def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
 
 @lru_cache(REMEMBERED)
 def _by_cycles(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict | None:
-    """Of a launch by a processor's matrix tiles: whether the cost model expects fewer cycles of it than of one for each factor, as the
-    weights of all factors pass for each block. None of other launches."""
+    """The verdict of the cost model for matrix tiles, by expected cycles; None for other families.
+
+    A fused launch reads the weights of all factors once per block of the batch.
+    """
     if not _may_be_by_tiles(kernel, limits) or (family := family_for(kernel, limits)).name not in BY_TILES:
         return None
 
@@ -177,8 +179,10 @@ def _no_room(kernel: KernelSpec) -> str:
 
 @lru_cache(REMEMBERED)
 def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> Verdict | None:
-    """By the times of one launch and of the others that would do the same, where searches found all of them at one batch: with activations,
-    or without."""
+    """The verdict by measured times, if searches timed one launch and its alternatives at one batch size; else None.
+
+    Times of the kernel without activations count if none with them were measured.
+    """
     dense = replace(kernel, stride="dense")
     for whole in dict.fromkeys((dense, replace(dense, epilogue=Epilogue(), between="none"))):
         one = PLANNER.measured(device, whole, batch)
@@ -192,8 +196,10 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
 
 
 def _apart(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None:
-    """Microseconds of a launch for each factor, and of the copy that turns what lies between, as searches measured them at one batch; of a
-    group, of each layer as it was the fastest. None where one of them was not measured."""
+    """Measured microseconds of separate launches at one batch size, with the transpose of an intermediate.
+
+    A layer is launched factor by factor, a group layer by layer, each in its fastest form. None if a time is missing.
+    """
     if kernel.is_group:
         each = [_of_layer(device, layer, batch, at) for layer in layer_kernels(kernel)]
     else:
@@ -216,7 +222,7 @@ def _time(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None:
 
 
 def least_entries(cores: int, layout: str) -> int:
-    """Of the batch, from which a processor with so many cores takes one launch, whatever its weights."""
+    """Least batch size at which a processor with so many cores takes one launch, whatever the size of the weights."""
     return (LEAST_ENTRIES if layout == "bsf" else LEAST_COLUMNS) * cores
 
 
@@ -235,7 +241,7 @@ def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[An
 
 
 def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
-    """What the cost model expects of a launch for each factor, and of turning what lies between from one layout into the other."""
+    """Microseconds that the cost model expects of one launch per factor, with the transpose of an intermediate if layouts differ."""
     own = sum(default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in factor_kernels(kernel))
     rates = gpu_of(limits.target).rates
     if not kernel.out_layout or not rates:
@@ -244,7 +250,7 @@ def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
 
 
 def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
-    """The same of a group's layers one by one, each as it is expected to be the fastest; of a layer, of its factors."""
+    """Expected microseconds of separate launches: of a layer's factors, or of a group's layers, each in its fastest form."""
     if not kernel.is_group:
         return each_us(kernel, limits, batch)
     found = 0.0

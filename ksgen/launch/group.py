@@ -46,8 +46,8 @@ class GroupLauncher(OneLaunch):
         given = tuple(map(layer_of, layers))
         self.layers = tuple(layer.stating(StatedOptions()) for layer in given)
         self.chains, self.stated = tuple(layer.chain for layer in given), given[0].stated
-        if turned := [layer for layer in self.layers if layer.out_layout]:
-            raise LaunchError(f"{turned[0]!r} of a group; accepted: layers without out_layout")
+        if changed := [layer for layer in self.layers if layer.out_layout]:
+            raise LaunchError(f"{changed[0]!r} of a group; accepted: layers without out_layout")
         if len({chain.in_features for chain in self.chains}) > 1:
             taken = ", ".join(f"{chain} takes {chain.in_features}" for chain in self.chains)
             raise LaunchError(f"{taken} features; accepted: layers that take the same x")
@@ -76,8 +76,8 @@ class GroupLauncher(OneLaunch):
         stream: Any = None,
         precision: str | None = None,
     ) -> list[Any]:
-        """The layers' outputs: in new arrays, which are slices of one if one launch wrote them, or where `out` says: one array for all
-        of them beside each other, or a list of arrays.
+        """The layers' outputs: in new arrays, which are slices of one if one launch wrote them, or where `out` says: one array for all of them, or a list of
+        arrays.
 
         `weights` has a list of arrays for each layer, one a factor; `bias` and `residual`, where there are any, one array a layer. What the
         layers state is as in a call of a `Launcher`.
@@ -133,7 +133,7 @@ class GroupLauncher(OneLaunch):
         own, added = self._own(weights), {"bias": self._added("bias", bias), "residual": self._added("residual", residual)}
         outs, arrays = self._outs(out, options), self._arrays(x, added)
         inputs = self._inputs(own)
-        found = {"out": outs, **added}  # of which the first that is there tells the type
+        found = {"out": outs, **added}  # the first of them that is given decides the dtype
         first = {name: next((array for array in each if array is not None), None) for name, each in found.items()}
         given = {"x": x, **{name: array for name, array in first.items() if array is not None}}
         options = with_precision(self, given, own[0], options)

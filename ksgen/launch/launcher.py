@@ -187,9 +187,10 @@ class Launcher:
         self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,
         device: str | None = None, job: str = "multiply", weights: str | None = None, inputs: str | None = None,
     ) -> str:  # fmt: skip
-        """Which family and constants serve a call, or with `job="gradient"` one of `gradient`, on which device, and why. `weights`: how
-        they are stored, such as "int8"; `inputs`: how x is, in eight bits as they are, beside y in that precision. None: as the launcher
-        states it, else as usual, in float32."""
+        """Describe which family and constants serve a call, or with `job="gradient"` one of `gradient`, on which device, and why.
+
+        `weights` and `inputs` are the storage of the weights and of x, such as "int8". None stands for what the launcher states, else
+        for the usual: no quantization, float32."""
         batch = checked_batch(batch)
         own = self.stated if is_word(job, ("multiply",)) else StatedOptions(self.stated.layout, self.stated.precision)
         precision, layout, epilogue, weights, inputs = explained(own, precision, layout, epilogue, weights, inputs)

@@ -120,8 +120,8 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
     raise LaunchError("x tells where its memory is, but not how to make more of it; give out=")
 
 
-def check_turns(caller: object, found: ArrayView) -> None:
-    """Raise `LaunchError` for an array that cannot be turned, before anything is launched."""
+def check_transposable(caller: object, found: ArrayView) -> None:
+    """Raise `LaunchError` for an array that cannot be transposed, before any launch."""
     if found.kind not in TRANSPOSING and found.device != "host":
         kind = type(found.owner).__name__
         raise LaunchError(
@@ -130,8 +130,8 @@ def check_turns(caller: object, found: ArrayView) -> None:
         )
 
 
-def turned(array: Any, stream: Any) -> Any:
-    """The transpose of a matrix that `check_turns` let pass, without gaps."""
+def transposed(array: Any, stream: Any) -> Any:
+    """The transpose of a matrix that `check_transposable` let pass, without gaps."""
     handle = stream_handle(stream)
     found = view(array, "x", handle if isinstance(handle, int) else None)
     if found.kind == "torch" and (found.device == "host" or stream is None or is_same_stream(handle or 0, found.stream)):

@@ -30,7 +30,7 @@ SOME_ADDED = "only some layers have a bias, or a residual"
 
 
 class OneLaunch:
-    """What the launchers of a layer and of a group share."""
+    """The part that launchers of layers and of groups share."""
 
     chains: tuple[Chain, ...]
     factors: tuple[Launcher, ...]  # of one chain after the other
@@ -75,7 +75,7 @@ class OneLaunch:
         )  # fmt: skip
 
     def explain_one_launch(self, found: Verdict, device: Device, batch: int, *what: Any) -> str:
-        """By which family all factors are one launch, and why. `what`: as `_kernel` takes it."""
+        """Name the family of the fused launch, with the reason. `what` holds the arguments of `_kernel`."""
         choice = PLANNER.choice(device, kernel := self._kernel(device, *what), batch)
         return f"one launch, by {choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
 

@@ -1,4 +1,4 @@
-"""Where a launch finds its operands: in arrays on the device, in arrays of the host that the device shares, or in copies there.
+"""Operands of a launch: arrays on the device, arrays of the host that the device shares, or copies.
 
 The last step before the launch, of products and gradients alike: outputs, packed weights, workspaces and copies get their memory.
 """
@@ -116,7 +116,7 @@ def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any
 
 
 def outputs_in(out: Any, chains: Sequence[Chain], layout: str) -> list[Any]:
-    """The outputs of chains that lie beside each other in one array."""
+    """Outputs of several chains as slices of one array."""
     ends = list(accumulate((chain.out_features for chain in chains), initial=0))
     return [out[:, begin:end] if layout == "bsf" else out[begin:end] for begin, end in pairwise(ends)]
 

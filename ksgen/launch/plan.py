@@ -52,7 +52,7 @@ class Plan:
     pack_block: int
     packed_bytes: int
     packing: str  # equal for plans whose packed weights are the same bytes
-    operands: tuple[str, ...]  # what a launch takes besides maps and the batch, in order
+    operands: tuple[str, ...]  # operands of a launch in order, without tensor maps and batch size
     maps: tuple[TensorMap, ...] = ()
     workspace_bytes: int = 0  # of memory that several launches hand on what they found in
     steps: tuple[Step, ...] = ()  # those launches, in order
@@ -111,7 +111,7 @@ class Plan:
         return [own if each.kernel is self.multiply else Launch(*each, arguments) for each in self.steps] or [own]
 
     def _blocks(self) -> int:
-        """Of the launch that multiplies: on a processor, no more than it may take threads."""
+        """Number of blocks of the launch that multiplies; on a processor at most the number of threads that it may use."""
         return groups_for(self.grid, self.device.limits.multiprocessors) if self.walks and self.device.limits.is_cpu else self.grid
 
     def workspace(self, stream: Stream = None) -> Buffer:

@@ -51,7 +51,7 @@ class Planner:
         bundle = open_bundle(path)
         with self._guard:
             self._bundles.insert(0, bundle)
-            put_in_use(bundle)  # for the device: what it needs besides kernels
+            put_in_use(bundle)  # binaries that the device itself needs
             self.forget()
 
     def forget(self) -> None:
@@ -122,7 +122,7 @@ class Planner:
             return self._wisdom[device.name]
 
     def plan_of(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice, target: str | None = None) -> Plan:
-        """The plan that a choice asks for, whoever made it; kept by the caller. `target`: of its binary, if not the device's own."""
+        """The plan of a given choice, which the caller caches. `target` is that of the binary, if it is not the device's own."""
         check_grid(kernel, choice.family, choice.constants, batch)
         return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice, target or device.target))
 

@@ -26,7 +26,7 @@ _Place = tuple[Any, Device, str]  # where an array's memory is, the device, and 
 
 
 class Seen:
-    """A tensor of PyTorch's as it is now. Its memory goes to nobody else while this is kept."""
+    """A snapshot of a PyTorch tensor, which keeps its memory from being reused."""
 
     __slots__ = ("_look", "_memory", "_writes", "tensor")
 
@@ -42,7 +42,7 @@ class Seen:
 
 
 def look_of(tensor: Any) -> tuple[Any, ...]:
-    """Where a tensor of PyTorch's lies, and how."""
+    """Address, dtype, shape and strides of a PyTorch tensor."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
@@ -55,7 +55,7 @@ class Packed(NamedTuple):
     """Weights as the launches of a call take them."""
 
     at: Buffer
-    before: Callable[[], object]  # what is done before each launch: they are packed anew, or what was packed is checked
+    before: Callable[[], object]  # runs before each launch: packs the weights again, or checks that packed ones are unchanged
     keep: Any = None  # what keeps their memory: needed until the last launch was enqueued
 
 
@@ -185,19 +185,19 @@ def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Dev
 
 @dataclass(eq=False, slots=True)
 class _Room:
-    """Where one array is packed."""
+    """Buffers that hold the packed forms of one array."""
 
     array: weakref.ref[Any]
     buffers: dict[_Place, Buffer] = field(default_factory=dict)
 
 
 class Rooms:
-    """Where a launcher packs the arrays that it is called with.
+    """Buffers into which a launcher packs the arrays of its calls.
 
     PyTorch gives memory in the order of the stream, and to a graph for as long as that lives. For other libraries it is the
     device's own, and stays in its place as long as the array lives: a CUDA graph that recorded a call remains valid. That
-    needs no lock, on any stream: whoever writes to weights lets the calls that read them finish first, and where nobody
-    wrote, packing again writes the same bytes.
+    needs no lock, on any stream: a writer of weights waits for the calls that read them, and without a
+    write, packing again writes the same bytes.
     """
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class Rooms:
 
 
 def packed_in(plan: Plan, own: Any, found: ArrayView | None, rooms: Rooms, stream: Stream) -> Packed:
-    """Weights for a plan's launches: those that were packed once, or an array, to be packed before each launch where it lies."""
+    """Weights for a plan's launches: packed once, or an array that is packed before each launch."""
     if isinstance(own, Weights):
         return own.use(plan, stream)
     assert found is not None

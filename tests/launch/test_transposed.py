@@ -1,4 +1,4 @@
-"""A matrix in the other layout: by the library that it came from, without gaps; and whose arrays cannot be turned."""
+"""A matrix in the other layout: by the library that it came from, without gaps; and whose arrays cannot be transposed."""
 
 import sys
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ import pytest
 from ksgen.errors import LaunchError
 from ksgen.launch import memory as module
 from ksgen.launch.arrays import ArrayView, view
-from ksgen.launch.memory import check_turns, numpy_dtype, turned
+from ksgen.launch.memory import check_transposable, numpy_dtype, transposed
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu
 from tests.support.libraries import library
@@ -21,23 +21,23 @@ from tests.support.libraries import library
 def test_arrays_of_the_host(precision: str) -> None:
     """Slices too."""
     x = np.arange(40).reshape(4, 10).astype(numpy_dtype(precision))[:, 2:7]
-    got = turned(x, None)
+    got = transposed(x, None)
     np.testing.assert_array_equal(got, x.T)
     assert got.flags.c_contiguous
-    check_turns("a layer", view(x))
+    check_transposable("a layer", view(x))
 
 
 @pytest.mark.libraries
 def test_tensors_of_the_host() -> None:
     torch = library("torch")
     x = torch.arange(40.0).reshape(4, 10)[:, 2:7]
-    got = turned(x, None)
+    got = transposed(x, None)
     assert torch.equal(got, x.t())
     assert got.is_contiguous()
 
 
 class Tensor:
-    """One of a GPU, as PyTorch's: it says where it was turned."""
+    """One of a GPU, as PyTorch's: it says where it was transposed."""
 
     def __init__(self, places: list[Any]) -> None:
         self.places = places
@@ -46,11 +46,11 @@ class Tensor:
         return self
 
     def contiguous(self) -> str:
-        return f"turned on {self.places[-1]}"
+        return f"transposed on {self.places[-1]}"
 
 
 @pytest.mark.parametrize(("stream", "where"), [(None, "its own"), (7, "its own"), (9, "stream 9")])
-def test_tensors_of_a_gpu_are_turned_on_the_stream_of_the_launches(monkeypatch: pytest.MonkeyPatch, stream: Any, where: str) -> None:
+def test_tensors_of_a_gpu_are_transposed_on_the_stream_of_the_launches(monkeypatch: pytest.MonkeyPatch, stream: Any, where: str) -> None:
     places = ["its own"]
 
     @contextmanager
@@ -64,15 +64,15 @@ def test_tensors_of_a_gpu_are_turned_on_the_stream_of_the_launches(monkeypatch: 
     tensor = Tensor(places)
     found = ArrayView("torch", 4096, (4, 10), "float32", None, ("cuda", 0), 7, tensor, True)
     monkeypatch.setattr(module, "view", lambda *given: found)
-    assert turned(tensor, stream) == f"turned on {where}"
+    assert transposed(tensor, stream) == f"transposed on {where}"
 
 
-def test_who_cannot_be_turned() -> None:
+def test_who_cannot_be_transposed() -> None:
     found = view(FakeArray(FakeGpu(), np.zeros((4, 10), np.float32)))
     with pytest.raises(
         LaunchError, match="'a layer': factors are launched one by one here, and nothing turns a FakeArray from one layout into"
     ):
-        check_turns("a layer", found)
+        check_transposable("a layer", found)
 
 
 def test_a_layer_turns_by_itself_or_at_a_call() -> None:
