@@ -1,4 +1,4 @@
-"""The choice of family and constants for a kernel on a device, with its reason: wisdom for the batch, wisdom for the nearest batch, a default.
+"""The choice of family and constants for a kernel on a device: wisdom for the batch, wisdom for the nearest batch, a default.
 
 Never builds or loads.
 """

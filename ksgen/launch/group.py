@@ -76,11 +76,10 @@ class GroupLauncher(OneLaunch):
         stream: Any = None,
         precision: str | None = None,
     ) -> list[Any]:
-        """The layers' outputs: in new arrays, which are slices of one if one launch wrote them, or where `out` says: one array for all of them, or a list of
-        arrays.
+        """The layers' outputs: new arrays, which are slices of one if one launch wrote them, or the arrays of `out`.
 
-        `weights` has a list of arrays for each layer, one a factor; `bias` and `residual`, where there are any, one array a layer. What the
-        layers state is as in a call of a `Launcher`.
+        `out` is one array for all layers, or a list of arrays. `weights` has a list of arrays for each layer, one a factor; `bias` and
+        `residual`, where there are any, one array a layer. What the layers state is as in a call of a `Launcher`.
         """
         given = self._read(x, weights, bias, residual, out, options_of_call(self.stated, layout, activation, stream, precision))
         if fused := self._fused(given):

@@ -97,7 +97,7 @@ def wait_for_producers(device: Device, handle: Stream, views: Views) -> None:
 
 
 def keep_for_stream(handle: Stream, views: Views) -> None:
-    """PyTorch gives freed memory to others in the order of its own current stream: so it must know of another stream that uses the memory."""
+    """Tell PyTorch that another stream uses the memory, which it otherwise reuses in the order of its own stream."""
     for found in views.values():
         if found.kind == "torch" and found.device != "host" and not is_same_stream(found.stream, handle):
             found.owner.record_stream(torch_stream(handle, found.device[1]))
