@@ -187,7 +187,7 @@ class Prediction:
 
 
 def prediction(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> Prediction | None:
-    """What `gpu_us` bounds, as far as published times tell (`benchmarks/ksmm.py`). Copies that pass through registers expose a part of the
+    """What `gpu_us` bounds, as far as published times tell (`benchmarks/model.py`). Copies that pass through registers expose a part of the
     shorter of moving and multiplying, each wave of blocks waits for its first stage, and the last wave leaves multiprocessors idle.
     None where the kernel cannot be launched."""
     terms = terms_of(speed, family, kernel, constants, batch)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.defaults import Expected, expected
+from benchmarks.model import Expected, expected
 from ksgen.commands.compiling import _sources
 from ksgen.families import FAMILIES, check, cuda_limits, family_for
 from ksgen.families import expected as model
@@ -20,7 +20,7 @@ from ksgen.wisdom.store import Wisdom
 from tests.support.kernels import check as check_result
 from tests.support.kernels import in_emulator, job_of, source_of
 
-FEW = 16  # patterns, of the 60 that `python -m benchmarks.defaults` looks at
+FEW = 16  # patterns, of the 60 that `python -m benchmarks.model defaults` looks at
 HOPPER = cuda_limits("sm_90a")
 
 

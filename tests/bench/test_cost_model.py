@@ -3,12 +3,11 @@
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import ksmm, predictions
-from benchmarks.ksmm import BATCH, KSMM, Published, Tiles, band, published, replay, replays
+from benchmarks.model import BATCH, KSMM, Published, Replay, Tiles, band, main, published, replay
 from ksgen.bench.published import published_patterns, published_us
 from ksgen.families.expected import TAKEN
 from ksgen.pattern import Pattern
-from ksgen.spec import KernelSpec
+from ksgen.spec import LAYOUTS, KernelSpec
 
 
 def known(pattern: Pattern, precision: str, layout: str) -> Published:
@@ -20,7 +19,8 @@ def known(pattern: Pattern, precision: str, layout: str) -> Published:
 
 
 def test_each_published_time_is_there_once() -> None:
-    counts = {(precision, layout): len(found.rows) for precision, layout, found in replays()}
+    kinds = [(precision, layout) for precision in ("float32", "float16") for layout in LAYOUTS]
+    counts = {(precision, layout): len(replay(layout, precision).rows) for precision, layout in kinds}
     assert counts == {("float32", "bsf"): 652, ("float32", "bsl"): 630, ("float16", "bsf"): 622, ("float16", "bsl"): 675}
     assert len({each.kernel for each in published()}) == len(published()) == sum(counts.values())
 
@@ -79,8 +79,8 @@ def test_cycles_of_shared_memory() -> None:
 def test_the_model_orders_their_kernels_and_bounds_their_times(precision: str, layout: str, bounded: int, ranks: float) -> None:
     found = replay(layout, precision)
     assert found.bounded >= bounded
-    assert found.correlation >= ranks
-    assert found.correlation >= found.correlation_of("longest") - 0.02
+    assert found.ranks() >= ranks
+    assert found.ranks() >= found.ranks("longest") - 0.02
     assert 0.9 <= found.over_predicted[1] <= 1.12
     assert found.within >= 0.84
 
@@ -89,11 +89,11 @@ def test_what_is_half_hidden_tells_kernels_apart_that_the_longest_term_does_not(
     """Batch-size-last is bounded by multiply-adds nearly everywhere: only the shorter term differs."""
     for precision in ("float32", "float16"):
         found = replay("bsl", precision)
-        assert found.correlation_of("longest") < 0.2 < 0.7 <= found.correlation
+        assert found.ranks("longest") < 0.2 < 0.7 <= found.ranks()
 
 
 def test_the_band_of_predictions_is_that_of_all_known_times() -> None:
-    low, middle, high = band([row.known.us / row.predicted.us for _, _, found in replays() for row in found.rows])
+    low, middle, high = Replay(published()).over_predicted
     assert (low * TAKEN[1], middle * TAKEN[1], high * TAKEN[1]) == pytest.approx(TAKEN, rel=0.02)
 
 
@@ -105,25 +105,24 @@ def test_a_band_leaves_out_the_extreme_twentieths() -> None:
 
 
 def test_the_replay_is_printed() -> None:
-    printed = CliRunner().invoke(ksmm.main).output.splitlines()
+    printed = CliRunner().invoke(main, ["ksmm"]).output.splitlines()
     assert [line.split()[:4] for line in printed[1:3]] == [["float32", "bsf", "652", "648"], ["float32", "bsl", "630", "630"]]
     assert printed[-1].startswith("all")
 
 
 def test_predictions_stand_beside_published_times() -> None:
-    printed = CliRunner().invoke(predictions.main, ["--pattern", "1,192,48,2"]).output.splitlines()
+    printed = CliRunner().invoke(main, ["predictions", "--pattern", "1,192,48,2"]).output.splitlines()
     assert len(printed) == 1 + 2 * 6  # a time and a median for each of three precisions in two layouts
     assert printed[1].split()[:4] == ["1,192,48,2", "float32", "bsf", "simt"]
     assert " 110.3 " in printed[1]
     assert printed[2].startswith("median of 1 ")
     assert printed[2].endswith(", a prediction")
-    each = predictions.beside(known(Pattern(1, 192, 48, 2), "float16", "bsl"), "float16")
-    assert each.family == "mma"
-    assert each.predicted.low < each.predicted.us < each.predicted.high
-    assert each.gains == tuple(48.005 / us for us in (each.predicted.high, each.predicted.us, each.predicted.low))
-    assert predictions.medians([each, each]) == each.gains
+    family, own, gains = known(Pattern(1, 192, 48, 2), "float16", "bsl").ours("float16")
+    assert family == "mma"
+    assert own.low < own.us < own.high
+    assert gains == tuple(48.005 / us for us in (own.high, own.us, own.low))
 
 
 def test_a_pattern_without_published_times_has_no_lines() -> None:
-    printed = CliRunner().invoke(predictions.main, ["--pattern", "1,3,5,7", "--brief"])
+    printed = CliRunner().invoke(main, ["predictions", "--pattern", "1,3,5,7", "--brief"])
     assert (printed.exit_code, printed.output) == (0, "")

@@ -1,0 +1,441 @@
+"""The cost model, printed: `python -m benchmarks.model NAME`. Measures nothing, and needs no GPU.
+
+| name | prints |
+| --- | --- |
+| `defaults` | shares of the floor that launchers' untuned choices should reach, on each target's usual card |
+| `hopper-shares` | the same for Hopper's families: defaults, the best alone, and with clusters and resident tiles |
+| `fused` | layers: all factors in one launch beside one launch per factor, or several layers on one X in one launch |
+| `ksmm` | the model replayed on the times that the paper's authors published of their own kernel |
+| `predictions` | what ours are predicted to take on an A100, beside those times |
+
+`ksmm_times.csv.gz` holds the best times that the authors found, and the constants that gave them: figures of the public
+repository PascalCarrivain/ksmm at d02b9cc (`kernel_bs_first_float.best` and its three neighbours), those for batch 25088,
+each once. The GPU is not named there. Its rates are an A100's: of the float32 times one is 1.6 % below what that peak
+allows, and none further.
+"""
+
+import csv
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from statistics import geometric_mean, median, quantiles
+from typing import Any
+
+import click
+
+from ksgen.bench.chains import transformers
+from ksgen.commands.common import PATTERN
+from ksgen.families import FAMILIES, Limits, cuda_limits, families_for, family_for
+from ksgen.families.banks import CYCLE_BYTES
+from ksgen.families.base import Geometry, Modelled, Work
+from ksgen.families.chains import factor_kernels
+from ksgen.families.expected import LARGE, Prediction, Speed, default_us, gpu_us, prediction, speed_of
+from ksgen.families.gpus import gpu_of
+from ksgen.families.tiles import WARP
+from ksgen.families.traffic import SECTOR
+from ksgen.launch.fused import apart_us, family_of_chain
+from ksgen.measure.ranks import rank_correlation
+from ksgen.measure.roofline import Ceilings
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, stratified
+from ksgen.tuning.model import Machine
+
+BATCH = LARGE  # of the published times
+_PATTERNS = click.option("--patterns", type=click.IntRange(min=1), default=60, show_default=True, help="How many of the stratified ones.")
+
+
+@click.group()
+def main() -> None:
+    """Print what the cost model expects. Nothing is measured."""
+
+
+def _speed(family: Modelled[Any], kernel: KernelSpec, limits: Limits) -> Speed:
+    found = speed_of(family, kernel, limits)
+    assert found is not None, "a target whose usual card is known"
+    return found
+
+
+# ---- defaults
+
+TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Expectation of one kernel's default."""
+
+    family: str
+    share: float  # of the floor, of the fastest instructions that any of the families has
+    over_best: float  # times as long as the fastest of the families' defaults
+
+
+def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool) -> Expected:
+    """Compare the default that a launcher takes with the floor, and with the other families' defaults."""
+    able = [family for family in families_for(kernel, limits, batch) if all_families or family.by_default]
+    us = {family.name: default_us(family, kernel, limits, batch) for family in able}
+    floors = []
+    for family in able:
+        speed, products = _speed(family, kernel, limits), kernel.arithmetic.products if family.on_tensor_cores else 1
+        floors.append(max(kernel.bytes(batch) / speed.bytes_per_s, products * kernel.flops(batch) / speed.flops_per_s))
+    chosen = family_for(kernel, limits, batch, all_families=all_families).name
+    return Expected(chosen, 1e6 * min(floors) / us[chosen], us[chosen] / min(us.values()))
+
+
+@main.command("defaults")
+@_PATTERNS
+@click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Only this target; may be given again.")
+@click.option("--batch", type=click.IntRange(min=1), default=LARGE, show_default=True)
+def defaults(patterns: int, targets: tuple[str, ...], batch: int) -> None:
+    """Print the medians and minima of the shares, how much longer than the fastest family's default the chosen one takes
+    at most, and which families are chosen how often; on Hopper also with all families."""
+    click.echo(f"{'target':<18} {'precision':<9} layout  median  min  over best  families")
+    for target in targets or TARGETS:
+        limits = cuda_limits(target)
+        precisions = ("float32", "float16", "tf32", "tf32x3", "fp16x3")
+        for all_families, precision, layout in product((False, True)[: 1 + limits.warpgroups], precisions, LAYOUTS):
+            kernels = [KernelSpec(pattern, precision, layout) for pattern in stratified(patterns)]
+            found = [expected(kernel, limits, batch, all_families) for kernel in kernels]
+            shares, over = [each.share for each in found], max(each.over_best for each in found)
+            families = Counter(each.family for each in found).most_common()
+            named = f"{target}{' with wgmma' if all_families else ''}"
+            click.echo(
+                f"{named:<18} {precision:<9} {layout:<6} {median(shares):7.2f} {min(shares):5.2f} {over:9.2f}  "
+                + ", ".join(f"{family} {count}" for family, count in families)
+            )
+
+
+# ---- Hopper
+
+HOPPER = cuda_limits("sm_90a")
+
+
+def hopper_shares(kernel: KernelSpec, ceilings: Ceilings) -> dict[str, float]:
+    """Return the largest share of each sort of constants, over Hopper's families that serve the kernel."""
+    found: dict[str, float] = {}
+    for name in ("wgmma_shared", "wgmma_registers", "wgmma_permuted"):
+        family: Any = FAMILIES[name]
+        if not family.serves(kernel, HOPPER):
+            continue
+        speed = Machine("sm_90a", HOPPER, 132, {name: ceilings}).speed(name)
+        sorts = [("default", family.default(kernel, HOPPER))]
+        for constants in family.space(kernel, HOPPER):
+            sorts.append(("best", constants))
+            if constants.cluster_batch == constants.cluster_out == 1 and not getattr(constants, "resident", 0):
+                sorts.append(("alone", constants))
+        for sort, constants in sorts:
+            share = ceilings.floor_s(kernel, BATCH) * 1e6 / gpu_us(speed, family, kernel, constants, BATCH)
+            found[sort] = max(found.get(sort, 0.0), share)
+    return found
+
+
+@main.command("hopper-shares")
+@_PATTERNS
+@click.option("--copy", default=4.0, show_default=True, help="TB/s, read plus written.")
+@click.option("--multiply", default=790.0, show_default=True, help="TFLOP/s of 16-bit products; tf32 has half of it.")
+def hopper(patterns: int, copy: float, multiply: float) -> None:
+    """Print the medians and minima of the shares: of the defaults, of blocks that work alone, and with clusters and
+    resident X. A minute or more for 60 patterns."""
+    click.echo("precision layout   default: median min   alone: median min   best: median min")
+    for layout, precision in product(("bsl", "bsf"), ("float16", "tf32x3")):
+        products = PRECISIONS[precision].products
+        ceilings = Ceilings(copy * 1e12, multiply * 1e12 / (1 if precision == "float16" else 2 * products), products)
+        found = [hopper_shares(KernelSpec(pattern, precision, layout), ceilings) for pattern in stratified(patterns)]
+        columns = [[each[sort] for each in found] for sort in ("default", "alone", "best")]
+        figures = "".join(f"{median(column):16.2f} {min(column):.2f}" for column in columns)
+        click.echo(f"{precision:<9} {layout:<8}{figures}")
+
+
+# ---- layers
+
+_ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
+
+
+def layer_row(chain: Chain, precision: str, layout: str, target: str, batch: int, side_by_side: int = 1) -> dict[str, Any]:
+    """Return megabytes and microseconds of one launch per factor together, and of one launch, if it fits. For a group:
+    of one launch per layer, the fewest bytes possible, and of each layer as it is expected to be the fastest."""
+    alone, limits = KernelSpec((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
+    kernel = KernelSpec((chain.factors,) * side_by_side, precision, layout, Epilogue())
+    each = [alone] * side_by_side if side_by_side > 1 else factor_kernels(kernel)
+    found: dict[str, Any] = {
+        "each_mb": sum(launch.bytes(batch) for launch in each) / 1e6,
+        "one_mb": kernel.bytes(batch) / 1e6,
+        "each_us": apart_us(kernel, limits, batch),
+    }
+    fused = family_of_chain(kernel, limits, batch)
+    if fused is None:
+        return found
+    by = f"{fused.name}, {fused.default(kernel, limits, batch)}"
+    return found | {"one_us": default_us(fused, kernel, limits, batch), "by": by}
+
+
+def layer_lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a table, and what all of them gain."""
+    yield _ROW.format("chain", "each, MB", "one, MB", "gain", "each, us", "one, us", "gain", "by")
+    fewer, gains = [], []
+    for name, found in rows.items():
+        each, one = found["each_us"], found.get("one_us")
+        fewer.append(found["each_mb"] / found["one_mb"])
+        gains += [each / one] if one else []
+        mb = (f"{found['each_mb']:.1f}", f"{found['one_mb']:.1f}", f"{fewer[-1]:.2f}")
+        us = (f"{one:.1f}", f"{each / one:.2f}") if one else ("-", "-")
+        yield _ROW.format(name, *mb, f"{each:.1f}", *us, found.get("by", "no room"))
+    taken = [gain for gain in gains if gain > 1]
+    yield (
+        f"{len(rows)} chains: {geometric_mean(fewer):.2f} times fewer bytes at the mean; "
+        f"one launch has room for {len(gains)}, and gains in {len(taken)}"
+    )
+    if taken:
+        all_of_them = geometric_mean([*taken, *[1.0] * (len(rows) - len(taken))])
+        mean = f"{geometric_mean(taken):.2f} at the mean, {min(taken):.2f} to {max(taken):.2f}"
+        yield f"gain of those {mean}; of all, as chosen, {all_of_them:.2f}"
+
+
+@main.command("fused")
+@click.option("--batch", default=BATCH, show_default=True)
+@click.option("--precision", "precisions", default=("bfloat16", "float32"), multiple=True, show_default=True)
+@click.option("--layout", "layouts", default=LAYOUTS, multiple=True, show_default=True)
+@click.option("--target", "targets", default=("sm_80", "sm_90a"), multiple=True, show_default=True)
+@click.option("--side-by-side", type=click.IntRange(min=1), default=1, show_default=True, help="Layers like each, on one X.")
+@click.option("--json", "as_json", is_flag=True)
+def fused(batch: int, precisions: Sequence[str], layouts: Sequence[str], targets: Sequence[str], side_by_side: int, as_json: bool) -> None:
+    """Print bytes and expected times of the 24 chains of `ksgen bench layers`: one launch per factor beside one launch;
+    with --side-by-side 3, three layers on one X, such as q, k and v, one by one beside one launch. Bytes are those that
+    cross memory at least."""
+    for target, precision, layout in product(targets, precisions, layouts):
+        options = precision, layout, target, batch, side_by_side
+        rows = {name: layer_row(chain, *options) for name, chain in transformers().items()}
+        if as_json:
+            setting = {"target": target, "precision": precision, "layout": layout, "batch": batch}
+            click.echo(json.dumps(setting | {"chains": rows}))
+            continue
+        rates = gpu_of(target).rates
+        click.echo(f"\n{rates.card if rates else target} ({target}), {precision}, {layout}, batch {batch}")
+        click.echo("\n".join(layer_lines(rows)))
+
+
+# ---- the authors' kernel
+
+A100 = cuda_limits("sm_80")
+BOOKKEEPING = 30  # registers of a thread besides sums and operands, about: nvcc gave it 48 to 91 in all
+Band = tuple[float, float, float]  # the fifth, the fiftieth and the ninety-fifth of a hundred
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Constants of the authors' kernel, by our names."""
+
+    tile_out: int
+    tile_in: int
+    tile_batch: int
+    thread_out: int
+    thread_batch: int
+    vector: int  # elements that are read or written at once
+
+
+class Ksmm:
+    """The authors' kernel, as far as the model asks. A block stages tiles of X and W in two buffers, through registers and
+    with a barrier a stage, has plain multiply-adds in rows of `thread_out` x `thread_batch` sums, and handles one j: in
+    batch-size-first its reads and writes are `d` elements apart."""
+
+    name = "ksmm"
+    on_tensor_cores = by_warpgroups = False
+
+    def geometry(self, kernel: KernelSpec, tiles: Tiles, batch: int) -> Geometry:
+        threads = (tiles.tile_out // tiles.thread_out) * (tiles.tile_batch // tiles.thread_batch)
+        elements = 2 * tiles.tile_in * (tiles.tile_batch + tiles.tile_out)
+        if kernel.item_bytes == 4:
+            elements += tiles.tile_batch * tiles.tile_out  # through which Y is stored
+        grid = kernel.pattern.out_features // tiles.tile_out * -(-batch // tiles.tile_batch)
+        return Geometry(grid, threads, elements * kernel.item_bytes)
+
+    def registers(self, kernel: KernelSpec, tiles: Tiles, target: str = "sm_80") -> int:
+        return tiles.thread_out * tiles.thread_batch + tiles.thread_out + tiles.thread_batch + BOOKKEEPING
+
+    def work(self, kernel: KernelSpec, tiles: Tiles, batch: int) -> Work:
+        geometry, item, c, is_bsf = self.geometry(kernel, tiles, batch), kernel.item_bytes, kernel.pattern.c, kernel.layout == "bsf"
+        fetched = min(kernel.pattern.d, SECTOR // item) if is_bsf else 1  # for each byte of X that is used: other j are other blocks'
+        each = c * item / tiles.tile_out * fetched + c * item / tiles.tile_batch + self._stored_bytes(kernel, tiles)
+        stages = geometry.grid * (c // tiles.tile_in)
+        return Work(
+            geometry.grid,
+            kernel.bytes(batch),
+            round(batch * kernel.pattern.out_features * each),
+            CYCLE_BYTES * round(geometry.grid * self._shared_cycles(kernel, tiles, geometry.block)),
+            kernel.flops(batch) // 2 * item // 4,  # two products of 16 bits at a time
+            stages=stages,
+            synchronous=stages,
+        )
+
+    def _stored_bytes(self, kernel: KernelSpec, tiles: Tiles) -> float:
+        """Return bytes of Y to the cache per output: whole sectors for what one instruction of a warp has of them."""
+        item = kernel.item_bytes
+        if kernel.layout == "bsf":  # a lane stores one element, the next lane's is `thread_out` outputs away
+            return min(SECTOR, item * tiles.thread_out * kernel.pattern.d)
+        side_by_side = WARP // (tiles.tile_out // tiles.thread_out) if tiles.thread_batch == tiles.vector else 1
+        return max(item, SECTOR / (tiles.vector * max(1, side_by_side)))
+
+    def _shared_cycles(self, kernel: KernelSpec, tiles: Tiles, threads: int) -> float:
+        """Return cycles of a block. A read of 16 bytes a lane takes a warp four cycles, two where neighbours read the same;
+        both of X, none of W."""
+        item, c = kernel.item_bytes, kernel.pattern.c
+        apart = max(1, tiles.vector * item // 4)
+        together = max(1, apart // 2)
+        reads = -(-threads // WARP) * c * (together * tiles.thread_batch + apart * tiles.thread_out) / tiles.vector
+        staged = c * (tiles.tile_batch + tiles.tile_out) * item
+        passed = 2 * tiles.tile_batch * tiles.tile_out * item if item == 4 else 0
+        return reads + (staged + passed) / CYCLE_BYTES
+
+
+KSMM = Ksmm()
+
+
+@dataclass(frozen=True)
+class Published:
+    """One kernel's best time, and what the model says of it. Microseconds."""
+
+    kernel: KernelSpec
+    tiles: Tiles
+    us: float
+
+    @cached_property
+    def terms(self) -> dict[str, float]:
+        """The floor (X, weights and Y moved once, all multiply-adds done); the longest of memory, cache, shared memory and
+        multiply-adds, each at its full rate; and multiply-adds and cache, sequentially."""
+        speed, work = _speed(KSMM, self.kernel, A100), KSMM.work(self.kernel, self.tiles, BATCH)
+        memory, from_cache = work.memory_bytes / speed.bytes_per_s, work.cache_bytes / speed.cache_bytes_per_s
+        shared = work.shared_bytes / speed.shared_bytes_per_s / speed.multiprocessors
+        multiply = 2 * work.multiply_adds / speed.flops_per_s
+        longest = max(memory, from_cache, shared, multiply)
+        seconds = {"floor": max(memory, multiply), "longest": longest, "together": multiply + from_cache}
+        return {name: each * 1e6 for name, each in seconds.items()}
+
+    @cached_property
+    def predicted(self) -> Prediction:
+        return _predicted(KSMM, self.kernel, self.tiles)
+
+    def ours(self, precision: str) -> tuple[str, Prediction, Band]:
+        """Return the family that a launcher would take in that precision, its prediction with default constants, and the
+        published time over it: at the slow end of the prediction's band, as predicted, at the fast end."""
+        kernel = replace(self.kernel, precision=precision)
+        family = family_for(kernel, A100, BATCH)
+        own = _predicted(family, kernel, family.default(kernel, A100, BATCH))
+        return family.name, own, (self.us / own.high, self.us / own.us, self.us / own.low)
+
+
+def _predicted(family: Modelled[Any], kernel: KernelSpec, constants: Any) -> Prediction:
+    found = prediction(_speed(family, kernel, A100), family, kernel, constants, BATCH)
+    assert found is not None
+    return found
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """Return all published times, in the file's order."""
+    text = gzip.decompress(Path(__file__).with_name("ksmm_times.csv.gz").read_bytes()).decode()
+    return tuple(
+        Published(
+            KernelSpec(Pattern(*(int(row[name]) for name in "abcd")), row["precision"], row["layout"]),
+            Tiles(*(int(row[name]) for name in Tiles.__dataclass_fields__)),
+            float(row["us"]),
+        )
+        for row in csv.DictReader(StringIO(text))
+    )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the model makes of one layout in one precision."""
+
+    rows: tuple[Published, ...]
+
+    @property
+    def bounded(self) -> int:
+        """Rows that took no less than the longest term."""
+        return sum(row.terms["longest"] <= row.us for row in self.rows)
+
+    def share(self, term: str) -> Band:
+        return band([row.terms[term] / row.us for row in self.rows])
+
+    @property
+    def over_predicted(self) -> Band:
+        """Measured times over the predicted ones."""
+        return band([row.us / row.predicted.us for row in self.rows])
+
+    def ranks(self, term: str = "") -> float:
+        """Correlation of the ranks of predicted (or a term's) and measured slowdown over the floor: sizes, which make any
+        prediction look good, are out of it."""
+        given = [(row.terms[term] if term else row.predicted.us) / row.terms["floor"] for row in self.rows]
+        return rank_correlation(given, [row.us / row.terms["floor"] for row in self.rows])
+
+    @property
+    def within(self) -> float:
+        """The share of rows whose time lies in its prediction's band."""
+        return sum(row.predicted.low <= row.us <= row.predicted.high for row in self.rows) / len(self.rows)
+
+
+def band(ratios: Sequence[float]) -> Band:
+    twentieths = quantiles(ratios, n=20, method="inclusive")
+    return twentieths[0], median(ratios), twentieths[-1]
+
+
+def replay(layout: str, precision: str) -> Replay:
+    kinds = layout, precision
+    return Replay(tuple(each for each in published() if (each.kernel.layout, each.kernel.precision) == kinds))
+
+
+@main.command("ksmm")
+def ksmm() -> None:
+    """Print, per precision and layout: how many times are known and how many lie above the longest term; what share of the
+    time that term is, and multiply-adds and cache sequentially; the measured times over the predicted ones and how many of
+    them lie within the predictions' bands; and the rank correlations of the slowdown over the floor, as predicted and by
+    the longest term."""
+
+    def spelled(figures: Band) -> str:
+        return f"{figures[1]:.2f} ({figures[0]:.2f} to {figures[2]:.2f})"
+
+    click.echo("precision layout  rows bounded  longest             ffma + cache        measured/predicted  within  ranks  by longest")
+    for precision, layout in product(("float32", "float16"), LAYOUTS):
+        found = replay(layout, precision)
+        figures = "  ".join(map(spelled, (found.share("longest"), found.share("together"), found.over_predicted)))
+        click.echo(
+            f"{precision:<9} {layout:<6} {len(found.rows):5d} {found.bounded:7d}  {figures}  {found.within:6.2f}"
+            f" {found.ranks():6.2f} {found.ranks('longest'):11.2f}"
+        )
+    everything = Replay(published())
+    click.echo(f"all             {len(everything.rows):7d}  measured/predicted {spelled(everything.over_predicted)}")
+
+
+@main.command("predictions")
+@click.option("--pattern", "patterns", type=PATTERN, multiple=True, help="Only this one, such as 1,192,48,2; may be given again.")
+@click.option("--brief", is_flag=True, help="Print the medians alone.")
+def predictions(patterns: tuple[Pattern, ...], brief: bool) -> None:
+    """Print, for each published time, what our default before any search is predicted to take and how many times as long
+    theirs took; then the medians of each precision and layout. A prediction comes with the band in which nine of ten of the
+    published times lie around the same model. A minute or two for all patterns."""
+    if not brief:
+        click.echo(f"{'pattern':<18} {'precision':<9} layout {'family':<6} {'predicted us':>30} {'published us':>13}  gain")
+    theirs = {"float32": "float32", "tf32x3": "float32", "float16": "float16"}  # by our precision
+    for precision, layout in product(theirs, LAYOUTS):
+        found = []
+        for row in replay(layout, theirs[precision]).rows:
+            pattern = row.kernel.pattern
+            if patterns and pattern not in patterns:
+                continue
+            family, own, gains = row.ours(precision)
+            found.append(gains)
+            if not brief:
+                figures = f"{own!s:>30} {row.us:13.4g} {gains[1]:5.2f}"
+                click.echo(f"{pattern!s:<18} {precision:<9} {layout:<6} {family:<6} {figures}")
+        if found:
+            low, middle, high = map(median, zip(*found, strict=True))
+            click.echo(f"median of {len(found):<8} {precision:<9} {layout:<6} gain {middle:.2f} ({low:.2f} to {high:.2f}), a prediction")
+
+
+if __name__ == "__main__":
+    main()
