@@ -1,10 +1,11 @@
-"""Who was faster, by how much, in how many patterns: arithmetic over rows. Shows nothing.
+"""Who was faster, by how much, in how many jobs: arithmetic over rows. Shows nothing.
 
 Only accurate results whose times can be trusted count. A contender's time is that of its best variant: ours of any family and constants.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 
 from ksgen.bench.roster import OURS, PYTORCH
@@ -16,7 +17,7 @@ from ksgen.spec import LAYOUTS
 BEST = "best"  # each contender in the better of its layouts
 UNTUNED = "ksgen, default"  # our families' defaults alone
 
-Times = Mapping[str, float]  # microseconds by contender
+Pairs = list[tuple[Pattern, float]]
 
 
 @dataclass(frozen=True)
@@ -48,64 +49,63 @@ class Duel:
 
 
 class Results:
-    """The rows of one precision at one batch size, by pattern and layout: times at different batch sizes are never compared."""
+    """The rows of one precision at one batch size: times at different batch sizes are never compared.
+
+    `best`: by layout, job and contender the fastest row that counts. A job is a pattern, or a layer.
+    """
 
     def __init__(self, rows: Iterable[Row], precision: str, batch: int) -> None:
-        self.precision, self.batch = precision, batch
+        self.precision, self.batch, self.title = precision, batch, f"{precision}, batch {batch}"
         self.rows = [row for row in rows if (row.precision, row.batch) == (precision, batch)]
-        self._times: dict[str, dict[str, dict[str, float]]] = {layout: {} for layout in (*LAYOUTS, BEST)}
-        for row in self.rows:
-            us = row.median_us
-            is_part = row.status == OK and row.error is None  # of a product: it has no result to err
-            if us is None or row.doubt or not (row.counts or is_part):
+        self.best: dict[str, dict[str, dict[str, Row]]] = {layout: {} for layout in (*LAYOUTS, BEST)}
+        for row, layout in product(self.rows, (*LAYOUTS, BEST)):
+            if layout not in (row.layout, BEST):
                 continue
-            for name in (row.implementation, *([UNTUNED] if row.variant == "default" else [])):
-                for layout in (row.layout, BEST):
-                    times = self._times[layout].setdefault(row.pattern, {})
-                    times[name] = min(us, times.get(name, us))
-
-    @property
-    def title(self) -> str:
-        return f"{self.precision}, batch {self.batch}"
-
-    @property
-    def patterns(self) -> list[str]:
-        return sorted({row.pattern for row in self.rows}, key=Pattern.parse)
+            known = self.best[layout].setdefault(row.job, {})
+            is_part = row.status == OK and row.error is None  # of a product: it has no result to err
+            if row.median_us is None or row.doubt or not (row.counts or is_part):
+                continue
+            for name in {row.implementation, row.by, *([UNTUNED] if row.variant == "default" else [])}:
+                if name not in known or row.us < known[name].us:
+                    known[name] = row
 
     @property
     def names(self) -> list[str]:
         """Contenders that have a time, in the rows' order."""
-        found = dict.fromkeys(row.implementation for row in self.rows if row.counts)
-        return list(found)
+        return list(dict.fromkeys(row.implementation for row in self.rows if row.counts))
 
-    def times(self, layout: str) -> Mapping[str, Times]:
-        """By pattern."""
-        return self._times[layout]
-
-    def duel(self, one: str, others: Sequence[str], layout: str) -> Duel:
-        """Patterns in which `one` and at least one of the others have a time."""
-        return Duel(tuple(ratio for _, ratio in self.ratios(one, others, layout)))
-
-    def ratios(self, one: str, others: Sequence[str], layout: str) -> list[tuple[Pattern, float]]:
-        """The best other's time over `one`'s, by pattern."""
-        found = []
-        for text, times in self._times[layout].items():
-            against = [times[name] for name in others if name in times]
-            if one in times and against:
-                found.append((Pattern.parse(text), min(against) / times[one]))
+    def over(self, one: str, others: Sequence[str], layout: str) -> dict[str, float]:
+        """The best other's time over `one`'s, by job, where `one` and at least one of the others have a time."""
+        found = {}
+        for job, best in self.best[layout].items():
+            against = [best[name].us for name in others if name in best]
+            if one in best and against:
+                found[job] = min(against) / best[one].us
         return found
 
-    def layouts_ratio(self, name: str) -> list[tuple[Pattern, float]]:
-        """The time in bsf over that in bsl."""
-        first, last = self._times["bsf"], self._times["bsl"]
-        both = [text for text in first if name in first[text] and name in last.get(text, {})]
-        return [(Pattern.parse(text), first[text][name] / last[text][name]) for text in both]
+    def ratios(self, one: str, others: Sequence[str], layout: str) -> Pairs:
+        """The same by pattern."""
+        return [(Pattern.parse(job), ratio) for job, ratio in self.over(one, others, layout).items()]
 
-    def rewriting_share(self, layout: str) -> list[tuple[Pattern, float]]:
+    def duel(self, one: str, others: Sequence[str], layout: str) -> Duel:
+        return Duel(tuple(self.over(one, others, layout).values()))
+
+    def layouts_ratio(self, name: str) -> Pairs:
+        """The time in bsf over that in bsl."""
+        first, last = self.best["bsf"], self.best["bsl"]
+        both = [job for job in first if name in first[job] and name in last.get(job, {})]
+        return [(Pattern.parse(job), first[job][name].us / last[job][name].us) for job in both]
+
+    def rewriting_share(self, layout: str) -> Pairs:
         """The share of bmm's time that its permutations alone take."""
         return [(pattern, 1 / ratio) for pattern, ratio in self.ratios("rewriting", ["bmm"], layout)]
 
-    def energy_ratios(self, one: str, others: Sequence[str]) -> list[tuple[Pattern, float]]:
+    def shares_of_floor(self, name: str, layout: str) -> dict[str, float]:
+        """By job, of a contender's fastest variant, where there is a floor."""
+        rows = ((job, best[name]) for job, best in self.best[layout].items() if name in best)
+        return {job: row.share_of_floor for job, row in rows if row.share_of_floor}
+
+    def energy_ratios(self, one: str, others: Sequence[str]) -> Pairs:
         """One's energy over the least of the others', each in the better of its layouts. Below 1 it uses less."""
         least: dict[str, dict[str, float]] = {}
         for row in self.rows:
@@ -119,36 +119,26 @@ class Results:
                 found.append((Pattern.parse(text), joules[one] / min(against)))
         return found
 
-    def best_rows(self, name: str, layout: str) -> dict[str, Row]:
-        """The row of a contender's fastest variant in a layout, by pattern."""
-        found: dict[str, Row] = {}
-        for row in self.rows:
-            if row.implementation == name and row.layout == layout and row.counts:
-                known = found.get(row.pattern)
-                if known is None or (row.median_us or 0) < (known.median_us or 0):
-                    found[row.pattern] = row
-        return found
-
 
 @dataclass(frozen=True)
 class Gains:
-    """On a processor, per batch, precision and layout: PyTorch's best time over ours, and our share of the floor, by pattern."""
+    """On a processor, per batch, precision and layout: PyTorch's best times over ours, and our shares of the floor."""
 
     batch: int
     precision: str
     layout: str
-    pairs: tuple[tuple[float, float | None], ...]
+    ratios: tuple[float, ...]
+    shares: tuple[float, ...]
 
 
 def gains(rows: Sequence[Row]) -> list[Gains]:
     """The gains of every batch, precision and layout of a processor's rows that has any."""
     found = []
-    for results in comparisons([row for row in rows if row.runtime in PROCESSOR_RUNTIMES]):
-        for layout in LAYOUTS:
-            best = results.best_rows(OURS, layout)
-            pairs = tuple((ratio, best[str(pattern)].share_of_floor) for pattern, ratio in results.ratios(OURS, PYTORCH, layout))
-            if pairs:
-                found.append(Gains(results.batch, results.precision, layout, pairs))
+    for results, layout in product(comparisons([row for row in rows if row.runtime in PROCESSOR_RUNTIMES]), LAYOUTS):
+        if ratios := results.over(OURS, PYTORCH, layout):
+            shares = results.shares_of_floor(OURS, layout)
+            some = tuple(shares[job] for job in ratios if job in shares)
+            found.append(Gains(results.batch, results.precision, layout, tuple(ratios.values()), some))
     return found
 
 

@@ -1,12 +1,12 @@
 """The report's figures as the paper draws them: boxes by a number of the patterns, whiskers at 5 and 95 %; and scatter plots."""
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean, median
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from ksgen.bench.comparison import Gains
+from ksgen.bench.comparison import Gains, Pairs
 from ksgen.figures import svg
 from ksgen.measure.roofline import NO_FLOOR
 from ksgen.pattern import Pattern
@@ -18,8 +18,6 @@ WIDTH, HEIGHT = 7.2, 2.6  # inches
 EXTRA = "bench"
 WIDE_RATIO = 4  # from the smallest to the largest; beyond, ratios get a logarithmic scale
 MOST_BOXES = 24  # beyond, neighbouring numbers share one
-
-Pairs = Sequence[tuple[Pattern, float]]
 
 
 def boxes(
@@ -74,13 +72,11 @@ def sorted_gains(found: Sequence[Gains], device: str) -> bytes:
         for (batch, precision), (speeds, shares) in zip(kinds, drawing.subplots(len(kinds), 2, squeeze=False), strict=True):
             some = [each for each in found if (each.batch, each.precision) == (batch, precision)]
             for each, colour in zip(some, (svg.LINE, svg.ACCENT), strict=False):
-                ratios = [ratio for ratio, _ in each.pairs]
-                label = f"{each.layout}: mean x{geometric_mean(ratios):.2f}, least x{min(ratios):.2f}"
-                _sorted_line(speeds, ratios, colour, label)
-                reached = [100 * share for _, share in each.pairs if share]
-                if reached:
+                label = f"{each.layout}: mean x{geometric_mean(each.ratios):.2f}, least x{min(each.ratios):.2f}"
+                _sorted_line(speeds, each.ratios, colour, label)
+                if reached := [100 * share for share in each.shares]:
                     _sorted_line(shares, reached, colour, f"{each.layout}: median {median(reached):.0f} %, least {min(reached):.0f} %")
-            _value_axis(speeds, "times as fast", [ratio for each in some for ratio, _ in each.pairs], 1.0)
+            _value_axis(speeds, "times as fast", [ratio for each in some for ratio in each.ratios], 1.0)
             speeds.set_title(f"{precision}, batch {batch}: beside the best of PyTorch")
             shares.set_title(f"{precision}, batch {batch}: % of the floor reached")
             shares.set_ylim(0, 105)
@@ -128,9 +124,5 @@ def _merged(groups: Mapping[float, Sequence[float]]) -> list[tuple[str, list[flo
     for start in range(0, len(numbers), at_once):
         some = numbers[start : start + at_once]
         name = f"{some[0]:.3g}" if len(some) == 1 else f"{some[0]:.3g} to {some[-1]:.3g}"
-        merged.append((name, _all(groups[each] for each in some)))
+        merged.append((name, [value for each in some for value in groups[each]]))
     return merged
-
-
-def _all(lists: Iterable[Sequence[float]]) -> list[float]:
-    return [value for values in lists for value in values]

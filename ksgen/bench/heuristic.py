@@ -9,6 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ksgen.bench.comparison import Results
+from ksgen.bench.roster import OTHERS, OURS
+from ksgen.bench.tables import LAYOUT_WORDS, Table, percent
+from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.measure.ranks import rank_correlation
 from ksgen.pattern import Pattern
 from ksgen.words import counted
@@ -19,72 +23,70 @@ LEAST_GAIN = 0.05  # of the rank correlation, for a rule to be called better tha
 Numbers = NDArray[np.float64]
 Ratios = Sequence[tuple[Pattern, float]]  # the best other's time over ours: above 1 ours is faster
 
-
-@dataclass(frozen=True)
-class Rule:
-    """A number of a pattern that is claimed to grow with our kernel's gain."""
-
-    says: str
-    score: Callable[[Pattern], float]
-
-
-PAPERS = Rule("(b+c)/(bc)", lambda pattern: pattern.rewrite_ratio)
-RULES = (
-    PAPERS,
-    Rule("d (b+c)/(bc)", lambda pattern: pattern.d * pattern.rewrite_ratio),
-    Rule("(b+c)/(bc), and 0 where d = 1", lambda pattern: pattern.rewrite_ratio * (pattern.d > 1)),
-    Rule("log2(2 d) (b+c)/(bc)", lambda pattern: float(np.log2(2 * pattern.d)) * pattern.rewrite_ratio),
-    Rule("1/b", lambda pattern: 1 / pattern.b),
-    Rule("1/c", lambda pattern: 1 / pattern.c),
-    Rule("1/min(b,c)", lambda pattern: 1 / min(pattern.b, pattern.c)),
-    Rule("1/max(b,c)", lambda pattern: 1 / max(pattern.b, pattern.c)),
-    Rule("d", lambda pattern: pattern.d),
-    Rule("a d", lambda pattern: pattern.a * pattern.d),
-    Rule("a d / (bc)", lambda pattern: pattern.a * pattern.d / (pattern.b * pattern.c)),
-)
+PAPERS = "(b+c)/(bc)"
+RULES: dict[str, Callable[[Pattern], float]] = {  # numbers of a pattern that are claimed to grow with our kernel's gain
+    PAPERS: lambda pattern: pattern.rewrite_ratio,
+    "d (b+c)/(bc)": lambda pattern: pattern.d * pattern.rewrite_ratio,
+    "(b+c)/(bc), and 0 where d = 1": lambda pattern: pattern.rewrite_ratio * (pattern.d > 1),
+    "log2(2 d) (b+c)/(bc)": lambda pattern: float(np.log2(2 * pattern.d)) * pattern.rewrite_ratio,
+    "1/b": lambda pattern: 1 / pattern.b,
+    "1/c": lambda pattern: 1 / pattern.c,
+    "1/min(b,c)": lambda pattern: 1 / min(pattern.b, pattern.c),
+    "1/max(b,c)": lambda pattern: 1 / max(pattern.b, pattern.c),
+    "d": lambda pattern: pattern.d,
+    "a d": lambda pattern: pattern.a * pattern.d,
+    "a d / (bc)": lambda pattern: pattern.a * pattern.d / (pattern.b * pattern.c),
+}
 
 
 @dataclass(frozen=True)
 class Judged:
     """How good a rule is on some results."""
 
-    rule: Rule
+    rule: str
     correlation: float  # of ranks, with the gain
     accuracy: float | None  # of "ours wins above the threshold", each pattern by a threshold found on the others; None: all are alike
     threshold: float  # found on all
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """All rules, best first, and the conclusion that the results allow."""
+def predictors(results: Results, layout: str) -> Table:
+    """The table of all rules, best first, and the conclusion that the results allow; no rows for fewer than two patterns."""
+    title = f"What predicts the gain, {results.title}, {LAYOUT_WORDS[layout]}"
+    columns, ratios = ("rule", "rank correlation with the gain", "wins foretold"), results.ratios(OURS, OTHERS, layout)
+    if len(ratios) < 2:
+        return Table.of(title, columns, ())
+    judged, patterns, wins = judge(ratios), len(ratios), sum(ratio > 1 for _, ratio in ratios)
+    told = f"Ours wins in {wins} of {counted(patterns, 'pattern')}"
+    if 0 < wins < patterns:
+        told += "; a pattern is judged by a threshold found on the others, and always saying the same is right in "
+        told += f"{max(wins, patterns - wins)}."
+    else:
+        told += ": there are no wins and losses to tell apart."
+    is_gpu = all(row.runtime not in PROCESSOR_RUNTIMES for row in results.rows)
+    lines = [(each.rule, f"{each.correlation:.2f}", percent(each.accuracy)) for each in judged]
+    return Table.of(title, columns, lines, conclusion(judged, patterns, is_gpu), told)
 
-    judged: tuple[Judged, ...]
-    patterns: int
-    wins: int
-    says: str
 
-
-def judge(ratios: Ratios, is_gpu: bool) -> Verdict:
-    """Every rule on the results of one precision and layout."""
+def judge(ratios: Ratios) -> list[Judged]:
+    """Every rule on the results of one precision and layout, the best first."""
     gains = np.log([ratio for _, ratio in ratios])
-    judged = sorted((_judge(rule, ratios, gains) for rule in RULES), key=lambda each: (-each.correlation, -(each.accuracy or 0)))
-    wins = int((gains > 0).sum())
-    return Verdict(tuple(judged), len(ratios), wins, _says(judged, len(ratios), is_gpu))
+    judged = (_judge(rule, ratios, gains) for rule in RULES)
+    return sorted(judged, key=lambda each: (-each.correlation, -(each.accuracy or 0)))
 
 
-def _says(judged: Sequence[Judged], patterns: int, is_gpu: bool) -> str:
-    papers, best = next(each for each in judged if each.rule is PAPERS), judged[0]
+def conclusion(judged: Sequence[Judged], patterns: int, is_gpu: bool) -> str:
+    papers, best = next(each for each in judged if each.rule == PAPERS), judged[0]
     if not is_gpu:
         return "No claim: these are not a GPU's results."
     if patterns < LEAST_PATTERNS:
         return f"No claim: {counted(patterns, 'pattern')}, and at least {LEAST_PATTERNS} are needed."
     if best.correlation < papers.correlation + LEAST_GAIN:
-        return f"{PAPERS.says} predicts as well as any rule here: rank correlation {papers.correlation:.2f}."
-    return f"{best.rule.says} predicts better than {PAPERS.says}: rank correlation {best.correlation:.2f} against {papers.correlation:.2f}."
+        return f"{PAPERS} predicts as well as any rule here: rank correlation {papers.correlation:.2f}."
+    return f"{best.rule} predicts better than {PAPERS}: rank correlation {best.correlation:.2f} against {papers.correlation:.2f}."
 
 
-def _judge(rule: Rule, ratios: Ratios, gains: Numbers) -> Judged:
-    scores = np.array([rule.score(pattern) for pattern, _ in ratios])
+def _judge(rule: str, ratios: Ratios, gains: Numbers) -> Judged:
+    scores = np.array([RULES[rule](pattern) for pattern, _ in ratios])
     wins = gains > 0
     places = np.arange(len(scores))
     accuracy = None  # where ours always wins, or never, there is nothing to foretell

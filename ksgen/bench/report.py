@@ -3,7 +3,7 @@
 Judges nothing: `tables`, `figures` and `heuristic` say what is shown. The same rows give the same bytes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
@@ -14,20 +14,17 @@ from markupsafe import Markup
 from ksgen import __version__
 from ksgen.bench import figures, tables
 from ksgen.bench.comparison import BEST, Results, comparisons, gains, group_by
-from ksgen.bench.heuristic import judge
-from ksgen.bench.layer_tables import each_layer, in_short
+from ksgen.bench.heuristic import predictors
 from ksgen.bench.published import published
 from ksgen.bench.roster import COMPARISONS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import Row
 from ksgen.bench.tables import Table
-from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.figures import svg
 from ksgen.files import read
 from ksgen.measure.roofline import NO_FLOOR
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
-from ksgen.words import counted
 
 RATIO = "(b+c)/(bc)"
 MOST_BYTES_OF_LINE = 1000
@@ -71,7 +68,7 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -
     return environment.get_template("page.html.j2").render(
         title=f"Kronecker-sparse products: {machine or _devices(rows)}",
         no_floor=NO_FLOOR,
-        sections=_sections(rows, wholes, _with_figures),
+        sections=_sections(rows, wholes, with_figures=True),
         dark_style=Markup(svg.dark_style()),
         source=published()["source"],
         version=__version__,
@@ -80,9 +77,8 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -
 
 def markdown(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -> str:
     """Every table of the page."""
-    sections = _sections(rows, wholes, _tables, with_figures=False)
     parts = [f"# Kronecker-sparse products: {machine or _devices(rows)}\n"]
-    for section in sections:
+    for section in _sections(rows, wholes, with_figures=False):
         parts += [f"## {section.title}\n", *([f"{section.says}\n"] if section.says else [])]
         parts += map(tables.markdown, section.tables + section.folded_tables)
     return "\n".join(parts)
@@ -105,35 +101,41 @@ def machine_of(file: Path) -> str:
 
 
 def _devices(rows: Sequence[Row]) -> str:
-    return ", ".join(_once(row.device for row in rows))
+    return ", ".join(dict.fromkeys(row.device for row in rows))
 
 
-def _sections(
-    rows: Sequence[Row], wholes: Sequence[Table], section_of: Callable[[Results], Section], with_figures: bool = True
-) -> list[Section]:
+def _sections(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) -> list[Section]:
     """Products first, then whole layers."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
-    shown = [tables.overview(products), tables.processors(products), in_short(layers), tables.setting(rows)]
-    found = [Section("Overview", "", [table for table in shown if table.rows])]
-    found += map(section_of, comparisons(products))
-    found += [Section("Layers", "Every factor of a layer, and several layers on one x.", list(each_layer(layers)))] if layers else []
-    found += _closing(products, wholes, with_figures)
-    trust = Section("What is right, and what is missing", "", [tables.doubted(rows), tables.errors(rows), tables.absent(rows)])
-    return [*found, *([trust] if any(table.rows for table in trust.tables) else [])]
+    shown = (tables.overview(products), tables.processors(products), tables.layers_in_short(layers), tables.setting(rows))
+    found = [Section("Overview", tables=[table for table in shown if table.rows])]
+    found += [_of_products(results, with_figures) for results in comparisons(products)]
+    if layers:
+        found.append(Section("Layers", "Every factor of a layer, and several layers on one x.", list(tables.each_layer(layers))))
+    energy = Section("Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(products)])
+    for results in comparisons(products) if with_figures else ():
+        if ratios := results.energy_ratios(OURS, OTHERS):
+            title = f"Figure 7: energy of ksgen over the least of the others, {results.title}"
+            groups = group_by(ratios, lambda each: each.d * each.rewrite_ratio)
+            energy.figures.append(figures.boxes(title, "d (b+c)/(bc)", "times the energy", groups))
+    last = [energy, Section("Whole models", tables=list(wholes)), Section("Beside the authors", tables=[tables.authors(products)])]
+    last.append(Section("What is right, and what is missing", tables=[tables.doubted(rows), tables.errors(rows), tables.absent(rows)]))
+    return found + [section for section in last if any(table.rows for table in section.tables)]
 
 
-def _tables(results: Results) -> Section:
+def _of_products(results: Results, with_figures: bool) -> Section:
     known = COMPARISONS.get(results.precision)
-    section = Section(results.title, f"{known.says}." if known else "")
-    section.tables = [tables.table3(results), tables.table5(results), tables.table8(results, BEST)]
+    own = (tables.table3, tables.table5, tables.table8, tables.layouts, tables.rewriting, tables.families)
+    shown = [*(table(results) for table in own), *(predictors(results, layout) for layout in LAYOUTS)]
+    section = Section(results.title, f"{known.says}." if known else "", [table for table in shown if table.rows])
     section.folded_tables = [tables.table8(results, layout) for layout in LAYOUTS]
-    section.tables += [tables.layouts(results), tables.rewriting(results), *_heuristics(results)]
-    section.tables = [table for table in section.tables if table.rows]
+    if with_figures:
+        _draw(section, results)
     return section
 
 
-def _with_figures(results: Results) -> Section:
-    section = _tables(results)
+def _draw(section: Section, results: Results) -> None:
+    """Add the figures of one batch size and precision."""
     for label, others in (("the paper's five", PAPERS), ("everyone", OTHERS)):
         by_layout = {layout: ratios for layout in (*LAYOUTS, BEST) if (ratios := results.ratios(OURS, others, layout))}
         scale = [ratio for ratios in by_layout.values() for _, ratio in ratios]
@@ -150,52 +152,19 @@ def _with_figures(results: Results) -> Section:
                 title = f"Figures 9 to 17: ksgen beside {name}, {words}"
                 section.folded_figures.append(figures.boxes(title, RATIO, FASTER, group_by(ratios, _ratio)))
         if ratios := results.ratios(OURS, OTHERS, layout):
-            section.small.append(figures.points(f"by sparsity, {words}", "free share of K", FASTER, ratios, lambda each: each.density))
-            section.small.append(figures.points(f"by size, {words}", "rows and columns of K", FASTER, ratios, _size))
+            section.small += [
+                figures.points(f"by sparsity, {words}", "free share of K", FASTER, ratios, lambda each: each.density),
+                figures.points(f"by size, {words}", "rows and columns of K", FASTER, ratios, _size),
+            ]
         if found := _map(results, layout):
             section.maps.append(found)
-    return section
-
-
-def _closing(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) -> list[Section]:
-    energy = Section("Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(rows)])
-    for results in comparisons(rows) if with_figures else ():
-        if ratios := results.energy_ratios(OURS, OTHERS):
-            title = f"Figure 7: energy of ksgen over the least of the others, {results.title}"
-            groups = group_by(ratios, lambda each: each.d * each.rewrite_ratio)
-            energy.figures.append(figures.boxes(title, "d (b+c)/(bc)", "times the energy", groups))
-    models = Section("Whole models", "", list(wholes))
-    rest = Section("Beside the authors", "", [tables.authors(rows)])
-    return [section for section in (energy, models, rest) if any(table.rows for table in section.tables)]
-
-
-def _heuristics(results: Results) -> list[Table]:
-    """By layout: which one-line rule predicts the gain."""
-    found = []
-    is_gpu = all(row.runtime not in PROCESSOR_RUNTIMES for row in results.rows)
-    for layout in LAYOUTS:
-        if len(ratios := results.ratios(OURS, OTHERS, layout)) > 1:
-            verdict = judge(ratios, is_gpu)
-            lines = tuple((each.rule.says, f"{each.correlation:.2f}", tables.percent(each.accuracy)) for each in verdict.judged)
-            title = f"What predicts the gain, {results.title}, {tables.LAYOUT_WORDS[layout]}"
-            patterns = counted(verdict.patterns, "pattern")
-            wins = f"Ours wins in {verdict.wins} of {patterns}"
-            if 0 < verdict.wins < verdict.patterns:
-                most = max(verdict.wins, verdict.patterns - verdict.wins)
-                wins += f"; a pattern is judged by a threshold found on the others, and always saying the same is right in {most}."
-            else:
-                wins += ": there are no wins and losses to tell apart."
-            found.append(Table(title, ("rule", "rank correlation with the gain", "wins foretold"), lines, f"{verdict.says} {wins}"))
-    return found
 
 
 def _map(results: Results, layout: str) -> Map | None:
-    shares = {Pattern.parse(text): row.share_of_floor for text, row in results.best_rows(OURS, layout).items() if row.share_of_floor}
-    if not shares:
+    at = {Pattern.parse(text).shape: share for text, share in results.shares_of_floor(OURS, layout).items()}
+    if not at:
         return None
-    blocks = sorted({(pattern.b, pattern.c) for pattern in shares})
-    counts = sorted({(pattern.a, pattern.d) for pattern in shares})
-    at = {pattern.shape: share for pattern, share in shares.items()}
+    blocks, counts = sorted({(b, c) for _, b, c, _ in at}), sorted({(a, d) for a, _, _, d in at})
     lines = tuple((f"{a}, {d}", tuple(at.get((a, b, c, d)) for b, c in blocks)) for a, d in counts)
     return Map(tables.LAYOUT_WORDS[layout], tuple(blocks), lines)
 
@@ -206,7 +175,3 @@ def _ratio(pattern: Pattern) -> float:
 
 def _size(pattern: Pattern) -> float:
     return sqrt(pattern.in_features * pattern.out_features)
-
-
-def _once(words: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(words))

@@ -75,6 +75,22 @@ class Row:
         return Pattern.parse(self.pattern)
 
     @property
+    def job(self) -> str:
+        """What all contenders compute: a pattern, or a layer."""
+        return f"{self.layer}: {self.pattern}" if self.layer else self.pattern
+
+    @property
+    def by(self) -> str:
+        """The contender, and its family if it has one."""
+        return f"{self.implementation}: {self.family}, {self.arithmetic}" if self.family else self.implementation
+
+    @property
+    def us(self) -> float:
+        """The median time, where there is one."""
+        assert self.median_us is not None
+        return self.median_us
+
+    @property
     def is_accurate(self) -> bool:
         """A fast wrong answer is no result. False for NaN."""
         return self.error is not None and self.tolerance is not None and self.error <= self.tolerance

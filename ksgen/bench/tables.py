@@ -1,15 +1,22 @@
-"""The report's tables, each with the paper's numbers beside it. Only text: pages and Markdown show the same tables."""
+"""The report's tables, with the paper's numbers beside them. Only text: pages, Markdown and terminals show the same tables."""
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, product
+from pathlib import Path
 from statistics import geometric_mean, median
+from typing import Any
 
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, gains, group_by
+from ksgen.bench.log import MOST_BYTES_OF_FILE
 from ksgen.bench.published import Claim, claim, published, published_us
-from ksgen.bench.roster import EXPERTS, OTHERS, OURS, PAPERS
+from ksgen.bench.roster import BESIDE, EXPERTS, LAYERS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH, WAYS
 from ksgen.bench.rows import OK, Row
+from ksgen.errors import KsgenError
+from ksgen.files import read
 from ksgen.measure.roofline import NO_FLOOR
-from ksgen.measure.trust import marked
+from ksgen.measure.trust import MARK, marked
 from ksgen.spec import LAYOUTS
 from ksgen.words import counted, spanned
 
@@ -26,172 +33,217 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
 
+    @classmethod
+    def of(cls, title: str, columns: Sequence[str], lines: Iterable[Iterable[object]], *notes: str) -> "Table":
+        """Make a table of values. None is a cell without a figure."""
+        rows = tuple(tuple(NONE if cell is None else str(cell) for cell in line) for line in lines)
+        return cls(title, tuple(columns), rows, " ".join(filter(None, notes)))
+
 
 def markdown(table: Table) -> str:
-    lines = [_markdown_line(table.columns), _markdown_line(["---"] * len(table.columns)), *map(_markdown_line, table.rows)]
-    note = f"\n{table.note}\n" if table.note else ""
-    return f"### {table.title}\n\n" + "\n".join(lines) + "\n" + note
+    cells = (table.columns, ["---"] * len(table.columns), *table.rows)
+    lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in cells)
+    return f"### {table.title}\n\n{''.join(lines)}" + (f"\n{table.note}\n" if table.note else "")
+
+
+def percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.0f} %"
+
+
+def number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def times(factor: float | None) -> str:
+    return NONE if factor is None else f"x{factor:.2f}"
+
+
+# ---- products
 
 
 def overview(rows: Sequence[Row]) -> Table:
     """One line per batch size, precision and layout: what a reader wants to know first."""
     lines = []
-    for results in comparisons(rows):
-        for layout in LAYOUTS:
-            papers, all_others = (results.duel(OURS, names, layout) for names in (PAPERS, OTHERS))
-            shares = [row.share_of_floor for row in results.best_rows(OURS, layout).values() if row.share_of_floor]
-            if all_others.patterns:
-                floor = percent(median(shares)) if shares else NONE
-                which = (str(results.batch), results.precision, layout, str(all_others.patterns))
-                lines.append((*which, *_beats(papers), *_beats(all_others), floor))
+    for results, layout in product(comparisons(rows), LAYOUTS):
+        papers, others = results.duel(OURS, PAPERS, layout), results.duel(OURS, OTHERS, layout)
+        if others.ratios:
+            shares = results.shares_of_floor(OURS, layout).values()
+            beats = (percent(papers.share), times(papers.factor), percent(others.share), times(others.factor))
+            floor = percent(median(shares)) if shares else None
+            lines.append((results.batch, results.precision, layout, others.patterns, *beats, floor))
     columns = ("batch", "precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "of the floor")
     note = "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 ours is faster."
-    note += f" {said}" if (said := in_doubt(rows)) else ""
-    note += _without_floor(lines)
-    return Table("Ours beside the others", columns, tuple(lines), note)
+    return Table.of("Ours beside the others", columns, lines, note, in_doubt(rows), _without_floor(lines))
 
 
-def _without_floor(lines: Sequence[tuple[str, ...]]) -> str:
+def _without_floor(lines: Sequence[Sequence[object]]) -> str:
     """Why a line ends without a share of the floor; empty if all have one."""
-    return f" {NO_FLOOR}" if any(line[-1] == NONE for line in lines) else ""
+    return NO_FLOOR if any(line[-1] is None for line in lines) else ""
 
 
 def processors(rows: Sequence[Row]) -> Table:
     """A processor's results in short: a line per batch size, precision and layout."""
     lines = []
     for found in gains(rows):
-        ratios, shares = [ratio for ratio, _ in found.pairs], [share for _, share in found.pairs if share]
-        floor = (percent(median(shares)), percent(min(shares))) if shares else (NONE, NONE)
-        speeds = (geometric_mean(ratios), min(ratios), max(ratios))
-        wins = percent(sum(ratio > 1 for ratio in ratios) / len(ratios))
-        lines.append((str(found.batch), found.precision, found.layout, str(len(ratios)), *map(_times, speeds), wins, *floor))
+        speeds = map(times, (geometric_mean(found.ratios), min(found.ratios), max(found.ratios)))
+        floor = (percent(median(found.shares)), percent(min(found.shares))) if found.shares else (None, None)
+        duel = Duel(found.ratios)
+        lines.append((found.batch, found.precision, found.layout, duel.patterns, *speeds, percent(duel.share), *floor))
     columns = ("batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "of the floor", "least share")
     note = "Ours against the fastest of PyTorch's ways, pattern by pattern: the geometric mean, least and most. The share is the median."
-    note += _without_floor(lines)
-    return Table("On a processor: ours beside the best of PyTorch", columns, tuple(lines), note)
+    return Table.of("On a processor: ours beside the best of PyTorch", columns, lines, note, _without_floor(lines))
 
 
 def setting(rows: Sequence[Row]) -> Table:
     """Device, dates and commits; a file may hold several dates and commits."""
     names = ("device", "target", "driver", "runtime", "compiler", "torch", "baselines_on", "ksgen", "commit", "date")
     measured = [row for row in rows if row.measurements]
-    facts = {name.replace("_", " "): {getattr(row, name) for row in rows} for name in names}
-    facts |= {
-        "batch": {", ".join(map(str, sorted({row.batch for row in rows})))},
-        "measurements": {spanned((row.measurements for row in measured), number)},
-    }
-    facts |= {"runs in a measurement": {spanned((row.runs for row in measured), number)}}
-    lines = [(name, ", ".join(sorted(filter(None, values)))) for name, values in facts.items()]
-    return Table("Where and when", ("", ""), tuple(line for line in lines if line[1]))
+    lines = [(name.replace("_", " "), ", ".join(sorted(filter(None, {getattr(row, name) for row in rows})))) for name in names]
+    lines += [
+        ("batch", ", ".join(map(str, sorted({row.batch for row in rows})))),
+        ("measurements", spanned((row.measurements for row in measured), number)),
+        ("runs in a measurement", spanned((row.runs for row in measured), number)),
+    ]
+    return Table.of("Where and when", ("", ""), [line for line in lines if line[1]])
 
 
 def table3(results: Results) -> Table:
-    precision = results.precision
     lines = [
-        _line("bmm faster than einsum and bsr", results.duel("bmm", ("einsum", "bsr"), BEST), _claim("bmm_beats_einsum_bsr", precision)),
-        _line("ksgen faster than the paper's five", results.duel(OURS, PAPERS, BEST), _claim("kernel_beats_all", precision)),
-        _line("ksgen's defaults faster than these", results.duel(UNTUNED, PAPERS, BEST)),
-        _line("ksgen faster than the expert's", results.duel(OURS, EXPERTS, BEST)),
-        _line("ksgen faster than everyone", results.duel(OURS, OTHERS, BEST)),
+        _duel_line("bmm faster than einsum and bsr", results.duel("bmm", ("einsum", "bsr"), BEST), results, "bmm_beats_einsum_bsr"),
+        _duel_line("ksgen faster than the paper's five", results.duel(OURS, PAPERS, BEST), results, "kernel_beats_all"),
+        _duel_line("ksgen's defaults faster than these", results.duel(UNTUNED, PAPERS, BEST)),
+        _duel_line("ksgen faster than the expert's", results.duel(OURS, EXPERTS, BEST)),
+        _duel_line("ksgen faster than everyone", results.duel(OURS, OTHERS, BEST)),
     ]
-    if precision == "float16":
-        lines.append(
-            _line(
-                "bmm, bsr, einsum or ksgen faster than dense and sparse",
-                _specialised(results),
-                _claim("specialised_beats_dense_sparse", precision),
-            )
-        )
-    return _shares(f"Table 3, {results.title}: everyone in the better of the two layouts", lines)
+    if results.precision == "float16":  # the best contender that uses the pattern against the best that does not
+        found = []
+        for best in results.best[BEST].values():
+            users, others = ([best[name].us for name in names if name in best] for names in ((OURS, *PAPERS[:3]), PAPERS[3:]))
+            found += [min(others) / min(users)] if users and others else []
+        what = "bmm, bsr, einsum or ksgen faster than dense and sparse"
+        lines.append(_duel_line(what, Duel(tuple(found)), results, "specialised_beats_dense_sparse"))
+    return _duels(f"Table 3, {results.title}: everyone in the better of the two layouts", lines)
 
 
 def table5(results: Results) -> Table:
     lines = []
     for layout in LAYOUTS:
-        paper = _claim(f"kernel_beats_all_{layout}", results.precision)
-        lines += [
-            _line(f"{layout}: ksgen faster than min(bmm, einsum, bsr, dense, sparse)", results.duel(OURS, PAPERS, layout), paper),
-            _line(f"{layout}: ksgen faster than the expert's", results.duel(OURS, EXPERTS, layout)),
-        ]
-    return _shares(f"Table 5, {results.title}: by layout", lines)
+        what = f"{layout}: ksgen faster than min(bmm, einsum, bsr, dense, sparse)"
+        lines.append(_duel_line(what, results.duel(OURS, PAPERS, layout), results, f"kernel_beats_all_{layout}"))
+        lines.append(_duel_line(f"{layout}: ksgen faster than the expert's", results.duel(OURS, EXPERTS, layout)))
+    return _duels(f"Table 5, {results.title}: by layout", lines)
 
 
-def table8(results: Results, layout: str) -> Table:
+def _duel_line(what: str, duel: Duel, results: Results | None = None, name: str = "") -> tuple[object, ...]:
+    """A duel's figures, and the paper's claim of that name if it is of the same precision."""
+    paper, theirs = _claim(name, results.precision) if results else None, ""
+    if paper:
+        factor = f" (x{paper.factor:.2f})" if paper.factor else ""
+        theirs = f"{percent(paper.share)}{factor}, {paper.where}"
+    return what, duel.patterns, percent(duel.share), times(duel.factor_where_faster), times(duel.factor), theirs
+
+
+def _duels(title: str, lines: Iterable[tuple[object, ...]]) -> Table:
+    columns = ("", "patterns", "faster in", "median where it is", "median of all", "the paper")
+    return Table.of(title, columns, [line for line in lines if line[1]])
+
+
+def _claim(name: str, precision: str) -> Claim | None:
+    return claim(name) if published()["claims"].get(name, {}).get("precision") == precision else None
+
+
+def table8(results: Results, layout: str = BEST) -> Table:
     """Every contender against every other."""
+
+    def short(one: str, other: str) -> str:
+        duel = results.duel(one, [other], layout)
+        where_faster = f" ({times(duel.factor_where_faster)})" if duel.wins else ""
+        return "" if one == other else percent(duel.share) + where_faster
+
     names = results.names
-    lines = []
-    for one in names:
-        duels = [None if one == other else results.duel(one, [other], layout) for other in names]
-        lines.append((one, *("" if duel is None else _short(duel) for duel in duels)))
+    lines = [(one, *(short(one, other) for other in names)) for one in names]
     title = f"Table 8, {results.title}, {LAYOUT_WORDS[layout]}: the row is faster than the column"
-    return Table(title, ("", *names), tuple(lines), "Share of patterns, and the median factor where it is.")
+    return Table.of(title, ("", *names), lines, "Share of patterns, and the median factor where it is.")
 
 
 def layouts(results: Results) -> Table:
     """Appendix B.5: the cost of a layout for each contender."""
     theirs = published()["layout_recomputed"] if results.precision == "float32" else {}
-    names = [name for name in results.names if results.layouts_ratio(name)]
-    by_name = {name: group_by(results.layouts_ratio(name), lambda pattern: pattern.d) for name in names}
-    every_d = sorted({d for groups in by_name.values() for d in groups})
-    lines = [
-        (str(d), *(number(median(groups[d])) if d in groups else "-" for groups in by_name.values()), number(theirs.get(d)))
-        for d in every_d
+    ratios = {name: found for name in results.names if (found := results.layouts_ratio(name))}
+    by_name = [group_by(found, lambda pattern: pattern.d) for found in ratios.values()]
+    lines: list[tuple[object, ...]] = [
+        (d, *(number(median(groups[d])) if d in groups else None for groups in by_name), number(theirs.get(d)))
+        for d in sorted({d for groups in by_name for d in groups})
     ]
     paper = _claim("bsf_over_bsl", results.precision)
-    if names:
-        whole = (number(median(ratio for _, ratio in results.layouts_ratio(name))) for name in names)
-        lines.append(("all", *whole, number(paper.factor if paper else None)))
+    if ratios:
+        medians = (number(median(ratio for _, ratio in found)) for found in ratios.values())
+        lines.append(("all", *medians, number(paper.factor if paper else None)))
     note = "Median of the time in batch-size-first over that in batch-size-last."
-    return Table(f"Layouts, {results.title}", ("d", *names, "the authors' kernel"), tuple(lines), note)
+    return Table.of(f"Layouts, {results.title}", ("d", *ratios, "the authors' kernel"), lines, note)
 
 
 def rewriting(results: Results) -> Table:
     """Appendix B.2 and Figure 4."""
-    lines = []
-    for layout in LAYOUTS:
-        for ratio, shares in group_by(results.rewriting_share(layout), lambda pattern: pattern.rewrite_ratio).items():
-            lines.append((layout, f"{ratio:.4f}", str(len(shares)), percent(median(shares)), percent(max(shares))))
+    lines = [
+        (layout, f"{ratio:.4f}", len(shares), percent(median(shares)), percent(max(shares)))
+        for layout in LAYOUTS
+        for ratio, shares in group_by(results.rewriting_share(layout), lambda pattern: pattern.rewrite_ratio).items()
+    ]
     paper = _claim("rewriting_most", results.precision)
     note = f"The paper: up to {percent(paper.share)} ({paper.where}), growing with (b+c)/(bc)." if paper else ""
     columns = ("layout", "(b+c)/(bc)", "patterns", "median share", "largest")
-    return Table(f"Share of bmm that rewrites memory, {results.title}", columns, tuple(lines), note)
+    return Table.of(f"Share of bmm that rewrites memory, {results.title}", columns, lines, note)
+
+
+def families(results: Results) -> Table:
+    """Our families, beside each other and beside PyTorch; no rows where all is of one."""
+    names = list(dict.fromkeys(row.by for row in results.rows if row.implementation == OURS and row.family and row.counts))
+    lines = []
+    for name, layout in product(names, LAYOUTS) if len(names) > 1 else ():
+        line, floor = [layout, name.removeprefix(f"{OURS}: ")], results.shares_of_floor(name, layout).values()
+        for others in (PYTORCH, [each for each in names if each != name]):
+            ratios = results.over(name, others, layout).values()
+            line += [str(len(ratios)), *(times(of(ratios) if ratios else None) for of in (geometric_mean, min))]
+        if any(name in best for best in results.best[layout].values()):
+            lines.append((*line, percent(median(floor)) if floor else NONE))
+    columns = ("layout", "family", "patterns", "over PyTorch, mean", "least", "patterns", "over our others, mean", "least", "of the floor")
+    note = "The fastest time of PyTorch's ways, or of our other families, over the family's: the geometric mean, and the least."
+    return Table.of(f"Our families, {results.title}", columns, lines, note)
 
 
 def energy(rows: Sequence[Row]) -> Table:
     """Figure 7 in numbers."""
     lines = []
-    for results in comparisons(rows):
-        theirs = published()["energy_recomputed"].get(results.precision)
-        for label, others in (("bmm and einsum", ("bmm", "einsum")), ("everyone", OTHERS)):
-            ratios = [ratio for _, ratio in results.energy_ratios(OURS, others)]
-            if ratios:
-                paper = f"x{theirs['ratio']:.2f}, {percent(theirs['share'])}" if theirs and label != "everyone" else ""
-                less = percent(sum(ratio < 1 for ratio in ratios) / len(ratios))
-                lines.append((str(results.batch), results.precision, label, str(len(ratios)), f"x{median(ratios):.2f}", less, paper))
+    for results, (label, others) in product(comparisons(rows), (("bmm and einsum", PAPERS[:2]), ("everyone", OTHERS))):
+        theirs = published()["energy_recomputed"].get(results.precision) if label != "everyone" else None
+        ratios = [ratio for _, ratio in results.energy_ratios(OURS, others)]
+        if ratios:
+            paper = f"{times(theirs['ratio'])}, {percent(theirs['share'])}" if theirs else ""
+            less = percent(sum(ratio < 1 for ratio in ratios) / len(ratios))
+            lines.append((results.batch, results.precision, label, len(ratios), times(median(ratios)), less, paper))
     idle = spanned((row.idle_watt for row in rows if row.idle_watt), number)
     note = f"Above idle, which was {idle} W. Below x1 ours takes less energy." if idle else ""
     columns = ("batch", "precision", "ours against", "patterns", "median", "takes less in", "the authors' kernel")
-    return Table("Energy", columns, tuple(lines), note)
+    return Table.of("Energy", columns, lines, note)
 
 
 def authors(rows: Sequence[Row]) -> Table:
     """Pattern by pattern beside the times that the authors published, where the batch is theirs."""
-    lines = []
-    for results in comparisons([row for row in rows if row.batch == published()["batch"]]):
-        precision = results.precision
-        for layout in LAYOUTS:
-            ours = results.best_rows(OURS, layout)
-            for pattern, times in results.times(layout).items():
-                theirs = published_us(pattern, precision, layout)
-                if theirs and pattern in ours:
-                    others = min((times[name] for name in OTHERS if name in times), default=None)
-                    figures = (number(times[OURS]), number(others), number(theirs), f"x{theirs / times[OURS]:.2f}")
-                    lines.append((pattern, precision, layout, *figures, percent(ours[pattern].share_of_floor)))
+    lines: list[tuple[str, ...]] = []
+    for results, layout in product(comparisons([row for row in rows if row.batch == published()["batch"]]), LAYOUTS):
+        for pattern, best in results.best[layout].items():
+            ours, theirs = best.get(OURS), published_us(pattern, results.precision, layout)
+            if theirs and ours:
+                others = min((best[name].us for name in OTHERS if name in best), default=None)
+                figures = (number(ours.us), number(others), number(theirs), times(theirs / ours.us), percent(ours.share_of_floor))
+                lines.append((pattern, results.precision, layout, *figures))
     columns = ("pattern", "precision", "layout", "ours, us", "best other, us", "the authors', us", "theirs over ours", "of the floor")
     note = (
         "The authors' times are of another GPU (not recorded; the float32 ones fit an A100), at the same batch: no comparison of kernels."
     )
-    return Table("Beside the authors' own times", columns, tuple(sorted(lines, key=lambda line: (line[1], line[2]))), note)
+    lines.sort(key=lambda line: line[1:3])
+    return Table.of("Beside the authors' own times", columns, lines, note)
 
 
 def errors(rows: Sequence[Row]) -> Table:
@@ -201,13 +253,11 @@ def errors(rows: Sequence[Row]) -> Table:
         groups.setdefault((row.precision, row.implementation, row.arithmetic), []).append(row)
     lines = []
     for key, some in groups.items():
-        checked = [row for row in some if row.error is not None]
-        if checked:
-            worst = max(row.error for row in checked if row.error is not None)
-            wrong = sum(not row.is_accurate for row in checked)
-            lines.append((*key, str(len(checked)), f"{worst:.1e}", str(wrong)))
+        if errs := [row.error for row in some if row.error is not None]:
+            wrong = sum(not row.is_accurate for row in some if row.error is not None)
+            lines.append((*key, len(errs), f"{max(errs):.1e}", wrong))
     columns = ("precision", "contender", "multiplies in", "checked", "largest error", "not accurate")
-    return Table("Errors against float64", columns, tuple(lines), "Relative, Frobenius. What is not accurate counts in no other table.")
+    return Table.of("Errors against float64", columns, lines, "Relative, Frobenius. What is not accurate counts in no other table.")
 
 
 def in_doubt(rows: Sequence[Row]) -> str:
@@ -218,24 +268,13 @@ def in_doubt(rows: Sequence[Row]) -> str:
 
 def doubted(rows: Sequence[Row]) -> Table:
     """Times in doubt: they are in the file, and nothing is concluded from them."""
-    some = [row for row in rows if row.doubt]
-    lines = [
-        (
-            row.pattern,
-            str(row.batch),
-            row.precision,
-            row.layout,
-            row.implementation,
-            marked(number(row.median_us), row.doubt),
-            number(row.fastest_us),
-            row.doubt,
-        )
-        for row in some
-    ]
+    lines = []
+    for row in (row for row in rows if row.doubt):
+        figures = (marked(number(row.median_us), row.doubt), number(row.fastest_us), row.doubt)
+        lines.append((row.pattern, row.batch, row.precision, row.layout, row.implementation, *figures))
     columns = ("pattern", "batch", "precision", "layout", "contender", "median, us", "fastest, us", "why")
-    return Table(
-        "Times that cannot be trusted", columns, tuple(lines), "They count in no other table. On a quiet machine, measure them again."
-    )
+    note = "They count in no other table. On a quiet machine, measure them again."
+    return Table.of("Times that cannot be trusted", columns, lines, note)
 
 
 def absent(rows: Sequence[Row]) -> Table:
@@ -244,60 +283,100 @@ def absent(rows: Sequence[Row]) -> Table:
     for row in rows:
         if row.status != OK:
             groups.setdefault((row.implementation, row.status, row.reason if row.status == "failed" else ""), []).append(row)
-    lines = [(*key[:2], str(len(some)), key[2] or f"such as {some[0].reason}") for key, some in groups.items()]
-    return Table("Not measured", ("contender", "status", "jobs", "why"), tuple(lines))
+    lines = [(*key[:2], len(some), key[2] or f"such as {some[0].reason}") for key, some in groups.items()]
+    return Table.of("Not measured", ("contender", "status", "jobs", "why"), lines)
 
 
-def percent(share: float | None) -> str:
-    return NONE if share is None else f"{100 * share:.0f} %"
+# ---- layers: everyone's time over that of one launch
+
+OTHER_WAYS = tuple(name for name in WAYS if name != ONE_LAUNCH)
 
 
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+def _layers_by_kind(rows: Sequence[Row]) -> Iterator[tuple[Results, str, bool]]:
+    """Results of layers that are measured alike, with their layout and whether they are groups, in the rows' order."""
+    for precision, layout, batch, is_group in dict.fromkeys((row.precision, row.layout, row.batch, BESIDE in row.pattern) for row in rows):
+        yield Results([row for row in rows if is_group == (BESIDE in row.pattern)], precision, batch), layout, is_group
 
 
-def _specialised(results: Results) -> Duel:
-    """The best contender that uses the pattern against the best that does not."""
+def layers_in_short(rows: Sequence[Row]) -> Table:
+    """A few lines for each precision, layout and batch: everyone beside one launch, over all layers."""
+    lines = []
+    for results, layout, is_group in _layers_by_kind(rows):
+        title = f"{results.precision} {layout} {results.batch}{' groups' * is_group}"
+        for name in OTHER_WAYS:
+            if ratios := results.over(ONE_LAUNCH, [name], layout).values():
+                spread = map(times, (geometric_mean(ratios), min(ratios), max(ratios)))
+                lines.append((title, name, f"{len(ratios)} of {len(results.best[layout])}", *spread))
+                title = ""
+    note = "Times as long as one launch takes: the geometric mean over the layers where both times can be trusted, the least and the most."
+    return Table.of("Layers: everyone beside one launch", ("", "", "layers", "mean", "least", "most"), lines, note)
+
+
+def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
+    """Layer by layer."""
+    for results, layout, is_group in _layers_by_kind(rows):
+        ratios = [results.over(ONE_LAUNCH, [name], layout) for name in OTHER_WAYS]
+        lines = []
+        for layer, best in results.best[layout].items():
+            one = best.get(ONE_LAUNCH)
+            by = (number(one.us), percent(one.share_of_floor), f"{one.family}, {one.arithmetic}") if one else (NONE, NONE, NONE)
+            lines.append((layer, *by, *(times(each.get(layer)) for each in ratios)))
+        for title, of in (("geometric mean", geometric_mean), ("median", median), ("least", min), ("most", max)):
+            lines.append((title, "", "", "", *(times(of(each.values())) if each else NONE for each in ratios)))
+        title = f"Layers, {results.precision}, {LAYOUT_WORDS[layout]}, batch {results.batch}{', groups' * is_group}"
+        columns = ("layer", "one launch, us", "of the floor", "by", *OTHER_WAYS)
+        note = f"{', '.join(OTHER_WAYS)}: times as long as one launch takes; above 1 it is faster."
+        yield Table.of(title, columns, lines, note, "Only times that can be trusted, of right results.")
+
+
+# ---- whole models: what `ksgen bench model` and `ksgen bench share` wrote
+
+ACCEPTED = "accepted: the JSON of `ksgen bench model` or `ksgen bench share`"
+
+
+def tables_of(path: Path) -> list[Table]:
+    """Tables 4, 6 and 7 from one file."""
+    try:
+        content = json.loads(read(path, MOST_BYTES_OF_FILE))
+        return [shares(content)] if "shares" in content else models(content)
+    except OSError as error:
+        raise KsgenError(f"{path}: cannot be read ({error.strerror}); {ACCEPTED}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise KsgenError(f"{path}: not such a file ({type(error).__name__}: {error}); {ACCEPTED}") from error
+
+
+def models(content: Mapping[str, Any]) -> list[Table]:
+    """One table per precision and step, sparse over dense."""
     found = []
-    for times in results.times(BEST).values():
-        those = [[times[name] for name in names if name in times] for names in ((OURS, "bmm", "bsr", "einsum"), ("dense", "sparse"))]
-        if all(those):
-            found.append(min(those[1]) / min(those[0]))
-    return Duel(tuple(found))
+    for (precision, step), alike in groupby(content["rows"], lambda row: (row["precision"], row["step"])):
+        rows, lines = list(alike), []
+        for module, each in groupby(rows, lambda row: row["module"]):
+            some = list(each)
+            ratios = ((marked("{median:.2f}", row["doubt"]) + " ({low:.2f}-{high:.2f})").format(**row["ratio"]) for row in some)
+            dense, paper = some[0]["dense_us"]["median"] / 1e3, some[0]["paper_ratio"]
+            lines.append((module, f"{dense:.3f}", *ratios, f"{paper:.2f}" if paper else ""))
+        only = "" if len(layers := content.get("layers", LAYERS)) == len(LAYERS) else f" with sparse {', '.join(layers)} alone"
+        title = f"{content['model']}{only} on {content['device']}, batch {content['batch']}, {precision}, {step}"
+        columns = ("module", "dense, ms", *dict.fromkeys(row["backend"] for row in rows), "the paper")
+        note = f"Tables 4 and 7: sparse over dense, the median of {content['repeats']} rounds (quartiles)."
+        is_papers = any(row["paper_ratio"] for row in rows)
+        paper_note = "The paper: its own kernel, ViT-S/16 in float32 on an A100." if is_papers else ""
+        found.append(Table.of(title, columns, lines, note, paper_note, _why_marked(rows)))
+    return found
 
 
-def _claim(name: str, precision: str) -> Claim | None:
-    found = published()["claims"].get(name)
-    return claim(name) if found and found["precision"] == precision else None
+def shares(content: Mapping[str, Any]) -> Table:
+    """Table 6."""
+    rows = content["shares"]
+    lines = []
+    for row in rows:
+        figures = (f"{row['whole_us'] / 1e3:.3g}", marked(percent(row["share"]), row["doubt"]), percent(row["paper"]))
+        lines.append((row["model"], row["precision"], *figures))
+    columns = ("model", "precision", "forward pass, ms", "feed-forward linear layers", "the paper")
+    title = f"Table 6: the share of a forward pass, batch {content['batch']} on {content['device']}"
+    return Table.of(title, columns, lines, "Dense layers, timed alone and with the whole model in turn.", _why_marked(rows))
 
 
-def _line(what: str, duel: Duel, paper: Claim | None = None) -> tuple[str, ...]:
-    theirs = ""
-    if paper:
-        factor = f" (x{paper.factor:.2f})" if paper.factor else ""
-        theirs = f"{percent(paper.share)}{factor}, {paper.where}"
-    where_faster, overall = duel.factor_where_faster, duel.factor
-    return what, str(duel.patterns), percent(duel.share), _times(where_faster), _times(overall), theirs
-
-
-def _shares(title: str, lines: Iterable[tuple[str, ...]]) -> Table:
-    columns = ("", "patterns", "faster in", "median where it is", "median of all", "the paper")
-    return Table(title, columns, tuple(line for line in lines if line[1] != "0"))
-
-
-def _beats(duel: Duel) -> tuple[str, str]:
-    return percent(duel.share), _times(duel.factor)
-
-
-def _short(duel: Duel) -> str:
-    if not duel.patterns:
-        return "-"
-    return percent(duel.share) + (f" (x{duel.factor_where_faster:.2f})" if duel.factor_where_faster else "")
-
-
-def _times(factor: float | None) -> str:
-    return "-" if factor is None else f"x{factor:.2f}"
-
-
-def _markdown_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _why_marked(rows: Sequence[Mapping[str, Any]]) -> str:
+    first = next((row["doubt"] for row in rows if row["doubt"]), "")
+    return f"{MARK}: it cannot be trusted ({first})." if first else ""

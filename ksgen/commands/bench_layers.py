@@ -111,9 +111,9 @@ def command(
     ]
     protocol = Protocol(ways, measurements, runs, most_seconds, seed)
     done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))
-    from ksgen.bench.layer_tables import in_short
+    from ksgen.bench.tables import layers_in_short
 
-    print_told(done, as_json, lambda rows: [in_short(rows)])
+    print_told(done, as_json, lambda rows: [layers_in_short(rows)])
 
 
 def _layers(named: Sequence[str], seed: int) -> list["Layer"]:

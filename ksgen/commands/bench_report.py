@@ -37,7 +37,7 @@ def command(file: Path, output: Path | None, markdown: Path | None, png: Path | 
     """
     from ksgen.bench import report
     from ksgen.bench.rows import read_rows
-    from ksgen.bench.wholes import tables_of
+    from ksgen.bench.tables import tables_of
 
     rows, tables = read_rows(file), [table for path in wholes for table in tables_of(path)]
     machine = report.machine_of(file)

@@ -50,7 +50,7 @@ def command(
     import torch
 
     from ksgen.bench.linear_share import measure
-    from ksgen.bench.wholes import shares as table
+    from ksgen.bench.tables import shares as table
 
     if output:
         check_writable(output)

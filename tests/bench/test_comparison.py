@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.bench import (
-    tables,
-)
+from ksgen.bench import tables
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, group_by
 from ksgen.bench.roster import OURS
 from ksgen.pattern import Pattern
@@ -24,12 +22,12 @@ def test_a_duel_by_hand() -> None:
     assert results.duel(OURS, ["bmm"], BEST) == Duel((80 / 50, 0.6))  # each in the better of its layouts
     assert results.layouts_ratio("bmm") == [(Pattern(1, 48, 48, 2), 0.8)]
     assert results.layouts_ratio(OURS) == [(Pattern(1, 48, 48, 2), 3.2)]
-    assert results.best_rows(OURS, "bsl")["1,48,48,2"].variant == "tuned"
+    assert results.best["bsl"]["1,48,48,2"][OURS].variant == "tuned"
     assert results.names == [OURS, "bmm", "einsum"]
     duel = Duel((2.0, 0.6, 4.0, 1.0))
     assert (duel.patterns, duel.wins, duel.share, duel.factor_where_faster, duel.factor) == (4, 2, 0.5, 3.0, 1.5)
     assert (Duel(()).share, Duel(()).factor_where_faster, Duel((0.5,)).factor_where_faster) == (None, None, None)
-    assert Results(FOUR, "float16", 25088).patterns == Results(FOUR, "float32", 1).patterns == []
+    assert Results(FOUR, "float16", 25088).rows == Results(FOUR, "float32", 1).rows == []
 
 
 def test_rewriting_and_energy_by_hand() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ksgen.bench.layer_tables import each_layer, in_short
 from ksgen.bench.rows import Row
+from ksgen.bench.tables import each_layer, layers_in_short
 from tests.support.bench_rows import row
 
 
@@ -25,8 +25,8 @@ ROWS = [
 ]
 
 
-def test_in_short() -> None:
-    assert in_short(ROWS).rows == (
+def test_layers_in_short() -> None:
+    assert layers_in_short(ROWS).rows == (
         ("float32 bsl 16", "bmm", "2 of 2", "x4.24", "x2.00", "x9.00"),
         ("", "dense", "1 of 2", "x0.50", "x0.50", "x0.50"),
         ("float32 bsl 16 groups", "each_layer", "1 of 1", "x1.50", "x1.50", "x1.50"),

@@ -7,6 +7,7 @@ from ksgen.bench.comparison import Results
 from ksgen.bench.roster import OURS
 from ksgen.bench.rows import Row
 from tests.support.bench_report import FOUR, lines
+from tests.support.bench_rows import row
 
 pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install -e '.[bench]'")
 
@@ -41,3 +42,21 @@ def test_markdown_tables(rows: list[Row]) -> None:
         assert title in text
     widths = [[line.count(" | ") for line in block.splitlines() if line.startswith("|")] for block in text.split("\n\n")]
     assert all(len(set(counts)) <= 1 for counts in widths)
+
+
+def test_our_families_stand_beside_each_other_and_beside_pytorch() -> None:
+    small = {"precision": "bfloat16", "arithmetic": "bfloat16"}
+    rows = [row(pattern, "bmm", median_us=400.0, **small) for pattern in ("1,512,512,2", "1,4,4,512")]
+    rows += [row(each.pattern, median_us=300.0, family="vector", **small) for each in rows]
+    assert tables.families(Results(rows, "bfloat16", 25088)).rows == ()  # all is of one
+    rows += [
+        row("1,512,512,2", median_us=100.0, family="amx", share_of_floor=0.5, **small),
+        row("1,4,4,512", median_us=400.0, family="amx", share_of_floor=0.3, **small),
+        row("1,4,4,512", median_us=1.0, family="amx", error=0.5, **small),  # fast and wrong
+    ]
+    table = tables.families(Results(rows, "bfloat16", 25088))
+    assert table.rows == (
+        ("bsl", "vector, bfloat16", "2", "x1.33", "x1.33", "2", "x0.67", "x0.33", "-"),
+        ("bsl", "amx, bfloat16", "2", "x2.00", "x1.00", "2", "x1.50", "x0.75", "40 %"),
+    )
+    assert table.title in report.markdown(rows)

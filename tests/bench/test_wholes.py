@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from ksgen.bench import report
 from ksgen.bench.rows import write_csv
-from ksgen.bench.tables import markdown
-from ksgen.bench.wholes import tables_of
+from ksgen.bench.tables import markdown, tables_of
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
 from tests.support.bench_report import FOUR
