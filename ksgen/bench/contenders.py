@@ -165,9 +165,8 @@ def _our(job: Job, device: Device, arithmetic: str, choice: Choice, variant: str
         text = source()
         binary = build(text.text, text.entry, device.target, device.compiler())
         plan = make_plan(device, kernel, job.batch, choice, load(device, text, binary))
-        if device.kind == "cuda":
-            return _on_tensors(plan, problem)
-        return _on_host(plan, problem) if device.shares_host else _on_buffers(plan, problem)
+        in_place = device.kind == "cuda" or device.shares_host
+        return _in_place(plan, problem) if in_place else _on_buffers(plan, problem)
 
     identity = f"ksgen {__version__} {template_digest(choice.family)}"
     copies = 0 if device.kind == "cuda" or device.shares_host else job.bytes
@@ -183,33 +182,29 @@ def rendered(kernel: KernelSpec, choice: Choice, dialect: str) -> Source:
     return render(kernel, choice.constants, family=choice.family, dialect=dialect)
 
 
-def _on_tensors(plan: Plan, problem: Problem) -> Ready:
-    """On PyTorch's own memory, in its default stream, which is also everybody else's."""
-    packed = plan.pack(problem.weights.data_ptr(), None)
-    outputs = [problem.weights.new_full(problem.y_shape, float("nan")) for _ in problem.sets]
-    workspace = plan.workspace()
-    own = {"weights": packed, "workspace": workspace}
-    pairs = zip(problem.sets, outputs, strict=True)
-    arguments = [plan.arguments({"x": x.data_ptr(), plan.result: y.data_ptr(), **own}) for x, y in pairs]
-
-    def run(number: int) -> Tensor:
-        plan.launch(arguments[number], None)
-        return outputs[number]
-
-    return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
+def at(device: Device, tensor: Tensor) -> Any:
+    """Where launches find a tensor's own memory: on CUDA, or on a processor whose memory the device shares."""
+    return device.shared(tensor.data_ptr()) if device.shares_host else tensor.data_ptr()
 
 
-def _on_host(plan: Plan, problem: Problem) -> Ready:
-    """Prepared calls on PyTorch's own memory, in place."""
-    device = plan.device
-    packed, workspace = plan.pack(device.shared(problem.weights.data_ptr()), None), plan.workspace()
+def by_calls(run: Callable[[int], Any], on_cuda: bool, wait: Callable[[], None] = lambda: None) -> Ready:
+    """Calls that work on PyTorch's own memory. On CUDA they run in its default stream, which is also everybody else's."""
+    if on_cuda:
+        return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
+    return Ready(run, lambda y: y, host_clock, wait, rest)
+
+
+def _in_place(plan: Plan, problem: Problem) -> Ready:
+    """Prepared calls on PyTorch's own memory."""
+    device, on_cuda = plan.device, plan.device.kind == "cuda"
+    packed, workspace = plan.pack(at(device, problem.weights), None), plan.workspace()
     calls = []
     for x in problem.sets:
         y = problem.weights.new_full(problem.y_shape, float("nan"))
-        arrays = {"x": device.shared(x.data_ptr()), plan.result: device.shared(y.data_ptr())}
-        arguments = plan.arguments({**arrays, "weights": packed, "workspace": workspace})
-        calls.append(Call(plan, arguments, None, y, None, device.synchronize, (x, problem.weights)))
-    return Ready(lambda number: calls[number](), lambda y: y, host_clock, device.synchronize, rest)
+        operands = {"x": at(device, x), plan.result: at(device, y), "weights": packed, "workspace": workspace}
+        after = None if on_cuda else device.synchronize
+        calls.append(Call(plan, plan.arguments(operands), None, y, None, after, (x, problem.weights)))
+    return by_calls(lambda number: calls[number](), on_cuda, device.synchronize)
 
 
 def _on_buffers(plan: Plan, problem: Problem) -> Ready:
@@ -238,13 +233,6 @@ def _uploaded(device: Device, tensor: Tensor) -> Buffer:
     return uploaded(device, tensor.contiguous().view(torch.uint8).numpy())
 
 
-def by_torch(run: Callable[[int], Any], where: torch.device) -> Ready:
-    """Calls of PyTorch's own, there."""
-    if where.type == "cuda":
-        return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
-    return Ready(run, lambda y: y, host_clock, lambda: None, rest)
-
-
 def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:
     def prepare(problem: Problem) -> Ready:
         product = baseline.prepare(job.pattern, job.layout, problem.weights)
@@ -252,7 +240,7 @@ def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:
         def run(number: int) -> Tensor:
             return product(problem.sets[number]).contiguous()  # as ours is, if it is not by itself
 
-        return by_torch(run, where)
+        return by_calls(run, where.type == "cuda")
 
     extra = baseline.elements(job.pattern) * job.kernel(job.comparison.baselines).item_bytes + 2 * job.bytes
     return Contender(

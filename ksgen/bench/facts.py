@@ -1,7 +1,5 @@
 """Where, when and by what something was measured: the facts that every row carries. Measures nothing."""
 
-import platform
-import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +8,7 @@ import torch
 
 import ksgen
 from ksgen.bench.contenders import torch_device
+from ksgen.build.processors import processor_name
 from ksgen.build.toolchain import find_compiler
 from ksgen.devices.base import Device
 from ksgen.errors import ToolchainError
@@ -26,7 +25,7 @@ def run_facts(device: Device) -> dict[str, str]:
         "driver": device.driver_version,
         "compiler": _compiler(device),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}" if on_cuda else torch.__version__,
-        "baselines_on": torch.cuda.get_device_name(where) if on_cuda else f"{processor()}, {torch.get_num_threads()} threads",
+        "baselines_on": torch.cuda.get_device_name(where) if on_cuda else f"{processor_name()}, {torch.get_num_threads()} threads",
         "ksgen": ksgen.__version__,
         "commit": commit(Path(ksgen.__file__).parent),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -54,11 +53,3 @@ def commit(folder: Path) -> str:
         return (git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")) if is_ours else ""
     except (OSError, subprocess.TimeoutExpired):
         return ""
-
-
-def processor() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()

@@ -14,26 +14,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksgen import __version__
-from ksgen.bench.baselines import BASELINES, Product, UnsupportedError, library_version
+from ksgen.bench.baselines import BASELINES, Prepare, Product, UnsupportedError, library_version
 from ksgen.bench.chains import Layer
-from ksgen.bench.clock import BusyCudaClock, host_clock
-from ksgen.bench.contenders import Contender, Ready, arithmetics, by_torch, rendered, torch_device
-from ksgen.bench.problem import COMPARED, MOST_SETS
-from ksgen.bench.roster import BESIDE, COMPARISONS, EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_WAYS, Comparison
+from ksgen.bench.contenders import Contender, Ready, arithmetics, at, by_calls, rendered, torch_device
+from ksgen.bench.problem import COMPARED, Asked, sets_of
+from ksgen.bench.roster import BESIDE, EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_WAYS
 from ksgen.bench.runner import Runner
 from ksgen.devices.base import Device
 from ksgen.emit.render import Source
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
+from ksgen.families import family_for
 from ksgen.families.chains import factor_kernels, layer_kernels
 from ksgen.families.signature import each_chains, pitches_of, weights_of
 from ksgen.launch.call import Call
-from ksgen.launch.choice import Choice
+from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.fused import packing_choices, packings, verdict
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
-from ksgen.measure.pause import rest
-from ksgen.measure.verify import CACHE_BYTES, compare, make_problem
+from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import CHAIN, is_layer, layer_launch
@@ -45,17 +44,13 @@ PREPARING = 3  # calls of a frozen layer until it has prepared itself, as `ksgen
 
 
 @dataclass(frozen=True)
-class LayerJob:
-    """One layer that all contenders compute."""
+class LayerJob(Asked):
+    """One layer."""
 
     layer: Layer
-    precision: str  # a name in COMPARISONS
+    precision: str
     layout: str
     batch: int
-
-    @property
-    def comparison(self) -> Comparison:
-        return COMPARISONS[self.precision]
 
     @property
     def told(self) -> str:
@@ -66,13 +61,12 @@ class LayerJob:
         return ", ".join((BESIDE.join(map(str, kernel.chains)), *between, *kernel.epilogue.words, *turned))
 
     @property
-    def key(self) -> str:
-        return f"{self.layer.name}: {self.told} {self.precision} {self.layout} {self.batch}"
+    def words(self) -> str:
+        return f"{self.layer.name}: {self.told}"
 
     @property
-    def facts(self) -> dict[str, Any]:
-        asked = {"precision": self.precision, "layout": self.layout, "batch": self.batch}
-        return {"pattern": self.told, "layer": self.layer.name, **asked}
+    def named(self) -> dict[str, str]:
+        return {"pattern": self.told, "layer": self.layer.name}
 
     def kernel(self, arithmetic: str) -> KernelSpec:
         layer = self.layer
@@ -91,14 +85,9 @@ class LayerJob:
 
     @property
     def bytes(self) -> int:
-        kernel = self.kernel(self.comparison.baselines)
-        return kernel.bytes(self.batch) + self._between_bytes
-
-    @property
-    def _between_bytes(self) -> int:
-        """Of what separate launches write and read."""
-        factors = [pattern for chain in self.layer.chains for pattern in chain.factors[:-1]]
-        return self.batch * PRECISIONS[self.comparison.baselines].item_bytes * sum(each.out_features for each in factors)
+        """Includes what separate launches write and read between factors."""
+        between = sum(each.out_features for chain in self.layer.chains for each in chain.factors[:-1])
+        return super().bytes + self.batch * PRECISIONS[self.comparison.baselines].item_bytes * between
 
 
 class LayerArrays:
@@ -116,8 +105,7 @@ class LayerArrays:
         self.weights = [[tensor(each) for each in (*own.before, own.weights)] for own in self._problem.each]
         self.biases = [None if own.bias is None else tensor(own.bias) for own in self._problem.each]
         self.residuals = [None if own.residual is None else tensor(own.residual) for own in self._problem.each]
-        first = tensor(self._problem.x)
-        self.sets = [first, *(first.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
+        self.sets = sets_of(tensor(self._problem.x), job)
 
     @property
     def checked(self) -> int:
@@ -162,50 +150,58 @@ def layer_contenders(job: LayerJob, device: Device, names: Sequence[str]) -> Ite
     for name in OUR_WAYS:
         if name not in names or (name == EACH_LAYER and not is_group) or (name == EACH_FACTOR and is_single):
             continue
-        yield from (_ours(job, device, name, arithmetic) for arithmetic in arithmetics(job, device))
+        for arithmetic in arithmetics(job, device):
+            yield from _ours(job, device, name, arithmetic)
     yield from (_theirs(job, device, name) for name in _BASELINES if name in names)
 
 
 # ---- ours
 
 
-def _ours(job: LayerJob, device: Device, name: str, arithmetic: str) -> Contender:
+def _ours(job: LayerJob, device: Device, name: str, arithmetic: str) -> Iterator[Contender]:
     kernel = job.kernel(arithmetic)
     launches = _launches(kernel, name)
     lacks = next((why for each in launches if (why := _lacks(device, each, job.batch))), "")
-    choices = [] if lacks else [PLANNER.choice(device, each, job.batch) for each in launches]
-
-    def sources() -> list[Source]:
-        return [each for own, choice in zip(launches, choices, strict=True) for each in _sources(own, choice, device)] if choices else []
-
-    def prepare(arrays: LayerArrays) -> Ready:
-        if lacks:
-            raise UnsupportedError(lacks)
-        plans = [PLANNER.plan_of(device, own, job.batch, choice) for own, choice in zip(launches, choices, strict=True)]
-        return _ready_ours(device, arrays, kernel, plans)
-
-    families, constants, digests = (
-        (
-            list(dict.fromkeys(words))
-            for words in zip(*((each.family, str(each.constants), template_digest(each.family)) for each in choices), strict=True)
+    for choices in [[]] if lacks else _choices(device, launches, job.batch):
+        digests = dict.fromkeys(template_digest(each.family) for each in choices)
+        yield Contender(
+            job,
+            name,
+            "tuned" if any(each.from_wisdom for each in choices) else "default",
+            arithmetic,
+            " ".join(("ksgen", __version__, *digests)),
+            partial(_prepare, device, kernel, launches, choices, lacks),
+            extra_bytes=2 * job.bytes,
+            multiplications=sum(chain.weight_count for chain in job.layer.chains),
+            family=", ".join(dict.fromkeys(each.family for each in choices)),
+            constants="; ".join(dict.fromkeys(str(each.constants) for each in choices)),
+            why=choices[0].why if choices else lacks,
+            sources=partial(_sources, device, launches, choices),
         )
-        if choices
-        else ([], [], [])
-    )
-    return Contender(
-        job,
-        name,
-        "tuned" if any(each.from_wisdom for each in choices) else "default",
-        arithmetic,
-        " ".join(("ksgen", __version__, *digests)),
-        prepare,
-        extra_bytes=2 * job.bytes,
-        multiplications=sum(chain.weight_count for chain in job.layer.chains),
-        family=", ".join(families),
-        constants="; ".join(constants),
-        why=choices[0].why if choices else lacks,
-        sources=sources,
-    )
+
+
+def _choices(device: Device, launches: Sequence[KernelSpec], batch: int) -> Iterator[list[Choice]]:
+    """What launchers take; on a processor also the defaults of families that they take only if asked."""
+    yield [PLANNER.choice(device, each, batch) for each in launches]
+    limits = limits_of(device)
+    if limits.is_cpu:
+        usual = [family_for(each, limits, batch) for each in launches]
+        families = [family_for(each, limits, batch, all_families=True) for each in launches]
+        if families != usual:
+            pairs = zip(launches, families, strict=True)
+            yield [Choice(family.name, family.default(each, limits, batch), "the family's default") for each, family in pairs]
+
+
+def _prepare(
+    device: Device, kernel: KernelSpec, launches: Sequence[KernelSpec], choices: Sequence[Choice], lacks: str, arrays: LayerArrays
+) -> Ready:
+    """Prepared calls on PyTorch's own memory, whose weights are packed once; each of several is a call of its own."""
+    if lacks:
+        raise UnsupportedError(lacks)
+    plans = [PLANNER.plan_of(device, own, arrays.job.batch, choice) for own, choice in zip(launches, choices, strict=True)]
+    packed = list(_packed(device, plans, [each for own in arrays.weights for each in own]))
+    calls = [_Calls(device, arrays, kernel, plans, packed, x) for x in arrays.sets]
+    return by_calls(lambda number: calls[number](), device.kind == "cuda", device.synchronize)
 
 
 def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
@@ -228,20 +224,13 @@ def _lacks(device: Device, kernel: KernelSpec, batch: int) -> str:
     return "" if found.is_one else found.why
 
 
-def _sources(kernel: KernelSpec, choice: Choice, device: Device) -> Iterator[Source]:
-    """The texts of a launch, and of what packs for it."""
-    packed = packing_choices(kernel, choice.family, choice.constants) if kernel.job == CHAIN else []
-    for own, chosen in ((kernel, choice), *packed):
-        yield rendered(own, chosen, device.dialect)
-
-
-def _ready_ours(device: Device, arrays: LayerArrays, kernel: KernelSpec, plans: Sequence[Plan]) -> Ready:
-    """Prepared calls on PyTorch's own memory, whose weights are packed once; each of several is a call of its own."""
-    packed = list(_packed(device, plans, [each for own in arrays.weights for each in own]))
-    calls = [_Calls(device, arrays, kernel, plans, packed, x) for x in arrays.sets]
-    on_cuda = device.kind == "cuda"
-    clock, wait = (BusyCudaClock(), torch.cuda.synchronize) if on_cuda else (host_clock, device.synchronize)
-    return Ready(lambda number: calls[number](), lambda ys: ys, clock, wait, (lambda: None) if on_cuda else rest)
+def _sources(device: Device, launches: Sequence[KernelSpec], choices: Sequence[Choice]) -> list[Source]:
+    """The sources of launches, and of what packs for them."""
+    found = []
+    for kernel, choice in zip(launches, choices, strict=False):  # without choices there is nothing to launch
+        packed = packing_choices(kernel, choice.family, choice.constants) if kernel.job == CHAIN else []
+        found += [rendered(own, chosen, device.dialect) for own, chosen in ((kernel, choice), *packed)]
+    return found
 
 
 def _packed(device: Device, plans: Sequence[Plan], weights: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
@@ -249,7 +238,7 @@ def _packed(device: Device, plans: Sequence[Plan], weights: Sequence[Tensor]) ->
     left = iter(weights)
     for plan in plans:
         each = packings(device, plan) if plan.kernel.job == CHAIN else (plan,)
-        yield {name: own.pack(_at(device, next(left)), None) for name, own in zip(weights_of(plan.kernel), each, strict=True)}
+        yield {name: own.pack(at(device, next(left)), None) for name, own in zip(weights_of(plan.kernel), each, strict=True)}
 
 
 class _Calls:
@@ -302,7 +291,7 @@ class _Calls:
         tensors = {"x": x, **dict(zip(names("y"), ys, strict=True))}
         for name, each in added.items():
             tensors |= {operand: array for operand, array in zip(names(name), each, strict=True) if array is not None}
-        operands: dict[str, Any] = {name: _at(device, array) for name, array in tensors.items()}
+        operands: dict[str, Any] = {name: at(device, array) for name, array in tensors.items()}
         operands |= {"workspace": plan.workspace(), **packed}
         operands |= {pitch: tensors[array].stride(0) for array, pitch in pitches_of(own).items()}
         after = None if device.kind == "cuda" else device.synchronize
@@ -312,10 +301,6 @@ class _Calls:
 def _shape(plan: Plan, batch: int) -> tuple[int, int]:
     features = plan.kernel.pattern.out_features
     return (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)
-
-
-def _at(device: Device, tensor: Tensor) -> Any:
-    return device.shared(tensor.data_ptr()) if device.shares_host else tensor.data_ptr()
 
 
 # ---- theirs
@@ -336,10 +321,7 @@ def _theirs(job: LayerJob, device: Device, name: str) -> Contender:
     def prepare(arrays: LayerArrays) -> Ready:
         product = baseline.prepare(arrays)
 
-        def run(number: int) -> Sequence[Tensor]:
-            return product(arrays.sets[number])
-
-        return by_torch(run, where)
+        return by_calls(lambda number: product(arrays.sets[number]), where.type == "cuda")
 
     chains = job.layer.chains
     dense = chains[0].in_features * sum(chain.out_features for chain in chains)
@@ -350,7 +332,7 @@ def _theirs(job: LayerJob, device: Device, name: str) -> Contender:
     return Contender(job, name, "", arithmetic, identity, prepare, extra, multiplied, why=baseline.says)
 
 
-def _factor_by_factor(arrays: LayerArrays, prepare: Callable[[Pattern, str, Tensor], Product]) -> Callable[[Tensor], Sequence[Tensor]]:
+def _factor_by_factor(prepare: Prepare, arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
     """Every factor by a PyTorch product, then what the layer does besides."""
     layer, turns = arrays.layer, arrays.y_layout != arrays.layout
     between = ACTIVATIONS[layer.between].apply
@@ -373,15 +355,8 @@ def _factor_by_factor(arrays: LayerArrays, prepare: Callable[[Pattern, str, Tens
     return lambda x: [of_chain(place, x) for place in range(len(products))]
 
 
-def _bmm(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
-    return _factor_by_factor(arrays, BASELINES["bmm"].prepare)
-
-
-def _views(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
-    def prepare(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-        return BASELINES["bmm" if layout == "bsf" and pattern.d > 1 else "strided"].prepare(pattern, layout, weights)
-
-    return _factor_by_factor(arrays, prepare)
+def _by_views(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    return BASELINES["bmm" if layout == "bsf" and pattern.d > 1 else "strided"].prepare(pattern, layout, weights)
 
 
 def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
@@ -432,7 +407,7 @@ def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
 
 _BASELINES = {
     "layer": _Baseline("KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products", _layer),
-    "bmm": _Baseline("each factor by permuting, one batched product, permuting back", _bmm),
-    "views": _Baseline("each factor by batched products on views where it has any, else as bmm", _views),
+    "bmm": _Baseline("each factor by permuting, one batched product, permuting back", partial(_factor_by_factor, BASELINES["bmm"].prepare)),
+    "views": _Baseline("each factor by batched products on views where it has any, else as bmm", partial(_factor_by_factor, _by_views)),
     "dense": _Baseline("the dense layer of the same shape: torch.nn.functional.linear", _dense, is_dense=True),
 }

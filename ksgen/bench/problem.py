@@ -1,6 +1,7 @@
 """The jobs of a benchmark, and the arrays of one job on the device, with the float64 truth to judge results by."""
 
 import zlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -33,42 +34,9 @@ class Arrays(Protocol):
         """Of what a contender gave, against float64."""
 
 
-class Asked(Protocol):
+class Asked(ABC):
     """What all contenders compute: a product, or a layer."""
 
-    @property
-    def precision(self) -> str: ...
-    @property
-    def layout(self) -> str: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def comparison(self) -> Comparison: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What its rows say of it."""
-
-    @property
-    def bytes(self) -> int: ...
-    def kernel(self, arithmetic: str) -> KernelSpec:
-        """All of it in one launch."""
-
-    def factor(self, arithmetic: str) -> KernelSpec:
-        """A product of it, whose instructions the device's limits are measured by."""
-
-    def tolerance(self, arithmetic: str) -> float:
-        """The largest error that rounding explains."""
-
-    def problem(self, where: torch.device, seed: int) -> Arrays: ...
-
-
-@dataclass(frozen=True)
-class Job:
-    """One product that all contenders compute."""
-
-    pattern: Pattern
     precision: str  # a name in COMPARISONS
     layout: str
     batch: int
@@ -79,11 +47,55 @@ class Job:
 
     @property
     def key(self) -> str:
-        return f"{self.pattern} {self.precision} {self.layout} {self.batch}"
+        return f"{self.words} {self.precision} {self.layout} {self.batch}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"pattern": str(self.pattern), "precision": self.precision, "layout": self.layout, "batch": self.batch}
+        """What its rows say of it."""
+        return {**self.named, "precision": self.precision, "layout": self.layout, "batch": self.batch}
+
+    @property
+    def bytes(self) -> int:
+        return self.kernel(self.comparison.baselines).bytes(self.batch)
+
+    @property
+    @abstractmethod
+    def words(self) -> str: ...
+    @property
+    @abstractmethod
+    def named(self) -> dict[str, str]: ...
+    @abstractmethod
+    def kernel(self, arithmetic: str) -> KernelSpec:
+        """All of it in one launch."""
+
+    @abstractmethod
+    def factor(self, arithmetic: str) -> KernelSpec:
+        """A product of it, whose instructions the device's limits are measured by."""
+
+    @abstractmethod
+    def tolerance(self, arithmetic: str) -> float:
+        """The largest error that rounding explains."""
+
+    @abstractmethod
+    def problem(self, where: torch.device, seed: int) -> Arrays: ...
+
+
+@dataclass(frozen=True)
+class Job(Asked):
+    """One product."""
+
+    pattern: Pattern
+    precision: str
+    layout: str
+    batch: int
+
+    @property
+    def words(self) -> str:
+        return str(self.pattern)
+
+    @property
+    def named(self) -> dict[str, str]:
+        return {"pattern": str(self.pattern)}
 
     def kernel(self, arithmetic: str) -> KernelSpec:
         return KernelSpec(self.pattern, arithmetic, self.layout)
@@ -96,9 +108,10 @@ class Job:
     def problem(self, where: torch.device, seed: int) -> "Problem":
         return Problem(self, where, seed)
 
-    @property
-    def bytes(self) -> int:
-        return self.kernel(self.comparison.baselines).bytes(self.batch)
+
+def sets_of(x: Tensor, job: Asked) -> list[Tensor]:
+    """X so often that all of a job's arrays are more than a cache holds."""
+    return [x, *(x.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
 
 
 class Problem:
@@ -112,7 +125,7 @@ class Problem:
         shape = (job.batch, inputs) if job.layout == "bsf" else (inputs, job.batch)
         self.weights = ((torch.rand(pattern.shape, generator=draw, device=where) * 2 - 1) / pattern.c**0.5).to(dtype)
         first = torch.randn(shape, generator=draw, device=where).to(dtype)
-        self.sets = [first, *(first.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
+        self.sets = sets_of(first, job)
 
     @property
     def y_shape(self) -> tuple[int, int]:

@@ -78,13 +78,14 @@ class Runner:
     def run(self, jobs: Sequence[Asked]) -> int:
         """Returns how many jobs are complete: all of them, or those that fit the time limit."""
         self._check_kind()
-        waiting, ahead = iter(jobs), _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
+        waiting: Iterator[Any] = iter(jobs)
+        ahead = _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
         done = 0
         while chunk := list(islice(waiting, 1 if self.protocol.tune else ahead)):
             if self.protocol.tune and OURS in self.protocol.names and self._in_time():
                 self.report(done, len(jobs), f"searching for {chunk[0].key}")
-                self._tune(chunk[0], self.protocol.tune)
-            todo = {job: self._undone(job) for job in chunk}
+                tune(chunk[0], self.device, self.protocol.tune, self.deadline)
+            todo = {job: [each for each in self._contenders(job) if self._missing(each)] for job in chunk}
             self._build([each for some in todo.values() for each in some], done, len(jobs))
             for job in chunk:
                 self.report(done, len(jobs), job.key)
@@ -107,12 +108,6 @@ class Runner:
 
     def _contenders(self, job: Any) -> list[Contender]:
         return contenders(job, self.device, self.protocol.names)
-
-    def _tune(self, job: Any, budget: str) -> None:
-        tune(job, self.device, budget, self.deadline)
-
-    def _undone(self, job: Asked) -> list[Contender]:
-        return [each for each in self._contenders(job) if self._missing(each)]
 
     def _missing(self, contender: Contender) -> int:
         """Measurements that are still to be made: as many as the protocol says, then one more while the median time is uncertain."""
@@ -150,7 +145,9 @@ class Runner:
         ceilings = {name: self._ceilings(name, job) for name in dict.fromkeys(each.arithmetic for each in todo)}
         with _allowing(job.comparison), torch.no_grad():
             try:
-                problem = self._problem(job)
+                if why := self._too_large(2 * job.bytes):
+                    raise MemoryError(why)
+                problem = job.problem(self.where, self.protocol.seed)
             except (torch.OutOfMemoryError, MemoryError) as refused:
                 for each in todo:
                     self._say(each, ceilings[each.arithmetic], _refusal("out of memory", _one_line(refused)))
@@ -177,11 +174,6 @@ class Runner:
         for each, _, facts in ready:
             if self.log.content.contenders[each.key].facts["status"] == OK:  # it may have failed meanwhile
                 self._say(each, after[each.arithmetic], facts | self._floor(each, after[each.arithmetic]))
-
-    def _problem(self, job: Asked) -> Arrays:
-        if why := self._too_large(2 * job.bytes):
-            raise MemoryError(why)
-        return job.problem(self.where, self.protocol.seed)
 
     def _in_turn(self, ready: list[tuple[Contender, Timed]], ceilings: dict[str, Ceilings]) -> bool:
         """One measurement of each contender, then the next of each."""
@@ -270,16 +262,12 @@ class Runner:
             if self.where.type == "cuda":
                 torch.cuda.empty_cache()
             return _refusal("out of memory", _one_line(error))
-        self._check_alive(error)
-        return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
-
-    def _check_alive(self, error: Exception) -> None:
-        """Raise if the context is lost: everything that follows would fail."""
-        if self.where.type == "cuda":
+        if self.where.type == "cuda":  # if its context is lost, everything that follows would fail
             try:
                 torch.cuda.synchronize(self.where)
             except RuntimeError:
                 raise DeviceError(f"the GPU context is lost ({_one_line(error)}); start again: it goes on after this") from error
+        return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
 
     def _too_large(self, need: int) -> str:
         """Why that many more bytes cannot be had. Running out of a processor's memory raises no error to catch."""

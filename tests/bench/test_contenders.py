@@ -1,6 +1,7 @@
 """Our contenders: by family, by wisdom, by a search, on PyTorch's memory."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from ksgen.bench.roster import COMPARISONS, OURS
 from ksgen.emit.render import template_digest
 from ksgen.errors import KsgenError, ToolchainError
-from ksgen.families import family_named
+from ksgen.families import Limits, family_named
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import load, make_plan
 from ksgen.pattern import Pattern
@@ -20,9 +21,12 @@ from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
-from ksgen.bench.contenders import _on_tensors, contenders, tune  # noqa: E402
+from ksgen.bench import contenders as module  # noqa: E402
+from ksgen.bench.contenders import _in_place, contenders, tune  # noqa: E402
 from ksgen.bench.problem import Job, Problem  # noqa: E402
 from tests.support.bench_runs import JOB, has_opencl, measure  # noqa: E402
+
+WITH_TILES = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16",), multiprocessors=2, async_copies=False)
 
 needs_opencl = pytest.mark.skipif(not has_opencl, reason="no OpenCL device: pip install -e '.[cpu]'")
 
@@ -76,7 +80,7 @@ def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch
         assert each.sources is not None
         (text,) = each.sources()
         loaded = load(gpu, text, TextCompiler().compile(text.text, text.entry, gpu.target))
-        ready = _on_tensors(make_plan(gpu, text.kernel, 24, Choice(each.family, text.constants, ""), loaded), problem)
+        ready = _in_place(make_plan(gpu, text.kernel, 24, Choice(each.family, text.constants, ""), loaded), problem)
         for number in (1, 0):
             y = ready.run(number)
             gpu.synchronize()
@@ -131,3 +135,15 @@ def test_a_search_that_finds_nothing_costs_only_itself(cpu: Any, tmp_path: Path,
     error = ToolchainError("no compiler")
     with pytest.raises(ToolchainError, match="no compiler"):
         measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3")
+
+
+def test_unmeasured_tiles_are_contenders_beside_what_launchers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "limits_of", lambda device: WITH_TILES)
+    monkeypatch.setattr(module.PLANNER, "choice", lambda *given: SimpleNamespace(from_wisdom=False))
+
+    def found(precision: str) -> list[tuple[str, str]]:
+        job = Job(Pattern(1, 64, 64, 2), precision, "bsf", 512)
+        return [(each.arithmetic, each.family) for each in module.ours(job, SimpleNamespace(kind="native", shares_host=True))]
+
+    assert found("bfloat16") == [("bfloat16", "amx"), ("bfloat16", "vector")]
+    assert found("float32") == [("float32", "vector"), ("bf16x6", "amx")]

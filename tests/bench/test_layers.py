@@ -1,5 +1,6 @@
 """Layers as jobs of the benchmark: everyone's results are right, a log goes on, and it holds several batches."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, WAYS
 from ksgen.bench.rows import OK, Row, read_rows
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError
+from ksgen.launch.choice import limits_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue
 from tests.support.libraries import library
@@ -118,3 +120,15 @@ def test_what_has_no_room_says_so() -> None:
     (one, *_) = layer_contenders(job, FakeGpu(), (ONE_LAUNCH,))
     assert one.family == ""
     assert "room" in one.why
+
+
+def test_tiles_that_are_not_chosen_by_default_are_contenders_too(native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what launchers take, with the constants of a processor with tiles."""
+    tiles = replace(limits_of(native), tiles=("bf16",))
+    monkeypatch.setattr(layers, "limits_of", lambda device: tiles)
+    job = LayerJob(Layer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 1568)
+    found = list(layer_contenders(job, native, (ONE_LAUNCH, EACH_FACTOR)))
+    families = [(ONE_LAUNCH, "vector_chain"), (ONE_LAUNCH, "amx_chain"), (EACH_FACTOR, "vector"), (EACH_FACTOR, "amx")]
+    assert [(each.implementation, each.family) for each in found] == families
+    assert len({each.key for each in found}) == 4
+    assert [source.family for source in found[1].sources()] == ["amx_chain", "amx", "amx"]  # and what packs for it
