@@ -1,7 +1,7 @@
 """How many cycles of a processor's cores a kernel by matrix tiles takes: terms of the cost model, and of the choice of defaults.
 
 By what Intel states of the instructions: a product of two tiles takes 16 cycles, a tile that the first-level cache holds 8 to load. Lines
-from behind it as `benchmarks/tiles` calibrates them. Good for an order among constants of one kernel. Never measured.
+from behind it as docs/kernels/amx.md calibrates them. Good for an order among constants of one kernel. Never measured.
 """
 
 from typing import NamedTuple
