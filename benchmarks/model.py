@@ -4,9 +4,9 @@
 | --- | --- |
 | `defaults` | shares of the floor that launchers' untuned choices should reach, on each target's usual card |
 | `hopper-shares` | the same for Hopper's families: defaults, the best alone, and with clusters and resident tiles |
-| `fused` | layers: all factors in one launch beside one launch per factor, or several layers on one X in one launch |
+| `fused` | layers: all factors in one launch compared with one launch per factor, or several layers on one X |
 | `ksmm` | the model replayed on the times that the paper's authors published of their own kernel |
-| `predictions` | what ours are predicted to take on an A100, beside those times |
+| `predictions` | what ours are predicted to take on an A100, compared with those times |
 
 `ksmm_times.csv.gz` holds the best times that the authors found, and the constants that gave them: figures of the public
 repository PascalCarrivain/ksmm at d02b9cc (`kernel_bs_first_float.best` and its three neighbours), those for batch 25088,
@@ -204,9 +204,9 @@ def layer_lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
 @click.option("--side-by-side", type=click.IntRange(min=1), default=1, show_default=True, help="Layers like each, on one X.")
 @click.option("--json", "as_json", is_flag=True)
 def fused(batch: int, precisions: Sequence[str], layouts: Sequence[str], targets: Sequence[str], side_by_side: int, as_json: bool) -> None:
-    """Print bytes and expected times of the 24 chains of `ksgen bench layers`: one launch per factor beside one launch;
-    with --side-by-side 3, three layers on one X, such as q, k and v, one by one beside one launch. Bytes are those that
-    cross memory at least."""
+    """Print bytes and expected times of the 24 chains of `ksgen bench layers`: one launch per factor compared with one
+    launch; with --side-by-side 3, three layers on one X, such as q, k and v, each launched alone compared with one launch.
+    Bytes are the least that cross memory."""
     for target, precision, layout in product(targets, precisions, layouts):
         options = precision, layout, target, batch, side_by_side
         rows = {name: layer_row(chain, *options) for name, chain in transformers().items()}
@@ -222,7 +222,7 @@ def fused(batch: int, precisions: Sequence[str], layouts: Sequence[str], targets
 # ---- the authors' kernel
 
 A100 = cuda_limits("sm_80")
-BOOKKEEPING = 30  # registers of a thread besides sums and operands, about: nvcc gave it 48 to 91 in all
+BOOKKEEPING = 30  # registers per thread in addition to sums and operands, about: nvcc gave it 48 to 91 in all
 Band = tuple[float, float, float]  # the fifth, the fiftieth and the ninety-fifth of a hundred
 
 

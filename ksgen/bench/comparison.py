@@ -101,7 +101,7 @@ class Results:
         return [(pattern, 1 / ratio) for pattern, ratio in self.ratios("rewriting", ["bmm"], layout)]
 
     def shares_of_floor(self, name: str, layout: str) -> dict[str, float]:
-        """By job, of a contender's fastest variant, where there is a floor."""
+        """Shares of the floor that a contender's fastest variants reach, by job, where there is a floor."""
         rows = ((job, best[name]) for job, best in self.best[layout].items() if name in best)
         return {job: row.share_of_floor for job, row in rows if row.share_of_floor}
 

@@ -183,7 +183,7 @@ def rendered(kernel: KernelSpec, choice: Choice, dialect: str) -> Source:
 
 
 def at(device: Device, tensor: Tensor) -> Any:
-    """Where launches find a tensor's own memory: on CUDA, or on a processor whose memory the device shares."""
+    """Return the address of a tensor for launches: on CUDA, or on a processor whose memory the device shares."""
     return device.shared(tensor.data_ptr()) if device.shares_host else tensor.data_ptr()
 
 

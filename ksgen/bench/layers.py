@@ -6,6 +6,7 @@ One launch of all factors, a launch for each, PyTorch's products for each factor
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from math import nan
 from typing import Any
 
@@ -210,10 +211,8 @@ def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
         return [kernel]
     if name == EACH_LAYER:
         return layer_kernels(kernel)
-    factors, ends, end = factor_kernels(kernel), set(), 0
-    for chain in kernel.chains:
-        ends.add(end := end + len(chain))
-    return [replace(each, stride=kernel.stride) if number in ends else each for number, each in enumerate(factors, 1)]
+    ends = set(accumulate(map(len, kernel.chains)))
+    return [replace(each, stride=kernel.stride) if number in ends else each for number, each in enumerate(factor_kernels(kernel), 1)]
 
 
 def _lacks(device: Device, kernel: KernelSpec, batch: int) -> str:
@@ -253,19 +252,18 @@ class _Calls:
         if plans[0].kernel.is_group:
             self._add(device, plans[0], packed[0], x, self.ys, added)
             return
-        rest_of, number = iter(zip(plans, packed, strict=True)), 0
+        launches, batch = iter(zip(plans, packed, strict=True)), arrays.job.batch
         for place, chain in enumerate(kernel.chains):
-            own, between = {name: [each[place]] for name, each in added.items()}, x
+            own, between, number = {name: [each[place]] for name, each in added.items()}, x, 0
             while number < len(chain):
-                plan, weights = next(rest_of)
-                at, number = number, number + len(plan.kernel.factors)
-                is_last = number == len(chain)
-                if plan.kernel.job != CHAIN and kernel.out_layout and at == chain.turn:
+                plan, weights = next(launches)
+                if plan.kernel.job != CHAIN and kernel.out_layout and number == chain.turn:
                     between = self._turned(between)
-                to = self.ys[place] if is_last else between.new_empty(_shape(plan, arrays.job.batch))
+                number, features = number + len(plan.kernel.factors), plan.kernel.pattern.out_features
+                shape = (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)
+                to = between.new_empty(shape) if number < len(chain) else self.ys[place]
                 self._add(device, plan, weights, between, [to], own)
                 between = to
-            number = 0
 
     def __call__(self) -> list[Tensor]:
         for step in self._steps:
@@ -298,11 +296,6 @@ class _Calls:
         self._steps.append(Call(plan, plan.arguments(operands), None, ys, None, after, tuple(tensors.values())))
 
 
-def _shape(plan: Plan, batch: int) -> tuple[int, int]:
-    features = plan.kernel.pattern.out_features
-    return (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)
-
-
 # ---- theirs
 
 
@@ -320,7 +313,6 @@ def _theirs(job: LayerJob, device: Device, name: str) -> Contender:
 
     def prepare(arrays: LayerArrays) -> Ready:
         product = baseline.prepare(arrays)
-
         return by_calls(lambda number: product(arrays.sets[number]), where.type == "cuda")
 
     chains = job.layer.chains

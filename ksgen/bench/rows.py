@@ -8,7 +8,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, get_type_hints
 
 from ksgen.bench.log import MOST_BYTES_OF_FILE, Contender, Facts, read_log
@@ -114,14 +114,15 @@ def row_of(contender: Contender) -> Row:
     others = [each["others_share"] for each in contender.measurements if each.get("others_share") is not None]
     others_share = median(others) if others else None
     on_processors = facts.get("runtime") in PROCESSOR_RUNTIMES  # else a GPU's clock counts, and the host's load is not in it
+    quartiles = quantiles(times, n=4, method="inclusive") if len(times) > 1 else 3 * times or [None] * 3
     middle = median(times) if times else None
     derived: Facts = {
         "measurements": len(times),
         "runs": max((each["runs"] for each in contender.measurements if "us" in each), default=0),
         "median_us": middle,
         "fastest_us": times[0] if times else None,
-        "quartile1_us": _quantile(times, 0.25),
-        "quartile3_us": _quantile(times, 0.75),
+        "quartile1_us": quartiles[0],
+        "quartile3_us": quartiles[2],
         "slowest_us": times[-1] if times else None,
         "others_share": others_share,
         "doubt": doubt(times, others if on_processors else ()),
@@ -226,13 +227,3 @@ def absent(name: str) -> Any:
 
 def _shown(value: Any) -> Any:
     return "" if value is None else repr(value) if isinstance(value, float) else value
-
-
-def _quantile(ordered: list[float], share: float) -> float | None:
-    """Linear interpolation between the two nearest."""
-    if not ordered:
-        return None
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -1,4 +1,4 @@
-"""The report's tables, with the paper's numbers beside them. Only text: pages, Markdown and terminals show the same tables."""
+"""The report's tables, compared with the paper's numbers. Only text: pages, Markdown and terminals show the same tables."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -197,7 +197,7 @@ def rewriting(results: Results) -> Table:
 
 
 def families(results: Results) -> Table:
-    """Our families, beside each other and beside PyTorch; no rows where all is of one."""
+    """Compare our families with each other and with PyTorch; no rows if all are of one."""
     names = list(dict.fromkeys(row.by for row in results.rows if row.implementation == OURS and row.family and row.counts))
     lines = []
     for name, layout in product(names, LAYOUTS) if len(names) > 1 else ():

@@ -123,7 +123,6 @@ def test_what_has_no_room_says_so() -> None:
 
 
 def test_tiles_that_are_not_chosen_by_default_are_contenders_too(native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside what launchers take, with the constants of a processor with tiles."""
     tiles = replace(limits_of(native), tiles=("bf16",))
     monkeypatch.setattr(layers, "limits_of", lambda device: tiles)
     job = LayerJob(Layer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 1568)
