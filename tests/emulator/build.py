@@ -191,10 +191,11 @@ def _place_dynamic_shared(text: str) -> str:
 
 def _refuse_shared_in_templates(scratch: Path) -> None:
     """g++ forgets the section of a template's static variable, so that the runtime would not find it."""
-    symbols = subprocess.run(["nm", "-C", "kernel.o"], cwd=scratch, capture_output=True, text=True, check=True).stdout
-    unique = re.findall(r" u (.*)", symbols)
-    if unique:
-        raise SimtError("compile", f"__shared__ in a template, which the emulator cannot do: {', '.join(unique)}")
+    # `nm` takes as long as the assembler: it loads the plugins of compilers. readelf does not.
+    symbols = subprocess.run(["readelf", "-Ws", "kernel.o"], cwd=scratch, capture_output=True, text=True, check=True).stdout
+    if unique := re.findall(r" UNIQUE .* (\S+)", symbols):
+        names = subprocess.run(["c++filt", *unique], capture_output=True, text=True, check=True).stdout.split("\n")
+        raise SimtError("compile", f"__shared__ in a template, which the emulator cannot do: {', '.join(filter(None, names))}")
 
 
 def build_runtime(sanitize: str) -> Path:
