@@ -53,7 +53,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _short_series() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        shorten(patch.setattr, with_searches=True)
+        shorten(patch.setattr)
         yield
 
 

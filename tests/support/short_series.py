@@ -1,6 +1,7 @@
-"""Series of blocks that end early, as tests do not ask how fast a kernel is: on a busy machine each would take its full time.
+"""Series of blocks that end early, and probes of a processor that copy little, as tests do not ask how fast a kernel is: on a busy
+machine each series would take its full time, and each probe half a gigabyte of memory.
 
-`python -m tests.support.short_series` is `python -m ksgen` with such series.
+`python -m tests.support.short_series` is `python -m ksgen` with them. `tests.support.short_probes` is for the children of searches.
 """
 
 import sys
@@ -14,16 +15,22 @@ from ksgen.measure import trust
 SERIES_S = 0.1
 
 
-def shorten(set_attribute: Callable[[Any, str, Any], None], with_searches: bool) -> None:
-    """Shorten the series of commands, and those of searches, whose import takes a quarter of a second."""
+def shorten(set_attribute: Callable[[Any, str, Any], None], with_probes: bool = True, with_searches: bool = True) -> None:
+    """Shorten the series of commands. Importing what probes and searches need takes a quarter of a second each."""
     set_attribute(trust, "MOST_SECONDS", SERIES_S)
+    if with_probes:
+        from ksgen.measure import roofline
+
+        set_attribute(roofline, "PROCESSOR_COPIED_BYTES", 2**24)
     if with_searches:
-        from ksgen.tuning import search
+        from ksgen.tuning import engine, search
 
         set_attribute(search, "FIRST", replace(search.FIRST, seconds=SERIES_S))
         set_attribute(search, "FINAL", replace(search.FINAL, seconds=SERIES_S))
+        worker = engine.Worker
+        set_attribute(engine, "Worker", lambda device, preload, limit_s: worker(device, (*preload, "tests.support.short_probes"), limit_s))
 
 
 if __name__ == "__main__":
-    shorten(setattr, with_searches="tune" in sys.argv)
+    shorten(setattr, with_probes=not {"run", "tune", "bench"}.isdisjoint(sys.argv), with_searches="tune" in sys.argv)
     main()
