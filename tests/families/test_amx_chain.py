@@ -144,7 +144,7 @@ def chains(draw: st.DrawFn) -> tuple[Pattern, ...]:
 
 @pytest.mark.slow
 @pytest.mark.optimized
-@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_any_chain_batch_and_constants(data: st.DataObject) -> None:
     number = st.integers

@@ -73,7 +73,7 @@ def test_the_matrix_holds_all_there_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.optimized
-@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     number = st.integers
@@ -83,6 +83,15 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     constants = replace(constants, pieces=data.draw(number(1, min(9, Shape(kernel, constants).units))))
     for batch in data.draw(st.lists(number(1, 200), min_size=2, max_size=4)):
         agrees(kernel, constants, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.second
+@pytest.mark.optimized
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
+    test_any_pattern_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
 
 
 @pytest.mark.exhaustive

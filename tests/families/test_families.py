@@ -254,12 +254,20 @@ def cases(draw: st.DrawFn, family: str) -> tuple[KernelSpec, Any, int]:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("family", JOB_OF)
-@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_pattern_constants_and_batch(family: str, data: st.DataObject) -> None:
     kernel, constants, batch = data.draw(cases(family))
     assume(batch * kernel.pattern.out_features >= 32)  # a lone sum may cancel, and then be off by anything
     kernels.check(source_of(family, kernel, constants), batch, in_emulator())
+
+
+@pytest.mark.second
+@pytest.mark.parametrize("family", JOB_OF)
+@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_many_patterns_constants_and_batches(family: str, data: st.DataObject) -> None:
+    test_any_pattern_constants_and_batch.hypothesis.inner_test(family, data)  # type: ignore[attr-defined]
 
 
 def test_steps_from_the_default_reach_every_constant() -> None:

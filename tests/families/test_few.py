@@ -94,12 +94,19 @@ def cases(draw: st.DrawFn) -> tuple[KernelSpec, FewConstants, int]:
     return spec, constants, draw(st.integers(1, 40))
 
 
-@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_odd_constants(case: tuple[KernelSpec, FewConstants, int]) -> None:
     """The same cases in each run, so that the emulator's builds of them are found again."""
     spec, constants, batch = case
     kernels.check(source_of("few", spec, constants), batch, in_emulator())
+
+
+@pytest.mark.second
+@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(cases())
+def test_many_odd_constants(case: tuple[KernelSpec, FewConstants, int]) -> None:
+    test_odd_constants.hypothesis.inner_test(case)  # type: ignore[attr-defined]
 
 
 # ---- what is moved

@@ -165,12 +165,19 @@ def cases(draw: st.DrawFn) -> tuple[KernelSpec, FewGroupConstants, int]:
     return kernel, draw(st.sampled_from(space)), draw(st.integers(1, 35))
 
 
-@settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_drawn_groups(case: tuple[KernelSpec, FewGroupConstants, int]) -> None:
     """The same cases in each run, so that the emulator's builds of them are found again."""
     kernel, constants, batch = case
     check_all(source_of(kernel, batch, constants), batch, in_emulator())
+
+
+@pytest.mark.second
+@settings(max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(cases())
+def test_many_drawn_groups(case: tuple[KernelSpec, FewGroupConstants, int]) -> None:
+    test_drawn_groups.hypothesis.inner_test(case)  # type: ignore[attr-defined]
 
 
 # ---- what is moved

@@ -67,12 +67,19 @@ def cases(draw: st.DrawFn) -> tuple[KernelSpec, SimtConstants, int]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_odd_constants(case: tuple[KernelSpec, SimtConstants, int]) -> None:
     """The same cases in each run, so that the emulator's builds of them are found again."""
     spec, constants, batch = case
     kernels.check(source_of("simt", spec, constants), batch, in_emulator())
+
+
+@pytest.mark.second
+@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(cases())
+def test_many_odd_constants(case: tuple[KernelSpec, SimtConstants, int]) -> None:
+    test_odd_constants.hypothesis.inner_test(case)  # type: ignore[attr-defined]
 
 
 BROKEN = [

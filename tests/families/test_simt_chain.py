@@ -129,15 +129,16 @@ def test_inf_and_nan_stay_in_their_blocks(layout: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_tile_of_the_search_space_agrees() -> None:
-    """Of a small chain, in turns over layouts."""
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.second)])
+def test_tiles_of_the_search_space_agree(step: int) -> None:
+    """A small chain agrees with float64 in both layouts, whatever its tiles."""
     patterns = (Pattern(1, 24, 40, 16), Pattern(8, 16, 48, 1))
-    for layout in LAYOUTS:
+    for first, layout in enumerate(LAYOUTS):
         kernel = chain_of(patterns, "float32", layout)
         arrays, found = arrays_of(kernel, 37), list(FAMILY.space(kernel, LIMITS))
         each = {(own.tile_batch, own.tiles): own for own in found}
         assert len(each) > 8
-        for constants in each.values():
+        for constants in list(each.values())[first::step]:
             assert is_right(kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)), constants
 
 
