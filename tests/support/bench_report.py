@@ -28,5 +28,5 @@ FOUR = [
 
 
 def processor_rows() -> list[Row]:
-    found = rows_of(stratified(12), ("float32", "bfloat16"))
+    found = rows_of(stratified(4), ("float32", "bfloat16"))
     return [replace(each, runtime="opencl", batch=6272) for each in found]
