@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 from ksgen.errors import SpecError
@@ -193,12 +194,12 @@ class KernelSpec:
         if accepted := refused_beside(self.weights, self.precision):
             raise SpecError(f"precision={self.precision} with weights={self.weights}; accepted: precision={accepted}")
 
-    @property
+    @cached_property
     def is_quantized(self) -> bool:
         """Whether weights are stored otherwise than Y: in eight bits, or in bfloat16."""
         return self.weights != SAME
 
-    @property
+    @cached_property
     def has_bytes_in(self) -> bool:
         """Whether X is stored in eight bits too."""
         return self.inputs != SAME
@@ -226,12 +227,12 @@ class KernelSpec:
     def is_strided(self) -> bool:
         return self.stride != "dense"
 
-    @property
+    @cached_property
     def factors(self) -> Chain:
         """The factors of the first chain, from the one that X meets first."""
         return self.chains[0]
 
-    @property
+    @cached_property
     def pattern(self) -> Pattern:
         """The last factor of the first chain: the only one, unless it is a layer's kernel."""
         return self.chains[0][-1]
@@ -245,11 +246,11 @@ class KernelSpec:
     def in_features(self) -> int:
         return self.factors.in_features
 
-    @property
+    @cached_property
     def item_bytes(self) -> int:
         return PRECISIONS[self.precision].item_bytes
 
-    @property
+    @cached_property
     def x_item_bytes(self) -> int:
         """Of an element of X: `item_bytes` are those of Y, the bias and the residual."""
         return STORAGES[self.inputs].item_bytes if self.has_bytes_in else self.item_bytes
@@ -264,12 +265,12 @@ class KernelSpec:
         """Of Y, the bias and the residual; and of X, unless that is in eight bits."""
         return PRECISIONS[self.precision].dtype
 
-    @property
+    @cached_property
     def real_bytes(self) -> int:
         """Of a sum."""
         return PRECISIONS[self.precision].real_bytes
 
-    @property
+    @cached_property
     def arithmetic(self) -> Precision:
         """The precision of its products: a gradient may need another than the product it belongs to."""
         return PRECISIONS[gradient_of(self.precision) if self.job == "gradient" else self.precision]

@@ -251,9 +251,10 @@ def test_what_it_serves() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("target", "layout"), list(product(("sm_80", "sm_90a"), LAYOUTS)))
-def test_it_is_chosen_for_few_entries_alone(target: str, layout: str) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.second)])
+def test_it_is_chosen_for_few_entries_alone(count: int, target: str, layout: str) -> None:
     """In float32 and float16, of patterns of every size: always for one entry or never far from it, and never for more than 32."""
-    limits, patterns = cuda_limits(target), stratified(20)
+    limits, patterns = cuda_limits(target), stratified(count)
     for precision in ("float32", "float16"):
         taken = dict.fromkeys((1, 8, 33, 64, 25088), 0)
         for pattern, batch in product(patterns, taken):

@@ -33,10 +33,10 @@ def processor() -> Device:
     return device
 
 
-def stay_within_their_arrays(module: str, timeout: int = 240) -> None:
+def stay_within_their_arrays(module: str, timeout: int = 240, call: str = "run_fenced()") -> None:
     """A module's `run_fenced`, in a process of its own, which one access beyond an array ends."""
     done = subprocess.run(
-        [sys.executable, "-c", f"from {module} import run_fenced; run_fenced()"],
+        [sys.executable, "-c", f"from {module} import run_fenced; {call}"],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
