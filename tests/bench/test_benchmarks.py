@@ -68,9 +68,10 @@ def test_the_probe_of_warpgroups(operand: str) -> None:
 
 
 @pytest.mark.slow
-def test_products_of_rates_are_not_serialised() -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.second)])
+def test_products_of_rates_are_not_serialised(step: int) -> None:
     device_facts = pytest.importorskip("benchmarks.device_facts")
-    for rate in device_facts.RATES:
+    for rate in device_facts.RATES[-1::-step]:
         assert not sass.compiled(rate.text, "rate", "sm_90a").provenance.get("notes"), rate.name
 
 

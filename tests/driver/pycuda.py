@@ -28,7 +28,7 @@ from distutils.ccompiler import CCompiler
 
 CUDA_ROOT, CUDA_INC_DIR, CUDADRV_LIB_DIR = {toolkit!r}, {include!r}, [{library!r}]
 CUDA_ENABLE_CURAND = False
-CXXFLAGS = ["-w", "-O1", "-g0"]
+CXXFLAGS = ["-w", "-O0", "-g0"]
 
 _compile = CCompiler.compile
 

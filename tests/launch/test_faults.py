@@ -314,6 +314,7 @@ except KsgenError as error:
 # ---- caches
 
 
+@pytest.mark.exhaustive
 @on_both
 def test_cold_warm_and_damaged_caches(runtime: str, tmp_path: Path) -> None:
     cold = {"KSGEN_CACHE_DIR": str(tmp_path / "cache")}
@@ -329,6 +330,7 @@ def test_cold_warm_and_damaged_caches(runtime: str, tmp_path: Path) -> None:
     assert script("multiply()", runtime, **cold) == ["right"]
 
 
+@pytest.mark.exhaustive
 @on_both
 def test_a_bundle_is_all_that_a_machine_needs(runtime: str, tmp_path: Path) -> None:
     spec, bundle = tmp_path / "one.yaml", tmp_path / "one.ksb"
