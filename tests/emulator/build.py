@@ -93,7 +93,8 @@ def build(source: str, entry: str, sanitize: str) -> tuple[Path, int]:
     return folder / "kernel", entries.index(entry)
 
 
-def find_lines(executable: Path, addresses: Sequence[int]) -> dict[int, list[int]]:
+@functools.cache  # a kernel's launches ask for the same ones
+def find_lines(executable: Path, addresses: tuple[int, ...]) -> dict[int, list[int]]:
     """For each address of code, its line of the emitted text and those it was inlined into, innermost first."""
     if not addresses:
         return {}

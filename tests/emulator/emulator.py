@@ -236,7 +236,7 @@ def _judge(executable: Path, report: dict[str, Any], suspect: bool) -> None:
     A suspect report names two addresses, which may be one call of the text that the compiler wrote twice: no error.
     """
     numbers, places = re.compile(r"\{(\d+)\}"), re.compile(r"(?:\{\d+\})+")
-    lines = find_lines(executable, [int(number) for number in numbers.findall(report["place"] + report["message"])])
+    lines = find_lines(executable, tuple(map(int, numbers.findall(report["place"] + report["message"]))))
 
     def trace(place: str) -> tuple[int, ...]:
         return tuple(line for address in numbers.findall(place) for line in lines[int(address)])

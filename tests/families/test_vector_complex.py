@@ -14,7 +14,10 @@ from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.measure.test_verify import needs_opencl
+from tests.support.hasty import compiles_hastily
 from tests.support.program import needs_device
+
+__all__ = ["compiles_hastily"]  # which pytest finds by its name
 
 COMPLEX = ("complex64", "complex128")
 PATTERNS = [(6, 16, 16, 1), (1, 24, 12, 2), (3, 4, 4, 4), (2, 3, 5, 3), (1, 5, 7, 37), (2, 2, 2, 64), (9, 2, 2, 1)]

@@ -23,10 +23,10 @@ def shorten(set_attribute: Callable[[Any, str, Any], None], with_probes: bool = 
 
         set_attribute(roofline, "PROCESSOR_COPIED_BYTES", 2**24)
     if with_searches:
-        from ksgen.tuning import engine, search
+        from ksgen.tuning import engine, noise, search
 
-        set_attribute(search, "FIRST", replace(search.FIRST, seconds=SERIES_S))
-        set_attribute(search, "FINAL", replace(search.FINAL, seconds=SERIES_S))
+        for module, runs in ((search, "FIRST"), (search, "FINAL"), (noise, "RUNS")):
+            set_attribute(module, runs, replace(getattr(module, runs), seconds=SERIES_S))
         worker = engine.Worker
         set_attribute(engine, "Worker", lambda device, preload, limit_s: worker(device, (*preload, "tests.support.short_probes"), limit_s))
 

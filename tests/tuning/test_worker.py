@@ -14,7 +14,7 @@ from ksgen.errors import DeviceError, ToolchainError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.simt import SimtConstants
 from ksgen.measure import verify
-from ksgen.measure.trust import HOPELESS_BLOCKS, LEAST_SECONDS
+from ksgen.measure.trust import HOPELESS_BLOCKS, LEAST_SECONDS, Blocks
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning import worker as child
@@ -118,7 +118,8 @@ def test_candidates_that_stay_loaded_share_one_workspace(monkeypatch: pytest.Mon
     job = Job(KernelSpec(Pattern(1, 16, 8, 2), "float16", batch=40), 40)
     monkeypatch.setattr(child, "find_device", lambda name: gpu)
     monkeypatch.setattr(child, "render", render)
-    monkeypatch.setattr(verify, "time_launches", lambda device, launches, runs, warmup: [launches() or 1.0 for _ in range(runs)])
+    monkeypatch.setattr(verify, "time_launches", lambda device, launches, runs, warmup: [launches() or 1.0])
+    monkeypatch.setattr(child, "take_blocks", lambda timers, *_: [Blocks((timer(),)) for timer in timers])
     entries: list[Any] = []
     for constants in islice(family.space(job.kernel, cuda_limits("sm_90a")), 3):
         source = render(job.kernel, constants, family=family.name)
