@@ -14,6 +14,7 @@ from ksgen.build.host import compiler_for, find_host_compiler, host_target
 from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here, processor_features
 from ksgen.build.request import Binary, Request
 from ksgen.errors import ToolchainError
+from tests.support.compilers import hasty
 from tests.support.program import ksgen, needs_compiler
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,11 @@ def test_bundle_is_one_file(spec: Path) -> None:
     assert (spec.parent / "small.ksb").stat().st_size > 1000
 
 
+def unoptimized(folder: Path) -> str:
+    """A value of KSGEN_CXX that compiles bundles in less time."""
+    return shlex.quote(str(hasty(folder, "-O0")))
+
+
 @pytest.fixture
 def sets() -> list[str]:
     """This processor's, the best first."""
@@ -99,7 +105,7 @@ def test_processors_run_a_bundle_without_a_compiler(sets: list[str], tmp_path: P
         pytest.skip("ziglang is found without PATH")
     (tmp_path / "one.yaml").write_text('kernels: ["2,5,5,3", {pattern: "2,5,5,3", precision: bfloat16, batch: 5}]\n')
     best, other = sets[:2]
-    done = ksgen("bundle", "one.yaml", "--arch", f"host,{best},{other}", cwd=tmp_path)
+    done = ksgen("bundle", "one.yaml", "--arch", f"host,{best},{other}", cwd=tmp_path, KSGEN_CXX=unoptimized(tmp_path))
     assert f"of one for host,{best},{other} in one.ksb (" in done.stdout, done.stderr
     bundle = tmp_path / "one.ksb"
     named = {each: INSTRUCTION_SETS[each] for each in sets}
@@ -158,7 +164,7 @@ print("right")
 @pytest.mark.slow
 def test_a_bundle_serves_layers_and_groups_in_one_launch(sets: list[str], tmp_path: Path) -> None:
     (tmp_path / "layers.yaml").write_text(LAYERS)
-    done = ksgen("bundle", "layers.yaml", "--arch", sets[0], cwd=tmp_path)
+    done = ksgen("bundle", "layers.yaml", "--arch", sets[0], cwd=tmp_path, KSGEN_CXX=unoptimized(tmp_path))
     assert f"of layers for {sets[0]} in layers.ksb (" in done.stdout, done.stderr
     command = [sys.executable, "-c", LAYERS_USER, str(tmp_path / "layers.ksb")]
     given = {"KSGEN_NO_COMPILE": "1", "KSGEN_CACHE_DIR": str(tmp_path / "empty"), "KSGEN_DEVICE": "native", "PYTHONPATH": str(ROOT)}
@@ -172,7 +178,7 @@ def test_processors_with_tiles_run_a_bundle_for_them(sets: list[str], tmp_path: 
     if "x86-64-v4-bf16" not in sets:
         pytest.skip("this processor lacks the vectors that such a kernel uses beside tiles")
     (tmp_path / "one.yaml").write_text('kernels: [{pattern: "2,5,5,3", precision: bf16x6, batch: 5}]\n')
-    playing = f"{shlex.join(find_host_compiler().command)} -DEMULATED_TILES"
+    playing = f"{unoptimized(tmp_path)} -DEMULATED_TILES"
     done = ksgen("bundle", "one.yaml", "--arch", "x86-64-v4-amx,x86-64-v4", cwd=tmp_path, KSGEN_CXX=playing)
     assert done.stdout.startswith("2 binaries of one for x86-64-v4-amx,x86-64-v4 in one.ksb ("), done.stderr
     amx, plain = (f"{INSTRUCTION_SETS[name].target} {family}" for name, family in (("x86-64-v4-amx", "amx"), ("x86-64-v4", "vector")))
@@ -212,7 +218,7 @@ def test_and_a_layer_in_one_launch(sets: list[str], tmp_path: Path) -> None:
         pytest.skip("this processor lacks the vectors that such a kernel uses beside tiles")
     layers = "layers: {up: {chain: [[2,5,5,3], [1,4,10,3]], precision: bf16x6, fuse: yes, batch: 64}}\n"
     (tmp_path / "up.yaml").write_text(layers)
-    playing = f"{shlex.join(find_host_compiler().command)} -DEMULATED_TILES"
+    playing = f"{unoptimized(tmp_path)} -DEMULATED_TILES"
     done = ksgen("bundle", "up.yaml", "--arch", "x86-64-v4-amx", cwd=tmp_path, KSGEN_CXX=playing)
     assert "of up for x86-64-v4-amx in up.ksb (" in done.stdout, done.stderr
     given = {"PATH": "/nowhere", "KSGEN_CACHE_DIR": str(tmp_path / "empty"), "KSGEN_DEVICE": "native", "PYTHONPATH": str(ROOT)}
