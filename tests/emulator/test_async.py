@@ -39,7 +39,6 @@ def test_mistake_is_caught(mistake: Mistake, order: str | int) -> None:
     assert re.search(mistake.message, message) or kind == WRONG, message
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("mistake", STRINGS, ids=lambda mistake: mistake.name)
 def test_mistake_in_ptx_is_caught_or_harmless(mistake: Mistake) -> None:
     case = replace(CASES[mistake.case], misspelled=(mistake.right, mistake.wrong))
