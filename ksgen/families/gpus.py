@@ -4,6 +4,7 @@ new target is one row here.
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 
 REGISTERS = 65536  # of a multiprocessor, on every GPU in the table
 
@@ -84,18 +85,24 @@ def gpu_of(target: str) -> Gpu:
     """The row of a target, such as `sm_90a`: without its suffix it lacks what needs that."""
     if target == LEAST:
         return PORTABLE
-    found = re.fullmatch(r"sm_(\d+)([a-z]?)", target)
-    if not found:
+    if not (parsed := _parsed(target)):
         return OLDER
-    number, suffix = int(found[1]), found[2]
+    number, suffix = parsed
     gpu = GPUS.get(number, PORTABLE if number >= 80 else OLDER)
     return gpu if suffix == gpu.suffix else replace(gpu, warpgroups=False)
 
 
+@cache
+def _parsed(target: str) -> tuple[int, str] | None:
+    """The number and the suffix of a CUDA target."""
+    found = re.fullmatch(r"sm_(\d+)([a-z]?)", target)
+    return (int(found[1]), found[2]) if found else None
+
+
 def begins_early(target: str) -> bool:
     """Whether its kernels can wait by themselves for the grid before them: launches then begin while that one ends."""
-    found = re.fullmatch(r"sm_(\d+)[a-z]?", target)
-    return found is not None and int(found[1]) >= FIRST_EARLY
+    parsed = _parsed(target)
+    return parsed is not None and parsed[0] >= FIRST_EARLY
 
 
 def target_of(major: int, minor: int) -> str:

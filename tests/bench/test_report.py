@@ -165,7 +165,7 @@ def test_a_processors_results_are_beside_the_best_of_pytorch() -> None:
 @pytest.mark.slow
 def test_a_machine_is_named_by_a_line_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, titles = tmp_path / "paper.csv", []
-    write_csv(processor_rows(), file)
+    write_csv([each for each in processor_rows() if each.precision == "float32"], file)
     monkeypatch.setattr(report.figures, "sorted_gains", lambda found, device: titles.append(device) or b"")
     for line, device in ((None, "Abacus"), ("An abacus with ten rods\n", "An abacus with ten rods")):
         if line:
