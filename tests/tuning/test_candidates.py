@@ -7,6 +7,7 @@ from ksgen.families.simt import SimtConstants
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from ksgen.tuning.candidates import table_of
 from ksgen.tuning.job import Job
 from ksgen.tuning.model import Machine
 from ksgen.tuning.pool import served_families
@@ -44,3 +45,18 @@ def test_only_trials_of_other_jobs_that_were_timed_are_learned_from() -> None:
     assert pool.others.tolist() == [3.0]
     assert len(pool.points.jobs) == len(pool) + 1
     assert pool.points.jobs[-1] != pool.points.jobs[0]
+
+
+def test_a_row_has_what_was_measured_of_a_candidate_and_nothing_where_nothing_was() -> None:
+    measured = Trial(
+        KERNEL, 392, "d", "simt", CONSTANTS, "t", "measured",
+        median_us=8.0, spread=0.021, runs=20, floor_us=4.0, predicted_us=7.5, registers=64, shared_bytes=2048,
+    )  # fmt: skip
+    pruned = Trial(KERNEL, 392, "d", "simt", replace(CONSTANTS, stages=2), "t", "pruned", "it spills registers")
+    table = table_of([pruned, measured], measured)
+    assert table.titles == ("#", "µs", "spread", "runs", "of floor", "predicted µs", "registers", "shared bytes", "stages", "fate")
+    assert [(row.is_winner, row.cells[:-1]) for row in table.rows] == [
+        (True, ("2", "8", "2.1%", "20", "50%", "7.5", "64", "2048", "3")),
+        (False, ("1", "", "", "", "", "", "", "", "2")),
+    ]
+    assert table.rows[1].cells[-1] == "pruned: it spills registers"
