@@ -37,6 +37,13 @@ def test_the_heuristic(kernel: KernelSpec, backend: str, why: str) -> None:
         raise AssertionError(found.why)
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_only_a_processor_needs_a_runtime_of_its_own(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_has_processor", lambda asked: is_there)
+    found = {kind: choice.has_kernels(torch.device(kind)) for kind in ("cpu", "cuda", "meta")}
+    assert found == {"cpu": is_there, "cuda": True, "meta": False}
+
+
 def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, cuda = KernelSpec(Pattern(6, 64, 64, 1)), torch.device("cuda:0")
     device = SimpleNamespace(kind="cuda", name="Tesla T4", target="sm_75", limits=DeviceLimits(64 * 1024, 1024, 40))
