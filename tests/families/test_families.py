@@ -51,10 +51,13 @@ FEW = {"multiply": ("tiny", "flat", "rest", "aligned"), "gradient": ("flat", "al
 
 
 def in_rings(family: str, precision: str, layout: str, name: str) -> Any:
-    """The quick ring has every pattern in a product's first precision, and in the others a few; a gradient takes two. The rest is later."""
+    """The quick ring has every pattern in a product's first precision, and in the others a few; a gradient takes two. The rest is later.
+    Family and layout are one word of the name, so that the first ring takes each family in each layout.
+    """
     job = JOB_OF[family]
     is_whole = job == "multiply" and precision == FIRST[family]
-    return pytest.param(family, precision, layout, name, marks=[] if is_whole or name in FEW[job] else [pytest.mark.slow])
+    marks = [] if is_whole or name in FEW[job] else [pytest.mark.slow]
+    return pytest.param(family, precision, layout, name, marks=marks, id=f"{family}_{layout}-{precision}-{name}")
 
 
 @pytest.mark.exhaustive
@@ -69,7 +72,11 @@ def test_agrees_with_float64(family: str, precision: str, layout: str, name: str
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
-    ("family", "layout"), dict.fromkeys((family, layout) for family, _, layout in SERVED if JOB_OF[family] == "multiply")
+    ("family", "layout"),
+    [
+        pytest.param(*each, id="_".join(each))  # one word, so that the first ring takes each family in each layout
+        for each in dict.fromkeys((family, layout) for family, _, layout in SERVED if JOB_OF[family] == "multiply")
+    ],
 )
 def test_epilogues(family: str, layout: str, activation: str) -> None:
     """Each activation in one precision, each precision with one or two."""
