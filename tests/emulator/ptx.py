@@ -60,15 +60,22 @@ def _instructions() -> Iterator[tuple[str, Instruction]]:
 
     for registers, letter in (("2", "r,r"), ("4", "r,r,r,r")):
         yield effect(f"st.global.v{registers}.u32", f"[l],{{{letter}}}", "store_words")
-    for size in ("4", "8", "16"):
-        yield memory(f"cp.async.{'cg' if size == '16' else 'ca'}.shared.global", f"[r],[l],{size},r", f"copy_async<{size}>")
+    for hint in ("", ".L2::64B", ".L2::128B", ".L2::256B"):  # bytes that the cache may fetch, which changes no result
+        for cache, function in (("ca", "copy_async<false>"), ("cg", "copy_async<true>")):
+            for given in ("", ",r"):
+                yield memory(f"cp.async.{cache}.shared.global{hint}", f"[r],[l],n{given}", function)
     yield memory("cp.async.commit_group", "", "copy_async_commit")
     yield memory("cp.async.wait_group", "n", "copy_async_wait")
-    yield memory("cp.async.mbarrier.arrive.noinc.shared.b64", "[r]", "copy_async_arrive")
+    yield memory("cp.async.wait_all", "", "copy_async_wait_all")
+    yield memory("cp.async.mbarrier.arrive.noinc.shared.b64", "[r]", "copy_async_arrive<false>")
+    yield memory("cp.async.mbarrier.arrive.shared.b64", "[r]", "copy_async_arrive<true>")
 
     for word in ("", ".trans"):
         transposed = "true" if word else "false"
-        yield memory(f"ldmatrix.sync.aligned.m8n8.x4{word}.shared.b16", "{=r,=r,=r,=r},[r]", f"load_matrices<{transposed}>")
+        for count in (1, 2, 4):
+            results = ",".join(["=r"] * count)
+            for shape in (f"m8n8.x{count}", f"x{count}.m8n8"):  # ptxas takes either order
+                yield memory(f"ldmatrix.sync.aligned.{shape}{word}.shared.b16", f"{{{results}}},[r]", f"load_matrices<{transposed}>")
         yield memory(f"stmatrix.sync.aligned.m8n8.x4{word}.shared.b16", "[r],{r,r,r,r}", f"store_matrices<{transposed}>")
     for kind, k in (("f16", 16), ("bf16", 16), ("tf32", 8), ("e4m3", 32), ("e5m2", 32)):
         operand = f"simt::Operand::{kind.upper()}"
@@ -78,17 +85,22 @@ def _instructions() -> Iterator[tuple[str, Instruction]]:
             opcode = f"wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{kind}.{kind}"
             sums = f"{{{','.join(['=f'] * (columns // 2))}}}"
             flags = ",n" if k == 16 else ""  # operands of 16 bits alone may lie along their rows or columns
-            yield effect(opcode, f"{sums},{{*r,*r,*r,*r}},l,p,1,1{flags}", f"multiply_registers<{operand}>")
-            yield effect(opcode, f"{sums},l,l,p,1,1{flags}{flags}", f"multiply_shared<{operand}>")
+            for adds in ("p", "n"):
+                yield effect(opcode, f"{sums},{{*r,*r,*r,*r}},l,{adds},n,n{flags}", f"multiply_registers<{operand}>")
+                yield effect(opcode, f"{sums},l,l,{adds},n,n{flags}{flags}", f"multiply_shared<{operand}>")
+    halves = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
+    yield effect(halves, "{=r,=r},{r,r,r,r},{r,r},{r,r}", "multiply_to_halves")
     for word in ("fence", "commit_group"):
         yield memory(f"wgmma.{word}.sync.aligned", "", f"wgmma_{word}")
     yield memory("wgmma.wait_group.sync.aligned", "n", "wgmma_wait")
 
     yield memory("mbarrier.init.shared.b64", "[r],r", "mbarrier_init")
     yield memory("mbarrier.arrive.shared.b64", "_,[r]", "mbarrier_arrive")
+    yield memory("mbarrier.arrive.shared.b64", "=l,[r]", "mbarrier_arrive_for")
     yield memory("mbarrier.arrive.expect_tx.shared.b64", "_,[r],r", "mbarrier_arrive")
     yield memory("mbarrier.arrive.shared::cluster.b64", "_,[r]", "mbarrier_arrive_cluster")
     yield memory("mbarrier.try_wait.parity.shared.b64", "=p,[r],r,r", "mbarrier_try_wait")
+    yield memory("mbarrier.try_wait.shared.b64", "=p,[r],l", "mbarrier_try_wait_for")
     yield memory("bar.sync", "r,r", "barrier_sync")
     yield memory("bar.arrive", "r,r", "barrier_arrive")
     yield memory("barrier.cluster.arrive.relaxed.aligned", "", "cluster_arrive<false>")

@@ -63,21 +63,35 @@ __forceinline__ void store_words(unsigned long long to, const unsigned (&words)[
 __forceinline__ void store_words(unsigned long long to, const unsigned (&words)[2]) {
   *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
 }
-template <int BYTES>
+template <bool SKIPS_L1>
+__forceinline__ void copy_async(unsigned to, unsigned long long from, unsigned bytes, unsigned given) {
+  if (bytes != 16 && (SKIPS_L1 || (bytes != 4 && bytes != 8))) {
+    simt::fail("async", "cp.async.%s of %u bytes; accepted are %s", SKIPS_L1 ? "cg" : "ca", bytes, SKIPS_L1 ? "16" : "4, 8 and 16");
+  }
+  simt::copy_async(to, pointer(from), bytes, given);
+}
+template <bool SKIPS_L1>
 __forceinline__ void copy_async(unsigned to, unsigned long long from, unsigned bytes) {
-  simt::copy_async(to, pointer(from), BYTES, bytes);
+  copy_async<SKIPS_L1>(to, from, bytes, bytes);
 }
 __forceinline__ void copy_async_commit() { simt::copy_async_commit(); }
 __forceinline__ void copy_async_wait(unsigned pending) { simt::copy_async_wait(pending); }
-__forceinline__ void copy_async_arrive(unsigned barrier) { simt::copy_async_arrive(barrier); }
+__forceinline__ void copy_async_wait_all() {
+  simt::copy_async_commit();
+  simt::copy_async_wait(0);
+}
+template <bool IS_COUNTED_BESIDES>
+__forceinline__ void copy_async_arrive(unsigned barrier) {
+  simt::copy_async_arrive(barrier, IS_COUNTED_BESIDES);
+}
 
 // ---- matrices
 
-template <bool TRANSPOSED>
-__forceinline__ void load_matrices(unsigned* const (&words)[4], unsigned row) {
-  unsigned found[4];
-  simt::ldmatrix(found, row, TRANSPOSED);
-  for (int i = 0; i < 4; ++i) *words[i] = found[i];
+template <bool TRANSPOSED, int COUNT>
+__forceinline__ void load_matrices(unsigned* const (&words)[COUNT], unsigned row) {
+  unsigned found[COUNT];
+  simt::ldmatrix(found, COUNT, row, TRANSPOSED);
+  for (int i = 0; i < COUNT; ++i) *words[i] = found[i];
 }
 template <bool TRANSPOSED>
 __forceinline__ void store_matrices(unsigned row, const unsigned (&words)[4]) {
@@ -91,6 +105,15 @@ __forceinline__ void multiply_fragments(float* const (&to)[4], const unsigned (&
   for (int i = 0; i < 4; ++i) *to[i] = found[i];
 }
 
+// Sums of 16 bits, two in a word. Assumed: they are added as float32, and rounded once at the end.
+__forceinline__ void multiply_to_halves(unsigned* const (&to)[2], const unsigned (&a)[4], const unsigned (&b)[2],
+                                        const unsigned (&sums)[2]) {
+  float found[4];
+  for (int i = 0; i < 4; ++i) found[i] = simt::half_to_float(sums[i / 2] >> 16 * (i % 2));
+  simt::mma(found, a, b[0], b[1], simt::Operand::F16);
+  for (int i = 0; i < 2; ++i) narrow_f16x2(*to[i], found[2 * i + 1], found[2 * i]);
+}
+
 // wgmma works on registers while the thread goes on: they are an array of the text, whose address it gets.
 template <typename T, int COUNT>
 __forceinline__ T* array_of(const char* name, T* const (&registers)[COUNT]) {
@@ -100,14 +123,19 @@ __forceinline__ T* array_of(const char* name, T* const (&registers)[COUNT]) {
   }
   return registers[0];
 }
+__forceinline__ void refuse_scales(int of_a, int of_b) {
+  if (of_a != 1 || of_b != 1) simt::fail("wgmma", "A times %d and B times %d; the emulator takes 1 alone", of_a, of_b);
+}
 template <simt::Operand KIND, int COUNT>
 __forceinline__ void multiply_shared(float* const (&sums)[COUNT], unsigned long long a, unsigned long long b, bool adds,
-                                     bool transposes_a = false, bool transposes_b = false) {
+                                     int scales_a, int scales_b, bool transposes_a = false, bool transposes_b = false) {
+  refuse_scales(scales_a, scales_b);
   simt::wgmma(array_of("sums", sums), nullptr, a, b, adds, {2 * COUNT, KIND, transposes_a, transposes_b});
 }
 template <simt::Operand KIND, int COUNT>
 __forceinline__ void multiply_registers(float* const (&sums)[COUNT], const unsigned* const (&a)[4], unsigned long long b,
-                                        bool adds, bool transposes_b = false) {
+                                        bool adds, int scales_a, int scales_b, bool transposes_b = false) {
+  refuse_scales(scales_a, scales_b);
   simt::wgmma(array_of("sums", sums), array_of("A", a), 0, b, adds, {2 * COUNT, KIND, false, transposes_b});
 }
 __forceinline__ void wgmma_fence() { simt::wgmma_fence(); }
@@ -125,6 +153,13 @@ __forceinline__ void mbarrier_arrive(unsigned barrier, unsigned bytes = 0) { sim
 __forceinline__ void mbarrier_arrive_cluster(unsigned barrier) { simt::mbarrier_arrive_cluster(barrier); }
 __forceinline__ void mbarrier_try_wait(bool& is_complete, unsigned barrier, unsigned parity, unsigned) {
   is_complete = simt::mbarrier_try_wait(barrier, parity);
+}
+// A phase's token is its number.
+__forceinline__ void mbarrier_arrive_for(unsigned long long& phase, unsigned barrier) {
+  phase = simt::mbarrier_arrive(barrier, 0);
+}
+__forceinline__ void mbarrier_try_wait_for(bool& is_complete, unsigned barrier, unsigned long long phase) {
+  is_complete = simt::mbarrier_try_wait(barrier, phase % 2);
 }
 __forceinline__ void fence_mbarrier_init() { simt::fence_mbarrier_init(); }
 __forceinline__ void fence_proxy_async() { simt::fence_proxy_async(); }

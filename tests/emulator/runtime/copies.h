@@ -13,9 +13,9 @@ namespace simt {
 // Where an mbarrier waits for it, too, whoever comes second only learns that it is done.
 inline void land_copy(const std::shared_ptr<AsyncCopy>& copy, const void* code) {
   if (copy->is_landed) return observe_order(&copy->landed);
-  if (copy->global != nullptr) note_read(copy->global, copy->bytes, code);
+  if (copy->given > 0) note_read(copy->global, copy->given, code);
   note_write(copy->shared, copy->bytes, code);
-  for (int i = 0; i < copy->bytes; ++i) copy->shared[i] = copy->global != nullptr ? copy->global[i] : 0;
+  for (int i = 0; i < copy->bytes; ++i) copy->shared[i] = i < copy->given ? copy->global[i] : 0;
   copy->is_landed = true;
   if (copy.use_count() > 1) signal_order(&copy->landed);
 }
@@ -26,7 +26,7 @@ void copy_async(unsigned shared, const void* source, int bytes, unsigned given) 
   const void* const destination = pointer_to(shared);
   const bool valid = given != 0;
   if (shared >= CLUSTER_WINDOW) fail("cluster", "copy_async_%d by an address of the cluster's: it takes the block's own ones alone", bytes);
-  if (valid && given != unsigned(bytes)) fail("async", "copy_async_%d of %u bytes: all of them or none are accepted", bytes, given);
+  if (given > unsigned(bytes)) fail("async", "copy_async_%d of %u bytes: up to %d are accepted", bytes, given, bytes);
   if (reinterpret_cast<uintptr_t>(destination) % bytes != 0) {
     fail("misaligned", "copy_async_%d to %s", bytes, describe(destination).c_str());
   }
@@ -38,14 +38,14 @@ void copy_async(unsigned shared, const void* source, int bytes, unsigned given) 
     fail("misaligned", "copy_async_%d from %s", bytes, describe(source).c_str());
   }
   if (valid) check_has_waited("copy_async");
-  if (valid && !is_in_a_buffer(source, bytes)) {
+  if (valid && !is_in_a_buffer(source, given)) {
     fail("out-of-bounds", "copy_async_%d from %s", bytes, describe(source).c_str());
   }
   unsigned char* const to = pointer_to(shared);
   const auto from = static_cast<const unsigned char*>(source);
   note_write(to, bytes, thread.code);
   fill_nan(to, bytes);
-  thread.copies.push_back(std::make_shared<AsyncCopy>(AsyncCopy{to, valid ? from : nullptr, bytes, thread.committed}));
+  thread.copies.push_back(std::make_shared<AsyncCopy>(AsyncCopy{to, from, bytes, int(given), thread.committed}));
   count_copy(to, valid ? from : nullptr, bytes);
 }
 

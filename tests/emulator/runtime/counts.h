@@ -155,7 +155,7 @@ void count_matrices(const unsigned char* const* rows, bool is_store) {
 void count_copies_in_flight() {
   const Thread& thread = *scheduler.current();
   long bytes = 0;
-  for (const auto& copy : thread.copies) bytes += copy->is_landed || copy->global == nullptr ? 0 : copy->bytes;
+  for (const auto& copy : thread.copies) bytes += copy->is_landed ? 0 : copy->given;
   long& most = counts_of(*thread.block).copies_in_flight[thread.number];
   most = std::max(most, bytes);
 }

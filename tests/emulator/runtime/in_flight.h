@@ -15,8 +15,9 @@ namespace simt {
 // Its thread waits for it, or an mbarrier does, or both: the first of them lands it.
 struct AsyncCopy {
   unsigned char* shared;
-  const unsigned char* global;  // null: fill with zeros
+  const unsigned char* global;
   int bytes;
+  int given;  // zeros from there on
   int group;
   bool is_landed = false;
   Token landed = {};

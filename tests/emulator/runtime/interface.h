@@ -30,10 +30,10 @@ struct Exchange {
 const Exchange& exchange(const char* what, unsigned mask, const void* value, int bytes, bool orders_memory);
 int lane();
 
-void copy_async(unsigned shared, const void* global, int bytes, unsigned given);  // all bytes are given, or none
+void copy_async(unsigned shared, const void* global, int bytes, unsigned given);  // zeros from `given` bytes on
 void copy_async_commit();
 void copy_async_wait(int pending);
-void copy_async_arrive(unsigned barrier);
+void copy_async_arrive(unsigned barrier, bool is_counted_besides);  // the count of arrivals grows by this one
 
 // Addresses of the shared window, as PTX takes them.
 unsigned shared_address(const void* pointer);
@@ -43,13 +43,13 @@ void* dynamic_shared();
 // What the operands of matrix instructions are, 32 bits or two 16-bit ones a register.
 enum class Operand : unsigned char { F32, TF32, F16, BF16, E4M3, E5M2 };
 
-void ldmatrix(unsigned* words, unsigned row, bool transposed);
+void ldmatrix(unsigned* words, int count, unsigned row, bool transposed);
 void stmatrix(unsigned row, const unsigned* words, bool transposed);
 void mma(float* sums, const unsigned* a, unsigned b0, unsigned b1, Operand kind);
 
 void mbarrier_init(unsigned barrier, unsigned arrivals);
 void fence_mbarrier_init();
-void mbarrier_arrive(unsigned barrier, unsigned bytes);  // and expect that many bytes
+unsigned mbarrier_arrive(unsigned barrier, unsigned bytes);  // and expect that many bytes. The phase that it counts for
 void mbarrier_arrive_cluster(unsigned barrier);         // which may be another block's
 bool mbarrier_try_wait(unsigned barrier, unsigned parity);  // which may give up
 

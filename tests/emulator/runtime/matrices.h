@@ -19,18 +19,19 @@ inline unsigned char* element_in_matrix(const unsigned char* const* rows, int ma
   return const_cast<unsigned char*>(rows[8 * matrix + row]) + 2 * column;
 }
 
-inline void meet_with_rows(const char* what, unsigned row, const unsigned char* (&rows)[32]) {
-  const unsigned char* const own = own_bytes_at(what, row, 16, 16);
+// Of `count` matrices: the address of a later lane is not looked at.
+inline void meet_with_rows(const char* what, unsigned row, int count, const unsigned char* (&rows)[32]) {
+  const unsigned char* const own = lane() < 8 * count ? own_bytes_at(what, row, 16, 16) : nullptr;
   const Exchange& all = scheduler.meet(what, ALL_LANES, &own, sizeof(own), false);
   for (int i = 0; i < 32; ++i) memcpy(&rows[i], all.values[i], sizeof(own));
 }
 
-void ldmatrix(unsigned* words, unsigned row, bool transposed) {
+void ldmatrix(unsigned* words, int count, unsigned row, bool transposed) {
   const Call call;
   const unsigned char* rows[32];
-  meet_with_rows("ldmatrix", row, rows);
+  meet_with_rows("ldmatrix", row, count, rows);
   if (lane() == 0) count_matrices(rows, false);
-  for (int matrix = 0; matrix < 4; ++matrix) {
+  for (int matrix = 0; matrix < count; ++matrix) {
     words[matrix] = 0;
     for (int which = 0; which < 2; ++which) {
       const unsigned char* from = element_in_matrix(rows, matrix, lane(), which, transposed);
@@ -43,7 +44,7 @@ void ldmatrix(unsigned* words, unsigned row, bool transposed) {
 void stmatrix(unsigned row, const unsigned* words, bool transposed) {
   const Call call;
   const unsigned char* rows[32];
-  meet_with_rows("stmatrix", row, rows);
+  meet_with_rows("stmatrix", row, 4, rows);
   if (lane() == 0) count_matrices(rows, true);
   for (int matrix = 0; matrix < 4; ++matrix) {
     for (int which = 0; which < 2; ++which) {

@@ -92,9 +92,12 @@ void fence_mbarrier_init() {
   signal_order(&scheduler.cluster_barrier().tokens[scheduler.cluster_barrier().turn]);
 }
 
-void mbarrier_arrive(unsigned address, unsigned bytes) {
+unsigned mbarrier_arrive(unsigned address, unsigned bytes) {
   const Call call;
-  arrive_at("mbarrier_arrive", find_own_mbarrier("mbarrier_arrive", address), bytes);
+  Mbarrier& barrier = find_own_mbarrier("mbarrier_arrive", address);
+  const unsigned phase = barrier.phase;
+  arrive_at("mbarrier_arrive", barrier, bytes);
+  return phase;
 }
 
 void mbarrier_arrive_cluster(unsigned address) {
@@ -124,10 +127,11 @@ bool mbarrier_try_wait(unsigned address, unsigned parity) {
 }
 
 // Arrives when the thread's copies so far have landed, which it may wait for besides.
-void copy_async_arrive(unsigned address) {
+void copy_async_arrive(unsigned address, bool is_counted_besides) {
   const Call call;
   Thread& thread = *scheduler.current();
   Mbarrier& barrier = find_own_mbarrier("copy_async_arrive", address);
+  if (is_counted_besides) ++barrier.pending;
   forget_landed(thread);
   count_copies_in_flight();
   engine.start("copy_async_arrive", thread, [&barrier, &thread, copies = thread.copies] {

@@ -82,9 +82,15 @@ PRODUCTS = [
 
 COPIES = [
     Mistake("never zeros", "copies", "[%0], [%1], 16, %2;", "[%0], [%1], 16, 16;", WRONG),
-    Mistake("half of the bytes", "copies", "[%0], [%1], 8, %2;", "[%0], [%1], 8, 4;", "async", "copy_async_8 of 4 bytes"),
+    Mistake("half of the bytes", "copies", "[%0], [%1], 8, %2;", "[%0], [%1], 8, 4;", WRONG),
+    Mistake("16 bytes through both caches", "copies", "cp.async.cg", "cp.async.ca", NOTHING),
     Mistake(
-        "16 bytes through both caches", "copies", "cp.async.cg", "cp.async.ca", REFUSED, r"it takes \[r\],\[l\],4,r or \[r\],\[l\],8,r"
+        "8 bytes through one cache",
+        "copies",
+        "cp.async.ca.shared.global [%0], [%1], 8",
+        "cp.async.cg.shared.global [%0], [%1], 8",
+        "async",
+        "cp.async.cg of 8 bytes",
     ),
     Mistake("places exchanged", "copies", "[%0], [%1], 4, %2;", "[%1], [%0], 4, %2;", REFUSED, r"the operands are \[l\],\[r\],n,r"),
     Mistake("size of another copy", "copies", "[%0], [%1], 8, %2;", "[%0], [%1], 4, %2;", "async", "copy_async_4 of 8 bytes"),
@@ -93,9 +99,7 @@ COPIES = [
     Mistake("wait for all", "copies", "cp.async.wait_group %0;", "cp.async.wait_group 0;", NOTHING),
     Mistake("words exchanged", "copies", "{ %1, %2, %3, %4}", "{ %2, %1, %3, %4}", WRONG),
     Mistake("words of a pair exchanged", "copies", "v2.u32 [%0], { %1, %2}", "v2.u32 [%0], { %2, %1}", WRONG),
-    Mistake(
-        "arrival that is counted besides", "arrivals", "arrive.noinc.shared", "arrive.shared", REFUSED, "cp.async.mbarrier.arrive.shared"
-    ),
+    Mistake("arrival that is counted besides", "arrivals", "arrive.noinc.shared", "arrive.shared", "deadlock", "mbarrier_wait"),
     Mistake(
         "arrival at another barrier", "arrivals", 'b64 [%0];" ::"r"(barrier)', 'b64 [%0];" ::"r"(barrier + 8)', "mbarrier|out-of-bounds"
     ),
