@@ -80,6 +80,19 @@ extern "C" __global__ void product(const float* a, const float* b, float* y) {
 }
 """
 
+LOADS = """
+extern "C" __global__ void loads(const float* x, float* y) {
+    __shared__ float s[32];
+    s[threadIdx.x] = x[threadIdx.x];
+    __syncwarp();
+    const size_t wide = __cvta_generic_to_shared(s + 31 - threadIdx.x);
+    float first, second;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(first) : "l"(wide) : "memory");
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(second) : "r"(at(s + threadIdx.x)) : "memory");
+    y[threadIdx.x] = first - second;
+}
+"""
+
 TOKENS = """
 extern "C" __global__ void tokens(const unsigned* x, unsigned* y) {
     __shared__ unsigned s[64];
@@ -175,6 +188,12 @@ def test_products_that_subtract_are_refused() -> None:
         run_cuda(source(PRODUCT, ADDS=1, SCALE=-1), "product", 1, 128, 2304, [a, b, y])
 
 
+def test_shared_memory_is_read_by_addresses_of_either_width() -> None:
+    x, y = integers(1, LANES), np.full(LANES, np.nan, np.float32)
+    run_cuda(source(LOADS), "loads", 1, LANES, 0, [x, y])
+    np.testing.assert_array_equal(y, x[::-1] - x)
+
+
 @pytest.mark.parametrize("order", ["forward", "reverse", 1])
 def test_phases_are_waited_for_by_their_tokens(order: str | int) -> None:
     x, y = np.arange(192, dtype=np.uint32).reshape(3, 64), np.zeros((3, 64), np.uint32)
@@ -198,9 +217,10 @@ def test_copies_that_arrive_are_needed_before_a_phase_ends() -> None:
         (source(MATRICES), "matrices", "sm_80"),
         (source(HALVES), "halves", "sm_80"),
         (source(PRODUCT, ADDS=1, SCALE=1), "product", "sm_90a"),
+        (source(LOADS), "loads", "sm_80"),
         (source(TOKENS), "tokens", "sm_90a"),
     ],
-    ids=["copies", "matrices", "halves", "product", "tokens"],
+    ids=["copies", "matrices", "halves", "product", "loads", "tokens"],
 )
 def test_nvcc_takes_the_text(kernel: str, entry: str, target: str) -> None:
     assert build(kernel, entry, target).data

@@ -37,6 +37,7 @@ VARIANTS = [
     Variant(
         "nothing to wait for where a launch does not begin early", "grids", "    wait_for_previous_grid();", "    ", launch={"early": False}
     ),
+    Variant("a fence of the proxies shows the barriers too", "ring", "fence_mbarrier_init();", "fence_proxy_async();"),
     Variant(
         "copies to both blocks by their addresses",
         "cluster",

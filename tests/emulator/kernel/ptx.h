@@ -10,6 +10,7 @@ __forceinline__ unsigned r(unsigned value) { return value; }
 __forceinline__ unsigned r(int value) { return value; }
 template <typename T> unsigned long long l(T) = delete;
 template <typename T> __forceinline__ unsigned long long l(T* value) { return reinterpret_cast<unsigned long long>(value); }
+__forceinline__ unsigned long long l(unsigned long value) { return value; }
 __forceinline__ unsigned long long l(unsigned long long value) { return value; }
 __forceinline__ unsigned long long l(long long value) { return value; }
 template <typename T> unsigned short h(T) = delete;
@@ -63,6 +64,8 @@ __forceinline__ void store_words(unsigned long long to, const unsigned (&words)[
 __forceinline__ void store_words(unsigned long long to, const unsigned (&words)[2]) {
   *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
 }
+__forceinline__ void load_shared(float& to, unsigned from) { to = *static_cast<const float*>(simt::shared_pointer(from)); }
+__forceinline__ void load_shared(float& to, unsigned long long from) { load_shared(to, unsigned(from)); }
 template <bool SKIPS_L1>
 __forceinline__ void copy_async(unsigned to, unsigned long long from, unsigned bytes, unsigned given) {
   if (bytes != 16 && (SKIPS_L1 || (bytes != 4 && bytes != 8))) {

@@ -32,7 +32,7 @@ inline BlockTarget find_target(const char* what, const Block& block, const BulkT
   refuse_static(what, to);
   Mbarrier& barrier = find_mbarrier(what, cluster_bytes_at(what, window + target.barrier % CLUSTER_WINDOW, 8, 8));
   if (!barrier.is_fenced) {
-    fail("mbarrier", "%s on a barrier that no fence_mbarrier_init has shown to the asynchronous proxy", what);
+    fail("mbarrier", "%s on a barrier that no fence_mbarrier_init has shown to the asynchronous proxy, and no fence_proxy_async", what);
   }
   if (const unsigned char* written = block.shared->find_unpublished(to, target.bytes)) {
     fail("proxy", "%s writes over %s, which a thread wrote with no fence_proxy_async since", what,

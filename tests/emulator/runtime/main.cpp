@@ -64,6 +64,7 @@ void* dynamic_shared() { return scheduler.block().shared->data(); }
 void fence_proxy_async() {
   const Call call;
   scheduler.block().shared->publish();
+  show_own_mbarriers();
   show_to_proxy(&scheduler.current()->shown_to_proxy);
 }
 

@@ -84,11 +84,16 @@ void mbarrier_init(unsigned address, unsigned arrivals) {
   barrier.initialiser = scheduler.current();
 }
 
-void fence_mbarrier_init() {
-  const Call call;
+// Shows the engine the barriers that the thread has initialised, which are writes to shared memory like any other.
+inline void show_own_mbarriers() {
   for (auto& entry : mbarriers) {
     if (entry.second.initialiser == scheduler.current()) entry.second.is_fenced = true;
   }
+}
+
+void fence_mbarrier_init() {
+  const Call call;
+  show_own_mbarriers();
   signal_order(&scheduler.cluster_barrier().tokens[scheduler.cluster_barrier().turn]);
 }
 
