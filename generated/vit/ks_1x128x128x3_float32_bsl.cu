@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 6f0b52b7, spec 972405b4
+// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 024eda7b, spec 972405b4
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -232,18 +232,20 @@ DEVICE int x_run(const int round) {
 
 // ---- load: from global to shared memory
 DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in, const bool wide) {
-    UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p)
+    UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p) {
         UNROLL for (int q = 0; q < X_RUN_ROUNDS; ++q) {
             const int line = x_line(p);
             const int run = x_run(q);
             if (X_LINES % X_LINE_STEP != 0 && line >= X_LINES) continue;
-            const stored* address = from + p * X_LINE_STEP * next_line + x_next_runs(run, q);
+            const stored* address = from + x_next_runs(run, q);
             if (X_VECTOR > 1 && wide)
                 copy_async_16(to + x_place(line, run), address, x_inside(tile, first_in, line, run));
             else
                 UNROLL for (int e = 0; e < X_VECTOR; ++e)
                     copy_element(to + x_place(line, run + e), address + e, x_inside(tile, first_in, line, run + e));
         }
+        from += X_LINE_STEP * next_line;  // a multiple of it for each round would take twice the instructions
+    }
 }
 DEVICE void copy_weights(real* to, const real* from) {
     UNROLL for (int q = 0; q < W_ROUNDS; ++q) {

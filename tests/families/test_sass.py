@@ -186,6 +186,20 @@ def test_a_main_loop_has_the_instructions_that_the_cost_model_counts(family: str
         assert f"instructions per product in the main loop; accepted: the cost model's {modelled:.2f}, by a factor of at most 1.25" in fault
 
 
+@pytest.mark.parametrize(
+    ("pattern", "layout", "least"),
+    [(Pattern(1, 48, 48, 4), "bsf", 0.77), (Pattern(24, 192, 192, 4), "bsl", 0.875)],
+    ids=str,
+)
+def test_addresses_of_copies_take_a_step_for_each_round(pattern: Pattern, layout: str, least: float) -> None:
+    """By multiples of the pitch, multiply-adds are 0.73 and 0.87 of the main loop's instructions."""
+    sass.needed_disassembler()
+    kernel = KernelSpec(pattern, "float32", layout)
+    source = render(kernel, FAMILIES["simt"].default(kernel, cuda_limits("sm_90a")), family="simt")
+    loop = sass.main_loop(sass.listing_of(sass.compiled(source.text, source.entry, "sm_90a").data), source.entry)
+    assert sass.count(loop, "FFMA") / loop.total() >= least, loop
+
+
 # what is added to Y: in loads as wide as its stores, and a bias alone in bsl, where it is one for many; through shared memory
 # where Y leaves as boxes
 ADDED = [
