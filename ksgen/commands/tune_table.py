@@ -91,8 +91,8 @@ def _caption(running: Sequence["Progress"]) -> str:
 
 
 def name_of(job: "Job") -> str:
-    """The kernel, and the batch where it serves no other."""
-    return job.kernel.told_short + ("" if job.kernel.batch is None else f" batch {job.kernel.batch}")
+    """Name of the kernel, with the batch if it serves no other."""
+    return job.kernel.short_description + ("" if job.kernel.batch is None else f" batch {job.kernel.batch}")
 
 
 def clock(seconds: float | None) -> str:
@@ -115,12 +115,12 @@ def share(trial: "Trial") -> str:
 
 def summary(trial: "Trial") -> str:
     part = share(trial)
-    said = f"in doubt: {trial.note}, " if trial.note else f"{part} of the floor, " if part else ""
+    said = f"unreliable: {trial.note}, " if trial.note else f"{part} of the floor, " if part else ""
     return f"{time_us(trial)} us, {said}{trial.family}: {trial.constants}"
 
 
 def figures(tuned: "Tuned") -> dict[str, object]:
-    """For `--json`."""
+    """Facts of a result for `--json`."""
     from ksgen.measure.roofline import share_of_floor
 
     best, default = tuned.best, tuned.default

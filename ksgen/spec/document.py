@@ -1,4 +1,4 @@
-"""A spec as a user has it: a YAML file, or its text. Never renders."""
+"""Loads a spec from a YAML file or from YAML text. Never renders."""
 
 import re
 from dataclasses import replace
@@ -14,7 +14,7 @@ MOST_BYTES_OF_FILE = 2**22
 
 
 def load(path: str | Path) -> Spec:
-    """The spec in a YAML file; `SpecError` names the file, and the line and key if it is their fault."""
+    """Load the spec in a YAML file; a `SpecError` names the file, and the line and key if they are wrong."""
     try:
         path = Path(path)
     except TypeError:
@@ -34,7 +34,7 @@ def load(path: str | Path) -> Spec:
 
 
 def parse(text: str, file: str = "<text>") -> Spec:
-    """The spec in a YAML text; messages call it `file`, and its stem names the spec."""
+    """Parse a spec from YAML text; messages call it `file`, and the file's stem names the spec."""
     from ksgen.spec.reader import read_spec  # imports PyYAML, which only this function needs
 
     title = Path(file).stem

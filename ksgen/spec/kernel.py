@@ -1,4 +1,4 @@
-"""What one kernel is: pattern, precision, layout, epilogue, batch and job. Never how it is computed: families decide."""
+"""Describes one kernel: pattern, precision, layout, epilogue, batch and job. Families decide how it is computed."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits
 
 
 def activations_of(precision: str) -> tuple[str, ...]:
-    """Those that are defined for its numbers."""
+    """Activations that are defined for the numbers of a precision."""
     return ("none",) if PRECISIONS[precision].is_complex else ACTIVATIONS
 
 
 def hint(value: object, accepted: Collection[str]) -> str:
-    """The end of a message about a word that is none of the accepted ones."""
+    """End of a message about a word that is not accepted."""
     word = value if isinstance(value, str) else excerpt(value)
     known = named_otherwise(word.lower())
     close = [known] if known in accepted else get_close_matches(word[:100], accepted, n=1)
@@ -41,13 +41,13 @@ def is_word(value: object, accepted: Collection[str]) -> bool:
 
 
 def check_word(name: str, value: object, accepted: Collection[str]) -> None:
-    """Raise `SpecError` on what is none of the accepted words."""
+    """Raise `SpecError` unless the value is one of the accepted words."""
     if not is_word(value, accepted):
         raise SpecError(f"{name}={excerpt(value)}; {hint(value, accepted)}")
 
 
 def checked_batch(batch: object, or_else: str = "") -> int:
-    """A number of batch entries; `SpecError` on anything else."""
+    """A batch size as an int; `SpecError` on anything else."""
     count = whole_number(batch)
     if count is None or not 1 <= count <= MOST_BYTES:
         raise SpecError(f"batch={excerpt(batch)}; accepted: a whole number from 1 up{or_else}")
@@ -56,7 +56,7 @@ def checked_batch(batch: object, or_else: str = "") -> int:
 
 @dataclass(frozen=True, order=True)
 class Epilogue:
-    """What happens to a sum before it is stored: + bias, activation, + residual."""
+    """Steps applied to a sum before it is stored: + bias, activation, + residual."""
 
     bias: bool = False
     activation: str = "none"
@@ -70,32 +70,32 @@ class Epilogue:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What it does, in order, such as `("bias", "gelu")`."""
+        """Names of the steps in order, such as `("bias", "gelu")`."""
         steps = (("bias", self.bias), (self.activation, self.activation != "none"), ("residual", self.residual))
         return tuple(word for word, is_wanted in steps if is_wanted)
 
 
-class _Told:
-    """Options that go without saying where they are as usual."""
+class _DescribesChanges:
+    """Options that are described only where they differ from their defaults."""
 
     @property
     def told(self) -> dict[str, Any]:
-        """The options that are not as usual, by name."""
+        """Options that differ from their defaults, by name."""
         return {name: value for name, value in vars(self).items() if value != getattr(type(self), name)}
 
 
 @dataclass(frozen=True)
-class LayerOptions(_Told):
-    """What a layer is besides its factors and the options of its kernels."""
+class LayerOptions(_DescribesChanges):
+    """Options of a layer as a whole, in addition to its factors and its kernels' options."""
 
     between: str = "none"  # the activation of each factor but the last
-    out_layout: str | None = None  # of what it gives, where it is not that of X
+    out_layout: str | None = None  # layout of the layer's output, if it differs from X's
     fuse: str = "auto"
 
 
 @dataclass(frozen=True)
-class StatedOptions(_Told):
-    """What a spec states of a launcher's calls: options unless a call names others, and the operands that it must have."""
+class StatedOptions(_DescribesChanges):
+    """Options and operands that a spec states for a launcher's calls; a call may name other options."""
 
     layout: str = "bsf"
     precision: str | None = None  # None: that of the arrays
@@ -140,7 +140,7 @@ class KernelSpec:
     job: str = "multiply"
     stride: str = "dense"
     between: str = "none"  # the activation of every factor of a chain but the last
-    out_layout: str | None = None  # of what a chain gives, where it is another one than X has
+    out_layout: str | None = None  # layout of a chain's output, if it differs from X's
     weights: str = SAME  # how they are stored: as Y is, in eight bits and with a scale for each output, or in bfloat16
     inputs: str = SAME  # how X is stored: as Y is, or in eight bits as the weights that meet it are, whose scales take in that of X
 
@@ -166,7 +166,7 @@ class KernelSpec:
         check_word("inputs", self.inputs, INPUTS)
         self._check_weights()
         if any(chain.in_features != self.in_features for chain in self.chains):
-            raise SpecError(f"chains {', '.join(map(str, self.chains))} beside each other; accepted: those that take as many features")
+            raise SpecError(f"chains {', '.join(map(str, self.chains))} of a group; accepted: chains with as many input features")
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
         for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
@@ -184,7 +184,7 @@ class KernelSpec:
 
     def _check_weights(self) -> None:
         if self.job == "gradient" and self.has_bytes_in:
-            raise SpecError(f"job=gradient with inputs={self.inputs}; accepted: inputs=same, as weights are trained on x as it is")
+            raise SpecError(f"job=gradient with inputs={self.inputs}; accepted: inputs=same, as training needs x unquantized")
         if self.inputs not in (SAME, self.weights):
             raise SpecError(f"inputs={self.inputs} with weights={self.weights}; accepted: inputs=same, or as weights are stored")
         if not self.is_quantized:
@@ -196,7 +196,7 @@ class KernelSpec:
 
     @cached_property
     def is_quantized(self) -> bool:
-        """Whether weights are stored otherwise than Y: in eight bits, or in bfloat16."""
+        """Whether weights are stored in another type than Y: in eight bits, or in bfloat16."""
         return self.weights != SAME
 
     @cached_property
@@ -206,7 +206,8 @@ class KernelSpec:
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """What is stored otherwise than Y, in words of its name: nothing, weights, or X too."""
+        """Words of the kernel's name for operands stored in another type than Y: the weights' storage, then
+        "inputs"."""
         return (*((self.weights,) if self.is_quantized else ()), *(("inputs",) if self.has_bytes_in else ()))
 
     @property
@@ -218,9 +219,11 @@ class KernelSpec:
         return layout_word(self.layout, self.out_layout)
 
     @property
-    def told_short(self) -> str:
-        """`1,192,48,2 float32 bsf`, of a layer `6,64,64,1 then 1,768,192,2 ...`, of a group `..., beside ...`; with the epilogue or another
-        job, but without a batch."""
+    def short_description(self) -> str:
+        """Chains, precision, layout and epilogue or job, without a batch.
+
+        One factor is `1,192,48,2 float32 bsf`, a layer `6,64,64,1 then 1,768,192,2 ...`, a group `..., beside ...`.
+        """
         return " ".join((", beside ".join(map(str, self.chains)), self.precision, *self.stored, self.layout_word, *self.words))
 
     @property
@@ -229,12 +232,12 @@ class KernelSpec:
 
     @cached_property
     def factors(self) -> Chain:
-        """The factors of the first chain, from the one that X meets first."""
+        """Factors of the first chain, the one that multiplies X first."""
         return self.chains[0]
 
     @cached_property
     def pattern(self) -> Pattern:
-        """The last factor of the first chain: the only one, unless it is a layer's kernel."""
+        """Last factor of the first chain; the only factor, except in a layer's kernel."""
         return self.chains[0][-1]
 
     @property
@@ -252,32 +255,33 @@ class KernelSpec:
 
     @cached_property
     def x_item_bytes(self) -> int:
-        """Of an element of X: `item_bytes` are those of Y, the bias and the residual."""
+        """Bytes per element of X; `item_bytes` holds for Y, the bias and the residual."""
         return STORAGES[self.inputs].item_bytes if self.has_bytes_in else self.item_bytes
 
     @property
     def weight_item_bytes(self) -> int:
-        """Of a weight, as it is given."""
+        """Bytes per weight as the caller passes it, before packing."""
         return STORED[self.weights].item_bytes if self.is_quantized else self.item_bytes
 
     @property
     def dtype(self) -> str:
-        """Of Y, the bias and the residual; and of X, unless that is in eight bits."""
+        """Type of Y, the bias and the residual, and of X unless X is stored in eight bits."""
         return PRECISIONS[self.precision].dtype
 
     @cached_property
     def real_bytes(self) -> int:
-        """Of a sum."""
+        """Bytes per real accumulator element."""
         return PRECISIONS[self.precision].real_bytes
 
     @cached_property
     def arithmetic(self) -> Precision:
-        """The precision of its products: a gradient may need another than the product it belongs to."""
+        """Precision of the products; a gradient may use another one than the product it belongs to."""
         return PRECISIONS[gradient_of(self.precision) if self.job == "gradient" else self.precision]
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What it does besides a plain product: an activation between factors, the steps of its epilogue, on slices, or another job."""
+        """Words of the kernel's name for everything but a plain product: activation between factors, epilogue, slices,
+        job."""
         return (self.job,) if self.job == "gradient" else (*self._activated, *self.epilogue.words, *self._sliced)
 
     @property
@@ -290,7 +294,7 @@ class KernelSpec:
 
     @property
     def name(self) -> str:
-        """What names its file, its entry point and its log lines, such as `ks_6x64x64x1_float32_bsf`."""
+        """Name of the kernel's file, entry point and log lines, such as `ks_6x64x64x1_float32_bsf`."""
         batch = () if self.batch is None else (f"batch{self.batch}",)
         job = (self.job,) if self.job == "gradient" else ()
         patterns = "_and_".join("_".join(pattern.name for pattern in chain) for chain in self.chains)
@@ -299,14 +303,14 @@ class KernelSpec:
 
     @property
     def told(self) -> dict[str, Any]:
-        """Its fields as plain values; what was added since the first specs goes without saying where it is usual."""
+        """Fields as plain values; fields newer than the first specs are left out while they have their defaults."""
         usual = {"stride": "dense", "between": "none", "out_layout": None, "weights": SAME, "inputs": SAME}
         options = {name: value for name, value in asdict(self).items() if name != "chains" and (name not in usual or value != usual[name])}
         return chains_as_json(self.chains, asdict) | options
 
     @property
     def digest(self) -> str:
-        """Eight hex digits over every field; the usual job goes without saying."""
+        """Eight hex digits over every field; the default job is left out."""
         told = {name: value for name, value in self.told.items() if (name, value) != ("job", "multiply")}
         canonical = json.dumps(told, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
@@ -316,13 +320,13 @@ class KernelSpec:
         return 2 * PRECISIONS[self.precision].multiply_adds * batch * sum(chain.weight_count for chain in self.chains)
 
     def bytes(self, batch: int) -> int:
-        """What must cross memory: X, Y (or its gradient), the weights and the residual, each once."""
+        """Bytes that must cross memory: X, Y (or its gradient), the weights and the residual, each once."""
         outputs = (2 if self.epilogue.residual else 1) * sum(chain.out_features for chain in self.chains)
         return batch * (self.x_item_bytes * self.in_features + self.item_bytes * outputs) + self.weight_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Of the weights of all factors, and of their scales."""
+        """Bytes of all factors' weights and their scales."""
         count = sum(chain.weight_count for chain in self.chains)
         if not self.is_quantized:
             return self.item_bytes * count
@@ -330,19 +334,22 @@ class KernelSpec:
 
     @property
     def scales_begin(self) -> int:
-        """Bytes from the first of a factor's values to its scales, as they are given to a kernel that packs them."""
+        """Offset in bytes of a factor's scales behind its values, in the operand that a packing kernel reads."""
         return scales_begin(self.pattern.weight_count, self.weight_item_bytes)
 
 
 def chains_as_json(chains: Sequence[Chain], pattern_as_json: Callable[[Pattern], Any]) -> dict[str, Any]:
-    """The fields of files that hold chains: the last `pattern` of the first one, those `before` it, and the chains `beside` it."""
+    """Fields of files that hold chains.
+
+    `pattern` is the last one of the first chain, `before` the earlier ones, and `beside` the other chains.
+    """
     *before, last = map(pattern_as_json, chains[0])
     beside = [list(map(pattern_as_json, chain)) for chain in chains[1:]]
     return {"pattern": last} | ({"before": before} if before else {}) | ({"beside": beside} if beside else {})
 
 
 def chains_from_json(fields: Mapping[str, Any], read: Callable[[Any], Pattern]) -> tuple[Chain, ...]:
-    """Reads what `chains_as_json` gives."""
+    """Chains from the fields that `chains_as_json` returns."""
     first = (*fields.get("before", ()), fields["pattern"])
     return tuple(Chain(tuple(map(read, chain))) for chain in (first, *fields.get("beside", ())))
 
@@ -353,7 +360,7 @@ def is_turned(layout: str, out_layout: str | None) -> bool:
 
 
 def is_layer(chains: Sequence[Chain], layout: str, out_layout: str | None) -> bool:
-    """Whether there is more than one factor, or one that gives another layout than it takes."""
+    """Whether there are several factors, or one whose Y has another layout than its X."""
     return sum(map(len, chains)) > 1 or is_turned(layout, out_layout)
 
 
@@ -363,6 +370,7 @@ def layout_word(layout: str, out_layout: str | None) -> str:
 
 
 def layer_launch(chains: Sequence[Chain], precision: str, layout: str, epilogue: Epilogue, **options: Any) -> KernelSpec:
-    """One launch of all, as launchers mostly ask for it: a group's outputs lie beside each other in one array, so that they are slices."""
+    """Kernel for all chains in one launch, as launchers usually ask for it. A group's outputs share one array, so they
+    are slices."""
     stride = "any" if len(chains) > 1 else "dense"
     return KernelSpec(tuple(chains), precision, layout, epilogue, stride=stride, **options)

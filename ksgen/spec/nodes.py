@@ -24,7 +24,7 @@ _PLAIN_KEY = re.compile(r"\w{1,60}", re.ASCII)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node stands: `key` leads to it from the root, as in `layers.up.chain[1]`."""
+    """Position of a node: file, line, and the key path from the root, such as `layers.up.chain[1]`."""
 
     file: str
     line: int
@@ -81,7 +81,7 @@ Node = Scalar | Items | Pairs
 
 
 def read_nodes(text: str, file: str) -> Node:
-    """The text's root node; an empty text is an empty scalar."""
+    """Parse YAML text and return its root node; an empty text is an empty scalar."""
     start = Place(file, 1)
     if len(text) > MOST_CHARACTERS:
         raise start.error(f"{len(text)} characters; accepted: at most {MOST_CHARACTERS}")

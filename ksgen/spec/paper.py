@@ -1,4 +1,4 @@
-"""The patterns of the paper's benchmark, and the few of them that stand for all. Never the precisions or layouts to try them in."""
+"""Patterns of the paper's benchmark, and a small representative sample of them. Leaves out precisions and layouts."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -19,7 +19,8 @@ _BANDS = (40, 64, 100, 200)  # where bands of bc/(b + c) end; a last one lies be
 
 
 def paper_patterns(batch: int = BATCH) -> list[Pattern]:
-    """Two sweeps, over d with a = 1 and over a, of blocks that are square or 4 to 1: those that fit 32-bit indices."""
+    """Patterns of two sweeps: over d with a = 1, and over a. Blocks are square or 4 to 1, and arrays fit 32-bit
+    indices."""
     blocks = [(b, c) for b, c in product(_SIDES, _SIDES) if b == c or b == 4 * c or c == 4 * b]
     kept = [block for block in blocks if block not in _LEFT_OUT]
     over_d = [Pattern(1, b, c, d) for (b, c), d in product(blocks, _COUNTS)]
@@ -32,10 +33,10 @@ def _most_elements(pattern: Pattern, batch: int) -> int:
 
 
 def stratified(n: int) -> list[Pattern]:
-    """The n patterns that tell most about all of them, the most telling first: a fixed order, begun anew by every n.
+    """The n patterns that represent all of them best, the most representative first. The order is the same for every n.
 
-    Each is the one whose classes are covered least by those before it. A class of more patterns counts for more, but
-    only as the square root of their number, so that the rare ones come early too; the paper's order breaks ties.
+    Each pattern is the one whose classes are covered least by the patterns before it. A larger class counts for more,
+    but only as the square root of its size, so that rare classes come early too. The paper's order breaks ties.
     """
     return list(_stratified(n))
 

@@ -1,4 +1,4 @@
-"""All that is known of each precision, one record each. A new compute precision is one record here, its template and its tests."""
+"""Defines every precision in one record. A new compute precision is one record here, its template and its tests."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ SUMS_ROUNDOFF = 2.0**-24  # of float32, in which everything but float64 is summe
 
 @dataclass(frozen=True)
 class Operand:
-    """What a matrix instruction multiplies."""
+    """Operand type of a matrix instruction."""
 
     name: str  # in PTX's words
     item_bytes: int
@@ -27,7 +27,7 @@ OPERANDS = {each.name: each for each in (F16, BF16, TF32, E4M3, E5M2)}
 
 @dataclass(frozen=True)
 class TileProducts:
-    """How a processor's matrix tiles multiply what is stored."""
+    """Products of a processor's matrix tiles for a stored type."""
 
     operand: Operand
     parts: int = 1  # that each operand is split into
@@ -60,7 +60,7 @@ class Precision:
     name: str
     dtype: str  # NumPy's name of how X, Y and the weights are stored; bfloat16 is ml_dtypes'
     item_bytes: int
-    unit_roundoff: float  # of what is stored, or of the operands where they are rounded more
+    unit_roundoff: float  # of the stored type, or of the operands if they are rounded more
     operand: Operand | None = None  # what tensor cores multiply; None: they have no such products
     parts: int = 1  # that each operand is split into
     products: int = 1  # of tensor cores, that stand for one
@@ -69,29 +69,29 @@ class Precision:
     gradient: str = ""  # the precision of its gradients; empty: its own
     tiles: TileProducts | None = None  # of a processor; None: they have no such products
     families: tuple[str, ...] = ()  # of kernels that it asks for, where they serve it, whether measured or not
-    is_complex: bool = False  # whether a number is two real ones beside each other
+    is_complex: bool = False  # whether a number is a pair of real ones
     of_parts: str = ""  # how tensor cores multiply these two: a precision of real numbers
     range_note: str = ""  # which numbers it takes, where they are fewer than what is stored can hold
     aliases: tuple[str, ...] = ()  # what other libraries call it
 
     @property
     def real_bytes(self) -> int:
-        """Of a sum."""
+        """Bytes per real accumulator element."""
         return max(4, self.item_bytes)
 
     @property
     def sums(self) -> str:
-        """The type of a sum, or of either half of a complex one."""
+        """Type of the accumulator, or of either half of a complex one."""
         return "float64" if self.item_bytes // self.halves == 8 else "float32"
 
     @property
     def halves(self) -> int:
-        """Real numbers that one is."""
+        """Real numbers per number: 2 if complex."""
         return 2 if self.is_complex else 1
 
     @property
     def multiply_adds(self) -> int:
-        """Of real numbers, that one product takes."""
+        """Real multiply-adds per product."""
         return self.halves**2
 
     @property
@@ -137,12 +137,12 @@ PRECISIONS = {
 
 
 def part_of(precision: Precision) -> str:
-    """C's word for either half of a complex number."""
+    """C type of either half of a complex number."""
     return "double" if precision.sums == "float64" else "float"
 
 
 def stored_types() -> tuple[str, ...]:
-    """The types of arrays, each once."""
+    """Distinct array dtypes of all precisions."""
     return tuple(dict.fromkeys(each.dtype for each in PRECISIONS.values()))
 
 
@@ -157,10 +157,10 @@ def on_tiles() -> tuple[str, ...]:
 
 
 def gradient_of(name: str) -> str:
-    """The precision in which gradients of that one are computed."""
+    """Precision in which gradients of the given one are computed."""
     return PRECISIONS[name].gradient or name
 
 
 def named_otherwise(word: str) -> str | None:
-    """The precision that other libraries call so."""
+    """Precision that other libraries know by this name."""
     return next((name for name, each in PRECISIONS.items() if word in each.aliases), None)

@@ -40,7 +40,7 @@ _PATTERN_SETS = {"paper": paper_patterns}
 
 @dataclass(frozen=True)
 class Options:
-    """What multiplies out: there is a kernel for each combination."""
+    """Options of an entry; there is one kernel per combination of their values."""
 
     precision: tuple[str, ...] = ("float32",)
     layout: tuple[str, ...] = ("bsf",)
@@ -62,7 +62,7 @@ class Options:
             yield KernelSpec(pattern, precision, layout, epilogue, batch, stride=stride, weights=weights, inputs=inputs)
 
     def values(self, name: str) -> tuple[Any, ...]:
-        """The values of an option that its kernels have."""
+        """Values of one option."""
         if name in ("weights", "inputs"):
             return tuple(zip(*self._stored, strict=True))[name == "inputs"]
         found: tuple[Any, ...] = getattr(self, name)
@@ -70,13 +70,13 @@ class Options:
 
     @property
     def _stored(self) -> list[tuple[str, str]]:
-        """How weights are stored and how X is: in eight bits as they are, where that is among `inputs`."""
+        """Pairs of storages for weights and X. X in eight bits is stored as its weights are."""
         if lone := [each for each in self.inputs if each not in (SAME, *self.weights)]:
             raise SpecError(f"inputs={lone[0]} with weights={', '.join(self.weights)}; accepted: inputs as weights are stored, or same")
         return [(weights, inputs) for weights in self.weights for inputs in self.inputs if inputs in (SAME, weights)]
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
-        """What training needs besides: the gradient of the weights, and that of X, which the transposed pattern multiplies."""
+        """Kernels that training adds: the weights' gradient, and the transposed pattern for X's gradient."""
         if True in self.gradients:
             if quantized := [each for each in self.weights if each != SAME]:
                 raise SpecError(f"gradients=true with weights={quantized[0]}; accepted: weights: same, which alone are trained")
@@ -88,13 +88,13 @@ class Options:
         return replace(self, bias=(False,), activation=("none",), residual=(False,))
 
     def between_factors(self) -> "Options":
-        """Of a factor whose X and Y are a layer's own: dense, and X is not in eight bits."""
+        """Options for factors that read or write an intermediate: dense, with X not in eight bits."""
         return replace(self.without_epilogue(), stride=("dense",), inputs=(SAME,))
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one entry asks for."""
+    """One kernel entry of a spec: a pattern with options."""
 
     place: Place
     pattern: Pattern
@@ -110,11 +110,11 @@ class _Layer:
     chains: tuple[Chain, ...]
     is_group: bool
     options: Options  # of its kernels
-    besides: LayerOptions
+    layer: LayerOptions
 
 
 def read_spec(text: str, file: str, name: str) -> Spec:
-    """The spec of that name in a text of that file: every kernel once, in the order of the text."""
+    """Build the spec of that name from YAML text: every kernel once, in the order of the text."""
     root = read_nodes(text, file)
     sections = _pairs(root, f"a mapping with {', '.join(_SECTIONS)}")
     sections.check_keys(_SECTIONS)
@@ -131,7 +131,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
         elif section == "layers":
             for title, entry in _pairs(node, "a mapping of layer names to chains").pairs.items():
                 layers[title] = own = _layer(title, entry, defaults)
-                requests += [each for chain in own.chains for each in _factors(own.place, chain, own.options, own.besides)]
+                requests += [each for chain in own.chains for each in _factors(own.place, chain, own.options, own.layer)]
         elif section == "patterns":
             patterns = _PATTERN_SETS[_word(node, _PATTERN_SETS)]()
             requests += [Request(node.place, pattern, defaults) for pattern in patterns]
@@ -147,7 +147,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
         kernels,
         {title: each.chains[0] for title, each in layers.items() if not each.is_group},
         {title: each.chains for title, each in layers.items() if each.is_group},
-        {title: each.besides for title, each in layers.items()},
+        {title: each.layer for title, each in layers.items()},
         launches,
         {title: tuple(each.options.kernels(each.chains[0][-1])) for title, each in layers.items()},
         {**{title: _stated([each.options]) for title, each in layers.items()}, **_stated_of_patterns(requests)},
@@ -156,7 +156,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
 
 
 def _collect(requests: list[Request]) -> tuple[tuple[KernelSpec, ...], dict[KernelSpec, Place | None]]:
-    """Every kernel once, and where its batch stands."""
+    """Map every distinct kernel to the place of its batch."""
     kernels: dict[KernelSpec, Place | None] = {}
     listed: dict[KernelSpec, Place] = {}
     for count, (request, kernel) in enumerate(_multiply_out(requests)):
@@ -217,7 +217,8 @@ def _group(name: str, node: Node) -> tuple[Chain, ...]:
 
 
 def _factors(place: Place, chain: Chain, options: Options, of_layer: LayerOptions) -> Iterator[Request]:
-    """The epilogue is the layer's, so that only the last factor has it. Slices are what the first one reads and the last one writes."""
+    """Requests of a chain's factors. Only the last factor has the epilogue; the first reads and the last writes
+    slices."""
     *before, last = chain
     turn = chain.turn  # looks at all factors
     for number, pattern in enumerate(before):
@@ -229,13 +230,13 @@ def _factors(place: Place, chain: Chain, options: Options, of_layer: LayerOption
 
 
 def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
-    """All factors in one, with the options of the last one: none where each is to be launched by itself, or there is only one."""
+    """Kernels of all factors in one launch, with the last factor's options. Empty for `fuse: no` or a single factor."""
     found: list[KernelSpec] = []
-    chains, besides = layer.chains, layer.besides
+    chains, of_layer = layer.chains, layer.layer
     with _blaming(layer.place):
-        for last in layer.options.kernels(chains[0][-1]) if besides.fuse != "no" else ():
-            if is_layer(chains, last.layout, besides.out_layout):
-                own: dict[str, Any] = {"between": besides.between, "out_layout": besides.out_layout}
+        for last in layer.options.kernels(chains[0][-1]) if of_layer.fuse != "no" else ():
+            if is_layer(chains, last.layout, of_layer.out_layout):
+                own: dict[str, Any] = {"between": of_layer.between, "out_layout": of_layer.out_layout}
                 own |= {"weights": last.weights, "inputs": last.inputs}
                 whole = KernelSpec(tuple(chains), last.precision, last.layout, last.epilogue, stride=last.stride, **own)
                 found.append(replace(whole, batch=last.batch))
@@ -243,7 +244,7 @@ def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
 
 
 def _stated_of_patterns(requests: list[Request]) -> dict[str | Pattern, StatedOptions]:
-    """What all entries state that ask for a pattern. One that only gradients ask for has no epilogue."""
+    """Options that all entries with a pattern agree on. A pattern used only for gradients has no epilogue."""
     asked: dict[Pattern, list[Options]] = {}
     backward: dict[Pattern, list[Options]] = {}
     for request in requests:
@@ -254,7 +255,7 @@ def _stated_of_patterns(requests: list[Request]) -> dict[str | Pattern, StatedOp
 
 
 def _stated(entries: list[Options]) -> StatedOptions:
-    """The options of which all entries have the same one value: of several, a call chooses."""
+    """Options for which all entries have the same single value; otherwise the call chooses."""
     found = {each.name: {value for entry in entries for value in entry.values(each.name)} for each in fields(StatedOptions)}
     if not all(entry.names_precision for entry in entries):
         del found["precision"]
@@ -352,7 +353,7 @@ def _pairs(node: Node, accepted: str) -> Pairs:
 
 @contextmanager
 def _blaming(place: Place) -> Iterator[None]:
-    """Says where the pattern, chain or kernel stands that cannot be."""
+    """Report errors of a pattern, chain or kernel with its place in the text."""
     try:
         yield
     except (PatternError, SpecError) as error:

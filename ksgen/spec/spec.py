@@ -28,12 +28,12 @@ class Spec:
 
     @property
     def chains_of(self) -> dict[str, tuple[Chain, ...]]:
-        """Of each layer one, of each group all."""
+        """Chains by name: one per layer, several per group."""
         return {name: (chain,) for name, chain in self.layers.items()} | dict(self.groups)
 
     def options_of(self, layer: str) -> LayerOptions:
         return self.options.get(layer, LayerOptions())
 
     def stated_of(self, launcher: str | Pattern) -> StatedOptions:
-        """What the spec states of a layer or group, by name, or of a pattern."""
+        """Options that the spec states for a layer or group, by name, or for a pattern."""
         return self.stated.get(launcher, StatedOptions())

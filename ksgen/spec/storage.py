@@ -1,5 +1,7 @@
-"""All that is known of how weights are stored otherwise than Y, one record each: in eight bits with scales, or in bfloat16. A new way is
-one record here, and its blocks in the dictionaries of templates (`widen_value`, `widen_values`, `load_weights`, each for its `variant`).
+"""Defines how weights are stored in another type than Y, one record each: in eight bits with scales, or in bfloat16.
+
+A new storage is one record here, and its blocks in the snippet libraries of templates (`widen_value`, `widen_values`,
+`load_weights`, each for its `variant`).
 """
 
 from dataclasses import dataclass
@@ -14,8 +16,11 @@ ALIGNMENT = 16  # bytes; where the scales begin, behind the values
 
 @dataclass(frozen=True)
 class Storage:
-    """Weights as values, of which each is multiplied by a scale. Sums are scaled, not weights. In eight bits X may be stored so too, as
-    its weights are: with one scale for all of it, which the weights' scales are multiplied by. In two bytes every scale is 1."""
+    """Storage of weights as values times scales. Kernels scale the sums, not the weights.
+
+    In eight bits, X may be stored like its weights, with one scale that is multiplied into theirs. In two bytes, every
+    scale is 1.
+    """
 
     name: str
     dtype: str  # of arrays that hold values: NumPy's name, or ml_dtypes'
@@ -26,17 +31,17 @@ class Storage:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether values need scales to stand for all weights."""
+        """Whether values are multiplied by scales."""
         return self.item_bytes == 1
 
     @property
     def variant(self) -> str:
-        """Of the words of templates; a precision's are named like the precision."""
+        """Variant of template blocks for this storage."""
         return f"{self.name}_weights" if self.name in PRECISIONS else self.name
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Of arrays of x that are taken for such values: their own, or the bits of them."""
+        """Array dtypes accepted for x: the storage type, or uint8 holding its bits."""
         return self.dtype, BITS
 
 
@@ -48,8 +53,8 @@ STORAGES = {
         Storage("e5m2", "float8_e5m2", 57344, 2, -14),
     )
 }
-BFLOAT16 = Storage("bfloat16", "bfloat16", 2.0**127 * (2 - 2.0**-7), 7, -126, 2)  # beside float32: values are weights, rounded
-STORED = STORAGES | {BFLOAT16.name: BFLOAT16}  # those in eight bits, and beside them
+BFLOAT16 = Storage("bfloat16", "bfloat16", 2.0**127 * (2 - 2.0**-7), 7, -126, 2)  # with X in float32: values are rounded weights
+STORED = STORAGES | {BFLOAT16.name: BFLOAT16}  # storages in eight bits, and bfloat16
 WEIGHTS = (SAME, *STORED)
 INPUTS = (SAME, *STORAGES)
 
@@ -58,7 +63,7 @@ BYTE_TYPES = (*(each.dtype for each in STORAGES.values()), BITS)
 
 
 def element_bytes(dtype: str) -> int:
-    """Of an element of such arrays: of a precision, or in eight bits."""
+    """Bytes per element of an array of a precision, or of eight bits."""
     return 1 if dtype in BYTE_TYPES else PRECISIONS[dtype].item_bytes
 
 
@@ -66,18 +71,17 @@ _BESIDE_BYTES = tuple(name for name, each in PRECISIONS.items() if name == each.
 
 
 def taken_beside(storage: str | None = None) -> tuple[str, ...]:
-    """The precisions of X that weights so stored, or in eight bits, are multiplied in: what is stored as it is multiplied, with sums in
-    float32; beside two bytes float32 alone, which has more."""
+    """Precisions of X for weights in this storage: with float32 sums. bfloat16 weights take float32 alone."""
     return _BESIDE_BYTES if storage is None or STORED[storage].is_scaled else ("float32",)
 
 
 def refused_beside(storage: str, precision: str) -> str | None:
-    """Which X is accepted beside weights so stored, in words, where that precision's is not."""
+    """Accepted precisions of X for weights in this storage, in words; None if the given one is accepted."""
     if precision in (accepted := taken_beside(storage)):
         return None
     return ", ".join(accepted) + (f", or weights that are {precision} as x is" if storage == precision else "")
 
 
 def scales_begin(weight_count: int, item_bytes: int = 1) -> int:
-    """Bytes in front of the scales, where values and scales lie in one piece of memory."""
+    """Offset of the scales behind the values, in bytes, where both share one array."""
     return -(-weight_count * item_bytes // ALIGNMENT) * ALIGNMENT

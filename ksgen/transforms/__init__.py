@@ -5,7 +5,8 @@
     y = transforms.dft(360)(x)  # as numpy.fft.fft(x), in ksgen's kernels
     transforms.dft(360).chain  # 1,20,20,18 then 20,18,18,1
 
-Called on arrays of NumPy, CuPy or PyTorch. docs/transforms.md says what each is, and in which order its chain leaves what it computes.
+Called on arrays of NumPy, CuPy or PyTorch. docs/transforms.md says what each is, and in which order its chain leaves
+what it computes.
 """
 
 import numpy as np
@@ -19,12 +20,12 @@ from ksgen.transforms.windowed import of_windows, to_windows
 
 __all__ = ["RADIX", "Transform", "daubechies", "dct", "dft", "haar", "hadamard", "hartley", "irdft", "rdft"]
 
-RADIX = 32  # the largest that is made of several primes, where none is asked for
+RADIX = 32  # largest product of several primes, unless the caller names another
 
 
 @made_again
 def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
-    """`numpy.fft.fft`, or `ifft`. One step of indexing puts the chain's outputs, whose digits are reversed, in order."""
+    """`numpy.fft.fft`, or `ifft`. One gather puts the chain's outputs, whose digits are reversed, in order."""
     found = radices(checked_size(n), checked_radix(radix))
     name = "idft" if checked_inverse(inverse) else "dft"
     return Transform(f"{name}({n})", butterfly(found, name), factors.fourier(found, inverse), digits=found)
@@ -32,19 +33,21 @@ def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
 
 @made_again
 def rdft(n: int, *, radix: int = RADIX) -> Transform:
-    """`numpy.fft.rfft`: n // 2 + 1 frequencies of real numbers. For an even n by a chain of half the size, on neighbours as one number."""
+    """`numpy.fft.rfft`: n // 2 + 1 frequencies of real numbers. An even n takes a chain of half the size on pairs of
+    neighbours."""
     return of_real(f"rdft({n})", checked_size(n), lambda size: dft(size, radix=radix))
 
 
 @made_again
 def irdft(n: int, *, radix: int = RADIX) -> Transform:
-    """`numpy.fft.irfft(y, n)`: real numbers from n // 2 + 1 frequencies. For an even n by a chain of half the size."""
+    """`numpy.fft.irfft(y, n)`: real numbers from n // 2 + 1 frequencies. An even n takes a chain of half the size."""
     return to_real(f"irdft({n})", checked_size(n), lambda size: dft(size, inverse=True, radix=radix))
 
 
 @made_again
 def dct(n: int, *, radix: int = RADIX) -> Transform:
-    """`scipy.fft.dct(x, type=2)`: a real Fourier transform of x in another order, and one multiplication of each frequency."""
+    """`scipy.fft.dct(x, type=2)`: a real Fourier transform of x in another order, and one multiplication of each
+    frequency."""
     return of_cosines(f"dct({n})", n, rdft(n, radix=radix))
 
 
@@ -63,7 +66,8 @@ def hadamard(n: int, *, radix: int = RADIX) -> Transform:
 
 @made_again
 def haar(n: int) -> Transform:
-    """The orthonormal Haar wavelets: the mean's coefficient, then those of each level from the coarsest on. Of real or complex numbers."""
+    """Orthonormal Haar wavelets of real or complex numbers: the mean's coefficient, then each level from the coarsest
+    on."""
     levels = checked_size(n, primes=(2,)).bit_length() - 1
     patterns = [Pattern(1 << levels - level - 1, 2, 2, 1 << level) for level in range(levels)] or [Pattern(1, 1, 1, 1)]
     steps = [np.arange(1 << level, n, 2 << level) for level in reversed(range(levels))]
@@ -73,8 +77,11 @@ def haar(n: int) -> Transform:
 
 @made_again
 def daubechies(n: int, *, taps: int = 4, levels: int | None = None, inverse: bool = False, radix: int = RADIX) -> Transform:
-    """`pywt.wavedec(x, f"db{taps // 2}", "periodization", levels)`, joined: the means, then each level from the coarsest on; or
-    `pywt.waverec`. The chain is the factor of the finest levels, with windows of up to `radix` entries; the others are further ones."""
+    """`pywt.wavedec(x, f"db{taps // 2}", "periodization", levels)`, joined: means, then levels from the coarsest on.
+
+    With `inverse=True` it is `pywt.waverec`. The chain is the factor of the finest levels, with windows of up to
+    `radix` entries. Coarser levels are further transforms.
+    """
     taps, inverse = wavelets.checked_taps(taps), checked_inverse(inverse)
     size, levels = wavelets.checked_levels(n, taps, levels)
     own = wavelets.within(taps, levels, checked_radix(radix))

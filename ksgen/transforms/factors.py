@@ -1,4 +1,4 @@
-"""The exact weights of transforms' factors, (a, b, c, d) each, in float64 or complex128. Knows no devices."""
+"""Computes the exact weights of transforms' factors, (a, b, c, d) each, in float64 or complex128. Knows no devices."""
 
 from math import prod, sqrt
 from typing import Any
@@ -10,7 +10,7 @@ Weights = tuple[NDArray[Any], ...]
 
 
 def fourier(radices: tuple[int, ...], is_inverse: bool) -> Weights:
-    """Of each digit a Fourier transform, times the roots of unity between it and the digits that are still to come."""
+    """Fourier matrices per digit, times the roots of unity between the digit and the remaining ones."""
     found, done, left = [], 1, prod(radices)
     for radix in radices:
         whole, left = left, left // radix
@@ -23,7 +23,7 @@ def fourier(radices: tuple[int, ...], is_inverse: bool) -> Weights:
 
 
 def hadamard(radices: tuple[int, ...]) -> Weights:
-    """Of each digit a matrix of Sylvester's: minus one where k and l share an odd number of bits."""
+    """Sylvester's matrix per digit: minus one where k and l share an odd number of bits."""
     found, done, left = [], 1, prod(radices)
     for radix in radices:
         left //= radix
@@ -35,7 +35,7 @@ def hadamard(radices: tuple[int, ...]) -> Weights:
 
 
 def haar(levels: int) -> Weights:
-    """Sums and differences of neighbours, then of neighbouring sums, each in the place of the first and of the second."""
+    """Sums and differences of neighbours, then of neighbouring sums, each stored in place of its two inputs."""
     found = []
     for level in range(levels):
         weights = np.zeros((1 << levels - level - 1, 2, 2, 1 << level))
@@ -46,7 +46,7 @@ def haar(levels: int) -> Weights:
 
 
 def _roots(numbers: NDArray[Any], of: int, is_inverse: bool) -> NDArray[Any]:
-    """exp(-2 pi i number / of), the multiples of a quarter turn exactly."""
+    """exp(-2 pi i number / of), with exact multiples of a quarter turn."""
     turns = numbers % of
     angles = 2 * np.pi / of * turns
     roots = np.cos(angles) - 1j * np.sin(angles)

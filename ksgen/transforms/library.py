@@ -1,4 +1,4 @@
-"""What transforms ask of an array library besides products: NumPy's words, which CuPy shares, and PyTorch's. Imports no library."""
+"""Array operations that transforms need in addition to products, for NumPy, CuPy and PyTorch. Imports no library."""
 
 import sys
 from typing import Any
@@ -11,7 +11,7 @@ _LIBRARIES = {"numpy": "ndarray", "cupy": "ndarray", "torch": "Tensor"}
 
 
 class Library:
-    """NumPy, or CuPy."""
+    """Operations of NumPy and CuPy."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -27,13 +27,14 @@ class Library:
         return x.astype(dtype, copy=False)
 
     def as_floats(self, x: Any) -> Any:
-        """float64 for whole numbers and longer ones, in the machine's order of bytes."""
+        """x in a floating type and native byte order: float64 for integers and for longer floats."""
         dtype = self.dtype_of(x)
         known = {"complex256": "complex128", "complex64": "complex64", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
         return self.cast(x, known.get(dtype, "complex128" if self.is_complex(x) else "float64"))
 
     def as_numbers(self, x: Any, is_complex: bool) -> Any:
-        """Rows without gaps, as a chain takes them: complex64 for float32 and less, if they are to be complex."""
+        """x with contiguous rows, as a chain takes them. For complex numbers, float32 and shorter types become
+        complex64."""
         x = self.as_floats(x)
         if is_complex and not self.is_complex(x):
             x = self.cast(x, "complex128" if self.dtype_of(x) == "float64" else "complex64")
@@ -43,18 +44,18 @@ class Library:
         return self.of.ascontiguousarray(x)
 
     def moved(self, x: Any) -> Any:
-        """The first axis last."""
+        """x with its first axis moved to the end."""
         return self.of.moveaxis(x, 0, -1)
 
     def moved_back(self, x: Any) -> Any:
         return self.of.ascontiguousarray(self.of.moveaxis(x, -1, 0))
 
     def taken(self, x: Any, order: Any) -> Any:
-        """The columns in that order."""
+        """Columns of x in the given order."""
         return self.of.take(x, order, 1)
 
     def reversed_digits(self, x: Any, digits: tuple[int, ...]) -> Any:
-        """The columns, of numbers with these digits, as numbers with the last digit first."""
+        """Columns of x, indexed by numbers with these digits, reordered to reversed digits."""
         axes = range(len(digits), 0, -1)
         return self.contiguous(self.permuted(x.reshape(-1, *digits), (0, *axes))).reshape(x.shape)
 
@@ -62,14 +63,14 @@ class Library:
         return x.transpose(axes)
 
     def joined(self, *parts: Any) -> Any:
-        """Columns beside each other."""
+        """Columns of all parts, concatenated."""
         return self.of.concatenate(parts, 1)
 
     def reversed(self, x: Any) -> Any:
         return x[:, ::-1]
 
-    def beside(self, like: Any, array: Any) -> Any:
-        """An array of NumPy's where x lies, in its type; whole numbers stay so."""
+    def on_device_of(self, like: Any, array: Any) -> Any:
+        """A NumPy array copied to the device and type of `like`; whole numbers keep their type."""
         array = self.of.asarray(array)
         return array if array.dtype.kind == "i" else array.astype(like.dtype)
 
@@ -86,7 +87,7 @@ class Library:
 
 
 class PyTorch(Library):
-    """PyTorch, on any of its devices that ksgen knows."""
+    """Operations of PyTorch, on any of its devices that ksgen knows."""
 
     def dtype_of(self, x: Any) -> str:
         return str(x.dtype).removeprefix("torch.")
@@ -115,7 +116,7 @@ class PyTorch(Library):
     def reversed(self, x: Any) -> Any:
         return x.flip(1)
 
-    def beside(self, like: Any, array: Any) -> Any:
+    def on_device_of(self, like: Any, array: Any) -> Any:
         tensor = self.of.from_numpy(array)
         return tensor.to(like.device) if array.dtype.kind == "i" else tensor.to(like.device, like.dtype)
 
@@ -129,7 +130,7 @@ class PyTorch(Library):
 
 
 def library_of(x: Any, caller: str) -> Library:
-    """That an array belongs to; `LaunchError` for other things."""
+    """Library that an array belongs to; `LaunchError` for other objects."""
     for name, kind in _LIBRARIES.items():
         if name in sys.modules and isinstance(x, getattr(sys.modules[name], kind, ())):
             dtype: Any = getattr(x, "dtype", None)

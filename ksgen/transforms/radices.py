@@ -1,4 +1,4 @@
-"""Into which radices a size is split: products of the primes 2, 3, 5 and 7, as few as a largest one allows. Whole numbers only."""
+"""Splits a size into radices: products of the primes 2, 3, 5 and 7, as few as the largest radix allows."""
 
 from itertools import count
 from math import prod
@@ -12,7 +12,7 @@ MOST_FEATURES = 1 << 24
 
 
 def checked_size(n: object, primes: tuple[int, ...] = PRIMES) -> int:
-    """The size; `PatternError` unless it is a product of these primes."""
+    """The size as an int; `PatternError` unless it is a product of these primes."""
     size = whole_number(n)
     words = "a product of the primes 2, 3, 5 and 7" if primes == PRIMES else " or ".join(f"a power of {prime}" for prime in primes)
     if size is None or not 1 <= size <= MOST_FEATURES or _smooth_part(size, primes) != size:
@@ -21,7 +21,7 @@ def checked_size(n: object, primes: tuple[int, ...] = PRIMES) -> int:
 
 
 def checked_radix(radix: object) -> int:
-    """The largest radix; `PatternError` on what leaves no room for a prime."""
+    """The largest radix as an int; `PatternError` if a prime would exceed it."""
     most = whole_number(radix)
     if most is None or not PRIMES[-1] <= most <= 1024:
         raise PatternError(f"radix={excerpt(radix)}; accepted: a whole number from {PRIMES[-1]} to 1024")
@@ -29,14 +29,14 @@ def checked_radix(radix: object) -> int:
 
 
 def checked_inverse(inverse: object) -> bool:
-    """Which way a transform goes; `PatternError` on what does not say it."""
+    """The flag unchanged; `PatternError` unless it is a bool."""
     if type(inverse) is not bool:
         raise PatternError(f"inverse={excerpt(inverse)}; accepted: True or False")
     return inverse
 
 
 def radices(n: int, most: int) -> tuple[int, ...]:
-    """As few as there can be of at most `most` each, the largest of them as small as that allows. A size of 1 has one of 1."""
+    """Fewest radices of at most `most` each, with the smallest possible maximum. A size of 1 has the radix 1."""
     primes = [prime for prime in reversed(PRIMES) for _ in range(_power(n, prime))]
     for parts in count(1):
         if found := _shared_out(tuple(primes), parts, most):
@@ -45,7 +45,7 @@ def radices(n: int, most: int) -> tuple[int, ...]:
 
 
 def butterfly(found: tuple[int, ...], name: str) -> Chain:
-    """The patterns of a mixed-radix butterfly: the digit that counts most is transformed first, each in its place."""
+    """Chain of a mixed-radix butterfly: each digit is transformed in place, the most significant first."""
     patterns, done, left = [], 1, prod(found)
     for radix in found:
         left //= radix
@@ -55,7 +55,7 @@ def butterfly(found: tuple[int, ...], name: str) -> Chain:
 
 
 def _shared_out(primes: tuple[int, ...], parts: int, most: int) -> list[int] | None:
-    """The primes as products, each prime to the smallest of them so far; None where one becomes too large."""
+    """Distribute primes over products, each to the smallest so far; None if one product exceeds `most`."""
     products = [1] * parts
     for prime in primes:
         place = products.index(min(products))

@@ -1,4 +1,4 @@
-"""Transforms of real numbers: what is done before and after a Fourier transform of complex ones, half as many where that is possible."""
+"""Transforms of real numbers: steps around a complex Fourier transform, of half the size where that is possible."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,23 +13,24 @@ Complex = Callable[[int], Transform]
 
 
 def of_real(name: str, n: int, dft: Complex) -> Transform:
-    """Frequencies of real numbers: of an even size, those of the even ones and of the odd ones are told apart by their symmetry."""
+    """Fourier transform of real numbers. For an even n, symmetry separates the spectra of even and odd places."""
     if n % 2:
         return replace(dft(n), name=name, is_real=True, after=lambda library, y: y[:, : n // 2 + 1])
     half = n // 2
-    turned = np.exp(-2j * np.pi * np.arange(half + 1) / n)
+    phases = np.exp(-2j * np.pi * np.arange(half + 1) / n)
 
     def after(library: Library, y: Any) -> Any:
         whole = library.joined(y, y[:, :1])
         mirrored = library.reversed(whole).conj()
         even, odd = (whole + mirrored) / 2, (whole - mirrored) / 2j
-        return even + library.beside(y, turned) * odd
+        return even + library.on_device_of(y, phases) * odd
 
     return replace(dft(half), name=name, size=n, is_real=True, before=_as_pairs, after=after)
 
 
 def to_real(name: str, n: int, inverse: Complex) -> Transform:
-    """The way back. The imaginary parts of the first frequency, and of an even size's last, count as zero."""
+    """Inverse of `of_real`. Imaginary parts of the first frequency, and of the last one for an even n, count as
+    zero."""
     if n % 2:
 
         def mirror(library: Library, x: Any) -> Any:
@@ -38,36 +39,38 @@ def to_real(name: str, n: int, inverse: Complex) -> Transform:
 
         return replace(inverse(n), name=name, size=n // 2 + 1, before=mirror, after=lambda library, y: y.real)
     half = n // 2
-    turned = np.exp(2j * np.pi * np.arange(half) / n)
+    phases = np.exp(2j * np.pi * np.arange(half) / n)
 
     def before(library: Library, x: Any) -> Any:
         x = _with_real_ends(library, x, last=True)
         first, mirrored = x[:, :half], library.reversed(x[:, 1:]).conj()
         even, odd = (first + mirrored) / 2, (first - mirrored) / 2
-        return even + 1j * library.beside(x, turned) * odd
+        return even + 1j * library.on_device_of(x, phases) * odd
 
     return replace(inverse(half), name=name, size=half + 1, before=before, after=lambda library, y: library.parts(y))
 
 
 def of_cosines(name: str, n: int, rdft: Transform) -> Transform:
-    """x in the order of its even places and its odd ones backwards, and each frequency turned by a quarter of its step."""
+    """Cosine transform by a Fourier transform of even places and reversed odd ones; each frequency gets a phase of a
+    quarter step."""
     order = np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)[::-1]]).astype(np.int64)
-    turned = 2 * np.exp(-0.5j * np.pi * np.arange(n // 2 + 1) / n)
+    phases = 2 * np.exp(-0.5j * np.pi * np.arange(n // 2 + 1) / n)
 
     def before(library: Library, x: Any) -> Any:
-        x = library.taken(x, library.beside(x, order))
+        x = library.taken(x, library.on_device_of(x, order))
         return rdft.before(library, x) if rdft.before else x
 
     def after(library: Library, y: Any) -> Any:
         y = rdft.after(library, y) if rdft.after else y
-        y = y * library.beside(y, turned)
+        y = y * library.on_device_of(y, phases)
         return library.joined(y.real, -library.reversed(y.imag[:, 1 : (n + 1) // 2]))
 
     return replace(rdft, name=name, before=before, after=after)
 
 
 def of_hartley(name: str, n: int, rdft: Transform) -> Transform:
-    """A real one's frequencies beyond the middle are the conjugates of those before it."""
+    """Hartley transform by a real Fourier transform; frequencies beyond the middle are conjugates of the ones before
+    it."""
 
     def after(library: Library, y: Any) -> Any:
         y = rdft.after(library, y) if rdft.after else y

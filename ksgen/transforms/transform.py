@@ -23,8 +23,9 @@ Options = ParamSpec("Options")
 class Transform:
     """y = transform(x): of the last axis in layout "bsf", of the first one in "bsl".
 
-    `chain` are its factors and `weights` theirs, in float64 or complex128, as `KSLinear.from_weights` takes them. What the chain gives is
-    in its own order: `order` says where each of the outputs lies in it. `before` and `after` are what real transforms need besides.
+    `chain` holds the factors and `weights` their weights, in float64 or complex128, as `KSLinear.from_weights` takes
+    them. The chain's outputs have an order of their own: `order` holds the index of each output among them. Real
+    transforms add steps `before` and `after`.
     """
 
     name: str
@@ -32,11 +33,11 @@ class Transform:
     weights: tuple[NDArray[Any], ...] = field(repr=False)
     digits: tuple[int, ...] = field(default=(), repr=False)  # of the outputs' numbers, which come out with the last one first
     places: NDArray[Any] | None = field(default=None, repr=False)  # of the outputs, where they come out in another order
-    size: int = 0  # of what it takes, where that are other numbers than the chain's
+    size: int = 0  # number of inputs, if it differs from the chain's
     is_real: bool = False  # whether it takes real numbers alone
     before: Step | None = field(default=None, repr=False)
     after: Step | None = field(default=None, repr=False)
-    made: Callable[[], "Transform"] | None = field(default=None, repr=False)  # makes it again: what copies and pickles hold
+    made: Callable[[], "Transform"] | None = field(default=None, repr=False)  # repeats the call that made it, for copies and pickles
     _ready: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> Any:
@@ -59,14 +60,14 @@ class Transform:
 
     @property
     def order(self) -> NDArray[Any]:
-        """Where each output of the chain's features lies among what it gives."""
+        """Index of each of the transform's outputs among the chain's outputs."""
         if self.places is not None:
             return self.places
         features = np.arange(self.chain.out_features)
         return features.reshape(self.digits).transpose().ravel() if self.digits else features
 
     def of_rows(self, library: Library, rows: Any) -> Any:
-        """The same of (batch, features)."""
+        """Transform rows of shape (batch, features)."""
         rows = self.before(library, library.as_floats(rows)) if self.before else rows
         rows = library.as_numbers(rows, self.weights[0].dtype.kind == "c")
         y = self._multiply(library, rows) if rows.shape[0] else rows
@@ -83,15 +84,15 @@ class Transform:
         return ChainLauncher(self.chain)
 
     def _on(self, library: Library, like: Any, name: Any, array: NDArray[Any]) -> Any:
-        """An array of ours beside x, made once for each place and type."""
+        """A NumPy array of this transform on the device of x, cached per device and type."""
         key = (library.name, str(getattr(like, "device", "")), str(like.dtype), name)
         if key not in self._ready:
-            self._ready[key] = library.beside(like, array)
+            self._ready[key] = library.on_device_of(like, array)
         return self._ready[key]
 
 
 def made_again(make: Callable[Options, Transform]) -> Callable[Options, Transform]:
-    """A function whose transforms can be copied and pickled: as the call that made them."""
+    """Make a function's transforms copyable and picklable as the call that made them."""
 
     @wraps(make)
     def with_call(*arguments: Options.args, **options: Options.kwargs) -> Transform:

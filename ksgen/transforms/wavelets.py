@@ -1,7 +1,7 @@
-"""Daubechies' orthonormal wavelets: their filters, and one factor for several levels, of overlapping windows.
+"""Filters of Daubechies' orthonormal wavelets, and one factor for several levels of overlapping windows.
 
-A level's filters are longer than its step, so that windows overlap: inputs are first gathered, each as often as windows have it. A factor
-then has the windows side by side. Whole numbers and float64; knows no devices.
+A level's filters are longer than its step, so windows overlap: inputs are first gathered, once per window that has
+them. A factor then multiplies contiguous windows. Computes in whole numbers and float64; knows no devices.
 """
 
 from fractions import Fraction
@@ -31,7 +31,8 @@ def checked_taps(taps: object) -> int:
 
 
 def checked_levels(n: object, taps: int, levels: object) -> tuple[int, int]:
-    """The size, and how many levels: where nobody says, as many as have a window within the size, each of an even number of entries."""
+    """Size and number of levels. By default, each level halves an even number of entries and has its window within the
+    size."""
     size = whole_number(n)
     if size is None or size % 2 or not 2 <= size <= MOST_FEATURES:
         raise PatternError(f"n={excerpt(n)}; accepted: an even number up to {MOST_FEATURES}")
@@ -47,7 +48,8 @@ def checked_levels(n: object, taps: int, levels: object) -> tuple[int, int]:
 
 @cache
 def lowpass(taps: int) -> tuple[float, ...]:
-    """The filter of the means, of the least phase: as PyWavelets' `rec_lo`, each number the nearest of float64."""
+    """Minimum-phase filter of the means, equal to PyWavelets' `rec_lo` with each number rounded to the nearest
+    float64."""
     half = taps // 2
     roots = np.roots([comb(half - 1 + power, power) for power in reversed(range(half))])
     halves = 1 - 2 * roots
@@ -58,8 +60,11 @@ def lowpass(taps: int) -> tuple[float, ...]:
 
 
 def _corrected(found: list[Fraction]) -> tuple[float, ...]:
-    """Newton's steps towards what defines the filter, from its exact residuals: it is orthogonal to itself, two entries apart and more,
-    and the alternating one has as many moments that vanish."""
+    """Refine a filter by Newton's steps from its exact residuals.
+
+    The defining equations: the filter is orthogonal to its even shifts, and the alternating filter has taps / 2
+    vanishing moments.
+    """
     taps, half = len(found), len(found) // 2
     moments = [[(-1) ** at * Fraction(2 * at - taps + 1, taps) ** power for at in range(taps)] for power in range(half)]
     for _ in range(CORRECTIONS):
@@ -73,17 +78,18 @@ def _corrected(found: list[Fraction]) -> tuple[float, ...]:
 
 
 def window_of(taps: int, levels: int) -> int:
-    """Entries that the coarsest of so many levels takes at a time."""
+    """Window length of the coarsest level."""
     return (taps - 1) * ((1 << levels) - 1) + 1
 
 
 def within(taps: int, levels: int, most: int) -> int:
-    """Levels of the finest factor: as many as have windows of at most so many entries, but one."""
+    """Number of levels in the finest factor: the most whose windows have at most `most` entries, and at least one."""
     return max([1, *(each for each in range(2, levels + 1) if max(window_of(taps, each), 2**each * len(_back(taps, each))) <= most)])
 
 
 def analysis(taps: int, levels: int) -> Array:
-    """From a window to its coefficients: the mean's, then each level's from the coarsest on; (2^levels, window)."""
+    """Matrix from a window to its coefficients, (2^levels, window): the mean's, then each level's from the coarsest
+    on."""
     low = np.array(lowpass(taps))
     high = low[::-1] * (-1.0) ** np.arange(taps)
     mean, details = np.ones(1), []
@@ -102,20 +108,20 @@ def analysis(taps: int, levels: int) -> Array:
 
 
 def windows(n: int, taps: int, levels: int) -> Numbers:
-    """Which entries each window has, one after the other; the ends are each other's neighbours."""
+    """Indices of the entries of each window, concatenated; both ends wrap around."""
     starts = np.arange(0, n, 2**levels) - _before(taps, levels)
     return np.asarray((starts[:, None] + np.arange(window_of(taps, levels))) % n).ravel()
 
 
 def places(n: int, levels: int) -> Numbers:
-    """Where each coefficient lies among those of the windows: all means, then each level's from the coarsest on."""
+    """Indices of the coefficients among the windows' outputs: all means, then each level from the coarsest on."""
     block = np.arange(n).reshape(-1, 2**levels)
     bounds = [0, *(2**level for level in range(levels + 1))]
     return np.concatenate([block[:, first:last].ravel() for first, last in pairwise(bounds)])
 
 
 def synthesis(taps: int, levels: int) -> Array:
-    """From the coefficients of neighbouring windows back to the entries of one step; (2^levels, windows x 2^levels)."""
+    """Matrix from coefficients of neighbouring windows to the entries of one step, (2^levels, windows x 2^levels)."""
     block, step = analysis(taps, levels), 2**levels
     found = np.zeros((step, len(_back(taps, levels)), step))
     for number, by in enumerate(_back(taps, levels)):
@@ -127,7 +133,7 @@ def synthesis(taps: int, levels: int) -> Array:
 
 
 def neighbours(n: int, taps: int, levels: int) -> Numbers:
-    """Which coefficients, of those in order, each step takes on the way back."""
+    """Indices of the ordered coefficients that each step of the inverse reads."""
     of_window = np.empty(n, np.int64)
     of_window[places(n, levels)] = np.arange(n)
     blocks = of_window.reshape(-1, 2**levels)
@@ -136,11 +142,11 @@ def neighbours(n: int, taps: int, levels: int) -> Numbers:
 
 
 def _before(taps: int, levels: int) -> int:
-    """Entries of a window before its step."""
+    """Number of entries of a window in front of its step."""
     return (taps // 2 - 1) * ((1 << levels) - 1)
 
 
 def _back(taps: int, levels: int) -> range:
-    """Windows, counted from a step's own, that have any of its entries."""
+    """Offsets of the windows that contain any entry of a step."""
     step, before = 2**levels, _before(taps, levels)
     return range(-((window_of(taps, levels) - 1 - before) // step), (before + step - 1) // step + 1)

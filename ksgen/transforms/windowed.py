@@ -1,6 +1,5 @@
-"""Transforms of overlapping windows: entries are gathered, then one factor takes the windows side by side. Coarser levels are transforms of
-their own, of the means that it leaves, or that it takes.
-"""
+"""Transforms of overlapping windows: entries are gathered, then one factor multiplies all windows. Coarser levels are
+separate transforms of the means."""
 
 from typing import Any
 
@@ -14,7 +13,7 @@ from ksgen.transforms.transform import Step, Transform
 
 
 def of_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None) -> Transform:
-    """From entries to coefficients."""
+    """Transform from entries to coefficients."""
     means = n >> levels
 
     def after(library: Library, y: Any) -> Any:
@@ -25,7 +24,7 @@ def of_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None
 
 
 def to_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None) -> Transform:
-    """The way back."""
+    """Transform from coefficients back to entries."""
     means, gathered = n >> levels, _gathered(wavelets.neighbours(n, taps, levels))
 
     def before(library: Library, x: Any) -> Any:
@@ -35,13 +34,13 @@ def to_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None
 
 
 def _gathered(order: NDArray[np.int64]) -> Step:
-    return lambda library, x: library.taken(x, library.beside(x, order))
+    return lambda library, x: library.taken(x, library.on_device_of(x, order))
 
 
 def _transform(
     name: str, n: int, block: NDArray[Any], before: Step, after: Step | None = None, places: NDArray[Any] | None = None
 ) -> Transform:
-    """One factor: the same block for each step."""
+    """Transform with one factor, which has the same block for each step."""
     step, window = block.shape
     weights = np.broadcast_to(block[None, :, :, None], (n // step, step, window, 1)).copy()
     chain = Chain((Pattern(*weights.shape),), name.partition("(")[0])

@@ -28,7 +28,7 @@ class Section:
 
     @property
     def by_family(self) -> dict[str, list[Trial]]:
-        """The winner's family first."""
+        """Trials by family, the winner's family first."""
         first = [self.winner.family] if self.winner else []
         names = dict.fromkeys((*first, *(trial.family for trial in self.trials)))
         return {name: [trial for trial in self.trials if trial.family == name] for name in names}
@@ -36,7 +36,7 @@ class Section:
     @property
     def title(self) -> str:
         only = " only" if self.kernel.batch else ""
-        return f"{self.kernel.told_short}, batch {self.batch}{only}"
+        return f"{self.kernel.short_description}, batch {self.batch}{only}"
 
     @property
     def summary(self) -> tuple[str, ...]:
@@ -71,9 +71,10 @@ class Section:
 
 
 def sections_of(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> list[Section]:
-    """By device, kernel and batch, in order of appearance; of each family, only its last template and driver.
+    """Sections by device, kernel and batch, in order of appearance; each family only with its last template and driver.
 
-    `winners` are those that a search chose after looking closer at the fastest few. In other jobs the shortest time wins.
+    `winners` are those that a search chose after looking closer at the fastest few. In other jobs the shortest time
+    wins.
     """
     jobs: dict[tuple[str, KernelSpec, int], list[Trial]] = {}
     for trial in trials:
