@@ -107,7 +107,8 @@ def main() -> None:
 
 
 def _tell_own_warnings() -> None:
-    """In one line each, without the place in the code. Other libraries' warnings stay as they are."""
+    """Print ksgen's own warnings in one line each, without their place in the code. Other libraries' warnings are
+    unchanged."""
     others = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:

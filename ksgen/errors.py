@@ -1,7 +1,5 @@
-"""What ksgen raises: one root, and children that say what the user gave wrong. Never a traceback for a user's mistake.
-
-And how it warns: at the user's line.
-"""
+"""Exceptions of ksgen: one root, and children for wrong input, which never shows a traceback. Warnings name the user's
+line."""
 
 import os
 import sys

@@ -18,9 +18,9 @@ from ksgen.values import shown
 
 
 def read(path: Path, most_bytes: int, is_own: bool = False) -> bytes:
-    """All of a file. `OSError` if it cannot be read, or is longer than any file that is meant: /dev/zero has no end.
+    """Read a file. `OSError` if it cannot be read, or is longer than any intended file: /dev/zero has no end.
 
-    `is_own`: one that ksgen keeps, so that it is no pipe, which may never answer, and no other user can have written it.
+    `is_own` marks a file that ksgen keeps: no pipe, which may never answer, and not writable by another user.
     """
     with open(path, "rb", opener=_open_own if is_own else None) as file:
         content = file.read(most_bytes + 1)
@@ -50,9 +50,10 @@ def write(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Where to write what takes the file's place, once all of it is there. A failure, which is a `KsgenError`, leaves what was.
+    """Temporary path for new content that replaces the file once it is complete; a failure is a `KsgenError` and keeps
+    the old file.
 
-    A link of this user's or root's goes on leading to its file. A pipe or a device is written to, and never replaced.
+    A link of this user or of root keeps leading to its file. A pipe or a device is written to, and never replaced.
     """
     aside = None
     try:
@@ -76,7 +77,8 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def _followed(path: Path) -> Path:
-    """Follow a chain of links. Another user's is refused: in a folder that is open to all, it can lead to any file of this user's."""
+    """Follow a chain of links. Links of other users are refused: in an open folder they can lead to any file of this
+    user."""
     for _ in range(40):  # as many as Linux follows
         if not path.is_symlink():
             return path

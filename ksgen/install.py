@@ -1,5 +1,5 @@
-"""Which extras fit this machine's driver, and the line that installs one the way ksgen itself was installed here: from a checkout, a
-wheel, a repository or an index.
+"""Finds the extras that fit this machine's driver, and the command that installs one the way ksgen was installed: from
+a checkout, a wheel, a repository or an index.
 
 `python -m ksgen.install` prints the extras, for the Makefile; it needs Python alone.
 """
@@ -53,7 +53,8 @@ def cuda_extra() -> str:
 
 
 def extras() -> str:
-    """A GPU with a toolkit on PATH: PyCUDA, and cuda-bindings. A GPU alone: cuda-bindings. Otherwise the processor, through OpenCL."""
+    """Extras for this machine: PyCUDA and cuda-bindings with a toolkit on PATH, cuda-bindings for a GPU alone, else
+    OpenCL."""
     if not capabilities():
         return "cpu"
     return f"pycuda,{cuda_extra()}" if shutil.which("nvcc") else cuda_extra()

@@ -1,7 +1,8 @@
-"""Whether another user can have written a file or folder, and folders for temporary files that no other user can write to.
+"""Whether another user can have written a file or folder, and folders for temporary files that no other user can write
+to.
 
-Caches hold machine code, so that ksgen refuses what belongs to another user than root and this one, or what others can write.
-`KSGEN_TRUST=all` accepts it. Never reads a file's content.
+Caches hold machine code, so that ksgen refuses what belongs to another user than root and this one, or what others can
+write. `KSGEN_TRUST=all` accepts it. Never reads a file's content.
 """
 
 import errno
@@ -81,7 +82,7 @@ def distrust(folder: Path) -> str:
 
 @cache
 def _is_own_group(group: int, user: int) -> bool:
-    """Root's group, or the private group that many systems give each user: of the user's name, without other members."""
+    """Whether it is root's group, or a private group with the user's name and no other members."""
     import grp
     import pwd
 
@@ -106,15 +107,17 @@ def make_folder(folder: Path) -> None:
 
 
 def keep_from_others(path: Path) -> None:
-    """Let only this user write to it, whatever the umask says; with `KSGEN_TRUST=all` a shared cache's umask decides."""
+    """Allow only this user to write to it, whatever the umask; with `KSGEN_TRUST=all` a shared cache's umask
+    decides."""
     if not trusts_all():
         path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
 
 
 def own_temporary(root: str | None = None) -> Path:
-    """This user's folder below the one for temporary files: for locks, and for temporary folders that are swept.
+    """Folder of this user for temporary files: for locks, and for temporary folders that are swept.
 
-    `PermissionError` if another user made it first, whatever `KSGEN_TRUST` says: there is always a new folder to take in its place.
+    `PermissionError` if another user made it first, whatever `KSGEN_TRUST` says: there is always a new folder to take
+    in its place.
     """
     folder = Path(root or temporary_root(), f"ksgen-{os.geteuid()}")
     with suppress(FileExistsError):

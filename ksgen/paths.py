@@ -1,4 +1,4 @@
-"""Where ksgen finds what it ships and keeps what it makes. Never creates a folder."""
+"""Folders in which ksgen finds what it ships and stores what it writes. Never creates a folder."""
 
 import os
 from contextlib import suppress

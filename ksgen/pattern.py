@@ -1,4 +1,5 @@
-"""Which entries of K are free: a `Pattern` (a, b, c, d), a `Chain` of them, and the named families of the literature.
+"""Defines which entries of K are free: a `Pattern` (a, b, c, d), a `Chain` of patterns, and the literature's named
+families.
 
 A pattern is the support I_a ⊗ 1_{b x c} ⊗ I_d of a matrix of a*b*d rows and a*c*d columns: row (i, k, j) and
 column (i, l, j) meet in one free value, for i < a, k < b, l < c, j < d. Whole numbers only: never arrays, never GPUs.
@@ -110,7 +111,7 @@ class Pattern:
         return (self.b + self.c) / (self.b * self.c)
 
     def predicts(self) -> Gain:
-        """In words, what `rewrite_ratio` lets expect: the paper sees a fused kernel gain most where it is large."""
+        """Expected gain of a fused kernel from `rewrite_ratio`: the paper finds it largest where the ratio is large."""
         if self.d == 1:
             return Gain.NONE
         if self.rewrite_ratio >= _MOST_FROM:
@@ -147,7 +148,8 @@ class Chain:
 
     @classmethod
     def read(cls, given: object) -> "Chain":
-        """The chain that a user gave in any form: a `Chain`, a list of patterns, or the only pattern, each in any form."""
+        """The chain that a user gave in any form: a `Chain`, a list of patterns, or the only pattern, each in any
+        form."""
         if isinstance(given, cls):
             return given
         is_one = isinstance(given, Pattern | str) or _is_shape(given)
@@ -179,8 +181,11 @@ class Chain:
 
     @property
     def turn(self) -> int:
-        """Where X has another layout than Y: the factor that reads X's and writes Y's, which is the one with the fewest inputs of all but
-        the first. What lies before it has X's layout, what lies behind it Y's."""
+        """Number of the factor that changes the layout, where Y has another layout than X.
+
+        It is the factor with the fewest inputs except the first one. Arrays before it have X's layout, arrays behind it
+        Y's.
+        """
         found = 0
         for number in range(1, len(self.factors)):  # compilers of PyTorch's follow no `min` with a key
             if not found or self.factors[number].in_features < self.factors[found].in_features:

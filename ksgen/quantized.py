@@ -1,7 +1,7 @@
-"""Weights in eight bits: values, each to be multiplied by a scale. Chosen so that the weights, or what they make of given X, change least.
-Or in bfloat16, without scales: each weight rounded.
+"""Quantizes weights and X to eight bits with scales, chosen so that the weights or their products change least.
 
-Takes arrays of NumPy and tensors of PyTorch, and gives the same kind. Never launches a kernel.
+bfloat16 has no scales: each weight is rounded. Takes arrays of NumPy and tensors of PyTorch, and returns the same kind.
+Never launches a kernel.
 """
 
 import sys
@@ -31,7 +31,8 @@ ELEMENTS_AT_ONCE = 2**22  # of X in float64, where it is summed up
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """Weights (a, b, c, d) in eight bits, or in bfloat16, made by `quantize`: what a launcher packs, and multiplies by, as they are."""
+    """Weights (a, b, c, d) in eight bits or in bfloat16, made by `quantize`. Launchers pack them and multiply by them
+    unchanged."""
 
     pattern: Pattern
     storage: str  # "int8", "e4m3" or "e5m2"; or "bfloat16", with one scale, which is 1
@@ -39,25 +40,25 @@ class Quantized:
     values: Any  # (a, b, c, d), stored so
     scale: Any  # float32: (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d)
     saturated: int = 0  # weights beyond the largest value, which they became
-    x_scale: float | None = None  # of the x that they multiply, which is in eight bits as they are; None: x is as y
+    x_scale: float | None = None  # scale of the x that they multiply, stored like them; None: x is stored as y
 
     def __repr__(self) -> str:
-        beside = "" if self.x_scale is None else f", for x in {self.storage} times {self.x_scale:.6g}"
-        return f"Quantized({self.pattern}, {self.storage}, {scales_told(self.storage, self.per)}, {self.told}{beside})"
+        of_x = "" if self.x_scale is None else f", for x in {self.storage} times {self.x_scale:.6g}"
+        return f"Quantized({self.pattern}, {self.storage}, {scales_told(self.storage, self.per)}, {self.told}{of_x})"
 
     @property
     def inputs(self) -> str:
-        """How the x that they multiply is stored."""
+        """Storage of the x that they multiply."""
         return SAME if self.x_scale is None else self.storage
 
     @property
     def told(self) -> str:
-        """How many weights became the largest value though they are beyond it."""
+        """How many weights were beyond the largest value and became it."""
         return f"{self.saturated} of {counted(self.pattern.weight_count, 'weight')} saturated"
 
     @property
     def nbytes(self) -> int:
-        """Of values and scales."""
+        """Bytes of values and scales."""
         return STORED[self.storage].item_bytes * self.pattern.weight_count + SCALE_BYTES * int(prod(self.scale.shape))
 
     def dequantized(self) -> Any:
@@ -82,8 +83,8 @@ class Quantized:
 
     @property
     def whole(self) -> Any:
-        """Values, then scales, one for each output, times that of x: the bytes that kernels pack, in one array, or in one tensor where the
-        values lie."""
+        """Bytes that kernels pack: values, then one scale per output times that of x, in one array or one tensor on
+        their device."""
         a, b, _, d = self.pattern.shape
         size, count = STORED[self.storage].item_bytes, self.pattern.weight_count
         gap = scales_begin(count, size) - count * size
@@ -101,7 +102,7 @@ class Quantized:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedInputs:
-    """X in eight bits, made by `quantize_inputs`: `values` are what a launcher takes, with weights that were made for its scale."""
+    """X in eight bits, made by `quantize_inputs`: launchers take `values`, with weights made for its scale."""
 
     storage: str
     values: Any  # shaped as x
@@ -120,15 +121,15 @@ class QuantizedInputs:
 
 
 def scales_told(storage: str, per: str) -> str:
-    """Of weights that are stored so, in words."""
+    """Words for the scales of weights in this storage."""
     return f"a scale per {per}" if STORED[storage].is_scaled else "no scales"
 
 
 def quantize_inputs(x: Any, storage: str, *, scale: float | None = None, saturate: bool = False) -> QuantizedInputs:
-    """X in eight bits, with one scale for all of it: that by which none of it saturates, or a `scale` that was found on other data.
+    """Quantize X to eight bits with one scale: the smallest one without saturation, or a `scale` found on other data.
 
-    With a scale that would saturate some of it, it is refused, unless `saturate=True` makes those the largest value; `saturated` counts
-    them.
+    A scale that would saturate some values is refused, unless `saturate=True` sets them to the largest value.
+    `saturated` counts them.
     """
     if not is_word(storage, STORAGES):
         raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORAGES)}")
@@ -163,16 +164,18 @@ def checked_x_scale(scale: Any) -> float:
 def quantize(
     weights: Any, storage: str, per: str = "output", *, x: Any = None, layout: str = "bsf", scale: Any = None, x_scale: Any = None
 ) -> Quantized:
-    """The weights (a, b, c, d) in eight bits, with one scale per factor, per i, or per output (i, k, j); or in bfloat16.
+    """Quantize weights (a, b, c, d) to eight bits, with one scale per factor, per i, or per output (i, k, j); or to
+    bfloat16.
 
-    A scale is the largest weight's size over the largest value, so that none saturates. With `x`, inputs as the layer meets them, each is
-    chosen anew so that X K^T changes least; then the largest weights may saturate, and `saturated` says how many did. A `scale` of your
-    own must leave none of them saturated. In "bfloat16", for x of float32, there are no scales: each weight is rounded to the nearest
-    value, ties to even, and what is not finite stays so. With an `x_scale`, they multiply x in eight bits as they are, whose values are to
-    be multiplied by it: what `quantize_inputs` gives.
+    A scale is the largest weight's size over the largest value, so that none saturates. With `x`, inputs as the layer
+    meets them, each is chosen again so that X K^T changes least; then the largest weights may saturate, and `saturated`
+    says how many did. A `scale` of your own must leave none of them saturated. In "bfloat16", for x of float32, there
+    are no scales: each weight is rounded to the nearest value, ties to even, and what is not finite stays so. With an
+    `x_scale`, they multiply x stored in eight bits like them, as `quantize_inputs` returns it; `x_scale` is the scale
+    of that x.
     """
     if isinstance(weights, Quantized):
-        raise LaunchError(f"got {weights!r}, which is {_told_storage(weights.storage)} already; accepted: the weights that it was made of")
+        raise LaunchError(f"got {weights!r}, which is {_storage_words(weights.storage)} already; accepted: the weights in floating point")
     if not is_word(storage, STORED):
         raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORED)}")
     if not is_word(per, PER):
@@ -196,13 +199,13 @@ def quantize(
     if scale is not None and saturated:
         count = counted(saturated, "weight")
         raise LaunchError(f"scale={excerpt(scale)}: {count} would be beyond {how.largest:g} of {storage}; accepted: a larger scale")
-    beside = None if x_scale is None else checked_x_scale(x_scale)
-    if beside is not None:
+    scale_of_x = None if x_scale is None else checked_x_scale(x_scale)
+    if scale_of_x is not None:
         with np.errstate(over="ignore", under="ignore"):
-            both = scales * np.float32(beside)
+            both = scales * np.float32(scale_of_x)
         if not (np.isfinite(both).all() and (both >= np.finfo(np.float32).tiny).all()):
             raise LaunchError(f"x_scale={excerpt(x_scale)}, times a scale of these weights, is no normal float32; accepted: another")
-    return Quantized(pattern, storage, per, _like(weights, values, how), _like(weights, scales), saturated, beside)
+    return Quantized(pattern, storage, per, _like(weights, values, how), _like(weights, scales), saturated, scale_of_x)
 
 
 def rounded(wide: Array, how: Storage) -> Array:
@@ -211,8 +214,10 @@ def rounded(wide: Array, how: Storage) -> Array:
 
 
 def _to_odd(wide: Array) -> Array:
-    """Numbers as float32 in whose last bit stands whether something was cut off: what rounds that to fewer bits, as ml_dtypes rounds by way
-    of float32, rounds the number itself."""
+    """Numbers rounded to odd in float32: the last bit is set if digits were cut off.
+
+    Rounding the result to fewer bits, as ml_dtypes does by way of float32, then rounds the number itself.
+    """
     with np.errstate(over="ignore", under="ignore"):
         near = wide.astype(np.float32)
         cut = np.where(np.abs(near.astype(np.float64)) > np.abs(wide), np.nextafter(near, np.float32(0)), near)
@@ -231,15 +236,15 @@ def numpy_type(how: Storage) -> Any:
 
 
 def _values(wide: Array, scales: Array, how: Storage) -> tuple[Array, int]:
-    """Values for these scales, and how many were beyond the largest one: more than half a step, which rounding alone explains."""
+    """Values for these scales, and the number of weights beyond the largest one by more than half a step."""
     given = wide / scales.astype(np.float64)
     kept = np.clip(given, -how.largest, how.largest)
     return rounded(kept, how), int(np.count_nonzero(np.abs(given) > how.largest * ROUNDED))
 
 
 def _scales(pattern: Pattern, wide: Array, how: Storage, per: str, moments: Array | None) -> Array:
-    """float32, broadcast to (a, b, c, d): those by which no weight saturates; with moments of X, of all that are tried those by which
-    X K^T is off the least."""
+    """Scales in float32, broadcast to (a, b, c, d): the smallest without saturation; with moments of X, the best of
+    those tried."""
     reduced = tuple(axis for axis in range(4) if axis not in PER[per])
     largest = np.abs(wide).max(axis=reduced, keepdims=True) / how.largest
     whole = np.where(largest > 0, np.maximum(largest, np.finfo(np.float32).tiny), 1.0).astype(np.float32)
@@ -289,7 +294,7 @@ def _in_parts(rows: Array, at_once: int) -> Iterator[Array]:
         yield rows[start : start + at_once]
 
 
-def _told_storage(storage: str) -> str:
+def _storage_words(storage: str) -> str:
     return "in eight bits" if STORED[storage].is_scaled else f"in {storage}"
 
 
@@ -330,7 +335,7 @@ def _is_tensor(array: Any) -> bool:
 
 
 def _as_array(given: Any) -> Array:
-    """In float64, on the host."""
+    """The given values as a float64 array on the host."""
     if _is_tensor(given):
         given = given.detach().to("cpu")
         given = (given if given.is_complex() else given.double()).numpy()
@@ -344,7 +349,7 @@ def _as_array(given: Any) -> Array:
 
 
 def _like(given: Any, made: Array, how: Storage | None = None) -> Any:
-    """Values, or scales, as what they were made of is: a tensor on its device, or an array that nobody can write to."""
+    """Values or scales in the form of the given weights: a tensor on their device, or a read-only array."""
     if _is_tensor(given):
         torch = sys.modules["torch"]
         if how is None:

@@ -1,4 +1,4 @@
-"""The truth that every kernel is checked against: Kronecker-sparse products in float64 or complex128, with NumPy. Not built for speed.
+"""Reference results that every kernel is checked against: products in float64 or complex128 with NumPy. Not fast.
 
 Weights have shape (a, b, c, d). Arrays of any real or complex dtype are taken, `ml_dtypes.bfloat16` included.
 """
@@ -88,7 +88,7 @@ def dequantized(values: ArrayLike, scale: ArrayLike) -> Float64:
 
 
 def values_of(storage: Storage) -> Float64:
-    """The number that each of the 256 patterns of eight bits stands for, by its format's definition; NaN where it is none."""
+    """Number that each of the 256 bit patterns stands for, by its format's definition; NaN if it is none."""
     bits = np.arange(256)
     if storage.mantissa is None:
         return np.where(bits < 128, bits, bits - 256).astype(np.float64)

@@ -36,12 +36,13 @@ def excerpt(value: object) -> str:
         return f"a number of {value.bit_length()} bits"
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # it cannot say what it is
+    except Exception:  # its repr fails
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def shown(path: Any) -> str:
-    """A path as a message shows it: in one line, with what is no text escaped, and the middle of one beyond any folder left out."""
+    """A path for a message: in one line, with non-text characters escaped, and a very long one shortened in the
+    middle."""
     text = str(path) if str(path).isprintable() else ascii(str(path))[1:-1]
     return text if len(text) <= MOST_SHOWN else f"{text[:57]}...{text[-57:]}"

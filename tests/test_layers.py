@@ -10,12 +10,12 @@ from ksgen.layers import LAYERS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ksgen"
-ORDER = [room.name for room in LAYERS]
+ORDER = [package.name for package in LAYERS]
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")  # whose names are all lazy
 
 
-def room_of(module: str) -> str:
-    """The room of a module's dotted name."""
+def package_of(module: str) -> str:
+    """The package of a module's dotted name."""
     return module.split(".")[1]
 
 
@@ -30,15 +30,15 @@ def imported(source: str) -> Iterator[str]:
             yield node.module or ""
 
 
-def upward(room: str, source: str) -> list[str]:
-    return [module for module in imported(source) if ORDER.index(room_of(module)) > ORDER.index(room)]
+def upward(package: str, source: str) -> list[str]:
+    return [module for module in imported(source) if ORDER.index(package_of(module)) > ORDER.index(package)]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_down(path: Path) -> None:
-    room = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    assert upward(room, path.read_text(encoding="utf-8")) == []
+    package = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    assert upward(package, path.read_text(encoding="utf-8")) == []
 
 
 def test_a_lazy_import_upwards_is_found() -> None:
@@ -53,11 +53,11 @@ def test_no_import_is_relative() -> None:
         assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level], path
 
 
-def test_every_room_is_in_the_table_once() -> None:
-    rooms = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in MODULES}
-    assert sorted(ORDER) == sorted(rooms)
+def test_every_package_is_in_the_table_once() -> None:
+    packages = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in MODULES}
+    assert sorted(ORDER) == sorted(packages)
 
 
 def test_the_design_page_prints_the_table() -> None:
-    rows = [f"| `{room.name}` | {room.answers} | {room.never} |" for room in LAYERS]
+    rows = [f"| `{package.name}` | {package.task} | {package.never} |" for package in LAYERS]
     assert "\n".join(rows) in (ROOT / "docs" / "design.md").read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""From a text to a binary: compilers, their processes, the cache and bundles of binaries."""
+"""Turns a kernel source into a binary: compilers, their processes, the cache and bundles of binaries."""

@@ -1,8 +1,8 @@
-"""From one source text to its `Binary`: found in a cache, or compiled now and stored. Calls no GPU, chooses no constants.
+"""Builds one source into its `Binary`, from a cache or by a compiler. Calls no GPU, chooses no constants.
 
-Caches are asked in this order: the folders and bundles in `KSGEN_CACHE_PATH` (separated as in PATH; those that do not exist
-are skipped), the user's folder, bundles in use, then those that the caller adds. A new binary goes to the first folder that takes
-it. `KSGEN_NO_COMPILE=1` makes a miss an error.
+Caches are asked in this order: the folders and bundles in `KSGEN_CACHE_PATH` (separated as in PATH; those that do not
+exist are skipped), the user's folder, bundles in use, then those that the caller adds. A new binary goes to the first
+folder that takes it. `KSGEN_NO_COMPILE=1` makes a miss an error.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class CacheLayer(Protocol):
 
 
 class Layers:
-    """Several layers as one. The first answer counts, and a new binary goes to the first folder that takes it."""
+    """Several cache layers as one. The first answer counts; a new binary goes to the first folder that accepts it."""
 
     def __init__(self, layers: Iterable[CacheLayer]) -> None:
         self.layers = tuple(layers)
@@ -79,7 +79,7 @@ def default_caches(*bundles: CacheLayer) -> Layers:
 
 
 def put_in_use(bundle: Bundle) -> None:
-    """Every cache that is asked from now on is followed by this bundle, as long as it is kept."""
+    """Search this bundle after every cache from now on, as long as the bundle exists."""
     global _in_use
     with _guard:
         _in_use = (weakref.ref(bundle), *(each for each in _in_use if each()))
@@ -91,7 +91,7 @@ def bundles_in_use() -> tuple[Bundle, ...]:
 
 @dataclass(frozen=True)
 class AbsentCompiler:
-    """In place of a compiler that a device needs and nobody finds: what was built before is found, by whatever compiler."""
+    """Stands for a compiler that a device needs and that is missing; cached binaries of any compiler are used."""
 
     why: str
     name: str = "none"
@@ -105,8 +105,10 @@ class AbsentCompiler:
 
 
 def build(text: str, entry: str, target: str, compiler: Compiler | None = None, caches: Layers | None = None) -> Binary:
-    """The binary of one source text, by the given compiler or the machine's own CUDA compiler. One that was found, not named, and does
-    not work here gives way to the next. Without any, a cached binary of the same text by any compiler.
+    """The binary of one source, by the given compiler or the machine's own CUDA compiler.
+
+    A compiler that was found, not named, and does not work here gives way to the next one. Without any compiler, a
+    cached binary of the same source is used.
     """
     request = Request(text, entry, target)
     caches = default_caches() if caches is None else caches
@@ -211,7 +213,7 @@ def _result_of(job: Request, compiler: Compiler | None, caches: Layers) -> Resul
 
 
 def _compile_once(request: Request, compiler: Compiler, caches: Layers) -> Binary:
-    """Compiles, unless another process or thread that wants the same was faster."""
+    """Compile, unless another process or thread compiled the same request first."""
     # Nothing to wait for where nothing can be stored: then everyone compiles at the same time.
     places = [str(cache.path.absolute()) for cache in caches.writable]
     with _lock(digest_of(request.key(compiler), *places)) if places else contextlib.nullcontext():
@@ -225,8 +227,9 @@ def _compile_once(request: Request, compiler: Compiler, caches: Layers) -> Binar
 
 @contextlib.contextmanager
 def _lock(name: str) -> Iterator[None]:
-    """Holds a lock among this machine's processes and threads, released when its process ends. It only saves work: if it cannot be
-    had in time, or at all, the caller goes on without it.
+    """Hold a lock among this machine's processes and threads, released when its process ends.
+
+    The lock only saves work: if it cannot be taken in time, or at all, the caller goes on without it.
     """
     deadline = time.monotonic() + LOCK_SECONDS
     held = None
@@ -272,7 +275,7 @@ def _unlock(name: str, file: int) -> None:
 
 @functools.lru_cache
 def _layers(project: tuple[Path, ...], user: Path, max_bytes: int) -> tuple[CacheLayer, ...]:
-    """The same objects as long as the environment stays the same: a bundle is opened once."""
+    """Cache layers for the current environment, cached so that each bundle is opened once."""
     own = [open_bundle(place) if place.is_file() else Cache(place, max_bytes=max_bytes) for place in project]
     return (*own, Cache(user, max_bytes=max_bytes))
 

@@ -1,9 +1,9 @@
 """A bundle: many binaries, their sources and the wisdom that chose them, in one file to carry to another machine.
 
-It is a zip archive, so that people can look inside: `index.json` with the record of each binary, `binaries/` and `sources/`
-by the hash of their content, `wisdom/`. The archive's comment names the format and the index's hash. The index names every
-other hash, which is checked when a member is used. The same input gives the same bytes: it holds no times. It answers like
-a cache, but with any compiler's binaries: whoever opens a bundle wants its content.
+It is a zip archive, so that people can look inside: `index.json` with the record of each binary, `binaries/` and
+`sources/` by the hash of their content, `wisdom/`. The archive's comment names the format and the index's hash. The
+index names every other hash, which is checked when a member is used. The same input gives the same bytes, as it holds
+no times. It answers like a cache, but with binaries of any compiler.
 """
 
 import hashlib
@@ -104,7 +104,7 @@ class Bundle:
         return [self._entry(key, record) for key, record in self._records.items()]
 
     def source(self, key: str) -> str:
-        """The source text of the entry with this key."""
+        """Source of the entry with this key."""
         digest = self._records[key]["source_sha256"]
         return self._read(f"sources/{digest}", digest).decode(errors="replace")
 

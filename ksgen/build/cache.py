@@ -6,11 +6,11 @@
 
 The request digest is over source text, entry and target, so that a machine without a compiler finds what any compiler
 made of it; the key adds the compiler, its version and its options. An entry comes and goes by one rename, so a reader
-sees all of it or none; what a crash of the machine truncates fails its hash when it is next read. Only content
-decides whether an entry is good: times order evictions, and nothing else. What another user can have written is not read.
+sees all of it or none; what a crash of the machine truncates fails its hash when it is next read. Only content decides
+whether an entry is good: times order evictions, and nothing else. What another user can have written is not read.
 
-Removed is what shows by itself that it is the cache's: a folder named by digests that holds nothing but an entry's two files,
-and a refused source whose content still has the digest in its name.
+Removed is what shows by itself that it is the cache's: a folder named by digests that holds nothing but an entry's two
+files, and a refused source whose content still has the digest in its name.
 """
 
 import contextlib
@@ -215,7 +215,8 @@ class Cache:
         return freed
 
     def _grow(self, size: int) -> None:
-        """Evicts when the cache is over its cap, and a tenth more than needed, so that the next put does not evict again."""
+        """Evicts when the cache is over its cap, and a tenth more than needed, so that the next put does not evict
+        again."""
         counted = sum(_usage(path)[1] for path in self._paths()) if self._bytes is None else self._bytes + size
         self._bytes = counted
         if counted > self.max_bytes:
@@ -247,7 +248,8 @@ def _read(path: Path) -> Binary:
 
 
 def _has_no_files(path: Path) -> bool:
-    """Whether something lies there that is not a folder with both files: one is missing, or a file or a link is in its place."""
+    """Whether something other than a folder with both files lies there: one is missing, or replaced by a file or
+    link."""
     try:
         with os.scandir(path) as found:
             return not _FILES.issubset(each.name for each in found if each.is_file(follow_symlinks=False))
@@ -305,7 +307,7 @@ def _move_into_place(aside: Path, path: Path) -> None:
                 raise
             shutil.rmtree(aside, ignore_errors=True)  # another process stored the same first
             return
-    raise FileNotFoundError(f"{path.parent} is removed as often as it is made")
+    raise FileNotFoundError(f"{path.parent} was removed each time it was created; try again")
 
 
 def _usage(path: Path) -> tuple[float, int]:

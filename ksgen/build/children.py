@@ -79,7 +79,7 @@ def compile_seconds() -> float:
 
 @contextmanager
 def working_folder(what: str) -> Iterator[str]:
-    """A folder for what a compiler reads and writes, and for its own temporary files: a killed compiler leaves nothing behind."""
+    """Temporary folder for everything that a compiler reads and writes; a killed compiler leaves nothing behind."""
     try:
         with temporary_folder("build") as folder:
             yield folder
@@ -107,7 +107,8 @@ def _start(command: tuple[str, ...], folder: str | None, environment: dict[str, 
 
 @contextmanager
 def _guarded_group() -> Iterator[int]:
-    """A process group that ends if this process is killed: a shell in it then finds its input closed. 0: one without a shell."""
+    """Process group that ends if this process is killed, because its shell then finds its input closed; 0 without a
+    shell."""
     guard: subprocess.Popen[bytes] | None = None
     with suppress(OSError):  # no shell, or no room for another process
         guard = subprocess.Popen(

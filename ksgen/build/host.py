@@ -1,8 +1,8 @@
-"""The host's own C++ compiler: makes shared libraries of OpenCL C texts for processors. Calls nothing that it made.
+"""Builds shared libraries for processors from OpenCL C sources by the host's own C++ compiler. Calls no library.
 
-Looked for in this order: `KSGEN_CXX`, then c++, g++, clang++ on PATH, GCC before Clang, then the `ziglang` package. `host_words.hpp` is
-put before a text: the words of OpenCL C in C++, and `host_tiles.hpp`, where it uses matrix tiles. Behind it comes, for each entry, a
-function that walks through work groups.
+The search order is `KSGEN_CXX`, then c++, g++, clang++ on PATH, GCC before Clang, then the `ziglang` package.
+`host_words.hpp`, which defines OpenCL C in C++, is put before a source, and `host_tiles.hpp` if it uses matrix tiles.
+Behind the source follows a function per entry that loops over work groups.
 """
 
 import functools
@@ -31,7 +31,7 @@ KEEPS_REGISTERS = (
     '#pragma GCC optimize("no-tree-coalesce-vars")\n'  # for sums that instructions of `asm` add to: else GCC moves half of them
 )
 TILES = Path(__file__).with_name("host_tiles.hpp")
-# A kernel for compilers that may lack what the words are made of: vectors that are picked from, widened and narrowed.
+# Trial kernel for compilers that may lack a feature of the snippets: selecting from, widening and narrowing vectors.
 TRIAL = """#define ENTRY(...) __kernel __attribute__((reqd_work_group_size(__VA_ARGS__, 1)))
 ENTRY(1, 1)
 void ks_trial(__global const half* x, __global half* y) {
@@ -56,7 +56,8 @@ class HostCompiler:
 
     @property
     def version(self) -> str:
-        """Its first line, which tells GCC from Clang, what it is always given, and a digest of the words that it takes texts with."""
+        """First line of its version, the options it is always given, and a digest of the snippets that sources are
+        compiled with."""
         given = f" {shlex.join(self.command[1:])}" if self.command[1:] else ""
         return f"{_first_line(self.command)}{given}, {_digest_of_words()}"
 
@@ -65,7 +66,7 @@ class HostCompiler:
 
     @property
     def is_proven(self) -> bool:
-        """Whether it is GCC from 12 on, which takes all texts. Others may be too old, or find no C++ library."""
+        """Whether it is GCC from 12 on, which compiles all sources. Others may be too old, or find no C++ library."""
         release = re.search(r"^\S+ \(.*\) (\d+)\.", _first_line(self.command))
         return release is not None and int(release[1]) >= 12
 
@@ -73,7 +74,7 @@ class HostCompiler:
         return options_of(self, set_of(target))
 
     def macros(self, target: str) -> frozenset[str]:
-        """What it defines of itself for a target, such as `__AVX2__`."""
+        """Macros that the compiler defines for a target, such as `__AVX2__`."""
         said = current_children.get().run((*self.command, *self.options(target), "-dM", "-E", "-x", "c++", os.devnull))
         return frozenset(re.findall(r"^#define (\w+)", said.log, re.MULTILINE))
 
@@ -93,7 +94,7 @@ class HostCompiler:
             raise ToolchainError(f"{entry}: {who} makes no code for {named.name}; it takes {named.built_by}; KSGEN_CXX names another")
 
     def compile_whole(self, source: str, name: str, target: str) -> bytes:
-        """The shared library that a C++ source becomes."""
+        """Compile a C++ source into a shared library and return its bytes."""
         with working_folder(name) as folder:
             Path(folder, f"{name}.cpp").write_text(source, encoding="utf-8")
             finished = current_children.get().run((*self.command, *self.options(target), f"{name}.cpp", "-o", f"{name}.so"), folder)
@@ -107,7 +108,7 @@ class HostCompiler:
 
 
 def source_of(text: str, entries: Sequence[str]) -> str:
-    """What the compiler is given: words, the text, and a walk for each entry."""
+    """Input of the compiler: snippets, the source, and a loop over work groups per entry."""
     unrolled = text.replace('_Pragma("unroll")', '_Pragma("GCC unroll 64")')
     walks = [f"HOST_WALK({entry})\n" for entry in entries]
     tiles = TILES.read_text(encoding="utf-8") if "tile_begin(" in text else ""
@@ -116,12 +117,12 @@ def source_of(text: str, entries: Sequence[str]) -> str:
 
 
 def find_host_compiler() -> HostCompiler:
-    """The first that is found; `ToolchainError` if there is none."""
+    """First compiler found; `ToolchainError` if there is none."""
     return host_compilers()[0]
 
 
 def host_compilers() -> tuple[HostCompiler, ...]:
-    """All that are found, in the order in which they are tried. `ToolchainError` if there are none."""
+    """Compilers found here, in search order; `ToolchainError` if there is none."""
     found = _find(os.environ.get("KSGEN_CXX"), variable("PATH"))
     if isinstance(found, str):
         raise ToolchainError(found)
@@ -129,18 +130,18 @@ def host_compilers() -> tuple[HostCompiler, ...]:
 
 
 def host_target() -> str:
-    """What libraries are built for: this machine's instructions. Those of another processor may not run here."""
+    """Target of libraries for this machine's instructions; they may not run on another processor."""
     return f"host {platform.system()} {instruction_set()}"
 
 
 def instruction_set() -> str:
-    """Of this processor, in two words. A binary that uses all of it may not run on another."""
+    """Name of this processor's architecture and a digest of its instructions."""
     return f"{platform.machine()} {digest_of_processor()}"
 
 
 @functools.cache
 def _makes(compiler: HostCompiler, named: InstructionSet) -> bool:
-    """Whether it knows the instructions that a set adds: it defines a word for each."""
+    """Whether the compiler knows the instructions that a set adds: it defines a macro for each."""
     wanted = {f"__{each.replace('-', '_').upper()}__" for each in named.added}
     return wanted <= compiler.macros(named.target)
 
@@ -151,7 +152,7 @@ def _digest_of_words() -> str:
 
 
 def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[str, ...]:
-    """For an instruction set; None: for all that this processor has."""
+    """Compiler options for an instruction set; None stands for all instructions of this processor."""
     is_x86, is_zig = compiler.builds_for == "x86_64", "ziglang" in compiler.command
     is_clang = is_zig or _is_clang(compiler)
     features = named.features if named else processor_features()
@@ -163,9 +164,10 @@ def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[st
 
 
 def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, ...]:
-    """How far to optimize. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has; by -O2 too, where it
-    shares a register between a sum and its copies. GCC for ARM and Clang for any processor do the same if they reorder instructions
-    before they choose registers: loads come so early that no registers are left for sums.
+    """How far to optimize. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has; by
+    -O2 too, where it shares a register between a sum and its copies. GCC for ARM and Clang for any processor do the
+    same if they reorder instructions before they choose registers: loads come so early that no registers are left for
+    sums.
     """
     if is_clang:
         return ("-O3", "-mllvm", "-enable-misched=false")
@@ -191,7 +193,7 @@ def _links(named: InstructionSet | None, is_zig: bool) -> tuple[str, ...]:
 
 
 def compiler_for(target: str) -> HostCompiler:
-    """The host's own, or, for another architecture, a cross compiler."""
+    """The host's own compiler, or a cross compiler for another architecture."""
     named = set_of(target)
     if named is None or named.machine == machine():
         return find_host_compiler()
@@ -216,7 +218,7 @@ def _builds_for(command: tuple[str, ...]) -> str:
 
 @functools.lru_cache
 def _find(named: str | None, path: str | None) -> tuple[HostCompiler, ...] | str:
-    """Compilers, or why there is none."""
+    """Compilers found, or the reason why there is none."""
     if named:
         command = tuple(map(_absolute, shlex.split(named)))
         if command and shutil.which(command[0], path=path):
@@ -239,7 +241,8 @@ def _is_clang(compiler: HostCompiler) -> bool:
 
 
 def _absolute(word: str) -> str:
-    """A program of a command, such as a compiler behind `ccache`, from the folder where it is meant; any other word unchanged."""
+    """A program of a command, such as a compiler behind `ccache`, from the folder where it is meant; any other word
+    unchanged."""
     found = program(word)
     return found if os.path.isfile(found) else word
 

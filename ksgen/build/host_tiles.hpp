@@ -49,7 +49,7 @@ struct tiles_f16 : TileInstructions {
 
 #if !defined(HAS_TILES_OF_BF16) || !defined(HAS_TILES_OF_F16)
 #if !defined(__FMA__) && !defined(__AMX_TILE__)
-#error "matrix tiles are played by the FMA units of an x86 processor: this one has none"
+#error "matrix tiles are emulated by the FMA units of an x86 processor: this one has none"
 #endif
 struct PlayedTiles {
     TileState state;
@@ -244,7 +244,7 @@ static inline TileRow convert_both_bfloat16(const float16 lower, const float16 u
 #endif
 }
 
-// two vectors of 16-bit numbers, from the boundary of a cache line on, past the caches
+// two vectors of 16-bit numbers, from the boundary of a cache line on, by streaming stores
 static inline void store_both_past(const ushort16 lower, const ushort16 upper, ushort* to) {
     host::store_past(tile_row(lower, upper), (TileRow*)to);
 }

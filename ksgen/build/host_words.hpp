@@ -368,7 +368,7 @@ inline Vector<float, 8> Bytes<8>::to_float(const Vector<signed char, 8> value) {
 }
 #endif
 
-// ---- stores past the caches, piece by piece
+// ---- streaming stores, piece by piece
 
 template <class V>
 static inline void store_past(const V value, V* to) {
@@ -397,7 +397,7 @@ template <class... A, int... I>
 static inline void walk(void (*entry)(A...), const int64_t* arguments, const long first, const long last, Sequence<int, I...>) {
     for (group = first; group < last; ++group) entry((A)arguments[I]...);
 #ifdef __SSE2__
-    _mm_sfence();  // what was stored past the caches is there for all threads
+    _mm_sfence();  // makes streaming stores visible to all threads
 #endif
 }
 template <class... A>

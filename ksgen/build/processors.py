@@ -1,4 +1,4 @@
-"""This machine's processor as the system describes it, and the instruction sets that binaries are built for by name. Runs no compiler.
+"""Describes this machine's processor, and the instruction sets that binaries are built for by name. Runs no compiler.
 
 A binary for an instruction set runs on every processor that has it; one for the host uses all that this processor has.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 _MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # Linux's names for what other systems call so
-_MACOS = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")  # where macOS tells what an x86 has
+_MACOS = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")  # macOS settings that list an x86's features
 _LINUX_NAMES = {"avx1.0": "avx", "sse3": "pni", "lahf": "lahf_lm", "lzcnt": "abm"}  # for what macOS calls so
 
 _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
@@ -24,12 +24,12 @@ _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 _BF16 = _V4 | {"avx512_bf16"}
 _AMX = _BF16 | {"amx_bf16", "amx_tile"}
 _AMX_FP16 = _AMX | {"amx_fp16"}
-ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # a system call of x86-64, what it is to do, and for which state
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # x86-64 system call, its operation and its state component
 
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """What `--arch` names: instructions that a group of processors has in common."""
+    """Instructions that a group of processors has in common, by the name that `--arch` takes."""
 
     name: str
     machine: str
@@ -79,12 +79,12 @@ def machine() -> str:
 
 
 def instruction_sets_here() -> tuple[InstructionSet, ...]:
-    """Those that this processor has, the best first."""
+    """Instruction sets that this processor has, the best first."""
     return tuple(each for each in INSTRUCTION_SETS.values() if not why_not_here(each))
 
 
 def why_not_here(instruction_set: InstructionSet) -> str:
-    """Why this processor does not run it; empty if it does."""
+    """Reason why this processor does not run the instruction set; empty if it does."""
     if instruction_set.machine != machine():
         return f"this processor is {machine()}"
     if lacking := sorted(instruction_set.features - processor_features()):
@@ -102,20 +102,20 @@ def tiles_are_permitted() -> bool:
 
 
 def set_of(target: str) -> InstructionSet | None:
-    """The one whose target it is, on a system like this one; None for any other target."""
+    """Instruction set with this target, on a system like this one; None for any other target."""
     return next((each for each in INSTRUCTION_SETS.values() if each.target == target), None)
 
 
 @functools.cache
 def digest_of_processor() -> str:
-    """Equal for processors that have the same instructions."""
-    return hashlib.sha256((_told() or platform.processor()).encode()).hexdigest()[:8]
+    """Digest of this processor's instructions, equal for processors that have the same ones."""
+    return hashlib.sha256((_reported_features() or platform.processor()).encode()).hexdigest()[:8]
 
 
 @functools.cache
 def processor_features() -> frozenset[str]:
-    """By Linux's names: avx2, avx512f, asimd."""
-    return frozenset(_told().split())
+    """Instruction set extensions of this processor by Linux's names: avx2, avx512f, asimd."""
+    return frozenset(_reported_features().split())
 
 
 @functools.cache
@@ -126,8 +126,8 @@ def processor_name() -> str:
     return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
 
 
-def _told() -> str:
-    """The system's own list."""
+def _reported_features() -> str:
+    """Features as the system reports them, separated by spaces."""
     with suppress(OSError):
         if found := re.search(r"^(?:flags|Features)\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE):
             return found[1]
@@ -140,7 +140,7 @@ def _told() -> str:
 
 
 def _sysctl(name: str) -> str:
-    """What macOS says; nothing elsewhere."""
+    """Value of a macOS system setting; empty elsewhere."""
     with suppress(OSError, subprocess.SubprocessError):
         if platform.system() == "Darwin":
             return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,4 +1,4 @@
-"""What is told of a source that a compiler refused, and where it is kept for the user to look at. Runs no compiler."""
+"""Reports a source that a compiler refused, and keeps the source for the user. Runs no compiler."""
 
 import hashlib
 import os
@@ -15,12 +15,12 @@ from ksgen.files import write
 from ksgen.ownership import make_folder
 
 
-def refusal(told: str, name: str, text: str, log: str, command: Callable[[str], Iterable[str]] | None = None) -> ToolchainError:
-    """The error for a source that does not build: `told` and the first complaint, the kept source, the command to repeat.
+def refusal(summary: str, name: str, text: str, log: str, command: Callable[[str], Iterable[str]] | None = None) -> ToolchainError:
+    """Error for a source that does not build: summary, first complaint, kept source, and the command to repeat.
 
     `name` is the source's file name; `command` makes the command from the place where it was kept.
     """
-    message = f"{told}: {first_error(log)}"
+    message = f"{summary}: {first_error(log)}"
     if kept := _keep(text, name, log):
         message += f"\n  source: {kept}"
         message += f"\n  repeat: {shlex.join(command(str(kept)))}" if command else ""
@@ -35,15 +35,16 @@ def first_error(log: str) -> str:
 
 
 def _keep(text: str, name: str, log: str) -> Path | None:
-    """Keep it in the cache's folder, where a source always goes to the same file; else in a new folder with an unpredictable name."""
+    """Keep the source in the cache's folder under a name that depends on its content, else in a new temporary
+    folder."""
     file = Path(f"{Path(name).stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}{Path(name).suffix}")
     for folder in (paths.cache_dir() / "failed", None):
         with suppress(OSError, KsgenError):
             folder = folder or Path(tempfile.mkdtemp(prefix="ksgen-failed-"))
             make_folder(folder)
-            kept, told = folder / file, folder / file.with_suffix(".log")
-            if all(each.is_file() or not os.path.lexists(each) for each in (kept, told)):  # else a pipe, which may never be read
+            kept, kept_log = folder / file, folder / file.with_suffix(".log")
+            if all(each.is_file() or not os.path.lexists(each) for each in (kept, kept_log)):  # else a pipe, which may never be read
                 write(kept, text)
-                write(told, log)
+                write(kept_log, log)
                 return kept
     return None

@@ -1,4 +1,4 @@
-"""What goes into a build (`Request`, `Compiler`), what comes out (`Binary`, `Resources`), and their digests and records.
+"""Defines input (`Request`, `Compiler`) and output (`Binary`, `Resources`) of a build, with their digests and records.
 
 Runs nothing and touches no file.
 """
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ksgen.values import excerpt
 
 _PROVENANCE = ("compiler", "compiler_version", "options")  # of a binary: what its key adds to its request
-FORMAT = 1  # raise it when records or digests change: what was stored before is then never found, and ages out
+FORMAT = 1  # raise it when records or digests change; older entries are then never found, and age out
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Binary:
 
 
 class Compiler(Protocol):
-    """Turns one source text into one binary. Its name, version and options are part of a cache key."""
+    """Compiles one source to one binary. Its name, version and options are part of a cache key."""
 
     @property
     def name(self) -> str: ...
@@ -50,13 +50,13 @@ class Compiler(Protocol):
     def options(self, target: str) -> tuple[str, ...]: ...
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
-        """Raises `ToolchainError`, with the compiler's first complaint, if the text is refused."""
+        """Compile; `ToolchainError` with the compiler's first complaint if the source is refused."""
         ...
 
 
 @dataclass(frozen=True)
 class Request:
-    """One source text, for one target, of which one entry will be launched."""
+    """One source for one target, one entry of which will be launched."""
 
     text: str
     entry: str

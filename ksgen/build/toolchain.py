@@ -1,11 +1,12 @@
-"""Which compiler makes CUDA binaries on this machine, and how to run it. Needs no GPU, and never looks into a cache.
+"""Finds the compiler of CUDA binaries on this machine, and runs it. Needs no GPU, and never reads a cache.
 
 Looked for in this order: nvcc in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the usual folders of toolkits, in the
-`nvidia-cuda-nvcc` package; then NVRTC through `cuda-bindings`, which needs no host compiler. One whose binaries this machine's
-driver can load comes before one that is newer than the driver. One that turns out not to work here, because it does not know
-the target or its host compiler does not suit it, gives way to the next, unless the user named it.
+`nvidia-cuda-nvcc` package; then NVRTC through `cuda-bindings`, which needs no host compiler. One whose binaries this
+machine's driver can load comes before one that is newer than the driver. One that turns out not to work here, because
+it does not know the target or its host compiler does not suit it, gives way to the next, unless the user named it.
 
-Spills are no error: they are a number in `Resources`, because whether they cost more than they save is for a measurement to say.
+Spills are no error: they are a number in `Resources`, because whether they cost more than they save is for a
+measurement to say.
 """
 
 import ctypes
@@ -46,7 +47,7 @@ class UnfitError(ToolchainError):
 
 
 class _NoAnswerError(ToolchainError):
-    """A program that is called nvcc and does not answer as nvcc does."""
+    """A program called nvcc does not answer like nvcc."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Nvcc:
 
     def options(self, target: str) -> tuple[str, ...]:
         number = target.removeprefix("sm_")
-        return (*_LANGUAGE, "-cubin", f"-gencode=arch=compute_{number},code=sm_{number}", *_told())
+        return (*_LANGUAGE, "-cubin", f"-gencode=arch=compute_{number},code=sm_{number}", *_report_options())
 
     def command(self, source: str, entry: str, target: str) -> tuple[str, ...]:
         """The command that makes `name.cubin` from `name.cu`."""
@@ -94,7 +95,7 @@ class Nvcc:
     def _started(self, source: str, entry: str, target: str) -> tuple[str, ...]:
         """The command itself, or the starter's, which says by itself that it wants a cubin, and for which target."""
         if self.starter:
-            return (*self.starter, self.path, target, source, *_LANGUAGE, *_told())
+            return (*self.starter, self.path, target, source, *_LANGUAGE, *_report_options())
         return self.command(source, entry, target)
 
     @contextmanager
@@ -178,19 +179,19 @@ def find_compiler(name: str | None = None) -> CudaCompiler:
 
 
 def compilers(name: str | None = None) -> list[CudaCompiler]:
-    """All that the search finds, in the order in which they are tried."""
+    """Compilers that the search finds, in search order."""
     return list(_in_order(name, *map(variable, _SURROUNDINGS)))
 
 
 def fit_for(compiler: CudaCompiler, target: str) -> CudaCompiler:
-    """The compiler, or the one that was taken in its place for this target before."""
+    """The compiler, or its substitute for this target."""
     while (error := _unfit.get((compiler, target))) and compiler.is_found:
         compiler = instead_of(error, target)
     return compiler
 
 
 def instead_of(unfit: UnfitError, target: str) -> CudaCompiler:
-    """The next compiler of the search, told once; the error itself where the user named the compiler, or none is left."""
+    """The next compiler of the search; warns once. Raises the error if the user named the compiler, or none is left."""
     failed = unfit.compiler
     if not failed.is_found:
         if failed.name == "nvcc" and os.environ.get("KSGEN_NVCC"):
@@ -209,7 +210,8 @@ def instead_of(unfit: UnfitError, target: str) -> CudaCompiler:
 
 
 def trial(compiler: CudaCompiler, target: str) -> str:
-    """Why it does not build for the target here, in one line; empty if it does. Compiles three lines."""
+    """Reason why the compiler does not build for the target here, in one line; empty if it does. Compiles three
+    lines."""
     try:
         compiler.compile('extern "C" __global__ void trial(float *y) { y[threadIdx.x] = 1.0f; }\n', "trial", target)
     except ToolchainError as error:
@@ -222,14 +224,15 @@ def warnings_are_errors() -> bool:
 
 
 def is_newer_than_driver(version: str) -> bool:
-    """Whether this machine's driver is of an older CUDA than a compiler of this version, whose binaries it then cannot load."""
+    """Whether the compiler's CUDA is newer than this machine's driver, which then cannot load its binaries."""
     from ksgen.install import served_cuda  # asks the driver's library
 
     return 0 < served_cuda() // 1000 < int(version.partition(".")[0])
 
 
 def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
-    """`sm_80,sm_90a` as targets, each once, in that order. Each is one of this compiler, or of one that may take its place."""
+    """Parse `sm_80,sm_90a` into distinct targets in that order. Each is one of this compiler, or of a possible
+    substitute."""
     targets = tuple(dict.fromkeys(target for part in text.split(",") if (target := part.strip())))
     if not targets:
         raise ToolchainError(f"no target in {excerpt(text)}; try sm_90a, or sm_80,sm_90a")
@@ -247,8 +250,8 @@ def _offered(compiler: CudaCompiler) -> tuple[str, ...]:
         return ()
 
 
-def _told() -> tuple[str, ...]:
-    """Options for what nvcc says: resources, and in tests warnings as errors."""
+def _report_options() -> tuple[str, ...]:
+    """Options that make nvcc report resources, and in tests treat warnings as errors."""
     return (*(("-Werror", "all-warnings") if warnings_are_errors() else ()), "-Xptxas", "-v")
 
 
@@ -266,7 +269,8 @@ def _refusal(compiler: CudaCompiler, text: str, entry: str, target: str, log: st
 
 
 def is_of_the_machine(log: str, source: str) -> bool:
-    """Whether nvcc's first complaint is about something else than the source: itself, its host compiler, or their headers."""
+    """Whether nvcc's first complaint is about something else than the source: itself, its host compiler, or their
+    headers."""
     line = first_error(log)
     place = re.match(r"(\S+?)[(:]\d+", line)
     return bool(re.match(r"nvcc (fatal|error)|(sh|gcc|g\+\+|cc|cc1plus|collect2|ld):", line) or (place and Path(place[1]).name != source))
@@ -285,21 +289,22 @@ def _install_hint() -> str:
     nvrtc = f"{install_line(cuda_extra())} brings NVRTC"
     if 0 < served_cuda() < NEWEST * 1000:  # a driver that loads no binary of the packaged nvcc
         return nvrtc
-    return f"{nvrtc}; {install_line('nvcc')} brings nvcc, to use beside g++"
+    return f"{nvrtc}; {install_line('nvcc')} brings nvcc, which needs g++"
 
 
 _unfit: dict[tuple[CudaCompiler, str], UnfitError] = {}  # what was tried in this process and did not work, by target
 
 
 def _reason(unfit: UnfitError) -> str:
-    """In one line, with the compiler's path, as several may have the same version."""
-    told = str(unfit).splitlines()[0]
-    return told if str(unfit.compiler) in told else f"{unfit.compiler}: {told}"
+    """The error in one line, with the compiler's path, because several may have the same version."""
+    line = str(unfit).splitlines()[0]
+    return line if str(unfit.compiler) in line else f"{unfit.compiler}: {line}"
 
 
 @functools.lru_cache
 def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
-    """A compiler, or why there is none. The arguments are the whole environment that the answer depends on."""
+    """A compiler, or the reason why there is none. The arguments are the whole environment that the result depends
+    on."""
     named, path, _, _, host = surroundings
     if named and name != "nvrtc" and not shutil.which(named, path=path):
         return f"KSGEN_NVCC={named} names nothing that runs; give the path of nvcc, or unset it"

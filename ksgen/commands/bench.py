@@ -1,4 +1,4 @@
-"""`ksgen bench` and `ksgen bench model`. Each other subcommand has a module of its own beside this one."""
+"""`ksgen bench` and `ksgen bench model`. Each other subcommand has a module of its own in this package."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -59,8 +59,8 @@ def model_command(
 ) -> None:  # fmt: skip
     """Time a model and its modules with dense and with Kronecker-sparse layers, taking turns, and show the ratios.
 
-    Forward passes use frozen sparse layers; training steps do not. decode is a forward pass of one token per sequence: what linear layers
-    see in decoding. The keys and values of earlier tokens are no part of it.
+    Forward passes use frozen sparse layers; training steps do not. decode is a forward pass of one token per sequence:
+    what linear layers see in decoding. The keys and values of earlier tokens are no part of it.
 
     \b
     Examples:

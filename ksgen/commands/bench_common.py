@@ -119,7 +119,7 @@ class Selection:
         return left
 
     def jobs(self, device: "Device", most_d: int | None = None) -> list["Job"]:
-        """Pattern by pattern: whatever the time limit cuts off, the patterns reached are complete."""
+        """Jobs pattern by pattern, so that a time limit leaves complete patterns."""
         from ksgen.bench.problem import Job
 
         batch = self.batch or default_batch(device.limits)
@@ -142,7 +142,7 @@ class Done:
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that say what to measure and where to write; the command gets them as a `Selection`, its first argument."""
+    """Add options for the jobs and the log; the command receives them as a `Selection`, its first argument."""
 
     @wraps(function)
     def with_selection(**given: Any) -> Any:
@@ -157,7 +157,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def measure(
     selection: Selection, protocol: "Protocol", quantity: Callable[["Device"], "Quantity"], most_d: int | None = None
 ) -> Done:  # fmt: skip
-    """Measure the selected jobs, and write the log's rows beside the log."""
+    """Measure the selected jobs, and write the log's rows next to the log."""
     deadline = ends_at(selection.begun, selection.seconds)
     check_log_name(selection.output)
     from ksgen.bench.runner import Runner
@@ -169,7 +169,7 @@ def measure(
 
 
 def ends_at(begun: float, seconds: float | None) -> float:
-    """When a run is over that may take so long; None: as long as it takes."""
+    """Time at which a run of so many seconds ends; None for no limit."""
     return begun + (inf if seconds is None else seconds)
 
 
@@ -177,7 +177,8 @@ def measure_by(
     kind: "type[Runner]", output: Path, device: "Device", protocol: "Protocol", quantity: "Quantity", jobs: Sequence["Asked"],
     deadline: float, unfit: str,
 ) -> Done:  # fmt: skip
-    """Measure jobs into a log, and write its rows beside it. `unfit`: what is told where all is done and nobody was measured."""
+    """Measure jobs into a log, and write its rows next to it. `unfit` is the error if all is done and no job was
+    measured."""
     from ksgen.bench.facts import run_facts
     from ksgen.bench.log import Log
 
@@ -193,11 +194,11 @@ def measure_by(
 
 def check_log_name(output: Path) -> None:
     if output.suffix != ".jsonl":
-        raise SpecError(f"-o {output}: the log is a .jsonl file; its rows go to the .csv beside it")
+        raise SpecError(f"-o {output}: the log is a .jsonl file; its rows go to the .csv next to it")
 
 
-def print_told(done: Done, as_json: bool, tables: Callable[[Sequence["Row"]], Sequence["Table"]]) -> None:
-    """Print what was measured: a few lines and the tables of its rows."""
+def print_results(done: Done, as_json: bool, tables: Callable[[Sequence["Row"]], Sequence["Table"]]) -> None:
+    """Print the measured rows: a few lines and tables."""
     from ksgen.bench.rows import read_rows
     from ksgen.bench.tables import in_doubt
 
@@ -222,7 +223,7 @@ def print_told(done: Done, as_json: bool, tables: Callable[[Sequence["Row"]], Se
 def print_done(done: Done, as_json: bool) -> None:
     from ksgen.bench.tables import energy, overview
 
-    print_told(done, as_json, lambda rows: (overview(rows), energy(rows)))
+    print_results(done, as_json, lambda rows: (overview(rows), energy(rows)))
 
 
 def print_table(table: "Table") -> None:
@@ -246,7 +247,8 @@ def check_library(name: str, needed_for: str, extra: str) -> None:
 
 
 def patterns_named(named: str | None, subset: int | None, most_d: int | None = None, most_weights: int | None = None) -> list[Pattern]:
-    """The first `subset` patterns that `named` stands for, of at most `most_weights`; without it the paper's, with d up to `most_d`."""
+    """First `subset` patterns of `named` with at most `most_weights`; without `named` the paper's, with d up to
+    `most_d`."""
     from ksgen.bench.published import published_patterns
     from ksgen.spec import load, paper_patterns, stratified
 
@@ -264,7 +266,7 @@ def patterns_named(named: str | None, subset: int | None, most_d: int | None = N
 
 
 def write_rows(log: Path) -> list[Path]:
-    """Write the log's rows beside it as CSV, and as Parquet if pyarrow is installed."""
+    """Write the log's rows next to it as CSV, and as Parquet if pyarrow is installed."""
     from ksgen.bench.rows import read_rows, write_csv, write_parquet
 
     rows = read_rows(log)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 @click.option("--seconds", "long", type=click.FloatRange(min=0.1), default=2.5, show_default=True, help="Length of one measurement.")
 @json_option
 def command(selection: Selection, measurements: int, long: float, as_json: bool) -> None:
-    """Measure the energy per run of each contender on an NVIDIA GPU. The idle GPU's energy is measured first and subtracted.
+    """Measure the energy per run of each contender on an NVIDIA GPU. The idle GPU's energy is measured first and
+    subtracted.
 
     Name the file of `ksgen bench paper` to have times and joules in one row. Use the GPU for nothing else meanwhile.
 

@@ -18,7 +18,7 @@ from ksgen.commands.bench_common import (
     ends_at,
     log_option,
     measure_by,
-    print_told,
+    print_results,
     seconds_option,
     words_from,
 )
@@ -51,13 +51,13 @@ _PRECISIONS, _LAYOUTS = words_from(COMPARISONS, "precision"), words_from(LAYOUTS
 _WAYS, _ACTIVATION = words_from(WAYS, "contender"), click.Choice(list(ACTIVATIONS))
 
 
-@click.command("layers", short_help="Time whole layers: one launch beside a launch per factor, PyTorch and the dense layer.")
+@click.command("layers", short_help="Time layers: one launch against one per factor, PyTorch and the dense layer.")
 @click.argument("named", nargs=-1, metavar="[transformers|random|SPEC]...")
 @click.option("--batch", "batches", type=_batches, metavar="NUMBERS", help=f"Batch sizes.  [default: {BATCHES}; a spec's own]")
 @click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help="Precisions.  [default: float32; a spec's own]")
 @click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: both; a spec's own]")
 @click.option("--subset", type=click.IntRange(min=1), help="Take only so many of the layers, the first ones.")
-@click.option("--beside", type=click.IntRange(min=2), help="Measure groups of so many of each on one x too, such as 3 for q, k and v.")
+@click.option("--beside", type=click.IntRange(min=2), help="Also measure groups of so many of each on one x, such as 3 for q, k and v.")
 @click.option("--between", type=_ACTIVATION, help="After all factors but the last.  [default: none; a spec's own]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output, if a spec does not.")
 @click.option("--activation", type=_ACTIVATION, help="Applied after the bias.  [default: none; a spec's own]")
@@ -78,11 +78,12 @@ def command(
     names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
     seconds: float | None, output: Path, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time whole layers, all ways taking turns: one launch of all factors, a launch for each, KSLinear, PyTorch's products for each factor,
-    and the dense layer of the same shape. Every result is checked against float64.
+    """Time layers by several contenders in turns: one launch of all factors, one launch per factor, KSLinear, PyTorch's
+    products per factor, and the dense layer of the same shape. Every result is checked against float64.
 
-    transformers (the default): 24 chains of the sizes of transformers. random: 24 random pairs of the paper's patterns, from every class of
-    size. A spec: its layers and groups, as it says. A run that was stopped or killed continues when the same command is run again.
+    transformers (the default): 24 chains of the sizes of transformers. random: 24 random pairs of the paper's patterns,
+    from every class of size. A spec: its layers and groups, as it says. A run that was stopped or killed continues when
+    the same command is run again.
 
     \b
     Examples:
@@ -113,7 +114,7 @@ def command(
     done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))
     from ksgen.bench.tables import layers_in_short
 
-    print_told(done, as_json, lambda rows: [layers_in_short(rows)])
+    print_results(done, as_json, lambda rows: [layers_in_short(rows)])
 
 
 def _layers(named: Sequence[str], seed: int) -> list["Layer"]:
@@ -133,7 +134,7 @@ def _layers(named: Sequence[str], seed: int) -> list["Layer"]:
 
 
 def _with(layer: "Layer", between: str | None, activation: str | None, added: Epilogue) -> "Layer":
-    """With what the command asks for in the place of what a spec says."""
+    """Layer with the command's options in place of the spec's."""
     own = layer.epilogue
     whole = Epilogue(own.bias or added.bias, own.activation if activation is None else activation, own.residual or added.residual)
     has_between = any(len(chain) > 1 for chain in layer.chains)

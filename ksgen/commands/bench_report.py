@@ -11,7 +11,7 @@ from ksgen.files import write
 
 @click.command("report", short_help="Make a page, Markdown tables or a picture from a results file.")
 @click.argument("file", type=click.Path(path_type=Path), default=LOG)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"HTML page to write; {REPLACED}.  [default: beside FILE]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"HTML page to write; {REPLACED}.  [default: next to FILE]")
 @click.option(
     "--markdown",
     type=click.Path(path_type=Path, allow_dash=True),
@@ -25,7 +25,8 @@ from ksgen.files import write
 def command(file: Path, output: Path | None, markdown: Path | None, png: Path | None, wholes: tuple[Path, ...]) -> None:
     """Make one self-contained page from the results of `ksgen bench paper` and `ksgen bench energy`.
 
-    FILE is a .jsonl, .csv or .parquet file; paper.jsonl if not given. With --markdown or --png there is no page unless -o names one.
+    FILE is a .jsonl, .csv or .parquet file; paper.jsonl if not given. With --markdown or --png there is no page unless
+    -o names one.
 
     \b
     Examples:

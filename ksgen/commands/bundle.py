@@ -15,8 +15,8 @@ from ksgen.words import counted
 @click.option("--device-name", multiple=True, help="Also pack the constants tuned for this device, such as 'NVIDIA H200'. May be repeated.")
 @json_option
 def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, ...], as_json: bool) -> None:
-    """Pack the sources, binaries and wisdom of a spec into one file. Launchers use it on a machine that has a driver and no compiler,
-    after ksgen.use_bundle("vit.ksb").
+    """Pack the sources, binaries and wisdom of a spec into one file. Launchers use it on a machine that has a driver
+    and no compiler, after ksgen.use_bundle("vit.ksb").
 
     \b
     Examples:

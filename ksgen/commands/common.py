@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ReadBy(click.types.FuncParamType):  # type: ignore[type-arg]  # older versions of click take none
-    """A click type: what a function makes of a text. Its errors say more than click's own, which would replace each `ValueError`."""
+    """Click type that parses by a function, whose errors say more than the ones click derives from a `ValueError`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return self.func(value)
@@ -49,7 +49,7 @@ def named_file(text: str) -> Path:
     return Path(text)
 
 
-REPLACED = "an older one is replaced"  # said by every option that names a file to write
+REPLACED = "an older one is replaced"  # in the help of every option that names a file to write
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 device_option = click.option("--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or part of a name.")
 arch_option = click.option(
@@ -88,7 +88,8 @@ def output_folder(named: Path | None, spec: Spec) -> Path:
 
 
 def check_memory(kernel: KernelSpec, batch: int, limits: "Limits", place: "Place | None" = None) -> None:
-    """Raise `SpecError` if checking a kernel needs more memory than this machine has. `place`: of a spec's batch. Allocates nothing."""
+    """Raise `SpecError` if checking a kernel needs more memory than this machine has. `place` is that of a spec's
+    batch."""
     from ksgen.measure.footprint import footprint
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

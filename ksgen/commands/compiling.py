@@ -48,7 +48,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Aim:
-    """A target, what builds for it, and the texts that launchers render there."""
+    """A target, its compiler, and the sources that launchers render for it."""
 
     target: str
     compiler: Compiler
@@ -58,8 +58,9 @@ class _Aim:
 
 
 def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
-    """Compile every kernel of the spec, and one launch of each layer, for every target: with constants tuned for the named device; without
-    a name with the defaults, and for this processor also with those that were tuned for it.
+    """Compile every kernel and every layer's launch of the spec, for every target, with the named device's constants.
+
+    Without a name the defaults are compiled, and for this processor also the constants tuned for it.
     """
     aims = _aims(arch)
     for aim in aims:
@@ -84,7 +85,7 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
 
 
 def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
-    """What processors need besides kernels, for each of their targets."""
+    """Compile the code that processors need in addition to kernels, for each of their targets."""
     wanted = [(threads_request(aim.target), OfThreads(aim.compiler)) for aim in _aims(arch) if isinstance(aim.compiler, HostCompiler)]
     return [(request, build(request.text, request.entry, request.target, compiler)) for request, compiler in wanted]
 
@@ -122,7 +123,10 @@ def _wisdom(device_name: str) -> Wisdom:
 
 
 def _sources_for(spec: Spec, aim: _Aim, wisdom: Wisdom, is_own: bool) -> list[Source]:
-    """By that wisdom. Where no device was named, and it is the one that will run them, by its own wisdom too."""
+    """Sources of a spec with the constants of that wisdom.
+
+    If no device was named, and this one will run them, sources with its own wisdom are added.
+    """
     found = {source.digest: source for source in _sources(spec, aim.limits, aim.dialect, wisdom)}
     if is_own and aim.device_name and (own := load_wisdom(aim.device_name)).entries():
         found |= {source.digest: source for source in _sources(spec, aim.limits, aim.dialect, own)}
@@ -130,7 +134,7 @@ def _sources_for(spec: Spec, aim: _Aim, wisdom: Wisdom, is_own: bool) -> list[So
 
 
 def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
-    """The sources that launchers on such a target will render: one for each batch that wisdom has and each class of batches."""
+    """Sources that launchers on such a target will render: one per batch in wisdom and per class of batches."""
     classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *FEW]
     sources: dict[str, Source] = {}
 
@@ -150,8 +154,10 @@ def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[S
 
 
 def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom) -> Iterator[tuple[KernelSpec, int]]:
-    """Whole layers and groups in one launch, and the batches at which launchers may take one: where that is expected to be faster, where
-    a search measured it, or always, as the layer's `fuse` says."""
+    """Launches of whole layers and groups, with the batches at which launchers may take them.
+
+    That is where one launch is expected or measured to be faster, or always, as the layer's `fuse` says.
+    """
     kind = "processor" if limits.is_cpu else "cuda"
     for name, launches in spec.launches.items():
         fuse = spec.options_of(name).fuse

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 @device_option
 @json_option
 def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:
-    """Emit a spec, build it, check every kernel against a float64 reference, time it, and show a table. Exit code 1 if a check fails.
+    """Emit a spec, build it, check every kernel against a float64 reference, time it, and show a table. Exit code 1 if
+    a check fails.
 
     \b
     Examples:
@@ -103,7 +104,8 @@ def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batc
 
 
 def _beside_numpy(device: "Device", problem: "Problem", is_called: bool) -> "list[Blocks]":
-    """Seconds of a product as users call it on host arrays, where kernels use host memory, and of NumPy's, in turns."""
+    """Seconds of a product on host arrays as users call it, if kernels use host memory, and of NumPy's product, in
+    turns."""
     from ksgen.measure.trust import block_of, take_blocks
     from ksgen.measure.verify import host_call, numpy_way
 

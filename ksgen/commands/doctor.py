@@ -37,7 +37,8 @@ class Finding:
 @click.command("doctor", short_help="List what is installed and what is missing, with the line that installs it.")
 @json_option
 def command(as_json: bool) -> None:
-    """List what is installed and what is missing, with the line that installs it. Exit code 1 if no kernel can be built and run here.
+    """List what is installed and what is missing, with the line that installs it. Exit code 1 if no kernel can be built
+    and run here.
 
     \b
     Examples:

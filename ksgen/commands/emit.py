@@ -15,7 +15,8 @@ from ksgen.words import counted
 @click.option("--family", help="Emit this family's sources for inspection. Launchers still choose their own.")
 @json_option
 def command(spec: Path, output: Path | None, dialect: str, family: str | None, as_json: bool) -> None:
-    """Write the kernels and launchers of a spec into a folder: one commented source per kernel, a manifest, and a Python module to import.
+    """Write the kernels and launchers of a spec into a folder: one commented source per kernel, a manifest, and a
+    Python module to import.
 
     Files of an earlier emit are replaced and all others stay. If one of them was edited since, nothing is written.
 

@@ -14,7 +14,7 @@ DIGITS = 6  # of every other number
 
 
 def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
-    """Which kernel it is, and the batch that was taken; None: any."""
+    """Facts that identify a kernel, and its batch; None stands for any batch."""
     return {
         "kernel": kernel.name,
         "job": kernel.job,
@@ -30,12 +30,12 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
 
 
 def choice_figures(family: str, constants: Any) -> dict[str, Any]:
-    """What serves it."""
+    """Facts about the family and constants that serve the kernel."""
     return {"family": family, "constants": asdict(constants)}
 
 
 def entry_figures(entry: "Entry") -> dict[str, Any]:
-    """What wisdom holds of it."""
+    """Facts of the kernel's wisdom entry."""
     measured = dict(entry.measured)
     times = {name: measured.pop(name, None) for name in ("median_us", "floor_us")}
     which = kernel_figures(entry.kernel, entry.batch) | {"specialised": entry.kernel.batch is not None}
@@ -43,7 +43,7 @@ def entry_figures(entry: "Entry") -> dict[str, Any]:
 
 
 def tidy(content: Any, name: str = "") -> Any:
-    """The same with numbers rounded: times, which are named `*_us` or stand below such a name, to a nanosecond."""
+    """The same data with times (names or parents end in `_us`) rounded to a nanosecond."""
     if isinstance(content, dict):
         return {each: tidy(value, name if name.endswith("_us") else each) for each, value in content.items()}
     if isinstance(content, list | tuple):

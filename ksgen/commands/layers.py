@@ -1,5 +1,5 @@
-"""Layers as commands take them: the patterns of a chain, others beside it on the same x, and what is done between factors. And which
-kernels their options choose.
+"""Layers in commands: patterns of a chain, other chains on the same x, the activation between factors, and matching
+kernels.
 
 Shared by `run`, `tune` and `show`. Measures nothing.
 """
@@ -35,7 +35,10 @@ def chain_in(text: str) -> Chain:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Of kernels, by a command's options: what patterns become, or which of a spec's count. None: as usual, or any."""
+    """Options of a command that describe kernels: what patterns become, or which of a spec's kernels count.
+
+    None stands for the default, or for any.
+    """
 
     precision: str | None
     layout: str | None
@@ -45,12 +48,12 @@ class Wanted:
 
     @property
     def usual(self) -> tuple[str, str]:
-        """Precision and layout of patterns."""
+        """Precision and layout of patterns, with defaults."""
         return self.precision or "float32", self.layout or "bsf"
 
     @property
     def stored(self) -> tuple[str, str]:
-        """How weights and X of patterns are."""
+        """Storages of weights and X of patterns."""
         return self.weights or SAME, self.inputs or SAME
 
     def counts(self, kernel: KernelSpec) -> bool:
@@ -61,7 +64,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Layer:
-    """What the patterns of a command line and these options say."""
+    """Layer described by the patterns and options of a command line."""
 
     patterns: tuple[Pattern, ...]
     beside: tuple[Chain, ...] = ()  # of a group
@@ -81,20 +84,20 @@ class Layer:
 
     @property
     def told(self) -> str:
-        """What asks for a layer, in the words of the command line."""
+        """Options or arguments that describe a layer, in the words of the command line."""
         return " with ".join([counted(len(self.patterns), "pattern"), *([", ".join(self.given)] if self.given else [])])
 
     @property
     def chains(self) -> tuple[Chain, ...]:
-        """One, or those of a group; `PatternError` on patterns that do not fit each other."""
+        """One chain, or the chains of a group; `PatternError` on patterns that do not fit each other."""
         return Chain(self.patterns), *self.beside
 
     def launch(self, precision: str, layout: str, epilogue: Epilogue, weights: str, inputs: str = SAME) -> KernelSpec | None:
-        """All of it in one launch; None of a single product."""
+        """Kernel of all of the layer in one launch; None for a single product."""
         if self.between != "none" and all(len(chain) < 2 for chain in self.chains):
             raise SpecError(f"--between {self.between} where there is one factor; accepted: a layer's patterns, two or more")
         if self.beside and self.out_layout:
-            raise SpecError(f"--out-layout {self.out_layout} of chains beside each other; accepted: of one chain")
+            raise SpecError(f"--out-layout {self.out_layout} of a group of chains; accepted: of one chain")
         if not is_layer(self.chains, layout, self.out_layout):
             return None
         more: dict[str, Any] = {"between": self.between, "out_layout": self.out_layout, "weights": weights, "inputs": inputs}
@@ -102,8 +105,7 @@ class Layer:
 
 
 def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[KernelSpec, Place | None]":
-    """The first launch that counts of a layer or group of a spec, in the spec's order; of the only one, where none is named. And where its
-    batch stands there."""
+    """First matching launch of a spec's layer or group, or of the only one if none is named, and its batch's place."""
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
@@ -126,7 +128,7 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
 
 
 def takes_layers(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds those options to a command that takes patterns, which come as its `layer`."""
+    """Add options for layers to a command that takes patterns; it receives them as its `layer`."""
 
     @click.option("--beside", type=chain_in, multiple=True, metavar="'A,B,C,D ...'", help="Another chain on the same x. May be repeated.")
     @click.option(

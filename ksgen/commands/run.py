@@ -65,9 +65,9 @@ def command(
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
-    Several patterns are the factors of a layer, from the one that meets x first: their launch as one, beside a launch for each. With
-    --beside it is a group, of this layer and others on the same x. With --spec it is a layer or group of a spec: the first kernel of it
-    that the options name.
+    Several patterns are the factors of a layer, first the one that multiplies x. They are launched as one kernel, and
+    compared with one launch per factor. With --beside it is a group of this layer and others on the same x. With --spec
+    it is a layer or group of a spec: its first kernel that matches the options.
 
     \b
     Examples:
@@ -153,9 +153,9 @@ def command(
 def _of_patterns(
     patterns: tuple[Pattern, ...], layer: Layer, wanted: Wanted, epilogue: Epilogue, stride: str, job: str
 ) -> KernelSpec:  # fmt: skip
-    """One product or gradient, or all of a layer or group in one launch."""
+    """Kernel of one product or gradient, or of all of a layer or group in one launch."""
     if not patterns:
-        accepted = "one, such as ksgen run 1,192,48,2; those of a layer's factors; or --spec FILE"
+        accepted = "one, such as ksgen run 1,192,48,2; one per factor of a layer; or --spec FILE"
         raise PatternError(f"got 0 patterns{' of a layer' if layer.is_asked_for else ''}; accepted: {accepted}")
     if job == "gradient" and (len(patterns) > 1 or layer.is_asked_for):
         raise PatternError(f"--job gradient of {layer.told}; accepted: one pattern, such as ksgen run 1,192,48,2 --job gradient")
@@ -166,11 +166,11 @@ def _of_patterns(
 
 
 def _check_spec(spec: Path | None, named: str | None, given: list[str]) -> None:
-    """Raise `SpecError` where a layer is named of no spec, or a spec is given beside what it says itself."""
+    """Raise `SpecError` for a layer without a spec, or for options that the spec itself states."""
     if spec is None:
         raise SpecError(f"--layer {excerpt(named)} names a layer of a spec; accepted: with --spec FILE")
     if given:
-        raise SpecError(f"{', '.join(given)} beside --spec; accepted with it: what it says of its layers, or patterns without it")
+        raise SpecError(f"{', '.join(given)} with --spec; accepted: the spec's own layers, or patterns without --spec")
 
 
 def _print(figures: dict[str, object], chosen: str) -> None:
@@ -186,7 +186,7 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ("device", "{device} ({runtime})"),
         ("constants", "{family}: {chosen}"),
         ("chosen by", "{why}"),
-        ("error", "{error:.2e} against float64 over {checked_batch_entries} batch entries; {verdict} (at most {tolerance:.1e})"),
+        ("error", "{error:.2e} against float64 over {checked_batch_entries} rows of the batch; {verdict} (at most {tolerance:.1e})"),
         ("time", f"{marked('{median_us:.1f}', why)} us median of {{blocks}} blocks, between {{low_us:.1f}} and {{high_us:.1f}}"),
         ("rate", f"{marked('{gflop_per_s:.1f}', why)} GFLOP/s, {marked('{gbyte_per_s:.1f}', why)} GB/s"),
         (
@@ -199,11 +199,11 @@ def _print(figures: dict[str, object], chosen: str) -> None:
     if each := figures.get("each_factor_us"):
         turn = cast("float", figures.get("turn_us", 0.0))
         apart = sum(cast("list[float]", each)) + turn
-        copied = f", with {turn:.1f} us at least for the copy that turns what lies between" if turn else ""
+        copied = f", with {turn:.1f} us at least for the copy that transposes an intermediate" if turn else ""
         of_each = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")
         ratio = f"{apart / cast('float', figures['median_us']):.2f} of the time of one launch"
         said = _untrusted(why or of_each) if why or of_each else ratio
-        rows.append(("apart", f"{marked(f'{apart:.1f}', of_each)} us for a launch of each factor{copied}: {said}"))
+        rows.append(("apart", f"{marked(f'{apart:.1f}', of_each)} us for one launch per factor{copied}: {said}"))
     floor_us, part = cast("float | None", figures["floor_us"]), cast("float | None", figures["share_of_floor"])
     floor = "none" if floor_us is None else f"{floor_us:.1f} us"
     reached = NO_FLOOR if floor_us is None else "none, as the time is below the floor" if part is None else f"{part:.0%} of the floor"
@@ -215,5 +215,5 @@ def _print(figures: dict[str, object], chosen: str) -> None:
 
 
 def _untrusted(why: str) -> str:
-    """What stands in a ratio's place."""
+    """Text in place of a ratio of unreliable times."""
     return f"not said, as the time cannot be trusted: {why}"

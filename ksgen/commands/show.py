@@ -57,8 +57,10 @@ def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str | None, layout: str | None,
     weights: str | None, inputs: str | None, device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Describe a pattern: its size, which kernel serves it where, its costs, and a picture. Of a chain, whose pattern applied to X first
-    comes first, of a group of chains on one X (--beside) and of a spec's layers: whether each is one launch, and its patterns in short.
+    """Describe a pattern: its size, the kernel that serves it on each device, its costs, and a picture.
+
+    Several patterns are a chain, first the one that multiplies X; --beside adds chains to a group on one X. For chains,
+    groups and layers of a spec, show says whether each is one launch, and describes its patterns in short.
 
     \b
     Examples:
@@ -73,7 +75,7 @@ def command(
     wanted = Wanted(precision, layout, weights, inputs)
     if spec:
         if layer.is_asked_for:
-            raise SpecError(f"{', '.join(layer.given)} beside --spec; accepted with it: what it says of its layers, or patterns without it")
+            raise SpecError(f"{', '.join(layer.given)} with --spec; accepted: the spec's own layers, or patterns without --spec")
         kernels, layers = _of_spec(spec, wanted)
     else:
         kernels, layers = _of_patterns(patterns, layer, wanted)
@@ -95,7 +97,7 @@ def command(
 
 
 def _first(wanted: Wanted, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
-    """Of those that count, without what tells one epilogue, batch or stride from another."""
+    """First kernel that matches the options, without epilogue, batch and stride."""
     return next((replace(each, epilogue=Epilogue(), batch=None, stride="dense") for each in filter(wanted.counts, kernels)), None)
 
 
@@ -128,7 +130,7 @@ def _of_patterns(patterns: tuple[Pattern, ...], layer: Layer, wanted: Wanted) ->
     if len(patterns) > 1 or layer.is_asked_for:
         whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # refuses what is no layer
         layers = {"group" if layer.beside else "chain": _Layer(layer.chains, whole)}
-    meeting = [chain[0] for chain in layer.chains]  # X: what lies between factors is stored as Y is
+    meeting = [chain[0] for chain in layer.chains]  # factors that multiply X; intermediates are stored as Y is
     named = dict.fromkeys((*patterns, *(pattern for chain in layer.beside for pattern in chain)))
     own = {pattern: inputs if pattern in meeting else SAME for pattern in named}
     return [KernelSpec(each, precision, layout, weights=weights, inputs=stored) for each, stored in own.items()], layers
@@ -187,7 +189,8 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice
 
 
 def _faster(kernel: KernelSpec, batch: int) -> dict[str, Any]:
-    """For each kind of device, the family that the cost model expects to be faster than the default, and by what factor."""
+    """For each kind of device, the family that the cost model expects to be faster than the default, and by what
+    factor."""
     from ksgen.families import family_for, faster_family
 
     found = {
@@ -223,15 +226,17 @@ class _Layer:
 
 
 def _describe_layer(layer: _Layer, batch: int, device: str | None) -> dict[str, Any]:
-    """Its sizes; those of each chain of a group; and how it is launched."""
+    """Sizes of a layer, or of each chain of a group, and how it is launched."""
     each = [_describe_chain(chain) for chain in layer.chains]
     sizes = each[0] if len(each) == 1 else {"chains": each}
     return sizes if layer.whole is None else sizes | {"launch": _describe_launch(layer.whole, layer.fuse, batch, device)}
 
 
 def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | None) -> dict[str, Any]:
-    """Which family serves it in one launch on devices of each kind, where that is expected to be faster. Of a device that is named: whether
-    it is one launch there, by its wisdom, and why."""
+    """Family that serves the layer in one launch on each kind of device, where that is expected to be faster.
+
+    For a named device: whether its wisdom makes it one launch there, and why.
+    """
     from ksgen.families import family_for
     from ksgen.launch.fused import shared_out, verdict, verdict_for
 
@@ -263,7 +268,7 @@ def _print_layer(name: str, layer: _Layer, facts: dict[str, Any]) -> None:
         click.echo(f"{name}{of_group}: {told}")
     if not (launch := facts.get("launch")):
         return
-    others = "layer by layer" if len(layer.chains) > 1 else "a launch for each factor"
+    others = "layer by layer" if len(layer.chains) > 1 else "one launch per factor"
     if "why" in launch:
         chosen = ", ".join(f"{word}={value}" for word, value in launch.get("constants", {}).items())
         told = f"one launch, {launch['family']}: {chosen}; {launch['chosen_by']}" if launch["one_launch"] else others
@@ -274,7 +279,7 @@ def _print_layer(name: str, layer: _Layer, facts: dict[str, Any]) -> None:
 
 
 def _by_family(by_device: Mapping[str, str | None], words: Mapping[str | None, str]) -> str:
-    """Devices that are served alike, together."""
+    """Devices grouped by the family that serves them."""
     devices: dict[str | None, list[str]] = {}
     for device, family in by_device.items():
         devices.setdefault(family, []).append(_CORES_TOLD if device == "processor" else device)
@@ -282,7 +287,7 @@ def _by_family(by_device: Mapping[str, str | None], words: Mapping[str | None, s
 
 
 def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
-    """In short; with all there is, and a picture, of a pattern alone."""
+    """Print a pattern in short; a pattern alone with all facts and a picture."""
     from rich.table import Table
     from rich.text import Text
 

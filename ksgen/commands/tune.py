@@ -67,7 +67,8 @@ def command(
     inputs: str | None, job: str | None, chain: bool, batch: int | None, family: str | None, budget: str | None, strategy: str,
     device: str | None, scheduler: str | None, fresh: bool, noise: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find the fastest constants of kernels on this machine's device. They go into the user's wisdom, where launchers find them.
+    """Find the fastest constants of kernels on this machine's device. They go into the user's wisdom, where launchers
+    find them.
 
     A stopped search resumes when the same command is run again. Exit code 1 if a kernel could not be measured.
 
@@ -112,7 +113,7 @@ def command(
 
 
 def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -> "dict[KernelSpec, Place | None]":
-    """And where a spec says the batch of each."""
+    """Kernels to tune, each with the place of its batch in the spec."""
     from ksgen.spec import load
 
     if bool(patterns) == (spec is not None):
@@ -132,7 +133,7 @@ def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -
 
 
 def _with_layers(kernel: KernelSpec) -> list[KernelSpec]:
-    """One launch as launchers ask for it, and of a group that of each layer besides: what it is compared with."""
+    """Launches to tune: the kernel as launchers ask for it, and for a group each layer, which it is compared with."""
     from ksgen.families.chains import layer_kernels
 
     if not kernel.is_group:
@@ -141,12 +142,12 @@ def _with_layers(kernel: KernelSpec) -> list[KernelSpec]:
 
 
 def _launched_as(kernel: KernelSpec) -> KernelSpec:
-    """What launchers ask for: all factors in one launch is no kernel for one batch alone."""
+    """Kernel that launchers ask for: a launch of all factors is never for one batch alone."""
     return replace(kernel, batch=None) if kernel.job == CHAIN else kernel
 
 
 def _of_layer(layer: Layer, chain: bool, spec: Path | None, wanted: Wanted) -> list[KernelSpec]:
-    """All factors of a layer in one launch, or all layers of a group; and each by itself, which that is compared with."""
+    """All factors of a layer in one launch, or all layers of a group, and each factor alone for comparison."""
     from ksgen.families.chains import factor_kernels
 
     given = ", ".join(["--chain"] * chain + layer.given)
@@ -159,7 +160,7 @@ def _of_layer(layer: Layer, chain: bool, spec: Path | None, wanted: Wanted) -> l
 
 
 def _to_be_had(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
-    """Without the layers of a spec that cannot be one launch on this device; one that was named is refused."""
+    """Launches without layers of a spec that cannot be one launch on this device; a named layer raises an error."""
     from ksgen.launch.fused import verdict_for
 
     found, kind = [], "processor" if tuner.limits.is_cpu else tuner.engine.facts.kind
@@ -175,7 +176,8 @@ def _to_be_had(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Jo
 
 
 def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
-    """The jobs that --family serves, found before anything runs. Kernels of a spec may drop out; kernels named one by one may not."""
+    """The jobs that --family serves, found before anything runs. Kernels of a spec may drop out; kernels named one
+    by one may not."""
     served, refusal = [], None
     for each in jobs:
         try:

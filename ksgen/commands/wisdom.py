@@ -65,7 +65,8 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
 @click.argument("second", type=FILE)
 @output_option
 def merge(first: Path, second: Path, output: Path | None) -> None:
-    """Merge two wisdom files or exports into one. For each job the better entry wins: fresh before stale, then the faster one.
+    """Merge two wisdom files or exports into one. For each job the better entry wins: fresh before stale, then the
+    faster one.
 
     \b
     Examples:
@@ -122,7 +123,8 @@ def export(device: str | None, output: Path | None) -> None:
 @click.argument("file", type=FILE)
 @device_option
 def import_(file: Path, device: str | None) -> None:
-    """Add the entries of a wisdom file or export that are new, or better than this machine's. All others stay as they are.
+    """Add the entries of a wisdom file or export that are new, or better than this machine's. All others stay
+    unchanged.
 
     \b
     Examples:

@@ -1,4 +1,5 @@
-"""Finds the device to run on: the one in `KSGEN_DEVICE`, or the first of PyCUDA, the CUDA driver, the processor and OpenCL that works.
+"""Finds the device to run on: `KSGEN_DEVICE`, or the first of PyCUDA, the CUDA driver, the processor and OpenCL that
+works.
 
 Each runtime is one module, imported only when it is asked for, with `found()` and `open_device(index)`.
 """
@@ -28,8 +29,10 @@ _opening = new_reentrant_lock()
 
 
 def find_device(name: str | None = None) -> Device:
-    """The device named by `name` or `KSGEN_DEVICE`, else the best one. Every call returns the same object, until its user destroys the CUDA
-    context that it works in."""
+    """The device named by `name` or `KSGEN_DEVICE`, else the best one.
+
+    Every call returns the same object, until its user destroys the CUDA context that it works in.
+    """
     if not isinstance(name, str | None):
         raise DeviceError(f"device={excerpt(name)}; {_ACCEPTED}")
     with _opening:  # several threads that ask for the first time get one object too
@@ -40,7 +43,8 @@ def find_device(name: str | None = None) -> Device:
 
 
 def device_for(place: Any) -> Device:
-    """The device that reaches an array's memory (`ArrayView.device`). Host arrays go to the device of `find_device()`."""
+    """The device that reaches an array's memory (`ArrayView.device`). Host arrays go to the device of
+    `find_device()`."""
     if place == "host":
         return find_device()
     kind, where = place
@@ -78,7 +82,8 @@ def _find(wanted: str) -> Device:
 
 
 def _find_best() -> Device:
-    """A GPU, by whatever runtime; else the processor. OpenCL takes a fifth of a second to open: only where it may have a GPU."""
+    """A GPU of any runtime, else the processor. OpenCL takes a fifth of a second to open, so only where it may have a
+    GPU."""
     devices = _opened(_MODULES, 0)
     first = next(devices)
     if first.kind != "native" or not may_show_gpus():

@@ -43,7 +43,7 @@ class Limits:
     vector_bytes: int = 16  # width of a processor's vector registers
     tiles: tuple[str, ...] = ()  # what a processor's matrix tiles multiply: bf16, f16
     dots: tuple[str, ...] = ()  # what its vectors multiply in pairs: bf16
-    has_arm_vectors: bool = False  # and whether they are ARM's, of which there are more
+    has_arm_vectors: bool = False  # whether they are ARM's, which has more of them
 
 
 class Device(Protocol):
@@ -64,10 +64,11 @@ class Device(Protocol):
     host_stream: Stream  # for host arrays where no stream is named: on CUDA's default one they would end others' captures
 
     def compiler(self) -> Compiler | None:
-        """Its own; None: what `build` finds on the machine, as CUDA devices that have none of their own say."""
+        """The device's own compiler; None for the one that `build` finds, as CUDA devices without their own report."""
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> KernelHandle:
-        """`starts_early`: a launch may begin before the previous one in its stream ends; the kernel itself waits for that one."""
+        """Load an entry. With `starts_early`, a launch may begin before the previous one in its stream ends; the kernel
+        waits itself."""
 
     def launch(self, kernel: KernelHandle, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
         """Enqueue one launch. `args`: encoded maps first; then buffers, None (a null pointer) or ints, 64 bits each."""
@@ -81,7 +82,8 @@ class Device(Protocol):
         """Host memory as a kernel's argument, if the device shares it. Its owner must outlive the launches."""
 
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
-        """Memory in which launches on that stream pass on intermediate values. Later launches of a thread may get the same memory."""
+        """Memory for intermediate values of launches on that stream. Later launches of a thread may get the same
+        memory."""
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         """Copy to the device, in stream order. The array may change once this returns."""
@@ -109,11 +111,13 @@ class Launch(NamedTuple):
 
 
 class Recording(Protocol):
-    """Launches one after the other, to be made again on other memory of the host."""
+    """Launches recorded in order, to be repeated on other host memory."""
 
     def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
-        """`changed`: the numbers of arguments, counted through all launches, each with the address that it gets. Several threads may call
-        at once."""
+        """Repeat the launches with changed arguments. Several threads may call at once.
+
+        `changed` holds argument numbers, counted through all launches, each with its new address.
+        """
 
 
 def recorder(device: Device) -> Callable[[Sequence[Launch], Stream], Recording] | None:
@@ -166,12 +170,13 @@ class Memory:
 
 
 class ThreadWorkspace:
-    """Workspace of the thread that launches: several threads launch at once, and none may write where another one works."""
+    """Workspace of the launching thread. Several threads launch at once, and none may write to another one's
+    workspace."""
 
     __slots__ = ("_allocate", "_own", "nbytes")
 
     def __init__(self, own: threading.local, nbytes: int, allocate: Callable[[int], Buffer]) -> None:
-        """`own`: the device's, for all its workspaces."""
+        """Create it for all workspaces of the device `own`."""
         self._own, self.nbytes, self._allocate = own, nbytes, allocate
 
     @property

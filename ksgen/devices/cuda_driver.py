@@ -1,4 +1,4 @@
-"""Runs kernels on NVIDIA GPUs through the driver alone, on any stream of the process. Only this module uses cuda-bindings' driver.
+"""Runs kernels on NVIDIA GPUs through the CUDA driver API, on any stream of the process. The only user of its bindings.
 
 Everything happens in the device's primary context, which PyTorch and CuPy share.
 """
@@ -192,7 +192,8 @@ class DriverDevice:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Makes the device's context current. A thread without a context keeps it; a thread with another one gets that back."""
+        """Makes the device's context current. A thread without a context keeps it; a thread with another one gets
+        that back."""
         cu = self._cu
         before = int(self._call("asking for the context", cu.cuCtxGetCurrent))
         if before in (0, self.context):

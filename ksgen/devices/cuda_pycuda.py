@@ -115,7 +115,8 @@ class PyCudaDevice:
         return context_number(self.context) in (self._number, 0)
 
     def compiler(self) -> Compiler | None:
-        """nvcc as PyCUDA starts it; None where another compiler comes first, there is none, or nothing may be compiled."""
+        """nvcc as PyCUDA starts it; None where another compiler comes first, there is none, or nothing may be
+        compiled."""
         from ksgen.devices.pycuda_source import by_pycuda
 
         with suppress(ToolchainError):
@@ -291,7 +292,7 @@ class _Kernel:
 
 
 class _EarlyKernel:
-    """A function with its module, launched early, both through the driver itself, and what its launches write their arguments to."""
+    """A function with its module for early launches, both through the driver API, and its argument memory."""
 
     __slots__ = ("__weakref__", "entry", "parts", "spares")
 
@@ -322,7 +323,7 @@ def _pycuda() -> Any:
             warnings.simplefilter("ignore")  # it warns of what it then raises
             from pycuda import driver
     except ImportError as error:
-        remedy = "pip install pycuda, beside a CUDA toolkit and NVIDIA's driver"
+        remedy = "install a CUDA toolkit and NVIDIA's driver, then: pip install pycuda"
         raise UnavailableError(f"PyCUDA: it cannot be imported ({error})", remedy) from None
     try:
         driver.init()

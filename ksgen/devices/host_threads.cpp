@@ -1,6 +1,6 @@
-// Shares the work groups of a launch out among threads: those of OpenMP where a library in the process has them already, so that one set
-// of threads does everything, else threads of its own, which sleep while there is nothing to do. Between launches that were recorded together
-// they do not sleep: they look, and give their cores to others.
+// Distributes the work groups of a launch over threads. If a library in the process has OpenMP's threads already, these are
+// used, so that one set of threads does everything. Otherwise the launcher starts its own threads, which sleep while idle.
+// Between launches that were recorded together they do not sleep: they poll, and yield their cores to others.
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,4 +1,5 @@
-"""ctypes wrappers for driver calls that PyCUDA and cuda-bindings lack or expose poorly. Used only in processes that have the driver."""
+"""Wraps driver calls in ctypes that PyCUDA and cuda-bindings lack or expose poorly. Used only where there is a
+driver."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _CONTEXT, _MEMORY_TYPE, _DEVICE_ORDINAL = 1, 2, 9  # CU_POINTER_ATTRIBUTE_...
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ELEMENT = {1: 0, 2: 1, 4: 2}  # bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32: bits are moved, never converted
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_...
-_NOT_INTERLEAVED, _LINES_OF_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0  # how boxes lie, what L2 fetches, what is beyond the array
+_NOT_INTERLEAVED, _LINES_OF_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0  # interleaving, L2 fetch size, fill value beyond the array
 _MAP_ALIGNMENT = 64  # of a tensor map's address, its parameter's included; objects of cuda-bindings do not keep it
 _GRAPHS_HOLD_EARLY_LAUNCHES = 12030  # the first CUDA that records them
 _GONE = (201, 709)  # CUDA_ERROR_INVALID_CONTEXT, _CONTEXT_IS_DESTROYED
@@ -43,7 +44,8 @@ class DriverError(DeviceError):
 
 
 def device_of(pointer: int) -> int | None:
-    """Which GPU the memory lies on, if there are several. None if there is one, or if the driver does not know the memory."""
+    """Index of the GPU that holds the memory, if there are several. None if there is one, or if the driver does not
+    know the memory."""
     if (driver := _with_several_gpus()) is None:
         return None
     index = ctypes.c_int()
@@ -52,7 +54,8 @@ def device_of(pointer: int) -> int | None:
 
 
 def context_of(pointer: int) -> int | None:
-    """The context that memory was allocated in; 0 if it belongs to none, None for memory that the driver does not know."""
+    """The context that memory was allocated in; 0 if it belongs to none, None for memory that the driver does not
+    know."""
     ask, own, kind, place = _driver().cuPointerGetAttribute, ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint64(pointer)
     if not ask(ctypes.byref(own), _CONTEXT, place):
         return own.value or 0
@@ -72,7 +75,8 @@ def push_context(context: int) -> None:
 
 
 def context_number(context: int) -> int | None:
-    """A number that no other context of the process has had, though addresses come again. None: it was destroyed; 0: the driver fails."""
+    """Number of a context, unique in the process although addresses are reused. None: it was destroyed; 0: the driver
+    fails."""
     number = ctypes.c_uint64()
     status = _number_function()(context, ctypes.byref(number))
     return None if status in _GONE else number.value
@@ -101,7 +105,8 @@ def encode_map(described: TensorMap, pointer: int) -> bytes:
 
 
 class ArgumentBlock:
-    """Memory that a kernel's arguments are written to at every launch. One launch at a time uses it, from `pack` to its end."""
+    """Memory that a kernel's arguments are written to at every launch. One launch at a time uses it, from `pack` to
+    its end."""
 
     __slots__ = ("_arity", "_block", "_pack", "_pointers", "_start")
 
@@ -132,24 +137,25 @@ class ArgumentBlock:
 class EarlyLaunch:
     """Early launches: the function waits for the grid before it by itself, so a launch may begin while that grid ends.
 
-    PyCUDA has no such call, and cuda-bindings' own takes as long. One launch at a time. Into a graph that cannot hold it, it is plain.
+    PyCUDA has no such call, and cuda-bindings' own takes as long. One launch at a time. Into a graph that cannot hold
+    it, it is plain.
     """
 
-    __slots__ = ("_attribute", "_configuration", "_function", "_launch", "_may_be_refused", "_place", "_told")
+    __slots__ = ("_attribute", "_configuration", "_function", "_launch", "_may_be_refused", "_place", "_written")
 
     def __init__(self, function: int) -> None:
         self._function, self._attribute = function, ctypes.addressof(_STARTS_EARLY)
         self._configuration = (ctypes.c_char * _CONFIGURATION.size)()
         self._place = ctypes.addressof(self._configuration)
-        self._launch, self._told = _launch_function(), (0, 0, 0, 0, 0)
+        self._launch, self._written = _launch_function(), (0, 0, 0, 0, 0)
         self._may_be_refused = served_cuda() < _GRAPHS_HOLD_EARLY_LAUNCHES
 
     def __call__(self, grid: int, block: int, shared_bytes: int, stream: int, arguments: int) -> int:
         """Launch, and return the driver's status. `arguments` is the result of `ArgumentBlock.pack`."""
         attributes = 0 if self._may_be_refused and stream > LEGACY_STREAM and is_capturing(stream) else 1
-        if self._told != (told := (grid, block, shared_bytes, stream, attributes)):
+        if self._written != (wanted := (grid, block, shared_bytes, stream, attributes)):
             _CONFIGURATION.pack_into(self._configuration, 0, grid, 1, 1, block, 1, 1, shared_bytes, stream, self._attribute, attributes)
-            self._told = told
+            self._written = wanted
         status: int = self._launch(self._place, self._function, arguments, None)
         return status
 
@@ -157,7 +163,8 @@ class EarlyLaunch:
 class Spares:
     """Argument blocks of one kernel that no launch uses now, each with an early launch if it takes one.
 
-    Every launch has its own, those of other threads and of a signal handler that interrupts one too: a lock would block the handler.
+    Every launch has its own block, also in other threads and in a signal handler that interrupts one. A lock would
+    block the handler.
     """
 
     __slots__ = ("_early", "_free", "put_back")
@@ -214,7 +221,8 @@ def words_of_a_lost_context() -> list[str]:
 
 
 def refused_binary(told: str, binary: Binary) -> KsgenError:
-    """The error for a binary that was not loaded. Where the driver refused it, with the versions of compiler and driver."""
+    """The error for a binary that was not loaded. Where the driver refused it, with the versions of compiler and
+    driver."""
     if not any(_text("cuGetErrorString", status) in told for status in _REFUSED):
         return DeviceError(told)
     made = binary.provenance.get("compiler", "an unknown compiler"), binary.provenance.get("compiler_version", "")
@@ -233,7 +241,8 @@ def _text(function: str, status: int) -> str:
 
 @contextmanager
 def beside_captures() -> Iterator[None]:
-    """Allows calls that other threads' recordings of graphs forbid, such as allocating, waiting and freeing, without ending those."""
+    """Allow calls that recordings of graphs in other threads forbid, such as allocating and waiting, without ending
+    them."""
     mode = ctypes.c_int(_RELAXED)
     _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:

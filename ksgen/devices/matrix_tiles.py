@@ -1,7 +1,7 @@
-"""Which products of 16-bit numbers a process may use here: of pairs by vectors, and by matrix tiles. The processor has them, the compiler
-makes their instructions, and the system permits tiles.
+"""Determines which products of 16-bit numbers this process may use: pairs in vector registers, and matrix tiles.
 
-Never runs one. Where any of that is missing, kernels by vectors serve.
+The processor must have the instructions, the compiler must emit them, and the system must permit tiles. If one is
+missing, kernels with vector registers serve. Never runs a product.
 """
 
 from functools import cache
@@ -15,7 +15,8 @@ _FLAGS = {"bf16": "amx_bf16", "f16": "amx_fp16"}  # what Linux calls them
 
 @cache
 def usable_tiles(compiler: HostCompiler | None) -> tuple[str, ...]:
-    """What they multiply, by `Operand.name`; nothing where there are none to use. `compiler`: none, where another built beforehand."""
+    """Operands that matrix tiles multiply, by `Operand.name`. `compiler` is None if another compiler built
+    beforehand."""
     features = processor_features()
     named = [name for name, flag in _FLAGS.items() if flag in features and "amx_tile" in features]
     found = tuple(name for name in named if _makes(compiler, "__AMX_TILE__", _MACROS[name]))
@@ -24,7 +25,8 @@ def usable_tiles(compiler: HostCompiler | None) -> tuple[str, ...]:
 
 @cache
 def pair_products(compiler: HostCompiler | None) -> tuple[str, ...]:
-    """What its vectors multiply in pairs, by `Operand.name`: dot products that compilers make where the processor has them."""
+    """Operands that vector registers multiply in pairs, by `Operand.name`, where processor and compiler support dot
+    products."""
     is_there = "avx512_bf16" in processor_features() and _makes(compiler, "__AVX512BF16__")
     return ("bf16",) if is_there else ()
 
@@ -35,5 +37,5 @@ def _makes(compiler: HostCompiler | None, *macros: str) -> bool:
 
 @cache
 def _made_by(compiler: HostCompiler) -> frozenset[str]:
-    """What it defines for this processor: it is asked once."""
+    """Operands for which the compiler defines this processor's instructions, cached."""
     return compiler.macros(host_target())

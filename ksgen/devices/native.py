@@ -1,8 +1,9 @@
-"""Runs kernels on this machine's processor as plain functions of shared libraries, on threads of its own or those of OpenMP.
+"""Runs kernels on this machine's processor as plain functions of shared libraries, on threads of its own or those of
+OpenMP.
 
-A launch returns when it is done. Host memory is used where it lies. Only texts whose work groups are single work items run here: those of
-the families for processors. `host_threads.cpp` shares work groups out among threads. Without a compiler, what a cache or a bundle holds
-for this processor's instructions is run.
+A launch returns when it is done. Host memory is used in place. Only sources whose work groups are single work items run
+here, which the families for processors emit. `host_threads.cpp` distributes work groups over threads. Without a
+compiler, binaries from a cache or a bundle for this processor's instructions are run.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def open_device(index: int) -> NativeDevice:
 
 
 def _compiler_or_none() -> HostCompiler | AbsentCompiler:
-    """The compiler; none, where what runs here was built before."""
+    """The compiler, or None if cached binaries are to be run."""
     try:
         return serving_compiler()
     except ToolchainError as error:
@@ -110,7 +111,8 @@ def _first_serving(compilers: tuple[HostCompiler, ...]) -> HostCompiler:
 
 @cache
 def why_not_serving(compiler: HostCompiler) -> str:
-    """Why a compiler builds no kernel here, in one line; empty if it does. Unless it is proven, it builds a trial kernel once."""
+    """Reason why a compiler builds no kernel here, in one line; empty if it does. An unproven compiler builds a trial
+    once."""
     try:
         if not (compiler.is_proven or compiling_is_forbidden()):
             build(TRIAL, "ks_trial", host_target(), compiler)
@@ -120,19 +122,21 @@ def why_not_serving(compiler: HostCompiler) -> str:
 
 
 def threads_request(target: str) -> Request:
-    """What is built for a target besides kernels: the function that shares work groups out among threads."""
+    """Build request of the function that distributes work groups over threads, which every target needs in addition to
+    kernels."""
     return Request(THREADS.read_text(encoding="utf-8"), _LAUNCH, target)
 
 
 def _built_before() -> Binary | None:
-    """That function, by any compiler: for this very processor, else for the best of its instruction sets."""
+    """Cached binary of that function by any compiler, for this very processor or else for the best of its instruction
+    sets."""
     targets = (host_target(), *(each.target for each in instruction_sets_here()))
     caches = default_caches()
     return next((found for target in targets if (found := caches.get(threads_request(target)))), None)
 
 
 def _what_else_there_is() -> str:
-    """In words: what bundles hold kernels for, and why none of them runs here."""
+    """The end of a message: processors that bundles hold kernels for, and why none of these runs here."""
     bundles = [layer for layer in default_caches().layers if isinstance(layer, Bundle)]
     targets = {each.target for each in chain.from_iterable(bundle.entries() for bundle in bundles)}
     held = {each.name: why_not_here(each) for each in INSTRUCTION_SETS.values() if each.target in targets}
@@ -142,9 +146,9 @@ def _what_else_there_is() -> str:
 
 
 def limits_for(instruction_set: InstructionSet) -> Limits:
-    """Those that kernels for any processor with these instructions are made for."""
-    told = _limits(instruction_set.vector_bytes, instruction_set.has_arm_vectors, USUAL_CORES)
-    return replace(told, tiles=instruction_set.tiles, dots=instruction_set.dots)
+    """Limits for kernels that run on any processor with these instructions."""
+    limits = _limits(instruction_set.vector_bytes, instruction_set.has_arm_vectors, USUAL_CORES)
+    return replace(limits, tiles=instruction_set.tiles, dots=instruction_set.dots)
 
 
 def _limits(vector_bytes: int, has_arm_vectors: bool, cores: int) -> Limits:
@@ -170,7 +174,7 @@ class _Kernel:
 
 
 class _Recording:
-    """Launches whose arguments lie ready, but for those that are given anew."""
+    """Recorded launches with their arguments in place; a call replaces only the changed ones."""
 
     __slots__ = ("_at_work", "_count", "_kept", "_launcher", "_steps", "_steps_at", "_threads", "_words", "_workspace")
 
@@ -335,7 +339,7 @@ def _allocated(nbytes: int) -> Memory:
 
 
 class OfThreads:
-    """The same compiler, for a text that is C++ already."""
+    """The same compiler, for a source that is C++ already."""
 
     name = "c++ threads"
 
@@ -352,7 +356,8 @@ class OfThreads:
 
 
 def check_runs_here(binary: Binary) -> None:
-    """Raise `DeviceError` for another processor's library: it would end the process, at the first instruction that this one lacks."""
+    """Raise `DeviceError` for another processor's library, which would end the process at the first missing
+    instruction."""
     named = set_of(binary.target)
     why = why_not_here(named) if named else "" if binary.target == host_target() else f"this is {host_target()}"
     if why:
@@ -386,7 +391,8 @@ def _unload(handle: int) -> None:
 
 
 def _openmp() -> int | None:
-    """How PyTorch's OpenMP begins a region, if it has one: then its threads do our work, which would wait for each other else."""
+    """Address at which PyTorch's OpenMP begins a region, if it has one. Its threads do the work then, to avoid two
+    sets."""
     return _parallel_of(sys.modules["torch"].__file__) if "torch" in sys.modules else None
 
 

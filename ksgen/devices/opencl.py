@@ -25,7 +25,7 @@ from ksgen.locks import new_lock
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
 
-_BUILD_OPTIONS = ("-cl-std=CL1.2",)  # what every driver in use takes; 16-bit and 64-bit reals are extensions of it
+_BUILD_OPTIONS = ("-cl-std=CL1.2",)  # accepted by every driver in use; 16-bit and 64-bit floats are extensions of it
 _INT64 = struct.Struct("=q")
 _UNSET = object()
 
@@ -81,7 +81,7 @@ class OpenCLDevice:
         self._device, self._context = device, context
         self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
         self._own = threading.local()
-        self._timed = threading.local()  # .events: those of the launches that `time` watches on this thread
+        self._timed = threading.local()  # .events: events of the launches that `time` watches on this thread
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
@@ -154,7 +154,7 @@ class OpenCLDevice:
         return [self._seconds(call, queue) for _ in range(runs)]
 
     def _seconds(self, call: Callable[[], None], queue: Any) -> float:
-        """From the start of the first launch to the end of the last one."""
+        """Seconds from the start of the first launch to the end of the last one."""
         events = self._timed.events = []
         try:
             call()
@@ -179,7 +179,7 @@ class OpenCLDevice:
 
 
 def _memory(given: Any) -> Any:
-    """Memory that OpenCL takes: of a workspace, that of the calling thread; anything else unchanged."""
+    """Memory object for OpenCL: the calling thread's part of a workspace; other memory unchanged."""
     return given.buffer if isinstance(given, ThreadWorkspace) else given
 
 
@@ -234,7 +234,8 @@ class OpenCLCompiler:
 
 
 class _Quiet:
-    """Silences PyOpenCL's warning about non-empty build logs while any thread builds: some drivers' logs never are empty.
+    """Silences PyOpenCL's warning about non-empty build logs while any thread builds: some drivers' logs never are
+    empty.
 
     `catch_warnings` changes the whole process: the first thread enters it, and the last one leaves it.
     """

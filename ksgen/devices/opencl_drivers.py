@@ -22,7 +22,7 @@ from ksgen.ownership import own_temporary, temporary_folder
 from ksgen.paths import temporary_root
 
 _SYSTEM_DRIVERS = Path("/etc/OpenCL/vendors")
-_CPU_DRIVER = {  # distribution -> its libraries that the CPU driver is made of, each after those that it needs
+_CPU_DRIVER = {  # distribution -> libraries of the CPU driver, each after its dependencies
     "tbb": ("libtbb.so.12",),
     "intel-cmplr-lib-rt": ("libintlc.so.5", "libirng.so", "libsvml.so", "libimf.so"),
     "intel-opencl-rt": ("libintelocl.so",),
@@ -31,7 +31,8 @@ _CPU_DRIVER = {  # distribution -> its libraries that the CPU driver is made of,
 
 @contextmanager
 def drivers_shown() -> Iterator[None]:
-    """A temporary folder of .icd files: the system's and the CPU driver's. A folder that the user chose is left alone."""
+    """A temporary folder of .icd files: the system's and the CPU driver's. A folder that the user chose is left
+    alone."""
     try:
         driver = load_cpu_driver()
     except UnavailableError:
@@ -129,7 +130,8 @@ def user_folder() -> str | None:
 
 
 def may_show_gpus() -> bool:
-    """Whether there may be drivers besides the CPU driver from PyPI. Its files below an environment's `etc` are not read by any loader."""
+    """Whether other drivers than the CPU driver from PyPI may exist. Loaders do not read that driver's files below
+    `etc`."""
     if sys.platform != "linux" or user_folder() or os.environ.get("OCL_ICD_FILENAMES"):
         return True
     return Path(sys.prefix, "conda-meta").exists() or any(_SYSTEM_DRIVERS.glob("*.icd"))  # conda has a loader of its own

@@ -1,4 +1,4 @@
-"""Emitted texts in PyCUDA's own terms: compiled by `pycuda.compiler`, and held by a `SourceModule`. Keeps no binary: ksgen's cache does."""
+"""Compiles emitted sources by `pycuda.compiler`, held by a `SourceModule`. ksgen's cache stores the binaries."""
 
 import os
 import sys
@@ -29,10 +29,10 @@ class KernelModule(SourceModule):  # type: ignore[misc]  # PyCUDA tells no types
 
 
 def by_pycuda(nvcc: Nvcc) -> Nvcc:
-    """The same compiler, started by `pycuda.compiler` in a Python of its own.
+    """The same compiler, started by `pycuda.compiler` in a separate Python process.
 
-    So its time limit, an interrupt and its folder for temporary files are what they are without PyCUDA, what it says is a log and
-    no warning, and a process that has a CUDA context does not fork.
+    So its time limit, interrupts and temporary folder work as without PyCUDA. Its messages are a log and no warning,
+    and a process with a CUDA context does not fork.
     """
     places = [os.path.abspath(each) for each in sys.path]
     program = f"import sys; sys.path[:] = {places!r}; from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
@@ -40,7 +40,7 @@ def by_pycuda(nvcc: Nvcc) -> Nvcc:
 
 
 def main(nvcc: str, target: str, source: str, *options: str) -> int:
-    """Compiles a file as `SourceModule` does, to a cubin beside it, and prints what nvcc says."""
+    """Compile a file as `SourceModule` does, to a cubin next to it, and print nvcc's messages."""
     from pycuda.driver import CompileError
 
     def say(message: object, *_: object, **__: object) -> None:

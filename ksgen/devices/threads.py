@@ -1,4 +1,4 @@
-"""How many of a processor's cores kernels take: what `KSGEN_THREADS` says, else as many as PyTorch is told to take, else all."""
+"""Number of processor cores that kernels use: `KSGEN_THREADS`, else PyTorch's number of threads, else all cores."""
 
 import os
 import sys
@@ -9,13 +9,14 @@ from ksgen.values import excerpt
 
 
 def groups_for(grid: int, cores: int) -> int:
-    """Work groups of a launch whose groups share out the work among them: no more than threads, where these are fewer than cores."""
+    """Number of work groups of a launch whose groups distribute the work: at most the threads, if they are fewer than
+    cores."""
     threads = wanted_threads()
     return grid if threads is None or threads >= cores else min(grid, threads)
 
 
 def wanted_threads() -> int | None:
-    """None: all there are."""
+    """Number of threads to use; None for all cores."""
     if number := threads_of_environment():
         return number
     torch = sys.modules.get("torch")
@@ -24,7 +25,7 @@ def wanted_threads() -> int | None:
 
 @cache
 def threads_of_environment() -> int | None:
-    """What the environment said when it was first asked: to ask at each launch takes as long as the smallest of them does."""
+    """Value of the environment at its first use, cached because reading it costs as much as the smallest launch."""
     given = os.environ.get("KSGEN_THREADS")
     if not given:
         return None

@@ -1,1 +1,1 @@
-"""From a kernel and its constants to a text; from a spec to a folder of them."""
+"""Turns a kernel and its constants into a source, and a spec into a folder of sources."""

@@ -1,4 +1,5 @@
-"""How an emitted CUDA text is launched by hand: the lines at its head that say so. The family knows the figures; this spells them."""
+"""Writes the comment lines at an emitted CUDA source's head that say how to launch it. The family provides the
+figures."""
 
 from typing import Any
 
@@ -13,7 +14,8 @@ _BY_HAND = (
 
 
 def launch_lines(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> str:
-    """Entries with their grid, block, shared memory and arguments, in the order of their launches; a fixed batch gives the grid itself."""
+    """Lines with grid, block, shared memory and arguments per entry, in launch order. A fixed batch gives a fixed
+    grid."""
     if family.maps(kernel, constants, kernel.batch or 1):
         return _comment(["Launched by ksgen's launchers, which describe X to it by a tensor map."])
     if family.packed_by:
@@ -39,14 +41,14 @@ def _product(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str
 
 
 def _pitches(kernel: KernelSpec) -> list[str]:
-    """What a kernel of slices is told of its arrays."""
-    pitches, rows = ", ".join(pitches_of(kernel).values()), {"bsf": "batch entry", "bsl": "feature"}
+    """Comment lines about the pitches that a kernel of slices takes for its arrays."""
+    pitches, rows = ", ".join(pitches_of(kernel).values()), {"bsf": "row of the batch", "bsl": "feature"}
     row = " or ".join(rows[each] for each in dict.fromkeys((kernel.layout, kernel.y_layout)))
-    return [f"  {pitches}: elements from a {row} to the next, in 64 bits; those of Y must not overlap"] if pitches else []
+    return [f"  {pitches}: elements from a {row} to the next, in 64 bits; rows of Y must not overlap"] if pitches else []
 
 
 def _gradient(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> list[str]:
-    """The kernel itself counts the parts of the batch by the same rules."""
+    """Launch lines of a gradient, whose kernel counts the parts of the batch by the same rules."""
     given = f"{', '.join(operands_of(family.signature, kernel))}, batch"
     geometry, adding = _geometry(family, kernel, constants), family.pack_geometry(kernel, constants)
     second = f"  {_launch(f'{entry}_sum', str(adding.grid), adding, given)}"

@@ -1,8 +1,9 @@
 """The folder that emit writes: which of its files are emit's own, and how all of them are replaced together.
 
-`manifest.json` lists them with their SHA-256. What it does not list is the user's and stays, as does a listed file that was changed
-since: emit refuses before it would touch one. Files are written aside and moved in one by one; from the first move to the last, the
-manifest says under `unfinished` which files of the version before may be there. Emit finishes what a killed one left.
+`manifest.json` lists them with their SHA-256. What it does not list is the user's and stays, as does a listed file that
+was changed since: emit refuses before it would touch one. Files are written aside and moved in one by one; from the
+first move to the last, the manifest says under `unfinished` which files of the version before may be there. Emit
+finishes what a killed one left.
 """
 
 import fcntl
@@ -29,11 +30,12 @@ _NAME = re.compile(r"\w[\w.-]*", re.ASCII)  # of a file that emit wrote: no othe
 _WRITTEN = b"Written by `ksgen emit`"  # in the first line of launchers whose manifest did not list them
 _ELSEWHERE = "name another folder with -o"
 
-Digests = dict[str, set[str]]  # by name: those of emit's versions of a file
+Digests = dict[str, set[str]]  # digests of emit's versions of a file, by name
 
 
 def write_folder(folder: Path, files: Mapping[str, str], facts: Mapping[str, Any]) -> None:
-    """Make `files`, and a manifest of `facts` and of them, the folder's own in the place of those that an earlier emit wrote."""
+    """Write `files` and a manifest of them and `facts` to a folder, in place of the files that an earlier emit
+    wrote."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise KsgenError(f"{shown(folder)} is no folder; {_ELSEWHERE}")
     is_new = not folder.exists()
@@ -51,7 +53,7 @@ def write_folder(folder: Path, files: Mapping[str, str], facts: Mapping[str, Any
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Two emits into one folder take turns."""
+    """Lock the folder, so that two emits into it take turns."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without locks
@@ -101,7 +103,8 @@ def _own_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _listed(folder: Path, new: Mapping[str, Any]) -> Digests:
-    """What the manifest there says that emit wrote, by earlier versions of ksgen too. Not of another spec whose name becomes the same."""
+    """Files that the manifest lists, also by earlier versions of ksgen, unless it is of another spec with the same
+    name."""
     path = folder / MANIFEST
     if not os.path.lexists(path):
         if others := sorted(each.name for each in folder.iterdir() if each.name != "__pycache__" and not _ASIDE.fullmatch(each.name)):
@@ -135,7 +138,7 @@ def _is_own(name: str, digest: object) -> bool:
 
 
 def _was_written(path: Path) -> bool:
-    """By an earlier version, which did not list it."""
+    """Whether an earlier version of emit, which listed no files, wrote this one."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -143,7 +146,7 @@ def _was_written(path: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
-    """None of any text's for what is no file."""
+    """Digest of a file's content; None for anything that is no file."""
     if not path.is_file() or path.is_symlink():
         return "no file"
     with path.open("rb") as file:

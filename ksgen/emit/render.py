@@ -1,4 +1,4 @@
-"""From a kernel and its constants to one source text; from a spec to a folder of them with importable launchers.
+"""Renders a kernel and its constants as one source, and a spec as a folder of sources with importable launchers.
 
 The same input gives the same bytes. Never chooses constants: a family does, or wisdom.
 """
@@ -39,7 +39,7 @@ PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
 
 @dataclass(frozen=True)
 class Source:
-    """One emitted text, and what it was made from."""
+    """One emitted source, with its kernel, family and constants."""
 
     text: str = field(repr=False)
     entry: str
@@ -54,12 +54,12 @@ class Source:
 
     @property
     def pack_entry(self) -> str:
-        """The text's second entry: what packs weights, or adds up the parts of their gradient."""
+        """Name of the second entry: it packs weights, or adds the parts of their gradient."""
         return self.entry_of("sum" if self.kernel.job == "gradient" else "pack")
 
     @property
     def entries(self) -> list[str]:
-        """All that the text has."""
+        """Names of all entries in the source."""
         geometry = family_named(self.family).geometry(self.kernel, self.constants, self.kernel.batch or 1)
         passes = [self.entry_of(each.name) for each in (*geometry.before, *geometry.after)]
         second = [self.pack_entry] if family_named(self.family).packs else []
@@ -70,7 +70,8 @@ class Source:
 
 
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
-    """The kernel's text under these constants; without any, under the family's default for every GPU that it serves."""
+    """Source of the kernel with these constants; without any, with the family's default for every GPU that it
+    serves."""
     if not is_word(dialect, DIALECTS):
         raise KsgenError(f"unknown dialect {excerpt(dialect)}; accepted: {', '.join(DIALECTS)}")
     if constants is None:
@@ -108,7 +109,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "x_stored": "given" if kernel.has_bytes_in else "stored",  # the type of X, where that of weights before they are packed is too
         "widen_x": "widen_input" if kernel.has_bytes_in else "widen",
         "reals": "real",
-        "activated": "" if kernel.between == "none" else "activate_between",  # of what lies between factors
+        "activated": "" if kernel.between == "none" else "activate_between",  # for intermediates
         "part": part_of(kernel.arithmetic),
         "variants": (),
         "part_words": part_words(chosen.name),
@@ -126,7 +127,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
 
 
 def _pitch_lines(kernel: KernelSpec) -> str:
-    """Where rows follow each other, how far they lie apart: what a kernel of slices is told at each call."""
+    """Definitions of the pitches of contiguous rows. Kernels of slices take pitches as arguments instead."""
     rows = features_of(kernel).items()
     pitches = {array: features if layout_of(kernel, array) == "bsf" else "batch" for array, features in rows}
     return "".join(f"    const extent {array}_pitch = {pitch};\n" for array, pitch in pitches.items())
@@ -134,7 +135,7 @@ def _pitch_lines(kernel: KernelSpec) -> str:
 
 @dataclass(frozen=True)
 class Probe:
-    """A text that measures a device: no kernel, no constants."""
+    """Source that measures a device, without a kernel or constants."""
 
     text: str
     entry: str
@@ -142,8 +143,8 @@ class Probe:
 
 
 def render_probe(precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: Wgmma | None = None) -> Probe:
-    """The copy and the multiply-adds that `roofline.py` times: plain ones, or those of tensor cores on an `operand`, by warps
-    or by warpgroups."""
+    """Copy and multiply-add kernels that `roofline.py` times: plain ones, or tensor cores on an `operand` by warps or
+    warpgroups."""
     entry = f"ks_probe_{precision}"
     multiplier = "probe/multiply_add" if operand is None else "wgmma/probe" if wgmma else "probe/mma"
     words: dict[str, Any] = {"operand": operand, "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
@@ -154,20 +155,20 @@ def render_probe(precision: str, dialect: str, threads: int, operand: str | None
 
 
 def render_wait() -> Probe:
-    """What keeps a CUDA GPU busy while launches are queued that `queued.py` times."""
+    """Kernel that keeps a CUDA GPU busy while launches are queued that `queued.py` times."""
     entry = "ks_wait"
     return Probe(fill("wait.cu.j2", {"entry": entry, "version": __version__}, WORDS["cuda"], (PRECISIONS["float32"].sums,)), entry)
 
 
 def render_cache_probe(threads: int, blocks: int) -> Probe:
-    """What reads an array of a CUDA GPU that its second-level cache holds, by so many blocks of a multiprocessor."""
+    """Kernel that reads an array in a CUDA GPU's second-level cache, by so many blocks per multiprocessor."""
     entry = "ks_probe_cache"
     words = {"entry": entry, "threads": threads, "blocks": blocks, "version": __version__}
     return Probe(fill("probe_cache.cu.j2", words, WORDS["cuda"]), entry)
 
 
 def render_processor_probe(precision: str, limits: Limits) -> Probe:
-    """The same for a processor with such vector registers."""
+    """Copy and multiply-add kernels of a processor with such vector registers."""
     entry, is_wide = f"ks_probe_{precision}", PRECISIONS[precision].sums == "float64"
     lanes, sums = limits.vector_bytes // (8 if is_wide else 4), 24 if limits.vector_registers == 32 else 12
     words = {"entry": entry, "precision": precision, "version": __version__, "lanes": lanes, "sums": sums}
@@ -177,7 +178,7 @@ def render_processor_probe(precision: str, limits: Limits) -> Probe:
 
 
 def render_tiles_probe(operand: str) -> Probe:
-    """What the matrix tiles of a processor multiply, of so many products in a round."""
+    """Kernel that multiplies so many products per round on a processor's matrix tiles."""
     entry = f"ks_probe_tiles_{operand}"
     words = {"entry": entry, "operand": operand, "version": __version__, "sums": TILE_SUMS}
     return Probe(fill("probe_tiles.cl.j2", words, VECTOR_WORDS), entry, 4 * TILE_SUMS * INPUTS)
@@ -192,9 +193,9 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
 
 
 def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = None) -> list[Source]:
-    """Write the spec's folder: a source per kernel, the manifest, the launchers. What is not emit's own there stays.
+    """Write the spec's folder: one source per kernel, the manifest, the launchers. Other files there stay.
 
-    With a `family`, the sources are those of the kernels that it serves on some device, as it would write them.
+    With a `family`, it writes the sources of the kernels that this family serves on some device.
     """
     kernels = spec.kernels if family is None else [each for each in spec.kernels if family_named(family).serves(each, NEWEST)]
     if family and not kernels:
@@ -212,7 +213,7 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = N
 
 
 def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
-    """Of the manifest."""
+    """Content of the manifest."""
 
     def entry(source: Source) -> dict[str, Any]:
         kernel, family = source.kernel, family_named(source.family)
@@ -280,7 +281,7 @@ def _launcher_classes(spec: Spec) -> list[str]:
 
 
 def _options(spec: Spec, layer: str) -> dict[str, Any]:
-    """The options of a layer's launcher that are not as usual."""
+    """Options of a layer's launcher that differ from their defaults."""
     return spec.options_of(layer).told | spec.stated_of(layer).told
 
 

@@ -1,7 +1,8 @@
-"""The templates: where they are, what a text takes from the dictionaries, and what is said of one that cannot be rendered.
+"""Finds templates, adds the snippets that a source uses, and reports a template that cannot be rendered.
 
-Dictionaries (`templates/include/words/`) hold a block for each word that a template may use: a function, a type, a macro. A text
-gets those that it uses, those that they use, and of the constants likewise; so nothing in it is unused. Never chooses constants.
+Snippet libraries (`templates/include/words/`) hold a block for each word that a template may use: a function, a type, a
+macro. A source gets the snippets that it uses, directly or through others, and only the constants that it uses. So
+nothing in it is unused. Never chooses constants.
 """
 
 import hashlib
@@ -24,11 +25,11 @@ WORDS = {  # the dictionaries of a dialect, in the order in which they use each 
     "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "warpgroups"),
     "opencl": ("opencl", "numbers", "epilogue", "tile", "parts"),
 }
-VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # of texts for processors
-PART_WORDS = ("tile", "chunks", "operands")  # of a part of a text with constants of its own
-TILE_WORDS = (*VECTOR_WORDS, "amx")  # of texts for processors' matrix tiles
+VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # of sources for processors
+PART_WORDS = ("tile", "chunks", "operands")  # of a part of a source with constants of its own
+TILE_WORDS = (*VECTOR_WORDS, "amx")  # of sources for processors' matrix tiles
 TILE_PART_WORDS = TILE_WORDS[2:]  # the same of a part of theirs
-VARIANT = "__"  # between a word and what it is for: `widen__float16`, where `float16` is among the variants of a text
+VARIANT = "__"  # separates a snippet's name and its variant: `widen__float16` serves sources with the variant `float16`
 
 _LATE = "\0"  # stands in a first rendering where later words will
 _NOT_CODE = re.compile(r'//[^\n]*|(?<!_Pragma\()"(?:[^"\\\n]|\\.)*"')  # of a pragma, a name is a use
@@ -36,8 +37,11 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
 def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries: Iterable[str] = (), variants: Iterable[str] = ()) -> str:
-    """The template's text. Of the dictionaries it has what it uses: at `word_lines` what stands in front of `late_word_lines`
-    asks for, there the rest. `constant_lines` are those of the `constexprs` that it uses."""
+    """Fill in the template with the snippets that it uses.
+
+    Snippets that `late_word_lines` needs first go to `word_lines`, the rest to `late_word_lines`. `constant_lines`
+    defines the `constexprs` that the source uses.
+    """
     found = environment().get_template(template)
     words = {**words, "every_variant": tuple(variants)}
     try:
@@ -54,18 +58,18 @@ def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries
 
 
 def identifiers(text: str) -> set[str]:
-    """Of a text's code: what its comments and strings say is no use of a word."""
+    """Identifiers in a source's code, without its comments and strings."""
     return set(_IDENTIFIER.findall(_NOT_CODE.sub(" ", text)))
 
 
 @lru_cache(maxsize=4096)
 def _identifiers_of(text: str) -> frozenset[str]:
-    """The same of a block's, which many texts share."""
+    """Identifiers of one block, cached because many sources share it."""
     return frozenset(identifiers(text))
 
 
 def constant_lines(dictionary: str, constexprs: Iterable[Any], used: set[str], block: str = "_constants") -> str:
-    """The definitions of those constants that a text uses, in its dialect; or, as another block, their ends."""
+    """Definitions of the constants that a source uses, in its dialect; or, with another block, their ends."""
     found = _dictionary(dictionary)
     return _spelled(found, block, found.new_context({"constexprs": [each for each in constexprs if each.name in used]}))
 
@@ -77,8 +81,8 @@ def _dictionary(name: str) -> jinja2.Template:
 def _linked(
     used: set[str], dictionaries: list[str], variants: tuple[str, ...], words: Mapping[str, Any]
 ) -> tuple[list[tuple[str, str]], set[str]]:
-    """What the dictionaries add to a text that uses these words, each by dictionary and text, and all that it uses then. A word
-    uses only earlier ones."""
+    """Snippets for a source that uses these words, by library, and all words used then. A snippet uses only earlier
+    ones."""
     found: list[tuple[str, str]] = []
     for name in reversed(dictionaries):
         dictionary = _dictionary(name)
@@ -98,18 +102,18 @@ def _lines(entries: list[tuple[str, str]]) -> str:
 
 @lru_cache(maxsize=1024)
 def _chosen(dictionary: jinja2.Template, variants: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Words and their blocks, last first: the block for a variant of the text, where there is one."""
+    """Snippets with their blocks, last first: the block for a variant of the source, where there is one."""
     words = dict.fromkeys(block.partition(VARIANT)[0] for block in dictionary.blocks)
     best = {word: next((name for each in variants if (name := f"{word}{VARIANT}{each}") in dictionary.blocks), word) for word in words}
     return [(word, block) for block in reversed(dictionary.blocks) if best[word := block.partition(VARIANT)[0]] == block]
 
 
 def _spelled(dictionary: jinja2.Template, block: str, context: Any) -> str:
-    """A block's text; none where there is no such block."""
+    """Text of a block; empty if there is no such block."""
     try:
         return "".join(dictionary.blocks[block](context)) if block in dictionary.blocks else ""
     except jinja2.TemplateError:
-        return environment().handle_exception()  # raises it again, with the template's lines for those of Jinja's own code
+        return environment().handle_exception()  # raises again, with the template's lines in place of Jinja's
 
 
 def _report(template: str, words: Mapping[str, Any], error: jinja2.TemplateError) -> str:
@@ -132,15 +136,18 @@ def _frames(trace: TracebackType | None) -> Iterator[str]:
 
 
 def _with_constants(text: str, constexprs: list[Any]) -> str:
-    """A part of a text between definitions, and their ends, of those constants that it uses: one factor of a chain."""
+    """A part of a source, such as one factor of a chain, between the definitions and ends of its constants."""
     used = identifiers(text)
     return constant_lines("opencl", constexprs, used) + text + constant_lines("opencl", constexprs, used, "_no_constants")
 
 
 @jinja2.pass_context
 def _with_words(context: jinja2.runtime.Context, text: str, part: Mapping[str, Any]) -> str:
-    """A part of a text that is a namespace of its own, such as one factor of a chain: behind those of its `constexprs` and of the
-    words that they change which it uses. OpenCL's constants end with it."""
+    """A part of a source in a namespace of its own, such as one factor of a chain.
+
+    It follows the definitions of its `constexprs` and of the snippets that depend on them. OpenCL's constants end with
+    it.
+    """
     words = {**context.get_all(), **part}
     dialect = words["dialect"]
     variants = (*part["variants"], *words["every_variant"])
@@ -166,28 +173,28 @@ def template_of(family: str) -> str:
 
 
 def part_words(family: str) -> tuple[str, ...]:
-    """The dictionaries of each part of the family's texts, where they have parts."""
+    """Snippet libraries of each part of the family's sources, if they have parts."""
     if template_of(family).endswith(".cl.j2"):
         return TILE_PART_WORDS
     return tuple(each for each in PART_WORDS if each != "operands" or family_named(family).on_tensor_cores)
 
 
 def dialects_of(family: str) -> tuple[str, ...]:
-    """Those that its template has words for."""
+    """Dialects in which the family's template can be rendered."""
     template = template_of(family)
     if template.endswith(".cl.j2"):
         return ("opencl",)
-    own = family_named(family)  # tensor cores', and the wide loads of few entries, are instructions that OpenCL lacks
+    own = family_named(family)  # OpenCL lacks instructions of tensor cores, and the wide loads of small-batch kernels
     return ("cuda",) if _has_parts(template) or own.on_tensor_cores or own.for_few else tuple(DIALECTS)
 
 
 def _has_parts(template: str) -> bool:
-    """Whether its texts have parts with words of their own."""
+    """Whether the template's sources have parts with snippets of their own."""
     return "with_words" in (resource("templates") / template).read_text(encoding="utf-8")
 
 
 def dictionaries(family: str, dialect: str) -> tuple[str, ...]:
-    """Those that the family's texts in a dialect may use, in order."""
+    """Snippet libraries that the family's sources in a dialect may use, in order."""
     if template_of(family).endswith(".cl.j2"):
         own = TILE_WORDS if family.startswith("amx") else VECTOR_WORDS
         return tuple(each for each in own if each not in part_words(family)) if _has_parts(template_of(family)) else own
@@ -201,8 +208,10 @@ def dictionaries(family: str, dialect: str) -> tuple[str, ...]:
 
 @cache
 def template_digest(family: str) -> str:
-    """Eight hex digits over everything that can be part of the family's texts: its template, the dictionaries that it uses, and all
-    includes in the folders that it names, or that those name.
+    """Eight hex digits over everything that can be part of the family's sources.
+
+    That is its template, the snippet libraries that it uses, and all includes in the folders that it names,
+    recursively.
     """
     root = resource("templates")
     found = {root / template_of(family), *(root / "include").glob("*.j2"), *(root / "include" / family).glob("*.j2")}
@@ -222,6 +231,7 @@ def template_digest(family: str) -> str:
 
 
 def _named(paths: Iterable[Path]) -> set[str]:
-    """The includes that templates name: a dictionary by itself, others with their folder, since a part of the name may be a constant."""
+    """Includes that templates name: a snippet library alone, others with their folder, as the name may depend on a
+    constant."""
     names = {name for path in paths for name in re.findall(r'"include/([\w/.]+)', path.read_text(encoding="utf-8"))}
     return {name if name.startswith("words/") else f"{name.partition('/')[0]}/*.j2" for name in names}

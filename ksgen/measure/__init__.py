@@ -1,1 +1,1 @@
-"""Whether a kernel is right and how long it takes: the check against float64, the floor, and whether to trust a time."""
+"""Checks a kernel against float64, times it, computes its floor, and decides whether to trust a time."""

@@ -14,7 +14,8 @@ from ksgen.spec import KernelSpec
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on this machine: arrays in and out, the float64 check, and the device's own memory if the device is the processor."""
+    """Bytes of this machine's memory: arrays, the float64 check, and the device's own memory if the device is the
+    processor."""
 
     arrays: int
     reference: int

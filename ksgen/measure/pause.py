@@ -12,8 +12,10 @@ _TASKS = Path("/proc/self/task")
 
 
 def rest() -> None:
-    """Wait until this process's other threads sleep. After an operation PyTorch's and OpenCL's threads spin for milliseconds, NumPy's for
-    a tenth of a second, waiting for the next one, and take the cores from whatever comes next.
+    """Wait until this process's other threads sleep.
+
+    After an operation, threads of PyTorch and OpenCL spin for milliseconds, NumPy's for a tenth of a second. They wait
+    for the next operation, and take cores from whatever runs then.
     """
     for _ in range(MOST_NAPS):
         spent = process_time()

@@ -1,8 +1,9 @@
 """How long launches take, by a device's clock. Checks no result and chooses nothing.
 
-The host needs microseconds for a launch, which is longer than a small kernel runs: a GPU that waits for its host would be timed as
-the host is. So what is timed on a CUDA GPU is queued behind a kernel that keeps the GPU busy until all of it is there. Events tell
-half a microsecond, so short launches are timed many at a time, one behind the other, and each is said to take its share.
+The host needs microseconds for a launch, which is longer than a small kernel runs. A GPU that waits for its host would
+show the host's time. So timed launches on a CUDA GPU are queued behind a kernel that keeps the GPU busy until all of
+them are queued. Events resolve half a microsecond, so short launches are timed in sequences, and each counts as an
+equal share.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from ksgen.errors import DeviceError, ToolchainError, warn
 if TYPE_CHECKING:
     from ksgen.devices.base import Device
 
-SPAN_S = 1e-4  # between two events, of which they tell half a hundredth
+SPAN_S = 1e-4  # between two events, whose resolution is half a hundredth of it
 LEAST_S = 1e-6  # that a launch takes: shorter is what events cannot tell
 MOST_QUEUED = 256  # launches behind the kernel that waits: a queue that is full, at about a thousand entries, makes the host wait
 ROUNDS_A_SECOND = 3e9 / 4  # of the kernel that waits, at most: a multiply-add is done after four cycles, at 3 GHz
@@ -49,7 +50,7 @@ class _Queue:
     @staticmethod
     @cache
     def of(device: Any) -> "_Queue":
-        """The device's own, made once."""
+        """The device's queue, created once."""
         try:
             return _Queue(device, _waiting(device))
         except ToolchainError as error:
@@ -68,7 +69,7 @@ class _Queue:
         return seconds
 
     def _behind_a_wait(self, launch: Launch, together: int, runs: int) -> list[float]:
-        """Seconds of a launch in each of `runs` groups of launches. Where the host was held up at every try, those of the last one."""
+        """Seconds per launch in each of `runs` groups. If the host was delayed at every try, the last try counts."""
         marks: list[float] = []  # on the host's clock
 
         def begin() -> None:

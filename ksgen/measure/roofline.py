@@ -1,8 +1,9 @@
 """The least time that a kernel could take on a device: the bytes and operations it needs, divided by measured ceilings.
 
-A copy measures the ceiling of memory; reads of a small array that of a CUDA GPU's second-level cache. The fastest multiply-adds for
-the kernel's operands measure that of arithmetic: plain ones, or those of tensor cores, by warpgroups where the device has them and
-else by warps. On a processor, vector instructions on all cores, or its matrix tiles where they multiply what is stored.
+A copy measures the ceiling of memory; reads of a small array that of a CUDA GPU's second-level cache. The fastest
+multiply-adds for the kernel's operands measure that of arithmetic: plain ones, or those of tensor cores, by warpgroups
+where the device has them and else by warps. On a processor, vector instructions on all cores, or its matrix tiles where
+they multiply what is stored.
 """
 
 from dataclasses import dataclass, replace
@@ -44,14 +45,15 @@ class Ceilings:
     cache_bytes_per_s: float = 0.0  # read from a GPU's second-level cache; 0: not measured
 
     def floor_s(self, kernel: KernelSpec, batch: int) -> float:
-        """Seconds, if no cache holds anything: the longer of moving X, weights and Y once, and doing all multiply-adds."""
+        """Seconds, if no cache holds anything: the longer of moving X, weights and Y once, and doing all
+        multiply-adds."""
         return max(kernel.bytes(batch) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
 
     def floor_us(self, kernel: KernelSpec, batch: int, sets: int) -> float | None:
         """Microseconds: the floor of a time measured on the same weights and at most so many sets of X and Y in turn.
 
-        What a cache may keep between runs counts at the cache's rate. If that rate is unknown, it does not count, and there is no floor
-        (None) if it would take longer than all the rest.
+        What a cache may keep between runs counts at the cache's rate. If that rate is unknown, it does not count, and
+        there is no floor (None) if it would take longer than all the rest.
         """
         weights, moved = kernel.weight_bytes, kernel.bytes(batch)
         cached = sum(each for each, in_turn in ((weights, 1), (moved - weights, sets)) if each * in_turn < CACHE_BYTES)
@@ -77,7 +79,8 @@ def best_of(one: Ceilings, other: Ceilings) -> Ceilings:
 
 
 def measure_ceilings(device: "Device", precision: str, operand: str | None = None) -> Ceilings:
-    """Run a copy and a multiply-add probe on the device, for about a second. `operand`: the tensor cores' type, if they multiply."""
+    """Run a copy and a multiply-add probe on the device, for about a second. `operand` is the tensor cores' type, if
+    any."""
     if device.limits.is_cpu:
         return _of_processor(device, precision)
     from ksgen.emit.render import PROBE_AT_ONCE, render_probe
@@ -111,7 +114,10 @@ def _cache_rate(device: "Device", x: "Buffer", y: "Buffer") -> float:
 
 
 def _of_processor(device: "Device", precision: str) -> Ceilings:
-    """By vector instructions on all cores. 16-bit types are multiplied in float32, or two at a time where the processor does that."""
+    """Ceilings of a processor's vector instructions on all cores.
+
+    16-bit types are multiplied in float32, or as pairs if the processor has such products.
+    """
     from ksgen.emit.render import render_processor_probe
     from ksgen.launch.choice import limits_of
 
@@ -128,7 +134,7 @@ def _of_processor(device: "Device", precision: str) -> Ceilings:
 
 
 def _by_tiles(device: "Device", precision: str, plain: Ceilings, y: "Buffer") -> Ceilings:
-    """The same where the device's matrix tiles multiply what the precision stores."""
+    """Ceilings of the device's matrix tiles, if they multiply the precision's stored type."""
     tiles = PRECISIONS[precision].tiles
     if tiles is None or tiles.operand.name not in device.limits.tiles:
         return plain
@@ -148,7 +154,8 @@ def load_probe(device: "Device", probe: "Probe") -> "tuple[KernelHandle, KernelH
 
 
 def _built(device: "Device", probe: "Probe") -> "Binary":
-    """No bundle holds probes, and `ksgen build` makes none: where compiling is forbidden, another thing is to be done than for kernels."""
+    """Build a probe. No bundle holds probes, so an error where compiling is forbidden names another remedy than for
+    kernels."""
     from ksgen.build.build import build, compiling_is_forbidden
 
     try:

@@ -1,7 +1,8 @@
-"""Whether a time is reliable: by the uncertainty of its median over blocks of runs, and by what other processes used meanwhile.
+"""Whether a time is reliable: by the uncertainty of its median over blocks of runs, and by what other processes used
+meanwhile.
 
-Blocks are spread over time and taken until the median is known well enough, or the time is up. An unreliable figure stays, marked, and
-nothing is concluded from it. Never knows what it times.
+Blocks are spread over time and taken until the median is known well enough, or the time is up. An unreliable figure
+stays, marked, and nothing is concluded from it. Never knows what it times.
 """
 
 import os
@@ -24,7 +25,7 @@ LEAST_BLOCKS = 6  # for an interval of that confidence
 BLOCK_SECONDS = 0.02  # long compared with a single disturbance
 MOST_SECONDS = 2.0  # for the blocks of one kernel
 FIRST_RUNS, MOST_RUNS = 3, 1000  # to learn how many runs a block has, and in a block
-HOPELESS_BLOCKS = 2  # all of which are too slow
+HOPELESS_BLOCKS = 2  # blocks, all of which are too slow
 LEAST_SECONDS, LOOK_SECONDS = 0.1, 0.2  # of a look at the system's counts, which go on by hundredths of a second
 _PROC = Path("/proc")
 
@@ -34,7 +35,8 @@ Timer = Callable[[], float]  # the figure of a block
 
 @dataclass(frozen=True)
 class Blocks:
-    """A series: the median of each block's runs, and the shares of the processors that others took meanwhile, look by look."""
+    """A series of blocks: the median of each block's runs, and the shares of the processors that others took
+    meanwhile."""
 
     values: tuple[float, ...]
     others: tuple[float, ...] = ()
@@ -45,7 +47,8 @@ class Blocks:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Bounds of the median by order statistics; of fewer blocks than `LEAST_BLOCKS` the least and the largest."""
+        """Interval that contains the median with a confidence of 95 %, for any distribution, if the blocks are
+        independent."""
         return interval(self.values)
 
     @property
@@ -67,7 +70,8 @@ class Blocks:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The median lies between these two values with a confidence of 95 %, whatever their distribution, if they are independent."""
+    """The median lies between these two values with a confidence of 95 %, whatever their distribution, if they are
+    independent."""
     ordered, count = sorted(values), len(values)
     cut, tail = 0, 1 + count  # values left out at either end; ways, of 2^count, to have at most one more beyond the median
     while 2 * tail * ONE_IN <= 2**count:
@@ -79,7 +83,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def doubt(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
     """Why the median of blocks is unreliable, in a few words; empty if it is reliable.
 
-    The same serves times and ratios. `others`: shares of the processors, where these did the work. A single value shows the load alone.
+    The same serves times and ratios. `others`: shares of the processors, where these did the work. A single value shows
+    the load alone.
     """
     if not values:
         return ""
@@ -100,7 +105,7 @@ def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -
         nonlocal runs
         if not runs:
             marks = [perf_counter()]
-            for _ in range(FIRST_RUNS):  # of which one may be disturbed, and the first warms up
+            for _ in range(FIRST_RUNS):  # the first run warms up, and one may be disturbed
                 times(1)
                 marks.append(perf_counter())
             once = max(min(end - begin for begin, end in pairwise(marks)), 1e-9)
@@ -113,11 +118,12 @@ def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -
 
 
 def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float | None = None, give_up: float = inf) -> list[Blocks]:
-    """The series of each timer. They take turns, until all medians are known well enough or `most_seconds` (`MOST_SECONDS`) per timer
-    have passed.
+    """Take blocks of each timer in turns, until all medians are known well enough or `most_seconds` per timer have
+    passed.
 
-    The search for a fast one ends for all timers whose blocks are slower than `give_up`. On a processor each block waits until the threads
-    of this process sleep, and no series ends before the load of the machine is known. A device's own clock sees neither.
+    The search for a fast one ends for all timers whose blocks are slower than `give_up`. On a processor each block
+    waits until the threads of this process sleep, and no series ends before the load of the machine is known. A
+    device's own clock sees neither.
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
@@ -147,7 +153,7 @@ def said(figure: str, why: str) -> str:
 
 
 def told(doubts: Sequence[str], thing: str = "time") -> str:
-    """What stands under figures, each with its doubt or none; empty if all are reliable."""
+    """Format the note below figures, each given with its doubt or none; empty if all are reliable."""
     some = list(filter(None, doubts))
     return f"{MARK} {len(some)} of {counted(len(doubts), thing)} cannot be trusted; the first: {some[0]}." if some else ""
 
@@ -162,7 +168,7 @@ class Counts:
 
 
 def counts() -> Counts | None:
-    """Linux's counts now; None elsewhere. What is not idle is busy: idle time is counted exactly, other time by samples."""
+    """Linux's processor time counts now; None elsewhere. Idle time is exact, so all other time counts as busy."""
     try:
         words = (_PROC / "stat").read_text().split("\n", 1)[0].split()
         idle, waiting = map(int, words[4:6])
@@ -180,7 +186,7 @@ def others_between(before: Counts, after: Counts, processors: int) -> float:
 
 
 class Watch:
-    """The shares of the processors that others take, from look to look: each look is at least `LEAST_SECONDS` after the one before."""
+    """Shares of the processors that others take, per look; a look lasts at least `LEAST_SECONDS`."""
 
     def __init__(self) -> None:
         self._before = counts()
@@ -210,7 +216,7 @@ def load_warning(share: float | None, processors: int, busiest: Sequence[tuple[s
         return ""
     named = ", ".join(f"{name} {taken:.1f}" for name, taken in busiest[:3] if taken >= 0.1)
     by = f" ({named})" if named else ""
-    return f"others keep {share * processors:.1f} of {processors} processors busy{by}: times may say nothing, and those in doubt are marked"
+    return f"others keep {share * processors:.1f} of {processors} processors busy{by}: unreliable times are marked"
 
 
 def look() -> str:

@@ -44,7 +44,8 @@ Packed = dict[str, Buffer]  # weights, by the operands of a launch that they are
 class Problem:
     """Random arrays for one kernel and batch. Weights are uniform in +-1/sqrt(c), the others standard normal.
 
-    Kernels of gradients do not use the weights; other kernels do not use the gradient of Y. Those of chains have weights before these.
+    Kernels of gradients do not use the weights; other kernels do not use the gradient of Y. Those of chains have
+    weights before these.
     """
 
     kernel: KernelSpec
@@ -54,30 +55,30 @@ class Problem:
     bias: "Array | None"
     residual: "Array | None"
     grad_y: "Array | None" = None
-    most_compared: int | None = None  # batch entries; None: as many as the reference computes in about a second
+    most_compared: int | None = None  # rows of the batch; None: as many as the reference computes in about a second
     before: "tuple[Array, ...]" = ()  # weights of the factors that meet X before the last one, the first of them first
-    quantized: tuple[Quantized, ...] = ()  # what all these weights are in eight bits, where they are stored so: exactly
-    others: "tuple[Problem, ...]" = ()  # of a group's chains beside the first one, whose problem this is: on the same X
-    inputs: QuantizedInputs | None = None  # what x is in eight bits, where it is stored so: exactly
+    quantized: tuple[Quantized, ...] = ()  # exact quantized form of all these weights, if they are stored in eight bits
+    others: "tuple[Problem, ...]" = ()  # problems of a group's other chains on the same X; this one is the first chain's
+    inputs: QuantizedInputs | None = None  # exact quantized form of x, if it is stored in eight bits
 
     @property
     def each(self) -> "tuple[Problem, ...]":
-        """That of each chain: one, but for a group."""
+        """Problems of all chains; a group has several."""
         return self, *self.others
 
     @property
     def given(self) -> "tuple[Array, ...]":
-        """The weights of each factor as a device is given them."""
+        """Weights of each factor in the form that a device takes."""
         own = tuple(each.whole for each in self.quantized) or (*self.before, self.weights)
         return own + tuple(array for other in self.others for array in other.given)
 
     def comparing(self, most: int) -> "Problem":
-        """The same, with so many batch entries compared at most."""
+        """This problem with at most so many rows of the batch compared."""
         return replace(self, most_compared=most, others=tuple(other.comparing(most) for other in self.others))
 
     @property
     def given_x(self) -> "Array":
-        """X as a device is given it."""
+        """X in the form that a device takes."""
         return self.x if self.inputs is None else self.inputs.values.view(np.uint8)
 
     @property
@@ -91,19 +92,20 @@ class Problem:
 
     @property
     def terms(self) -> int:
-        """How many products one sum adds up."""
+        """Number of products that one sum adds."""
         return self.batch if self.grad_y is not None else self.kernel.pattern.c
 
     @property
     def tolerance(self) -> float:
-        """The largest relative error that rounding explains, of all factors together; of a group, in the chain that has most to round."""
+        """Largest relative error that rounding explains: the sum over factors; for a group, that of its worst chain."""
         precision = self.kernel.precision
         own = tolerance(precision, self.terms) + sum(tolerance(precision, pattern.c) for pattern in self.kernel.factors.factors[:-1])
         return max(own, *(other.tolerance for other in self.others)) if self.others else own
 
     @cached_property
     def chosen(self) -> Any:
-        """The batch entries that are compared: all, or a sample. For a gradient, which sums over the batch, the values of j instead."""
+        """Rows of the batch that are compared: all, or a sample. A gradient sums over the batch, so values of j are
+        chosen instead."""
         kernel = self.kernel
         if self.grad_y is not None:
             d = kernel.pattern.d
@@ -118,7 +120,7 @@ class Problem:
 
     @property
     def checked(self) -> int:
-        """How many batch entries are compared."""
+        """Number of rows of the batch that are compared."""
         return self.batch if self.grad_y is not None or isinstance(self.chosen, slice) else len(self.chosen)
 
     def compared(self, result: "Array") -> "Array":
@@ -127,7 +129,7 @@ class Problem:
 
     @cached_property
     def truth(self) -> "Array":
-        """The right values of that part, in float64."""
+        """Reference values of the compared part, in float64."""
         kernel, pattern = self.kernel, self.kernel.pattern
         if self.grad_y is not None:
             fewer = replace(pattern, d=len(np.arange(pattern.d)[self.chosen]))
@@ -142,11 +144,11 @@ class Problem:
         )  # fmt: skip
 
     def _entries(self, array: "Array", layout: str) -> "Array":
-        """The chosen batch entries of X, Y or the residual."""
+        """Chosen rows of the batch of X, Y or the residual."""
         return array[self.chosen] if layout == "bsf" else array[:, self.chosen]
 
     def _planes(self, array: "Array", rows: int) -> "Array":
-        """The chosen j of X or of Y's gradient."""
+        """Chosen values of j of X or of Y's gradient."""
         a, d = self.kernel.pattern.a, self.kernel.pattern.d
         if self.kernel.layout == "bsf":
             return array.reshape(self.batch, a, rows, d)[..., self.chosen].reshape(self.batch, -1)
@@ -160,7 +162,7 @@ class Measured:
     plan: Plan
     error: float  # Frobenius norm of the difference over that of the reference
     tolerance: float
-    checked: int  # batch entries that were compared
+    checked: int  # rows of the batch that were compared
     seconds: Blocks  # none where nothing was timed
 
     @property
@@ -169,7 +171,8 @@ class Measured:
 
 
 def tolerance(precision: str, terms: int) -> float:
-    """The largest relative error that rounding explains: one rounding (16-bit outputs, tf32 operands), else that of every term."""
+    """Largest relative error that rounding explains: one rounding (16-bit outputs, tf32 operands), else one per
+    term."""
     known = PRECISIONS[precision]
     return known.unit_roundoff if known.rounds_once else known.unit_roundoff * max(4.0, 2 * sqrt(known.halves * terms))
 
@@ -182,7 +185,7 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
 
 
 def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Problem:
-    """Of one chain, on an X of its own if there is none yet."""
+    """Problem of one chain, on a new X unless one is given."""
     dtype = numpy_dtype(kernel.dtype)
     random = np.random.default_rng([seed, batch, *kernel.pattern.shape])
     pattern = kernel.pattern
@@ -208,7 +211,7 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
         given = quantize_inputs(x, kernel.inputs)
         x = reference.dequantized(given.values, np.float32(given.scale))
     if kernel.is_quantized:
-        x_scales = [None if given is None else given.scale, *[None] * len(before)]  # what lies between factors is as Y is
+        x_scales = [None if given is None else given.scale, *[None] * len(before)]  # intermediates are stored as Y is
         quantized = tuple(quantize(each, kernel.weights, x_scale=own) for each, own in zip((*before, weights), x_scales, strict=True))
         *others, weights = (reference.dequantized(each.values, each.scale) for each in quantized)
         before = tuple(others)
@@ -259,7 +262,7 @@ class Bench:
         return {name: uploaded(self.device, array) for name, array in self._arrays.items()}
 
     def _rotated(self) -> list[dict[str, Buffer]]:
-        """Enough sets of arrays that no cache holds them all."""
+        """Sets of arrays, enough that no cache holds them all."""
         wanted = min(1 + CACHE_BYTES // sum(array.nbytes for array in self._arrays.values()), most_sets(self.device.limits.is_cpu))
         while len(self._sets) < wanted:
             self._sets.append(self._new_set())
@@ -272,7 +275,8 @@ class Bench:
         return {name: packing.pack(weights, None) for name, packing, weights in pairs}
 
     def check(self, plan: Plan, packed: Packed) -> tuple[float, int]:
-        """Launch once on a poisoned output and workspace: the relative error, and how many batch entries were compared."""
+        """Launch once on a poisoned output and workspace. Returns the relative error and the number of compared rows of
+        the batch."""
         arrays = self._sets[0]
         for name in self._poison:
             self.device.upload(arrays[name], self._arrays[name])
@@ -287,7 +291,7 @@ class Bench:
         return compare(self.problem, *results)
 
     def launches(self, plan: Plan, packed: Packed) -> Callable[[], None]:
-        """A function to time: each call launches on the next set of arrays."""
+        """Function to time: each call launches on the next set of arrays."""
         if plan.workspace_bytes:
             rotated = cycle(self._rotated())
             return lambda: plan.launch(self._arguments(plan, packed, next(rotated)), None)
@@ -295,7 +299,7 @@ class Bench:
         return lambda: plan.launch(next(ready), None)
 
     def timer(self, plan: Plan, packed: Packed, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -> Timer:
-        """Blocks of launches, in seconds of a launch."""
+        """Timer that returns blocks of seconds per launch."""
         launch = self.launches(plan, packed)
         return block_of(lambda runs: time_launches(self.device, launch, runs, warmup=0), least_runs, seconds)
 
@@ -304,7 +308,8 @@ class Bench:
         return plan.arguments({**arrays, **packed, "workspace": self._workspace_of(plan), **pitches})
 
     def _workspace_of(self, plan: Plan) -> Buffer:
-        """The shared workspace, if the plan needs one. Looked up at each launch, since a larger plan may have replaced it."""
+        """The shared workspace, if the plan needs one. Looked up at each launch, since a larger plan may have
+        replaced it."""
         if plan.workspace_bytes > self._workspace_bytes:
             self._workspace, self._workspace_bytes = (
                 None,
@@ -324,7 +329,8 @@ def _spaced(array: "Array") -> "Array":
 def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 1, seed: int = 0, family: str | None = None) -> Measured:
     """Build if needed, launch once and compare, then time launches on more arrays than a cache holds.
 
-    `family` names the family to use; without it, the one that launchers choose. `runs` is the least number of a block's runs; 0: none.
+    `family` names the family to use; without it, the one that launchers choose. `runs` is the least number of a block's
+    runs; 0: none.
     """
     problem = make_problem(kernel, batch, seed)
     choice = choice_by_name(family, kernel, batch, limits_of(device)) if family else PLANNER.choice(device, kernel, batch)
@@ -350,8 +356,10 @@ def host_call(device: Device, problem: Problem) -> "Call":
 
 
 def compare(problem: Problem, *results: "Array") -> tuple[float, int]:
-    """The relative error of a result, and how many batch entries were compared. NaN if any number is not finite. Of a group's results, one
-    a chain: the largest error."""
+    """Relative error of a result, and the number of compared rows of the batch. NaN if any number is not finite.
+
+    A group has one result per chain; the largest error counts.
+    """
     found = [_compared(each, result) for each, result in zip(problem.each, results, strict=True)]
     return max(found, key=lambda each: (each[0] != each[0], each[0]))
 
@@ -366,7 +374,8 @@ def _compared(problem: Problem, result: "Array") -> tuple[float, int]:
 
 
 def numpy_way(problem: Problem) -> tuple[float, "Array"]:
-    """Seconds and result of the product in plain NumPy: permute, batched matrix product, permute back. 16-bit types as float32."""
+    """Seconds and result of the product in NumPy: permute, batched matrix product, permute back. 16-bit types as
+    float32."""
     a, b, c, d = problem.kernel.pattern.shape
     batch = problem.batch
     small = problem.kernel.item_bytes == 2

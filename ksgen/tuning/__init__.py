@@ -1,4 +1,5 @@
-"""The search for the fastest constants of a kernel on a device: `ksgen.tune`. The command `ksgen tune` does the same."""
+"""The search for the fastest constants of a kernel on a device: `ksgen.tune`. The command `ksgen tune` does the
+same."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,16 +20,16 @@ def tune(
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
     job: str = "multiply", weights: str = SAME, inputs: str = SAME, between: str = "none", out_layout: str | None = None,
 ) -> Tuned:  # fmt: skip
-    """Find the fastest constants of one kernel, and put them into the user's wisdom. Launchers of this process use them at once.
+    """Find the fastest constants of one kernel, and put them into the user's wisdom. Launchers of this process use them
+    at once.
 
-    `pattern` may have any form, such as "1,192,48,2".
-    Of a `Chain`: of all its factors in one launch, with the activation `between` them and the layout of y that `out_layout` names. Of a
-    list of chains: of a group, all of them in one launch. Once each factor was tuned too, with the activation that follows it, the way that
-    was measured to be faster is taken.
-    `job` is "multiply", or "gradient" (of the weights). `weights` says how they are stored, such as "int8", and `inputs` how x is.
-    `batch` is 25088 on a GPU and 1568 on a processor unless given. `budget` is a time such as "60s", or a number of candidates.
-    `progress` is called after each candidate, in a thread of its own. An interrupt saves the best so far, and then continues as
-    `KeyboardInterrupt`.
+    `pattern` may have any form, such as "1,192,48,2". Of a `Chain`: of all its factors in one launch, with the
+    activation `between` them and the layout of y that `out_layout` names. Of a list of chains: of a group, all of them
+    in one launch. Once each factor was tuned too, with the activation that follows it, the way that was measured to be
+    faster is taken. `job` is "multiply", or "gradient" (of the weights). `weights` says how they are stored, such as
+    "int8", and `inputs` how x is. `batch` is 25088 on a GPU and 1568 on a processor unless given. `budget` is a time
+    such as "60s", or a number of candidates. `progress` is called after each candidate, in a thread of its own. An
+    interrupt saves the best so far, and then continues as `KeyboardInterrupt`.
     """
     from ksgen.devices.base import default_batch
     from ksgen.launch.planner import PLANNER
@@ -42,7 +43,7 @@ def tune(
         if job != "multiply":
             raise SpecError(f"job={excerpt(job)} of a chain; accepted: multiply")
         if len(chains) > 1 and out_layout:
-            raise SpecError(f"out_layout={excerpt(out_layout)} of chains beside each other; accepted: of one chain")
+            raise SpecError(f"out_layout={excerpt(out_layout)} of a group of chains; accepted: of one chain")
         kernel = layer_launch(
             chains, precision, layout, epilogue, between=between, out_layout=out_layout, weights=weights, inputs=inputs
         )  # fmt: skip
@@ -66,7 +67,7 @@ def tune(
 
 
 def _chains(given: object) -> tuple[Chain, ...]:
-    """Those of a layer or a group."""
+    """Chains of a layer or a group."""
     if isinstance(given, list | tuple) and given and all(isinstance(each, Chain) for each in given):
         return tuple(given)
     return (Chain.read(given),)

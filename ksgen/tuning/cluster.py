@@ -1,4 +1,4 @@
-"""The machines of a Dask cluster as one engine: workers with the resource `GPU=1` measure, any worker with a compiler compiles.
+"""Presents a Dask cluster as one engine: workers with `GPU=1` measure, any worker with a compiler compiles.
 
 Dask moves the jobs of a lost worker to others. Each worker keeps child processes of its own, as a local search does.
 """
@@ -96,7 +96,8 @@ class ClusterEngine(Engine):
             return sorted(address for address, facts in self._facts.items() if _is_same(facts, self.facts))
 
     def _at_least_one(self) -> list[str]:
-        """Those workers. If none is left, wait as long as a busy machine or a cluster's manager may take to bring one."""
+        """Eligible workers. If none is left, wait as long as a busy machine or a cluster's manager may take to bring
+        one."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (workers := self._eligible()):
             if time.monotonic() > deadline:
@@ -136,12 +137,13 @@ class ClusterEngine(Engine):
                     try:
                         return gathered.result()
                     except distributed.scheduler.KilledWorker as error:
-                        raise DeviceError(f"the cluster lost {LOSSES} workers one after the other: {error}") from None
+                        raise DeviceError(f"the cluster lost {LOSSES} workers in a row: {error}") from None
             task.cancel()
 
 
 def _check_address(scheduler: str) -> None:
-    """Raise `ValueError` if this is no address: a Dask client with a bad one prints a traceback when it is collected."""
+    """Raise `ValueError` if this is no address: a Dask client with a bad one prints a traceback when it is
+    collected."""
     from distributed.comm.addressing import parse_address, parse_host_port
     from distributed.comm.registry import get_backend
 
@@ -163,7 +165,7 @@ def _check_version(address: str, facts: Facts) -> None:
         )
 
 
-# ---- what runs in a Dask worker: each of its threads has a child that compiles, and the process one that measures
+# ---- code of a Dask worker: each of its threads has a child that compiles, and the process has one that measures
 
 _own = threading.local()
 _processor = Shared()  # or a GPU, which measures for one at a time and is not disturbed by compilers

@@ -1,6 +1,7 @@
-"""Where candidates are compiled and measured: here, in child processes of this machine. Chooses nothing and keeps nothing.
+"""Compiles and measures candidates in child processes of this machine. Chooses nothing and keeps nothing.
 
-On a GPU, all cores compile while the device measures. A processor that is the device compiles or measures: `Shared` keeps them apart.
+On a GPU, all cores compile while the device measures. A processor that is the device compiles or measures: `Shared`
+keeps them apart.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Entries = Sequence[tuple[Candidate, Binary]]
 
 
 class Shared:
-    """A processor that compiles and measures: any number of threads compile, or one measures, and those that come later wait for it."""
+    """Keeps compiling and measuring on one processor apart: any number of threads compile, or one measures; others
+    wait."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(new_reentrant_lock())
@@ -74,11 +76,11 @@ class Engine(ABC):
 
     @property
     def jobs_at_once(self) -> int:
-        """As many jobs at once as keep the devices busy: one compiles while another one's finalists are measured."""
+        """Number of jobs that keeps the devices busy: one compiles while another one's finalists are measured."""
         return self.devices + 1 if self.overlaps else self.devices
 
     def compile(self, kernel: KernelSpec, candidate: Candidate) -> Future[Binary | Outcome]:
-        """A binary, or why there is none."""
+        """Binary of a candidate, or the outcome that says why there is none."""
         return self._compiling.submit(self._compile_safely, kernel, candidate)
 
     def measure(self, job: Job, entries: Entries, runs: Runs) -> Future[list[Outcome]]:

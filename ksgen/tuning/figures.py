@@ -1,4 +1,4 @@
-"""The report's figures: the course of a search, the effect of each constant, the quality of the cost model. Knows no trials."""
+"""Draws the report's figures: the course of a search, constants' effects, the cost model's quality. Knows no trials."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +19,8 @@ WIDE_RATIO = 4  # from the smallest to the largest; beyond, an axis is logarithm
 
 
 def best_so_far(times_us: Sequence[float], winner: int, floor_us: float | None) -> str:
-    """The time of each candidate in measuring order, the best so far, and the floor. `winner` is its place among them."""
+    """The time of each candidate in measuring order, the best so far, and the floor. `winner` is its place among
+    them."""
     best = list(accumulate(times_us, min))
     numbers = list(range(1, len(times_us) + 1))
     with _figure(4.2, "best so far", (times_us, winner, floor_us)) as drawn:
@@ -113,7 +114,7 @@ def _time_scale(axes: "Axes", which: str, times_us: Sequence[float]) -> str:
 
 
 def _name_y(axes: "Axes", unit: str) -> None:
-    """Above the numbers, where it takes no room from them."""
+    """Name the y axis above its numbers, where the name takes no room from them."""
     axes.text(-0.02, 1.03, unit, transform=axes.transAxes, horizontalalignment="right", verticalalignment="bottom")
 
 

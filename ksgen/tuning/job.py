@@ -55,7 +55,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Runs:
-    """How long to time: candidates take turns, a block of runs each, until their medians are known well enough or the time is up.
+    """Limits of timing: candidates take turns, a block of runs each, until medians are known well enough or time is up.
 
     A candidate whose first blocks are all slower than `give_up_us` gets no more of them.
     """

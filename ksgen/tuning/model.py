@@ -1,7 +1,7 @@
 """Predicts a candidate's time before anything is compiled: the family's work divided by the device's measured rates.
 
-The predictions rank candidates; they are not accurate times. A GPU's terms are `families/expected.py`, a processor's cycles
-`families/vector/cycles.py`. Measures nothing.
+The predictions rank candidates; they are not accurate times. A GPU's terms are `families/expected.py`, a processor's
+cycles `families/vector/cycles.py`. Measures nothing.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from ksgen.spec import KernelSpec
 __all__ = ["LAUNCH_US", "Machine", "misfit", "predict_us", "resident_blocks"]
 
 FLOPS_A_CYCLE = 4  # of a lane of a processor's vector units: two multiply-adds
-CPU_REGISTERS = 160  # by a family's estimate: what more a thread wants is kept in memory, and takes long to compile
+CPU_REGISTERS = 160  # by a family's estimate; further values of a thread spill to memory, and take long to compile
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Machine:
 
 
 def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
-    """On a GPU `families/expected.py`'s prediction; on a processor by the kernel's cycles. Infinite where it cannot be launched."""
+    """Predicted time: of `families/expected.py` on a GPU, of the kernel's cycles on a processor. Infinite if it cannot
+    run."""
     ceilings = machine.ceilings[family.name]
     if family.geometry(kernel, constants, batch).grid > MOST_GRID:
         return inf

@@ -1,4 +1,4 @@
-"""How much a time differs when the same kernel is measured again: differences below that are invisible to a search."""
+"""Measures how much the time of an unchanged kernel varies; a search cannot see smaller differences."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -24,7 +24,7 @@ class Noise:
 
 
 def measure_noise(engine: Engine, job: Job, candidate: Candidate) -> Noise:
-    """`KsgenError` if the kernel cannot be measured."""
+    """Measure one kernel several times; `KsgenError` if it cannot be measured."""
     built = engine.compile(job.kernel, candidate).result()
     if not isinstance(built, Binary):
         raise KsgenError(f"{job}: {built.reason}")

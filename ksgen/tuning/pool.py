@@ -65,8 +65,9 @@ def make_pool(
 
 
 def served_families(job: Job, limits: Limits) -> list[str]:
-    """The families that can serve a kernel at its batch on a device, for arrays as the device allocates them. On a processor only
-    the one made for it, if there is one.
+    """Families that can serve a kernel at its batch on a device, for arrays as the device allocates them.
+
+    On a processor, only the family made for it is listed, if there is one.
     """
     found = [family.name for family in meant_for(job.kernel, limits, job.batch)]
     return found[:1] if limits.is_cpu else found

@@ -1,4 +1,4 @@
-"""A parent's handle on a child process that compiles and measures: starts it, calls it, and restarts it when it is lost."""
+"""Handles a child process that compiles and measures: starts it, calls it, and restarts it when it is lost."""
 
 import contextlib
 import os
@@ -56,7 +56,8 @@ class Worker:
         return binary
 
     def measure(self, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
-        """One outcome per candidate. Those that bring the child down are named, and the next child measures the others."""
+        """Measure candidates, one outcome each. A candidate that ends the child is named; the next child measures
+        the others."""
         outcomes: dict[int, Outcome] = {}
         left = list(range(len(entries)))
         while left:

@@ -35,7 +35,8 @@ class Drawn(NamedTuple):
 
 
 def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial] = ()) -> None:
-    """Write the page, whole or not at all. `winners` are those that a search chose; without them, the shortest time wins.
+    """Write the page, whole or not at all. `winners` are those that a search chose; without them, the shortest time
+    wins.
 
     `KsgenError` without trials, or without matplotlib.
     """

@@ -1,6 +1,6 @@
-"""In which order candidates are tried, and when a search has seen enough. Only numbers go in and out: nothing runs here.
+"""Orders candidates, and decides when a search has seen enough. Only numbers go in and out: nothing runs here.
 
-A strategy is asked for candidates of a pool and told their outcomes, in any order.
+A strategy is asked for candidates of a pool and receives their outcomes, in any order.
 """
 
 import random
@@ -27,16 +27,17 @@ class Strategy(Protocol):
         ...
 
     def tell(self, index: int, us: float | None) -> None:
-        """Take the time of a candidate, or None if it has none. Also called for known candidates that were never asked for."""
+        """Take the time of a candidate, or None if it has none. Also called for known candidates that were never
+        asked for."""
         ...
 
     def left(self) -> int:
-        """How many more candidates there will be, as far as can be said."""
+        """Estimated number of further candidates."""
         ...
 
 
 class Listed:
-    """A fixed order: all of it."""
+    """Candidates in a fixed order, all of them."""
 
     def __init__(self, order: list[int]) -> None:
         self._left = dict.fromkeys(order)
@@ -67,8 +68,10 @@ def shuffled(pool: Pool) -> Strategy:
 
 
 class Model:
-    """The cost model's order, corrected by measurements: next is the candidate that may turn out the fastest, in turn of all, and
-    of those that differ from the best one in one constant. Ends when no candidate promises a gain.
+    """Candidates in the cost model's order, corrected by measurements.
+
+    The next candidate is the one that may be the fastest: alternately of all, and of those that differ from the best
+    one in one constant. The strategy ends when no candidate promises a gain.
     """
 
     def __init__(self, pool: Pool) -> None:

@@ -1,7 +1,7 @@
 """Expected times of candidates that were not measured, from those that were: a Gaussian process over the constants.
 
-It starts from the cost model's predictions and learns their errors, from the job's own measurements and, with less weight,
-from other kernels' on the same device. Knows only numbers: no kernels, no devices.
+It starts from the cost model's predictions and learns their errors, from the job's own measurements and, with less
+weight, from other kernels' on the same device. Knows only numbers: no kernels, no devices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-COMMON, OWN = 0.5, 0.5  # standard deviations, in log2 of time: of what all kernels share, and of what is one job's own
+COMMON, OWN = 0.5, 0.5  # standard deviations, in log2 of time: shared by all kernels, and specific to one job
 OFFSET = 1.0  # of a job as a whole
 NOISE = 0.05  # of a measurement
 REACH = 1.5  # doublings of one constant over which a measurement is informative
@@ -21,7 +21,8 @@ REACH_KERNELS = 4.0  # the same, of one size of the pattern
 
 
 def features(rows: Sequence[Mapping[str, Any]]) -> Array:
-    """One row per candidate: log2 of every number, and for every word whether it is that one. A name missing from a row is zero."""
+    """One row per candidate: log2 of every number, and for every word whether it is that one. A name missing from a
+    row is zero."""
     columns: list[list[float]] = []
     for name in sorted({name for row in rows for name in row}):
         values = [row.get(name, 0) for row in rows]
@@ -46,7 +47,8 @@ class Points:
 
 
 def expect(measured: Points, times: Array, asked: Points) -> tuple[Array, Array]:
-    """Mean and standard deviation of log2 of the time of each candidate asked about. `times`: log2 of the measured ones."""
+    """Mean and standard deviation of log2 of the time of each candidate asked about. `times`: log2 of the measured
+    ones."""
     everywhere = COMMON**2 + OWN**2 + OFFSET**2
     if not len(times):
         return asked.predicted, np.full(len(asked.jobs), everywhere**0.5)

@@ -1,7 +1,7 @@
-"""Every candidate that a search tried, stored at once in SQLite beside the cache. Measures and judges nothing.
+"""Stores every candidate that a search tried in SQLite, next to the cache. Measures and judges nothing.
 
-A killed search resumes from here, and reports are drawn from here. Two tuners may write to one store. If the file cannot be
-used, the store lives in memory, with one warning.
+A killed search resumes from here, and reports are drawn from here. Two tuners may write to one store. If the file
+cannot be used, the store lives in memory, with one warning.
 """
 
 import json
@@ -82,7 +82,8 @@ class TrialStore:
     def trials(
         self, kernel: KernelSpec | None = None, batch: int | None = None, device: str | None = None, newest: int = -1
     ) -> list[Trial]:
-        """Trials of a kernel, batch and device, if given, in the order in which they were first tried; all, or the newest.
+        """Trials of a kernel, batch and device, if given, in the order in which they were first tried; all, or the
+        newest.
 
         Trials of another version of ksgen, with constants unknown to this one, are skipped.
         """
@@ -116,7 +117,8 @@ class TrialStore:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Waits for others that open it at this moment: SQLite's own waiting does not cover a change of the journal's mode."""
+    """Waits for others that open it at this moment: SQLite's own waiting does not cover a change of the journal's
+    mode."""
     last = monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -163,7 +165,7 @@ def _readable_rows(path: Path) -> Iterator[dict[str, Any]]:
             for row in database.execute(f"select {', '.join(_COLUMNS)} from trials order by id"):
                 yield dict(zip(_COLUMNS, row, strict=True))
     except (sqlite3.Error, OSError):
-        return  # what was read until here is all there is
+        return  # only the rows read so far can be recovered
 
 
 def _kernel_text(kernel: KernelSpec) -> str:
@@ -177,9 +179,9 @@ def _row(trial: Trial) -> dict[str, Any]:
 
 def _trial(row: dict[str, Any]) -> Trial | None:
     try:
-        told = json.loads(row["kernel"])
-        chains, epilogue = chains_from_json(told, lambda shape: Pattern(**shape)), Epilogue(**told.pop("epilogue"))
-        options = {name: value for name, value in told.items() if name not in ("pattern", "before", "beside")}
+        own = json.loads(row["kernel"])
+        chains, epilogue = chains_from_json(own, lambda shape: Pattern(**shape)), Epilogue(**own.pop("epilogue"))
+        options = {name: value for name, value in own.items() if name not in ("pattern", "before", "beside")}
         constants = family_named(row["family"]).constants(json.loads(row["constants"]))
         return Trial(**row | {"kernel": KernelSpec(chains, epilogue=epilogue, **options), "constants": constants})
     except (KsgenError, ValueError, TypeError, KeyError, AttributeError):

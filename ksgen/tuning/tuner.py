@@ -25,7 +25,7 @@ from ksgen.values import excerpt
 from ksgen.wisdom.store import Entry, Wisdom, check_writable, load_wisdom, save
 
 CPU_CANDIDATES = 13  # that a processor's search looks at, unless it is given a budget
-RECENT = 1000  # trials of the device among which those of other kernels are looked for
+RECENT = 1000  # latest trials of the device, searched for other kernels
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -106,7 +106,7 @@ class Tuner:
         return Machine(facts.target, self.limits, facts.limits.multiprocessors, ceilings)
 
     def default(self, job: Job) -> Candidate:
-        """What launchers take if nothing was measured."""
+        """Candidate that launchers take if nothing was measured."""
         named = self.options.family
         family = family_named(named) if named else family_for(job.kernel, self.limits, job.batch)
         return Candidate(family.name, family.default(job.kernel, self.limits, job.batch))
@@ -134,7 +134,7 @@ class Tuner:
         return tuned
 
     def _budget(self) -> Budget:
-        """Fewer candidates on a processor, unless the user says otherwise: it compiles for a second and measures for a tenth."""
+        """Budget of a job. By default smaller on a processor, which compiles for a second and measures for a tenth."""
         asked = self.options.budget
         is_told = asked != Budget() or self.options.strategy != "model"
         return asked if is_told or not self.limits.is_cpu else Budget(candidates=CPU_CANDIDATES)
@@ -153,8 +153,10 @@ class Tuner:
             return self._ceilings[key]
 
     def _known(self, job: Job) -> dict[Candidate, Trial]:
-        """The job's trials by this template and driver. Failed ones are tried again: disk or memory may have been full. So are those whose
-        times are in doubt."""
+        """The job's trials by this template and driver.
+
+        Failed ones are tried again, because disk or memory may have been full, and so are unreliable ones.
+        """
         if self.options.fresh:
             return {}
         trials = self.store.trials(job.kernel, job.batch, self.engine.facts.name)
@@ -173,7 +175,8 @@ def _is_current(trial: Trial) -> bool:
 
 
 def _is_better(tuned: Tuned, incumbent: Entry | None) -> bool:
-    """Whether the winner replaces the incumbent: by rank. A complete search measured both; after a stopped one their times are compared."""
+    """Whether the winner replaces the incumbent by rank. A complete search measured both; a stopped one compares their
+    times."""
     entry = tuned.entry()
     if incumbent is None or (incumbent.kernel, incumbent.batch) != (entry.kernel, entry.batch):
         return True

@@ -34,7 +34,7 @@ from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 
 RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
-MOST_COMPARED = 512  # batch entries of the job's own batch, where all must be finite; of the ragged one, all are compared
+MOST_COMPARED = 512  # rows of the job's own batch, all of which must be finite; of a ragged batch, all rows are compared
 MOST_JOBS = 2  # whose arrays stay on the device
 MOST_READY = 16  # candidates per job that stay loaded
 
@@ -105,7 +105,7 @@ class Bencher:
         return outcomes
 
     def _timer(self, index: int, arrays: Arrays, candidate: Candidate, block_s: float, notes: set[str]) -> Timer:
-        """Blocks of a candidate that is ready, in microseconds of a launch."""
+        """Timer of a ready candidate's blocks, in microseconds per launch."""
         ready = arrays.ready[candidate]
         block = arrays.benches[-1].timer(ready.plan, ready.packed, seconds=block_s)
 
@@ -182,7 +182,7 @@ def serve(connection: Connection, device: str | None, limit_s: float) -> None:
 
 
 def main() -> None:
-    """Arguments: the connection's file number, the time limit per step in seconds, the device, modules to import first."""
+    """Run the child. Arguments: the connection's file number, seconds per step, the device, modules to import first."""
     number, limit_s, device, *modules = sys.argv[1:]
     os.dup2(2, 1)  # what drivers print
     for module in modules:

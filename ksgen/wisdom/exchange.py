@@ -36,7 +36,7 @@ class Difference:
 
     @property
     def ratio(self) -> float | None:
-        """The second's time over the first's; None where one is not known, or in doubt."""
+        """The second time over the first one; None if one is unknown or unreliable."""
         if any(entry.doubt for entry in (self.first, self.second) if entry):
             return None
         times = [entry.median_us if entry else None for entry in (self.first, self.second)]
@@ -78,7 +78,8 @@ def only_device(devices: Mapping[str, Wisdom], part: str | None, source: str) ->
 
 
 def better(first: Entry, second: Entry) -> Entry:
-    """By rank, then the faster one if times compare (of stale ones: only of one template), else the later one."""
+    """The better entry: by rank, then the faster one if times compare, else the later one. Stale times compare
+    within a template."""
     if first.rank != second.rank:
         return min(first, second, key=lambda entry: entry.rank)
     if first.is_stale and _template(first) != _template(second):

@@ -1,9 +1,10 @@
 """What searches found: the best family and constants of a kernel on a device. Read here, written by the tuner.
 
-One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes precedence
-over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins over a fresh
-one; nor does one whose time is in doubt win over a sound one. An entry that cannot be read costs only itself: launchers go on
-without it, with a warning; commands that write wisdom, or were asked for it, refuse. Renders and measures nothing.
+One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes
+precedence over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins
+over a fresh one; nor does one whose time is in doubt win over a sound one. An entry that cannot be read costs only
+itself: launchers go on without it, with a warning; commands that write wisdom, or were asked for it, refuse. Renders
+and measures nothing.
 """
 
 import errno
@@ -52,11 +53,12 @@ class Entry:
     batch: int
     family: str
     constants: Any
-    measured: Mapping[str, Any]  # median_us, floor_us, driver, compiler, ksgen, template, date; note: why the time is in doubt, if it is
+    measured: Mapping[str, Any]  # median_us, floor_us, driver, compiler, ksgen, template, date; note: why the time is unreliable, if it is
 
     @property
     def is_stale(self) -> bool:
-        """Whether the template has changed since: the time is another text's, and the constants are a first guess."""
+        """Whether the template has changed since: the time is that of another source, and the constants are a first
+        guess."""
         return bool(self.measured.get("template") != template_digest(self.family))
 
     @property
@@ -66,12 +68,12 @@ class Entry:
 
     @property
     def rank(self) -> tuple[bool, bool]:
-        """What counts before times are compared; the least wins: fresh before stale, then sound before doubtful."""
+        """Rank that decides before times do; the smallest wins: fresh before stale, then reliable before unreliable."""
         return self.is_stale, bool(self.doubt)
 
     @property
     def is_sound(self) -> bool:
-        """Whether its time may decide: it is of this text, and nobody disturbed it."""
+        """Whether its time may decide: it was measured with this source, undisturbed."""
         return not any(self.rank)
 
     @property
@@ -129,7 +131,8 @@ class Entry:
 
 
 class Wisdom:
-    """Entries of one device. Later ones replace earlier ones of the same kernel and batch, unless those have a better rank."""
+    """Entries of one device. Later ones replace earlier ones of the same kernel and batch, unless those have a
+    better rank."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._by_kernel: dict[KernelSpec, dict[int, Entry]] = {}
@@ -142,11 +145,12 @@ class Wisdom:
         return f"Wisdom({counted(sum(map(len, self._by_kernel.values())), 'entry', 'entries')})"
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
-        """The entry of this batch, or of the nearest batch in ratio, if its family takes this batch and arrays so aligned; None if the
-        kernel was never measured in its class (`are_alike`). Sound entries go before those that are in doubt or stale.
+        """The entry of this batch, or of the nearest batch in ratio, if its family takes this batch and arrays so
+        aligned; None if the kernel was never measured in its class (`are_alike`). Reliable entries go before unreliable
+        or stale ones.
 
-        A kernel for one batch uses what was found for any batch, if nothing was found for itself; one of slices, what was found for
-        dense arrays; a chain with activations, what was found without.
+        A kernel for one batch uses what was found for any batch, if nothing was found for itself; one of slices, what
+        was found for dense arrays; a chain with activations, what was found without.
         """
         dense = replace(kernel, stride="dense")
         found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))
@@ -173,13 +177,16 @@ class Wisdom:
 
 
 def are_alike(measured: int, batch: int) -> bool:
-    """Whether what was measured at one batch counts at another: both have the same default, which the measured constants have beaten.
-    All batches that fill a GPU are alike."""
+    """Whether a measurement at one batch counts at another: both have the same default, which the constants have
+    beaten.
+
+    All batches that fill a GPU are alike.
+    """
     return alike(min(measured, LARGE)) == alike(min(batch, LARGE))
 
 
 def _says_something(entry: Entry, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
-    """Whether constants found at an entry's batch serve this one."""
+    """Whether constants found at an entry's batch serve the given batch."""
     return are_alike(entry.batch, batch) and family_named(entry.family).takes(kernel, batch, aligned)
 
 
@@ -232,7 +239,8 @@ def dump_export(devices: Mapping[str, Wisdom]) -> str:
 
 
 def save(device_name: str, entries: Iterable[Entry]) -> Path:
-    """Put entries into the user's own file, and return its path. Others stay, except those of the same kernel and batch.
+    """Put entries into the user's own file, and return its path. Others stay, except those of the same kernel and
+    batch.
 
     Processes that save at once take turns. `KsgenError` if the file is damaged: nothing in it is thrown away.
     """

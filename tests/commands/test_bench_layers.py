@@ -87,7 +87,7 @@ def test_options_take_the_place_of_what_a_spec_says(
     spec.write_text(f"layers: {{{layers}}}")
     asked: list[Any] = []
     monkeypatch.setattr("ksgen.commands.bench_layers._measure", lambda jobs, *_: asked.extend(jobs))
-    monkeypatch.setattr("ksgen.commands.bench_layers.print_told", lambda *_: None)
+    monkeypatch.setattr("ksgen.commands.bench_layers.print_results", lambda *_: None)
     ksgen("layers", str(spec), "--batch", "3", "--beside", "2", *options)
     assert list(dict.fromkeys(job.layer.name.removeprefix("own ") for job in asked)) == names
     assert {job.layer.epilogue.activation for job in asked} == activations
@@ -104,7 +104,7 @@ def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
     spec.write_text(f"layers: {{usual: {{{chain}, fuse: 'no'}}, own: {{{chain}, batch: [8, 9]}}}}")
     asked: list[Any] = []
     monkeypatch.setattr("ksgen.commands.bench_layers._measure", lambda jobs, *_: asked.extend(jobs))
-    monkeypatch.setattr("ksgen.commands.bench_layers.print_told", lambda *_: None)
+    monkeypatch.setattr("ksgen.commands.bench_layers.print_results", lambda *_: None)
     ksgen("layers", str(spec), *options)
     found = {name: {job.batch for job in asked if job.layer.name == f"s {name}"} for name in ("usual", "own")}
     assert found == batches
@@ -119,7 +119,7 @@ MISTAKES = [
     (["--contenders", "bmn"], "contender 'bmn'; did you mean bmm? accepted: one_launch, each_factor"),
     (["--contenders", "bmm", "--without", "bmm"], "no contender is left; --contenders names some, and"),
     (["--precision", "float64"], "precision 'float64'; did you mean float16? accepted: float32, tf32"),
-    (["-o", "rows.csv"], "-o rows.csv: the log is a .jsonl file; its rows go to the .csv beside it"),
+    (["-o", "rows.csv"], "-o rows.csv: the log is a .jsonl file; its rows go to the .csv next to it"),
     (["-o", "seed.jsonl", "--seed", "1"], "seed.jsonl holds measurements by --seed 0, and this is 1; name another file with -o"),
     (["-o", "paper.jsonl"], "paper.jsonl holds measurements of `ksgen bench paper`; name another file with -o"),
     (["--time-limit", "0s"], "--time-limit was up before the first measurement; give it more"),

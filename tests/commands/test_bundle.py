@@ -33,9 +33,9 @@ from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 
 bundle, lacks, has, precision = sys.argv[1:]
-told = processors._told()
+features = processors._reported_features()
 if lacks or has:
-    processors._told = lambda: " ".join(word for word in (*told.split(), *has.split(",")) if word not in lacks.split(","))
+    processors._reported_features = lambda: " ".join(word for word in (*features.split(), *has.split(",")) if word not in lacks.split(","))
 processors.tiles_are_permitted = lambda: True
 shape, random = (2, 5, 5, 3), np.random.default_rng(1)
 weights = random.standard_normal(shape).astype(np.float32)
@@ -197,8 +197,8 @@ from ksgen.build import processors
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Pattern
 
-told = processors._told()
-processors._told = lambda: " ".join((*told.split(), "amx_tile", "amx_bf16"))
+features = processors._reported_features()
+processors._reported_features = lambda: " ".join((*features.split(), "amx_tile", "amx_bf16"))
 processors.tiles_are_permitted = lambda: True
 ksgen.use_bundle(sys.argv[1])
 shapes, random = ((2, 5, 5, 3), (1, 4, 10, 3)), np.random.default_rng(1)

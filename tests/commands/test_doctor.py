@@ -55,7 +55,7 @@ def test_a_machine_as_it_should_be(machine: tuple[pytest.MonkeyPatch, Path]) -> 
     told = found()
     assert told["nvcc"] == Finding("nvcc", f"13.0.88 {nvcc}")
     assert told["kernels are built by"] == Finding("kernels are built by", f"{nvcc}, 13.0.88, for sm_90a")
-    assert told["nvrtc"].remedy == f"{NVRTC}; pip install -e '.[nvcc]' in ksgen's checkout brings nvcc, to use beside g++"
+    assert told["nvrtc"].remedy == f"{NVRTC}; pip install -e '.[nvcc]' in ksgen's checkout brings nvcc, which needs g++"
 
 
 def test_a_compiler_that_does_not_know_the_gpu(machine: tuple[pytest.MonkeyPatch, Path]) -> None:

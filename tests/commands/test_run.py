@@ -48,7 +48,7 @@ def test_several_patterns_are_the_factors_of_a_layer() -> None:
     assert 0 < figures["error"] <= figures["tolerance"]
     assert len(figures["each_factor_us"]) == 2
     assert all(us > 0 for us in figures["each_factor_us"])
-    assert "us for a launch of each factor" in ksgen("run", *layer).stdout
+    assert "us for one launch per factor" in ksgen("run", *layer).stdout
 
 
 @needs_device
@@ -106,10 +106,10 @@ def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsy
     assert lines["rate"] == ("3.0? GFLOP/s, 4.0? GB/s" if why else "3.0 GFLOP/s, 4.0 GB/s")
     untrusted = "not said, as the time cannot be trusted: others took 50% of the processors"
     assert lines["share"] == (untrusted if why else "50% of the floor")
-    assert lines["apart"] == f"80.0{'' if why else '?'} us for a launch of each factor: {untrusted}"
+    assert lines["apart"] == f"80.0{'' if why else '?'} us for one launch per factor: {untrusted}"
     run._print({**figures, "doubt": "", "floor_us": None, "share_of_floor": None, "each_factor_doubt": ["", ""]}, "tile=1")
     said = " ".join(capsys.readouterr().out.split())
-    assert "80.0 us for a launch of each factor: 2.00 of the time of one launch" in said
+    assert "80.0 us for one launch per factor: 2.00 of the time of one launch" in said
     assert "none: this device was just seen to copy 9 GB/s" in said
     assert f"share {NO_FLOOR}" in said
     run._print({**figures, "doubt": "", "floor_us": 41.0, "share_of_floor": None, "each_factor_doubt": ["", ""]}, "tile=1")
@@ -192,13 +192,13 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
         (("--layer", "up"), "--layer 'up' names a layer of a spec; accepted: with --spec FILE"),
         (
             ("2,9,5,3", "--spec", "SPEC", "--layer", "up", "--bias", "--between", "relu", "--job", "gradient"),
-            "--bias, --job, --between, patterns beside --spec; accepted with it: what it says of its layers, or patterns without it",
+            "--bias, --job, --between, patterns with --spec; accepted: the spec's own layers, or patterns without --spec",
         ),
         (
             ("--spec", "SPEC", "--layer", "up", "--beside", "2,9,5,3", "--out-layout", "bsl"),
-            "--beside, --out-layout beside --spec; accepted with it: what it says of its layers, or patterns without it",
+            "--beside, --out-layout with --spec; accepted: the spec's own layers, or patterns without --spec",
         ),
-        ((), "got 0 patterns; accepted: one, such as ksgen run 1,192,48,2; those of a layer's factors; or --spec FILE"),
+        ((), "got 0 patterns; accepted: one, such as ksgen run 1,192,48,2; one per factor of a layer; or --spec FILE"),
     ],
 )
 def test_what_is_no_layer_of_a_spec(words: tuple[str, ...], told: str, tmp_path: Path) -> None:

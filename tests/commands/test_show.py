@@ -55,7 +55,7 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
     told = run(*spec).stdout
     assert "heads[1]: 2,48,64,1, 128 -> 96, 50.0% of dense" in told
     assert "turned: " in told
-    on_gpus = "a launch for each factor on sm_75; one launch, mma_chain on sm_80, sm_86, sm_90a"
+    on_gpus = "one launch per factor on sm_75; one launch, mma_chain on sm_80, sm_86, sm_90a"
     assert f"batch 25088: {on_gpus}; one launch, vector_chain on a processor of 16 cores" in told
     for size, on_processors in ((64, "vector_chain"), (256, None)):  # where large weights are shared out factor by factor
         group = json.loads(run("show", f"6,{size},{size},1", "--beside", f"6,32,{size},1", "--batch", "1", "--json").stdout)
@@ -161,7 +161,7 @@ def test_show_takes_precisions_layouts_and_storage_from_a_spec(tmp_path: Path) -
         (["1,2,3,1", "1,2,2,1", "--png", "x.png"], "--png draws one pattern; got 2"),
         (["1,2,3,1", "--png", "/nowhere/x.png"], "/nowhere/x.png: cannot be written (No such file or directory)"),
         (["1,2"], "'1,2' is not a pattern"),
-        (["--spec", "specs/vit.yaml", "--between", "relu"], "--between beside --spec; accepted with it: what it says of its layers"),
+        (["--spec", "specs/vit.yaml", "--between", "relu"], "--between with --spec; accepted: the spec's own layers"),
     ],
 )
 def test_mistakes_of_show(arguments: list[str], message: str) -> None:

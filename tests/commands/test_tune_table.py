@@ -51,7 +51,7 @@ def test_a_time_in_doubt_is_marked_and_no_gain_or_share_is_said_of_it(
     first_note = next(filter(None, notes), "")
     assert (f"? 1 of 2 times cannot be trusted; the first: {first_note}." in said) == any(notes)
     assert tune_table.figures(found)["doubt"] == first_note
-    assert tune_table.summary(best).startswith("200.0? us, in doubt: clocks moved, " if notes[0] else "200.0 us, 50% of the floor, ")
+    assert tune_table.summary(best).startswith("200.0? us, unreliable: clocks moved, " if notes[0] else "200.0 us, 50% of the floor, ")
 
 
 @pytest.mark.parametrize("floor_us", [None, 201.0])

@@ -87,7 +87,7 @@ def test_extras_stand_where_the_kernel_takes_them_and_maps_are_said() -> None:
 
 
 @pytest.mark.parametrize("batch", [None, 300])
-@pytest.mark.parametrize(("layout", "row"), [("bsf", "batch entry"), ("bsl", "feature")])
+@pytest.mark.parametrize(("layout", "row"), [("bsf", "row of the batch"), ("bsl", "feature")])
 @pytest.mark.parametrize("family", ["simt", "mma"])
 def test_pitches_of_slices_stand_before_the_batch_and_are_explained(family: str, layout: str, row: str, batch: int | None) -> None:
     kernel = replace(kernel_of((2, 37, 16, 5), "float16", layout, batch=batch), stride="any")
@@ -98,7 +98,7 @@ def test_pitches_of_slices_stand_before_the_batch_and_are_explained(family: str,
     geometry = family_named(family).geometry(added.kernel, added.constants, 300)
     assert launched == [geometry.grid, geometry.block, geometry.shared_bytes]
     assert given == ["x", "packed", "y", "bias", "residual", *pitches, "batch"]
-    assert f"//   {', '.join(pitches)}: elements from a {row} to the next, in 64 bits; those of Y must not overlap\n" in added.text
+    assert f"//   {', '.join(pitches)}: elements from a {row} to the next, in 64 bits; rows of Y must not overlap\n" in added.text
     assert "_pitch: elements" not in source_of(family, replace(kernel, stride="dense")).text
     assert added.text.splitlines()[1].endswith(", bias, residual, strided.")
 

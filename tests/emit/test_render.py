@@ -103,7 +103,7 @@ def test_the_chains_beside_each_other_change_the_text_the_name_and_the_digest() 
         "ks_2x8x8x2_and_2x8x8x2_and_1x5x32x1_1x3x5x1_float32_bsf",
     ]
     assert len({source.text for source in sources}) == len({each.digest for each in groups}) == 3
-    with pytest.raises(SpecError, match="beside each other; accepted: those that take as many features"):
+    with pytest.raises(SpecError, match="of a group; accepted: chains with as many input features"):
         KernelSpec((one, (Pattern(1, 5, 31, 1),)))
 
 

@@ -213,7 +213,7 @@ def test_what_a_kernel_may_be() -> None:
         ({"weights": "e4m3", "inputs": "int4"}, "inputs='int4'"),
         (
             {"inputs": "e4m3", "job": "gradient"},
-            "job=gradient with inputs=e4m3; accepted: inputs=same, as weights are trained on x as it is",
+            "job=gradient with inputs=e4m3; accepted: inputs=same, as training needs x unquantized",
         ),
     ):
         with pytest.raises(SpecError, match=told):

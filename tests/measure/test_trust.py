@@ -244,7 +244,7 @@ def test_nothing_is_doubted_where_the_system_says_nothing(monkeypatch: pytest.Mo
 
 def test_a_busy_machine_is_told_once_with_who_keeps_it_busy() -> None:
     assert load_warning(0.1, 2, [("cc1plus", 0.4)]) == ""
-    said = "others keep 1.4 of 2 processors busy (cc1plus 0.9, python 0.5): times may say nothing, and those in doubt are marked"
+    said = "others keep 1.4 of 2 processors busy (cc1plus 0.9, python 0.5): unreliable times are marked"
     assert load_warning(0.7, 2, [("cc1plus", 0.9), ("python", 0.5), ("sh", 0.01)]) == said
     assert load_warning(None, 2, []) == ""
 
