@@ -1,4 +1,5 @@
-"""The families for few batch entries: one factor, two factors of a layer in one launch, and several layers on one X in one launch."""
+"""The families for small batches: one factor, two factors of a layer in one launch, and several layers on one X in one
+launch."""
 
 from ksgen.families.few.chain import FewChain
 from ksgen.families.few.chain_shape import FewChainConstants

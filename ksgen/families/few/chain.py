@@ -1,8 +1,8 @@
-"""Two factors of a layer for few batch entries on a GPU, in one launch without a barrier between blocks: each computes what it needs of
-the values between them again.
+"""Two factors of a layer for small batches on a GPU, in one launch without a barrier between blocks. Each block
+computes the elements of the intermediate that it needs, which other blocks may compute again.
 
-Decides the tiles of `few_chain.cu.j2`; its design is docs/kernels/few.md. Never renders, compiles or runs. Weights are packed as for
-each factor alone.
+Decides the tiles of `few_chain.cu.j2`; its design is docs/kernels/few.md. Never renders, compiles or runs. Weights are
+packed as for each factor alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,11 +24,11 @@ from ksgen.families.tiles import MOST_THREADS, epilogue_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
-_OF_BOTH = (  # the constants of `few` that the text of either factor takes as they are
-    "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "SHARERS", "TILE_IN", "STAGES", "SUMS", "TURNS", "HALVINGS", "HELD", "SAME",
+_OF_BOTH = (  # constants of `few` that the source has for either factor, unchanged
+    "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "SHARERS", "TILE_IN", "STAGES", "SUMS", "SHUFFLES", "HALVINGS", "HELD", "SAME",
     "SCALES",
 )  # fmt: skip
-INPUT = "Input"  # the type of it, where that is another one for each factor
+INPUT = "Input"  # name of the type of a factor's inputs, if the two factors read different types
 _OF_LAST = ("A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TILES_OUT", "TILES_D", "PART", "X_PLANE", "X_ENTRY")
 
 
@@ -53,8 +53,8 @@ RULES: tuple[Rule[FewChainConstants], ...] = (
 
 
 def words_of_factors(kernel: KernelSpec) -> dict[str, Any]:
-    """What the template asks for where several factors are in one text: of weights, of X, and of what a factor multiplies, which is X or
-    what lies between."""
+    """Variables of a template with several factors in one source: the types of weights, of X, and of each factor's
+    input. A factor's input is X or the intermediate."""
     return {
         **family.words_of_storage(kernel),
         "of_scales": ("scales",) * kernel.is_quantized,
@@ -65,14 +65,14 @@ def words_of_factors(kernel: KernelSpec) -> dict[str, Any]:
 
 
 class FewChain(PackedElsewhere[FewChainConstants]):
-    """Two factors for 1 to 32 batch entries; right for any number of them."""
+    """Two factors for batches of 1 to 32 rows; correct for any batch."""
 
     name = "few_chain"
     constants_type = FewChainConstants
     listed = RULES
     for_few = True
     packed_by = "few"
-    why = "two factors of a layer for few batch entries, in one launch: blocks compute what lies between again; from sm_80 on"
+    why = "two factors for small batches, in one launch: each block computes its part of the intermediate; from sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job != CHAIN or kernel.is_group or len(kernel.factors) != 2 or not is_narrow(kernel):
@@ -108,14 +108,14 @@ class FewChain(PackedElsewhere[FewChainConstants]):
         packed = ChainShape(kernel, constants).packed_bytes
         return work_of(kernel, constants, batch, kernel.bytes(batch) - kernel.weight_bytes + packed)
 
-    # ---- the text
+    # ---- the source
 
     def words(self, kernel: KernelSpec, constants: FewChainConstants) -> Mapping[str, Any]:
         own = {"picture": family.picture(factor_kernels(kernel)[1], constants.last), **family.words_of_start(constants.early)}
         return {**own, **words_of_factors(kernel), "factors": self.factors(kernel, constants)}
 
     def factors(self, kernel: KernelSpec, constants: FewChainConstants) -> list[dict[str, Any]]:
-        """What the template spells of each factor."""
+        """Template variables of each factor."""
         shape, alone = ChainShape(kernel, constants), factor_kernels(kernel)
         listed = [(alone[0], self._first(shape), ()), (alone[1], self._last(shape), ("bsf",))]  # tiles of several j, in both layouts
         return [{"kernel": own, "constexprs": constexprs, "variants": variants} for own, constexprs, variants in listed]
@@ -127,37 +127,37 @@ class FewChain(PackedElsewhere[FewChainConstants]):
         own, last = shape.first, shape.last
         known = self._known(own.kernel, own)
         return [
-            Constexpr("B", own.kernel.pattern.b, "outputs that a block needs for each of its j: factor 2's inputs l, index k"),
-            Constexpr("C", own.own.c, "inputs of a block, index l"),
+            Constexpr("B", own.kernel.pattern.b, "outputs that a block needs per j: factor 2's inputs l, index k"),
+            Constexpr("C", own.own.c, "inputs of one block on the diagonal, index l"),
             Constexpr("D", own.kernel.pattern.d, "factor 2's interleaved matrices, index j"),
-            Constexpr("OWN_B", own.own.b, "outputs of a block on this factor's diagonal"),
-            Constexpr("OWN_D", own.own.d, "its own interleaved matrices"),
-            Constexpr("RATIO", own.ratio, "j of factor 2 for each of them"),
+            Constexpr("OWN_B", own.own.b, "outputs of one block on this factor's diagonal"),
+            Constexpr("OWN_D", own.own.d, "this factor's own interleaved matrices"),
+            Constexpr("RATIO", own.ratio, "j of factor 2 per j of this factor"),
             *(known[name] for name in _OF_BOTH),
             Constexpr("TILE_D", shape.constants.tile_d, "neighbouring j per thread block"),
-            Constexpr("PASSES", shape.passes, "of the block's threads, until all its rows are multiplied"),
+            Constexpr("PASSES", shape.passes, "passes of the block's threads until all its rows are multiplied"),
             Constexpr("PLANES_I", own.planes_i, "blocks on the diagonal whose inputs a thread block needs"),
-            Constexpr("PLANES_D", own.planes_d, "and their j"),
-            Constexpr("X_WIDTH", own.x_width, "inputs of one of them in shared memory, zeros behind the last one included"),
-            Constexpr("X_VECTOR", own.x_vector, "neighbouring l that a thread copies of X at a time"),
-            Constexpr("X_COPIES", own.x_copies, "of X, by all threads"),
-            Constexpr("AT_ONCE", own.at_once, "of a thread, on their way at a time"),
+            Constexpr("PLANES_D", own.planes_d, "j of these blocks whose inputs a thread block needs"),
+            Constexpr("X_WIDTH", own.x_width, "inputs per (i, j) in shared memory, trailing zeros included"),
+            Constexpr("X_VECTOR", own.x_vector, "neighbouring l of X that a thread copies at a time"),
+            Constexpr("X_COPIES", own.x_copies, "copies of X per block, by all its threads"),
+            Constexpr("AT_ONCE", own.at_once, "copies that a thread has in flight at a time"),
             known["X_PLANE"],
             known["X_ENTRY"],
-            Constexpr("NEXT_INPUTS", last.x_width, "inputs of factor 2 in shared memory, zeros behind the last one included"),
-            Constexpr("NEXT_PLANE", last.x_plane, "elements from those of one j of a batch entry to those of the next"),
-            Constexpr("NEXT_ENTRY", last.x_entry, "and from one batch entry to the next"),
+            Constexpr("NEXT_INPUTS", last.x_width, "inputs of factor 2 in shared memory, trailing zeros included"),
+            Constexpr("NEXT_PLANE", last.x_plane, "elements of the intermediate from one j to the next"),
+            Constexpr("NEXT_ENTRY", last.x_entry, "elements of the intermediate from one row of the batch to the next"),
         ]
 
     def _last(self, shape: ChainShape) -> list[Constexpr]:
         known = self._known(shape.last.kernel, shape.last)
-        between = Constexpr("BETWEEN", shape.between, "bytes in front of what lies between")
+        between = Constexpr("BETWEEN", shape.between, "byte offset of the intermediate in shared memory")
         return [*(known[name] for name in (*_OF_LAST, *_OF_BOTH)), between]
 
     def constexprs(self, kernel: KernelSpec, constants: FewChainConstants) -> list[Constexpr]:
         return [
-            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
-            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per thread block"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
             Constexpr("THREADS", ChainShape(kernel, constants).threads, "threads per block"),
         ]

@@ -1,4 +1,7 @@
-"""What blocks move that take few batch entries through two factors: each computes the values between them that it needs by itself."""
+"""Bytes, instructions and waits of blocks that compute two factors for small batches.
+
+Each block computes the elements of the intermediate that it needs.
+"""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -12,15 +15,16 @@ from ksgen.families.tiles import WARP, divide_up
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 
-LOOKED_AT = 64  # turns of a warp; others are like these
-REMEMBERED = 4096  # counts, of as many kernels and constants
+SIMULATED = 64  # writes by whole warps; the others take as long
+REMEMBERED = 4096  # cached counts, one per kernel and constants
 
 
 def cache_bytes(shape: ChainShape, batch: int) -> float:
-    """Of all blocks: X and the first factor's rows for each tile, the second one's once for each tile of the batch, and Y once."""
+    """Bytes that all blocks move: X once per tile that reads it, the first factor's rows once per tile, the second
+    factor's rows once per tile of the batch, and Y once."""
     first, last, own = shape.first, shape.last, shape.constants
     tiles = divide_up(batch, own.tile_batch)
-    covers = last.tiles_out * last.tiles_d * first.planes_d // first.own.d  # of X, by all blocks
+    covers = last.tiles_out * last.tiles_d * first.planes_d // first.own.d  # times that all blocks together read X
     needed = replace(first.kernel, chains=Pattern(first.kernel.pattern.a, 1, first.planes_i * first.own.c, first.own.d))
     x = covers * run_bytes_of(needed, needed.pattern.c, needed.pattern.c, first.planes_d, batch, own.tile_batch, needed.x_item_bytes)
     outputs = first.kernel.pattern.b
@@ -30,7 +34,7 @@ def cache_bytes(shape: ChainShape, batch: int) -> float:
 
 
 def multiply_adds(shape: ChainShape) -> int:
-    """Of a block."""
+    """Multiply-adds of one block, including those of padding."""
 
     def each(factor: Shape, stages: int) -> int:
         return stages * shape.threads * factor.constants.steps * factor.sums * factor.vector
@@ -39,9 +43,11 @@ def multiply_adds(shape: ChainShape) -> int:
 
 
 def waits(shape: ChainShape) -> int:
-    """Of a block, for stages of weights and for X: what is asked for at the same time is one. Those of the second factor's first stage are
-    there when the first factor is done."""
-    return shape.x_turns - 1 + shape.passes * shape.first.stages + shape.last.stages - 1
+    """Waits of one block for weights and for X; loads in flight together count as one wait.
+
+    The second factor's first stage of weights arrives while the first factor is multiplied.
+    """
+    return shape.copy_rounds - 1 + shape.passes * shape.first.stages + shape.last.stages - 1
 
 
 def work_of(kernel: KernelSpec, constants: FewChainConstants, batch: int, memory_bytes: int) -> Work:
@@ -78,7 +84,7 @@ def _stages(shape: ChainShape) -> tuple[tuple[Shape, int], tuple[Shape, int]]:
 
 
 def _planes(first: First, tile_d: int) -> list[int]:
-    """Those from which the lanes of a block's first warp read."""
+    """Planes of X that the lanes of a block's first warp read, one per lane."""
     own, most = first.constants, first.kernel.pattern.b
     groups = [lane // own.lanes_in for lane in range(WARP)]
     rows = [(group // tile_d * own.thread_out, group % tile_d) for group in groups]
@@ -87,13 +93,13 @@ def _planes(first: First, tile_d: int) -> list[int]:
 
 @lru_cache(REMEMBERED)
 def _runs(first: First, tile_d: int) -> int:
-    """How many of them there are."""
+    """Number of different planes of X that a block's first warp reads."""
     return len(set(_planes(first, tile_d)))
 
 
 @lru_cache(REMEMBERED)
 def first_read_cycles(first: First, tile_d: int) -> int:
-    """For one piece of X by each lane of a warp."""
+    """Shared-memory cycles of one warp whose lanes each read one piece of X."""
     size, lanes = first.kernel.x_item_bytes, first.constants.lanes_in
     piece, apart = first.vector * size, first.x_plane * size
     return read_cycles([plane * apart + lane % lanes * piece for lane, plane in enumerate(_planes(first, tile_d))], piece)
@@ -101,7 +107,7 @@ def first_read_cycles(first: First, tile_d: int) -> int:
 
 @lru_cache(REMEMBERED)
 def copy_cycles(first: First) -> int:
-    """To write X, by the block's threads in turn."""
+    """Shared-memory cycles in which the threads of one block write X. The first `SIMULATED` writes stand for all."""
     size, width, step = first.kernel.x_item_bytes, first.x_width // first.x_vector, first.x_vector
 
     def place(at: int) -> int:
@@ -115,15 +121,18 @@ def copy_cycles(first: First) -> int:
         return (s * first.x_entry + (i * first.planes_d + j) * first.x_plane + inputs * step) * size
 
     every = range(first.x_copies)
-    turns = [every[at : at + WARP] for at in every[::WARP]]
-    looked = turns[:LOOKED_AT]
-    cycles = sum(write_cycles([place(at) for at in turn], step * size) for turn in looked)
-    return divide_up(cycles * len(turns), len(looked))
+    writes = [every[at : at + WARP] for at in every[::WARP]]
+    simulated = writes[:SIMULATED]
+    cycles = sum(write_cycles([place(at) for at in write], step * size) for write in simulated)
+    return divide_up(cycles * len(writes), len(simulated))
 
 
 @lru_cache(REMEMBERED)
 def between_cycles(shape: ChainShape) -> int:
-    """To write what lies between, by lanes of the first factor; the first warp's, taken for all."""
+    """Shared-memory cycles in which one block writes the intermediate.
+
+    The first warp's writes stand for those of all warps.
+    """
     first, last, own = shape.first, shape.last, shape.constants
     lanes, rows = own.first_lanes_in, own.first_thread_out
     cycles = 0

@@ -1,4 +1,7 @@
-"""The constants of two factors for few batch entries before any search: as for one, by a rule of how many cycles a multiprocessor takes."""
+"""Default constants of two factors for small batches, before any search.
+
+A model estimates the cycles of a multiprocessor, as for one factor.
+"""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -31,12 +34,13 @@ from ksgen.families.gpus import gpu_of
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
 
-REMEMBERED = 1024  # kernels
-MOST_COPIES = 64  # of X, by a thread
+REMEMBERED = 1024  # cached kernels
+MOST_COPIES = 64  # copies of X per thread, at most
 
 
 def options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[FewChainConstants]:
-    """For each tile of the second factor, the lanes that take the least time for the rows of the first one."""
+    """Yield constants for each tile of the second factor, with the fastest distribution of the first factor's rows over
+    lanes."""
     found: dict[tuple[int, int], tuple[int, int, int] | None] = {}
     for last in shapes(factor_kernels(kernel)[1], tile_batch):
         threads = FewChainConstants.of(last, 1, 1, 1).threads
@@ -52,7 +56,8 @@ def options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[Few
 
 
 def _best_first(kernel: KernelSpec, last: FewConstants) -> tuple[int, int, int] | None:
-    """Rows of a lane, lanes of a row and pieces at a time; None where X takes a thread too many copies."""
+    """Fastest (thread_out, lanes_in, steps) of the first factor; None if every choice takes too many copies of X or too
+    many registers per thread."""
     least = ChainShape(kernel, FewChainConstants.of(last, 1, 1, 1))
     pieces, alike, most = least.first.pieces, most_alike(kernel), max(1, MOST_SUMS // last.tile_batch)
     found: tuple[float, tuple[int, int, int]] | None = None
@@ -73,7 +78,7 @@ def _best_first(kernel: KernelSpec, last: FewConstants) -> tuple[int, int, int] 
 
 
 def _first_cycles(shape: ChainShape) -> tuple[float, float]:
-    """Of a block, for the first factor: of a warp's instructions, and of shared memory."""
+    """Cycles of a block for the first factor: instructions issued per warp, and cycles of shared memory."""
     own = shape.first
     stage = shape.passes * own.stages
     copies = COPYING * divide_up(own.x_copies, shape.threads)
@@ -83,7 +88,8 @@ def _first_cycles(shape: ChainShape) -> tuple[float, float]:
 
 
 def expected_cycles(kernel: KernelSpec, constants: FewChainConstants, limits: Limits, batch: int) -> float:
-    """Of the multiprocessor that is busy for longest: for its instructions or for what it reads, and to wait for each stage once."""
+    """Estimated cycles of the busiest multiprocessor: the longest of instructions, shared memory and global traffic,
+    plus the waits for stages."""
     shape, rates = ChainShape(kernel, constants), gpu_of(limits.target).rates
     last: Shape = shape.last
     resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)
@@ -97,19 +103,22 @@ def expected_cycles(kernel: KernelSpec, constants: FewChainConstants, limits: Li
     shared += last.warps * last.stages * constants.steps * constants.tile_batch * x_read_cycles(last)
     least = kernel.bytes(batch) / limits.multiprocessors / memory_cycle_bytes(rates)
     moved = max(least, each * cache_bytes(shape, batch) / blocks / BLOCK_CYCLE_BYTES)
-    issued *= divide_up(each * last.warps, SCHEDULERS)  # each scheduler serves a warp at a time
+    issued *= divide_up(each * last.warps, SCHEDULERS)  # each scheduler issues for one warp at a time
     return max(issued + each * BLOCK_CYCLES, each * shared, moved) + waves * (1 + waits(shape)) * WAIT_CYCLES
 
 
 @lru_cache(maxsize=REMEMBERED)
 def is_possible(kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether any constants fit this GPU. Nothing is compared, so that this takes milliseconds where `best` takes up to a second."""
+    """Whether any constants fit this GPU.
+
+    No constants are compared, so this takes milliseconds where `best` takes up to a second.
+    """
     return next(options(kernel, limits, 1), None) is not None
 
 
 @lru_cache(maxsize=REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, entries: int) -> FewChainConstants | None:
-    """Of blocks of so many entries, or of fewer; None where there is no room for any."""
+    """Fastest constants for blocks of at most `entries` rows of the batch; None if none fit."""
     sizes = [size for size in (32, 16, 8, 4, 2, 1) if size <= entries]
     found = [each for size in sizes for each in options(kernel, limits, size)]
     if not found:

@@ -1,6 +1,5 @@
-"""What follows from a chain of two factors for few batch entries, and its constants: which values between them a block computes, by which
-lanes, and what lies where in shared memory.
-"""
+"""Derived sizes of a chain of two factors for small batches: the elements of the intermediate that a block computes,
+the lanes that compute them, and the layout of shared memory."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -12,29 +11,32 @@ from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 
-REMEMBERED = 1024  # kernels
-ALIGNMENT = 16  # bytes, of what lies in shared memory
+REMEMBERED = 1024  # cached kernels
+ALIGNMENT = 16  # bytes, of each part of shared memory
 
 
 @dataclass(frozen=True)
 class FewChainConstants(Constants):
-    """The constants that a search may change: those of `few` for the second factor, and who shares the first one's rows."""
+    """Constants that a search may change: those of `few` for the second factor, and the distribution of the first
+    factor's rows."""
 
-    tile_batch: int  # batch entries a block
-    tile_out: int  # outputs k a block, for each of its j
-    tile_d: int  # neighbouring j a block
-    thread_out: int  # rows of the second factor's weights, those of neighbouring k, that a lane reads at a time
+    tile_batch: int  # rows of the batch per block
+    tile_out: int  # outputs k per block, for each of its j
+    tile_d: int  # neighbouring j per block
+    thread_out: int  # rows of the second factor's weights, of neighbouring k, that a lane reads at a time
     lanes_in: int  # lanes of a warp that share such a row
-    warps_in: int  # warps that share it
-    steps: int  # pieces of each of its rows that a lane asks for at a time
-    first_thread_out: int  # the same of the first factor, whose rows are one warp's each
+    warps_in: int  # warps that share such a row
+    steps: int  # pieces of each of its rows that a lane loads at a time
+    first_thread_out: int  # as thread_out, for the first factor; a single warp computes each of its rows
     first_lanes_in: int
     first_steps: int
-    early: int = 0  # 1: the launch begins while the grid before it ends, and waits for it by itself: sm_90 and later
+    # 1: the launch begins while the grid before it ends, and waits for that grid itself: sm_90 and later
+    early: int = 0
 
     @classmethod
     def of(cls, last: FewConstants, thread_out: int, lanes_in: int, steps: int) -> "FewChainConstants":
-        """Those of the second factor in a launch of its own, and who shares the first one's rows."""
+        """Constants of a chain, from the second factor's in a launch of its own and the distribution of the first
+        factor's rows."""
         own = last.tile_batch, last.tile_out, last.tile_d, last.thread_out, last.lanes_in, last.warps_in, last.steps
         return cls(*own, thread_out, lanes_in, steps)
 
@@ -44,30 +46,30 @@ class FewChainConstants(Constants):
 
     @property
     def threads(self) -> int:
-        groups = self.tile_out // max(1, self.thread_out) * self.tile_d  # of lanes, with rows of their own
+        groups = self.tile_out // max(1, self.thread_out) * self.tile_d  # groups of lanes with rows of their own
         return WARP * divide_up(groups, max(1, WARP // max(1, self.lanes_in))) * self.warps_in
 
     @property
     def first(self) -> FewConstants:
-        """In a launch of its own: as many threads, and sums in the same order."""
+        """Constants of the first factor in a launch of its own, with as many threads and the same order of sums."""
         rows = self.first_thread_out * max(1, self.threads // max(1, self.first_lanes_in))
         return FewConstants(self.tile_batch, rows, 1, self.first_thread_out, self.first_lanes_in, 1, self.first_steps)
 
     @property
     def parsed(self) -> list[FewConstants]:
-        """Those of each factor by itself."""
+        """Constants of each factor by itself."""
         return [self.first, self.last]
 
 
 def is_narrow(kernel: KernelSpec) -> bool:
-    """Whether what a block reads of X for one (i, j) of the second factor is some i of the first one with one j: what is so of the usual
+    """Whether each (i, j) of the second factor reads X from some i and only one j of the first factor, as in the usual
     chains."""
     first, last = kernel.factors
     return first.a % last.a == 0 and last.d % first.d == 0
 
 
 def most_alike(kernel: KernelSpec) -> float:
-    """Rows of neighbouring l of the second factor that read the same X, in groups."""
+    """Number of rows with neighbouring l of the second factor that read the same X; infinity if all of an i do."""
     first, last = kernel.factors
     if first.a == last.a:
         return inf
@@ -77,7 +79,7 @@ def most_alike(kernel: KernelSpec) -> float:
 
 @dataclass(frozen=True)
 class Resident(Shape):
-    """A factor whose inputs lie in shared memory as a whole."""
+    """A factor whose inputs all reside in shared memory."""
 
     @cached_property
     def x_width(self) -> int:
@@ -86,19 +88,19 @@ class Resident(Shape):
 
 @dataclass(frozen=True)
 class First(Resident):
-    """The first factor, of the second one's a, d and, as outputs, inputs: rows of its weights are in the same order then. What it reads
-    is not: of `own`, its own pattern, so many i and j."""
+    """The first factor as the second one reads it: with the second one's a and d, and with the second one's inputs as
+    outputs. Rows of its weights keep their order. Its inputs follow its own pattern, `own`, with its own i and j."""
 
     own: Pattern
 
     @cached_property
     def planes_i(self) -> int:
-        """i of the factor, for one of the second."""
+        """Blocks i of this factor per i of the second factor."""
         return self.own.a // self.kernel.pattern.a
 
     @cached_property
     def planes_d(self) -> int:
-        """j of the factor, for a tile's."""
+        """Number of j of this factor whose inputs a tile needs."""
         return self.constants.tile_d if self.own.d % self.constants.tile_d == 0 else self.own.d
 
     @property
@@ -112,27 +114,27 @@ class First(Resident):
 
     @property
     def x_copies(self) -> int:
-        """By threads, of all that a block needs of X, and of the zeros behind it."""
+        """Copies by threads of all inputs that a block needs, including the zeros behind them."""
         return self.constants.tile_batch * self.x_planes * self.x_width // self.x_vector
 
     @property
     def at_once(self) -> int:
-        """Of a thread's copies, on their way at a time."""
+        """Copies that a thread has in flight at a time."""
         return 4 if self.x_vector > 1 else 8
 
     @property
     def ratio(self) -> int:
-        """j of the second factor for each of this one's."""
+        """Number of j of the second factor per j of this factor."""
         return self.kernel.pattern.d // self.own.d
 
     def plane_of(self, k: int, j: int) -> int:
-        """Where row (k, j) of what lies between finds its inputs."""
+        """Plane of X that holds the inputs of row (k, j) of the intermediate."""
         return (k * self.ratio + j // self.own.d) // self.own.b * self.planes_d + j % self.planes_d
 
 
 @lru_cache(REMEMBERED)
 def _factors(kernel: KernelSpec) -> tuple[KernelSpec, KernelSpec]:
-    """Both, the first one as a block of the second one sees it."""
+    """Kernels of both factors, the first one with the pattern that a block of the second one sees."""
     first, last = factor_kernels(kernel)
     a, _, c, d = kernel.pattern.shape
     return replace(first, chains=Pattern(a, c, first.pattern.c, d)), last
@@ -140,7 +142,7 @@ def _factors(kernel: KernelSpec) -> tuple[KernelSpec, KernelSpec]:
 
 @dataclass(frozen=True)
 class ChainShape:
-    """Sizes in elements, unless they say bytes."""
+    """Derived sizes of a chain, in elements unless they say bytes."""
 
     kernel: KernelSpec
     constants: FewChainConstants
@@ -160,7 +162,7 @@ class ChainShape:
 
     @property
     def row_groups(self) -> int:
-        """Of the first factor, those that a block computes: of THREAD_OUT rows each, by LANES_IN lanes each."""
+        """Groups of lanes for the first factor's rows of a block: THREAD_OUT rows per group, by LANES_IN lanes."""
         return divide_up(self.kernel.pattern.c, self.constants.first_thread_out) * self.constants.tile_d
 
     @property
@@ -168,13 +170,13 @@ class ChainShape:
         return divide_up(self.row_groups * self.constants.first_lanes_in, self.threads)
 
     @property
-    def x_turns(self) -> int:
-        """In which X is copied, each on its way as a whole."""
+    def copy_rounds(self) -> int:
+        """Rounds in which a block copies X; all copies of a round are in flight together."""
         return divide_up(self.first.x_copies, self.threads * self.first.at_once)
 
     @property
     def between(self) -> int:
-        """Bytes in front of what lies between: X, and later the sums of a row's warps."""
+        """Byte offset of the intermediate in shared memory, behind X and later the partial sums of a row's warps."""
         parts = self.constants.warps_in * self.last.part * self.kernel.real_bytes
         return divide_up(max(self.first.panel * self.kernel.x_item_bytes, parts), ALIGNMENT) * ALIGNMENT
 
@@ -188,7 +190,10 @@ class ChainShape:
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread: of whichever factor takes more, with the second one's first weights while the first is multiplied."""
+        """Estimated registers per thread: those of the factor that takes more.
+
+        The second factor's first weights are loaded while the first factor is multiplied.
+        """
         first, last = self.first, self.last
         asked = last.constants.steps * last.constants.thread_out * max(1, last.vector * last.weight_bytes // 4)
         return max(first.registers_of(first.at_once) + asked, last.registers_of(0))

@@ -1,4 +1,4 @@
-"""What blocks for few batch entries move: between the second-level cache and themselves, and to and from shared memory."""
+"""Bytes that small-batch kernels move: between the second-level cache and blocks, and to and from shared memory."""
 
 from functools import lru_cache
 from math import gcd
@@ -11,11 +11,12 @@ from ksgen.families.traffic import array_bytes, entry_bytes
 from ksgen.spec import KernelSpec
 from ksgen.spec.storage import SCALE_BYTES
 
-REMEMBERED = 4096  # counts, of as many kernels and constants
+REMEMBERED = 4096  # cached counts, one per kernel and constants
 
 
 def cache_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> float:
-    """Of all blocks: X for each tile along the outputs, weights for each tile of the batch, Y and the residual once."""
+    """Bytes that all blocks move: X once per tile along the outputs, weights once per tile of the batch, Y and the
+    residual once."""
     shape, own, (_, b, c, _) = Shape(kernel, constants), constants, kernel.pattern.shape
     inputs = run_bytes_of(kernel, c, c, own.tile_d, batch, own.tile_batch, kernel.x_item_bytes)
     outputs = output_bytes(kernel, constants, batch)
@@ -23,7 +24,10 @@ def cache_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> floa
 
 
 def run_bytes_of(kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, size: int) -> float:
-    """Of X or Y, once. Where a tile holds the whole batch of an array in batch-size-last, neighbouring j follow each other."""
+    """Bytes of X or Y, moved once.
+
+    If a tile holds the whole batch of an array in batch-size-last, neighbouring j are contiguous.
+    """
     a, _, _, d = kernel.pattern.shape
     if kernel.layout == "bsl" and batch <= tile_batch:
         return a * entry_bytes(features, d * batch, tile, tile_d * batch, size)
@@ -31,16 +35,17 @@ def run_bytes_of(kernel: KernelSpec, features: int, tile: int, tile_d: int, batc
 
 
 def output_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> float:
-    """Of Y and of the residual, if there is one."""
+    """Bytes of Y, and of the residual if there is one."""
     arrays, own = 2 if kernel.epilogue.residual else 1, constants
     return arrays * run_bytes_of(kernel, kernel.pattern.b, own.tile_out, own.tile_d, batch, own.tile_batch, kernel.item_bytes)
 
 
 def row_bytes(shape: Shape, outputs: int, tile_out: int, tile_d: int) -> float:
-    """Of all weights, once, by tiles of so many outputs k and neighbouring j; and of their scales."""
+    """Bytes of all weights and their scales, read once in tiles of `tile_out` outputs k by `tile_d` neighbouring j."""
     a, _, _, d = shape.kernel.pattern.shape
     row = shape.pieces * shape.vector
-    scales = a * outputs * d * SCALE_BYTES if shape.kernel.is_quantized else 0  # for each entry that a tile finishes, from its own cache
+    # read again for further rows of the batch, but from the block's own cache
+    scales = a * outputs * d * SCALE_BYTES if shape.kernel.is_quantized else 0
     return a * entry_bytes(outputs, d * row, tile_out, tile_d * row, shape.weight_bytes) + scales
 
 
@@ -49,7 +54,7 @@ def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_byte
     blocks, tiles = shape.grid(batch), divide_up(batch, constants.tile_batch)
     stages = blocks * shape.stages
     kept = stages * own.tile_batch * own.tile_d * shape.tile_in * kernel.x_item_bytes
-    reads = stages * shape.warps * own.steps * own.tile_batch  # of a warp, a piece of X by each lane
+    reads = stages * shape.warps * own.steps * own.tile_batch  # by whole warps, one piece of X per lane
     piece = shape.vector * kernel.x_item_bytes
     written, found = (own.warps_in * shape.rows * entries * real for entries in (tiles * own.tile_batch, batch))
     shared = kept + reads * min(shape.groups, own.tile_d) * own.lanes_in * piece + written + found
@@ -69,7 +74,7 @@ def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_byte
 
 @lru_cache(REMEMBERED)
 def x_read_cycles(shape: Shape) -> int:
-    """Of shared memory, for one piece of X by each lane of a warp."""
+    """Shared-memory cycles of one warp whose lanes each read one piece of X."""
     size, lanes, tile_d = shape.kernel.x_item_bytes, shape.constants.lanes_in, shape.constants.tile_d
     piece, plane = shape.vector * size, shape.x_plane * size
     return read_cycles([lane // lanes % tile_d * plane + lane % lanes * piece for lane in range(WARP)], piece)
@@ -77,7 +82,7 @@ def x_read_cycles(shape: Shape) -> int:
 
 @lru_cache(REMEMBERED)
 def copy_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
-    """To write X of one stage, by the block's threads in turn."""
+    """Shared-memory cycles in which the threads of one block write X of one stage."""
     shape, size = Shape(kernel, constants), kernel.x_item_bytes
     runs = shape.tile_in // shape.x_vector
 
@@ -95,7 +100,8 @@ def copy_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
 
 @lru_cache(REMEMBERED)
 def part_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
-    """To write the sums of a whole tile; in batch-size-last those of a lane are neighbours."""
+    """Shared-memory cycles in which one block writes the sums of its tile; in batch-size-last, a lane's sums are
+    contiguous."""
     shape, own, real = Shape(kernel, constants), constants, kernel.real_bytes
     wide = gcd(shape.held, own.tile_batch, 16 // real) if kernel.layout == "bsl" else 1
 

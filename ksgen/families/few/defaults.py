@@ -1,4 +1,7 @@
-"""The constants of a kernel for few batch entries before any search: by a rule of how many cycles a multiprocessor takes."""
+"""Default constants of a kernel for small batches, before any search.
+
+A model estimates the cycles of a multiprocessor.
+"""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -13,28 +16,29 @@ from ksgen.families.gpus import Rates, gpu_of
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
 
-MOST_BATCH = 32  # entries a block
-MOST_SUMS = 32  # of a thread; and so many pieces of X, at most, that it multiplies in a stage
-MOST_WARPS = 16  # of a block
-MOST_REGISTERS, MOST_OF_BLOCK = 160, 45000  # of a thread and of a block, by the estimate, which ptxas may exceed by half
-ROUNDS = 32  # in which a block copies a stage of X, at most
-WAIT_CYCLES = 1000  # from asking for weights until they are there
-MEMORY_CYCLE_BYTES = 13  # of a multiprocessor, where nobody has looked it up
-BLOCK_CYCLE_BYTES = 32  # that one multiprocessor takes from the second-level cache, at most
-BLOCK_CYCLES = 64  # to begin a block
-WIDENING = 3  # instructions for a weight of eight bits
-COPYING, STORING = 12, 20  # for an element of X and of Y
-SCHEDULERS = 4  # warps that a multiprocessor serves at once
-REMEMBERED = 1024  # kernels
+MOST_BATCH = 32  # rows of the batch per block
+MOST_SUMS = 32  # per thread; also the most pieces of X that it multiplies per stage
+MOST_WARPS = 16  # per block
+MOST_REGISTERS, MOST_OF_BLOCK = 160, 45000  # per thread and per block, estimated; ptxas may take half as many again
+ROUNDS = 32  # in which a block copies one stage of X, at most
+WAIT_CYCLES = 1000  # from the load of weights until they arrive
+MEMORY_CYCLE_BYTES = 13  # from memory per multiprocessor, if the GPU's rates are unknown
+BLOCK_CYCLE_BYTES = 32  # from the second-level cache per multiprocessor, at most
+BLOCK_CYCLES = 64  # to start a block
+WIDENING = 3  # instructions to widen one weight of eight bits
+COPYING, STORING = 12, 20  # instructions per element of X and of Y
+SCHEDULERS = 4  # warps that a multiprocessor issues for at once
+REMEMBERED = 1024  # cached kernels
 
 
 def entries_for(batch: int | None) -> int:
-    """Of a block: a power of two that holds the batch; the most, where nobody knows it."""
+    """Rows of the batch per block: the smallest power of two that holds the batch, or `MOST_BATCH` if it is large or
+    unknown."""
     return next((size for size in (1, 2, 4, 8, 16) if batch and batch <= size), MOST_BATCH)
 
 
 def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[FewConstants]:
-    """Combinations in which hardly a lane is there for nothing but ragged edges, unless a pattern has too few rows for a warp."""
+    """Yield constants with few idle lanes except at ragged edges, or if a pattern has too few rows for a warp."""
     _, b, _, d = kernel.pattern.shape
     pieces = Shape(kernel, FewConstants(1, 1, 1, 1, 1, 1, 1)).pieces
     lanes = [each for each in (32, 16, 8, 4, 2, 1) if each < 2 * pieces]
@@ -56,7 +60,8 @@ def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[FewConstants]:
 
 
 def expected_cycles(kernel: KernelSpec, constants: FewConstants, limits: Limits, batch: int) -> float:
-    """Of the multiprocessor that is busy for longest: for its instructions or for what it reads, and to wait for each stage once."""
+    """Estimated cycles of the busiest multiprocessor: the longest of instructions, shared memory and global traffic,
+    plus the waits for stages."""
     shape, rates = Shape(kernel, constants), gpu_of(limits.target).rates
     many = limits.multiprocessors
     resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)
@@ -74,25 +79,25 @@ def expected_cycles(kernel: KernelSpec, constants: FewConstants, limits: Limits,
 
 
 def stage_instructions(shape: Shape) -> int:
-    """Of a thread, to multiply the pieces of a stage."""
+    """Instructions of one thread to multiply the pieces of one stage."""
     own, widening = shape.constants, WIDENING if shape.kernel.is_quantized else 1
     step = shape.sums * shape.vector + own.tile_batch * (1 + shape.vector) + own.thread_out * (2 + widening * shape.vector)
     return own.steps * step
 
 
 def adding_instructions(shape: Shape) -> int:
-    """To add up what lanes found of the same rows."""
-    return 3 * shape.held * (1 + shape.turns)
+    """Instructions of one thread to add up the partial sums of the lanes that share its rows."""
+    return 3 * shape.held * (1 + shape.shuffles)
 
 
 def memory_cycle_bytes(rates: Rates | None) -> float:
-    """Of a multiprocessor's share of memory."""
+    """Bytes per cycle of one multiprocessor's share of memory bandwidth."""
     return rates.memory_gb_s / rates.ghz / rates.multiprocessors if rates else MEMORY_CYCLE_BYTES
 
 
 @lru_cache(maxsize=REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> FewConstants:
     found = list(shapes(kernel, tile_batch))
-    if not found:  # of so few rows, that too few threads copy X
+    if not found:  # with so few rows, too few threads copy X
         return best(kernel, limits, tile_batch // 2)
     return min(found, key=lambda each: (expected_cycles(kernel, each, limits, tile_batch), Shape(kernel, each).threads))

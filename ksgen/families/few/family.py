@@ -1,4 +1,4 @@
-"""The product for few batch entries on a GPU: weights are read once, straight to registers, and rows of them are shared out among lanes.
+"""The product for small batches on a GPU. Weights are read once, straight to registers, and lanes share their rows.
 
 Decides the tiles of `few.cu.j2`; its design is docs/kernels/few.md. Never renders, compiles or runs.
 """
@@ -33,7 +33,7 @@ RULES: tuple[Rule[FewConstants], ...] = (
 
 
 def picture(kernel: KernelSpec, constants: FewConstants) -> str:
-    """A tile's rows of weights, and who shares them."""
+    """Drawing of a tile's rows of weights, and of the warps that share them."""
     shape, own = Shape(kernel, constants), constants
     tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {kernel.pattern.a} along i"
     return draw(
@@ -46,15 +46,19 @@ def picture(kernel: KernelSpec, constants: FewConstants) -> str:
 
 
 def words_of_start(early: int) -> dict[str, Any]:
-    """A kernel that begins early waits, and reads nothing through restricted pointers: nvcc would do so before it waited."""
+    """Template variables of an early start.
+
+    Such a kernel waits, and reads nothing through restricted pointers, because nvcc would move those reads before the
+    wait.
+    """
     return {"early": ("early",) * early, "unwritten": "" if early else "RESTRICT "}
 
 
 def words_of_storage(kernel: KernelSpec) -> dict[str, str]:
-    """Of weights, as they are packed and read; and of X."""
+    """Template variables for the types of X and of weights, packed and read."""
     return {
-        "weight": "given" if kernel.is_quantized else "stored",  # as it is packed
-        "piece": "Values" if kernel.is_quantized else "Piece",  # of a row of weights
+        "weight": "given" if kernel.is_quantized else "stored",  # type of a packed weight
+        "piece": "Values" if kernel.is_quantized else "Piece",  # type of one load of weights
         "of_pieces": "X" if kernel.is_quantized else "W, or of X",
         "of_storage": "quantized" if kernel.is_quantized else "same",
         "of_inputs": "bytes" if kernel.has_bytes_in else "same",
@@ -62,13 +66,13 @@ def words_of_storage(kernel: KernelSpec) -> dict[str, str]:
 
 
 class Few(Packing[FewConstants]):
-    """Weights at the speed of memory, for 1 to 32 batch entries; right for any number of them."""
+    """Products at the bandwidth of memory for batches of 1 to 32 rows; correct for any batch."""
 
     name = "few"
     constants_type = FewConstants
     listed = RULES
     for_few = True
-    why = "few batch entries, as in decoding: each weight goes once from memory to registers; plain multiply-adds, from sm_80 on"
+    why = "small batches, as in decoding: each weight is read once, to registers; plain multiply-adds, from sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "multiply" and not kernel.arithmetic.is_complex and limits.async_copies and not limits.is_cpu
@@ -77,7 +81,7 @@ class Few(Packing[FewConstants]):
         return Shape(kernel, constants)
 
     def packed_for(self, kernel: KernelSpec, constants: FewConstants) -> object:
-        return None  # rows of whole pieces, whoever reads them: one copy of the weights serves every batch
+        return None  # rows are padded to whole pieces for every tile: one copy of the weights serves every batch
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> FewConstants:
         return replace(best(kernel, limits, entries_for(batch or kernel.batch)), early=int(begins_early(limits.target)))
@@ -104,38 +108,38 @@ class Few(Packing[FewConstants]):
 
 
 def constexprs_of(kernel: KernelSpec, shape: Shape) -> list[Constexpr]:
-    """Of a launch of one factor."""
+    """Constants in the source of one factor."""
     constants = shape.constants
     return [
         *pattern_constexprs(kernel),
         *epilogue_constexprs(kernel),
-        Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per thread block"),
+        Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
         Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
         Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block"),
         Constexpr("THREAD_OUT", constants.thread_out, "rows of weights, of neighbouring k, that a lane reads at a time"),
         Constexpr("LANES_IN", constants.lanes_in, "lanes of a warp that share a row"),
-        Constexpr("WARPS_IN", constants.warps_in, "warps that share it"),
-        Constexpr("STEPS", constants.steps, "pieces of each of its rows that a lane asks for at a time"),
+        Constexpr("WARPS_IN", constants.warps_in, "warps that share a row"),
+        Constexpr("STEPS", constants.steps, "pieces of each of its rows that a lane loads at a time"),
         Constexpr("VECTOR", shape.vector, "neighbouring l of one piece"),
-        Constexpr("PIECES", shape.pieces, "of a row"),
+        Constexpr("PIECES", shape.pieces, "pieces per row"),
         Constexpr("SHARERS", shape.sharers, "lanes that share a row, in all its warps"),
-        Constexpr("GROUPS", shape.groups, "of a warp's lanes, with rows of their own"),
+        Constexpr("GROUPS", shape.groups, "groups of lanes in a warp, with rows of their own"),
         Constexpr("THREADS", shape.threads, "threads per block"),
         Constexpr("TILE_IN", shape.tile_in, "inputs l per stage"),
-        Constexpr("STAGES", shape.stages, "until all pieces are read"),
+        Constexpr("STAGES", shape.stages, "stages until all pieces are read"),
         Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
         Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
-        Constexpr("X_VECTOR", shape.x_vector, "neighbouring l that a thread copies of X at a time"),
-        Constexpr("X_ROUNDS", shape.x_rounds, "of the block's threads, until a stage of X is copied"),
-        Constexpr("X_PLANE", shape.x_plane, "elements of shared memory from one j of a batch entry to the next"),
-        Constexpr("X_ENTRY", shape.x_entry, "from one batch entry to the next"),
+        Constexpr("X_VECTOR", shape.x_vector, "neighbouring l of X that a thread copies at a time"),
+        Constexpr("X_ROUNDS", shape.x_rounds, "rounds of the block's threads until a stage of X is copied"),
+        Constexpr("X_PLANE", shape.x_plane, "elements of shared memory from one j to the next"),
+        Constexpr("X_ENTRY", shape.x_entry, "elements of shared memory from one row of the batch to the next"),
         Constexpr("PANEL", shape.panel, "elements of X per stage"),
-        Constexpr("SUMS", shape.sums, "of a thread: its rows by the block's batch entries"),
-        Constexpr("TURNS", shape.turns, "in which the lanes of a row add up their sums"),
-        Constexpr("HALVINGS", shape.halvings, "of them, in which each keeps half of those it has"),
-        Constexpr("HELD", shape.held, "sums that a lane has at the end"),
-        Constexpr("SAME", shape.same, "lanes that have the same"),
-        Constexpr("PART", shape.part, "sums of a tile"),
+        Constexpr("SUMS", shape.sums, "sums per thread: its rows of weights times the block's rows of the batch"),
+        Constexpr("SHUFFLES", shape.shuffles, "rounds of shuffles in which the lanes of a row add up their sums"),
+        Constexpr("HALVINGS", shape.halvings, "first rounds, in which each lane keeps half of its sums"),
+        Constexpr("HELD", shape.held, "sums per lane at the end"),
+        Constexpr("SAME", shape.same, "lanes that have the same sums"),
+        Constexpr("PART", shape.part, "sums per tile"),
         Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
         given_scales(kernel),
         Constexpr("SCALES", shape.scales // shape.weight_bytes, "packed weights in front of their scales", "long long"),

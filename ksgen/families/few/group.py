@@ -1,7 +1,8 @@
-"""Several layers on one X for few batch entries on a GPU, in one launch: its blocks are shared out among the layers.
+"""Several layers on one X for small batches on a GPU, in one launch whose blocks are divided among the layers.
 
-Decides the tiles of `few_group.cu.j2`; its design is docs/kernels/few.md. Never renders, compiles or runs. A block does what one of `few`
-does for a layer of one factor, and one of `few_chain` for one of two. Weights are packed as for each factor alone.
+Decides the tiles of `few_group.cu.j2`; its design is docs/kernels/few.md. Never renders, compiles or runs. A block
+computes as in `few` for a layer of one factor, and as in `few_chain` for a layer of two. Weights are packed as for each
+factor alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,12 +37,12 @@ def alone(own: OfLayer) -> Few | FewChain:
 
 
 def own_of(kernel: KernelSpec, constants: FewGroupConstants) -> list[tuple[KernelSpec, Any]]:
-    """Each layer by itself, with its constants."""
+    """Kernels of the layers, each with its constants."""
     return list(zip(layer_kernels(kernel), constants.layers, strict=True))
 
 
 def _refused_layer(kernel: KernelSpec, constants: FewGroupConstants) -> str:
-    """What the rules of two factors refuse, of the first layer where they do."""
+    """Refusal by the rules of two factors, for the first layer that breaks one; empty if none does."""
     for number, own in enumerate(own_of(kernel, constants), 1):
         if len(own[0].factors) > 1 and (broken := first_broken(chain.RULES, *own)):
             return f"of layer {number}, {refusal(chain.RULES, broken, *own)}"
@@ -53,7 +54,7 @@ def _threads(kernel: KernelSpec, constants: FewGroupConstants) -> list[int]:
 
 
 def is_group(kernel: KernelSpec) -> bool:
-    """Whether layers of one or two factors multiply one X, and none of them turns."""
+    """Whether layers of one or two factors multiply one X, and none of them changes the layout."""
     return kernel.job == CHAIN and kernel.is_group and kernel.out_layout is None and all(len(each) <= 2 for each in kernel.chains)
 
 
@@ -71,14 +72,14 @@ RULES: tuple[Rule[FewGroupConstants], ...] = (
 
 
 class FewGroup(PackedElsewhere[FewGroupConstants]):
-    """Layers on one X for 1 to 32 batch entries; right for any number of them."""
+    """Layers on one X for batches of 1 to 32 rows; correct for any batch."""
 
     name = "few_group"
     constants_type = FewGroupConstants
     listed = RULES
     for_few = True
     packed_by = FEW.name
-    why = "several layers on one X for few batch entries, in one launch: its blocks are shared out among them; from sm_80 on"
+    why = "several layers on one X for small batches, in one launch whose blocks are divided among them; from sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         if not is_group(kernel) or not all(is_narrow(layer) for layer in layer_kernels(kernel) if len(layer.factors) > 1):
@@ -113,21 +114,21 @@ class FewGroup(PackedElsewhere[FewGroupConstants]):
         return Geometry(blocks, threads, self.shared_bytes(kernel, constants), starts_early=bool(constants.early))
 
     def _blocks(self, kernel: KernelSpec, constants: FewGroupConstants, batch: int) -> list[int]:
-        """Of each layer."""
+        """Blocks of each layer."""
         return [alone(own).geometry(layer, own, batch).grid for layer, own in own_of(kernel, constants)]
 
     def work(self, kernel: KernelSpec, constants: FewGroupConstants, batch: int) -> Work:
-        """That of all layers; but X crosses memory once."""
+        """Work of all layers, with X read from memory once."""
         each = [alone(own).work(layer, own, batch) for layer, own in own_of(kernel, constants)]
         again = (len(each) - 1) * kernel.x_item_bytes * batch * kernel.in_features
         found = Work(*map(sum, zip(*map(astuple, each), strict=True)))
         return replace(found, memory_bytes=found.memory_bytes - again)
 
-    # ---- the text
+    # ---- the source
 
     def words(self, kernel: KernelSpec, constants: FewGroupConstants) -> Mapping[str, Any]:
         own = own_of(kernel, constants)
-        kinds = list(dict.fromkeys(own))  # layers that are equal have one text
+        kinds = list(dict.fromkeys(own))  # equal layers share one source
         numbers = [kinds.index(each) + 1 for each in own]
         names = weights_of(kernel)
         most = max(len(layer.factors) for layer, _ in own)
@@ -135,20 +136,20 @@ class FewGroup(PackedElsewhere[FewGroupConstants]):
             **words_of_factors(kernel),
             "picture": "//\n".join(_picture(number, *kind) for number, kind in enumerate(kinds, 1)),
             **family.words_of_start(constants.early),
-            "extra_arguments": ", bias, residual",  # as a layer's own are called
+            "extra_arguments": ", bias, residual",  # named like the arguments of a single layer
             "extra_pitches": ", residual_pitch",
             "of_pairs": ("pair",) * (most - 1),
-            "own_weights": names[:most],  # of a layer
+            "own_weights": names[:most],  # of one layer
             "weights_of_all": names,
             "results": each_chains(kernel, "y"),
-            "layers": _told_layers(kernel, numbers, most),
+            "layers": _layer_variables(kernel, numbers, most),
             "kinds": [self._kind(kernel, constants, number, numbers, *kind) for number, kind in enumerate(kinds, 1)],
         }
 
     def _kind(
         self, kernel: KernelSpec, constants: FewGroupConstants, number: int, numbers: list[int], layer: KernelSpec, own: OfLayer
     ) -> dict[str, Any]:
-        """What the template spells of layers that are equal: their text, and how it is called."""
+        """Template variables of equal layers: their source, and the arguments of its call."""
         of = [str(at) for at, each in enumerate(numbers, 1) if each == number]
         found = {"number": number, "layers": f"{layer.factors}, of {'layers' if len(of) > 1 else 'layer'} {', '.join(of)}"}
         if isinstance(own, FewChainConstants):
@@ -162,9 +163,9 @@ class FewGroup(PackedElsewhere[FewGroupConstants]):
     def constexprs(self, kernel: KernelSpec, constants: FewGroupConstants) -> list[Constexpr]:
         tiles = accumulate(self._blocks(kernel, constants, 1))
         return [
-            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
-            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per thread block"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
             Constexpr("THREADS", _threads(kernel, constants)[0], "threads per block"),
             *(Constexpr(f"BEFORE_{number}", found, f"tiles of the layers before layer {number}") for number, found in enumerate(tiles, 2)),
         ]
@@ -176,8 +177,8 @@ def _picture(number: int, layer: KernelSpec, own: OfLayer) -> str:
     return f"// Kind {number}, {layer.factors}:\n{drawn}"
 
 
-def _told_layers(kernel: KernelSpec, kinds: list[int], most: int) -> list[dict[str, Any]]:
-    """What the template calls each layer, of what kind it is, where its blocks begin and which arrays it has."""
+def _layer_variables(kernel: KernelSpec, kinds: list[int], most: int) -> list[dict[str, Any]]:
+    """Template variables of each layer: its kind, its first block, and its arrays."""
     names = iter(weights_of(kernel))
     found = []
     for at, (layer, chain_, kind) in enumerate(zip(layers_of(kernel), kernel.chains, kinds, strict=True), 1):

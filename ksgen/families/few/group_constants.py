@@ -1,6 +1,5 @@
-"""The constants of several layers on one X for few batch entries: those of each layer in a launch of its own, and which are the fastest
-together before any search.
-"""
+"""Constants of several layers on one X for small batches: those of each layer in a launch of its own, and the fastest
+combination before any search."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,31 +13,35 @@ from ksgen.families.few.shape import FewConstants, Shape
 from ksgen.families.tiles import Constants
 from ksgen.spec import KernelSpec
 
-SIZES = (32, 16, 8, 4, 2, 1)  # batch entries a block
-REMEMBERED = 1024  # layers, and groups
-RANKS = 4  # of a layer's constants that a search looks at, for as many batch entries and threads
+SIZES = (32, 16, 8, 4, 2, 1)  # rows of the batch per block
+REMEMBERED = 1024  # cached layers, and groups
+RANKS = 4  # constants of a layer that a search tries, for each tile of the batch and number of threads
 _WORDS = ("tile_out", "tile_d", "thread_out", "lanes_in", "warps_in", "steps")  # of a layer's last factor, in `tiles`
-_FIRST_WORDS = ("thread_out", "lanes_in", "steps")  # of the first of two
+_FIRST_WORDS = ("thread_out", "lanes_in", "steps")  # of the first factor of two
 OfLayer = FewConstants | FewChainConstants
 
 
 @dataclass(frozen=True)
 class FewGroupConstants(Constants):
-    """The constants that a search may change; `tiles` has `_WORDS` of each layer's last factor, and `_FIRST_WORDS` of the one before it."""
+    """Constants that a search may change.
 
-    tile_batch: int  # batch entries a block
+    `tiles` has `_WORDS` of each layer's last factor, and `_FIRST_WORDS` of the factor before it.
+    """
+
+    tile_batch: int  # rows of the batch per block
     tiles: str  # of each factor
-    early: int = 0  # 1: the launch begins while the grid before it ends, and waits for it by itself: sm_90 and later
+    # 1: the launch begins while the grid before it ends, and waits for that grid itself: sm_90 and later
+    early: int = 0
 
     @classmethod
     def of(cls, kernel: KernelSpec, layers: Sequence[OfLayer]) -> "FewGroupConstants":
-        """Those of each layer, of as many batch entries a block."""
+        """Constants of a group, from those of its layers, which share one tile of the batch."""
         words = (_spelled(factor) for each in layers for factor in _factors_of(each))
         return cls(layers[0].tile_batch, tiles_of(kernel, words))
 
     @property
     def layers(self) -> list[OfLayer]:
-        """Those of each layer in a launch of its own."""
+        """Constants of each layer in a launch of its own."""
         found: list[OfLayer] = []
         before: list[dict[str, int]] = []
         for words, is_last in listed(self.tiles):
@@ -52,12 +55,13 @@ class FewGroupConstants(Constants):
 
     @property
     def parsed(self) -> list[FewConstants]:
-        """Those of each factor by itself."""
+        """Constants of each factor by itself."""
         return [factor for each in self.layers for factor, _ in _factors_of(each)]
 
 
 def options(kernel: KernelSpec, limits: Limits) -> Iterator[FewGroupConstants]:
-    """For all numbers of batch entries and threads of a block, the best constants of each layer, the second best ones, and so on."""
+    """Yield the best constants of all layers, the second best ones, and so on, for each tile of the batch and number of
+    threads."""
     layers = _with_shares(kernel, limits)
     for size in SIZES[::-1]:
         ranked = [_by_threads(layer, share, size, size) for layer, share in layers]
@@ -69,8 +73,8 @@ def options(kernel: KernelSpec, limits: Limits) -> Iterator[FewGroupConstants]:
 
 @lru_cache(REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, entries: int) -> FewGroupConstants | None:
-    """Of blocks of so many entries, or of fewer, those whose slowest layer takes the fewest cycles on its share of the GPU; None where
-    layers have no constants of as many threads."""
+    """Fastest constants for blocks of at most `entries` rows of the batch, judged by the slowest layer on its share of
+    the GPU. None if the layers have no number of threads in common."""
     found: tuple[tuple[float, int], FewGroupConstants] | None = None
     layers = _with_shares(kernel, limits)
     for size in (each for each in SIZES if each <= entries):
@@ -84,20 +88,21 @@ def best(kernel: KernelSpec, limits: Limits, entries: int) -> FewGroupConstants 
 
 
 def _with_shares(kernel: KernelSpec, limits: Limits) -> list[tuple[KernelSpec, Limits]]:
-    """Each layer, and its share of the multiprocessors: as that of the weights."""
+    """Each layer with its share of the multiprocessors, in proportion to its weights."""
     layers = layer_kernels(kernel)
     shares = [layer.weight_bytes * limits.multiprocessors // kernel.weight_bytes for layer in layers]
     return [(layer, replace(limits, multiprocessors=max(1, share))) for layer, share in zip(layers, shares, strict=True)]
 
 
 def _common(ranked: Sequence[dict[int, tuple[tuple[float, OfLayer], ...]]]) -> list[int]:
-    """Threads of a block that all layers may have."""
+    """Numbers of threads per block that all layers allow."""
     return sorted(set.intersection(*(set(each) for each in ranked)))
 
 
 @lru_cache(REMEMBERED)
 def _by_threads(layer: KernelSpec, limits: Limits, size: int, entries: int) -> dict[int, tuple[tuple[float, OfLayer], ...]]:
-    """By threads of a block, the best constants of a layer for blocks of so many entries, and their cycles for a batch."""
+    """Best constants of a layer, and their estimated cycles for a batch of `entries` rows, per number of threads in a
+    block."""
     found: dict[int, list[tuple[float, OfLayer]]] = {}
     if len(layer.factors) > 1:
         for chain in chain_defaults.options(layer, limits, size):
@@ -112,7 +117,7 @@ def _by_threads(layer: KernelSpec, limits: Limits, size: int, entries: int) -> d
 
 
 def _factors_of(own: OfLayer) -> list[tuple[FewConstants, tuple[str, ...]]]:
-    """Constants of each factor, and which of them `tiles` has."""
+    """Constants of each factor, and the names of those that `tiles` has."""
     if isinstance(own, FewChainConstants):
         return [(own.first, _FIRST_WORDS), (own.last, _WORDS)]
     return [(own, _WORDS)]

@@ -1,4 +1,5 @@
-"""What follows from a kernel for few batch entries and its constants: who reads which weights, and where X lies in shared memory."""
+"""Derived sizes of a kernel for small batches: the weights that each lane reads, and the layout of X in shared
+memory."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,26 +9,27 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.storage import SCALE_BYTES
 
 ACCESS = 16  # bytes of the widest load
-PADDED = 1.1  # of a row of weights, at most, where its pieces are that wide
+PADDED = 1.1  # longest row of padded weights, relative to c, with pieces that wide
 
 
 @dataclass(frozen=True)
 class FewConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    tile_batch: int  # batch entries a block
-    tile_out: int  # outputs k a block, for each of its j
-    tile_d: int  # neighbouring j a block
-    thread_out: int  # rows of weights, those of neighbouring k, that a lane reads at a time
+    tile_batch: int  # rows of the batch per block
+    tile_out: int  # outputs k per block, for each of its j
+    tile_d: int  # neighbouring j per block
+    thread_out: int  # rows of weights, of neighbouring k, that a lane reads at a time
     lanes_in: int  # lanes of a warp that share a row
-    warps_in: int  # warps that share it
-    steps: int  # pieces of each of its rows that a lane asks for at a time
-    early: int = 0  # 1: the launch begins while the grid before it ends, and waits for it by itself: sm_90 and later
+    warps_in: int  # warps that share a row
+    steps: int  # pieces of each of its rows that a lane loads at a time
+    # 1: the launch begins while the grid before it ends, and waits for that grid itself: sm_90 and later
+    early: int = 0
 
 
 @dataclass(frozen=True)
 class Shape(Tiled):
-    """Everything that follows from a kernel and its constants: sizes in elements, unless they say bytes."""
+    """Sizes derived from a kernel and its constants, in elements unless they say bytes."""
 
     kernel: KernelSpec
     constants: FewConstants
@@ -36,7 +38,7 @@ class Shape(Tiled):
 
     @cached_property
     def vector(self) -> int:
-        """Neighbouring l of one load: 16 bytes, or fewer where rows of whole ones were more than a tenth longer."""
+        """Neighbouring l per load: 16 bytes, or fewer if padding would lengthen rows by more than a tenth."""
         c, found = self.kernel.pattern.c, ACCESS // self.kernel.x_item_bytes
         while found > 1 and divide_up(c, found) * found > PADDED * c:
             found //= 2
@@ -44,7 +46,7 @@ class Shape(Tiled):
 
     @cached_property
     def pieces(self) -> int:
-        """Of a row."""
+        """Pieces per row of weights; a lane loads one piece at a time."""
         return divide_up(self.kernel.pattern.c, self.vector)
 
     @property
@@ -54,12 +56,12 @@ class Shape(Tiled):
 
     @property
     def weight_bytes(self) -> int:
-        """Of one weight, as it is packed."""
+        """Bytes of one packed weight."""
         return self.kernel.weight_item_bytes
 
     @property
     def scales(self) -> int:
-        """Bytes of packed weights in front of their scales, where they have such."""
+        """Bytes of packed weights before their scales, if they have scales."""
         return divide_up(self.rows * self.pieces * self.vector * self.weight_bytes, ACCESS) * ACCESS
 
     @property
@@ -70,7 +72,7 @@ class Shape(Tiled):
 
     @property
     def word_bytes(self) -> int:
-        """That a thread of the packing kernel writes."""
+        """Bytes that a thread of the packing kernel writes."""
         return self.weight_bytes
 
     # ---- threads
@@ -82,7 +84,7 @@ class Shape(Tiled):
 
     @cached_property
     def groups(self) -> int:
-        """Of a warp, with rows of their own."""
+        """Groups of lanes in a warp, with rows of their own."""
         return WARP // self.constants.lanes_in
 
     @property
@@ -105,7 +107,7 @@ class Shape(Tiled):
 
     @cached_property
     def tile_in(self) -> int:
-        """Inputs l of a stage."""
+        """Inputs l per stage."""
         return self.constants.steps * self.sharers * self.vector
 
     @cached_property
@@ -114,30 +116,32 @@ class Shape(Tiled):
 
     @cached_property
     def x_vector(self) -> int:
-        """Neighbouring l that a thread copies of X at a time."""
+        """Neighbouring l of X that a thread copies at a time."""
         is_whole = self.kernel.layout == "bsf" and self.kernel.pattern.d == 1 and self.kernel.pattern.c % self.vector == 0
         return self.vector if is_whole else 1
 
     @property
     def x_rounds(self) -> int:
-        """Of the block's threads, until a stage of X is copied."""
+        """Rounds of the block's threads until one stage of X is copied."""
         own = self.constants
         return divide_up(own.tile_batch * own.tile_d * self.tile_in // self.x_vector, self.threads)
 
     @property
     def x_width(self) -> int:
-        """Inputs l that lie in shared memory at a time."""
+        """Inputs l in shared memory at a time."""
         return self.tile_in
 
     @property
     def x_planes(self) -> int:
-        """Runs of such, of a batch entry."""
+        """Runs of such inputs, per row of the batch."""
         return self.constants.tile_d
 
     @cached_property
     def x_plane(self) -> int:
-        """From one j of a batch entry to the next: eight lanes that read 16 bytes each meet each bank once; nor do neighbouring j meet
-        in one bank."""
+        """Elements from one j to the next, for the same row of the batch.
+
+        Padding spreads eight lanes that read 16 bytes each, and neighbouring j, over different banks.
+        """
         if self.x_planes == 1:
             return self.x_width
         lanes = self.constants.lanes_in if self.constants.lanes_in < 8 else 1
@@ -145,44 +149,47 @@ class Shape(Tiled):
 
     @property
     def x_entry(self) -> int:
-        """From one batch entry to the next; a piece further, so that writes of neighbouring entries meet several banks."""
+        """Elements from one row of the batch to the next.
+
+        One piece of padding spreads writes of neighbouring rows over several banks.
+        """
         return self.x_planes * self.x_plane + (self.vector if self.constants.tile_batch > 1 else 0)
 
     @property
     def panel(self) -> int:
-        """X of a stage."""
+        """Elements of X per stage."""
         return self.constants.tile_batch * self.x_entry
 
     # ---- sums
 
     @property
     def sums(self) -> int:
-        """Of a thread."""
+        """Sums per thread."""
         return self.constants.thread_out * self.constants.tile_batch
 
     @property
-    def turns(self) -> int:
-        """In which lanes add up what they found of the same rows."""
+    def shuffles(self) -> int:
+        """Rounds of shuffles in which lanes add up the partial sums of the same rows."""
         return self.constants.lanes_in.bit_length() - 1
 
     @property
     def halvings(self) -> int:
-        """Turns in which each lane keeps half of its sums, the first of them."""
-        return min(self.turns, (self.sums & -self.sums).bit_length() - 1)
+        """Number of first rounds in which each lane keeps half of its sums."""
+        return min(self.shuffles, (self.sums & -self.sums).bit_length() - 1)
 
     @property
     def held(self) -> int:
-        """Sums that a lane has at the end."""
+        """Sums per lane after the last round."""
         return self.sums >> self.halvings
 
     @property
     def same(self) -> int:
-        """Lanes that have the same."""
+        """Lanes that have the same sums after the last round."""
         return self.constants.lanes_in >> self.halvings
 
     @property
     def part(self) -> int:
-        """Sums of a tile."""
+        """Sums per tile."""
         own = self.constants
         return own.tile_batch * own.tile_out * own.tile_d
 
@@ -196,12 +203,15 @@ class Shape(Tiled):
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread."""
+        """Estimated registers per thread."""
         return self.registers_of(self.x_rounds)
 
     def registers_of(self, rounds: int) -> int:
-        """Of one that copies X in so many rounds: sums, two stages of weights or one, a step's as reals where they are stored as fewer
-        bytes, pieces of X that ptxas reads ahead, what is held of X and where it lies, and addresses."""
+        """Estimated registers of a thread that copies X in so many rounds.
+
+        Counts sums, one or two stages of weights, weights widened from fewer bytes, pieces of X that ptxas reads ahead,
+        copies of X on their way and their addresses.
+        """
         own, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.x_item_bytes
         piece = max(1, self.vector * size // 4)
         weights = (2 if self.stages > 1 else 1) * own.steps * own.thread_out * max(1, self.vector * self.weight_bytes // 4)
