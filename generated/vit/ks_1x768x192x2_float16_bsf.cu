@@ -14,7 +14,7 @@
 //
 // A tile of Y. There are 6 tiles along k, 1 along j, 1 along i, and as many along s as the batch has.
 //
-//                64 batch entries s
+//                64 rows s of the batch
 //                +--------+--------+
 // 128 outputs k  | warp 0 | warp 1 |
 //                +--------+--------+
@@ -33,48 +33,48 @@ constexpr int A                =        1;  // blocks on the diagonal, index i
 constexpr int B                =      768;  // outputs of a block, index k
 constexpr int C                =      192;  // inputs of a block, index l
 constexpr int D                =        2;  // interleaved matrices of a block, index j
-constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
-constexpr int HAS_BIAS         =        0;  // whether a bias is added, one for each output feature
+constexpr long long BATCH      =        0;  // rows of the batch, index s; 0: known at the call
+constexpr int HAS_BIAS         =        0;  // whether a bias is added, one per output feature
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
-constexpr int TILE_BATCH       =       64;  // batch entries per thread block
+constexpr int TILE_BATCH       =       64;  // rows of the batch per thread block
 constexpr int TILE_OUT         =      128;  // outputs k per thread block, for each of its j
 constexpr int TILE_IN          =       16;  // inputs l per stage
 constexpr int TILE_D           =        2;  // neighbouring j per thread block
 constexpr int WARPS_BATCH      =        2;  // warps along the batch
 constexpr int WARPS_OUT        =        2;  // warps along the outputs
-constexpr int WARP_D           =        2;  // neighbouring j of a warp
-constexpr int STAGES           =        4;  // stages in shared memory: of X and W, or of W alone where X is resident
+constexpr int WARP_D           =        2;  // neighbouring j per warp
+constexpr int STAGES           =        4;  // stages in shared memory: of X and W, or of W alone if X is resident
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
 constexpr int THREADS          =      128;  // threads per block
 constexpr int X_VECTOR         =        8;  // neighbours that one copy of X moves
 constexpr int Y_VECTOR         =        8;  // neighbours that one store of Y moves
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
-constexpr int LANE_INPUTS      =        4;  // of them, those that one lane holds of a batch entry
-constexpr int HALVES           =        1;  // real numbers that an element is
-constexpr int WORD_INPUTS      =        2;  // inputs in a word of an operand; of complex numbers a word is half of one
-constexpr int COMPONENTS       =        1;  // parts that an operand is split into
-constexpr int PACKED_PARTS     =        1;  // of them, those that weights are packed in; 1 of 2: lanes split them
+constexpr int LANE_INPUTS      =        4;  // inputs of one instruction that a lane holds per row of the batch
+constexpr int HALVES           =        1;  // real numbers per element
+constexpr int WORD_INPUTS      =        2;  // inputs per word of an operand; of complex numbers, a word is half of one
+constexpr int COMPONENTS       =        1;  // parts into which an operand is split
+constexpr int PACKED_PARTS     =        1;  // parts in which weights are packed; 1 of 2: lanes split them
 constexpr int ROW_TILES        =        4;  // matrix instructions of a warp along its outputs, 16 each
-constexpr int COLUMN_TILES     =        4;  // matrix instructions of a warp along its batch entries, 8 each
-constexpr int SUPER_IN         =       16;  // inputs after which the lanes' order starts again
-constexpr int SUPER_STEPS      =        1;  // matrix instructions in them
-constexpr int RUN_OUT          =        4;  // neighbouring outputs of a lane
+constexpr int COLUMN_TILES     =        4;  // matrix instructions of a warp along its rows of the batch, 8 each
+constexpr int SUPER_IN         =       16;  // inputs after which the lanes' order repeats
+constexpr int SUPER_STEPS      =        1;  // matrix instructions for SUPER_IN inputs
+constexpr int RUN_OUT          =        4;  // neighbouring outputs per lane
 constexpr int STEPS            =       12;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        6;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
 constexpr int X_LINES          =       64;  // lines of the X tile
-constexpr int X_RUN            =       32;  // elements of a line
+constexpr int X_RUN            =       32;  // elements per line
 constexpr int X_PITCH          =       64;  // bytes of shared memory from one line to the next, free of bank conflicts
-constexpr int PASSES           =        1;  // tiles of outputs of a block, one after the other
+constexpr int PASSES           =        1;  // tiles of outputs per block, computed sequentially
 constexpr int X_STAGES         =        4;  // stages of X in shared memory
 constexpr int X_STAGE          =     4096;  // bytes from one stage of X to the next
-constexpr int W_BASE           =    16384;  // where the weights' stages begin, in bytes
+constexpr int W_BASE           =    16384;  // offset of the weights' stages, in bytes
 constexpr int W_BYTES          =     8192;  // bytes of packed weights per stage
 constexpr int SHARED_BYTES     =    49152;  // bytes of shared memory per block
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
-constexpr int GROUP_CHUNKS     =        1;  // neighbouring chunks that a lane reads of a batch entry
-constexpr int GROUP_INPUTS     =        4;  // inputs in them, each with its TILE_D j
-constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane reads until its order starts again
+constexpr int GROUP_CHUNKS     =        1;  // neighbouring chunks that a lane reads per row of the batch
+constexpr int GROUP_INPUTS     =        4;  // inputs per group of chunks, each with its TILE_D j
+constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane reads until its order repeats
 
 // ---- the words of the kernel
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)

@@ -11,12 +11,12 @@
 //
 // A tile of Y, for one of its 1 j. There are 1 tile along k, 1 along j, 6 along i, and as many along s as the batch has.
 //
-//                      64 outputs k
-//                      +--------+--------+
-// 128 batch entries s  | warp 0 | warp 2 |
-//                      +--------+--------+
-//                      | warp 1 | warp 3 |
-//                      +--------+--------+
+//                          64 outputs k
+//                          +--------+--------+
+// 128 rows s of the batch  | warp 0 | warp 2 |
+//                          +--------+--------+
+//                          | warp 1 | warp 3 |
+//                          +--------+--------+
 //
 // A warp: 8 lanes along s by 4 along k, with 8 x 8 sums each.
 
@@ -30,10 +30,10 @@ constexpr int A                =        6;  // blocks on the diagonal, index i
 constexpr int B                =       64;  // outputs of a block, index k
 constexpr int C                =      256;  // inputs of a block, index l
 constexpr int D                =        1;  // interleaved matrices of a block, index j
-constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
-constexpr int HAS_BIAS         =        0;  // whether a bias is added, one for each output feature
+constexpr long long BATCH      =        0;  // rows of the batch, index s; 0: known at the call
+constexpr int HAS_BIAS         =        0;  // whether a bias is added, one per output feature
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
-constexpr int TILE_BATCH       =      128;  // batch entries per thread block
+constexpr int TILE_BATCH       =      128;  // rows of the batch per thread block
 constexpr int TILE_OUT         =       64;  // outputs k per thread block, for each of its j
 constexpr int TILE_IN          =       16;  // inputs l per stage
 constexpr int TILE_D           =        1;  // neighbouring j per thread block: one plane of shared memory each
@@ -42,19 +42,19 @@ constexpr int THREAD_OUT       =        8;  // sums per thread, along the output
 constexpr int STAGES           =        3;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        3;  // thread blocks that must fit a multiprocessor
 constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
-constexpr int GROUP_OUT        =        4;  // the same for weights, where a thread has fewer outputs
+constexpr int GROUP_OUT        =        4;  // elements of one access to weights: fewer, if a thread has fewer outputs
 constexpr int THREADS          =      128;  // threads per block
 constexpr int WARPS_BATCH      =        2;  // warps of a plane along the batch
 constexpr int WARPS_PER_PLANE  =        4;  // warps of a plane
 constexpr int STEPS            =       16;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        1;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
-constexpr int X_PITCH          =      128;  // reals of shared memory from one l of a plane to the next, free of bank conflicts
-constexpr int X_PLANE          =     2048;  // reals from one plane to the next
-constexpr int W_BASE           =     2048;  // where a stage's weights begin
-constexpr int W_STAGE          =     1024;  // reals of weights per stage
-constexpr int STAGE            =     3072;  // reals per stage
-constexpr int SHARED_REALS     =     9216;  // reals of shared memory per block
+constexpr int X_PITCH          =      128;  // elements of shared memory from one l of a plane to the next, free of bank conflicts
+constexpr int X_PLANE          =     2048;  // elements from one plane to the next
+constexpr int W_BASE           =     2048;  // offset of a stage's weights, in elements
+constexpr int W_STAGE          =     1024;  // elements of weights per stage
+constexpr int STAGE            =     3072;  // elements per stage
+constexpr int SHARED_REALS     =     9216;  // elements of shared memory per block
 constexpr int X_LINES          =       16;  // lines of the X tile
 constexpr int X_VECTOR         =        4;  // neighbours that one copy of X moves
 constexpr int X_LANE_RUN       =       32;  // lanes of a warp along a line

@@ -11,12 +11,12 @@
 //
 // A tile of Y, for one of its 1 j. There are 1 tile along k, 1 along j, 6 along i, and as many along s as the batch has.
 //
-//                      64 outputs k
-//                      +--------+--------+
-// 128 batch entries s  | warp 0 | warp 2 |
-//                      +--------+--------+
-//                      | warp 1 | warp 3 |
-//                      +--------+--------+
+//                          64 outputs k
+//                          +--------+--------+
+// 128 rows s of the batch  | warp 0 | warp 2 |
+//                          +--------+--------+
+//                          | warp 1 | warp 3 |
+//                          +--------+--------+
 //
 // A warp: 8 lanes along s by 4 along k, with 8 x 8 sums each.
 
@@ -30,10 +30,10 @@ constexpr int A                =        6;  // blocks on the diagonal, index i
 constexpr int B                =       64;  // outputs of a block, index k
 constexpr int C                =       64;  // inputs of a block, index l
 constexpr int D                =        1;  // interleaved matrices of a block, index j
-constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
-constexpr int HAS_BIAS         =        0;  // whether a bias is added, one for each output feature
+constexpr long long BATCH      =        0;  // rows of the batch, index s; 0: known at the call
+constexpr int HAS_BIAS         =        0;  // whether a bias is added, one per output feature
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
-constexpr int TILE_BATCH       =      128;  // batch entries per thread block
+constexpr int TILE_BATCH       =      128;  // rows of the batch per thread block
 constexpr int TILE_OUT         =       64;  // outputs k per thread block, for each of its j
 constexpr int TILE_IN          =        8;  // inputs l per stage
 constexpr int TILE_D           =        1;  // neighbouring j per thread block: one plane of shared memory each
@@ -42,19 +42,19 @@ constexpr int THREAD_OUT       =        8;  // sums per thread, along the output
 constexpr int STAGES           =        3;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        3;  // thread blocks that must fit a multiprocessor
 constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
-constexpr int GROUP_OUT        =        4;  // the same for weights, where a thread has fewer outputs
+constexpr int GROUP_OUT        =        4;  // elements of one access to weights: fewer, if a thread has fewer outputs
 constexpr int THREADS          =      128;  // threads per block
 constexpr int WARPS_BATCH      =        2;  // warps of a plane along the batch
 constexpr int WARPS_PER_PLANE  =        4;  // warps of a plane
 constexpr int STEPS            =        8;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        1;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
-constexpr int X_PITCH          =      132;  // reals of shared memory from one l of a plane to the next, free of bank conflicts
-constexpr int X_PLANE          =     1060;  // reals from one plane to the next
-constexpr int W_BASE           =     1060;  // where a stage's weights begin
-constexpr int W_STAGE          =      512;  // reals of weights per stage
-constexpr int STAGE            =     1572;  // reals per stage
-constexpr int SHARED_REALS     =     4716;  // reals of shared memory per block
+constexpr int X_PITCH          =      132;  // elements of shared memory from one l of a plane to the next, free of bank conflicts
+constexpr int X_PLANE          =     1060;  // elements from one plane to the next
+constexpr int W_BASE           =     1060;  // offset of a stage's weights, in elements
+constexpr int W_STAGE          =      512;  // elements of weights per stage
+constexpr int STAGE            =     1572;  // elements per stage
+constexpr int SHARED_REALS     =     4716;  // elements of shared memory per block
 constexpr int X_LINES          =      128;  // lines of the X tile
 constexpr int X_VECTOR         =        1;  // neighbours that one copy of X moves
 constexpr int X_LANE_RUN       =        8;  // lanes of a warp along a line
@@ -66,13 +66,13 @@ constexpr int X_RUN_STEP       =        8;  // elements of a line that the block
 constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
 constexpr int W_ROUNDS         =        1;  // copies of weights per thread and stage
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
-constexpr int Y_PITCH          =      132;  // reals of shared memory from one output of a plane to the next
-constexpr int Y_PLANE          =     4228;  // reals from one plane of a stored slice to the next
+constexpr int Y_PITCH          =      132;  // elements of shared memory from one output of a plane to the next
+constexpr int Y_PLANE          =     4228;  // elements from one plane of a stored slice to the next
 constexpr int Y_LANE_RUN       =        8;  // lanes of a warp along a line of Y
-constexpr int Y_LANE_LINES     =        4;  // batch entries that a warp stores at once
+constexpr int Y_LANE_LINES     =        4;  // rows of the batch that a warp stores at once
 constexpr int Y_WARPS_RUN      =        4;  // warps along a line
-constexpr int Y_LINE_STEP      =        4;  // batch entries that the block stores at once
-constexpr int Y_LINE_ROUNDS    =       32;  // rounds until all batch entries are stored
+constexpr int Y_LINE_STEP      =        4;  // rows of the batch that the block stores at once
+constexpr int Y_LINE_ROUNDS    =       32;  // rounds until all rows of the batch are stored
 constexpr int Y_RUN_STEP       =       32;  // elements of a line that the block stores at once
 constexpr int Y_RUN_ROUNDS     =        1;  // rounds until a line is stored
 

@@ -82,7 +82,7 @@ def command(
     """
     from ksgen.devices import find_device
     from ksgen.families import operand_of
-    from ksgen.families.chains import factor_kernels, turned_bytes
+    from ksgen.families.chains import factor_kernels, transposed_bytes
     from ksgen.launch.choice import expectation, limits_of
     from ksgen.measure.roofline import measure_ceilings, share_of_floor
     from ksgen.measure.verify import measure, most_sets
@@ -114,7 +114,7 @@ def command(
     ceilings = measure_ceilings(where, kernel.precision, operand)
     seconds, floor_us = measured.seconds.median, ceilings.floor_us(kernel, batch, most_sets(where.limits.is_cpu))
     low, high = measured.seconds.interval
-    turn_s = turned_bytes(kernel, batch) / ceilings.bytes_per_s
+    turn_s = transposed_bytes(kernel, batch) / ceilings.bytes_per_s
     figures = {
         **kernel_figures(kernel, batch),
         "entry": measured.plan.source.entry,

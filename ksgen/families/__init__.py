@@ -57,15 +57,18 @@ def family_named(name: str) -> Family[Any]:
 def families_for(
     kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, with_few: bool = True
 ) -> Iterator[Family[Any]]:
-    """Those that serve the kernel on such a device and take the batch, of arrays that begin at multiples of 16 bytes or do not; with those
-    for few batch entries, or without."""
+    """Yield the families that serve the kernel on such a device and take the batch.
+
+    `aligned` says whether arrays begin at multiples of 16 bytes, `with_few` whether families for small batches are
+    included.
+    """
     for family in FAMILIES.values():
         if (with_few or not family.for_few) and family.serves(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned)):
             yield family
 
 
 def meant_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Iterator[Family[Any]]:
-    """The same, without those that are for fewer batch entries."""
+    """Yield the families that serve the kernel; those for small batches only if the batch is small."""
     is_few = batch_like(kernel, batch) <= FEW[-1]
     return families_for(kernel, limits, batch, aligned, with_few=is_few)
 
@@ -73,9 +76,11 @@ def meant_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, alig
 def family_for(
     kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, all_families: bool = False
 ) -> Family[Any]:
-    """The family that launchers choose for such a batch without wisdom: of those that are chosen by default, or that the precision asks
-    for, the one whose default is expected to be the fastest; the first if that is unknown: `simt` and `gradient` serve all.
-    `all_families`: choose among all of them."""
+    """Choose the family for a batch without wisdom: the one whose default is expected to be the fastest.
+
+    Candidates are families chosen by default and those that the precision asks for; with `all_families`, all of them.
+    If times are unknown, the first candidate is chosen. `simt` and `gradient` serve every product and gradient.
+    """
     wanted = kernel.arithmetic.families
     able = [each for each in meant_for(kernel, limits, batch, aligned) if each.by_default or all_families or each.name in wanted]
     if not able:
@@ -93,8 +98,11 @@ def family_for(
 def faster_family(
     name: str, kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
 ) -> tuple[Family[Any], float] | None:
-    """The family whose default is expected to be the fastest, and how many times as fast as the default of the family `name`; None
-    if that is no faster by more than WORTH, or unknown. It looks at every family's search space, which takes up to a second."""
+    """Find the family with the fastest default, and its speed relative to the default of the family `name`.
+
+    None if it is not faster by more than WORTH, or if times are unknown. This looks at every family's search space,
+    which takes up to a second.
+    """
     us = {each: default_us(each, kernel, limits, batch) for each in (family_named(name), *meant_for(kernel, limits, batch, aligned))}
     found, own = min(us, key=us.__getitem__), us[family_named(name)]
     return (found, own / us[found]) if own > us[found] * (1 + WORTH) > 0 else None
@@ -106,7 +114,7 @@ def family_of(constants: Any) -> Family[Any]:
 
 
 def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
-    """What a kernel's tensor cores multiply, in their own words; None where it is made of plain multiply-adds."""
+    """Name of the operand that a kernel's tensor cores multiply; None if it uses plain multiply-adds."""
     family = family_of(constants)
     operand = multiplied_by(kernel, family.by_warpgroups)
     return operand.name if operand and family.on_tensor_cores else None

@@ -1,7 +1,8 @@
-"""What families share that apply all factors of a layer in one launch: the factors by themselves, and constants that hold tiles of each.
+"""Shared parts of families that compute all factors of a layer in one launch: the factors as kernels, and constants
+that hold tiles of each.
 
-A chain's `tiles` is one word of its constants: the words of a factor, those of the factors of a chain with commas between them, and
-those of the chains of a group with semicolons.
+A chain's `tiles` is one string. It has the words of each factor; commas separate the factors of a chain, and semicolons
+the chains of a group.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +20,11 @@ from ksgen.spec.storage import SAME
 
 @dataclass(frozen=True)
 class Place:
-    """Where a factor stands."""
+    """Position of a factor in the chains of a kernel."""
 
     pattern: Pattern
     chain: int
-    at: int  # in its chain
+    at: int  # in its chain, from 0
     is_last: bool
 
 
@@ -32,24 +33,27 @@ def places(kernel: KernelSpec) -> list[Place]:
     return [Place(pattern, number, at, at + 1 == len(chain)) for number, chain in chains for at, pattern in enumerate(chain)]
 
 
-def turns(kernel: KernelSpec, at: Place) -> bool:
+def transposes(kernel: KernelSpec, at: Place) -> bool:
     """Whether a factor reads another layout than it writes."""
     return kernel.out_layout is not None and at.at == kernel.chains[at.chain].turn
 
 
-def turned_bytes(kernel: KernelSpec, batch: int) -> int:
-    """What separate launches read and write besides, to turn what lies between from one layout into the other."""
+def transposed_bytes(kernel: KernelSpec, batch: int) -> int:
+    """Bytes that separate launches read and write in addition, to transpose intermediates into the other layout."""
     return 2 * kernel.item_bytes * batch * sum(chain[chain.turn].in_features for chain in kernel.chains) if kernel.out_layout else 0
 
 
 def is_single(kernel: KernelSpec) -> bool:
-    """Whether there is one factor in all: a launch of it that turns."""
+    """Whether the kernel has only one factor, which changes the layout."""
     return not kernel.is_group and len(kernel.factors) == 1
 
 
 def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
-    """Each factor by itself, one chain after the other: the epilogue is that of the last one of each, and others have what is between.
-    Its layout is what it writes."""
+    """Each factor as a kernel of its own, chain by chain.
+
+    The last factor of a chain has the kernel's epilogue; the others have the activation between factors. The layout is
+    the one that the factor writes.
+    """
     return list(_factor_kernels(kernel))
 
 
@@ -60,14 +64,14 @@ def _factor_kernels(kernel: KernelSpec) -> tuple[KernelSpec, ...]:
     found = []
     for each in places(kernel):
         layout = kernel.layout if each.at < kernel.chains[each.chain].turn else kernel.y_layout
-        inputs = kernel.inputs if each.at == 0 else SAME  # what lies between is stored as Y is
+        inputs = kernel.inputs if each.at == 0 else SAME  # intermediates are stored like Y
         epilogue = kernel.epilogue if each.is_last else between
         found.append(replace(alone, chains=(Chain((each.pattern,)),), layout=layout, epilogue=epilogue, inputs=inputs))
     return tuple(found)
 
 
 def layer_kernels(kernel: KernelSpec) -> list[KernelSpec]:
-    """Each chain of a group by itself."""
+    """Each chain of a group as a kernel of its own."""
     found = []
     for chain in kernel.chains:
         found.append(replace(kernel, chains=(chain,), between=kernel.between if len(chain) > 1 else "none"))
@@ -78,13 +82,13 @@ def layer_kernels(kernel: KernelSpec) -> list[KernelSpec]:
 
 
 def listed(tiles: str) -> list[tuple[str, bool]]:
-    """The words of each factor, and whether it is its chain's last."""
+    """Words of each factor, and whether it is its chain's last."""
     chains = [chain.split(", ") for chain in tiles.split("; ")]
     return [(words, at == len(chain)) for chain in chains for at, words in enumerate(chain, 1)]
 
 
 def numbers_of(tiles: str, words: str, names: Sequence[str]) -> dict[str, int]:
-    """What the words of a factor have, under these names."""
+    """Numbers in the words of a factor, under these names."""
     try:
         return dict(zip(names, map(int, words.split()), strict=True))
     except ValueError:
@@ -92,18 +96,18 @@ def numbers_of(tiles: str, words: str, names: Sequence[str]) -> dict[str, int]:
 
 
 def tiles_of(kernel: KernelSpec, each: Iterable[str]) -> str:
-    """The word that holds those of each factor."""
+    """Value of `tiles` that holds the words of each factor."""
     words = iter(each)
     return "; ".join(", ".join(islice(words, len(chain))) for chain in kernel.chains)
 
 
 def factors_hold(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec, Any]]) -> bool:
-    """Whether the constants of each factor by itself are as its rules allow."""
+    """Whether the constants of each factor keep its rules."""
     return all(first_broken(rules, *own) is None for own in each)
 
 
 def refused_factor(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec, Any]]) -> str:
-    """What they refuse, of the first factor where they do."""
+    """Refusal of the first factor that breaks a rule; empty if none does."""
     for number, own in enumerate(each, 1):
         if broken := first_broken(rules, *own):
             return f"of factor {number}, {refusal(rules, broken, *own)}"
@@ -111,12 +115,12 @@ def refused_factor(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec
 
 
 def own_of_factors(kernel: KernelSpec, constants: Any) -> list[tuple[KernelSpec, Any]]:
-    """Each factor by itself, with its constants."""
+    """Each factor as a kernel of its own, with its constants."""
     return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
 
 
 def rule_of_tiles(rules: tuple[Rule[Any], ...]) -> Rule[Any]:
-    """That a chain's `tiles` has what the rules of each factor allow."""
+    """Rule that a chain's `tiles` holds what the rules of each factor allow."""
 
     def has_all(kernel: KernelSpec, constants: Any) -> bool:
         return bool(constants.parsed) and [is_last for _, is_last in listed(constants.tiles)] == [each.is_last for each in places(kernel)]

@@ -1,8 +1,9 @@
-"""How long a GPU will take for a kernel under given constants: its family's work over what such a GPU does. And which of several
-constants are the fastest by it.
+"""Expected time of a kernel under given constants: its family's work over the GPU's rates. Chooses the fastest of
+several constants by it.
 
-`gpu_us` gives an order, by which constants are chosen. `prediction` gives a figure, with the band in which known times lie, and breaks
-ties. What a compiler makes of a text is a table (`slots.py`). There are no terms for barriers. Measures nothing.
+`gpu_us` orders constants to choose from. `prediction` gives a time with the band in which known times lie, and breaks
+ties. Instructions that a compiler makes of a source are a table (`slots.py`). There are no terms for barriers. Measures
+nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,33 +19,35 @@ from ksgen.families.tiles import WARP
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import F16
 
-SHARE_OF_PEAK = 0.9  # of the multiply-adds that a GPU does at most, in a kernel that also loads and stores
-CACHE_RATE = 2.0  # of a GPU's second-level cache, over its memory's, where nobody has looked it up
-GHZ = 1.7  # of multiprocessors, where nobody has looked it up
-SHARED_BYTES = 128  # of one multiprocessor's shared memory, a cycle
-ENOUGH_WARPS = 8  # of a multiprocessor, for one to multiply while another waits
+SHARE_OF_PEAK = 0.9  # of the multiply-adds at peak, in a kernel that also loads and stores
+CACHE_RATE = 2.0  # of a GPU's second-level cache, over its memory's, if unknown
+GHZ = 1.7  # of multiprocessors, if unknown
+SHARED_BYTES = 128  # of one multiprocessor's shared memory, per cycle
+ENOUGH_WARPS = 8  # per multiprocessor, so that one multiplies while another waits
 MANY_WAVES = 8  # beyond, blocks that end late hardly count
-WAIT_S = 1e-6  # from asking for a stage until it is there, on a busy GPU
+WAIT_S = 1e-6  # from the request for a stage until it arrives, on a busy GPU
 LAUNCH_US = 1.2
-MOST_GRID = 2**31 - 1  # blocks of a launch
-SYNCHRONOUS = 0.4  # of the shorter of moving and multiplying, that the longer one does not hide where copies pass through registers
+MOST_GRID = 2**31 - 1  # blocks per launch
+# share of the shorter of moving and multiplying that the longer one does not hide if copies pass through registers
+SYNCHRONOUS = 0.4
 TAKEN = (0.93, 1.18, 1.78)  # measured times over that sum: where the fastest twentieth ends, the median, where the slowest begins
 PARTITIONS = 4  # of a multiprocessor, each with its own registers and scheduler
 COPYING_WARPS = 4  # of a block whose other warps multiply by wgmma
 LARGE = 25088  # a batch that fills every GPU
-FEW = (1, 2, 4, 8, 16, 32)  # batches that are alike, up to each of these; a family for few entries alone has constants for each
-CLASSES = (256, 2048)  # and up to these; above, and where nobody says, a batch is large
-WORTH = 0.02  # of the time, by which other constants are better than those that a rule gives
-WORTH_A_CLASS = 0.1  # the same for constants of smaller batches alone, which have a text, a binary and packed weights of their own
-LEAST_US = 1.0  # that these must save, besides
-REMEMBERED = 4096  # choices
+FEW = (1, 2, 4, 8, 16, 32)  # largest batches of the smallest classes; a small-batch family has constants for each
+CLASSES = (256, 2048)  # largest batches of the next classes; larger and unknown batches are in the last one
+WORTH = 0.02  # of the time, by which constants must be better to replace the rule's
+# the same for constants of smaller batches alone, which have their own source, binary and packed weights
+WORTH_A_CLASS = 0.1
+LEAST_US = 1.0  # that these must save in addition
+REMEMBERED = 4096  # cached choices
 
 ConstantsT = TypeVar("ConstantsT")
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What a GPU does at most, in a family's instructions."""
+    """Rates of a GPU at peak, in a family's instructions."""
 
     target: str
     limits: Limits
@@ -74,28 +77,27 @@ def resident_blocks(target: str, limits: Limits, threads: int, registers: int, s
 
 
 def unevenness(waves: float) -> float:
-    """How much longer the busiest multiprocessor works than the average one."""
+    """Work of the busiest multiprocessor over that of the average one."""
     return 1 + 0.5 / waves if waves > MANY_WAVES else ceil(waves) / waves
 
 
 def cache_rate(rates: Rates | None) -> float:
-    """Of a GPU's second-level cache, over its memory's."""
+    """Rate of a GPU's second-level cache over its memory's."""
     return rates.cache_gb_s / rates.memory_gb_s if rates else CACHE_RATE
 
 
 def shared_rate(rates: Rates | None) -> float:
-    """Bytes a second of one multiprocessor's shared memory."""
+    """Bytes per second of one multiprocessor's shared memory."""
     return SHARED_BYTES * (rates.ghz if rates else GHZ) * 1e9
 
 
 def memory_rate(rates: Rates, limits: Limits) -> float:
-    """Bytes per second, as many for each multiprocessor as the usual card has."""
+    """Bytes per second, in proportion to the multiprocessors of the usual card."""
     return rates.memory_gb_s * 1e9 * limits.multiprocessors / rates.multiprocessors
 
 
 def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits) -> Speed | None:
-    """Of the target's usual card, or of one with more or fewer multiprocessors, and its memory and cache as fast for each of them; None
-    where nobody has looked that up."""
+    """Rates of the target's usual card, in proportion to its multiprocessors; None if they are unknown."""
     rates = gpu_of(limits.target).rates
     if rates is None:
         return None
@@ -114,16 +116,16 @@ class Terms:
 
     moving: float  # memory, or the second-level cache if that takes longer
     inside: float  # the multiprocessors, all equally busy: multiply-adds, issue slots, reads of shared memory, waits
-    passed: float  # what is moved before and after, while nothing is multiplied
+    passed: float  # moved before and after, while nothing is multiplied
     launches: int
-    exposed: float  # of the shorter of moving and inside, how much the longer one does not hide
-    blocks_each: float  # of a multiprocessor
+    exposed: float  # share of the shorter of moving and inside that the longer one does not hide
+    blocks_each: float  # per multiprocessor
     waves: float  # of the blocks that fit at a time, at least one
     ends: float  # waits of each wave for its first stage; a block that walks over tiles loads the next one's before
 
     @property
     def apart(self) -> float:
-        """What comes before and after."""
+        """Seconds before and after the kernel: passes and launches."""
         return self.passed + self.launches * LAUNCH_US * 1e-6
 
 
@@ -133,7 +135,7 @@ def multiplying_warps(family: Modelled[Any], geometry: Geometry) -> int:
 
 
 def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> Terms | None:
-    """None where the kernel cannot be launched."""
+    """Terms of a kernel under given constants; None if it cannot be launched."""
     geometry = family.geometry(kernel, constants, batch)
     if geometry.grid > MOST_GRID:
         return None
@@ -164,8 +166,11 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
 
 
 def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
-    """The longest of the times that memory, cache, shared memory, multiply-adds, issue slots and waits take, for an order of constants;
-    infinite where the kernel cannot be launched. Hardly any kernel is faster than that."""
+    """Longest of the times of memory, cache, shared memory, multiply-adds, issue slots and waits, to order constants
+    by.
+
+    Infinite if the kernel cannot be launched. Hardly any kernel is faster than that.
+    """
     terms = terms_of(speed, family, kernel, constants, batch)
     if terms is None:
         return inf
@@ -174,8 +179,11 @@ def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: A
 
 @dataclass(frozen=True)
 class Prediction:
-    """Microseconds that a kernel is expected to take. Of 2579 times that are known, nine in ten lie from `low` to `high`, and half below
-    `us`: times of one kernel on one kind of GPU, which is not ours and uses no tensor cores."""
+    """Microseconds that a kernel is expected to take.
+
+    Of 2579 known times, nine in ten lie from `low` to `high`, and half below `us`. These are times of one kernel of
+    another project, on one kind of GPU, without tensor cores.
+    """
 
     low: float
     us: float
@@ -187,9 +195,12 @@ class Prediction:
 
 
 def prediction(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> Prediction | None:
-    """What `gpu_us` bounds, as far as published times tell (`benchmarks/model.py`). Copies that pass through registers expose a part of the
-    shorter of moving and multiplying, each wave of blocks waits for its first stage, and the last wave leaves multiprocessors idle.
-    None where the kernel cannot be launched."""
+    """Time above the bound of `gpu_us`, fitted to published times (`benchmarks/model.py`); None if the kernel cannot be
+    launched.
+
+    Copies that pass through registers expose a part of the shorter of moving and multiplying. Each wave of blocks waits
+    for its first stage, and the last wave leaves multiprocessors idle.
+    """
     terms = terms_of(speed, family, kernel, constants, batch)
     if terms is None:
         return None
@@ -200,13 +211,16 @@ def prediction(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constant
 
 
 def batch_like(kernel: KernelSpec, batch: int | None) -> int:
-    """What a batch is taken for: few classes, since each may have constants of its own."""
+    """Largest batch of the class that a batch belongs to.
+
+    Classes are few, because each may have constants of its own.
+    """
     known = batch or kernel.batch or LARGE
     return next((most for most in (*FEW, *CLASSES) if known <= most), LARGE)
 
 
 def default_us(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None) -> float:
-    """What the family's default is expected to take for such a batch; 0 where nobody can say."""
+    """Microseconds that the family's default is expected to take for such a batch; 0 if unknown."""
     speed = speed_of(family, kernel, limits)
     if speed is None:
         return 0.0
@@ -215,7 +229,8 @@ def default_us(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: i
 
 
 def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether plain multiply-adds are as fast as the family's products on tensor cores, all that stand for one."""
+    """Whether plain multiply-adds are as fast as the family's products on tensor cores, counting all products that
+    stand for one."""
     speed, rates = speed_of(family, kernel, limits), gpu_of(limits.target).rates
     if speed is None or rates is None or not family.on_tensor_cores:
         return False
@@ -223,14 +238,17 @@ def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits) -> bool:
 
 
 def is_outpaced(kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether the target multiplies such operands on tensor cores that no family here uses: those before sm_80, for float16."""
+    """Whether the target multiplies float16 on tensor cores that no family here uses: those before sm_80."""
     rates, is_float16 = gpu_of(limits.target).rates, kernel.arithmetic.operand == F16 and kernel.item_bytes == 2
     return bool(rates and rates.half > rates.plain and is_float16 and not limits.tensor_cores)
 
 
 def library_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
-    """What a library's product takes at least on tensor cores that no family here uses: between two permutations where j are interleaved,
-    and with a pass over Y for each step of an epilogue. Infinite where it has no such advantage."""
+    """Least microseconds of a library's product on tensor cores that no family here uses; infinite if it has no such
+    advantage.
+
+    Interleaved j need two permutations, and each step of an epilogue a pass over Y.
+    """
     rates = gpu_of(limits.target).rates
     if rates is None or not is_outpaced(kernel, limits):
         return inf
@@ -253,9 +271,12 @@ def fastest(
     options: Callable[[], Iterator[ConstantsT]],
     worth: float = WORTH,
 ) -> ConstantsT:
-    """Choose the fastest of the options by `gpu_us`, and by `prediction` of those within WORTH of it if the kernel's instructions were
-    counted. The first, which is a rule's, stays where no others are better by so much, and where the target's rates are unknown. A
-    kernel's options are looked at once for each class of batches."""
+    """Choose the fastest of the options by `gpu_us`; `prediction` decides among those within WORTH of it, if the
+    kernel's instructions were counted.
+
+    The first option is a rule's. It is chosen unless others are better by `worth`, and if the target's rates are
+    unknown. Options are compared once per class of batches.
+    """
     speed = speed_of(family, kernel, limits)
     if speed is None:
         return next(options())

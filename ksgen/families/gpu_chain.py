@@ -1,7 +1,8 @@
-"""What families of GPUs share that take a tile of the batch through all factors of a layer, or of several on one X, in one launch, with
-what lies between in shared memory: constants of each factor, rules, a ring of weights' stages, what their texts state.
+"""Shared parts of GPU families that compute all factors of a layer, or of several layers on one X, in one launch.
 
-Never decides a tile. Weights are packed as for each factor alone.
+A block takes a tile of the batch through all factors, with the intermediates in shared memory. This module has the
+constants of each factor, rules, a ring of weights' stages and template variables. It never decides a tile. Weights are
+packed as for each factor alone.
 """
 
 from abc import abstractmethod
@@ -21,14 +22,14 @@ from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
-BLOCKS = (3, 2, 1)  # a multiprocessor
+BLOCKS = (3, 2, 1)  # per multiprocessor
 
 
 @dataclass(frozen=True)
 class GpuChainConstants(Constants):
-    """The constants that a search may change; a family says which words a factor has in `tiles`."""
+    """Constants that a search may change; a family defines the words that `tiles` has per factor."""
 
-    tile_batch: int  # batch entries a block
+    tile_batch: int  # rows of the batch per block
     tiles: str  # of each factor
     stages: int  # of packed weights in shared memory
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
@@ -36,10 +37,10 @@ class GpuChainConstants(Constants):
     @property
     @abstractmethod
     def parsed(self) -> list[Any]:
-        """The constants of each factor by itself."""
+        """Constants of each factor by itself."""
 
     def numbers(self, names: Sequence[str]) -> Iterator[dict[str, int]]:
-        """What `tiles` has for each factor, under these names."""
+        """Yield the numbers that `tiles` has for each factor, under these names."""
         for words, _ in listed(self.tiles):
             yield numbers_of(self.tiles, words, names)
 
@@ -49,7 +50,7 @@ FactorT = TypeVar("FactorT", bound="Factor")
 
 
 class Factor(Protocol):
-    """A factor in a chain: the shape of a family of products, that knows where its inputs are."""
+    """A factor in a chain: a shape that knows where its inputs are."""
 
     @property
     def kernel(self) -> KernelSpec: ...
@@ -70,13 +71,13 @@ class Factor(Protocol):
 
 
 def stages_of(factor: Factor) -> int:
-    """Of a block: all tiles of the outputs, one after the other."""
+    """Number of pipeline stages that one block executes over all its tiles of outputs."""
     return factor.tiles_of_batch * factor.steps
 
 
 @dataclass(frozen=True)
 class GpuChainShape(Generic[FactorT]):
-    """What follows from a chain and its constants."""
+    """Sizes derived from a chain and its constants."""
 
     kernel: KernelSpec
     constants: Any
@@ -87,17 +88,20 @@ class GpuChainShape(Generic[FactorT]):
 
     @cached_property
     def places(self) -> list[Place]:
-        """Where each factor stands."""
+        """Position of each factor in the chains."""
         return places(self.kernel)
 
     @property
     @abstractmethod
-    def held(self) -> list[list[int]]:
-        """Of each chain, what lies in shared memory one after the other, each while the one before it is read."""
+    def buffer_sizes(self) -> list[list[int]]:
+        """Sizes of each chain's buffers in shared memory, in the order of use.
+
+        While one is written, the previous one is read.
+        """
 
     @property
-    def stays(self) -> int:
-        """What lies there in front of that until all chains are done."""
+    def resident_size(self) -> int:
+        """Size of what is in front of these buffers until all chains are done."""
         return 0
 
     @property
@@ -106,21 +110,22 @@ class GpuChainShape(Generic[FactorT]):
 
     @cached_property
     def halves(self) -> tuple[int, int]:
-        """What a factor reads lies in one half, and what it writes in the other. A chain begins when the one before it has been read."""
-        one, other = ([size for each in self.held for size in each[first::2]] for first in (0, 1))
+        """Sizes of the two halves between which consecutive buffers alternate: a factor reads from one and writes to
+        the other. A chain begins when the last buffer of the previous chain has been read."""
+        one, other = ([size for each in self.buffer_sizes for size in each[first::2]] for first in (0, 1))
         return max(one, default=0), max(other, default=0)
 
     @property
     def ring(self) -> int:
-        """Where the stages begin."""
-        return self.stays + sum(self.halves)
+        """Offset of the ring of stages."""
+        return self.resident_size + sum(self.halves)
 
     def place(self, number: int) -> int:
-        """Where one of those that a chain holds begins."""
-        return self.stays + number % 2 * self.halves[0]
+        """Offset of one of a chain's buffers."""
+        return self.resident_size + number % 2 * self.halves[0]
 
     def of_ends(self, factors: Sequence[FactorT]) -> tuple[list[FactorT], list[FactorT]]:
-        """Those that read X, and those that write an output."""
+        """Factors that read X, and factors that write an output."""
         ends = list(zip(factors, self.places, strict=True))
         return [each for each, at in ends if at.at == 0], [each for each, at in ends if at.is_last]
 
@@ -134,7 +139,7 @@ class GpuChainShape(Generic[FactorT]):
 
     @property
     def first_stages(self) -> list[int]:
-        """Of each factor, counted over all."""
+        """Number of each factor's first stage, counted over all factors."""
         return list(accumulate(map(stages_of, self.factors[:-1]), initial=0))
 
     @property
@@ -143,7 +148,7 @@ class GpuChainShape(Generic[FactorT]):
 
     @property
     def waits(self) -> float:
-        """Of a block."""
+        """Waits of one block for stages of weights; stages in flight together count as one wait."""
         at_a_time: int = self.constants.stages - 1
         return sum(map(stages_of, self.factors)) / at_a_time
 
@@ -154,7 +159,7 @@ class GpuChainShape(Generic[FactorT]):
 
 
 def rules_of(rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], GpuChainShape[Any]]) -> tuple[Rule[Any], ...]:
-    """Those of a chain whose factors have these."""
+    """Rules of a chain whose factors keep `rules`."""
 
     def registers(kernel: KernelSpec, constants: GpuChainConstants) -> int:
         own = shape(kernel, constants)
@@ -176,7 +181,7 @@ def rules_of(rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], Gp
 
 
 class GpuChain(PackedElsewhere[ConstantsT]):
-    """All factors of a layer in one launch."""
+    """Base of the families that compute all factors of a layer in one launch."""
 
     alone: Packing[Any]  # the family of each factor by itself, which `packed_by` names
 
@@ -184,7 +189,8 @@ class GpuChain(PackedElsewhere[ConstantsT]):
         raise NotImplementedError
 
     def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
-        """Whether as many blocks fit a multiprocessor as the constants say; and one of each factor alone, whose text packs its weights."""
+        """Whether `min_blocks` blocks fit a multiprocessor, and one block of each factor alone, whose source packs its
+        weights."""
         if self.shape(kernel, constants).shared_bytes > limits.shared_bytes_for(constants.min_blocks):
             return False
         if any(self.alone.shared_bytes(*own) > limits.shared_bytes for own in own_of_factors(kernel, constants)):
@@ -197,11 +203,11 @@ class GpuChain(PackedElsewhere[ConstantsT]):
         shape = self.shape(kernel, constants)
         return Geometry(divide_up(batch, constants.tile_batch), shape.threads, shape.shared_bytes)
 
-    # ---- the text
+    # ---- the source
 
     def words(self, kernel: KernelSpec, constants: ConstantsT) -> Mapping[str, Any]:
         shape = self.shape(kernel, constants)
-        pictures = [self.picture(own, f"Factor {n}: a tile of what it gives") for n, own in enumerate(shape.factors, 1)]
+        pictures = [self.picture(own, f"Factor {n}: a tile of its outputs") for n, own in enumerate(shape.factors, 1)]
         return {
             "picture": "//\n".join(pictures),
             "weights_of_all": ", ".join(f"weights_{number}" for number in range(1, len(shape.factors) + 1)),
@@ -211,7 +217,7 @@ class GpuChain(PackedElsewhere[ConstantsT]):
         }
 
     def _factor(self, shape: GpuChainShape[Any], at: int) -> dict[str, Any]:
-        """What the template spells of one factor: its constants, what it copies itself and where its outputs go."""
+        """Template variables of one factor: its constants, its own copies and the destination of its outputs."""
         own, where, is_last = shape.factors[at], shape.places[at], shape.places[at].is_last
         copies = self.copies_x(shape, at)
         return {
@@ -222,16 +228,20 @@ class GpuChain(PackedElsewhere[ConstantsT]):
             "variants": self.variants(own),
             "copied": ("x",) if copies else (),
             "read": () if copies else ("x",),
-            "kept": () if is_last else (at + 2,),  # by the next factor's number
+            "kept": () if is_last else (at + 2,),  # number of the next factor in the chain
             "next_layout": "" if is_last else shape.factors[at + 1].kernel.layout,
-            "then": () if at + 1 == len(shape.factors) else (at + 2,),  # the same, of whichever chain it is
+            "then": () if at + 1 == len(shape.factors) else (at + 2,),  # number of the next factor in any chain
             "stored": ("y",) if is_last else (),
         }
 
     def _places_of(self, shape: GpuChainShape[Any], at: int) -> list[Constexpr]:
         return [
-            Constexpr("PASSES", shape.factors[at].tiles_of_batch, "tiles of outputs, one after the other"),
-            Constexpr("FIRST_STAGE", shape.first_stages[at], "of its weights, among the stages of all factors"),
+            Constexpr("PASSES", shape.factors[at].tiles_of_batch, "tiles of outputs, computed sequentially"),
+            Constexpr(
+                "FIRST_STAGE",
+                shape.first_stages[at],
+                "number of its first stage, among the stages of all factors",
+            ),
         ]
 
     def copies_x(self, shape: Any, at: int) -> bool:
@@ -239,22 +249,22 @@ class GpuChain(PackedElsewhere[ConstantsT]):
         return bool(shape.places[at].at == 0)
 
     def picture(self, own: Any, heading: str) -> str:
-        """Of a factor's tile."""
+        """Drawing of a factor's tile."""
         raise NotImplementedError
 
     def variants(self, own: Any) -> tuple[str, ...]:
-        """What the words of a factor's text are for."""
+        """Names of the variants of snippets in a factor's source."""
         return ()
 
     def constexprs_of(self, shape: Any, at: int) -> list[Constexpr]:
-        """A factor's own, but for those that all families have."""
+        """Constants of a factor, without those that all families have."""
         raise NotImplementedError
 
     def of_all_factors(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
         return [
-            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
-            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per thread block"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
             Constexpr("STAGES", constants.stages, "stages of packed weights in shared memory"),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
             Constexpr("THREADS", self.shape(kernel, constants).threads, "threads per block"),
@@ -262,7 +272,7 @@ class GpuChain(PackedElsewhere[ConstantsT]):
 
 
 def layers_of(kernel: KernelSpec) -> list[dict[str, str]]:
-    """What the template calls what a chain's factors are told, and of it where the outputs go and what is added to them."""
+    """Template variables of each layer: its name, and the arguments for its outputs and what is added to them."""
     names = each_chains(kernel, "layer")
     given = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     added = [each_chains(kernel, name) if wanted else ["0"] * len(names) for name, wanted in given.items()]

@@ -1,7 +1,8 @@
-"""What families of tensor-core kernels share: what an instruction multiplies, and how a lane reads X as its fragment.
+"""Shared parts of tensor-core families: the operands of an instruction, and the chunks of X that are a lane's fragment.
 
-A lane reads X in 16-byte chunks as it lies. In batch-size-first a group of chunks holds whole inputs with all j of the
-tile; the four lanes of a batch entry take four groups, one after the other, and packed weights follow that order.
+A lane reads X in 16-byte chunks, in its stored order. In batch-size-first, a group of chunks holds whole inputs with
+all j of the tile. The four lanes of a row of the batch take four consecutive groups, and packed weights follow that
+order.
 """
 
 from functools import cached_property
@@ -18,21 +19,24 @@ from ksgen.spec.storage import SCALE_BYTES, STORAGES
 
 CHUNK = 16  # bytes of one access of shared memory
 BANKS = 8  # chunks that shared memory serves at once, to 8 lanes
-FREE_OF_CONFLICTS = WARP // BANKS  # turns of a warp's 16-byte reads
+FREE_OF_CONFLICTS = WARP // BANKS  # passes of a warp's 16-byte reads
 
 
 def wavefronts(addresses: list[int]) -> int:
-    """Turns that shared memory takes for one 16-byte read by each lane, each of its own: 4 are free of conflicts."""
+    """Passes of shared memory for one 16-byte read per lane, each at its own address: 4 are free of conflicts."""
     return write_cycles(addresses, CHUNK)
 
 
 def is_precise(kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether operands in parts give it float32's precision; plain float32 is as fast where they do not: memory bounds both."""
+    """Whether operands in parts give the kernel float32's precision.
+
+    If not, plain float32 is as fast, because memory bounds both.
+    """
     return kernel.pattern.c >= kernel.arithmetic.promotion(limits.has_fine_sums).least_in
 
 
 def tensor_operand(kernel: KernelSpec) -> Operand:
-    """What tensor cores multiply of a kernel."""
+    """Operand that tensor cores multiply for a kernel."""
     if kernel.has_bytes_in:
         return Operand(kernel.inputs, kernel.x_item_bytes)
     if kernel.arithmetic.operand is None:
@@ -43,7 +47,8 @@ def tensor_operand(kernel: KernelSpec) -> Operand:
 
 
 def multiplies_bytes(kernel: KernelSpec) -> bool:
-    """Whether tensor cores multiply such X and weights, by an instruction or as float16: floats in eight bits, as sums in float32."""
+    """Whether tensor cores multiply X and weights in eight bits, natively or as float16: floats in eight bits, with
+    sums in float32."""
     return kernel.has_bytes_in and STORAGES[kernel.inputs].mantissa is not None
 
 
@@ -53,12 +58,15 @@ def has_products(kernel: KernelSpec) -> bool:
 
 
 def multiplied_by(kernel: KernelSpec, by_warpgroups: bool) -> Operand | None:
-    """The operand at whose rate a kernel's products are made: warpgroups multiply X in eight bits as it is, others mostly as float16."""
+    """Operand that sets the rate of a kernel's products.
+
+    Warpgroups multiply X in eight bits natively, others mostly as float16.
+    """
     return (tensor_operand(kernel) if by_warpgroups else F16) if kernel.has_bytes_in else kernel.arithmetic.operand
 
 
 class TensorTile(Moved, Tiled):
-    """What follows from a kernel's precision and layout and its tile's j."""
+    """Sizes derived from a kernel's precision and layout and its tile's j."""
 
     kernel: KernelSpec
 
@@ -68,22 +76,22 @@ class TensorTile(Moved, Tiled):
 
     @cached_property
     def vector(self) -> int:
-        """Elements of X a chunk."""
+        """Elements of X per chunk."""
         return CHUNK // self.kernel.x_item_bytes
 
     @property
     def operand(self) -> str:
-        """What the matrix instruction multiplies, in its own words."""
+        """Name of the operand that the matrix instruction multiplies."""
         return tensor_operand(self.kernel).name
 
     @property
     def components(self) -> int:
-        """Parts that an operand is split into."""
+        """Parts into which an operand is split."""
         return self.kernel.arithmetic.parts
 
     @property
     def halves(self) -> int:
-        """Real numbers that an element is."""
+        """Real numbers per element."""
         return self.kernel.arithmetic.halves
 
     @property
@@ -98,12 +106,12 @@ class TensorTile(Moved, Tiled):
 
     @property
     def word_inputs(self) -> int:
-        """Inputs in a word of a lane's operand; 1 too where the word is half of one."""
+        """Inputs per word of a lane's operand; 1 also if the word is half of one."""
         return self.lane_inputs * self.halves // 2
 
     @property
     def word_bytes(self) -> int:
-        """That a thread of the packing kernel writes."""
+        """Bytes that a thread of the packing kernel writes."""
         return 4
 
     def grid(self, batch: int) -> int:
@@ -113,12 +121,12 @@ class TensorTile(Moved, Tiled):
 
     @property
     def w_bytes(self) -> int:
-        """A stage of them."""
+        """Bytes of one stage of packed weights."""
         raise NotImplementedError
 
     @property
     def scales(self) -> int:
-        """Bytes of packed weights, in front of the scales where those are packed too: of operands in eight bits."""
+        """Bytes of packed weights before their scales, which operands in eight bits have."""
         return self.tiles_of_batch * self.steps * self.w_bytes
 
     @property
@@ -129,7 +137,7 @@ class TensorTile(Moved, Tiled):
 
     @property
     def warp_d(self) -> int:
-        """Neighbouring j of a warp."""
+        """Neighbouring j per warp."""
         return int(self.constants.tile_d)
 
     @cached_property
@@ -139,12 +147,12 @@ class TensorTile(Moved, Tiled):
 
     @cached_property
     def group_inputs(self) -> int:
-        """Inputs in them: the four lanes of a column take four groups, one after the other."""
+        """Inputs per group of chunks; the four lanes of a column take four consecutive groups."""
         return lcm(self.warp_d, self.vector) // self.warp_d if self.is_bsf else 1
 
     @property
     def super_in(self) -> int:
-        """Inputs after which the lanes' order starts again: whole instructions and whole groups."""
+        """Inputs after which the lanes' order repeats: whole instructions and whole groups."""
         return max(self.k_step, 4 * self.group_inputs) if self.is_bsf else self.k_step
 
     @property

@@ -1,4 +1,4 @@
-"""What families answer alike, from what follows from a kernel and its constants: its shape. A family overrides what is its own."""
+"""Answers that families have in common, derived from the shape of a kernel. A family overrides what differs."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,23 +14,24 @@ ConstantsT = TypeVar("ConstantsT")
 
 
 class Shape(Protocol):
-    """A block of a kernel, as every family's shape tells of it."""
+    """Resources of one block, which every family's shape states."""
 
     @property
     def registers(self) -> int:
-        """Of a thread."""
+        """Registers per thread."""
         ...
 
     @property
     def shared_bytes(self) -> int: ...
 
 
-PITCH_REGISTERS = 8  # that a thread takes where rows of features lie as far apart as the call says: up to 7 were seen
+PITCH_REGISTERS = 8  # per thread, if the call gives the pitch between rows of features: up to 7 were seen
 
 
 def more_registers(kernel: KernelSpec, target: str) -> int:
-    """Of a thread of plain multiply-adds, besides those that its shape says."""
-    pitches = PITCH_REGISTERS if kernel.is_strided and kernel.layout == "bsf" else 0  # in bsl the batch is such a number anyway
+    """Registers per thread of plain multiply-adds, in addition to those that its shape counts."""
+    # in bsl, the batch is such a pitch anyway
+    pitches = PITCH_REGISTERS if kernel.is_strided and kernel.layout == "bsf" else 0
     return pitches + (gpu_of(target).more_registers if kernel.real_bytes == 4 else 0)
 
 
@@ -82,7 +83,10 @@ class Shaped(Generic[ConstantsT]):
 
 
 class PackedElsewhere(Shaped[ConstantsT]):
-    """A family of several factors in one launch, whose weights another family packs, as for each factor alone: `packed_by`."""
+    """A family of several factors in one launch.
+
+    Another family, `packed_by`, packs its weights, as for each factor alone.
+    """
 
     packs = False
 
@@ -94,7 +98,7 @@ class PackedElsewhere(Shaped[ConstantsT]):
 
 
 class PackedShape(Shape, Protocol):
-    """The same of a kernel that reads its weights packed, by blocks of threads."""
+    """Shape of a kernel that reads packed weights, by blocks of threads."""
 
     @property
     def threads(self) -> int: ...
@@ -102,7 +106,7 @@ class PackedShape(Shape, Protocol):
     def packed_bytes(self) -> int: ...
     @property
     def word_bytes(self) -> int:
-        """That a thread of the packing kernel writes."""
+        """Bytes that a thread of the packing kernel writes."""
         ...
 
     def grid(self, batch: int) -> int: ...
@@ -115,7 +119,7 @@ class Packing(Shaped[ConstantsT]):
         raise NotImplementedError
 
     def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
-        """Whether as many blocks fit a multiprocessor as the constants say: one, where they do not say."""
+        """Whether `min_blocks` blocks fit a multiprocessor; one block, if the constants have no such number."""
         shape, blocks = self.shape(kernel, constants), getattr(constants, "min_blocks", 1)
         if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
             return False

@@ -1,6 +1,7 @@
-"""Which operands a kernel's launch takes, by name and in order. The batch comes last, tensor maps come first.
+"""Operands of a kernel's launch, by name and in order. The batch comes last, tensor maps come first.
 
-A family's `signature` states all that its kernels may take; a kernel takes those of them that its epilogue and its job ask for.
+A family's `signature` states all operands that its kernels may take. A kernel takes those that its epilogue and its job
+need.
 """
 
 from ksgen.spec import KernelSpec
@@ -12,7 +13,10 @@ GRADIENT: tuple[str, ...] = ("x", "grad_y", "grad", "workspace")
 
 
 def operands_of(signature: tuple[str, ...], kernel: KernelSpec) -> tuple[str, ...]:
-    """What a family's text for the kernel takes; a chain's weights are one operand per factor, and a group's outputs one per chain."""
+    """Operands of a family's source for the kernel.
+
+    A chain has one operand of weights per factor, and a group one output per chain.
+    """
     spelled = {
         "bias": each_chains(kernel, "bias") if kernel.epilogue.bias else (),
         "residual": each_chains(kernel, "residual") if kernel.epilogue.residual else (),
@@ -23,12 +27,12 @@ def operands_of(signature: tuple[str, ...], kernel: KernelSpec) -> tuple[str, ..
 
 
 def each_chains(kernel: KernelSpec, operand: str) -> tuple[str, ...]:
-    """An operand by the names that it has for each chain of a group."""
+    """Names of an operand for each chain of a group."""
     return tuple(f"{operand}_{number}" for number in range(1, len(kernel.chains) + 1)) if kernel.is_group else (operand,)
 
 
 def features_of(kernel: KernelSpec) -> dict[str, int]:
-    """Of the arrays with a row for each batch entry, or for each feature."""
+    """Number of features of each array that has a row per row of the batch, or per feature."""
     found, rows = {"x": kernel.in_features}, ("y", "residual") if kernel.epilogue.residual else ("y",)
     for array in rows:
         found |= {name: chain.out_features for name, chain in zip(each_chains(kernel, array), kernel.chains, strict=True)}
@@ -36,18 +40,21 @@ def features_of(kernel: KernelSpec) -> dict[str, int]:
 
 
 def pitches_of(kernel: KernelSpec) -> dict[str, str]:
-    """The arrays whose rows lie apart, each with the operand that says how many elements: in batch-size-first from a batch entry to
-    the next, in batch-size-last from a feature to the next."""
+    """Operands with the pitches of strided arrays, by array.
+
+    A pitch counts elements: from one row of the batch to the next in batch-size-first, and from one feature to the next
+    in batch-size-last.
+    """
     return {array: f"{array}_pitch" for array in features_of(kernel)} if kernel.is_strided else {}
 
 
 def layout_of(kernel: KernelSpec, array: str) -> str:
-    """Of X, or of Y and what is added to it."""
+    """Layout of X, or of Y and what is added to it."""
     return kernel.layout if array == "x" else kernel.y_layout
 
 
 def weights_of(kernel: KernelSpec) -> tuple[str, ...]:
-    """The operands that hold packed weights, from the factor that meets X first."""
+    """Operands that hold packed weights, from the factor that reads X on."""
     if kernel.job == CHAIN:
         return tuple(f"weights_{number}" for number in range(1, sum(map(len, kernel.chains)) + 1))
     return () if kernel.job == "gradient" else ("weights",)

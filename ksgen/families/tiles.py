@@ -1,6 +1,5 @@
-"""What families of tiled kernels share: how constants are read and shown, how many tiles there are and how a block copies one,
-what every text states.
-"""
+"""Shared parts of families of tiled kernels: reading and showing constants, numbers of tiles, the copies of a block,
+and constants that every source states."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -13,8 +12,8 @@ from ksgen.spec import KernelSpec
 from ksgen.values import excerpt
 
 WARP = 32
-MOST_THREADS = 1024  # a block, on every CUDA device
-PACK_THREADS = 256  # a block of a packing kernel
+MOST_THREADS = 1024  # per block, on every CUDA device
+PACK_THREADS = 256  # per block of a packing kernel
 
 ConstantsT = TypeVar("ConstantsT")
 
@@ -36,9 +35,9 @@ class Constants:
 
 
 def read_constants(family: str, kind: type[ConstantsT], values: Mapping[str, Any]) -> ConstantsT:
-    """A family's constants from names and values; `ConstantsError` where a name or a type is not as its class has it.
+    """Read a family's constants from names and values; `ConstantsError` if a name or a type does not match its class.
 
-    A constant with a default may be missing: what was written before there was such a constant meant its default.
+    A constant with a default may be missing: values from before the constant existed meant its default.
     """
     wanted: dict[str, Any] = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
     needed = {field.name for field in fields(kind) if field.default is MISSING}  # type: ignore[arg-type]
@@ -52,12 +51,12 @@ def read_constants(family: str, kind: type[ConstantsT], values: Mapping[str, Any
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """How the block's warps walk over `lines` x `run` elements, `vector` neighbours of a run at a time."""
+    """Walk of a block's warps over `lines` x `run` elements, `vector` neighbours of a run at a time."""
 
     lines: int
     run: int
     vector: int
-    lane_run: int  # lanes of a warp along the run; the others stand on further lines
+    lane_run: int  # lanes of a warp along the run; the others are on further lines
     warps: int
 
     @property
@@ -85,13 +84,13 @@ class CopyPlan:
         return divide_up(self.lines, self.line_step)
 
     @property
-    def line_turns(self) -> int:
-        """Of warps, each along its lines, until the tile is copied."""
+    def warp_steps(self) -> int:
+        """Steps of single warps, each along its lines, until the tile is copied."""
         return divide_up(self.lines, self.lane_lines)
 
 
 class Tiled:
-    """How many tiles a kernel has under its constants."""
+    """Numbers of tiles that a kernel has under its constants."""
 
     kernel: KernelSpec
     constants: Any  # with tile_in, tile_out and tile_d
@@ -110,7 +109,7 @@ class Tiled:
 
     @property
     def tiles_of_batch(self) -> int:
-        """Those that share a tile of the batch."""
+        """Tiles that share one tile of the batch."""
         return self.kernel.pattern.a * self.tiles_d * self.tiles_out
 
 
@@ -121,17 +120,17 @@ def pattern_constexprs(kernel: KernelSpec) -> list[Constexpr]:
         Constexpr("B", b, "outputs of a block, index k"),
         Constexpr("C", c, "inputs of a block, index l"),
         Constexpr("D", d, "interleaved matrices of a block, index j"),
-        Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+        Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
     ]
 
 
 def given_scales(kernel: KernelSpec) -> Constexpr:
     begin = kernel.scales_begin // kernel.weight_item_bytes
-    return Constexpr("SCALES_GIVEN", begin, "values in front of the scales of weights that are not packed yet", "long long")
+    return Constexpr("SCALES_GIVEN", begin, "values before the scales of weights that are not packed yet", "long long")
 
 
 def epilogue_constexprs(kernel: KernelSpec) -> list[Constexpr]:
     return [
-        Constexpr("HAS_BIAS", kernel.epilogue.bias, "whether a bias is added, one for each output feature"),
+        Constexpr("HAS_BIAS", kernel.epilogue.bias, "whether a bias is added, one per output feature"),
         Constexpr("HAS_RESIDUAL", kernel.epilogue.residual, "whether a residual is added, an array like Y"),
     ]

@@ -1,4 +1,4 @@
-"""How many bytes blocks move between a GPU's second-level cache and themselves: whole sectors, those of an array's ends too.
+"""Bytes that blocks move between a GPU's second-level cache and themselves: whole sectors, also at an array's ends.
 
 Each byte counts once for each block that moves it. Arrays begin at a sector's start.
 """
@@ -15,21 +15,25 @@ SECTOR = 32  # bytes that are moved at least
 
 @cache
 def run_bytes(size: int, step: int) -> float:
-    """Of the sectors in which so many neighbouring bytes lie, at the mean of all starts that are a multiple of `step`."""
+    """Bytes of the sectors that hold `size` neighbouring bytes: the mean over all starts that are a multiple of
+    `step`."""
     apart = gcd(step, SECTOR)
     starts = range(0, SECTOR, apart)
     return sum(divide_up(start + size, SECTOR) * SECTOR for start in starts) / len(starts)
 
 
 def _pieces(size: int, tile: int) -> list[tuple[int, int]]:
-    """(how long a piece is, how many there are) where tiles cut up so many."""
+    """Pieces into which tiles cut `size` elements, as (length of a piece, number of pieces)."""
     whole, rest = divmod(size, tile)
     return [(length, count) for length, count in ((tile, whole), (rest, 1 if rest else 0)) if count]
 
 
 @cache
 def entry_bytes(features: int, d: int, tile: int, tile_d: int, item_bytes: int) -> float:
-    """Of one row of a batch-size-first array, or of a weight's inputs, for one i: tiles are `tile` features of `tile_d` neighbouring j."""
+    """Bytes of one row of a batch-size-first array, or of a weight's inputs, for one i.
+
+    Tiles have `tile` features of `tile_d` neighbouring j.
+    """
     total = 0.0
     step = gcd(features, tile) * d * item_bytes
     for length, count in _pieces(features, tile):
@@ -42,31 +46,32 @@ def entry_bytes(features: int, d: int, tile: int, tile_d: int, item_bytes: int) 
 
 @cache
 def line_bytes(batch: int, tile_batch: int, item_bytes: int) -> float:
-    """Of one feature of a batch-size-last array."""
+    """Bytes of one feature of a batch-size-last array."""
     step = gcd(batch, tile_batch) * item_bytes
     return sum(count * run_bytes(length * item_bytes, step) for length, count in _pieces(batch, tile_batch))
 
 
 class Moved:
-    """What a product's blocks move of X and Y, each its own tile."""
+    """Bytes of X and Y that a product's blocks move, each for its own tile."""
 
     kernel: KernelSpec
     constants: Any  # with tile_batch, tile_out and tile_d
 
     def x_bytes_moved(self, batch: int) -> float:
-        """For one tile along the outputs."""
+        """Bytes of X that blocks move for one tile along the outputs."""
         c, own = self.kernel.pattern.c, self.constants
         return array_bytes(self.kernel, c, c, own.tile_d, batch, own.tile_batch, self.kernel.x_item_bytes)
 
     def y_bytes_moved(self, batch: int) -> float:
-        """And of the residual, if there is one."""
+        """Bytes of Y that blocks move, and of the residual if there is one."""
         own, arrays = self.constants, 2 if self.kernel.epilogue.residual else 1
         outputs = self.kernel.pattern.b
         return arrays * array_bytes(self.kernel, outputs, own.tile_out, own.tile_d, batch, own.tile_batch, self.kernel.item_bytes)
 
 
 def array_bytes(kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, item_bytes: int) -> float:
-    """Of X or Y, of which i has so many features: by blocks with `tile` of them, `tile_d` neighbouring j and `tile_batch` entries each."""
+    """Bytes of X or Y that blocks move, each with `tile` of the `features` per i, `tile_d` neighbouring j and
+    `tile_batch` rows of the batch."""
     a, _, _, d = kernel.pattern.shape
     if kernel.layout == "bsf":
         return a * batch * entry_bytes(features, d, tile, tile_d, item_bytes)

@@ -11,7 +11,7 @@ from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
 from ksgen.families import Family, Limits, family_for, family_named, meant_for
 from ksgen.families.amx.cycles import launch_cycles
-from ksgen.families.chains import factor_kernels, layer_kernels, turned_bytes
+from ksgen.families.chains import factor_kernels, layer_kernels, transposed_bytes
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
 from ksgen.families.gpus import gpu_of
 from ksgen.families.vector.defaults import alike
@@ -246,7 +246,7 @@ def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
     rates = gpu_of(limits.target).rates
     if not kernel.out_layout or not rates:
         return own
-    return own + LAUNCH_US + turned_bytes(kernel, batch) / (rates.memory_gb_s * 1e3)
+    return own + LAUNCH_US + transposed_bytes(kernel, batch) / (rates.memory_gb_s * 1e3)
 
 
 def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:

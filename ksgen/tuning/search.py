@@ -1,4 +1,4 @@
-"""Searches one job: compiles and measures a strategy's proposals, and measures the best few again in turns.
+"""One job's search: a strategy's proposals are compiled, measured and kept; the best few are measured again, side by side.
 
 Reports progress through a callback. Never writes wisdom: the caller saves the result.
 """
@@ -18,7 +18,7 @@ from ksgen.build.request import Binary
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
-from ksgen.families.chains import turned_bytes
+from ksgen.families.chains import transposed_bytes
 from ksgen.measure.trust import interval
 from ksgen.measure.verify import most_sets
 from ksgen.tuning.engine import Engine
@@ -66,7 +66,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tuned:
-    """Result of a search: the fastest trial, and the first guess measured next to it."""
+    """The result of a search: the fastest trial, and the first guess, measured beside it."""
 
     job: Job
     best: Trial
@@ -75,14 +75,14 @@ class Tuned:
     measured_now: int  # of them, those not known from an earlier search
     seconds: float
     is_complete: bool  # false where the search was stopped
-    is_kept: bool = True  # stored as wisdom; false if earlier wisdom is better
+    is_kept: bool = True  # as wisdom; false where what was known before is better
 
     @property
     def default_won(self) -> bool:
         return self.default is not None and _candidate(self.best) == _candidate(self.default)
 
     def entry(self) -> Entry:
-        """Wisdom entry of the best trial."""
+        """The best trial as wisdom."""
         best = self.best
         measured = {
             "median_us": round(best.median_us or 0, 3),
@@ -94,8 +94,9 @@ class Tuned:
             "template": best.template,
             "date": best.measured_at,
         }
-        if turned := turned_bytes(best.kernel, best.batch):  # lower bound of the copy that separate launches need in addition
-            measured["turn_us"] = round(turned / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
+        # the least that a copy takes, which separate launches need in addition
+        if transposed := transposed_bytes(best.kernel, best.batch):
+            measured["turn_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
         kernel = replace(best.kernel, stride="dense")  # whose wisdom serves slices
         return Entry(kernel, best.batch, best.family, best.constants, measured | ({"note": best.note} if best.note else {}))
 
@@ -121,7 +122,7 @@ class Search:
         self.budget, self.stop, self.say = setting.budget, setting.stop, setting.say
         self.job = pool.job
         self.trials: dict[int, Trial] = {}  # of the candidates that are done
-        self._front: list[int] = []  # candidates measured in turns in the last round
+        self._front: list[int] = []  # those that were measured side by side in the last round
         self._binaries: dict[int, Binary] = {}
         self._begin = time.monotonic()
         self._asked = self._measured_now = 0
@@ -217,8 +218,7 @@ class Search:
     # ---- the best of them, side by side
 
     def _finals(self) -> None:
-        """Successive halving: the faster half goes on to the next round, and so does the default, which the winner must
-        beat."""
+        """Successive halving: the faster half goes on to the next round, and so does the default, which the winner has to beat."""
         finalists = [] if self.stop.is_set() else self._finalists()
         self._build(finalists)
         finalists = [index for index in finalists if index in self._binaries]
@@ -249,7 +249,7 @@ class Search:
             self._front = [default]
 
     def _finalists(self) -> list[int]:
-        """Fastest candidates, and the guesses that launchers would take without this search."""
+        """The fastest, and the guesses: what launchers would take without this search."""
         timed = sorted((trial.median_us, index) for index, trial in self.trials.items() if trial.median_us is not None)
         if not timed:
             return []
@@ -257,7 +257,7 @@ class Search:
         return list(dict.fromkeys([*close, *(index for _, index in timed if index < self.pool.guesses)]))
 
     def _build(self, indexes: Sequence[int]) -> None:
-        """Compile candidates known from an earlier search, which have no binary yet."""
+        """Compiles those known from an earlier search, which have no binary yet."""
         missing = {
             self.engine.compile(self.job.kernel, self.pool.candidates[index]): index for index in indexes if index not in self._binaries
         }
@@ -269,7 +269,7 @@ class Search:
     # ---- what is known
 
     def _best(self) -> Trial | None:
-        """Winner of the last round, if there was one: earlier times were taken at another moment."""
+        """The winner of the last round, if there was one: earlier times are of another moment."""
         timed = [trial for index, trial in self.trials.items() if trial.median_us is not None and (not self._front or index in self._front)]
         return min(timed, key=lambda trial: (bool(trial.note), trial.median_us or 0), default=None)  # sound ones first
 
@@ -327,8 +327,7 @@ def _together(rounds: Sequence[Outcome]) -> Outcome:
 
 
 def is_faster(one: Outcome, other: Outcome) -> bool:
-    """Whether a candidate is faster than another measured in turns with it: the median of their ratio is reliably below
-    1."""
+    """Whether one candidate takes less time than another that it took turns with: by the ratio of each turn, whose median is below 1."""
     _, highest = interval([first / second for first, second in zip(one.microseconds, other.microseconds, strict=True)])
     return highest < 1
 

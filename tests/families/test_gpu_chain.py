@@ -19,7 +19,7 @@ CHAINS = [("mma_chain", "bfloat16"), ("simt_chain", "float32")]
 
 @dataclass(frozen=True)
 class Holding(GpuChainShape[Any]):
-    """A chain that holds so much, one after the other; or several."""
+    """A chain with buffers of these sizes, or several chains."""
 
     sizes: tuple[tuple[int, ...], ...] = ()
     first: int = 0
@@ -29,11 +29,11 @@ class Holding(GpuChainShape[Any]):
         return []
 
     @property
-    def held(self) -> list[list[int]]:
+    def buffer_sizes(self) -> list[list[int]]:
         return list(map(list, self.sizes))
 
     @property
-    def stays(self) -> int:
+    def resident_size(self) -> int:
         return self.first
 
     @property
@@ -42,8 +42,8 @@ class Holding(GpuChainShape[Any]):
 
 
 @pytest.mark.parametrize(("sizes", "halves"), [((5,), (5, 0)), ((5, 7), (5, 7)), ((5, 7, 9), (9, 7)), ((9, 2, 3, 8), (9, 8))])
-def test_what_is_held_lies_in_two_halves_in_turns(sizes: tuple[int, ...], halves: tuple[int, int]) -> None:
-    """Each as large as the largest that it holds; none is written over while it is read."""
+def test_buffers_alternate_between_two_halves(sizes: tuple[int, ...], halves: tuple[int, int]) -> None:
+    """Each half is as large as its largest buffer; no buffer is overwritten while it is read."""
     shape = Holding(chain_of(EVEN, "float32", "bsf"), None, (sizes,))
     assert shape.halves == halves
     assert shape.ring == sum(halves)
@@ -54,7 +54,7 @@ def test_what_is_held_lies_in_two_halves_in_turns(sizes: tuple[int, ...], halves
 
 
 def test_chains_of_a_group_share_the_halves() -> None:
-    """Each begins in the first, behind what stays for all of them."""
+    """Each chain begins in the first half, behind the part that all chains share."""
     shape = Holding(group_of((EVEN, EVEN[:1]), "float32", "bsf"), None, ((5, 7, 9), (), (11, 2)), 100)
     assert (shape.halves, shape.ring) == ((11, 7), 118)
     assert [shape.place(at) for at in range(3)] == [100, 111, 100]

@@ -91,7 +91,7 @@ def test_a_group_reads_x_in_stages() -> None:
     constants = next(each for each in family.space(kernel, LIMITS) if each.stream and each.stages == 3)
     check(family, kernel, constants, LIMITS)
     source, shape = render(kernel, constants, family="mma_chain"), family.shape(kernel, constants)
-    assert shape.stays == 3 * shape.x_slot
+    assert shape.resident_size == 3 * shape.x_slot
     for batch, sanitize in ((constants.tile_batch + 3, ""), (5, "race")):
         arrays = arrays_of(kernel, batch)
         run = in_emulator(sanitize=sanitize) if sanitize else in_emulator()
@@ -121,7 +121,7 @@ def test_x_is_copied_once_for_all_chains_that_read_it_in_one_order() -> None:
         whole = next(each for each in MmaChain().space(kernel, LIMITS) if not each.stream)
         source = render(kernel, whole, family="mma_chain")
         shape = MmaChain().shape(kernel, whole)
-        assert shape.stays == sum(shape.factors[at].held_bytes for _, at in shape.orders.values())
+        assert shape.resident_size == sum(shape.factors[at].input_bytes for _, at in shape.orders.values())
         assert source.text.count("::load_whole_x(x, x_pitch") == len(shape.orders)
         return len(shape.orders)
 

@@ -234,7 +234,7 @@ def test_x_in_stages_needs_less_shared_memory_and_is_read_for_each_tile() -> Non
     first, other = ChainShape(kernel, one).factors[0], ChainShape(kernel, replace(one, stream=0)).factors[0]
     assert first.tiles_out > 1
     assert (first.readings, other.readings) == (first.tiles_out, 1)
-    assert first.held_bytes == one.stages * first.x_bytes
+    assert first.input_bytes == one.stages * first.x_bytes
     moved = [FAMILY.work(kernel, replace(one, stream=each), 6400) for each in (0, 1)]
     assert moved[1].memory_bytes == moved[0].memory_bytes
     assert moved[1].cache_bytes - moved[0].cache_bytes == (first.tiles_out - 1) * round(first.x_bytes_moved(6400))
@@ -301,8 +301,8 @@ def test_shared_memory_is_two_halves_and_a_ring(patterns: tuple[Pattern, ...]) -
     kernel = chain_of(patterns, "float16", "bsf")
     shape = ChainShape(kernel, FAMILY.default(kernel, LIMITS))
     first, second, third = shape.factors
-    assert (first.held_bytes > third.held_bytes) == (patterns is RAGGED)
-    assert shape.halves == (max(first.held_bytes, third.held_bytes), second.held_bytes)
+    assert (first.input_bytes > third.input_bytes) == (patterns is RAGGED)
+    assert shape.halves == (max(first.input_bytes, third.input_bytes), second.input_bytes)
     assert [shape.place(at) for at in range(3)] == [0, shape.halves[0], 0]
     assert shape.shared_bytes == sum(shape.halves) + shape.constants.stages * max(each.w_bytes for each in shape.factors)
     assert shape.first_stages == [0, stages_of(first), stages_of(first) + stages_of(second)]

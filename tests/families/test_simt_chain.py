@@ -210,9 +210,9 @@ def test_shared_memory_is_two_halves_and_a_ring() -> None:
     kernel = chain_of((*EVEN, *EVEN), "float32", "bsf")
     shape = ChainShape(kernel, FAMILY.default(kernel, LIMITS))
     between, tile = [96, 128, 96], shape.constants.tile_batch
-    [held] = shape.held
+    [held] = shape.buffer_sizes
     assert held[:3] == [features * tile for features in between]
-    assert shape.halves == (96 * tile, max(128 * tile, shape.factors[-1].turned_reals))
+    assert shape.halves == (96 * tile, max(128 * tile, shape.factors[-1].transposed_elements))
     assert [shape.place(at) for at in range(3)] == [0, 96 * tile, 0]
     assert shape.shared_reals == sum(shape.halves) + shape.constants.stages * max(each.stage for each in shape.factors)
     first, second = shape.factors[:2]

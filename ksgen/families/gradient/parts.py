@@ -173,7 +173,7 @@ class Parts(Tiled):
             image = Image(1, 0, own.next_feature, own.next_entry, self.kept_bytes)
         wide = plan.vector if image.planes == image.next_run == 1 else 1
         size = wide * side.together * self.kept_bytes
-        lines = [turn * plan.lane_lines if image.chunk else 0 for turn in range(plan.line_turns)]
+        lines = [step * plan.lane_lines if image.chunk else 0 for step in range(plan.warp_steps)]
         return sum(line_cycles(write_cycles, image, plan.lane_run, plan.vector, size, plan.run, wide, line) for line in lines)
 
     def read_bytes_moved(self, batch: int) -> float:

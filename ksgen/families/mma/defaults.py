@@ -1,4 +1,4 @@
-"""The tensor-core family's constants before any search, by rule."""
+"""Default constants of the tensor-core family before any search, chosen by rule."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,13 +12,14 @@ from ksgen.families.operands import CHUNK
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
-MOST_SUMS = 128  # accumulators a thread
-MOST_REGISTERS = 236  # by the estimate, of 255
-MANY_PLANES, MOST_OF_MANY = 8, 212  # of so many planes a cost model is asked about fewer registers: 228 spilled on sm_90a
-STAGE_BYTES = 64  # of a row's inputs in a stage, about
+MOST_SUMS = 128  # accumulators per thread
+MOST_REGISTERS = 236  # estimated, of 255 per thread
+# with so many planes, the cost model gets constants of fewer registers: 228 spilled on sm_90a
+MANY_PLANES, MOST_OF_MANY = 8, 212
+STAGE_BYTES = 64  # of a row's inputs per stage, approximately
 BYTES_PROMOTE = 128  # inputs in eight bits after which tensor-core sums are added to plain ones, where there are more
-WARP_TILES = 8  # that a cost model is asked about
-WARPS = [  # of a block, along the batch, along the outputs and along j: the same
+WARP_TILES = 8  # that the cost model gets
+WARPS = [  # of a block: along the batch, along the outputs and along j
     (along_batch, along_out, along_d)
     for along_batch, along_out, along_d in product((1, 2, 4, 8), (1, 2, 3, 4), (1, 2, 3, 4))
     if along_batch * along_out * along_d in (1, 2, 3, 4, 6, 8)
@@ -26,11 +27,11 @@ WARPS = [  # of a block, along the batch, along the outputs and along j: the sam
 
 
 def planes(kernel: KernelSpec) -> int:
-    """Neighbouring j a block: all of them where their sums fit, else as many as make 16 or 32-byte runs."""
+    """Neighbouring j per block: all of them if their sums fit, else enough for runs of 16 or 32 bytes."""
     d = kernel.pattern.d
     if kernel.layout == "bsl":
         return 1
-    is_promoted = kernel.arithmetic.parts > 1  # so that sums take twice the registers
+    is_promoted = kernel.arithmetic.parts > 1  # sums then take twice the registers
     most_flat = 6 if is_promoted else 8 if kernel.x_item_bytes == 4 else 12
     halves = kernel.arithmetic.halves
     if d <= most_flat // halves:
@@ -49,15 +50,20 @@ def promotion(kernel: KernelSpec, limits: Limits) -> int:
 
 
 def bytes_promotion(kernel: KernelSpec) -> int:
-    """The same of X in eight bits, whose sums keep fewer bits in tensor cores than others do."""
+    """Inputs in eight bits after which tensor-core sums are added to plain ones; 0: never.
+
+    Tensor cores keep fewer bits of these sums than of others.
+    """
     return BYTES_PROMOTE if kernel.has_bytes_in and kernel.pattern.c > BYTES_PROMOTE else 0
 
 
 def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
-    """The warp tile with the least padding and the most products for each fragment read; four warps of them, twice a
-    multiprocessor where shared memory allows it, so that one block multiplies while the other waits."""
+    """Warp tile with the least padding and the most products per fragment read, in blocks of up to four warps.
+
+    Two blocks share a multiprocessor if shared memory allows, so that one multiplies while the other waits.
+    """
     b = kernel.pattern.b
-    chosen = _by_worth(kernel, planes(kernel), promotion(kernel, limits))[0]
+    chosen = _by_cost(kernel, planes(kernel), promotion(kernel, limits))[0]
     warps_out = min((2, 3, 1), key=lambda warps: divide_up(b, warps * chosen.tile_out) * warps)
     warps_batch = 1 if kernel.batch is not None and kernel.batch <= 64 else {1: 4, 2: 2, 3: 1}[warps_out]
     chosen = _of_warps(chosen, warps_batch, warps_out)
@@ -70,20 +76,23 @@ def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
 
 
 def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
-    """What a cost model may like better: other warp tiles, and blocks of up to eight warps, once or twice a multiprocessor. More warps
-    along the batch bring weights less often, more along the outputs X, more along j whole sectors of both X and Y. Resident X comes once,
-    and leaves the weights less shared memory."""
+    """Yield alternatives for the cost model: other warp tiles, and blocks of up to eight warps, one or two per
+    multiprocessor.
+
+    More warps along the batch read weights less often, and more along the outputs read X less often. More warps along j
+    read whole sectors of X and Y. Resident X is read once, and leaves the weights less shared memory.
+    """
     b = kernel.pattern.b
     whole, chunk = planes(kernel), CHUNK // kernel.x_item_bytes
-    each = dict.fromkeys((whole, chunk if whole % chunk == 0 else whole))  # j of a warp: the rule's, or a chunk of them
-    tiles = [tile for warp_d in each for tile in _by_worth(kernel, warp_d, promotion(kernel, limits))[:WARP_TILES]]
+    each = dict.fromkeys((whole, chunk if whole % chunk == 0 else whole))  # j per warp: the rule's, or one chunk
+    tiles = [tile for warp_d in each for tile in _by_cost(kernel, warp_d, promotion(kernel, limits))[:WARP_TILES]]
     for tile, (warps_batch, warps_out, warps_d), blocks, resident in product(tiles, WARPS, (1, 2), (0, 1)):
         if warps_out > 1 and (warps_out - 1) * tile.tile_out >= b:
             continue  # a warp would have nothing but padding
         if warps_d > 1 and not _is_spread(kernel, tile.tile_d, warps_d):
             continue
         if resident and (kernel.layout == "bsl" or tile.tile_out * warps_out >= b):
-            continue  # nothing to stay for
+            continue  # X is read only once anyway
         wide = replace(_of_warps(tile, warps_batch, warps_out, warps_d), resident=resident)
         budget = limits.shared_bytes_for(blocks)
         for inputs in dict.fromkeys((tile.tile_in, max(tile.tile_in // 2, Shape(kernel, tile).super_in))):
@@ -97,12 +106,12 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
 
 
 def _is_spread(kernel: KernelSpec, warp_d: int, warps_d: int) -> bool:
-    """Whether so many warps may stand along j, with a chunk of them each and none that is all padding."""
+    """Whether `warps_d` warps can divide j among themselves, with one chunk each and none that is all padding."""
     return kernel.layout == "bsf" and warp_d == CHUNK // kernel.x_item_bytes and warp_d * warps_d <= kernel.pattern.d
 
 
 def _of_warps(tile: MmaConstants, warps_batch: int, warps_out: int, warps_d: int = 1) -> MmaConstants:
-    """A block of so many warps, each with a tile of its own."""
+    """Block of several warps, each with a tile of its own."""
     return replace(
         tile,
         tile_batch=tile.tile_batch * warps_batch,
@@ -114,8 +123,8 @@ def _of_warps(tile: MmaConstants, warps_batch: int, warps_out: int, warps_d: int
     )
 
 
-def _by_worth(kernel: KernelSpec, warp_d: int, promote: int) -> list[MmaConstants]:
-    """Tiles of one warp, those with the least padding and the most products for each fragment read first."""
+def _by_cost(kernel: KernelSpec, warp_d: int, promote: int) -> list[MmaConstants]:
+    """Tiles of one warp, those with the least padding and the most products per fragment read first."""
     b = kernel.pattern.b
 
     def cost(constants: MmaConstants) -> tuple[float, ...]:
@@ -127,7 +136,7 @@ def _by_worth(kernel: KernelSpec, warp_d: int, promote: int) -> list[MmaConstant
 
 
 def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaConstants]:
-    """Blocks of one warp whose sums and fragments fit its registers."""
+    """Yield blocks of one warp whose sums and fragments fit its registers."""
     chunk = CHUNK // kernel.x_item_bytes
     columns = (1, 2, 3, 4, 6, 8) if kernel.layout == "bsf" else (chunk, 2 * chunk)
     for rows, column in product((1, 2, 3, 4), columns):
@@ -139,13 +148,13 @@ def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaCo
 
 
 def _inputs(c: int, least: int, wanted: int) -> int:
-    """Inputs a stage: about as many as wanted, with the least padding of c; half of them are as good."""
+    """Inputs per stage: about as many as wanted, with the least padding of c."""
     choices = [least << shift for shift in range(4) if least << shift <= max(least, wanted)]
     return min(choices, key=lambda inputs: (divide_up(c, inputs) * inputs, -inputs))
 
 
 def _fewer_stages(kernel: KernelSpec, constants: MmaConstants, budget: int) -> MmaConstants:
-    """Fewer and shorter stages, until they fit or are as few and short as they may be."""
+    """Reduce the number and length of stages until they fit, or cannot be reduced further."""
     while Shape(kernel, constants).shared_bytes > budget and constants.stages > 2:
         constants = replace(constants, stages=constants.stages - 1)
     if Shape(kernel, constants).shared_bytes > budget and constants.tile_in > Shape(kernel, constants).super_in:
@@ -154,7 +163,7 @@ def _fewer_stages(kernel: KernelSpec, constants: MmaConstants, budget: int) -> M
 
 
 def smaller(kernel: KernelSpec, constants: MmaConstants) -> MmaConstants:
-    """The same with one thing less of what takes shared memory; the smallest fits every device."""
+    """Reduce one constant that takes shared memory; the smallest tile fits every device."""
     shape = Shape(kernel, constants)
     if constants.stages > 2:
         return replace(constants, stages=constants.stages - 1)

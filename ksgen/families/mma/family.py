@@ -1,4 +1,4 @@
-"""The tensor-core family: warp-wide matrix instructions (`mma.sync`) on sm_80 and later, of 16-bit and tf32 operands and of
+"""The tensor-core family: warp-wide matrix instructions (`mma.sync`) on sm_80 and later. Operands are 16-bit, tf32, or
 floats in eight bits.
 
 Decides the tiles of `mma.cu.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
@@ -23,8 +23,8 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
 from ksgen.words import counted
 
-MOST_SUMS = 192  # accumulators a thread that leave room for fragments
-LEAST_COPIED = 4  # bytes of one asynchronous copy
+MOST_SUMS = 192  # accumulators per thread that leave registers for fragments
+LEAST_COPIED = 4  # bytes of the smallest asynchronous copy
 
 
 def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
@@ -37,7 +37,7 @@ def _warps_d_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
 
 
 def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
-    """Batch entries that a tile has whole numbers of."""
+    """Rows of the batch of which a tile has a whole multiple."""
     at_once = 1 if kernel.layout == "bsf" else Shape(kernel, constants).vector
     return constants.warps_batch * COLUMNS * at_once
 
@@ -94,7 +94,7 @@ RULES: tuple[Rule[MmaConstants], ...] = (
 
 
 def _picture(shape: Shape) -> str:
-    """A tile's warps."""
+    """Drawing of a tile of Y and its warps."""
     tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
     return tile_picture(shape, f"A tile of Y. There are {tiles}, and as many along s as the batch has.")
 
@@ -104,7 +104,7 @@ def tile_picture(shape: Shape, title: str) -> str:
     return draw(
         title,
         Side(constants.tile_out, "outputs k", constants.warps_out),
-        Side(constants.tile_batch, "batch entries s", constants.warps_batch),
+        Side(constants.tile_batch, "rows s of the batch", constants.warps_batch),
         lambda row, column: f"warp {column + constants.warps_batch * row}",
         f"A warp: {rows} x {columns} sums for each of {shape.warp_d} j, by {shape.row_tiles} x {shape.column_tiles} instructions "
         f"of {ROWS} x {COLUMNS}.",
@@ -112,7 +112,7 @@ def tile_picture(shape: Shape, title: str) -> str:
 
 
 def variants_of(shape: Shape) -> tuple[str, ...]:
-    """What the words of its text are for."""
+    """Names of the variants of snippets in its source."""
     has = {
         "unsplit": shape.packed_parts < shape.components,
         "complex_split": shape.components == 2 and shape.halves == 2,
@@ -126,13 +126,13 @@ def variants_of(shape: Shape) -> tuple[str, ...]:
 
 
 def wide_bytes(shape: Shape) -> int:
-    """Of a copy of X_VECTOR neighbours; of none, where there are none that can be copied."""
+    """Bytes of one copy of X_VECTOR neighbours; 16 if they are too small for an asynchronous copy."""
     wide = shape.x_vector * shape.kernel.x_item_bytes
     return wide if wide >= LEAST_COPIED else CHUNK
 
 
 class Mma(Packing[MmaConstants]):
-    """Warp-wide matrix instructions, float32 sums."""
+    """Products by warp-wide matrix instructions, with float32 sums."""
 
     name = "mma"
     constants_type = MmaConstants
@@ -154,18 +154,18 @@ class Mma(Packing[MmaConstants]):
         yield from (each for each in others(kernel, limits) if self.keeps_rules(kernel, each))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
-        """Every combination that the rules, the shared memory and the registers allow."""
+        """Yield every combination that the rules, the shared memory and the registers allow."""
         d, vector = kernel.pattern.d, CHUNK // kernel.x_item_bytes
         runs = [(1, 1)] if kernel.layout == "bsl" else [(run, 1) for run in sorted({d, *(run for run in (vector, 2 * vector) if run < d)})]
         if kernel.layout == "bsf":
             runs += [(vector * warps, warps) for warps in (2, 3, 4) if vector * warps <= d]
-        promote = promotion(kernel, limits)  # less often would be faster, and less than the precision stands for
+        promote = promotion(kernel, limits)  # less often would be faster, but less precise than promised
         shapes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64), (0, 1))
         for (tile_d, warps_d), row_tiles, column_tiles, warps_batch, warps_out, tile_in, resident in shapes:
             tile_batch, tile_out = COLUMNS * column_tiles * warps_batch, ROWS * row_tiles * warps_out
             least = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1, warps_d, resident)
             if not self._is_valid(kernel, least, limits):
-                continue  # nor is one that asks for more
+                continue  # constants that need more are not valid either
             for stages, min_blocks in product((2, 3, 4, 5), (1, 2, 3)):
                 constants = replace(least, stages=stages, promote=promote, min_blocks=min_blocks)
                 if self._is_valid(kernel, constants, limits):
@@ -211,51 +211,79 @@ class Mma(Packing[MmaConstants]):
         always = [
             *pattern_constexprs(kernel),
             *epilogue_constexprs(kernel),
-            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per thread block"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
             Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
             Constexpr("TILE_IN", constants.tile_in, "inputs l per stage"),
             Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block"),
             Constexpr("WARPS_BATCH", constants.warps_batch, "warps along the batch"),
             Constexpr("WARPS_OUT", constants.warps_out, "warps along the outputs"),
-            Constexpr("WARP_D", shape.warp_d, "neighbouring j of a warp"),
-            Constexpr("STAGES", constants.stages, "stages in shared memory: of X and W, or of W alone where X is resident"),
+            Constexpr("WARP_D", shape.warp_d, "neighbouring j per warp"),
+            Constexpr(
+                "STAGES",
+                constants.stages,
+                "stages in shared memory: of X and W, or of W alone if X is resident",
+            ),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
             Constexpr("THREADS", shape.threads, "threads per block"),
             Constexpr("X_VECTOR", shape.x_vector, "neighbours that one copy of X moves"),
             Constexpr("Y_VECTOR", shape.y_vector, "neighbours that one store of Y moves"),
             Constexpr("K_STEP", shape.k_step, "inputs of one matrix instruction"),
-            Constexpr("LANE_INPUTS", shape.lane_inputs, "of them, those that one lane holds of a batch entry"),
-            Constexpr("HALVES", shape.halves, "real numbers that an element is"),
-            Constexpr("WORD_INPUTS", shape.word_inputs, "inputs in a word of an operand; of complex numbers a word is half of one"),
-            Constexpr("COMPONENTS", shape.components, "parts that an operand is split into"),
-            Constexpr("PACKED_PARTS", shape.packed_parts, "of them, those that weights are packed in; 1 of 2: lanes split them"),
+            Constexpr(
+                "LANE_INPUTS",
+                shape.lane_inputs,
+                "inputs of one instruction that a lane holds per row of the batch",
+            ),
+            Constexpr("HALVES", shape.halves, "real numbers per element"),
+            Constexpr(
+                "WORD_INPUTS",
+                shape.word_inputs,
+                "inputs per word of an operand; of complex numbers, a word is half of one",
+            ),
+            Constexpr("COMPONENTS", shape.components, "parts into which an operand is split"),
+            Constexpr(
+                "PACKED_PARTS",
+                shape.packed_parts,
+                "parts in which weights are packed; 1 of 2: lanes split them",
+            ),
             Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
-            Constexpr("COLUMN_TILES", shape.column_tiles, "matrix instructions of a warp along its batch entries, 8 each"),
-            Constexpr("SUPER_IN", shape.super_in, "inputs after which the lanes' order starts again"),
-            Constexpr("SUPER_STEPS", shape.super_steps, "matrix instructions in them"),
-            Constexpr("RUN_OUT", shape.run_out, "neighbouring outputs of a lane"),
+            Constexpr(
+                "COLUMN_TILES",
+                shape.column_tiles,
+                "matrix instructions of a warp along its rows of the batch, 8 each",
+            ),
+            Constexpr("SUPER_IN", shape.super_in, "inputs after which the lanes' order repeats"),
+            Constexpr("SUPER_STEPS", shape.super_steps, "matrix instructions for SUPER_IN inputs"),
+            Constexpr("RUN_OUT", shape.run_out, "neighbouring outputs per lane"),
             Constexpr("STEPS", shape.steps, "stages until all C inputs are read"),
             Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
             Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
             Constexpr("X_LINES", shape.x_lines, "lines of the X tile"),
-            Constexpr("X_RUN", shape.x_run, "elements of a line"),
+            Constexpr("X_RUN", shape.x_run, "elements per line"),
             Constexpr("X_PITCH", shape.x_pitch, "bytes of shared memory from one line to the next, free of bank conflicts"),
-            Constexpr("PASSES", shape.passes, "tiles of outputs of a block, one after the other"),
+            Constexpr("PASSES", shape.passes, "tiles of outputs per block, computed sequentially"),
             Constexpr("X_STAGES", shape.x_stages, "stages of X in shared memory"),
             Constexpr("X_STAGE", shape.x_stage, "bytes from one stage of X to the next"),
-            Constexpr("W_BASE", shape.w_base, "where the weights' stages begin, in bytes"),
+            Constexpr("W_BASE", shape.w_base, "offset of the weights' stages, in bytes"),
             Constexpr("W_BYTES", shape.w_bytes, "bytes of packed weights per stage"),
             Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory per block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
             given_scales(kernel),
-            Constexpr("SCALES", shape.scales, "bytes of packed weights in front of their scales", "long long"),
+            Constexpr("SCALES", shape.scales, "bytes of packed weights before their scales", "long long"),
         ]
-        special = [Constexpr("VECTOR", shape.vector, "batch entries of a 16-byte chunk")]
+        special = [Constexpr("VECTOR", shape.vector, "rows of the batch per 16-byte chunk")]
         if kernel.layout == "bsf":
             special = [
-                Constexpr("GROUP_CHUNKS", shape.group_chunks, "neighbouring chunks that a lane reads of a batch entry"),
-                Constexpr("GROUP_INPUTS", shape.group_inputs, "inputs in them, each with its TILE_D j"),
-                Constexpr("SUPER_GROUPS", shape.super_groups, "groups of chunks that a lane reads until its order starts again"),
+                Constexpr(
+                    "GROUP_CHUNKS",
+                    shape.group_chunks,
+                    "neighbouring chunks that a lane reads per row of the batch",
+                ),
+                Constexpr("GROUP_INPUTS", shape.group_inputs, "inputs per group of chunks, each with its TILE_D j"),
+                Constexpr(
+                    "SUPER_GROUPS",
+                    shape.super_groups,
+                    "groups of chunks that a lane reads until its order repeats",
+                ),
             ]
         if constants.promote:
             special.append(Constexpr("PROMOTE", constants.promote, "inputs after which sums leave the tensor cores"))

@@ -1,8 +1,8 @@
-"""What follows from a tensor-core kernel and its constants: sizes, pitches, and which element a lane holds where.
+"""Sizes derived from a tensor-core kernel and its constants: pitches, and the elements that each lane holds.
 
-Packed weights are operand A (rows: outputs), X is operand B (columns: batch entries). Each lane reads X from shared
-memory in 16-byte chunks, and the orders of inputs and outputs inside a tile are chosen so that these chunks are its
-fragment, or become it in one byte permutation: the packed weights take in every order, for nothing.
+Packed weights are operand A (rows: outputs), X is operand B (columns: rows of the batch). Each lane reads X from shared
+memory in 16-byte chunks. The orders of inputs and outputs inside a tile make these chunks its fragment, directly or
+after one byte permutation. Packed weights take any order at no cost.
 """
 
 from dataclasses import dataclass
@@ -13,28 +13,29 @@ from ksgen.families.operands import BANKS, CHUNK, TensorTile, tensor_operand, wa
 from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.spec import KernelSpec
 
-ROWS, COLUMNS = 16, 8  # of one matrix instruction: outputs, and batch entries
+ROWS, COLUMNS = 16, 8  # of one matrix instruction: outputs, and rows of the batch
 
 
 @dataclass(frozen=True)
 class MmaConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    tile_batch: int  # batch entries a block
-    tile_out: int  # outputs k a block, for each of its j
-    tile_in: int  # inputs l a stage
-    tile_d: int  # neighbouring j a block (1 in bsl)
+    tile_batch: int  # rows of the batch per block
+    tile_out: int  # outputs k per block, for each of its j
+    tile_in: int  # inputs l per stage
+    tile_d: int  # neighbouring j per block (1 in bsl)
     warps_batch: int  # warps along the batch
     warps_out: int  # warps along the outputs
-    stages: int  # stages of X and W in shared memory; of W alone where X is resident
+    stages: int  # stages of X and W in shared memory; of W alone if X is resident
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
-    warps_d: int = 1  # warps along j, 16 bytes of them each; 1: each warp has all of the tile's
-    resident: int = 0  # 1: a block's X stays in shared memory for all outputs; 0: it comes again for each tile of them
+    warps_d: int = 1  # warps along j, with 16 bytes of j each; 1: each warp has all j of the tile
+    # 1: X stays in shared memory for all outputs of a block; 0: it is read again for each tile of outputs
+    resident: int = 0
 
 
 def _reads(pitch: int, strides: tuple[int, int, int]) -> list[int]:
-    """Where each lane's first chunk of X lies."""
+    """Byte offset of each lane's first chunk of X."""
     lines_g, lines_t, step = strides
     lanes = [(lane // 4, lane % 4) for lane in range(WARP)]
     if lines_g:
@@ -49,13 +50,13 @@ def _wavefronts(pitch: int, strides: tuple[int, int, int]) -> int:
 
 @cache
 def padded_chunks(chunks: int, strides: tuple[int, int, int]) -> int:
-    """Chunks of a line, with as few more as keep lanes that read at once out of each other's banks."""
+    """Chunks per line, with the least padding that gives the fewest bank conflicts between lanes."""
     return min(range(chunks, chunks + BANKS), key=lambda padded: (_wavefronts(CHUNK * padded, strides), padded))
 
 
 @dataclass(frozen=True)
 class Shape(TensorTile):
-    """Everything that follows from a kernel and its constants."""
+    """Sizes derived from a kernel and its constants."""
 
     kernel: KernelSpec
     constants: MmaConstants
@@ -90,7 +91,7 @@ class Shape(TensorTile):
 
     @property
     def sums(self) -> int:
-        """Accumulators a thread, without the plain ones that they are promoted to."""
+        """Accumulators per thread, without the plain ones to which they are promoted."""
         return 4 * self.halves * self.warp_d * self.row_tiles * self.column_tiles
 
     @property
@@ -105,19 +106,19 @@ class Shape(TensorTile):
 
     @property
     def x_run(self) -> int:
-        """Elements of a line of the X tile."""
+        """Elements per line of the X tile."""
         return self.constants.tile_in * self.constants.tile_d if self.is_bsf else self.constants.tile_batch
 
     @property
     def x_strides(self) -> tuple[int, int, int]:
-        """How far apart lanes 4g + t read X, as (lines by g, lines by t, bytes by g or t)."""
+        """Distances between the reads of X by lanes 4g + t, as (lines by g, lines by t, bytes by g or t)."""
         if self.is_bsf:
             return 1, 0, self.group_chunks * self.constants.warps_d * CHUNK
         return 0, 1, CHUNK
 
     @property
     def x_pitch(self) -> int:
-        """Bytes from one line to the next: the least that has the fewest bank conflicts."""
+        """Bytes from one line to the next: the least pitch with the fewest bank conflicts."""
         stages = self.steps if self.constants.resident else 1
         return CHUNK * padded_chunks(stages * self.x_run * self.kernel.x_item_bytes // CHUNK, self.x_strides)
 
@@ -129,7 +130,7 @@ class Shape(TensorTile):
 
     @property
     def run_out(self) -> int:
-        """Neighbouring outputs of a lane: enough for whole chunks of Y, as far as it has them."""
+        """Neighbouring outputs per lane: enough for whole chunks of Y, as far as it has them."""
         return gcd(self.group_inputs, 2 * self.row_tiles)
 
     # ---- global memory
@@ -144,12 +145,12 @@ class Shape(TensorTile):
 
     @property
     def x_vector(self) -> int:
-        """Neighbours that one copy of X moves, where pointers, pitches and, in bsl, the batch allow it."""
+        """Neighbours that one copy of X moves, if pointers, pitches and, in bsl, the batch allow it."""
         return gcd(self.vector, self._whole[0]) if self.is_bsf else self.vector
 
     @property
     def y_vector(self) -> int:
-        """The same for a store of Y."""
+        """Neighbours that one store of Y moves, if pointers, pitches and, in bsl, the batch allow it."""
         chunk = CHUNK // self.kernel.item_bytes
         return gcd(chunk, self._whole[1]) if self.is_bsf else chunk
 
@@ -157,7 +158,7 @@ class Shape(TensorTile):
 
     @property
     def x_bytes(self) -> int:
-        """Of one stage of X, or of all its stages if X is resident."""
+        """Bytes of one stage of X, or of all its stages if X is resident."""
         return self.x_lines * self.x_pitch
 
     @property
@@ -166,7 +167,7 @@ class Shape(TensorTile):
 
     @property
     def x_stage(self) -> int:
-        """From one stage of X to the next: if X is resident, they are parts of the same lines."""
+        """Bytes from one stage of X to the next; if X is resident, stages are parts of the same lines."""
         return self.x_run * self.kernel.x_item_bytes if self.constants.resident else self.x_bytes
 
     @property
@@ -175,18 +176,21 @@ class Shape(TensorTile):
 
     @property
     def packed_parts(self) -> int:
-        """Parts that weights are packed in: as they are, to be split by lanes, if their parts would take more bytes than they do."""
+        """Parts in which weights are packed; 1, to be split by lanes, if the parts would take more bytes than the
+        weights."""
         return self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
 
     @property
     def widens_bytes(self) -> bool:
-        """Whether X in eight bits is multiplied as float16 on every target: beside Y in float32, which has more bits than sums of products
-        in eight bits keep."""
+        """Whether X in eight bits is multiplied as float16 on every target.
+
+        This holds if Y is float32, because sums of products in eight bits keep fewer bits.
+        """
         return self.kernel.has_bytes_in and self.kernel.item_bytes == 4
 
     @property
     def w_bytes(self) -> int:
-        """A stage of packed weights: for each j, step, part and 16 outputs, four words a lane."""
+        """Bytes of one stage of packed weights: four words per lane for each j, step, part and 16 outputs."""
         per_step = self.packed_parts * (self.constants.tile_out // ROWS) * WARP * CHUNK
         return self.constants.tile_d * (self.constants.tile_in // self.k_step) * per_step
 
@@ -198,7 +202,7 @@ class Shape(TensorTile):
 
     @property
     def passes(self) -> int:
-        """Tiles of outputs that one block computes, one after the other."""
+        """Tiles of outputs that one block computes sequentially."""
         return self.tiles_out if self.constants.resident else 1
 
     def grid(self, batch: int) -> int:
@@ -206,13 +210,13 @@ class Shape(TensorTile):
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread: sums, fragments of X for one stretch, the chunks they come from, addresses, and what is read of the
-        residual before the first of it is needed."""
+        """Estimated registers per thread: sums, fragments of X, the chunks they come from, addresses, and the residual
+        that is read early."""
         fragments = 2 * self.components * self.warp_d * self.super_steps * self.column_tiles
         chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 4 * self.word_inputs
         is_halved = self.components > 1 and tensor_operand(self.kernel).item_bytes < self.kernel.item_bytes
         copies = self.components + is_halved  # whose halves are widened again
-        if self.kernel.has_bytes_in:  # which are widened before they are multiplied, one after the other, where no instruction takes them
+        if self.kernel.has_bytes_in:  # widened sequentially before they are multiplied, if no instruction takes them
             fragments += 8
         addresses = 48 if self.is_bsf else 36
         return self.promoted_sums + fragments + chunks * copies + 4 * self.components + addresses + self.residual_registers

@@ -1,5 +1,5 @@
-"""The SIMT family's chains: a block of threads takes a tile of the batch through all factors of a layer, or of several on one X, and what
-lies between them stays in its shared memory.
+"""Chains of the SIMT family: a block takes a tile of the batch through all factors of a layer, or of several layers on
+one X. The intermediates stay in its shared memory.
 
 Decides the tiles of `simt_chain.cu.j2`; its design is docs/kernels/simt.md. Never renders, compiles or runs.
 """
@@ -22,20 +22,20 @@ from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
-LEAST_ITEM = 4  # bytes of what asynchronous copies move: 16-bit types have tensor cores
+LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; 16-bit types use tensor cores instead
 GROUPS_BATCH = (1, 2)  # 16-byte groups of a thread's sums along the batch
 THREADS_OUT = (1, 2, 3, 4, 6, 8)  # its sums along the outputs
-TILES_BATCH = (1, 2, 4)  # batch entries a block, in the fewest that its warps can have
-WARPS = (4, 8, 16)  # of a block
-MOST_STAGE = (4096, 8192, 16384)  # bytes of a stage, at most
-MOST_IN = 32  # inputs of a stage
+TILES_BATCH = (1, 2, 4)  # rows of the batch per block, in units of the fewest that its warps can have
+WARPS = (4, 8, 16)  # per block
+MOST_STAGE = (4096, 8192, 16384)  # bytes per stage, at most
+MOST_IN = 32  # inputs per stage, at most
 STAGES = (8, 6, 4, 3, 2)
-REMEMBERED = 4096  # tiles of factors
-LANES = 128  # float32 multiply-adds of a multiprocessor a cycle
-CACHE_BYTES = 24  # of its share of the second-level cache, a cycle
+REMEMBERED = 4096  # cached tiles of factors
+LANES = 128  # float32 multiply-adds per multiprocessor and cycle
+CACHE_BYTES = 24  # from the second-level cache, per multiprocessor and cycle
 BARRIER = 40  # cycles between stages in which nothing is multiplied
 _WORDS = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")  # of a factor, in `tiles`
-_OF_FACTOR = (  # the constants of a factor alone that its text in a chain takes as they are
+_OF_FACTOR = (  # constants of a single factor that its part of a chain's source has unchanged
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH", "WARPS_PER_PLANE",
     "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR", "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN",
     "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS", "Y_PITCH", "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN",
@@ -45,7 +45,7 @@ _OF_FACTOR = (  # the constants of a factor alone that its text in a chain takes
 
 @dataclass(frozen=True)
 class SimtChainConstants(GpuChainConstants):
-    """`tiles` has `_WORDS` of each factor."""
+    """Constants of a chain; `tiles` has the `_WORDS` of each factor."""
 
     @property
     def parsed(self) -> list[SimtConstants]:
@@ -54,9 +54,12 @@ class SimtChainConstants(GpuChainConstants):
 
 
 @dataclass(frozen=True)
-class Within(Shape):
-    """A factor in a chain. The first copies X stage by stage, as alone; the others' inputs lie in shared memory, a feature's whole tile
-    of the batch after the other's, so that their stages have weights alone."""
+class SimtFactor(Shape):
+    """A factor in a chain.
+
+    The first factor copies X stage by stage, as alone. The inputs of the others are in shared memory, one feature's
+    tile of the batch after another, so that their stages hold weights alone.
+    """
 
     is_first: bool
 
@@ -77,37 +80,38 @@ class Within(Shape):
         return super().copy_cycles if self.is_first else divide_up(self.w_stage * self.real_bytes, CYCLE_BYTES)
 
     @property
-    def kept_reals(self) -> int:
-        """That the next factor reads."""
+    def intermediate_elements(self) -> int:
+        """Elements of the intermediate that stay in shared memory for the next factor."""
         return self.kernel.pattern.out_features * self.constants.tile_batch
 
     @property
-    def kept(self) -> tuple[int, int]:
-        """Bytes and cycles in which a block writes them."""
+    def intermediate_traffic(self) -> tuple[int, int]:
+        """Bytes and cycles of shared memory in which a block writes the intermediate."""
         cycles = self.sum_cycles(self.kernel.pattern.d * self.constants.tile_batch)
-        return self.kept_reals * self.real_bytes, self.tiles_of_batch * cycles
+        return self.intermediate_elements * self.real_bytes, self.tiles_of_batch * cycles
 
 
 @dataclass(frozen=True)
-class ChainShape(GpuChainShape[Within]):
-    """Sizes in reals."""
+class ChainShape(GpuChainShape[SimtFactor]):
+    """Sizes of a chain, in elements of the sums' type."""
 
     @cached_property
-    def factors(self) -> list[Within]:
+    def factors(self) -> list[SimtFactor]:
         each = zip(own_of_factors(self.kernel, self.constants), self.places, strict=True)
-        return [Within(*own, is_first=where.at == 0) for own, where in each]
+        return [SimtFactor(*own, is_first=where.at == 0) for own, where in each]
 
     @property
-    def held(self) -> list[list[int]]:
-        """What each factor writes: of a chain's last one, a slice of sums that become rows of Y."""
+    def buffer_sizes(self) -> list[list[int]]:
+        """Sizes of the buffers that the factors write: intermediates, and a slice of sums that become rows of Y for
+        each chain's last factor."""
         found: list[list[int]] = [[] for _ in self.kernel.chains]
         for factor, where in zip(self.factors, self.places, strict=True):
-            found[where.chain].append(factor.turned_reals if where.is_last else factor.kept_reals)
+            found[where.chain].append(factor.transposed_elements if where.is_last else factor.intermediate_elements)
         return found
 
     @property
     def slot(self) -> int:
-        """Of the ring, for any factor's stage."""
+        """Elements of the largest stage, which each slot of the ring can hold."""
         return max(factor.stage for factor in self.factors)
 
     @property
@@ -138,10 +142,10 @@ class SimtChain(GpuChain[SimtChainConstants]):
     alone = Simt()
     packed_by = alone.name
     listed = (*rules_of(RULES, ChainShape), _DIVIDE)
-    why = "all factors of a layer, or of several on one X, in one launch, what lies between in shared memory: float32 and float64, sm_80 on"
+    why = "all factors of one or more layers in one launch, intermediates in shared memory: float32, float64, sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        if kernel.has_bytes_in:  # which a launch for each factor takes
+        if kernel.has_bytes_in:  # one launch per factor serves these
             return False
         if kernel.job != CHAIN or not limits.async_copies or limits.is_cpu or kernel.item_bytes < LEAST_ITEM:
             return False
@@ -158,8 +162,8 @@ class SimtChain(GpuChain[SimtChainConstants]):
         return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtChainConstants]:
-        """For every tile of the batch, as many warps and bytes of a stage: the best tiles of the factors, and what stages and blocks there
-        is room for."""
+        """Yield the best tiles for every tile of the batch, number of warps and size of a stage, with all numbers of
+        stages and blocks that fit."""
         least, factors = LANES_BATCH * 16 // kernel.real_bytes, factor_kernels(kernel)
         for times, warps, most in product(TILES_BATCH, WARPS, MOST_STAGE):
             best = [best_of_factor(each, ends, times * least, warps, most) for each, ends in zip(factors, _ends(kernel), strict=True)]
@@ -178,8 +182,11 @@ class SimtChain(GpuChain[SimtChainConstants]):
         first, last = shape.of_ends(shape.factors)
         between = [factor for factor, where in zip(shape.factors, shape.places, strict=True) if not where.is_last]
         inside = [factor.inside(blocks * stages_of(factor)) for factor in shape.factors]
-        inside += [(blocks * size, blocks * cycles) for size, cycles in (factor.kept for factor in between)]
-        inside += [each.turned(blocks * each.tiles_of_batch, batch * each.kernel.pattern.out_features) for each in last]
+        written = [factor.intermediate_traffic for factor in between]
+        inside += [(blocks * size, blocks * cycles) for size, cycles in written]
+        for each in last:
+            found = batch * each.kernel.pattern.out_features
+            inside.append(each.transpose_traffic(blocks * each.tiles_of_batch, found))
         moved = sum(each.tiles_out * each.x_bytes_moved(batch) for each in first) + sum(each.y_bytes_moved(batch) for each in last)
         shared, cycles = map(sum, zip(*inside, strict=True))
         return Work(
@@ -192,48 +199,52 @@ class SimtChain(GpuChain[SimtChainConstants]):
             returned_bytes=CYCLE_BYTES * cycles - shared,
         )
 
-    # ---- the text
+    # ---- the source
 
     def words(self, kernel: KernelSpec, constants: SimtChainConstants) -> Mapping[str, Any]:
         return {**super().words(kernel, constants), "products": products_of(kernel, "async")}
 
-    def picture(self, own: Within, heading: str) -> str:
+    def picture(self, own: SimtFactor, heading: str) -> str:
         return tile_picture(own, heading)
 
     def constexprs_of(self, shape: ChainShape, at: int) -> list[Constexpr]:
         own = shape.factors[at]
         known = {each.name: each for each in Simt().constexprs(own.kernel, own.constants)}
         found = [known[name] for name in _OF_FACTOR if name in known]
-        found.append(Constexpr("X_PITCH", own.x_pitch, "reals of shared memory from one l to the next"))
-        found.append(Constexpr("W_BASE", own.w_base, "where a stage's weights begin"))
+        found.append(Constexpr("X_PITCH", own.x_pitch, "elements of shared memory from one l to the next"))
+        found.append(Constexpr("W_BASE", own.w_base, "offset of a stage's weights, in elements"))
         if number := shape.places[at].at:
-            found.append(Constexpr("X_PLACE", shape.place(number - 1), "where the inputs begin in shared memory, in reals"))
-        return [*found, Constexpr("OUT_PLACE", shape.place(number), "where what it writes there begins")]
+            place = shape.place(number - 1)
+            found.append(Constexpr("X_PLACE", place, "offset of the inputs in shared memory, in elements"))
+        return [*found, Constexpr("OUT_PLACE", shape.place(number), "offset of the outputs that it writes there")]
 
     def constexprs(self, kernel: KernelSpec, constants: SimtChainConstants) -> list[Constexpr]:
         shape = ChainShape(kernel, constants)
         return [
             *self.of_all_factors(kernel, constants),
             Constexpr("GROUP", shape.factors[0].group, "elements of a 16-byte access to shared memory"),
-            Constexpr("RING", shape.ring, "where the stages begin in shared memory, in reals"),
-            Constexpr("SLOT", shape.slot, "reals of a stage, the largest"),
-            Constexpr("SHARED_REALS", shape.shared_reals, "reals of shared memory per block"),
+            Constexpr("RING", shape.ring, "offset of the stages in shared memory, in elements"),
+            Constexpr("SLOT", shape.slot, "elements of the largest stage"),
+            Constexpr("SHARED_REALS", shape.shared_reals, "elements of shared memory per block"),
         ]
 
 
 def _ends(kernel: KernelSpec) -> list[tuple[bool, bool]]:
-    """Of each factor, whether it is its chain's first and whether the last."""
+    """Two flags per factor: whether it is its chain's first, and whether it is the last."""
     return [(where.at == 0, where.is_last) for where in places(kernel)]
 
 
 @lru_cache(REMEMBERED)
 def best_of_factor(kernel: KernelSpec, ends: tuple[bool, bool], tile_batch: int, warps: int, most: int) -> SimtConstants | None:
-    """The tile of a factor that takes a block the fewest cycles, of so many batch entries and warps, and of stages of at most so many
-    bytes; None where there is none. `ends`: whether it reads X, and whether it writes Y."""
+    """Tile of a factor that takes a block the fewest cycles; None if there is none.
+
+    Tiles have `tile_batch` rows of the batch, `warps` warps and stages of at most `most` bytes. `ends` says whether the
+    factor reads X, and whether it writes Y.
+    """
     is_first, is_last = ends
 
     def cost(own: SimtConstants) -> tuple[float, ...]:
-        shape = Within(kernel, own, is_first)
+        shape = SimtFactor(kernel, own, is_first)
         stages = stages_of(shape)
         multiplying = stages * shape.multiply_adds * (kernel.real_bytes // 4) / LANES
         moved = is_first * shape.tiles_out * shape.x_bytes_moved(tile_batch) + is_last * shape.y_bytes_moved(tile_batch)
@@ -254,5 +265,6 @@ def _tiles_of_factor(kernel: KernelSpec, is_first: bool, tile_batch: int, warps:
             continue
         for tile_in in inputs:
             own = SimtConstants(tile_batch, LANES_OUT * thread_out * warps_out, tile_in, tile_d, thread_batch, thread_out, 2, 1, "async")
-            if Within(kernel, own, is_first).stage * kernel.real_bytes <= most and all(rule.holds(kernel, own) for rule in RULES):
+            stage = SimtFactor(kernel, own, is_first).stage
+            if stage * kernel.real_bytes <= most and all(rule.holds(kernel, own) for rule in RULES):
                 yield own

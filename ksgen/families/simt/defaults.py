@@ -1,4 +1,4 @@
-"""The SIMT family's constants before any search: by rule, for a GPU and for a processor."""
+"""Default constants of the SIMT family before any search, chosen by rule for a GPU and for a processor."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +11,11 @@ from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstan
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
-THREADS = {4: (1, 2, 4, 8, 12), 16: (1, 2, 4)}  # sums a thread, along the outputs: by bytes of one
+THREADS = {4: (1, 2, 4, 8, 12), 16: (1, 2, 4)}  # sums per thread along the outputs, by bytes of a sum
 
 
 def neighbours(d: int) -> int:
-    """Neighbouring j a block: few enough for its warps, and dividing d with the least rest."""
+    """Neighbouring j per block: the largest number up to 8 that pads d least."""
     return min(range(1, min(d, 8) + 1), key=lambda planes: (divide_up(d, planes) * planes, -planes))
 
 
@@ -32,8 +32,10 @@ def _outputs(b: int, most: int, threads: tuple[int, ...] = (1, 2, 4, 8, 12)) -> 
 
 
 def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
-    """Wide tiles of square threads; as many blocks a multiprocessor as the registers allow, so that one multiplies
-    while another waits."""
+    """Default for a GPU: wide tiles, with square tiles per thread.
+
+    As many blocks share a multiprocessor as the registers allow, so that one multiplies while another waits.
+    """
     pattern = kernel.pattern
     copy = "registers" if is_narrow(kernel) or not limits.async_copies else "async"
     doubles = kernel.real_bytes >= 8
@@ -42,7 +44,8 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     small_batch = kernel.batch is not None and kernel.batch <= 64
     warps_batch = 1 if small_batch or tile_d > 4 else 2
     more = more_registers(kernel, limits.target)
-    warps = 8 if doubles else 12 if copy == "registers" or more else 16  # a block: as many as the registers of a multiprocessor serve
+    # per block: as many as the registers of a multiprocessor serve
+    warps = 8 if doubles else 12 if copy == "registers" or more else 16
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
     tile_out, thread_out = _outputs(pattern.b, most, threads=THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))
     tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 else 8
@@ -53,8 +56,10 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
 
 
 def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
-    """Take four stages if a loop of several rounds can be unrolled by four and not by three, and as many blocks have room.
-    Only in batch-size-last: in batch-size-first some of these kernels spill."""
+    """Take four stages if the loop can be unrolled by four and not by three, and as many blocks still fit.
+
+    Only in batch-size-last: in batch-size-first some of these kernels spill.
+    """
     deeper = Shape(kernel, replace(chosen, stages=4))
     is_plain = chosen.stages == 3 and kernel.real_bytes == 4 and kernel.layout == "bsl"
     is_better = is_plain and deeper.steps % 3 and deeper.steps % 4 == 0 and deeper.steps > 4
@@ -62,7 +67,7 @@ def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> S
 
 
 def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterator[SimtConstants]:
-    """What a cost model may like better than the rule's choice: smaller blocks, of which a small batch has more."""
+    """Yield alternatives to the rule's choice for the cost model: smaller blocks, of which a small batch has more."""
     more = more_registers(kernel, limits.target)
     planes = dict.fromkeys((chosen.tile_d, max(1, chosen.tile_d // 2), 1))
     threads_batch = dict.fromkeys((chosen.thread_batch, 4))
@@ -75,14 +80,14 @@ def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterato
 
 
 def cpu_default(kernel: KernelSpec) -> SimtConstants:
-    """A thread of 4 x 8 sums keeps a processor's vector registers full; larger ones spill."""
+    """Default for a processor: threads of 4 x 8 sums keep its vector registers full; larger ones spill."""
     tile_d = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
     tile_out, thread_out = _outputs(kernel.pattern.b, 64, threads=(1, 2, 4, 8))
     return SimtConstants(2 * LANES_BATCH * 4, tile_out, 8, tile_d, 4, thread_out, 2, 1, "registers")
 
 
 def smaller(kernel: KernelSpec, constants: SimtConstants, budget: int) -> SimtConstants:
-    """The same with one thing less of what takes shared memory; the smallest tile there is fits every device."""
+    """Reduce one constant that takes shared memory; the smallest tile fits every device."""
     shape = Shape(kernel, constants)
     if constants.stages > 2:
         return replace(constants, stages=constants.stages - 1)

@@ -51,7 +51,7 @@ RULES: tuple[Rule[SimtConstants], ...] = (
 
 
 def _picture(shape: Shape) -> str:
-    """A tile's warps."""
+    """Drawing of a tile of Y and its warps."""
     tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
     heading = f"A tile of Y, for one of its {shape.constants.tile_d} j. There are {tiles}, and as many along s as the batch has."
     return tile_picture(shape, heading)
@@ -61,7 +61,7 @@ def tile_picture(shape: Shape, heading: str) -> str:
     constants = shape.constants
     return draw(
         heading,
-        Side(constants.tile_batch, "batch entries s", shape.warps_batch),
+        Side(constants.tile_batch, "rows s of the batch", shape.warps_batch),
         Side(constants.tile_out, "outputs k", shape.warps_out),
         lambda row, column: f"warp {row + shape.warps_batch * column}",
         f"A warp: 8 lanes along s by 4 along k, with {constants.thread_batch} x {constants.thread_out} sums each.",
@@ -95,7 +95,7 @@ class Simt(Packing[SimtConstants]):
                 yield each
 
     def _fitted(self, kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
-        """The same, with less of what takes shared memory and threads until it fits."""
+        """Reduce shared memory and threads until the constants fit the device."""
         budget = min(limits.shared_bytes, PORTABLE.shared_bytes)
         threads = min(limits.threads, MOST_THREADS)
         while self.shared_bytes(kernel, chosen) > budget or self.geometry(kernel, chosen, 1).block > threads:
@@ -103,7 +103,7 @@ class Simt(Packing[SimtConstants]):
         return chosen
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
-        """Every combination that the rules, the shared memory and the registers allow."""
+        """Yield every combination that the rules, the shared memory and the registers allow."""
         for constants in self._shapes(kernel, limits):
             if not self.keeps_rules(kernel, constants):
                 continue
@@ -114,7 +114,7 @@ class Simt(Packing[SimtConstants]):
                 yield bounded
 
     def _shapes(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
-        """Combinations whose blocks are made of whole warps, and not of too many."""
+        """Yield combinations whose blocks have whole warps, and no more threads than the device allows."""
         pipelines = [(stages, "async") for stages in (2, 3, 4)] if limits.async_copies and not is_narrow(kernel) else []
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
         along_batch = list(product((32, 64, 128, 256), (4, 8, 16)))
@@ -131,8 +131,8 @@ class Simt(Packing[SimtConstants]):
         shape = Shape(kernel, constants)
         blocks = self.geometry(kernel, constants, batch).grid
         stages = blocks * shape.steps
-        inside, turned = shape.inside(stages), shape.turned(blocks, batch * kernel.pattern.out_features)
-        shared = inside[0] + turned[0]
+        inside, transposed = shape.inside(stages), shape.transpose_traffic(blocks, batch * kernel.pattern.out_features)
+        shared = inside[0] + transposed[0]
         return Work(
             blocks,
             self.memory_bytes(kernel, constants, batch),
@@ -140,7 +140,7 @@ class Simt(Packing[SimtConstants]):
             shared,
             stages * shape.multiply_adds,
             stages / (constants.stages - 1 if constants.copy == "async" else 1),
-            returned_bytes=CYCLE_BYTES * (inside[1] + turned[1]) - shared,
+            returned_bytes=CYCLE_BYTES * (inside[1] + transposed[1]) - shared,
             stages=stages,
             synchronous=stages if constants.copy == "registers" else 0,
             products=stages * shape.multiply_adds // WARP,
@@ -156,7 +156,7 @@ class Simt(Packing[SimtConstants]):
         tuned = [
             *pattern_constexprs(kernel),
             *epilogue_constexprs(kernel),
-            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per thread block"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
             Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
             Constexpr("TILE_IN", constants.tile_in, "inputs l per stage"),
             Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block: one plane of shared memory each"),
@@ -167,19 +167,27 @@ class Simt(Packing[SimtConstants]):
         ]
         derived = [
             Constexpr("GROUP", shape.group, "elements of a 16-byte access to shared memory"),
-            Constexpr("GROUP_OUT", shape.group_out, "the same for weights, where a thread has fewer outputs"),
+            Constexpr(
+                "GROUP_OUT",
+                shape.group_out,
+                "elements of one access to weights: fewer, if a thread has fewer outputs",
+            ),
             Constexpr("THREADS", shape.threads, "threads per block"),
             Constexpr("WARPS_BATCH", shape.warps_batch, "warps of a plane along the batch"),
             Constexpr("WARPS_PER_PLANE", shape.warps_batch * shape.warps_out, "warps of a plane"),
             Constexpr("STEPS", shape.steps, "stages until all C inputs are read"),
             Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
             Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
-            Constexpr("X_PITCH", shape.x_pitch, "reals of shared memory from one l of a plane to the next, free of bank conflicts"),
-            Constexpr("X_PLANE", shape.x_plane, "reals from one plane to the next"),
-            Constexpr("W_BASE", shape.w_base, "where a stage's weights begin"),
-            Constexpr("W_STAGE", shape.w_stage, "reals of weights per stage"),
-            Constexpr("STAGE", shape.stage, "reals per stage"),
-            Constexpr("SHARED_REALS", shape.shared_reals, "reals of shared memory per block"),
+            Constexpr(
+                "X_PITCH",
+                shape.x_pitch,
+                "elements of shared memory from one l of a plane to the next, free of bank conflicts",
+            ),
+            Constexpr("X_PLANE", shape.x_plane, "elements from one plane to the next"),
+            Constexpr("W_BASE", shape.w_base, "offset of a stage's weights, in elements"),
+            Constexpr("W_STAGE", shape.w_stage, "elements of weights per stage"),
+            Constexpr("STAGE", shape.stage, "elements per stage"),
+            Constexpr("SHARED_REALS", shape.shared_reals, "elements of shared memory per block"),
             Constexpr("X_LINES", x.lines, "lines of the X tile"),
             Constexpr("X_VECTOR", x.vector, "neighbours that one copy of X moves"),
             Constexpr("X_LANE_RUN", x.lane_run, "lanes of a warp along a line"),
@@ -194,16 +202,17 @@ class Simt(Packing[SimtConstants]):
             given_scales(kernel),
         ]
         if constants.copy == "registers":
-            derived.append(Constexpr("X_HELD", x.line_rounds * x.run_rounds * x.vector, "elements of X that a thread holds on their way"))
+            held = x.line_rounds * x.run_rounds * x.vector
+            derived.append(Constexpr("X_HELD", held, "elements of X that a thread holds while it copies them"))
         if kernel.layout == "bsf":
             derived += [
-                Constexpr("Y_PITCH", shape.y_pitch, "reals of shared memory from one output of a plane to the next"),
-                Constexpr("Y_PLANE", shape.y_plane, "reals from one plane of a stored slice to the next"),
+                Constexpr("Y_PITCH", shape.y_pitch, "elements of shared memory from one output of a plane to the next"),
+                Constexpr("Y_PLANE", shape.y_plane, "elements from one plane of a stored slice to the next"),
                 Constexpr("Y_LANE_RUN", y.lane_run, "lanes of a warp along a line of Y"),
-                Constexpr("Y_LANE_LINES", y.lane_lines, "batch entries that a warp stores at once"),
+                Constexpr("Y_LANE_LINES", y.lane_lines, "rows of the batch that a warp stores at once"),
                 Constexpr("Y_WARPS_RUN", y.warps_run, "warps along a line"),
-                Constexpr("Y_LINE_STEP", y.line_step, "batch entries that the block stores at once"),
-                Constexpr("Y_LINE_ROUNDS", y.line_rounds, "rounds until all batch entries are stored"),
+                Constexpr("Y_LINE_STEP", y.line_step, "rows of the batch that the block stores at once"),
+                Constexpr("Y_LINE_ROUNDS", y.line_rounds, "rounds until all rows of the batch are stored"),
                 Constexpr("Y_RUN_STEP", y.run_step, "elements of a line that the block stores at once"),
                 Constexpr("Y_RUN_ROUNDS", y.run_rounds, "rounds until a line is stored"),
             ]

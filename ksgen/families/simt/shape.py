@@ -1,4 +1,4 @@
-"""What follows from a SIMT kernel and its constants: sizes, pitches, and how a block's warps walk over a tile."""
+"""Sizes derived from a SIMT kernel and its constants: pitches, planes, and the walk of a block's warps over a tile."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -14,14 +14,14 @@ LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the ou
 
 @dataclass(frozen=True)
 class SimtConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    tile_batch: int  # batch entries a block
-    tile_out: int  # outputs k a block, for each of its j
-    tile_in: int  # inputs l a stage
-    tile_d: int  # neighbouring j a block (1 in bsl)
-    thread_batch: int  # sums a thread, along the batch
-    thread_out: int  # sums a thread, along the outputs
+    tile_batch: int  # rows of the batch per block
+    tile_out: int  # outputs k per block, for each of its j
+    tile_in: int  # inputs l per stage
+    tile_d: int  # neighbouring j per block (1 in bsl)
+    thread_batch: int  # sums per thread, along the batch
+    thread_out: int  # sums per thread, along the outputs
     stages: int  # stages of X and W in shared memory
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
     copy: str  # "async": cp.async (sm_80 and later, 32 and 64-bit types); "registers": loads, then stores
@@ -29,7 +29,7 @@ class SimtConstants(Constants):
 
 @dataclass(frozen=True)
 class Shape(Moved, Tiled):
-    """Everything that follows from a kernel and its constants: sizes in elements of the sums' type."""
+    """Sizes derived from a kernel and its constants, in elements of the sums' type unless they say bytes."""
 
     kernel: KernelSpec
     constants: SimtConstants
@@ -68,7 +68,7 @@ class Shape(Moved, Tiled):
         return WARP * self.warps
 
     def _padded(self, size: int, remainder: int) -> int:
-        """The least number from `size` up that is `remainder` modulo the 128 bytes of shared memory's banks."""
+        """Smallest number from `size` up that is `remainder` modulo the 128 bytes of shared memory's banks."""
         banks = 128 // self.real_bytes
         return size + (remainder - size) % banks
 
@@ -78,7 +78,7 @@ class Shape(Moved, Tiled):
 
     @property
     def y_pitch(self) -> int:
-        """Of sums that become rows of Y, in batch-size-first."""
+        """Elements from one output to the next, for sums that become rows of Y in batch-size-first."""
         return self._padded(self.constants.tile_batch, self.group * self.constants.tile_d)
 
     @property
@@ -109,17 +109,17 @@ class Shape(Moved, Tiled):
 
     @property
     def copied(self) -> int:
-        """Reals that are copied to a stage, padding between them left out."""
+        """Elements that are copied to one stage, without the padding between them."""
         return self.constants.tile_batch * self.constants.tile_in * self.constants.tile_d + self.w_stage
 
     @property
-    def turned_reals(self) -> int:
-        """Of a slice of sums that become rows of Y."""
+    def transposed_elements(self) -> int:
+        """Elements of one slice of sums that becomes rows of Y; 0 in batch-size-last."""
         return self.constants.tile_d * self.y_plane if self.kernel.layout == "bsf" else 0
 
     @property
     def shared_reals(self) -> int:
-        return max(self.constants.stages * self.stage, self.turned_reals)
+        return max(self.constants.stages * self.stage, self.transposed_elements)
 
     @property
     def shared_bytes(self) -> int:
@@ -127,7 +127,7 @@ class Shape(Moved, Tiled):
 
     @property
     def multiply_adds(self) -> int:
-        """Of a stage."""
+        """Multiply-adds of one stage, including those of padding."""
         constants = self.constants
         return constants.tile_in * constants.tile_batch * constants.tile_out * constants.tile_d
 
@@ -145,7 +145,7 @@ class Shape(Moved, Tiled):
 
     @property
     def word_bytes(self) -> int:
-        """That a thread of the packing kernel writes."""
+        """Bytes that a thread of the packing kernel writes."""
         return self.real_bytes
 
     def grid(self, batch: int) -> int:
@@ -183,59 +183,62 @@ class Shape(Moved, Tiled):
 
     @property
     def y_image(self) -> Image:
-        """Of sums that become rows of Y, in batch-size-first."""
+        """Layout in shared memory of sums that become rows of Y, in batch-size-first."""
         return Image(self.constants.tile_d, self.y_plane, 1, self.y_pitch, self.real_bytes)
 
     @property
     def copy_cycles(self) -> int:
-        """To write one stage."""
+        """Shared-memory cycles in which a block writes one stage."""
         x = self.x_plan
         at_once = x.vector if self.kernel.layout == "bsl" else 1  # in the other layout, neighbours of a run lie apart
         along = line_cycles(write_cycles, self.x_image, x.lane_run, x.vector, at_once * self.real_bytes, x.run, at_once)
-        return x.line_turns * along + divide_up(self.w_stage * self.real_bytes, CYCLE_BYTES)
+        return x.warp_steps * along + divide_up(self.w_stage * self.real_bytes, CYCLE_BYTES)
 
     @property
     def read_cycles(self) -> int:
-        """Of a warp, for one input."""
+        """Shared-memory cycles in which one warp reads its operands for one input."""
         reads_of_x, reads_of_w = self.constants.thread_batch // self.group, self.constants.thread_out // self.group_out
         return reads_of_x * eight_read_cycles(self.group * self.real_bytes) + reads_of_w * four_read_cycles(
             self.group_out * self.real_bytes
         )
 
     def sum_cycles(self, pitch: int) -> int:
-        """In which a block writes its sums, with so many reals from one output to the next."""
+        """Shared-memory cycles in which a block writes its sums, with `pitch` elements from one output to the next."""
         writes = self.warps * self.constants.thread_out * (self.constants.thread_batch // self.group)
         return writes * _sum_cycles(self.group_out * pitch * self.real_bytes, self.group * self.real_bytes)
 
     @property
-    def turned_write_cycles(self) -> int:
-        """In which a block writes its sums, to turn them into rows of Y."""
+    def transpose_write_cycles(self) -> int:
+        """Shared-memory cycles in which a block writes its sums, before they are read as rows of Y."""
         return self.sum_cycles(self.y_pitch)
 
     @property
-    def turned_read_cycles(self) -> int:
-        """In which it reads these rows, of a tile that is whole."""
+    def transpose_read_cycles(self) -> int:
+        """Shared-memory cycles in which a block reads its sums as rows of Y, for a tile without ragged edges."""
         y = self.y_plan
         slices = self.constants.thread_out // self.group_out
-        return slices * y.line_turns * line_cycles(read_cycles, self.y_image, y.lane_run, 1, self.real_bytes, y.run, 1)
+        return slices * y.warp_steps * line_cycles(read_cycles, self.y_image, y.lane_run, 1, self.real_bytes, y.run, 1)
 
     def inside(self, stages: int) -> tuple[int, int]:
-        """Bytes and cycles of shared memory for so many stages: to copy them, and for all warps to read them."""
+        """Bytes and cycles of shared memory for `stages` stages: copies into them, and reads by all warps."""
         constants = self.constants
-        reads = stages * self.warps * constants.tile_in  # of a warp, each for one input
+        reads = stages * self.warps * constants.tile_in  # by warps, each for one input
         lanes = LANES_BATCH * constants.thread_batch + LANES_OUT * constants.thread_out
         return (stages * self.copied + reads * lanes) * self.real_bytes, stages * self.copy_cycles + reads * self.read_cycles
 
-    def turned(self, tiles: int, found: int) -> tuple[int, int]:
-        """The same for so many tiles of sums that become rows of Y: written whole, and read as far as they are Y's, `found` of them."""
+    def transpose_traffic(self, tiles: int, found: int) -> tuple[int, int]:
+        """Bytes and cycles of shared memory in which the sums of `tiles` tiles become rows of Y; none in
+        batch-size-last. All sums are written, and the `found` ones that are outputs of Y are read."""
         if self.kernel.layout == "bsl":
             return 0, 0
         sums = tiles * self.constants.tile_batch * self.constants.tile_out * self.constants.tile_d
-        return (sums + found) * self.real_bytes, tiles * self.turned_write_cycles + tiles * self.turned_read_cycles * found // sums
+        cycles = tiles * self.transpose_write_cycles + tiles * self.transpose_read_cycles * found // sums
+        return (sums + found) * self.real_bytes, cycles
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread: the sums, two sets of operands (of complex numbers one), what is held on its way, and addresses."""
+        """Estimated registers per thread: sums, two sets of operands (one of complex numbers), elements on their way
+        through registers, and addresses."""
         constants, words = self.constants, self.real_bytes // 4
         sums = constants.thread_batch * constants.thread_out
         held = 0
@@ -258,13 +261,15 @@ def _lane_out(lane: int) -> int:
 
 @cache
 def eight_read_cycles(size: int) -> int:
-    """Of a warp's read of neighbours, of so many bytes by each of its eight lanes along one side, which others share."""
+    """Shared-memory cycles of a warp whose eight lanes along one side read `size` neighbouring bytes each; the other
+    lanes read the same bytes."""
     return read_cycles([_lane_batch(lane) * size for lane in range(WARP)], size)
 
 
 @cache
 def four_read_cycles(size: int) -> int:
-    """The same by its four lanes along the other side."""
+    """Shared-memory cycles of a warp whose four lanes along the other side read `size` neighbouring bytes each; the
+    other lanes read the same bytes."""
     return read_cycles([_lane_out(lane) * size for lane in range(WARP)], size)
 
 
@@ -274,10 +279,11 @@ def _sum_cycles(next_out: int, size: int) -> int:
 
 
 def products_of(kernel: KernelSpec, copy: str) -> str:
-    """How products are spelled: as pairs for float32 sums in CUDA, which alone copies asynchronously."""
+    """Variant of the products: `pairs` for float32 sums with asynchronous copies, which only CUDA has; else `each`."""
     return "pairs" if copy == "async" and kernel.arithmetic.sums == "float32" and not kernel.arithmetic.is_complex else "each"
 
 
 def is_narrow(kernel: KernelSpec) -> bool:
-    """Whether X is stored in less than an asynchronous copy moves at least, and must be widened on its way to shared memory."""
+    """Whether X is stored in fewer bytes than an asynchronous copy moves, so that it is widened on its way to shared
+    memory."""
     return kernel.x_item_bytes < 4

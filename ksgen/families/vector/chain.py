@@ -1,7 +1,8 @@
-"""The vector family's chains: all factors of a layer applied to a block of the batch while it lies in a processor's cache.
+"""Chains of the vector family: all factors of a layer are applied to a block of the batch while it is in a processor's
+cache.
 
-Decides the tiles of `vector_chain.cl.j2`; its design is docs/kernels.md. Never renders, compiles or runs. Weights are packed as
-for each factor alone.
+Decides the tiles of `vector_chain.cl.j2`; its design is docs/kernels.md. Never renders, compiles or runs. Weights are
+packed as for each factor alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles, tiles_of, turns
+from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles, tiles_of, transposes
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains
@@ -37,25 +38,25 @@ from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spac
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
-BLOCK_BYTES = 512 * 1024  # of what a block of the batch has before and behind its widest factor
+BLOCK_BYTES = 512 * 1024  # of a block's inputs and outputs of its widest factor
 
 
 @dataclass(frozen=True)
 class ChainConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    block: int  # batch entries that a work group takes at a time
-    tiles: str  # of each factor: along, lanes, height, width, panel; of one chain after the other in a group
-    past: int  # 1: the layer's outputs are stored past the caches; 0: into them
-    pairs: int = 0  # 1: inputs are multiplied two at a time, and what lies between factors is of the type of X
+    block: int  # rows of the batch that a work group takes at a time
+    tiles: str  # of each factor: along, lanes, height, width, panel; chain by chain in a group
+    past: int  # 1: the layer's outputs leave by streaming stores; 0: they go into the caches
+    pairs: int = 0  # 1: inputs are multiplied two at a time, and intermediates have the type of X
 
     @property
     def parsed(self) -> list[VectorConstants]:
-        """The constants of each factor by itself."""
+        """Constants of each factor by itself."""
         return [self._parsed(words, is_last) for words, is_last in listed(self.tiles)]
 
     def _parsed(self, words: str, is_last: bool) -> VectorConstants:
-        past = self.past if is_last else 0  # what lies between factors is read at once: it stays in the cache
+        past = self.past if is_last else 0  # an intermediate is read at once: it stays in the cache
         try:
             along, lanes, height, width, panel = words.split()
             return VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), past, self.pairs)
@@ -69,7 +70,7 @@ def _words_of(constants: list[VectorConstants]) -> list[str]:
 
 @dataclass(frozen=True)
 class ChainShape:
-    """What follows from a chain and its constants; sizes in elements of the sums' type."""
+    """Sizes derived from a chain and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
     constants: ChainConstants
@@ -77,7 +78,8 @@ class ChainShape:
     @cached_property
     def factors(self) -> list[Shape]:
         own = zip(places(self.kernel), factor_kernels(self.kernel), self.constants.parsed, strict=True)
-        return [Shape(kernel, constants, self.kernel.layout if turns(self.kernel, at) else "") for at, kernel, constants in own]
+        reads = self.kernel.layout
+        return [Shape(kernel, constants, reads if transposes(self.kernel, at) else "") for at, kernel, constants in own]
 
     @property
     def unit(self) -> int:
@@ -85,12 +87,12 @@ class ChainShape:
 
     @property
     def pitch(self) -> int:
-        """From one feature to the next of what lies between factors, in batch-size-last."""
+        """Elements from one feature of an intermediate to the next, in batch-size-last."""
         return spaced(self.constants.block, self.factors[0])
 
     @property
     def between(self) -> int:
-        """What lies between two factors."""
+        """Elements of the buffer for one intermediate."""
         rows = {"bsf": self.constants.block, "bsl": self.pitch}
         own = zip(places(self.kernel), factor_kernels(self.kernel), strict=True)
         sizes = [each.pattern.out_features * rows[factor.layout] for each, factor in own if not each.is_last]
@@ -99,7 +101,7 @@ class ChainShape:
 
     @property
     def places(self) -> int:
-        """Of which there are one, or two in turn."""
+        """Number of buffers for intermediates: at most two, which alternate."""
         return min(2, max(map(len, self.kernel.chains)) - 1)
 
     @property
@@ -120,8 +122,12 @@ class ChainShape:
 
 
 def _block(kernel: KernelSpec, shapes: list[Shape], most: int) -> int:
-    """Batch entries of a block, at most so many: what it has before and behind a factor stays in the cache, but in batch-size-last, where
-    shorter pieces of rows cost more. Whole tiles of every factor: one that ends within a block costs as much as a whole one."""
+    """Rows of the batch per block, at most `most`: whole tiles of every factor, because a partial tile costs as much as
+    a whole one.
+
+    A factor's inputs and outputs of one block stay in the cache. Batch-size-last is the exception, because shorter
+    pieces of rows cost more.
+    """
     features = max(each.pattern.in_features + each.pattern.out_features for each in places(kernel))
     held = MOST_ROWS if "bsf" not in (kernel.layout, kernel.y_layout) else min(MOST_ROWS, BLOCK_BYTES // (4 * features))
     whole, unit = lcm(*(shape.tile_entries for shape in shapes)), lcm(*(shape.unit for shape in shapes))
@@ -131,11 +137,16 @@ def _block(kernel: KernelSpec, shapes: list[Shape], most: int) -> int:
 
 
 def _alone(kernel: KernelSpec, at: Place, factor: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
-    """Of a factor by itself; of the one that turns one layout into the other, with lanes along the batch."""
+    """Default constants of a factor by itself; lanes are along the batch in the factor that changes the layout."""
     found = factor_default(factor, limits, batch)
-    if not turns(kernel, at) or found.along == "batch":
+    if not transposes(kernel, at) or found.along == "batch":
         return found
     return replace(along_batch(factor, limits, found.lanes, batch), pairs=found.pairs)
+
+
+def _transposing(kernel: KernelSpec, constants: ChainConstants) -> list[VectorConstants]:
+    """Constants of the factors that change the layout."""
+    return [own for at, own in zip(places(kernel), constants.parsed, strict=True) if transposes(kernel, at)]
 
 
 _RULES: tuple[Rule[ChainConstants], ...] = (
@@ -150,13 +161,13 @@ _RULES: tuple[Rule[ChainConstants], ...] = (
     Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
     Rule(
         "tiles has lanes along the batch in the factor that turns one layout into the other",
-        lambda k, c: all(own.along == "batch" for at, own in zip(places(k), c.parsed, strict=True) if turns(k, at)),
+        lambda k, c: all(own.along == "batch" for own in _transposing(k, c)),
     ),
 )
 
 
 class VectorChain(Shaped[ChainConstants]):
-    """All factors of a layer in one launch."""
+    """All factors of a layer in one launch, on processors."""
 
     name = "vector_chain"
     signature = PRODUCT_WITH_WORKSPACE
@@ -213,7 +224,7 @@ class VectorChain(Shaped[ChainConstants]):
 
     def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
         shape = ChainShape(kernel, constants)
-        words = factor_words(shape.factors[-1])  # of which the activation is that of last factors
+        words = factor_words(shape.factors[-1])  # its activation is that of every last factor
         between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
         tiles = [tile_picture(f"A tile of factor {n}", each.constants, OF_ROWS, OF_LANES) for n, each in enumerate(shape.factors, 1)]
         return {
@@ -225,7 +236,8 @@ class VectorChain(Shaped[ChainConstants]):
         }
 
     def _factor(self, shape: ChainShape, number: int, at: Place) -> dict[str, Any]:
-        """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""
+        """Template variables of one factor: its constants and snippets, where its inputs come from and its outputs
+        go."""
         own = shape.factors[number]
         is_first, is_last = at.at == 0, at.is_last
         between, is_kept, widen = ("between", "outputs", "widen") if shape.constants.pairs else ("real", "lanes", "")
@@ -245,7 +257,8 @@ class VectorChain(Shaped[ChainConstants]):
             "kept": "outputs" if is_last else is_kept,
             "as_kept": "as_outputs" if is_last or shape.constants.pairs else "",
             "widen": widen if not is_first else "widen_byte" if own.kernel.has_bytes_in else "widen",
-            "is_last_block": "block + 1 == blocks" if is_first else "false",  # behind what lies between there is room
+            # an intermediate's buffer has room behind it
+            "is_last_block": "block + 1 == blocks" if is_first else "false",
             "from_there": f"{x_of_block(shape.kernel)}, x_pitch" if is_first else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
             "to_there": out_of_block(shape.kernel, at.chain) if is_last else f"{place.format(at.at % 2)}, {pitch_out}, 0, 0, 0",
         }
@@ -253,11 +266,11 @@ class VectorChain(Shaped[ChainConstants]):
     def constexprs(self, kernel: KernelSpec, constants: ChainConstants) -> list[Constexpr]:
         shape = ChainShape(kernel, constants)
         return [
-            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
-            Constexpr("LANES", shape.factors[0].constants.lanes, "of a vector register"),
-            Constexpr("IS_PAST", constants.past, "whether the layer's outputs are stored past the caches"),
-            Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
-            Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
-            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
+            Constexpr("LANES", shape.factors[0].constants.lanes, "lanes per vector register"),
+            Constexpr("IS_PAST", constants.past, "whether the layer's outputs leave by streaming stores"),
+            Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
+            Constexpr("UNIT", shape.unit, "rows of the batch of which blocks are whole multiples"),
+            Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
         ]

@@ -1,7 +1,8 @@
-"""How many cycles of a processor's cores a vector kernel takes, by what its tiles multiply, load and miss: terms of the cost model.
+"""Estimated cycles of a processor's cores for a vector kernel: what its tiles multiply, load and miss, as terms of the
+cost model.
 
-A core as they are since 2015: two vector operations and two loads a cycle, results after four, 64 bytes a cycle from its second-level
-cache. Good for an order among constants of one kernel. Never measured here.
+The model is a core as built since 2015: two vector operations and two loads per cycle, results after four cycles, 64
+bytes per cycle from its second-level cache. It orders constants of one kernel, and measures nothing.
 """
 
 from dataclasses import dataclass
@@ -12,27 +13,27 @@ from ksgen.families.vector.planes import Planes
 from ksgen.families.vector.shape import LINE_BYTES, Shape
 
 LATENCY = 4  # cycles until a sum can be added to again
-AT_ONCE = 2  # vector operations, and loads, a cycle
-FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096  # of a cache; lines so many bytes apart meet in one set
-SECOND_LEVEL_BYTES, BEYOND_BYTES = 64, 8  # a cycle, from the second-level cache, and from what lies behind it
-SECOND_LEVEL = 1024 * 1024  # bytes that it holds, beside outputs and weights
-TILE, TASK, LAUNCH = 12, 300, 5000  # cycles besides: to begin a tile, a block of the batch, a launch
-COPY, TURN = 4, 80  # cycles a vector that is copied in a cache, or turned with its neighbours
-RAGGED = 200  # cycles a vector that is stored element by element, where a block ends within a tile
-ELEMENT = 8  # cycles an element that is moved by itself, to another line than its neighbours
-EXPOSED = 0.3  # of the shorter of memory's and the cores' time, which the longer one does not hide
-HIDDEN = 0.75  # of a multiply-add's time, that loads do not hide
+AT_ONCE = 2  # vector operations, and loads, per cycle
+FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096  # of a cache; lines at this distance share one set
+SECOND_LEVEL_BYTES, BEYOND_BYTES = 64, 8  # per cycle, from the second-level cache and from the memory behind it
+SECOND_LEVEL = 1024 * 1024  # bytes that it holds, without outputs and weights
+TILE, TASK, LAUNCH = 12, 300, 5000  # additional cycles to begin a tile, a block of the batch, a launch
+COPY, TRANSPOSE = 4, 80  # cycles per vector that is copied in a cache, or transposed with its neighbours
+RAGGED = 200  # cycles per vector that is stored element by element, if a block ends within a tile
+ELEMENT = 8  # cycles per element that is moved by itself, to another line than its neighbours
+EXPOSED = 0.3  # share of the shorter of memory's and the cores' time that the longer one does not hide
+HIDDEN = 0.75  # share of a multiply-add's time that loads do not hide
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What one step along l, or along the batch, of a tile does."""
+    """Work of a tile in one step along l, or along the batch."""
 
     height: int
     width: int
     registers: int  # of the processor
-    shuffles: int = 0  # of operands that are spread over the lanes
-    products: int = 1  # of vectors, for each sum
+    shuffles: int = 0  # of operands that are spread over the lanes, per step
+    products: int = 1  # vector products per sum
 
     @property
     def step(self) -> float:
@@ -50,8 +51,8 @@ class Tile:
 def tile_of(shape: Planes) -> Tile:
     constants = shape.constants
     is_spread = shape.is_along_outputs and shape.run > 1 and shape.run % constants.lanes
-    turned = 3 * min(constants.height, constants.width) if shape.kernel.arithmetic.is_complex else 0
-    shuffles = turned + (constants.height * shape.period if is_spread else 0)
+    transposed = 3 * min(constants.height, constants.width) if shape.kernel.arithmetic.is_complex else 0
+    shuffles = transposed + (constants.height * shape.period if is_spread else 0)
     return Tile(constants.height, constants.width, registers(shape), shuffles, shape.kernel.arithmetic.halves)
 
 
@@ -60,7 +61,7 @@ def registers(shape: Planes) -> int:
 
 
 def multiply_cycles(shape: Shape, batch: int) -> float:
-    """Of all cores together, for one launch of a factor."""
+    """Cycles of all cores together, for one launch of a factor."""
     blocks = divide_up(batch, shape.constants.block)
     block = min(divide_up(divide_up(batch, shape.step), blocks) * shape.step, batch)  # as the kernel shares them out
     tasks = blocks * shape.constants.parts
@@ -68,7 +69,7 @@ def multiply_cycles(shape: Shape, batch: int) -> float:
 
 
 def _tiles(shape: Shape, block: int) -> float:
-    """The multiply-adds and stores of a block."""
+    """Cycles of a block's multiply-adds and stores."""
     tile = tile_of(shape)
     ragged = 0 if shape.is_along_outputs else divide_up(block % shape.tile_lanes, shape.constants.lanes) * tile.height
     return shape.columns * (_across(shape, block) * (shape.inputs * tile.step + tile.sums + TILE) + RAGGED * ragged)
@@ -80,7 +81,7 @@ def _across(shape: Shape, block: int) -> int:
 
 
 def _missed(shape: Shape, block: int) -> float:
-    """Cycles of reading what the first-level cache does not hold from tile to tile."""
+    """Cycles of reads that miss the first-level cache from tile to tile."""
     weights = shape.column_weights * shape.real_bytes  # of a column
     tiles = _across(shape, block)
     if not shape.is_along_outputs:
@@ -103,12 +104,12 @@ def _missed(shape: Shape, block: int) -> float:
 
 
 def _rate(held_bytes: int) -> int:
-    """Bytes a cycle, of what is read again and again."""
+    """Bytes per cycle of reads that repeat."""
     return SECOND_LEVEL_BYTES if held_bytes <= SECOND_LEVEL else BEYOND_BYTES
 
 
 def row_bytes(shape: Shape) -> int:
-    """Of the cache lines that a batch entry's inputs of a plane lie in."""
+    """Bytes of the cache lines that hold one row's inputs of a plane."""
     _, _, c, d = shape.kernel.pattern.shape
     if shape.constants.panel:
         return shape.x_row * shape.real_bytes
@@ -117,7 +118,7 @@ def row_bytes(shape: Shape) -> int:
 
 
 def conflicts(shape: Shape) -> bool:
-    """Whether a tile's rows lie so far apart that they drive each other out of the first-level cache."""
+    """Whether a tile's rows evict each other from the first-level cache, because of the distance between them."""
     if shape.constants.panel or not shape.is_along_outputs:
         return False
     sets = SET_BYTES // gcd(SET_BYTES, shape.x_row * shape.real_bytes)
@@ -125,7 +126,7 @@ def conflicts(shape: Shape) -> bool:
 
 
 def _moved(shape: Shape, block: int) -> float:
-    """Copies of a block's inputs and outputs, which parts that share a plane each make."""
+    """Cycles of copies of a block's inputs and outputs. Each part that shares a plane copies its inputs."""
     kernel, constants = shape.kernel, shape.constants
     inputs, outputs = kernel.pattern.in_features * block, kernel.pattern.out_features * block
     inputs = int(inputs * max(1.0, constants.parts / shape.planes))
@@ -133,5 +134,6 @@ def _moved(shape: Shape, block: int) -> float:
         return ELEMENT * (inputs + outputs)
     vector = constants.lanes
     if not shape.is_along_outputs:
-        return (inputs * (TURN if shape.x_layout == "bsf" else COPY) + (outputs * TURN if kernel.layout == "bsf" else 0)) / vector
+        stored = TRANSPOSE if kernel.layout == "bsf" else 0
+        return (inputs * (TRANSPOSE if shape.x_layout == "bsf" else COPY) + outputs * stored) / vector
     return COPY * inputs / vector if constants.panel else 0.0

@@ -1,4 +1,4 @@
-"""The vector family's constants before any search: by rule."""
+"""Default constants of the vector family before any search, chosen by rule."""
 
 from dataclasses import replace
 
@@ -9,27 +9,33 @@ from ksgen.families.vector.shape import CONFLICTING_BYTES, LINE_BYTES, Shape, Ve
 from ksgen.families.vector.spread import period_of
 from ksgen.spec import KernelSpec
 
-BLOCK_BYTES = 128 * 1024  # of a block's inputs: they stay in a second-level cache
-TURNED_VECTORS = 2  # of a tile of outputs that are turned, at most: what a chunk of the batch holds stays near
-TURNED_VECTOR_BYTES = 32  # of a processor on which turning may be faster although lanes are full without it
-TURNED_WORTH = 36  # multiply-adds for each input or output from which turning pays: b * c / (b + c)
-TURNED_BYTES = 800 * 1024  # of a chunk's inputs and outputs: they stay in a second-level cache
-FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # of a cache; what a tile costs more whose inputs it does not hold
-LEAST_ROWS, MOST_ROWS = 24, 48  # a block, where lanes lie along the outputs: enough for each tile of weights, few enough to stay
-BSL_ROWS = 128  # a block in batch-size-last, about: the next one's rows are prefetched meanwhile
+BLOCK_BYTES = 128 * 1024  # of a block's inputs, so that they stay in a second-level cache
+TRANSPOSED_VECTORS = 2  # per tile of transposed outputs, at most: a chunk of the batch stays near
+TRANSPOSING_VECTOR_BYTES = 32  # of a processor on which transposing may be faster although lanes are full without it
+TRANSPOSING_WORTH = 36  # multiply-adds per input or output from which on transposing pays: b * c / (b + c)
+TRANSPOSED_BYTES = 800 * 1024  # of a chunk's inputs and outputs, so that they stay in a second-level cache
+FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # of a cache; additional cost of a tile whose inputs it does not hold
+# per block, if lanes are along the outputs: enough for each tile of weights, few enough to stay cached
+LEAST_ROWS, MOST_ROWS = 24, 48
+BSL_ROWS = 128  # per block in batch-size-last, approximately: the next block's rows are prefetched meanwhile
 WAYS = 8  # of a first-level cache
-FEW, MANY = 16, 1 << 20  # batch entries
-PAST_BYTES = 1 << 20  # of outputs, from which on they are stored past the caches: more than a second-level one holds
-SPLIT_WEIGHTS = 1 << 16  # from which on planes are split where they are fewer than cores: less is over before another core has begun
-FAR_ROWS = 12  # a block whose rows meet in few sets of a cache, where they are read as they lie
-SPREAD_WORTH = 96  # multiply-adds for each input or output up to which spreading pays
-SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024  # a row's inputs up to which it does, where they lie and where they are copied
-SPREAD_RUN = 6  # j from which on it does where inputs are copied as pairs
-FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the outputs
+FEW, MANY = 16, 1 << 20  # rows of the batch
+PAST_BYTES = 1 << 20  # of outputs, from which on stores are streaming: more than a second-level cache holds
+# from which on planes are split if they are fewer than cores: less ends before another core has begun
+SPLIT_WEIGHTS = 1 << 16
+FAR_ROWS = 12  # per block, if rows share few sets of a cache and are read in place
+SPREAD_WORTH = 96  # multiply-adds per input or output up to which spreading pays
+# inputs of a row up to which spreading pays, in place and copied
+SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024
+SPREAD_RUN = 6  # j from which on spreading pays if inputs are copied as pairs
+FEW_LANES = 0.8  # share of a tile's lanes that must be outputs, for lanes along the outputs
 
 
 def tile_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
-    """(height, width) that fill the vector registers. Of complex numbers, each vector of a tile's width is kept a second time, turned."""
+    """(height, width) of tiles that fill the vector registers.
+
+    Of complex numbers, each vector of a tile's width is in registers a second time, multiplied by i.
+    """
     if kernel.arithmetic.is_complex:
         sizes = [(8, 3), (12, 2), (24, 1), (4, 4), (2, 6), (1, 8), (12, 1), (4, 2), (2, 3), (1, 4)]
         return [size for size in sizes if complex_registers(*size, kept=size[1]) <= limits.vector_registers]
@@ -39,12 +45,13 @@ def tile_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
 
 
 def complex_registers(height: int, width: int, kept: int) -> int:
-    """Of a tile whose `kept` vectors lie there twice, beside what is spread over the lanes."""
+    """Vector registers of a tile of complex numbers: sums, `kept` vectors twice, and two for values that are spread
+    over the lanes."""
     return height * width + 2 * kept + 2
 
 
 def alike(batch: int) -> int:
-    """Small batches each by themselves; others as the power of two from there on: one text serves all of them."""
+    """Batch whose constants serve this one: small batches have their own, others those of the next power of two."""
     return batch if batch <= FEW else 1 << (batch - 1).bit_length()
 
 
@@ -54,7 +61,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorCons
     along_outputs = (
         are_few(kernel, limits, lanes, batch)
         or spread_is_faster(kernel, limits, lanes)
-        or (prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch))
+        or (prefers_outputs(kernel, lanes, batch) and not transposing_is_faster(kernel, limits, lanes, batch))
     )
     found = (_along_outputs if along_outputs else along_batch)(kernel, limits, lanes, batch)
     if not multiplies_pairs(kernel, limits):
@@ -64,18 +71,19 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorCons
 
 
 def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:
-    """Whether pairs lie beside each other where they are, and not so that a tile's rows meet in few sets of the cache."""
+    """Whether pairs are contiguous in place, and a tile's rows do not share few sets of the cache."""
     meet = constants.height > WAYS and kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0
     return lie_in_pairs(kernel) and not meet
 
 
 def multiplies_pairs(kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether there are two inputs, and the processor multiplies two at a time."""
+    """Whether there are at least two inputs, and the processor multiplies two at a time."""
     return limits.multiplies_pairs(kernel.arithmetic.operand) and kernel.pattern.c > 1 and not kernel.is_quantized
 
 
 def are_few(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
-    """Whether entries are too few to turn inputs for them, though vectors of outputs take other inputs each until they repeat."""
+    """Whether the batch is too small to transpose its inputs, and vectors of outputs take different inputs until they
+    repeat."""
     d = kernel.pattern.d
     if not few_sizes(kernel, limits):
         return False
@@ -85,7 +93,10 @@ def are_few(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
 
 
 def few_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
-    """(height, width) of tiles for few entries whose vectors take other inputs each until they repeat: wide, as each takes a shuffle."""
+    """(height, width) of tiles for small batches whose vectors take different inputs until they repeat.
+
+    Tiles are wide, because each vector of inputs takes a shuffle.
+    """
     d, lanes = kernel.pattern.d, lanes_of(kernel, limits)
     period, most = period_of(d, lanes), 24 if limits.vector_registers == 32 else 12
     if lanes % d == 0 or d % lanes == 0 or 2 * period > most:
@@ -97,9 +108,12 @@ def few_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
 
 
 def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
-    """Whether vectors of outputs that take other inputs each until they repeat are faster than turned inputs, with many entries too
-    (batch-size-first): measured on AVX-512, where a shuffle need not take a multiply-add's place. A tile reads its rows again for all
-    columns, from the second-level cache if they are long; turning costs a copy, for which many multiply-adds make up.
+    """Whether vectors of outputs that take different inputs until they repeat are faster than transposed inputs, also
+    for large batches in batch-size-first.
+
+    Measured on AVX-512, where a shuffle need not take a multiply-add's place. A tile reads its rows again for all
+    columns, from the second-level cache if they are long. Transposing costs a copy, which many multiply-adds make up
+    for.
     """
     _, b, c, d = kernel.pattern.shape
     if kernel.layout == "bsl" or limits.vector_bytes < LINE_BYTES or kernel.is_quantized or not spread_sizes(kernel, limits):
@@ -111,7 +125,10 @@ def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
 
 
 def spread_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
-    """(height, width) of tiles for many entries whose vectors take other inputs until they repeat: each is made once for two."""
+    """(height, width) of tiles for large batches whose vectors take different inputs until they repeat.
+
+    A vector of inputs is made once for width / period vectors.
+    """
     d, lanes = kernel.pattern.d, lanes_of(kernel, limits)
     period = period_of(d, lanes)
     if lanes % d == 0 or d % lanes == 0 or kernel.arithmetic.is_complex or period > 5:
@@ -129,16 +146,18 @@ def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
     return used >= FEW_LANES
 
 
-def turned_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
-    """Whether to turn inputs, with lanes along the batch, although outputs would fill the lanes too (batch-size-first): measured on
-    AVX2, where d fills a vector; with vectors of 16 bytes it never was. Turning costs a copy, so it needs enough multiply-adds, and a
-    chunk that stays in the second-level cache.
+def transposing_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
+    """Whether to transpose inputs, with lanes along the batch, although outputs would fill the lanes too
+    (batch-size-first).
+
+    Measured on AVX2, where d fills a vector; with vectors of 16 bytes it never was faster. Transposing costs a copy, so
+    it needs enough multiply-adds, and a chunk that stays in the second-level cache.
     """
     _, b, c, d = kernel.pattern.shape
-    if kernel.layout == "bsl" or limits.vector_bytes != TURNED_VECTOR_BYTES or d < lanes or batch <= FEW:
+    if kernel.layout == "bsl" or limits.vector_bytes != TRANSPOSING_VECTOR_BYTES or d < lanes or batch <= FEW:
         return False
-    chunk_bytes = (b + c) * d * TURNED_VECTORS * lanes * kernel.real_bytes
-    return b * c >= TURNED_WORTH * (b + c) and chunk_bytes <= TURNED_BYTES
+    chunk_bytes = (b + c) * d * TRANSPOSED_VECTORS * lanes * kernel.real_bytes
+    return b * c >= TRANSPOSING_WORTH * (b + c) and chunk_bytes <= TRANSPOSED_BYTES
 
 
 def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
@@ -163,20 +182,24 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     stores_past = past(kernel, batch, "outputs", lanes, width)
     found = VectorConstants("outputs", lanes, height, width, block, 1, 0, stores_past)
     shape = Shape(kernel, found)
-    straddles = shape.reaches and (few or not shape.is_short)  # lines; or all entries are the last ones, and copied anyway
+    # cache lines; or all rows are the last ones, which are copied anyway
+    straddles = shape.reaches and (few or not shape.is_short)
     is_copied = not lie_ready or straddles or (meets and not are_far)
     return _with_parts(kernel, replace(found, panel=int(is_copied)), limits, batch)
 
 
 def reads_far_rows(limits: Limits) -> bool:
-    """Whether rows that meet in few sets of a cache are read where they lie: measured on an EPYC (Zen 4), where copying them costs more. So
-    have processors with AVX-512 BF16 and without tiles; others copy them.
+    """Whether rows that share few sets of a cache are read in place.
+
+    Measured on an EPYC (Zen 4), where copying them costs more. Processors with AVX-512 BF16 and without tiles read in
+    place, like this one; others copy.
     """
     return bool(limits.dots) and not limits.tiles
 
 
 def _spread_cost(kernel: KernelSpec, limits: Limits, size: tuple[int, int], vectors: int) -> float:
-    """As `cost`: the share that is for nothing, what a shuffle for each multiply-add costs, and weights that come from farther away."""
+    """Relative cost of a tile's size, as `cost`: padding, one shuffle per vector of inputs, and weights that exceed the
+    first-level cache."""
     height, width = size
     period = period_of(kernel.pattern.d, lanes_of(kernel, limits))
     padded = divide_up(vectors, width) * width / vectors
@@ -185,15 +208,20 @@ def _spread_cost(kernel: KernelSpec, limits: Limits, size: tuple[int, int], vect
 
 
 def past(kernel: KernelSpec, batch: int, along: str, lanes: int, width: int) -> int:
-    """Whether outputs are stored past the caches: many, unless they leave by pieces of lines, each of which memory would merge."""
-    is_turned = along == "batch" and kernel.layout == "bsf"  # a vector at a time then, else all of a tile's width
-    run = lanes * kernel.item_bytes * (1 if is_turned else width)
+    """Whether outputs leave by streaming stores: many outputs in whole cache lines.
+
+    Memory would have to merge partial lines.
+    """
+    is_transposed = along == "batch" and kernel.layout == "bsf"  # a vector at a time then, else all of a tile's width
+    run = lanes * kernel.item_bytes * (1 if is_transposed else width)
     return int(run % LINE_BYTES == 0 and batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
 
 
 def cost(size: tuple[int, int], vectors: int, batch: int, most: int, far: float = 1.5) -> tuple[float, ...]:
-    """The share of a tile's work that is for nothing, and its loads for each multiply-add. `far`: what the load of a vector counts,
-    which comes from farther away than what is repeated for all lanes.
+    """Relative cost of a tile's size: its padding with the loads per multiply-add, then these loads.
+
+    `far` is the cost of loading a vector, relative to a value that is repeated for all lanes: the vector comes from
+    farther away.
     """
     height, width = size
     padded = divide_up(vectors, width) * width / vectors * (divide_up(batch, height) * height / batch)
@@ -205,7 +233,7 @@ def along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> V
     _, b, c, _ = kernel.pattern.shape
     most = 24 if limits.vector_registers == 32 else 12
     vectors = divide_up(batch, lanes)
-    widest = min(vectors, TURNED_VECTORS if kernel.layout == "bsf" else vectors)
+    widest = min(vectors, TRANSPOSED_VECTORS if kernel.layout == "bsf" else vectors)
 
     def cost_of(size: tuple[int, int]) -> tuple[float, ...]:
         first, loads = cost((size[0], size[1]), min(vectors, 12), b, most)
@@ -220,14 +248,16 @@ def along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> V
 
 
 def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, batch: int) -> VectorConstants:
-    """Columns shared out among work groups, where blocks of the batch are too few for all cores or planes lie far apart."""
+    """Divide columns among work groups, if blocks of the batch are too few for all cores or planes are far apart in
+    memory."""
     blocks = divide_up(batch, constants.block)
     shape = Shape(kernel, constants)
     shares = shape.is_along_outputs and constants.panel and shape.planes < limits.multiprocessors * 4  # each part copies a plane's inputs
     few = limits.multiprocessors * (1 if shares else 4)
-    is_split = shape.turns and shape.planes * blocks < limits.multiprocessors and kernel.pattern.weight_count >= SPLIT_WEIGHTS
+    is_heavy = kernel.pattern.weight_count >= SPLIT_WEIGHTS
+    is_split = shape.transposes and shape.planes * blocks < limits.multiprocessors and is_heavy
     units = shape.columns if is_split else shape.columns // shape.column_unit
     parts = min(divide_up(few, blocks), units) if blocks < few else 1
-    if kernel.layout == "bsl" and not shape.is_along_outputs:  # its planes lie far apart: each is gone through from end to end
+    if kernel.layout == "bsl" and not shape.is_along_outputs:  # its planes are far apart: each is read from end to end
         parts = max(parts, shape.planes)
     return replace(constants, parts=parts)

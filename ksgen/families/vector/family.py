@@ -19,7 +19,7 @@ from ksgen.families.vector.shape import Shape, VectorConstants, needs_panel
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
 
-GROUPS_AT_ONCE = 8  # work groups a core: so that one that is late leaves its neighbours' work to others
+GROUPS_AT_ONCE = 8  # per core, so that a late one leaves its neighbours' work to others
 LANES = (4, 8, 16)
 
 
@@ -53,7 +53,7 @@ RULES: tuple[Rule[VectorConstants], ...] = (
 
 
 class Vector(Shaped[VectorConstants]):
-    """Fused multiply-adds on a processor's vector units."""
+    """Products by fused multiply-adds on a processor's vector units."""
 
     name = "vector"
     signature = PRODUCT_WITH_WORKSPACE
@@ -80,7 +80,8 @@ class Vector(Shaped[VectorConstants]):
             for height, width in dict.fromkeys((*tile_sizes(kernel, limits), *few_sizes(kernel, limits), *spread_sizes(kernel, limits))):
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past, both)
-                if self.keeps_rules(kernel, constants) and not Shape(kernel, constants).is_split:  # which the default knows when to take
+                # only the default decides when to split
+                if self.keeps_rules(kernel, constants) and not Shape(kernel, constants).is_split:
                     yield constants
 
     def packed_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
@@ -127,32 +128,33 @@ class Vector(Shaped[VectorConstants]):
         shape = Shape(kernel, constants)
         return [
             *factor_constexprs(shape),
-            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
-            Constexpr("LANES", constants.lanes, "of a vector register"),
-            Constexpr("IS_PAST", constants.past, "whether outputs are stored past the caches"),
-            Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
-            Constexpr("UNIT", shape.step, "batch entries of which blocks are made"),
-            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
+            Constexpr("LANES", constants.lanes, "lanes per vector register"),
+            Constexpr("IS_PAST", constants.past, "whether outputs leave by streaming stores"),
+            Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
+            Constexpr("UNIT", shape.step, "rows of the batch of which blocks are whole multiples"),
+            Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
         ]
 
 
-OF_ROWS, OF_LANES = ("batch entries s", "outputs k"), ("outputs (k, j)", "batch entries s")  # of a tile: along the outputs, the batch
+# rows and lanes of a tile: for lanes along the outputs, and along the batch
+OF_ROWS, OF_LANES = ("rows s of the batch", "outputs k"), ("outputs (k, j)", "rows s of the batch")
 
 
 def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
-    """Bytes: a store into the caches first reads the line that it replaces."""
+    """Bytes that stores into the caches read first: the lines that they replace."""
     return 0 if past else batch * sum(chain.out_features for chain in kernel.chains) * kernel.item_bytes
 
 
 def factor_words(shape: Shape) -> dict[str, Any]:
-    """What the templates of a factor ask for, alone or in a chain."""
+    """Variables of a factor's template, alone or in a chain."""
     value = {1: "uchar", 2: "ushort"}.get(shape.weight_bytes, "")
     return (
         shape.words
         | {
-            "weight": value if shape.kernel.is_quantized else "real",  # as it is packed
-            "given": value if shape.kernel.is_quantized else "stored",  # as it is before
+            "weight": value if shape.kernel.is_quantized else "real",  # type of a packed weight
+            "given": value if shape.kernel.is_quantized else "stored",  # type of a weight before it is packed
             "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
             "of_storage": "quantized" if shape.kernel.is_quantized else "same",
             "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
@@ -163,15 +165,17 @@ def factor_words(shape: Shape) -> dict[str, Any]:
 
 
 def variants_of(shape: Shape, activation: str) -> tuple[str, ...]:
-    """How vectors have the activation of their own, if they do."""
+    """Names of the variants of snippets for an activation that vectors have of their own, if they do."""
     own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # whose erf is vectors' own
     return own.get(activation, ())
 
 
 def _words_of_pairs(shape: Shape) -> dict[str, str]:
-    """How inputs are copied as pairs: where d is short, what a vector of pairs takes of two vectors of neighbours."""
+    """Template variables for copies of inputs as pairs: for a short d, the lanes that a vector of pairs takes of two
+    neighbouring vectors."""
     lanes = shape.constants.lanes
-    run = shape.run if lanes % shape.run == 0 else lanes  # else vectors are not made of whole l: they are copied one l at a time
+    # else a vector does not hold whole l: inputs are copied one l at a time
+    run = shape.run if lanes % shape.run == 0 else lanes
     firsts = [lane // run * 2 * run + lane % run for lane in range(lanes)]
     return {
         "of_pairs": "_pairs",
@@ -181,12 +185,13 @@ def _words_of_pairs(shape: Shape) -> dict[str, str]:
 
 
 def x_of_block(kernel: KernelSpec) -> str:
-    """Where the inputs of a block of the batch begin."""
+    """Expression for the first input of a block of the batch."""
     return _from_first(kernel, "x")
 
 
 def out_of_block(kernel: KernelSpec, chain: int = 0) -> str:
-    """Where its outputs of a chain go, and what is added to them: the fields of the text's `Out`."""
+    """Expressions for the fields of the source's `Out`: the outputs of a chain for a block, and what is added to
+    them."""
     y, bias, residual = (each_chains(kernel, operand)[chain] for operand in ("y", "bias", "residual"))
     added = f"{_from_first(kernel, residual)}, {residual}_pitch" if kernel.epilogue.residual else "0, 0"
     return f"{_from_first(kernel, y)}, {y}_pitch, {bias if kernel.epilogue.bias else '0'}, {added}"
@@ -197,53 +202,64 @@ def _from_first(kernel: KernelSpec, array: str) -> str:
 
 
 def factor_constexprs(shape: Shape) -> list[Constexpr]:
-    """The constants of a factor, alone or in a chain."""
+    """Constants of a factor, alone or in a chain."""
     kernel, constants = shape.kernel, shape.constants
     pattern, ahead = kernel.pattern, shape.ahead
+    values = "values" if kernel.is_quantized else "elements"
     always = [
         *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
-        Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored as they are"),
-        Constexpr("INPUTS", shape.inputs, "of a sum: pairs of l" if constants.pairs else "of a sum"),
-        Constexpr("HEIGHT", constants.height, "batch entries per tile" if shape.is_along_outputs else "outputs per tile"),
-        Constexpr("WIDTH", constants.width, "vectors per tile"),
-        Constexpr("PARTS", constants.parts, "of a block's columns, each a work group's"),
+        Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored unchanged"),
+        Constexpr("INPUTS", shape.inputs, "pairs of l per sum" if constants.pairs else "inputs l per sum"),
+        Constexpr("HEIGHT", constants.height, f"{'rows of the batch' if shape.is_along_outputs else 'outputs'} per tile"),
+        Constexpr("WIDTH", constants.width, "vectors per row of a tile"),
+        Constexpr("PARTS", constants.parts, "parts of a block's columns, one per work group"),
         Constexpr("TILES", shape.tiles, "tiles that share their inputs"),
         Constexpr("COLUMNS", shape.columns, "tiles of all outputs"),
-        Constexpr("COLUMN", shape.column, f"{'values' if kernel.is_quantized else 'reals'} from one tile's packed weights to the next"),
-        Constexpr("SCALES", shape.scales, "values of a tile's packed weights in front of their scales"),
+        Constexpr("COLUMN", shape.column, f"{values} from one tile's packed weights to the next"),
+        Constexpr("SCALES", shape.scales, "values of a tile's packed weights before their scales"),
         given_scales(kernel),
-        Constexpr("WIDENED", shape.widened, "where a tile's weights lie as reals, in what a work group keeps", "long long"),
-        Constexpr("X_STEP", shape.x_step, "reals from one l to the next"),
-        Constexpr("AHEAD_LINES", ahead.lines, "cache lines of what comes next, that a tile fetches"),
-        Constexpr("AHEAD_RUN", ahead.run, "of them in a row"),
-        Constexpr("AHEAD_APART", ahead.apart, "elements from one of them to the next"),
-        Constexpr("AHEAD_STEP", ahead.step, "inputs that are multiplied between two fetches"),
-        Constexpr("AHEAD_EACH", ahead.each, "lines of a fetch"),
-        Constexpr("WAITS", shape.waits, "whether a tile's outputs wait, and are stored while the next one is multiplied"),
-        Constexpr("WAITING", shape.waiting, "where a tile's outputs wait, in what a work group keeps", "long long"),
-        Constexpr("WAITING_STEP", shape.waiting_step, "inputs that are multiplied between two of their stores"),
-        Constexpr("WAITING_EACH", shape.waiting_each, "vectors of a store"),
+        Constexpr("WIDENED", shape.widened, "offset of a tile's widened weights in the private buffer", "long long"),
+        Constexpr("X_STEP", shape.x_step, "elements from one l to the next"),
+        Constexpr("AHEAD_LINES", ahead.lines, "cache lines of the next inputs that a tile prefetches"),
+        Constexpr("AHEAD_RUN", ahead.run, "prefetched lines per row"),
+        Constexpr("AHEAD_APART", ahead.apart, "elements from one prefetched line to the next"),
+        Constexpr("AHEAD_STEP", ahead.step, "inputs that are multiplied between two prefetches"),
+        Constexpr("AHEAD_EACH", ahead.each, "lines per prefetch"),
+        Constexpr(
+            "WAITS",
+            shape.waits,
+            "whether a tile's outputs wait, and are stored while the next tile is multiplied",
+        ),
+        Constexpr("WAITING", shape.waiting, "offset of a tile's waiting outputs in the private buffer", "long long"),
+        Constexpr(
+            "WAITING_STEP",
+            shape.waiting_step,
+            "inputs that are multiplied between two stores of waiting outputs",
+        ),
+        Constexpr("WAITING_EACH", shape.waiting_each, "vectors per store"),
     ]
     if shape.is_along_outputs:
         return [
             *always,
-            Constexpr("PLANES", shape.planes, "what shares its inputs: an i with its neighbouring j"),
-            Constexpr("PERIOD", shape.period, "vectors of a tile after which they take the same inputs again"),
-            Constexpr("RUN", shape.run, "neighbouring j of a plane"),
-            Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
+            Constexpr("PLANES", shape.planes, "planes of outputs that share their inputs: one i with neighbouring j"),
+            Constexpr("PERIOD", shape.period, "vectors of a tile after which the inputs repeat"),
+            Constexpr("RUN", shape.run, "neighbouring j per plane"),
+            Constexpr("PLANES_J", shape.planes_j, "planes per i"),
             Constexpr("STEP_OUT", constants.lanes if shape.is_short else pattern.d, "features from one vector of a tile to the next"),
-            Constexpr("X_ROW", shape.x_row, "reals from one batch entry's inputs to the next"),
-            Constexpr("COLUMNS_AT_ONCE", shape.columns_at_once, "columns that a tile's rows are multiplied with before the next rows"),
+            Constexpr("X_ROW", shape.x_row, "elements from one row of the batch to the next"),
             Constexpr(
-                "REACHES", shape.reaches, "whether vectors of inputs reach beyond a row's last ones: those of the last block are copied"
+                "COLUMNS_AT_ONCE",
+                shape.columns_at_once,
+                "columns that are multiplied with a tile's rows before the next rows",
             ),
+            Constexpr("REACHES", shape.reaches, "whether vectors of inputs reach beyond a row's end: the last block's are copied"),
         ]
     return [
         *always,
-        Constexpr("CHUNK", shape.tile_lanes, "batch entries whose inputs lie together"),
-        Constexpr("SCOPE", shape.scope if shape.turns else 1, "blocks on the diagonal of a plane"),
-        Constexpr("PLANE_COLUMNS", shape.plane_columns, "tiles of a plane"),
+        Constexpr("CHUNK", shape.tile_lanes, "rows of the batch whose inputs are copied together"),
+        Constexpr("SCOPE", shape.scope if shape.transposes else 1, "blocks on the diagonal per plane"),
+        Constexpr("PLANE_COLUMNS", shape.plane_columns, "tiles per plane"),
         Constexpr("COLUMN_UNIT", shape.column_unit, "tiles that one work group takes together"),
         Constexpr("IS_SPLIT", shape.is_split, "whether work groups take parts of a plane, and store outputs one by one"),
-        Constexpr("TURNED", shape.turned if kernel.layout == "bsf" else 0, "where a chunk's outputs begin in what a work group keeps"),
+        Constexpr("TRANSPOSED", shape.transposed if kernel.layout == "bsf" else 0, "offset of a chunk's outputs in the private buffer"),
     ]

@@ -1,6 +1,5 @@
-"""What families for processors share: vectors of sums, whose lanes lie along the outputs or along the batch, and the planes
-that share their inputs.
-"""
+"""Shared parts of families for processors: vectors of sums, whose lanes are along the outputs or along the batch, and
+planes of outputs that share their inputs."""
 
 from functools import cached_property
 from typing import Any
@@ -17,12 +16,12 @@ def round_up(value: int, to: int) -> int:
 
 
 def lanes_of(kernel: KernelSpec, limits: Limits) -> int:
-    """Of the device's vector registers, in the type of a kernel's sums."""
+    """Lanes of the device's vector registers, in the type of a kernel's sums."""
     return max(2, limits.vector_bytes // kernel.real_bytes)
 
 
 class Planes:
-    """How a kernel's outputs become vectors; sizes in elements of the sums' type."""
+    """Distribution of a kernel's outputs over vectors; sizes in elements of the sums' type."""
 
     kernel: KernelSpec
     constants: Any  # with along, lanes and width
@@ -37,14 +36,14 @@ class Planes:
 
     @property
     def tile_lanes(self) -> int:
-        """Lanes of a tile's vectors beside each other."""
+        """Lanes of the vectors in one row of a tile."""
         return int(self.constants.width * self.constants.lanes)
 
     @property
     def shared_bytes(self) -> int:
         return 0
 
-    # ---- planes: what shares its inputs
+    # ---- planes: outputs that share their inputs
 
     @property
     def is_short(self) -> bool:
@@ -53,32 +52,33 @@ class Planes:
 
     @property
     def period(self) -> int:
-        """Vectors of a tile after which they take the same inputs again."""
+        """Vectors of a tile after which the inputs repeat."""
         return 1
 
     @property
     def run(self) -> int:
-        """Neighbouring j of a plane whose lanes lie along the outputs."""
+        """Neighbouring j per plane, if lanes are along the outputs."""
         return self.kernel.pattern.d if self.is_short else self.constants.lanes
 
     @property
     def planes_j(self) -> int:
-        """Planes of an i."""
+        """Planes per i."""
         return 1 if self.is_short else divide_up(self.kernel.pattern.d, self.constants.lanes)
 
     @cached_property
     def scope(self) -> int:
-        """Blocks on the diagonal whose inputs are turned at a time: of small ones several, so that vectors are full."""
+        """Blocks on the diagonal whose inputs are transposed together: several if they are small, so that vectors are
+        full."""
         a, b, c, d = self.kernel.pattern.shape
         wanted = divide_up(4 * self.constants.lanes, min(b, c) * d)
         return next(scope for scope in range(min(a, wanted), 0, -1) if a % scope == 0)
 
     @property
     def columns_from(self) -> str:
-        """How inputs become columns of neighbouring batch entries, where lanes lie along the batch."""
+        """Method by which inputs become columns of neighbouring rows of the batch, if lanes are along the batch."""
         return self.kernel.layout
 
-    # ---- what the templates ask for
+    # ---- variables of the templates
 
     @property
     def mask(self) -> str:
@@ -89,7 +89,7 @@ class Planes:
     @property
     def words(self) -> dict[str, Any]:
         lanes, precision = self.constants.lanes, self.kernel.arithmetic
-        halves = precision.halves
+        halves, steps = precision.halves, _transpose_steps(lanes)
         return {
             "reals": "lanes",
             "lanes": lanes,
@@ -97,12 +97,12 @@ class Planes:
             "columns_from": self.columns_from,
             "spread": spread(self.run, lanes, self.mask, precision, self.period) if self.is_along_outputs else [],
             "mask": self.mask,
-            "turns": [(half, _of_parts(low, halves), _of_parts(high, halves)) for half, low, high in _turns(lanes)],
+            "turns": [(half, _of_parts(low, halves), _of_parts(high, halves)) for half, low, high in steps],
             **(_words_of_parts(lanes) if precision.is_complex else {}),
             "of_pairs": "",  # the end of the names of what copies inputs as pairs
             "firsts": "",
             "seconds": "",
-            # up to which entry a copy fills what a tile reads
+            # row of the batch up to which a copy fills what a tile reads
             "end_of_rows": "max(count, HEIGHT)",
             "end_of_columns": "chunk + CHUNK",
             "end_of_turned": "(count + CHUNK - 1) / CHUNK * CHUNK",
@@ -110,7 +110,10 @@ class Planes:
 
 
 def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple[str, str]) -> str:
-    """A tile's vectors; `down` and `across` are what its rows and lanes are, along the outputs and along the batch."""
+    """Drawing of a tile's vectors.
+
+    `down` and `across` name its rows and lanes: first for lanes along the outputs, then for lanes along the batch.
+    """
     number = 0 if constants.along == "outputs" else 1
     return draw(
         f"{name}: {constants.height} x {constants.width} vectors of {constants.lanes} lanes, all in registers.",
@@ -121,7 +124,10 @@ def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple
 
 
 def _words_of_parts(lanes: int) -> dict[str, Any]:
-    """How the parts of complex numbers, each beside the other, are picked out of a vector; `quarter_turn`: of it and its negative, by i."""
+    """Indices that pick the parts of complex numbers, which alternate in a vector.
+
+    `quarter_turn` multiplies by i: it picks from a vector and its negative.
+    """
     parts = range(2 * lanes)
     return {
         "parts": 2 * lanes,
@@ -132,12 +138,12 @@ def _words_of_parts(lanes: int) -> dict[str, Any]:
 
 
 def _of_parts(lanes: list[int], halves: int) -> str:
-    """Indices of lanes as those of what they are made of."""
+    """Indices of lanes as indices of their parts: one per lane, or two of a complex number."""
     return ", ".join(str(lane * halves + half) for lane in lanes for half in range(halves))
 
 
-def _turns(lanes: int) -> list[tuple[int, list[int], list[int]]]:
-    """The steps of turning a square of vectors: how far the two are apart, and what each takes of both."""
+def _transpose_steps(lanes: int) -> list[tuple[int, list[int], list[int]]]:
+    """Steps that transpose a square of vectors: the distance of two vectors, and the lanes that each takes of both."""
     steps = []
     half = lanes // 2
     while half:

@@ -1,4 +1,4 @@
-"""How the d inputs of one l lie in the lanes of vectors whose lanes are neighbouring outputs (k, j)."""
+"""Statements that spread the d inputs of one l over vectors whose lanes are neighbouring outputs (k, j)."""
 
 from math import gcd
 
@@ -6,20 +6,24 @@ from ksgen.spec.precision import Precision, part_of
 
 
 def period_of(d: int, lanes: int) -> int:
-    """Vectors of neighbouring (k, j) after which their lanes hold the same j again."""
+    """Vectors of neighbouring (k, j) after which the j of their lanes repeat."""
     return d // gcd(d, lanes)
 
 
 def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) -> list[str]:
-    """Statements that make `each` of a period's first vectors of the inputs `at`. Where d neither divides the lanes nor is more, they read
-    up to as many inputs as there are lanes, which must be there. A complex number is two neighbours."""
+    """Statements that make the first vectors of a period, `each`, of the inputs `at`. A complex number is two
+    neighbours.
+
+    If d is less than the lanes and does not divide them, they read as many inputs as there are lanes, which must exist.
+    """
     halves, at = precision.halves, f"(GLOBAL const {part_of(precision)}*)at" if precision.is_complex else "at"
     d, lanes, firsts = d * halves, lanes * halves, [each * lanes % d * halves for each in range(vectors)]
     if d == lanes:
         return [f"each[0] = in_register(vload{lanes}(0, {at}));"]
     if lanes % d == 0:
         return ["each[0] = (lanes)(*at);" if d == 1 else f"each[0] = {_repeated(d, lanes, at)};"]
-    kept = {0: "head", d - lanes: "tail"} if d > lanes else {0: "head"}  # vectors as they lie, of which others are made
+    # loaded vectors, from which shuffles make the others
+    kept = {0: "head", d - lanes: "tail"} if d > lanes else {0: "head"}
     loads = [f"const lanes {name} = in_register(vload{lanes}(0, {at}{f' + {first}' if first else ''}));" for first, name in kept.items()]
     if 2 * d <= lanes:  # fewer bytes are less often parts of two lines
         loads = [f"const lanes head = in_register({_repeated(1 << (d - 1).bit_length(), lanes, at)});"]
@@ -38,7 +42,7 @@ def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) ->
 
 
 def _repeated(inputs: int, lanes: int, at: str) -> str:
-    """A broadcasting load."""
+    """Expression of a broadcasting load."""
     return f"vload{inputs}(0, {at}).s{''.join(f'{lane % inputs:x}' for lane in range(lanes))}"
 
 

@@ -172,5 +172,5 @@ class VectorGradient(Shaped[VectorGradientConstants]):
             ]
         return [
             Constexpr("PITCH", shape.pitch, "reals from one column of batch entries to the next"),
-            Constexpr("SCOPE", shape.scope if shape.is_turned else 1, "blocks on the diagonal of a plane"),
+            Constexpr("SCOPE", shape.scope if shape.is_transposed else 1, "blocks on the diagonal of a plane"),
         ]

@@ -1,7 +1,17 @@
 """How many cycles of a processor's cores a gradient takes: as `vector/cycles.py`, for sums over the batch."""
 
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector.cycles import COPY, ELEMENT, FIRST_LEVEL_BYTES, LAUNCH, SECOND_LEVEL_BYTES, TASK, TILE, TURN, tile_of
+from ksgen.families.vector.cycles import (
+    COPY,
+    ELEMENT,
+    FIRST_LEVEL_BYTES,
+    LAUNCH,
+    SECOND_LEVEL_BYTES,
+    TASK,
+    TILE,
+    TRANSPOSE,
+    tile_of,
+)
 from ksgen.families.vector_gradient.shape import Shape
 
 ACROSS = 6  # cycles to add up the lanes of a sum
@@ -22,7 +32,7 @@ def gradient_cycles(shape: Shape, batch: int) -> float:
     sharing = max(1.0, constants.pieces / divide_up(shape.columns, shape.plane_columns))  # pieces that each copy a plane's inputs
     moved = block * (sharing * pattern.in_features + pattern.out_features)
     is_scattered = shape.is_along_outputs and shape.kernel.layout == "bsl"
-    copied = moved * (ELEMENT if is_scattered else (TURN if shape.is_turned else COPY) / lanes)
+    copied = moved * (ELEMENT if is_scattered else (TRANSPOSE if shape.is_transposed else COPY) / lanes)
     parts = shape.parts(batch)
     added = parts * shape.part / lanes * 2
     each = tiles * (steps * tile.step + after * tile.sums + TILE) + missed / SECOND_LEVEL_BYTES + copied

@@ -30,7 +30,7 @@ class Shape(Planes):
     constants: VectorGradientConstants
 
     @property
-    def is_turned(self) -> bool:
+    def is_transposed(self) -> bool:
         """Whether rows become columns on their way in."""
         return not self.is_along_outputs and self.kernel.layout == "bsf"
 
@@ -50,12 +50,12 @@ class Shape(Planes):
     @property
     def plane_columns(self) -> int:
         """Columns of what shares its inputs."""
-        return self.scope * self.kernel.pattern.d * self.tiles if self.is_turned else self.tiles
+        return self.scope * self.kernel.pattern.d * self.tiles if self.is_transposed else self.tiles
 
     @property
     def column_unit(self) -> int:
         """Columns that one work group takes together: all of a plane where its operands are turned."""
-        return self.plane_columns if self.is_turned else 1
+        return self.plane_columns if self.is_transposed else 1
 
     @property
     def units(self) -> int:
@@ -131,14 +131,14 @@ class Shape(Planes):
         """From one l to the next; and from one k to the next, where lanes lie along the batch."""
         if self.is_along_outputs:
             return self.run
-        return self.pitch * (self.kernel.pattern.d if self.is_turned else 1)
+        return self.pitch * (self.kernel.pattern.d if self.is_transposed else 1)
 
     @property
     def dy_base(self) -> int:
         """Where dY begins, behind X."""
         if self.is_along_outputs:
             return self.block_rows * self.x_row
-        return self.kernel.pattern.c * (self.scope * self.kernel.pattern.d if self.is_turned else 1) * self.pitch
+        return self.kernel.pattern.c * (self.scope * self.kernel.pattern.d if self.is_transposed else 1) * self.pitch
 
     @property
     def slot(self) -> int:
@@ -147,5 +147,5 @@ class Shape(Planes):
         if self.is_along_outputs:
             dy = self.block_rows * self.tile_lanes
         else:
-            dy = (self.scope * b * d if self.is_turned else self.constants.width) * self.pitch
+            dy = (self.scope * b * d if self.is_transposed else self.constants.width) * self.pitch
         return round_up(self.dy_base + dy, LINE_BYTES)
