@@ -68,7 +68,7 @@ def families_for(
 
 
 def meant_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Iterator[Family[Any]]:
-    """Yield the families that serve the kernel; those for small batches only if the batch is small."""
+    """Yield the families that serve the kernel, without those for small batches if the batch is not small."""
     is_few = batch_like(kernel, batch) <= FEW[-1]
     return families_for(kernel, limits, batch, aligned, with_few=is_few)
 

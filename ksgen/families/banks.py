@@ -30,21 +30,25 @@ def write_cycles(addresses: Sequence[int], size: int) -> int:
 
 @dataclass(frozen=True)
 class Image:
-    """How a tile lies in shared memory, of lines along which the neighbouring j of a feature alternate: distances in elements."""
+    """Layout of a tile in shared memory, in lines along which the neighbouring j of a feature alternate: distances in
+    elements."""
 
-    planes: int  # neighbouring j, each with a plane of its own
+    planes: int  # neighbouring j, each with its own plane
     plane: int
     next_line: int
-    next_run: int  # from one feature, or batch entry, of a line to the next
+    next_run: int  # from one feature, or row of the batch, of a line to the next
     element_bytes: int
-    chunk: int = 0  # elements of one, where feature f has its chunk n at n ^ (f / 2 % 4); 0: where it has them in order
+    chunk: int = 0  # elements per chunk, if feature f has its chunk n at n ^ (f / 2 % 4); 0: chunks are in order
 
 
 @cache
 def image_cycles(
     access: Callable[[Sequence[int], int], int], image: Image, lane_run: int, vector: int, size: int, first: int = 0, first_line: int = 0
 ) -> int:
-    """Of one access by lanes of which `lane_run` stand `vector` elements apart along a line, and the others on the next lines."""
+    """Cycles of one access by a warp.
+
+    Groups of `lane_run` lanes are `vector` elements apart along a line, and further groups are on the next lines.
+    """
 
     def at(line: int, run: int) -> int:
         feature = run // image.planes
@@ -58,9 +62,12 @@ def image_cycles(
 def line_cycles(
     access: Callable[[Sequence[int], int], int], image: Image, lane_run: int, vector: int, size: int, run: int, at_once: int, line: int = 0
 ) -> int:
-    """Of the accesses by which such lanes go along whole lines of `run` elements, the first of them `line`, `at_once` elements each."""
+    """Cycles of all accesses of a warp along whole lines of `run` elements, `at_once` elements each.
+
+    The first line is `line`.
+    """
     starts = [first + each for first in range(0, run, lane_run * vector) for each in range(0, vector, at_once)]
-    alike = image.planes * (8 if image.chunk else 1)  # starts that are so far apart meet the same conflicts
+    alike = image.planes * (8 if image.chunk else 1)  # starts at this distance have the same conflicts
     return sum(image_cycles(access, image, lane_run, vector, size, start % alike, line) for start in starts)
 
 
@@ -69,7 +76,7 @@ def _cycles(addresses: Sequence[int], unit: int, lanes: int) -> int:
 
 
 def _busiest(units: Iterable[int], unit: int) -> int:
-    """The most of these that want the same banks."""
+    """Largest number of these units that want the same banks."""
     places = CYCLE_BYTES // unit
     wanted = [0] * places
     for each in units:

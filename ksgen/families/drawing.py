@@ -1,9 +1,12 @@
-"""A tile as a small drawing in the comments of a text: who computes which part of it. Never decides a size."""
+"""A tile as a small drawing in the comments of a source, with the part that each warp or vector computes.
+
+Never decides a size.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOST_ROWS, MOST_COLUMNS = 4, 6  # of a drawing; what lies between the last two is left out
+MOST_ROWS, MOST_COLUMNS = 4, 6  # of a drawing; parts between the last two drawn ones are left out
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,17 @@ REGISTERS = 65536  # of a multiprocessor, on every GPU in the table
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast a target's usual card is: published, or reckoned from what is. A cost model's defaults, never a measurement."""
+    """Rates of a target's usual card: published, or derived from published ones.
+
+    Defaults of a cost model, never a measurement.
+    """
 
     card: str
     multiprocessors: int
     ghz: float  # of the multiprocessors
     memory_gb_s: float  # copied, read plus written: nine tenths of what is published
     cache_gb_s: float  # of the second-level cache
-    plain: int = 128  # float32 multiply-adds of a multiprocessor a cycle
+    plain: int = 128  # float32 multiply-adds per multiprocessor and cycle
     double: int = 2  # the same in float64
     half: int = 0  # by mma.sync on 16-bit operands, summed in float32; dense. Before sm_80 on float16 alone, and by no family here
     tf32: int = 0  # the same on tf32 operands
@@ -27,18 +30,19 @@ class Rates:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a target offers."""
+    """Resources and instructions of a target."""
 
     shared_bytes: int  # dynamic shared memory that one block may ask for
-    threads: int = 2048  # of a multiprocessor
-    blocks: int = 32  # of a multiprocessor
+    threads: int = 2048  # per multiprocessor
+    blocks: int = 32  # per multiprocessor
     async_copies: bool = True  # cp.async
     tensor_cores: bool = True  # for 16-bit and tf32 operands with float32 sums
     fine_sums: bool = False  # tensor cores add 32 bytes of products at a time, not 16, and keep two bits below float32's last, not one
     warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over: with the suffix alone
     suffix: str = ""  # of the target that has all of the GPU's instructions
-    more_registers: int = 0  # of a thread of float32 multiply-adds, that ptxas takes besides those it takes on other targets
-    rates: Rates | None = None  # None: nobody has looked them up
+    # per thread of float32 multiply-adds, that ptxas takes in addition to those on other targets
+    more_registers: int = 0
+    rates: Rates | None = None  # None: unknown
 
 
 GPUS = {  # by compute capability, as targets write it. From sm_100 on there is no wgmma: `mma` serves, as on sm_80

@@ -46,7 +46,7 @@ class Wgmma:
 
     @property
     def sums(self) -> int:
-        """Accumulators a thread."""
+        """Accumulators per thread."""
         return self.columns // 2
 
     @property
@@ -94,7 +94,7 @@ class Wgmma:
 
     @property
     def operands(self) -> str:
-        """Of the instruction, in its order; the numbers are those of the outputs, then the inputs."""
+        """Operands of the instruction, in its order; numbers count the outputs, then the inputs."""
         numbers = iter(range(self.sums + 2, self.sums + 2 + self._a_words + len(self.transposed)))
         a = [f"%{next(numbers)}" for _ in range(self._a_words)]
         flags = [f"%{number}" for number in numbers]

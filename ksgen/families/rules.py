@@ -12,7 +12,7 @@ from ksgen.spec import KernelSpec
 
 ConstantsT = TypeVar("ConstantsT")
 FARTHEST = 512  # from a number that does not hold, to those that are tried in its place
-_OF_KERNELS = ("precision", "layout", "job")  # what a sentence may begin with, besides a constant
+_OF_KERNELS = ("precision", "layout", "job")  # first words that a sentence may have instead of a constant
 _WORD = re.compile(r"\w+")
 
 

@@ -1,7 +1,8 @@
-"""The amx family's chains: all factors of a layer applied to a block of the batch while it lies in a core's second-level cache.
+"""Chains of the amx family: all factors of a layer are applied to a block of the batch while it is in a core's
+second-level cache.
 
-Decides the tiles of `amx_chain.cl.j2`; its design is docs/kernels/amx.md. Never renders, compiles or runs. Weights are packed as
-for each factor alone.
+Decides the tiles of `amx_chain.cl.j2`; its design is docs/kernels/amx.md. Never renders, compiles or runs. Weights are
+packed as for each factor alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,21 +35,22 @@ from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
-BLOCKS = (256, 192, 128, 96, 64, 32)  # batch entries: more than a product alone has, as all weights pass for each block
-_WORDS = ("outputs", "panel", "depth")  # of a factor, in `tiles`
+# rows of the batch: more than for a single product, because all weights pass once per block
+BLOCKS = (256, 192, 128, 96, 64, 32)
+_WORDS = ("outputs", "panel", "depth")  # of each factor, in `tiles`
 
 
 @dataclass(frozen=True)
 class ChainConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    block: int  # batch entries that a work group takes at a time
+    block: int  # rows of the batch that a work group takes at a time
     tiles: str  # of each factor: `_WORDS`
-    past: int  # 1: the layer's outputs are stored past the caches; 0: into them
+    past: int  # 1: the layer's outputs leave by streaming stores; 0: they go into the caches
 
     @property
     def parsed(self) -> list[AmxConstants]:
-        """The constants of each factor by itself. What lies between factors is read at once: it stays in the cache."""
+        """Constants of each factor by itself. Intermediates are read at once, so they stay in the cache."""
         each = ((numbers_of(self.tiles, words, _WORDS), is_last) for words, is_last in listed(self.tiles))
         return [AmxConstants(block=self.block, parts=1, past=self.past if is_last else 0, **numbers) for numbers, is_last in each]
 
@@ -58,8 +60,8 @@ def _tiles(kernel: KernelSpec, each: list[AmxConstants]) -> str:
 
 
 @dataclass(frozen=True)
-class Within(Shape):
-    """A factor in a chain. Behind the first, inputs are in the cache: none are fetched ahead."""
+class AmxFactor(Shape):
+    """A factor in a chain. After the first factor, inputs are in the cache, and none are prefetched."""
 
     is_first: bool
 
@@ -72,22 +74,22 @@ class Within(Shape):
         return super().copy_lines if self.is_first else 0
 
     @property
-    def copied_beside(self) -> float:
-        """All planes but the first, which waits for what the factor before gives."""
-        return super().copied_beside * (self.planes - 1) / self.planes
+    def copied_meanwhile(self) -> float:
+        """Share of all planes but the first, which waits for the previous factor's outputs."""
+        return super().copied_meanwhile * (self.planes - 1) / self.planes
 
 
 @dataclass(frozen=True)
 class ChainShape:
-    """What follows from a chain and its constants; sizes in elements of the sums' type."""
+    """Sizes derived from a chain and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
     constants: ChainConstants
 
     @cached_property
-    def factors(self) -> list[Within]:
+    def factors(self) -> list[AmxFactor]:
         own = zip(places(self.kernel), factor_kernels(self.kernel), self.constants.parsed, strict=True)
-        return [Within(kernel, constants, at.at == 0) for at, kernel, constants in own]
+        return [AmxFactor(kernel, constants, at.at == 0) for at, kernel, constants in own]
 
     @property
     def registers(self) -> int:
@@ -99,23 +101,24 @@ class ChainShape:
 
     @property
     def pitch(self) -> int:
-        """In batch-size-last, elements from one feature to the next of what lies between: an odd number of lines, so that features do not
-        meet in a few sets of a cache."""
+        """Elements from one feature of an intermediate to the next, in batch-size-last: an odd number of lines, so that
+        features use many sets of a cache."""
         return pitch_of(self.kernel, self.constants.block)
 
     @property
     def between(self) -> int:
-        """What lies between two factors."""
+        """Elements of the buffer for one intermediate."""
         return between_of(self.kernel, self.constants.block)
 
     @property
     def places(self) -> int:
-        """Of which there are one, or two in turn: a factor reads the one and writes the other."""
+        """Number of buffers for intermediates: one, or two that alternate, so that a factor reads one and writes the
+        other."""
         return min(2, len(self.factors) - 1)
 
     @property
     def work_space(self) -> int:
-        """Of the panel and sums of whichever factor is at work."""
+        """Elements of the panel and sums of the largest factor."""
         return max(factor.slot for factor in self.factors)
 
     @property
@@ -128,7 +131,7 @@ class ChainShape:
 
     @property
     def held(self) -> Held:
-        """What a block goes through: all that a work group keeps, inputs and outputs, and the weights of all factors."""
+        """Bytes that a block passes over: the private buffer, inputs and outputs, and the weights of all factors."""
         return Held(self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.past), self.packed_bytes)
 
 
@@ -143,12 +146,13 @@ def between_of(kernel: KernelSpec, block: int) -> int:
 
 
 def passing_bytes(kernel: KernelSpec, block: int, past: int) -> int:
-    """Of a block's inputs and of the next one's, which are fetched, and of outputs that are not stored past the caches."""
+    """Bytes of a block's inputs and of the next block's, which are prefetched, and of outputs without streaming
+    stores."""
     return block * kernel.item_bytes * (2 * kernel.in_features + (0 if past else kernel.pattern.out_features))
 
 
 def chain_cycles(shape: ChainShape, batch: int) -> float:
-    """Of all cores together, for one launch."""
+    """Cycles of all cores together, for one launch."""
     found, held = float(LAUNCH), shape.held
     fits = held.kept + held.weights <= SECOND_LEVEL_BYTES
     for factor, at in zip(shape.factors, places(shape.kernel), strict=True):
@@ -190,15 +194,17 @@ class AmxChain(PackedElsewhere[ChainConstants]):
     # ---- constants
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
-        """The block by which the model expects the least of a core, and of each factor what is best in it: a block that is too long drives
-        itself out of the second-level cache, and for a short one all weights pass more often."""
+        """Block with the fewest expected cycles per core, and the best constants of each factor in it.
+
+        A long block exceeds the second-level cache, and for a short one all weights pass more often.
+        """
         batch = kernel.batch or alike(batch or MANY)
         most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has one
         found = [_of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in BLOCKS)]
         return min(found, key=lambda constants: chain_cycles(ChainShape(kernel, constants), batch))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:
-        """Blocks and ways to store, and the most outputs and the greatest depth of each factor's."""
+        """Yield blocks, kinds of stores, and limits of each factor's outputs and depth."""
         batch = kernel.batch or MANY
         found: dict[ChainConstants, None] = {}
         for block in BLOCKS:
@@ -225,7 +231,7 @@ class AmxChain(PackedElsewhere[ChainConstants]):
         products = sum(dots(factor, batch) for factor in shape.factors)
         return Work(divide_up(batch, constants.block), moved, moved, 0, products * DOT_MULTIPLY_ADDS, cycles=chain_cycles(shape, batch))
 
-    # ---- the text
+    # ---- the source
 
     def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
         shape = ChainShape(kernel, constants)
@@ -236,7 +242,8 @@ class AmxChain(PackedElsewhere[ChainConstants]):
         }
 
     def _factor(self, shape: ChainShape, number: int) -> dict[str, Any]:
-        """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""
+        """Template variables of one factor: its constants and snippets, where its inputs come from and its outputs
+        go."""
         own, is_last = shape.factors[number], number + 1 == len(shape.factors)
         words, activation = factor_words(own), own.kernel.epilogue.activation
         pitch = "0" if own.is_bsf else str(shape.pitch)  # of rows of features, constants know it
@@ -253,21 +260,25 @@ class AmxChain(PackedElsewhere[ChainConstants]):
 
     def constexprs(self, kernel: KernelSpec, constants: ChainConstants) -> list[Constexpr]:
         shape, is_bsf = ChainShape(kernel, constants), kernel.layout == "bsf"
+        y_entry = kernel.pattern.out_features if is_bsf else 1
         return [
-            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
-            Constexpr("LANES", LANES, "of a vector, and sums of a tile's row"),
-            Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
-            Constexpr("UNIT", PAIR, "batch entries of which blocks are made"),
-            Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
+            Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
+            Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
+            Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
+            Constexpr("UNIT", PAIR, "rows of the batch of which blocks are whole multiples"),
             Constexpr(
-                "Y_ENTRY", kernel.pattern.out_features if is_bsf else 1, "elements from one batch entry of Y to the next", "long long"
+                "X_ENTRY",
+                kernel.in_features if is_bsf else 1,
+                "elements from one row of X to the next, along the batch",
+                "long long",
             ),
-            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
+            Constexpr("Y_ENTRY", y_entry, "elements from one row of Y to the next, along the batch", "long long"),
+            Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
         ]
 
 
 def _of_block(kernel: KernelSpec, block: int, batch: int) -> ChainConstants:
-    """What the model takes for the best of each factor in such a block."""
+    """Constants with the best tiles of each factor in such a block, by the model."""
     factors = factor_kernels(kernel)
     least = [AmxConstants(block, PAIR, 1, 1, 0, 1) for _ in factors]
     shape = ChainShape(kernel, ChainConstants(block, _tiles(kernel, least), 0))
@@ -277,7 +288,8 @@ def _of_block(kernel: KernelSpec, block: int, batch: int) -> ChainConstants:
     for factor in factors:
         panels = (2, 1) if least_of(factor).planes > 1 else (1,)
         every = product(outputs_and_depths(factor), panels)
-        options = [Within(factor, AmxConstants(block, outputs, 1, panel, 0, depth), not best) for (outputs, depth), panel in every]
+        tried = [AmxConstants(block, outputs, 1, panel, 0, depth) for (outputs, depth), panel in every]
+        options = [AmxFactor(factor, own, not best) for own in tried]
         found = min(options, key=lambda own: factor_cycles(own, Held(kept + own.slot * 4, weights), batch))
         best.append(in_place(factor, found.constants))
     return ChainConstants(block, _tiles(kernel, best), past)

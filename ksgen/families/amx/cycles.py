@@ -1,7 +1,9 @@
-"""How many cycles of a processor's cores a kernel by matrix tiles takes: terms of the cost model, and of the choice of defaults.
+"""Estimated cycles of a processor's cores for a kernel by matrix tiles: terms of the cost model, and of the choice of
+defaults.
 
-By what Intel states of the instructions: a product of two tiles takes 16 cycles, a tile that the first-level cache holds 8 to load. Lines
-from behind it as docs/kernels/amx.md calibrates them. Good for an order among constants of one kernel. Never measured.
+Figures follow Intel's description of the instructions. A product of two tiles takes 16 cycles, and a load of a tile
+from the first-level cache takes 8. Lines from farther away are calibrated in docs/kernels/amx.md. The model orders
+constants of one kernel. It was never measured.
 """
 
 from typing import NamedTuple
@@ -13,60 +15,64 @@ from ksgen.families.tiles import divide_up
 from ksgen.families.vector.cycles import EXPOSED, LAUNCH, TASK
 from ksgen.families.vector.planes import round_up
 
-DOT = 16  # cycles, of a product of two tiles
-ITEM, OUTPUT = 0.3, 0.3  # cycles: an input that is copied into the panel, for each of its parts; an output that is finished and stored
-FETCH, SHARE = 0.5, 8  # of vectors: a line that is fetched; a call of what works beside products
-APART = 1.25  # of copies beside which nothing is multiplied: memory does not work beside them either
+DOT = 16  # cycles per product of two tiles
+# cycles per input that is copied into the panel, for each of its parts; per output that is finished and stored
+ITEM, OUTPUT = 0.3, 0.3
+FETCH, SHARE = 0.5, 8  # vector cycles per line that is prefetched; per call of the work between products
+APART = 1.25  # factor for copies during which nothing is multiplied: memory is idle during products then
 TILE_BYTES = 2 * TILE_ITEMS
 DOT_MULTIPLY_ADDS = ROWS * TILE_ITEMS
-SECOND_LEVEL_BYTES = 1792 * 1024  # that panels, weights and sums may have of 2 MB
-FETCHED, THIRD_LEVEL = 1.3, 6.0  # cycles a line from the second level and from behind it, that is fetched before it is wanted
-BETWEEN = 2 * THIRD_LEVEL  # cycles a line of what lies between factors, written and read again, where the second level does not hold it
-MEMORY = 12.4  # of a core's cycles, a line that is copied from memory or to it
+SECOND_LEVEL_BYTES = 1792 * 1024  # for panels, weights and sums, of 2 MB
+FETCHED, THIRD_LEVEL = 1.3, 6.0  # cycles per line that is prefetched from the second level, and from farther away
+BETWEEN = 2 * THIRD_LEVEL  # cycles per line of an intermediate that exceeds the second level, written and read again
+MEMORY = 12.4  # cycles of a core per line that is copied from memory or to it
 
 
 class Held(NamedTuple):
-    """Bytes that pass a core's second-level cache again and again."""
+    """Bytes that pass a core's second-level cache repeatedly."""
 
-    kept: int  # panels, sums, inputs that are fetched ahead, and what lies between factors
+    kept: int  # panels, sums, prefetched inputs, and intermediates
     weights: int
 
 
 class Lines(NamedTuple):
-    """Cache lines for each product of two tiles, from behind the first-level cache."""
+    """Cache lines per product of two tiles, from beyond the first-level cache."""
 
     inputs: float
     weights: float
-    again: float  # sums that are taken up again, soon
-    sums: float  # that wait for those of all j
+    again: float  # sums that are continued soon
+    sums: float  # sums that wait for those of all j
     copied: float  # into panels
 
 
 def dots(shape: Shape, batch: int) -> int:
-    """Products of two tiles, of one launch."""
+    """Products of two tiles in one launch."""
     return divide_up(batch, ROWS) * shape.packed_tiles * shape.steps * shape.products.products
 
 
 def multiply_cycles(shape: Shape, batch: int) -> float:
-    """Of all cores together, for one launch."""
+    """Cycles of all cores together, for one launch."""
     tasks = divide_up(batch, shape.constants.block) * shape.constants.parts
     return factor_cycles(shape, held_of(shape), batch) + TASK * tasks + LAUNCH
 
 
 def factor_cycles(shape: Shape, held: Held, batch: int) -> float:
-    """Without the memory of X and Y. Panels that take turns are copied beside products, others before them."""
+    """Cycles of one factor, without the memory traffic of X and Y.
+
+    Panels that alternate are copied during products, others before them.
+    """
     copied, left = copy_cycles(shape, batch), OUTPUT * batch * shape.kernel.pattern.out_features
-    beside, products, lines = copied * shape.copied_beside, dots(shape, batch), lines_of(shape)
+    meanwhile, products, lines = copied * shape.copied_meanwhile, dots(shape, batch), lines_of(shape)
     share = FETCH * (lines.inputs + lines.weights + lines.again) + SHARE / dots_of_a_share(shape)
     return (
-        max(dot_cycles(shape, held) * products, beside + left + share * products)
-        + APART * (copied - beside)
+        max(dot_cycles(shape, held) * products, meanwhile + left + share * products)
+        + APART * (copied - meanwhile)
         + evicted_cycles(shape, held) * products
     )
 
 
 def dots_of_a_share(shape: Shape) -> float:
-    """Products of a share of a step, after which vectors work."""
+    """Products per share of a step, after which vector instructions run."""
     return (PAIR // ROWS) ** 2 * shape.products.products / shape.shares
 
 
@@ -78,7 +84,7 @@ def copy_cycles(shape: Shape, batch: int) -> float:
 
 
 def held_of(shape: Shape) -> Held:
-    """Of a product alone, whose blocks go through a plane's weights, or through those of all planes."""
+    """Resident bytes of a product alone, whose blocks pass over one plane's weights, or over those of all planes."""
     weights = shape.plane_weights if shape.constants.parts >= shape.planes else shape.packed_bytes
     return Held(shape.slot * 4 + shape.ahead_bytes, weights)
 
@@ -98,8 +104,8 @@ def lines_of(shape: Shape) -> Lines:
 
 
 def dot_cycles(shape: Shape, held: Held) -> float:
-    """Of a product, on average: itself, or the lines of its operands and sums, which are fetched a step before. What the second-level cache
-    has no room for comes from behind it."""
+    """Cycles per product on average: its own, or those of its lines of operands and sums, which are prefetched one step
+    before. Lines that exceed the second-level cache come from beyond it."""
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
     passing = FETCHED if held.weights <= room else THIRD_LEVEL
     own = FETCHED if shape.group_weights <= room else THIRD_LEVEL
@@ -108,13 +114,13 @@ def dot_cycles(shape: Shape, held: Held) -> float:
 
 
 def evicted_cycles(shape: Shape, held: Held) -> float:
-    """Of a product, for what was written and leaves the second-level cache before it is wanted."""
+    """Cycles per product for written lines that leave the second-level cache before they are read again."""
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
     sums = lines.sums / 2 if shape.group_weights > room else 0.0
     return MEMORY * (sums + (lines.copied if held.weights > room else 0.0))
 
 
 def launch_cycles(work: Work, cores: int) -> float:
-    """Of all cores together until a launch is done: by its instructions, and by what it reads from memory and writes there."""
+    """Cycles of all cores together until a launch is done: its instructions, and its reads and writes of memory."""
     busy, moved = work.cycles * unevenness(work.blocks / cores), MEMORY * work.memory_bytes / LINE_BYTES
     return max(busy, moved) + EXPOSED * min(busy, moved)

@@ -87,7 +87,8 @@ class Amx(Shaped[AmxConstants]):
         )  # fmt: skip
 
     def packed_for(self, kernel: KernelSpec, constants: AmxConstants) -> object:
-        return None  # tiles of all outputs, whoever multiplies them: one copy of the weights serves every batch, and chains
+        # tiles cover all outputs whatever the constants: one copy of the weights serves every batch, and chains
+        return None
 
     def pack_geometry(self, kernel: KernelSpec, constants: AmxConstants) -> Geometry:
         return Geometry(Shape(kernel, constants).packed_tiles, 1, 0)
@@ -101,23 +102,33 @@ class Amx(Shaped[AmxConstants]):
         shape, is_bsf, pattern = Shape(kernel, constants), kernel.layout == "bsf", kernel.pattern
         return [
             *factor_constexprs(shape),
-            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
-            Constexpr("LANES", LANES, "of a vector, and sums of a tile's row"),
-            Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
-            Constexpr("UNIT", PAIR, "batch entries of which blocks are made"),
-            Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
-            Constexpr("Y_ENTRY", pattern.out_features if is_bsf else 1, "elements from one batch entry of Y to the next", "long long"),
-            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
+            Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
+            Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
+            Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
+            Constexpr("UNIT", PAIR, "rows of the batch of which blocks are whole multiples"),
+            Constexpr(
+                "X_ENTRY",
+                kernel.in_features if is_bsf else 1,
+                "elements from one row of the batch of X to the next",
+                "long long",
+            ),
+            Constexpr(
+                "Y_ENTRY",
+                pattern.out_features if is_bsf else 1,
+                "elements from one row of the batch of Y to the next",
+                "long long",
+            ),
+            Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
         ]
 
 
 def of_lanes(shape: Shape) -> tuple[str, ...]:
-    """How vectors have the activation of their own, if they do."""
+    """Names of the variants of snippets for an activation that vectors have of their own, if they do."""
     return {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",)}.get(shape.kernel.epilogue.activation, ())
 
 
 def factor_words(shape: Shape) -> dict[str, Any]:
-    """What the templates of a factor ask for, alone or in a chain."""
+    """Variables of a factor's template, alone or in a chain."""
     kernel = shape.kernel
     extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
     wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
@@ -143,74 +154,111 @@ def factor_words(shape: Shape) -> dict[str, Any]:
 
 
 def tile_picture(shape: Shape) -> str:
-    rows, columns = ("batch entries s", "outputs k") if shape.is_bsf else ("outputs k", "batch entries s")
-    heading = "What is multiplied at a time: 2 x 2 tiles of 16 x 16 sums, in all j of a plane one after the other."
+    rows, columns = ("rows s of the batch", "outputs k") if shape.is_bsf else ("outputs k", "rows s of the batch")
+    heading = "Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all j of a plane sequentially."
     return draw(heading, Side(PAIR, rows, 2), Side(PAIR, columns, 2), lambda row, column: f"tile {2 * row + column}")
 
 
 def factor_constexprs(shape: Shape) -> list[Constexpr]:
-    """The constants of a factor, alone or in a chain."""
+    """Constants of a factor, alone or in a chain."""
     kernel, constants, pattern = shape.kernel, shape.constants, shape.kernel.pattern
     in_place = pattern.c // INPUTS if not constants.panel else shape.steps
     return [
         *(each for each in pattern_constexprs(kernel) if each.name != "BATCH"),
         *epilogue_constexprs(kernel),
-        Constexpr("IS_PAST", constants.past, "whether outputs are stored past the caches"),
-        Constexpr("OUTPUTS", constants.outputs, "outputs of a j, whose sums wait until those of all j are there"),
-        Constexpr("PARTS", constants.parts, "of a block's groups of outputs, each a work group's"),
-        Constexpr("PLANES", shape.planes, "of inputs, that are copied one after the other"),
-        Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
-        Constexpr("RUN", shape.run, "neighbouring j of a plane"),
-        Constexpr("PLACES_J", shape.places_j, "of sixteen of them, that are woven together"),
+        Constexpr("IS_PAST", constants.past, "whether outputs leave by streaming stores"),
+        Constexpr("OUTPUTS", constants.outputs, "outputs per j whose sums wait until the sums of all j are complete"),
+        Constexpr("PARTS", constants.parts, "parts of a block's groups of outputs, one per work group"),
+        Constexpr("PLANES", shape.planes, "planes of inputs, which are copied sequentially"),
+        Constexpr("PLANES_J", shape.planes_j, "planes per i"),
+        Constexpr("RUN", shape.run, "neighbouring j per plane"),
+        Constexpr("PLACES_J", shape.places_j, "groups of sixteen j, which are interleaved together"),
         Constexpr("GROUPS", shape.groups, "groups of a plane's outputs"),
-        Constexpr("TILES", shape.tiles, "tiles of an (i, j)'s outputs"),
+        Constexpr("TILES", shape.tiles, "tiles of the outputs of one (i, j)"),
         Constexpr("STEPS", shape.steps, "tiles along the inputs, 32 each"),
-        Constexpr("DEPTH", constants.depth, "of them, whose inputs stay in the first-level cache for all outputs of a group"),
-        Constexpr("CHUNKS", shape.chunks, "of so many of them"),
-        Constexpr("SHARES", shape.shares, "of a step's products, after each of which vectors work"),
-        Constexpr("FETCHED_SUMS", shape.fetched_sums, "rows of the next sums that are fetched with each share of a step"),
-        Constexpr("INPUTS_PASS", shape.inputs_pass, "whether the first-level cache has no room for a block's inputs of DEPTH steps"),
-        Constexpr("WEIGHTS_PASS", shape.weights_pass, "or for two tiles' weights of them"),
-        Constexpr("STEPS_IN_PLACE", in_place, "of them, those whose rows of X are not copied, or all that are"),
-        Constexpr("COPIED_FROM", 0 if constants.panel else in_place * INPUTS, "the first input that is copied"),
-        Constexpr("IS_IN_PLACE", not constants.panel, "whether whole tiles of X are read where they lie"),
-        Constexpr("COMPONENTS", shape.products.parts, "16-bit operands that an element becomes"),
-        Constexpr("TILE_ITEMS", TILE_ITEMS, "operands of a tile"),
-        Constexpr("STEP_ITEMS", shape.step_items, "operands from one step's tiles to the next one's"),
-        Constexpr("SQUARE", shape.square, "vectors that are woven into each other"),
+        Constexpr(
+            "DEPTH",
+            constants.depth,
+            "steps whose inputs stay in the first-level cache for all outputs of a group",
+        ),
+        Constexpr("CHUNKS", shape.chunks, "chunks of DEPTH steps"),
+        Constexpr("SHARES", shape.shares, "shares of a step's products, after each of which vector instructions run"),
+        Constexpr(
+            "FETCHED_SUMS",
+            shape.fetched_sums,
+            "rows of the next sums that are prefetched with each share of a step",
+        ),
+        Constexpr(
+            "INPUTS_PASS",
+            shape.inputs_pass,
+            "whether a block's inputs of DEPTH steps exceed the first-level cache",
+        ),
+        Constexpr("WEIGHTS_PASS", shape.weights_pass, "whether the weights of two tiles exceed it"),
+        Constexpr(
+            "STEPS_IN_PLACE",
+            in_place,
+            "steps whose rows of X are read in place, or all steps if inputs are copied",
+        ),
+        Constexpr("COPIED_FROM", 0 if constants.panel else in_place * INPUTS, "first input that is copied"),
+        Constexpr("IS_IN_PLACE", not constants.panel, "whether whole tiles of X are read in place"),
+        Constexpr("COMPONENTS", shape.products.parts, "16-bit operands per element"),
+        Constexpr("TILE_ITEMS", TILE_ITEMS, "operands per tile"),
+        Constexpr("STEP_ITEMS", shape.step_items, "operands from one step's tiles to the next"),
+        Constexpr("SQUARE", shape.square, "vectors that are interleaved with each other"),
         Constexpr("SQUARES", shape.squares, "two by two tiles of a group"),
-        Constexpr("VECTORS", shape.vectors, "of sums that leave together"),
-        Constexpr("LINE_VECTORS", shape.line_vectors, "of them, that become a cache line of outputs"),
-        Constexpr("SPAN", shape.span, "elements of a row of sums that they are, for each j"),
+        Constexpr("VECTORS", shape.vectors, "vectors of sums that are stored together"),
+        Constexpr("LINE_VECTORS", shape.line_vectors, "vectors of sums that become a cache line of outputs"),
+        Constexpr("SPAN", shape.span, "elements of a row of sums in these vectors, per j"),
         Constexpr("J_SUMS", constants.outputs * constants.block, "sums from one j to the next"),
-        Constexpr("K_SUMS", PAIR * (constants.block if shape.is_bsf else 1), "from 32 elements of a row of sums to the next 32"),
-        Constexpr("ROW_SUMS", shape.sums_row, "from one row to the next"),
-        Constexpr("Y_COLUMN", pattern.d if shape.is_bsf else 1, "outputs, for each of them"),
-        Constexpr("UNITS", shape.units, "times 32 elements of a row of sums, that leave with each share of a step"),
-        Constexpr("ALL_UNITS", 2**31 - 1, "all that there are"),
+        Constexpr(
+            "K_SUMS",
+            PAIR * (constants.block if shape.is_bsf else 1),
+            "sums from 32 elements of a row of sums to the next 32",
+        ),
+        Constexpr("ROW_SUMS", shape.sums_row, "sums from one row to the next"),
+        Constexpr("Y_COLUMN", pattern.d if shape.is_bsf else 1, "outputs per element of a row of sums"),
+        Constexpr(
+            "UNITS",
+            shape.units,
+            "multiples of 32 elements of a row of sums that are stored with each share of a step",
+        ),
+        Constexpr("ALL_UNITS", 2**31 - 1, "no limit: all units are stored"),
         Constexpr(
             "PANELS",
             max(1, constants.panel),
-            "of copied inputs: two take turns, so that the next plane is copied while this one is multiplied",
+            "panels of copied inputs: two alternate, so that the next plane is copied while this plane is multiplied",
         ),
-        Constexpr("PANEL", round_up(shape.panel, LINE_BYTES), "reals of one", "long long"),
+        Constexpr("PANEL", round_up(shape.panel, LINE_BYTES), "elements per panel", "long long"),
         Constexpr("J_ITEMS", shape.panel * 2 // shape.run, "operands of a panel from one j to the next", "long long"),
         Constexpr(
             "COPIED",
             shape.copied,
-            f"{'inputs of a batch entry' if shape.is_bsf else 'batch entries of an input'} that are copied at a time",
+            f"{'inputs of one row' if shape.is_bsf else 'rows of one input'} of the batch that are copied at a time",
         ),
-        Constexpr("HALVES", shape.halves, "times sixteen inputs that are put into a panel together"),
-        Constexpr("COPIED_ROWS", shape.copied_rows, "rows of so many"),
-        Constexpr("COPY_UNITS", shape.copy_units, "times so many are copied together while tiles are multiplied"),
-        Constexpr("COPY_EVERY", shape.copy_every, "shares of steps for each time that some are, where panels take turns"),
-        Constexpr("COPY_LINES", shape.copy_lines, "cache lines that are fetched with COPIED, of what comes later"),
-        Constexpr("SUMS", shape.panels, "where sums wait, in what a work group keeps", "long long"),
-        Constexpr("GROUP_SUMS", round_up(shape.sums, LINE_BYTES), "reals from one group's sums to the next one's", "long long"),
-        Constexpr("SUMS_ROW", shape.sums_row, "reals from one row of sums to the next", "long long"),
-        Constexpr("AHEAD_LINES", shape.ahead_lines, "cache lines of what comes next, that are fetched with two by two tiles"),
-        Constexpr("AHEAD_RUN", shape.ahead_run, "of them in a row"),
-        Constexpr("AHEAD_APART", shape.ahead_apart, "elements from one line that is fetched to the next one in its row"),
-        Constexpr("IN_FEATURES", pattern.in_features, "inputs of a batch entry"),
-        Constexpr("OUT_FEATURES", pattern.out_features, "outputs of a batch entry"),
+        Constexpr("HALVES", shape.halves, "multiples of sixteen inputs that are put into a panel together"),
+        Constexpr("COPIED_ROWS", shape.copied_rows, "rows that are copied at a time"),
+        Constexpr(
+            "COPY_UNITS",
+            shape.copy_units,
+            "multiples of COPIED that are copied together while tiles are multiplied",
+        ),
+        Constexpr("COPY_EVERY", shape.copy_every, "shares of steps per copy, if panels alternate"),
+        Constexpr("COPY_LINES", shape.copy_lines, "cache lines of later inputs that are prefetched with each copy"),
+        Constexpr("SUMS", shape.panels, "offset of waiting sums in the private buffer", "long long"),
+        Constexpr(
+            "GROUP_SUMS",
+            round_up(shape.sums, LINE_BYTES),
+            "elements from one group's sums to the next",
+            "long long",
+        ),
+        Constexpr("SUMS_ROW", shape.sums_row, "elements from one row of sums to the next", "long long"),
+        Constexpr(
+            "AHEAD_LINES",
+            shape.ahead_lines,
+            "cache lines of the next inputs that are prefetched with two by two tiles",
+        ),
+        Constexpr("AHEAD_RUN", shape.ahead_run, "prefetched lines per row"),
+        Constexpr("AHEAD_APART", shape.ahead_apart, "elements from one prefetched line of a row to the next"),
+        Constexpr("IN_FEATURES", pattern.in_features, "inputs per row of the batch"),
+        Constexpr("OUT_FEATURES", pattern.out_features, "outputs per row of the batch"),
     ]

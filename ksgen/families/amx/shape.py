@@ -1,4 +1,5 @@
-"""What follows from a kernel by matrix tiles and its constants: tiles, planes and groups of outputs, and what a work group keeps."""
+"""Sizes derived from a kernel by matrix tiles and its constants: tiles, planes, groups of outputs, and the private
+buffer of a work group."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,39 +16,39 @@ LANES = ROW_BYTES // 4  # sums of a tile's row, which are one vector
 INPUTS = ROW_BYTES // 2  # 16-bit operands of a tile's row
 TILE_ITEMS = ROWS * INPUTS
 TILE_SUMS = ROWS * LANES
-PAIR = 2 * ROWS  # rows, or columns, of two by two tiles: what is multiplied at a time
+PAIR = 2 * ROWS  # rows, or columns, of the two by two tiles that are multiplied at a time
 LINE_BYTES = 64  # of a cache
-MOST_RUN = 48  # j of a plane, where these are all
-FIRST_LEVEL_BYTES = 42 * 1024  # that inputs, weights and sums may have of 48 KB
+MOST_RUN = 48  # j of a plane that holds all j, at most
+FIRST_LEVEL_BYTES = 42 * 1024  # for inputs, weights and sums, of 48 KB
 
 
 @dataclass(frozen=True)
 class AmxConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    block: int  # batch entries that a work group takes at a time
-    outputs: int  # of a j, whose sums wait until those of all j of the plane are there
-    parts: int  # of a block's groups of outputs, each a work group's
-    panel: int  # panels of tiles into which inputs are copied: 2 take turns; 0: inputs are read where they lie
-    past: int  # 1: outputs are stored past the caches; 0: into them
-    depth: int  # tiles along the inputs, that stay in the first-level cache for all outputs of a group
+    block: int  # rows of the batch that a work group takes at a time
+    outputs: int  # outputs per j whose sums wait until the sums of all j of the plane are complete
+    parts: int  # parts of a block's groups of outputs, one per work group
+    panel: int  # panels of tiles into which inputs are copied: 2 alternate; 0: inputs are read in place
+    past: int  # 1: outputs leave by streaming stores; 0: they go into the caches
+    depth: int  # tiles along the inputs that stay in the first-level cache for all outputs of a group
 
 
 def products_of(kernel: KernelSpec) -> TileProducts:
-    """How tiles multiply what a kernel's arrays hold."""
+    """Products by which tiles multiply the elements of a kernel's arrays."""
     if kernel.arithmetic.tiles is None:
         raise ConstantsError(f"{kernel.name}: matrix tiles have no products in {kernel.precision}; accepted: {', '.join(on_tiles())}")
     return kernel.arithmetic.tiles
 
 
 def has_tiles_for(kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether a processor has the tiles that multiply what a kernel's arrays hold."""
+    """Whether a processor has the tiles that multiply the elements of a kernel's arrays."""
     tiles = kernel.arithmetic.tiles
     return limits.is_cpu and tiles is not None and tiles.operand.name in limits.tiles
 
 
 class TilePlanes:
-    """What kernels by tiles share: how an (i, j)'s products become tiles, and what is copied at a time."""
+    """Shared sizes of kernels by tiles: the tiles of an (i, j)'s products, and the planes that are copied at a time."""
 
     kernel: KernelSpec
 
@@ -61,7 +62,7 @@ class TilePlanes:
 
     @property
     def registers(self) -> int:
-        """Tiles: four of sums, and two of each operand."""
+        """Tile registers: four of sums, and two of each operand."""
         return 8
 
     @cached_property
@@ -70,24 +71,24 @@ class TilePlanes:
 
     @property
     def step_items(self) -> int:
-        """16-bit operands from one step's tile to the next one's: its parts lie behind each other."""
+        """16-bit operands from one step's tile to the next; the parts of a tile follow each other."""
         return TILE_ITEMS * self.products.parts
 
     @property
     def shares(self) -> int:
-        """Of a step's products of two by two tiles: vectors may work between them."""
+        """Shares of a step's products of two by two tiles; vector instructions may run between shares."""
         return 2 * self.products.parts
 
-    # ---- planes: what is copied at a time
+    # ---- planes: units of copies
 
     @property
     def run(self) -> int:
-        """Neighbouring j of a plane."""
+        """Neighbouring j per plane."""
         return min(self.kernel.pattern.d, LANES) if self.is_bsf else 1
 
     @property
     def planes_j(self) -> int:
-        """Planes of an i."""
+        """Planes per i."""
         return divide_up(self.kernel.pattern.d, self.run)
 
     @property
@@ -96,18 +97,18 @@ class TilePlanes:
 
     @property
     def is_woven(self) -> bool:
-        """Whether vectors hold whole runs of j, as they lie in memory."""
+        """Whether vectors hold whole runs of j in their stored order."""
         return self.run == self.kernel.pattern.d and LANES % self.run == 0
 
     @property
     def square(self) -> int:
-        """Vectors that are woven into each other: j, or as many as make a square."""
+        """Vectors that are interleaved with each other: all j, or as many as make a square."""
         return self.run if self.is_woven else LANES
 
 
 @dataclass(frozen=True)
 class Shape(TilePlanes):
-    """Everything that follows; sizes in elements of the sums' type."""
+    """Sizes derived from a kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
     constants: AmxConstants
@@ -121,46 +122,47 @@ class Shape(TilePlanes):
 
     @property
     def chunks(self) -> int:
-        """Of so many tiles along the inputs."""
+        """Chunks of DEPTH tiles along the inputs."""
         return divide_up(self.steps, self.constants.depth)
 
     # ---- what stays in the first-level cache
 
     @property
     def tile_bytes(self) -> int:
-        """Of the tiles of one step, with all its parts."""
+        """Bytes of the tiles of one step, with all its parts."""
         return 2 * self.step_items
 
     @property
     def streams_bytes(self) -> int:
-        """Of the sums of all rows of a block by two tiles, beside as many that leave."""
+        """Bytes of the sums of all rows of a block by two tiles, and of as many sums that are being stored."""
         return 2 * 4 * PAIR * self.constants.block
 
     @property
     def inputs_pass(self) -> bool:
-        """Whether there is no room for a block's inputs while weights pass: those of DEPTH steps, and the next step's."""
+        """Whether a block's inputs exceed the first-level cache while weights pass: those of DEPTH steps, and the next
+        step's."""
         tiles = self.constants.depth * (self.constants.block // ROWS + 2) + 2
         return tiles * self.tile_bytes + self.streams_bytes > FIRST_LEVEL_BYTES
 
     @property
     def weights_pass(self) -> bool:
-        """Whether there is no room for two tiles' weights while the inputs of two tiles pass."""
+        """Whether the weights of two tiles exceed the first-level cache while the inputs of two tiles pass."""
         tiles = self.constants.depth * 4 + 2
         return self.constants.block > PAIR and tiles * self.tile_bytes + self.streams_bytes > FIRST_LEVEL_BYTES
 
     @property
     def fetched_sums(self) -> int:
-        """Rows of the next two by two tiles' sums that are fetched with each share of a step."""
+        """Rows of the next two by two tiles' sums that are prefetched with each share of a step."""
         return divide_up(PAIR, self.constants.depth * self.shares)
 
     @property
     def tiles(self) -> int:
-        """Tiles of an (i, j)'s outputs."""
+        """Tiles of the outputs of one (i, j)."""
         return divide_up(self.kernel.pattern.b, ROWS)
 
     @property
     def packed_tiles(self) -> int:
-        """Along the outputs, of all (i, j)."""
+        """Tiles along the outputs of all (i, j)."""
         return self.kernel.pattern.a * self.kernel.pattern.d * self.tiles
 
     @property
@@ -169,12 +171,12 @@ class Shape(TilePlanes):
 
     @property
     def plane_weights(self) -> int:
-        """Bytes of those of a plane."""
+        """Bytes of a plane's weights."""
         return self.run * self.tiles * self.steps * self.tile_bytes
 
     @property
     def group_weights(self) -> int:
-        """Bytes of those of a group's outputs."""
+        """Bytes of the weights of one group of outputs."""
         return self.run * min(self.tiles, self.constants.outputs // ROWS) * self.steps * self.tile_bytes
 
     # ---- groups of outputs
@@ -186,14 +188,17 @@ class Shape(TilePlanes):
 
     @property
     def columns(self) -> int:
-        """What parts share out."""
+        """Groups of outputs of all planes, which are divided among parts."""
         return self.planes * self.groups
 
     # ---- planes
 
     @property
     def run(self) -> int:
-        """Neighbouring j of a plane. In 16 bits whole lines of them, or all: pieces of lines would be read and written twice."""
+        """Neighbouring j per plane.
+
+        16-bit elements take whole cache lines of j, or all j: partial lines would be read and written twice.
+        """
         d = self.kernel.pattern.d
         if not self.is_bsf or self.kernel.item_bytes * LANES >= LINE_BYTES:
             return super().run
@@ -201,19 +206,20 @@ class Shape(TilePlanes):
 
     @property
     def places_j(self) -> int:
-        """Of sixteen j of a plane, which are woven together: the last one begins where the sixteen last ones do."""
+        """Groups of sixteen j of a plane, which are interleaved together; the last group ends with the plane's last
+        j."""
         return divide_up(self.run, LANES)
 
-    # ---- what comes next
+    # ---- prefetches of the next inputs
 
     @property
     def squares(self) -> int:
-        """Two by two tiles of a group, as often as they are taken up."""
+        """Two by two tiles of a group, counted once per chunk."""
         return self.run * self.constants.outputs // PAIR * (self.constants.block // PAIR) * self.chunks
 
     @property
     def ahead_run(self) -> int:
-        """Lines of a row of the next plane: a batch entry's, or an input's."""
+        """Lines per row of the next plane: a row is one of the batch, or an input in batch-size-last."""
         line = LINE_BYTES // self.kernel.item_bytes
         if not self.is_bsf:
             return divide_up(self.constants.block, line)
@@ -222,13 +228,14 @@ class Shape(TilePlanes):
 
     @property
     def ahead_apart(self) -> int:
-        """Elements from one of them to the next."""
+        """Elements from one of these lines to the next."""
         line = LINE_BYTES // self.kernel.item_bytes
         return line if not self.is_bsf or self.run == self.kernel.pattern.d else self.kernel.pattern.d
 
     @property
     def ahead_lines(self) -> int:
-        """That are fetched with two by two tiles. Where panels take turns, what comes next is not fetched but copied."""
+        """Lines that are prefetched with two by two tiles; none if panels alternate, because the next inputs are copied
+        then."""
         if self.constants.panel == 2:
             return 0
         rows = self.constants.block if self.is_bsf else self.kernel.pattern.c
@@ -236,20 +243,23 @@ class Shape(TilePlanes):
 
     @property
     def ahead_bytes(self) -> int:
-        """Of inputs that are fetched before they are copied: 32 rows of a plane, or a block."""
+        """Bytes of inputs that are prefetched before they are copied: 32 rows of a plane, or a block."""
         rows = PAIR if self.is_bsf and self.constants.panel == 2 else self.constants.block
         return rows * self.run * self.kernel.pattern.c * self.kernel.item_bytes
 
-    # ---- how inputs are copied
+    # ---- copies of inputs
 
     @property
     def copied(self) -> int:
-        """Inputs of a batch entry that are copied at a time, of all j of the plane; in batch-size-last batch entries, of two inputs."""
+        """Inputs of one row of the batch that are copied at a time, for all j of the plane.
+
+        In batch-size-last, rows of the batch, for two inputs.
+        """
         return PAIR if not self.is_bsf or self.square < LANES else LANES * self.halves
 
     @property
     def halves(self) -> int:
-        """Times sixteen inputs that are put into a panel together: 16-bit ones as whole rows of tiles."""
+        """Multiples of sixteen inputs that are put into a panel together: 16-bit inputs as whole rows of tiles."""
         return 2 if self.products.parts == 1 else 1
 
     @property
@@ -258,7 +268,7 @@ class Shape(TilePlanes):
 
     @property
     def copies(self) -> int:
-        """How often, for a plane."""
+        """Copies per plane."""
         return self.constants.block * self.steps * INPUTS // (self.copied * self.copied_rows)
 
     @property
@@ -267,13 +277,13 @@ class Shape(TilePlanes):
         return self.shares * self.run * divide_up(self.kernel.pattern.b, PAIR) * (self.constants.block // PAIR) * self.steps
 
     @property
-    def copied_beside(self) -> float:
-        """The share of inputs that are copied while tiles are multiplied."""
+    def copied_meanwhile(self) -> float:
+        """Share of inputs that are copied while tiles are multiplied."""
         return float(self.constants.panel == 2)
 
     @property
     def copy_every(self) -> int:
-        """Shares of steps for each time that some of the next plane is copied, so that it is there when this one is done."""
+        """Shares of steps per copy of the next plane, so that it is complete when this plane is done."""
         return max(1, self.plane_shares // self.copies)
 
     @property
@@ -282,7 +292,8 @@ class Shape(TilePlanes):
 
     @property
     def copy_lines(self) -> int:
-        """Cache lines that are fetched with what is copied, of batch entries that come 32 later, or a block later in batch-size-last."""
+        """Cache lines that are prefetched with each copy: rows of the batch 32 later, or in batch-size-last a block
+        later."""
         line = LINE_BYTES // self.kernel.item_bytes
         if self.constants.panel < 2:
             return 0
@@ -290,32 +301,33 @@ class Shape(TilePlanes):
             return 2 * divide_up(self.copied, line)
         return self.copied if self.run < self.kernel.pattern.d else divide_up(self.copied * self.run, line)
 
-    # ---- how sums leave
+    # ---- stores of sums
 
     @property
     def line_vectors(self) -> int:
-        """Vectors of sums that become a cache line of outputs."""
+        """Vectors of sums that become one cache line of outputs."""
         return LINE_BYTES // (LANES * self.kernel.item_bytes)
 
     @property
     def vectors(self) -> int:
-        """Of sums that leave together."""
+        """Vectors of sums that are stored together."""
         return self.line_vectors if not self.is_bsf else max(self.square, self.line_vectors)
 
     @property
     def span(self) -> int:
-        """What leaves together of a row: outputs of a batch entry, or batch entries of an output."""
+        """Elements of a row that are stored together: outputs of a row of the batch, or rows of the batch of an
+        output."""
         return LANES if self.is_bsf and self.square > 1 else LANES * self.line_vectors
 
     @property
     def units(self) -> int:
-        """What leaves with each share of a step, so that a group is gone when the next one is there."""
+        """Stores per share of a step, so that a group is stored when the next one is complete."""
         rows, columns = self.constants.block, self.constants.outputs
         if not self.is_bsf:
             rows, columns = columns, rows
         return divide_up(rows * columns // PAIR, self.squares * self.constants.depth * self.shares)
 
-    # ---- what a work group keeps
+    # ---- the private buffer of a work group
 
     @property
     def panel(self) -> int:
@@ -323,7 +335,10 @@ class Shape(TilePlanes):
 
     @property
     def sums_row(self) -> int:
-        """From one row of sums to the next: of batch entries by outputs; of outputs by batch entries, that meet in many sets of a cache."""
+        """Elements from one row of sums to the next.
+
+        Rows are of the batch, or of outputs in batch-size-last, padded to use many sets of a cache.
+        """
         return PAIR if self.is_bsf else self.constants.block + LANES
 
     @property

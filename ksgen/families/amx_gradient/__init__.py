@@ -41,7 +41,7 @@ _RULES: tuple[Rule[AmxGradientConstants], ...] = (
 
 
 class AmxGradient(Shaped[AmxGradientConstants]):
-    """Sums over the batch by matrix tiles of a processor."""
+    """Sums over the batch by a processor's matrix tiles."""
 
     name = "amx_gradient"
     signature = GRADIENT
@@ -100,7 +100,7 @@ class AmxGradient(Shaped[AmxGradientConstants]):
             "inputs_lie": "woven" if shape.is_woven else "apart",
             "mending": "split" if is_split else "none",
             "picture": draw(
-                "What is multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all entries of a block.",
+                "Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all rows of a block.",
                 Side(PAIR, "outputs k", 2), Side(PAIR, "inputs l", 2), lambda row, column: f"tile {2 * row + column}",
             ),
         }  # fmt: skip
@@ -109,30 +109,40 @@ class AmxGradient(Shaped[AmxGradientConstants]):
         shape, is_bsf, pattern = Shape(kernel, constants), kernel.layout == "bsf", kernel.pattern
         return [
             *pattern_constexprs(kernel),
-            Constexpr("LANES", LANES, "of a vector, and sums of a tile's row"),
-            Constexpr("BLOCK", constants.block, "batch entries whose sums stay in tiles, at most"),
-            Constexpr("UNIT", INPUTS, "batch entries of which blocks are made"),
-            Constexpr("OUTPUTS", constants.outputs, "outputs of a j, that are copied and multiplied together"),
-            Constexpr("PARTS", constants.parts, "of the batch, at most: each has sums of its own"),
-            Constexpr("PIECES", constants.pieces, "of the weights, each a work group's"),
-            Constexpr("COLUMNS", shape.units, "each a plane's inputs with one group of its outputs"),
+            Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
+            Constexpr("BLOCK", constants.block, "rows of the batch whose sums stay in tiles, at most"),
+            Constexpr("UNIT", INPUTS, "rows of the batch of which blocks are whole multiples"),
+            Constexpr("OUTPUTS", constants.outputs, "outputs per j that are copied and multiplied together"),
+            Constexpr("PARTS", constants.parts, "parts of the batch, at most, with sums of their own"),
+            Constexpr("PIECES", constants.pieces, "pieces of the weights, one per work group"),
+            Constexpr("COLUMNS", shape.units, "columns: a plane's inputs with one group of its outputs"),
             Constexpr("GROUPS", shape.groups, "groups of a plane's outputs"),
-            Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
-            Constexpr("RUN", shape.run, "neighbouring j of a plane"),
+            Constexpr("PLANES_J", shape.planes_j, "planes per i"),
+            Constexpr("RUN", shape.run, "neighbouring j per plane"),
             Constexpr("TILES_OUT", shape.tiles_out, "tiles of a group's outputs, of one j"),
             Constexpr("TILES_IN", shape.tiles_in, "tiles of an (i, j)'s inputs"),
-            Constexpr("STEPS", shape.steps, "tiles along a block of the batch, 32 entries each"),
-            Constexpr("SHARES", shape.shares, "of a step's products, one after the other"),
-            Constexpr("COMPONENTS", shape.products.parts, "16-bit operands that an element becomes"),
-            Constexpr("TILE_ITEMS", TILE_ITEMS, "operands of a tile"),
-            Constexpr("TILE_SUMS", TILE_SUMS, "sums of a tile"),
-            Constexpr("STEP_ITEMS", shape.step_items, "operands from one step's tiles to the next one's"),
-            Constexpr("SQUARE", shape.square, "vectors that are woven into each other"),
-            Constexpr("X_BASE", shape.x_base, "where X begins in what a work group keeps: in operands, behind dY", "long long"),
-            Constexpr("PART", shape.part, "sums of a part of the batch", "long long"),
-            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
-            Constexpr("X_ENTRY", pattern.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
-            Constexpr("Y_ENTRY", pattern.out_features if is_bsf else 1, "elements from one batch entry of dY to the next", "long long"),
-            Constexpr("IS_BATCH_LAST", not is_bsf, "whether the batch entries of a feature lie beside each other"),
-            Constexpr("ROWS", ROWS, "of a tile"),
+            Constexpr("STEPS", shape.steps, "tiles along a block of the batch, 32 rows each"),
+            Constexpr("SHARES", shape.shares, "shares of a step's products, which are multiplied sequentially"),
+            Constexpr("COMPONENTS", shape.products.parts, "16-bit operands per element"),
+            Constexpr("TILE_ITEMS", TILE_ITEMS, "operands per tile"),
+            Constexpr("TILE_SUMS", TILE_SUMS, "sums per tile"),
+            Constexpr("STEP_ITEMS", shape.step_items, "operands from one step's tiles to the next"),
+            Constexpr("SQUARE", shape.square, "vectors that are interleaved with each other"),
+            Constexpr("X_BASE", shape.x_base, "offset of X in the private buffer, in operands, behind dY", "long long"),
+            Constexpr("PART", shape.part, "sums per part of the batch", "long long"),
+            Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
+            Constexpr(
+                "X_ENTRY",
+                pattern.in_features if is_bsf else 1,
+                "elements from one row of the batch of X to the next",
+                "long long",
+            ),
+            Constexpr(
+                "Y_ENTRY",
+                pattern.out_features if is_bsf else 1,
+                "elements from one row of the batch of dY to the next",
+                "long long",
+            ),
+            Constexpr("IS_BATCH_LAST", not is_bsf, "whether the rows of the batch are contiguous per feature"),
+            Constexpr("ROWS", ROWS, "rows of a tile"),
         ]

@@ -1,4 +1,4 @@
-"""How many cycles of a processor's cores a gradient by matrix tiles takes: terms of the cost model. Never measured."""
+"""Estimated cycles of a processor's cores for a gradient by matrix tiles: terms of the cost model. Never measured."""
 
 from ksgen.families.amx.cycles import DOT, ITEM, TILE_BYTES
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
@@ -8,12 +8,12 @@ from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_BYTES, TASK
 
 
 def dots(shape: Shape, batch: int) -> int:
-    """Products of two tiles, of one launch."""
+    """Products of two tiles in one launch."""
     return divide_up(batch, INPUTS) * shape.units * shape.tiles * shape.products.products
 
 
 def gradient_cycles(shape: Shape, batch: int) -> float:
-    """Of all cores together, for one launch."""
+    """Cycles of all cores together, for one launch."""
     constants, pattern = shape.constants, shape.kernel.pattern
     blocks, parts = divide_up(batch, constants.block), shape.parts(batch)
     inputs = dots(shape, batch) / 2 * TILE_BYTES * shape.products.parts / shape.products.products  # outputs stay in the first-level cache

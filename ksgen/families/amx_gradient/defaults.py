@@ -1,4 +1,5 @@
-"""The constants of a gradient by matrix tiles before any search: by rule, since no processor with tiles has measured them."""
+"""Default constants of a gradient by matrix tiles before any search, chosen by rule: no processor with tiles has
+measured them."""
 
 from dataclasses import replace
 
@@ -11,13 +12,13 @@ from ksgen.families.vector.planes import round_up
 from ksgen.families.vector_gradient.defaults import shared_out
 from ksgen.spec import KernelSpec
 
-KEPT_BYTES = 768 * 1024  # of what a work group keeps: with its sums it stays in the second-level cache
-MOST_OUTPUTS = 256  # of a j, that share a copy of its inputs
+KEPT_BYTES = 768 * 1024  # of a work group's private buffer: with its sums it stays in the second-level cache
+MOST_OUTPUTS = 256  # per j that share a copy of its inputs
 BLOCKS = (512, 384, 256, 192, 128, 96, 64, 32)  # longer ones add to the sums in memory less often
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxGradientConstants:
-    """Batches between two powers of two share their constants, and so their text."""
+    """Choose constants by rule. Batches between two powers of two share their constants, and so their source."""
     batch = kernel.batch or 1 << ((batch or MANY) - 1).bit_length()
     outputs = min(MOST_OUTPUTS, round_up(kernel.pattern.b, PAIR))
     found = AmxGradientConstants(INPUTS, outputs, 1, 1)

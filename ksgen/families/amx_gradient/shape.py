@@ -1,4 +1,5 @@
-"""What follows from a gradient by matrix tiles and its constants: columns and their tiles, and what a work group keeps."""
+"""Sizes derived from a gradient by matrix tiles and its constants: columns, their tiles, and the private buffer of a
+work group."""
 
 from dataclasses import dataclass
 
@@ -10,17 +11,17 @@ from ksgen.spec import KernelSpec
 
 @dataclass(frozen=True)
 class AmxGradientConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    block: int  # batch entries whose sums stay in tiles
-    outputs: int  # of a j, that are copied and multiplied together
-    parts: int  # of the batch, at most: each has sums of its own
-    pieces: int  # of the weights, each a work group's
+    block: int  # rows of the batch whose sums stay in tiles
+    outputs: int  # outputs per j that are copied and multiplied together
+    parts: int  # parts of the batch, at most, with sums of their own
+    pieces: int  # pieces of the weights, one per work group
 
 
 @dataclass(frozen=True)
 class Shape(TilePlanes):
-    """Everything that follows; sizes in elements of the sums' type."""
+    """Sizes derived from a kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
     constants: AmxGradientConstants
@@ -34,7 +35,7 @@ class Shape(TilePlanes):
 
     @property
     def units(self) -> int:
-        """Columns, of which pieces are made."""
+        """Columns, which pieces are whole multiples of."""
         return self.planes * self.groups
 
     @property
@@ -49,7 +50,7 @@ class Shape(TilePlanes):
 
     @property
     def tiles(self) -> int:
-        """Of a column."""
+        """Tiles per column."""
         return self.run * self.tiles_out * self.tiles_in
 
     # ---- parts of the batch
@@ -61,7 +62,7 @@ class Shape(TilePlanes):
 
     @property
     def part(self) -> int:
-        """The sums that one part of the batch leaves."""
+        """Sums of one part of the batch."""
         return self.units * self.tiles * TILE_SUMS
 
     @property
@@ -69,14 +70,14 @@ class Shape(TilePlanes):
         return self.part * self.kernel.real_bytes
 
     def parts(self, batch: int) -> int:
-        """`parts_of` of the text counts them alike."""
+        """Parts of a batch, as `parts_of` in the source counts them."""
         return min(self.constants.parts, divide_up(batch, self.constants.block))
 
-    # ---- what a work group keeps
+    # ---- the private buffer of a work group
 
     @property
     def x_base(self) -> int:
-        """Where X begins, behind dY; in 16-bit operands."""
+        """Offset of X behind dY, in 16-bit operands."""
         return self.run * self.tiles_out * self.steps * self.step_items
 
     @property

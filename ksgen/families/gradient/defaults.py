@@ -1,4 +1,4 @@
-"""The SIMT gradient's constants before any search: by rule, for a GPU and for a processor."""
+"""Default constants of the SIMT gradient before any search, chosen by rule for a GPU and for a processor."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,23 +14,28 @@ from ksgen.families.simt.shape import is_narrow
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
-GPU_WARPS = 16 * 132  # that keep a large GPU busy: sixteen on each multiprocessor
+GPU_WARPS = 16 * 132  # so many keep a large GPU busy: sixteen per multiprocessor
 CPU_BLOCKS = 16
-MOST_SUMS = {"async": 72, "registers": 48}  # a thread, beside what waits in registers
+MOST_SUMS = {"async": 72, "registers": 48}  # sums per thread, in addition to what waits in registers
 MOST_TILE = 128  # along one side
-THREADS = (1, 2, 4, 6, 8, 12)  # sums a thread, along one side
-LONE = 1.25  # how much worse a block may be, by its cost, that shares its multiprocessor with another
+THREADS = (1, 2, 4, 6, 8, 12)  # sums per thread, along one side
+LONE = 1.25  # factor by which the cost of a block may be worse if it shares its multiprocessor with another
 
 
 def parts(kernel: KernelSpec, constants: GradientConstants, limits: Limits) -> int:
-    """Parts of the batch that fill the device: all their sums are those of twice as many warps at most, under 40 MB."""
+    """Parts of the batch that fill the device.
+
+    The sums of all parts are at most those of twice as many warps, under 40 MB.
+    """
     shape = Shape(kernel, constants)
     return divide_up(CPU_BLOCKS, shape.tiles) if limits.is_cpu else divide_up(GPU_WARPS, shape.tiles * shape.warps)
 
 
 def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
-    """The tile with the least padding, operand loads and copies, twice a multiprocessor unless a lone block is much better,
-    so that one multiplies while the other waits; and as many parts of the batch as fill the device."""
+    """Tile with the least padding, operand loads and copies, and as many parts of the batch as fill the device.
+
+    Two blocks share a multiprocessor, so that one multiplies while the other waits, unless a lone block is much better.
+    """
     budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE.shared_bytes))
     planes = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
     for tile_d in dict.fromkeys((planes, 1)):
@@ -58,7 +63,7 @@ def _choices(kernel: KernelSpec, tile_d: int, limits: Limits) -> Iterator[Gradie
 
 
 def _cost(kernel: KernelSpec, constants: GradientConstants) -> float:
-    """Multiply-adds, padding included, and what must be loaded, copied and waited for beside each."""
+    """Relative cost: multiply-adds, padding included, and the loads, copies and waits per multiply-add."""
     b, c = kernel.pattern.b, kernel.pattern.c
     tile_out, tile_in = constants.tile_out, constants.tile_in
     padding = divide_up(b, tile_out) * tile_out / b * divide_up(c, tile_in) * tile_in / c

@@ -94,7 +94,7 @@ class GradientFamily(Shaped[ConstantsT]):
 
 
 def registers_taken(registers: int, threads: int, blocks: int) -> int:
-    """Of a multiprocessor, by so many blocks: it gives them to four warps at a time."""
+    """Registers of a multiprocessor that so many blocks take; it allocates them to four warps at a time."""
     return registers * WARP * 4 * divide_up(divide_up(threads, WARP) * blocks, 4)
 
 

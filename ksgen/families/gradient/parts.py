@@ -1,4 +1,5 @@
-"""What gradient families share: tiles of weights, the parts of the batch that are summed apart, and how operands are copied."""
+"""Shared parts of gradient families: tiles of weights, parts of the batch that are summed separately, and copies of
+operands."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_
 from ksgen.families.traffic import SECTOR, array_bytes, entry_bytes
 from ksgen.spec import KernelSpec
 
-LEAST_BATCH = 64  # batch entries that are worth a part of their own
-SUM_COLUMNS, SUM_ROWS = 32, 8  # weights a block of the second entry, and threads that share the parts of one
-SIDES = (  # the words of what the templates say of both operands
+LEAST_BATCH = 64  # rows of the batch from which on a part of its own pays
+SUM_COLUMNS, SUM_ROWS = 32, 8  # weights per block of the second entry, and threads that share the parts of one weight
+SIDES = (  # template variables of both operands
     {"name": "x", "NAME": "X", "features": "C", "tile": "TILE_IN", "first": "first_in"},
     {"name": "dy", "NAME": "DY", "features": "B", "tile": "TILE_OUT", "first": "first_out"},
 )
@@ -20,8 +21,8 @@ SIDES = (  # the words of what the templates say of both operands
 
 @dataclass(frozen=True)
 class SideImage:
-    """How one operand's tile lies in shared memory: element (j, s, feature) is at
-    j * plane + s * next_entry + feature * next_feature; and how many lanes copy a line."""
+    """Layout of one operand's tile in shared memory: element (j, s, feature) is at j * plane + s * next_entry + feature
+    * next_feature. `lane_run` lanes copy a line."""
 
     next_entry: int
     next_feature: int
@@ -30,7 +31,8 @@ class SideImage:
 
 
 def lane_runs(run: int, vector: int, item_bytes: int) -> list[int]:
-    """How many lanes may copy a line side by side, the most first: a memory sector, where the line is as long."""
+    """Numbers of lanes that may copy a line together, the most first: at least a memory sector, if the line is as
+    long."""
     found = sorted({power_of_two_in(run // vector, most) for most in (2, 4, 8, 16, 32)}, reverse=True)
     return [lanes for lanes in found if lanes * vector * item_bytes >= SECTOR] or found[:1]
 
@@ -42,13 +44,13 @@ class Side:
     name: str
     image: SideImage
     plan: CopyPlan
-    held: int  # that a thread holds on their way, where copies go through registers
+    held: int  # elements that a thread holds while they are copied, if copies pass through registers
     together: int = 1  # neighbouring lines that a thread copies at once
 
     def constexprs(self, copy: str) -> Iterator[Constexpr]:
         name, plan = self.name.upper(), self.plan
-        yield Constexpr(f"{name}_NEXT_ENTRY", self.image.next_entry, "elements from one batch entry of a plane to the next")
-        yield Constexpr(f"{name}_NEXT_FEATURE", self.image.next_feature, "elements from one input or output of a batch entry to the next")
+        yield Constexpr(f"{name}_NEXT_ENTRY", self.image.next_entry, "elements from one row of the batch to the next")
+        yield Constexpr(f"{name}_NEXT_FEATURE", self.image.next_feature, "elements from one feature to the next")
         yield Constexpr(f"{name}_PLANE", self.image.plane, "elements from one plane to the next")
         yield Constexpr(f"{name}_LINES", plan.lines * self.together, "lines of the tile")
         yield Constexpr(f"{name}_VECTOR", plan.vector, "neighbours that one copy moves")
@@ -60,11 +62,11 @@ class Side:
         yield Constexpr(f"{name}_RUN_STEP", plan.run_step, "elements of a line that the block copies at once")
         yield Constexpr(f"{name}_RUN_ROUNDS", plan.run_rounds, "rounds until a line is copied")
         if copy == "registers":
-            yield Constexpr(f"{name}_HELD", self.held, "elements or words that a thread holds on their way")
+            yield Constexpr(f"{name}_HELD", self.held, "elements or words that a thread holds while they are copied")
 
 
 class Parts(Tiled):
-    """Tiles of weights, each of them summed over several parts of the batch, from stages of both operands."""
+    """Tiles of weights. Each is summed over several parts of the batch, from stages of both operands."""
 
     kernel: KernelSpec
 
@@ -77,12 +79,12 @@ class Parts(Tiled):
 
     @property
     def copy(self) -> str:
-        """How stages are brought: "async", or by way of "registers"."""
+        """Path of the copies of stages: "async", or through "registers"."""
         raise NotImplementedError
 
     @property
     def stages_ahead(self) -> int:
-        """Stages that are on their way at a time."""
+        """Stages that are in flight at a time."""
         return 1 if self.copy == "registers" else int(self.constants.stages) - 1
 
     @property
@@ -99,12 +101,12 @@ class Parts(Tiled):
 
     @property
     def dy_base(self) -> int:
-        """Where a stage's dY begins, behind X."""
+        """Offset of a stage's dY, behind X."""
         return int(self.constants.tile_d * self.x.image.plane)
 
     @property
     def stage(self) -> int:
-        """Elements of a stage."""
+        """Elements per stage."""
         return self.dy_base + int(self.constants.tile_d * self.dy.image.plane)
 
     @property
@@ -113,12 +115,12 @@ class Parts(Tiled):
 
     @property
     def real_bytes(self) -> int:
-        """Of a sum."""
+        """Bytes of one sum."""
         return self.kernel.real_bytes
 
     @property
     def sum_threads(self) -> int:
-        """A block of the second entry."""
+        """Threads per block of the second entry."""
         return SUM_COLUMNS * SUM_ROWS
 
     @property
@@ -131,41 +133,44 @@ class Parts(Tiled):
 
     @property
     def tile_weights(self) -> int:
-        """Sums of a tile, those beyond ragged edges included."""
+        """Sums per tile, including those beyond ragged edges."""
         return int(self.constants.tile_d * self.constants.tile_out * self.constants.tile_in)
 
     @property
     def part_bytes(self) -> int:
-        """The sums that one part of the batch leaves."""
+        """Bytes of the sums of one part of the batch."""
         return self.tiles * self.tile_weights * self.real_bytes
 
     @property
     def least_steps(self) -> int:
-        """Steps that a part has at least, where there are several."""
+        """Steps per part, at least, if there are several parts."""
         return divide_up(LEAST_BATCH, self.constants.tile_batch)
 
     def part_steps(self, batch: int) -> int:
-        """Steps of a part: `part_steps` of the text counts them alike."""
+        """Steps per part, as `part_steps` in the source counts them."""
         steps = divide_up(batch, self.constants.tile_batch)
         return divide_up(steps, max(1, min(self.constants.parts, steps // self.least_steps)))
 
     def parts(self, batch: int) -> int:
         return divide_up(divide_up(batch, self.constants.tile_batch), self.part_steps(batch))
 
-    # ---- what it costs
+    # ---- costs
 
     @property
     def kept_bytes(self) -> int:
-        """Of an element in shared memory."""
+        """Bytes of one element in shared memory."""
         raise NotImplementedError
 
     @property
     def chunk(self) -> int:
-        """Elements of a chunk of batch entries, where features have theirs in an order of their own; 0: where none has."""
+        """Elements of a chunk of rows of the batch, if features have chunks in an order of their own; 0 if none has."""
         return 0
 
     def write_cycles(self, side: Side) -> int:
-        """Of shared memory, to write one operand of a stage: neighbours of a run at once if they are neighbours there, too."""
+        """Shared-memory cycles in which a block writes one operand of a stage.
+
+        Neighbours of a run are written together if they are contiguous there.
+        """
         own, plan = side.image, side.plan
         if self.is_bsf:
             image = Image(self.constants.tile_d, own.plane, own.next_entry * side.together, own.next_feature, self.kept_bytes, self.chunk)
@@ -177,7 +182,7 @@ class Parts(Tiled):
         return sum(line_cycles(write_cycles, image, plan.lane_run, plan.vector, size, plan.run, wide, line) for line in lines)
 
     def read_bytes_moved(self, batch: int) -> float:
-        """Of X and dY, by blocks for a tile and a part each."""
+        """Bytes of X and dY that all blocks read, one block per tile and part."""
         own, (_, b, c, _) = self.constants, self.kernel.pattern.shape
         entries = self.part_steps(batch) * own.tile_batch
         x = array_bytes(self.kernel, c, own.tile_in, own.tile_d, batch, entries, self.kernel.item_bytes)
@@ -185,7 +190,7 @@ class Parts(Tiled):
         return self.tiles_out * x + self.tiles_in * dy
 
     def sum_bytes_moved(self, batch: int) -> float:
-        """Of the weights, and of the sums that parts leave for the second entry."""
+        """Bytes of the weights, and of the sums that parts leave for the second entry."""
         own, (a, b, c, d) = self.constants, self.kernel.pattern.shape
         parts = self.parts(batch)
         if parts == 1:
@@ -193,9 +198,9 @@ class Parts(Tiled):
         return 2 * parts * self.part_bytes + a * b * entry_bytes(c, d, gcd(own.tile_in, SUM_COLUMNS), 1, self.kernel.item_bytes)
 
     def tile_constexprs(self) -> list[Constexpr]:
-        """What the shared parts of the templates count with."""
+        """Constants that the shared parts of the templates use."""
         return [
-            Constexpr("LEAST_STEPS", self.least_steps, "stages that a part has at least, where there are several"),
+            Constexpr("LEAST_STEPS", self.least_steps, "stages per part, at least, if there are several parts"),
             Constexpr("TILES_OUT", self.tiles_out, "tiles along the outputs"),
             Constexpr("TILES_IN", self.tiles_in, "tiles along the inputs"),
             Constexpr("TILES_D", self.tiles_d, "tiles along j"),

@@ -1,4 +1,4 @@
-"""What follows from a SIMT gradient kernel and its constants: sizes, pitches, and how a block's warps walk over a tile."""
+"""Sizes derived from a SIMT gradient kernel and its constants: pitches, and the walk of a block's warps over a tile."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -16,14 +16,14 @@ LANES_IN, LANES_OUT = 8, 4  # a warp's lanes along the inputs and along the outp
 
 @dataclass(frozen=True)
 class GradientConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    tile_out: int  # outputs k a block, for each of its j
-    tile_in: int  # inputs l a block
-    tile_d: int  # neighbouring j a block (1 in bsl)
-    tile_batch: int  # batch entries a stage
-    thread_out: int  # sums a thread, along the outputs
-    thread_in: int  # sums a thread, along the inputs
+    tile_out: int  # outputs k per block, for each of its j
+    tile_in: int  # inputs l per block
+    tile_d: int  # neighbouring j per block (1 in bsl)
+    tile_batch: int  # rows of the batch per stage
+    thread_out: int  # sums per thread, along the outputs
+    thread_in: int  # sums per thread, along the inputs
     stages: int  # stages of X and dY in shared memory
     parts: int  # parts of the batch, at most: each has blocks of its own
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
@@ -32,13 +32,13 @@ class GradientConstants(Constants):
 
 @cache
 def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, item_bytes: int, is_bsf: bool) -> SideImage:
-    """The image whose copies meet the fewest bank conflicts; then the least memory, and the longest runs of lanes."""
+    """Layout whose copies have the fewest bank conflicts; then the least memory, and the longest runs of lanes."""
     real_bytes = max(4, item_bytes)
     banks, group = CYCLE_BYTES // real_bytes, 16 // real_bytes
     run = tile * tile_d if is_bsf else tile_batch
 
-    def turns(image: SideImage) -> int:
-        """That shared memory takes for one element of each of the lanes that it serves at once."""
+    def passes(image: SideImage) -> int:
+        """Passes of shared memory for one element per lane, for the lanes that it serves at once."""
         count = [0] * banks
         for lane in range(banks):
             line, at = lane // image.lane_run, lane % image.lane_run * vector
@@ -51,12 +51,12 @@ def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, item_bytes:
         SideImage(tile + pad, 1, tile_batch * (tile + pad) + (0 if tile_d == 1 else more), lane_run)
         for lane_run, pad, more in product(lane_runs(run, vector, item_bytes), pads, pads if tile_d > 1 else (0,))
     ]
-    return min(images, key=lambda image: (turns(image), image.plane, -image.lane_run))
+    return min(images, key=lambda image: (passes(image), image.plane, -image.lane_run))
 
 
 @dataclass(frozen=True)
 class Shape(Parts):
-    """Everything that follows from a kernel and its constants: sizes in elements of the sums' type."""
+    """Sizes derived from a kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
     constants: GradientConstants
@@ -105,8 +105,11 @@ class Shape(Parts):
         return Side(name, image, plan, plan.line_rounds * plan.run_rounds * plan.vector)
 
     def _vector(self, features: int, tile: int) -> int:
-        """Neighbours that one copy moves: they may not straddle a row, an i or a ragged edge, nor, where they are copied
-        asynchronously, lie apart in shared memory."""
+        """Neighbours that one copy moves.
+
+        They may not straddle a row, an i or a ragged edge. If they are copied asynchronously, they must be contiguous
+        in shared memory.
+        """
         d, tile_d = self.kernel.pattern.d, self.constants.tile_d
         if self.constants.copy == "async":
             return self.group if self.is_bsf and d == 1 and features % self.group == 0 else 1
@@ -125,19 +128,19 @@ class Shape(Parts):
     def shared_bytes(self) -> int:
         return self.shared_reals * self.real_bytes
 
-    # ---- what it costs
+    # ---- costs
 
     @property
     def products(self) -> int:
-        """Multiply-adds that stand for one."""
+        """Multiply-adds per product."""
         return 1
 
     @property
     def step_shared_bytes(self) -> int:
-        """Written to and read from shared memory in one step."""
+        """Bytes that are written to and read from shared memory in one step."""
         constants = self.constants
         copied = constants.tile_d * (constants.tile_in + constants.tile_out)
-        reads = LANES_IN * constants.thread_in + LANES_OUT * constants.thread_out  # of a warp, for one batch entry
+        reads = LANES_IN * constants.thread_in + LANES_OUT * constants.thread_out  # by a warp, for one row of the batch
         return constants.tile_batch * (copied + self.warps * reads) * self.real_bytes
 
     @property
@@ -146,7 +149,7 @@ class Shape(Parts):
 
     @property
     def step_shared_cycles(self) -> int:
-        """In which shared memory does that."""
+        """Shared-memory cycles of one step: writes of both operands, and reads by all warps."""
         x, dy = self.group_in * self.real_bytes, self.group_out * self.real_bytes
         constants = self.constants
         reads = constants.thread_in // self.group_in * eight_read_cycles(x)
@@ -155,7 +158,8 @@ class Shape(Parts):
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread: the sums, two sets of operands (of complex numbers one), what is held on its way, and addresses."""
+        """Estimated registers per thread: sums, two sets of operands (one of complex numbers), elements on their way
+        through registers, and addresses."""
         constants, words = self.constants, self.real_bytes // 4
         sums = constants.thread_in * constants.thread_out
         held, addresses = 0, 52

@@ -95,7 +95,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
         return default(kernel, limits)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[GradientMmaConstants]:
-        """Every combination that the rules, the shared memory and the registers allow."""
+        """Yield every combination that the rules, the shared memory and the registers allow."""
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
         promote = batch_promotion(kernel, limits)
         for row_tiles, column_tiles, warps_out, warps_in, tile_d, stretches, stages in product(
@@ -131,23 +131,27 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
             Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
             Constexpr("TILE_IN", constants.tile_in, "inputs l per thread block"),
             Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block: one plane of shared memory each"),
-            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per stage"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per stage"),
             Constexpr("WARPS_OUT", constants.warps_out, "warps of a plane along the outputs"),
             Constexpr("WARPS_IN", constants.warps_in, "warps of a plane along the inputs"),
             Constexpr("STAGES", constants.stages, "stages of X and dY in shared memory"),
-            Constexpr("PROMOTE", constants.promote, "batch entries after which sums leave the tensor cores"),
+            Constexpr("PROMOTE", constants.promote, "rows of the batch after which sums leave the tensor cores"),
             Constexpr("PARTS", constants.parts, "parts of the batch, at most"),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
             Constexpr("GROUP", shape.group, "elements of a 16-byte chunk"),
-            Constexpr("HALVES", kernel.arithmetic.halves, "real numbers that an element is"),
-            Constexpr("COMPONENTS", shape.components, "parts that an operand is split into"),
+            Constexpr("HALVES", kernel.arithmetic.halves, "real numbers per element"),
+            Constexpr("COMPONENTS", shape.components, "parts into which an operand is split"),
             Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
             Constexpr("COLUMN_TILES", shape.column_tiles, "matrix instructions of a warp along its inputs, 8 each"),
             Constexpr("THREADS", shape.threads, "threads per block"),
             Constexpr("TOGETHER", shape.x.together, "neighbouring lines that a thread copies at once"),
-            Constexpr("DY_BASE", shape.dy_base, "where a stage's dY begins"),
+            Constexpr("DY_BASE", shape.dy_base, "offset of a stage's dY, in elements"),
             Constexpr("STAGE", shape.stage, "elements per stage"),
-            Constexpr("SHARED_REALS", shape.shared_bytes // shape.real_bytes, "sums that a block's shared memory has room for"),
+            Constexpr(
+                "SHARED_REALS",
+                shape.shared_bytes // shape.real_bytes,
+                "sums that a block's shared memory can hold",
+            ),
             *shape.tile_constexprs(),
             *shape.x.constexprs(shape.copy),
             *shape.dy.constexprs(shape.copy),

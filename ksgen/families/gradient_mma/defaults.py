@@ -1,4 +1,4 @@
-"""The tensor-core gradient's constants before any search, by rule."""
+"""Default constants of the tensor-core gradient before any search, chosen by rule."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,12 +15,15 @@ from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
-MOST_SUMS = 64  # accumulators a thread, and as many plain ones
-MOST_REGISTERS = 236  # by the estimate, of 255
+MOST_SUMS = 64  # accumulators per thread, and as many plain ones
+MOST_REGISTERS = 236  # estimated, of 255 per thread
 
 
 def parts(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
-    """Parts of the batch that fill the device: all their sums are those of twice as many warps at most, under 35 MB."""
+    """Parts of the batch that fill the device.
+
+    The sums of all parts are at most those of twice as many warps, under 35 MB.
+    """
     shape = Shape(kernel, constants)
     return divide_up(GPU_WARPS, shape.tiles * shape.warps)
 
@@ -31,8 +34,10 @@ def batch_promotion(kernel: KernelSpec, limits: Limits) -> int:
 
 
 def default(kernel: KernelSpec, limits: Limits) -> GradientMmaConstants:
-    """The tile with the least padding, operand reads and copies, twice a multiprocessor unless a lone block is much better;
-    and as many parts of the batch as fill the device."""
+    """Tile with the least padding, operand reads and copies, and as many parts of the batch as fill the device.
+
+    Two blocks share a multiprocessor, unless a lone block is much better.
+    """
     budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE.shared_bytes))
     planes = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
     promote = batch_promotion(kernel, limits)
@@ -61,7 +66,7 @@ def _choices(kernel: KernelSpec, tile_d: int, promote: int) -> Iterator[Gradient
 
 
 def _cost(kernel: KernelSpec, constants: GradientMmaConstants) -> float:
-    """Matrix instructions, padding included, and what must be read, copied and waited for beside each."""
+    """Relative cost: matrix instructions, padding included, and the reads, copies and waits per instruction."""
     b, c = kernel.pattern.b, kernel.pattern.c
     tile_out, tile_in = constants.tile_out, constants.tile_in
     padding = divide_up(b, tile_out) * tile_out / b * divide_up(c, tile_in) * tile_in / c

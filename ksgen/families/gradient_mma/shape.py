@@ -1,8 +1,9 @@
-"""What follows from a tensor-core gradient kernel and its constants: sizes, pitches, and how a block's warps walk over a tile.
+"""Sizes derived from a tensor-core gradient kernel and its constants: pitches, and the walk of a block's warps over a
+tile.
 
-dY is operand A (rows: outputs), X is operand B (columns: inputs), and both lie in shared memory with the batch contiguous. A
-lane reads both in 16-byte chunks: which batch entry a fragment's k-index means is free, as long as both agree, so that the
-words of a chunk are a lane's operands as they lie.
+dY is operand A (rows: outputs), X is operand B (columns: inputs). Both are in shared memory with the batch contiguous.
+A lane reads both in 16-byte chunks. A fragment's k-index may mean any row of the batch, as long as both operands agree.
+So the words of a chunk are a lane's operands, unchanged.
 """
 
 from dataclasses import dataclass
@@ -23,28 +24,32 @@ FEW_PLANES = 2
 
 @dataclass(frozen=True)
 class GradientMmaConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    tile_out: int  # outputs k a block, for each of its j
-    tile_in: int  # inputs l a block
-    tile_d: int  # neighbouring j a block (1 in bsl)
-    tile_batch: int  # batch entries a stage
+    tile_out: int  # outputs k per block, for each of its j
+    tile_in: int  # inputs l per block
+    tile_d: int  # neighbouring j per block (1 in bsl)
+    tile_batch: int  # rows of the batch per stage
     warps_out: int  # warps of a plane along the outputs
     warps_in: int  # warps of a plane along the inputs
     stages: int  # stages of X and dY in shared memory
-    promote: int  # batch entries after which tensor-core sums are added to plain ones
+    promote: int  # rows of the batch after which tensor-core sums are added to plain ones
     parts: int  # parts of the batch, at most: each has blocks of its own
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
 
 
 @cache
 def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int, is_spread: bool) -> SideImage:
-    """The image of a batch-size-first tile whose copies meet the fewest bank conflicts; then the least memory, and the longest
-    runs of lanes. All in units of what is copied at once: a word holds one batch entry, or two, and a complex number is two words."""
+    """Layout of a batch-size-first tile whose copies have the fewest bank conflicts; then the least memory, and the
+    longest runs of lanes.
+
+    Sizes are in units of what is copied at once. A word holds one row of the batch, or two; a complex number is two
+    words.
+    """
     unit = max(4, item_bytes)
     of_chunk = CHUNK // unit
 
-    def turns(plane: int, lane_run: int) -> int:
+    def cycles(plane: int, lane_run: int) -> int:
         addresses = []
         for lane in range(WARP):
             line, at = lane // lane_run, lane % lane_run * vector
@@ -55,7 +60,7 @@ def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int,
 
     planes = [tile * pitch + pad for pad in (range(0, CYCLE_BYTES // unit, of_chunk) if tile_d > 1 else (0,))]
     choices = product(planes, lane_runs(tile * tile_d, vector, item_bytes))
-    plane, lane_run = min(choices, key=lambda choice: (turns(*choice), choice[0], -choice[1]))
+    plane, lane_run = min(choices, key=lambda choice: (cycles(*choice), choice[0], -choice[1]))
     return SideImage(1, pitch, plane, lane_run)
 
 
@@ -122,7 +127,7 @@ class Shape(Parts):
 
     @property
     def pitch(self) -> int:
-        """Elements of a line: at 64 bytes beyond a multiple of 128, so that lanes of two lines read different banks."""
+        """Elements per line: 64 bytes more than a multiple of 128, so that lanes of two lines read different banks."""
         bytes_ = self.constants.tile_batch * self.kernel.item_bytes
         return (bytes_ + (STRETCH - bytes_) % CYCLE_BYTES) // self.kernel.item_bytes
 
@@ -132,7 +137,7 @@ class Shape(Parts):
             lane_run = power_of_two_in(batch // self.group, WARP)
             image = SideImage(1, self.pitch, tile * self.pitch, lane_run)
             return Side(name, image, CopyPlan(tile, batch, self.group, lane_run, self.warps), 0)
-        together = 2 if self.copy == "registers" else 1  # batch entries of a word
+        together = 2 if self.copy == "registers" else 1  # rows of the batch per word
         vector = self._vector(features, tile)
         image = find_image(self.pitch // together, tile, tile_d, vector, self.kernel.item_bytes, self.is_spread)
         image = SideImage(1, self.pitch, image.plane * together, image.lane_run)
@@ -140,7 +145,7 @@ class Shape(Parts):
         return Side(name, image, plan, plan.line_rounds * plan.run_rounds * 2 * max(1, vector // 2), together)
 
     def _vector(self, features: int, tile: int) -> int:
-        """Neighbours that one load moves: they may not straddle a row, an i or a ragged edge."""
+        """Neighbours that one load moves. They may not straddle a row, an i or a ragged edge."""
         if self.copy == "async":
             return 1
         d, tile_d = self.kernel.pattern.d, self.constants.tile_d
@@ -153,11 +158,12 @@ class Shape(Parts):
     def shared_bytes(self) -> int:
         return max(self.constants.stages * self.stage * self.kernel.item_bytes, self.sum_threads * self.real_bytes)
 
-    # ---- what it costs
+    # ---- costs
 
     @property
     def step_shared_bytes(self) -> int:
-        """Written to and read from shared memory in one step: each warp reads its own part of both."""
+        """Bytes that are written to and read from shared memory in one step: each warp reads its own part of both
+        operands."""
         constants = self.constants
         written = constants.tile_d * (constants.tile_in + constants.tile_out)
         read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
@@ -173,7 +179,7 @@ class Shape(Parts):
 
     @property
     def step_shared_cycles(self) -> int:
-        """In which shared memory does that: the pitch keeps reads free of conflicts."""
+        """Shared-memory cycles of one step; the pitch keeps reads free of conflicts."""
         constants = self.constants
         read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
         reads = divide_up(constants.tile_batch * read * self.kernel.item_bytes, CYCLE_BYTES)
@@ -181,12 +187,13 @@ class Shape(Parts):
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread: both kinds of sums, dY's chunks and operands, those of one column of X, and addresses."""
+        """Estimated registers per thread: both kinds of sums, dY's chunks and operands, those of one column of X, and
+        addresses."""
         operands = 8 * self.row_tiles + 8
         if self.components == 2:
             operands += operands // 2  # not all are split at once
         if self.kernel.arithmetic.is_complex:
-            operands += 16  # rows as they are multiplied, with halves in other places
+            operands += 16  # rows in the order in which they are multiplied, with swapped halves
         if self.copy == "registers":
             held = self.x.held + self.dy.held
             return 2 * self.sums + operands + held + (80 if self.kernel.pattern.d > 1 else 52)

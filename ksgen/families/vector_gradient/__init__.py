@@ -59,7 +59,7 @@ SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16
 
 
 class VectorGradient(Shaped[VectorGradientConstants]):
-    """Fused multiply-adds on a processor's vector units."""
+    """Sums over the batch by fused multiply-adds on a processor's vector units."""
 
     name = "vector_gradient"
     signature = GRADIENT
@@ -136,28 +136,38 @@ class VectorGradient(Shaped[VectorGradientConstants]):
         shape, pattern, is_bsf = Shape(kernel, constants), kernel.pattern, kernel.layout == "bsf"
         return [
             *pattern_constexprs(kernel),
-            Constexpr("LANES", constants.lanes, "of a vector register"),
+            Constexpr("LANES", constants.lanes, "lanes per vector register"),
             Constexpr("HEIGHT", constants.height, "inputs per tile"),
             Constexpr("WIDTH", constants.width, "vectors of outputs per tile" if shape.is_along_outputs else "outputs per tile"),
-            Constexpr("BLOCK", constants.block, "batch entries whose sums stay in registers, at most"),
-            Constexpr("TOGETHER", shape.together, "batch entries that a real holds"),
-            Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
-            Constexpr("PARTS", constants.parts, "of the batch, at most: each has sums of its own"),
-            Constexpr("PIECES", constants.pieces, "of the weights, each a work group's"),
+            Constexpr("BLOCK", constants.block, "rows of the batch whose sums stay in registers, at most"),
+            Constexpr("TOGETHER", shape.together, "rows of the batch per element of a vector"),
+            Constexpr("UNIT", shape.unit, "rows of the batch of which blocks are whole multiples"),
+            Constexpr("PARTS", constants.parts, "parts of the batch, at most, with sums of their own"),
+            Constexpr("PIECES", constants.pieces, "pieces of the weights, one per work group"),
             Constexpr("TILES", shape.tiles, "columns that share their inputs"),
-            Constexpr("COLUMNS", shape.columns, "of all outputs"),
+            Constexpr("COLUMNS", shape.columns, "columns of all outputs"),
             Constexpr("COLUMN_UNIT", shape.column_unit, "columns that one work group takes together"),
             Constexpr("PLANE_COLUMNS", shape.plane_columns, "columns whose inputs are copied together"),
-            Constexpr("ROWS", shape.rows, "tiles of a column"),
-            Constexpr("TILE", shape.tile, "sums of a tile, as they are kept", "long long"),
-            Constexpr("PART", shape.part, "sums of a part of the batch", "long long"),
-            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
-            Constexpr("DY_BASE", shape.dy_base, "where dY begins in them"),
-            Constexpr("X_STEP", shape.x_step, "reals from one l to the next"),
-            Constexpr("X_ENTRY", pattern.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
-            Constexpr("Y_ENTRY", pattern.out_features if is_bsf else 1, "elements from one batch entry of dY to the next", "long long"),
-            Constexpr("IN_FEATURES", pattern.in_features, "inputs of a batch entry"),
-            Constexpr("OUT_FEATURES", pattern.out_features, "outputs of a batch entry"),
+            Constexpr("ROWS", shape.rows, "tiles per column"),
+            Constexpr("TILE", shape.tile, "elements of a tile's sums in memory", "long long"),
+            Constexpr("PART", shape.part, "sums per part of the batch", "long long"),
+            Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
+            Constexpr("DY_BASE", shape.dy_base, "offset of dY in the private buffer"),
+            Constexpr("X_STEP", shape.x_step, "elements from one l to the next"),
+            Constexpr(
+                "X_ENTRY",
+                pattern.in_features if is_bsf else 1,
+                "elements from one row of the batch of X to the next",
+                "long long",
+            ),
+            Constexpr(
+                "Y_ENTRY",
+                pattern.out_features if is_bsf else 1,
+                "elements from one row of the batch of dY to the next",
+                "long long",
+            ),
+            Constexpr("IN_FEATURES", pattern.in_features, "inputs per row of the batch"),
+            Constexpr("OUT_FEATURES", pattern.out_features, "outputs per row of the batch"),
             *self._along(shape),
         ]
 
@@ -165,12 +175,12 @@ class VectorGradient(Shaped[VectorGradientConstants]):
         if shape.is_along_outputs:
             step_out = shape.constants.lanes if shape.is_short else shape.kernel.pattern.d
             return [
-                Constexpr("RUN", shape.run, "neighbouring j of a plane"),
-                Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
+                Constexpr("RUN", shape.run, "neighbouring j per plane"),
+                Constexpr("PLANES_J", shape.planes_j, "planes per i"),
                 Constexpr("STEP_OUT", step_out, "features from one vector of a tile to the next"),
-                Constexpr("X_ROW", shape.x_row, "reals from one batch entry's inputs to the next"),
+                Constexpr("X_ROW", shape.x_row, "elements from one row of the batch to the next"),
             ]
         return [
-            Constexpr("PITCH", shape.pitch, "reals from one column of batch entries to the next"),
-            Constexpr("SCOPE", shape.scope if shape.is_transposed else 1, "blocks on the diagonal of a plane"),
+            Constexpr("PITCH", shape.pitch, "elements from one column of rows of the batch to the next"),
+            Constexpr("SCOPE", shape.scope if shape.is_transposed else 1, "blocks on the diagonal per plane"),
         ]

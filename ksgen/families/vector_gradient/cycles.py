@@ -1,4 +1,4 @@
-"""How many cycles of a processor's cores a gradient takes: as `vector/cycles.py`, for sums over the batch."""
+"""Estimated cycles of a processor's cores for a gradient: as `vector/cycles.py`, for sums over the batch."""
 
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.cycles import (
@@ -18,7 +18,7 @@ ACROSS = 6  # cycles to add up the lanes of a sum
 
 
 def gradient_cycles(shape: Shape, batch: int) -> float:
-    """Of all cores together, for one launch."""
+    """Cycles of all cores together, for one launch."""
     constants, pattern = shape.constants, shape.kernel.pattern
     blocks, tiles = divide_up(batch, constants.block), shape.columns * shape.rows
     block = min(divide_up(divide_up(batch, shape.unit), blocks) * shape.unit, batch)  # as the kernel shares them out

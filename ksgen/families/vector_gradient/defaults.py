@@ -1,4 +1,4 @@
-"""The constants of a processor's gradient before any search: by rule."""
+"""Default constants of a processor's gradient before any search, chosen by rule."""
 
 from dataclasses import replace
 from itertools import product
@@ -10,15 +10,16 @@ from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.families.vector_gradient.shape import Shape, VectorGradientConstants
 from ksgen.spec import KernelSpec
 
-TASKS = 4  # a core: so that one that is late leaves its neighbours' work to others
-COLUMN_BYTES = 24 * 1024  # of dY, that stay in a first-level cache while lanes lie along the outputs
-PANEL_BYTES = 512 * 1024  # of a block, that stay in a second-level cache
-VECTORS = (16, 64)  # of a block along the batch: long enough for adding up across lanes, short enough for a first-level cache
-SPARE = 8  # times that X and dY must outweigh the parts' sums
+TASKS = 4  # work groups per core, so that a late one leaves its neighbours' work to others
+COLUMN_BYTES = 24 * 1024  # of dY, so that they stay in a first-level cache while lanes are along the outputs
+PANEL_BYTES = 512 * 1024  # per block, so that they stay in a second-level cache
+# per block along the batch: enough to amortize adding up across lanes, few enough for a first-level cache
+VECTORS = (16, 64)
+SPARE = 8  # factor by which X and dY must outweigh the parts' sums
 
 
 def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> list[tuple[int, int]]:
-    """(height, width) whose sums and operands fit the vector registers."""
+    """(height, width) of tiles whose sums and operands fit the vector registers."""
     _, b, c, d = kernel.pattern.shape
     registers = limits.vector_registers
     widest = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
@@ -34,7 +35,7 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGradientConstants:
-    """Batches between two powers of two share their constants, and so their text."""
+    """Choose constants by rule. Batches between two powers of two share their constants, and so their source."""
     batch = kernel.batch or 1 << ((batch or 1 << 20) - 1).bit_length()
     lanes = lanes_of(kernel, limits)
     along = "outputs" if prefers_outputs(kernel, lanes, batch) else "batch"
@@ -51,7 +52,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGrad
 
 
 def multiplies_pairs(kernel: KernelSpec, limits: Limits, along: str) -> bool:
-    """Whether the processor multiplies two batch entries at a time, and a copy can put them beside each other as it goes."""
+    """Whether the processor multiplies two rows of the batch at a time, and a copy can make these pairs contiguous."""
     return limits.multiplies_pairs(kernel.arithmetic.operand) and (kernel.layout == "bsf" or along == "batch")
 
 
@@ -69,8 +70,11 @@ def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -
 
 
 def shared_out(kernel: KernelSpec, limits: Limits, batch: int, blocks: int, sums: int, units: int) -> tuple[int, int]:
-    """Parts of the batch while their sums are little beside X and dY, then pieces of the weights; more parts where those do not do.
-    `blocks`: of the batch; `sums`: that a part leaves; `units`: of which pieces are made."""
+    """Numbers of parts of the batch and of pieces of the weights. Parts come first, while their sums are small compared
+    with X and dY; then pieces; then more parts if both are too few.
+
+    `blocks` counts blocks of the batch, `sums` the sums of one part, and `units` the columns that pieces consist of.
+    """
     tasks = TASKS * limits.multiprocessors
     features = kernel.pattern.in_features + kernel.pattern.out_features
     most = min(blocks, batch * features // (SPARE * sums))

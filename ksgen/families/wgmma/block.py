@@ -1,8 +1,8 @@
-"""What follows from a kernel of warpgroups and its constants, whichever way X reaches the tensor cores.
+"""Sizes derived from a kernel of warpgroups and its constants, for every path of X to the tensor cores.
 
 A block is one warpgroup that copies and one to three that multiply. Tensor maps bring X as boxes into stages of shared
-memory, one bulk copy brings a stage of packed weights, mbarriers hand stages over and back. X is operand A (64 batch
-entries an instruction), packed weights are operand B (`tile_out` outputs).
+memory. One bulk copy brings a stage of packed weights, and mbarriers hand stages over and back. X is operand A (64 rows
+of the batch per instruction), packed weights are operand B (`tile_out` outputs).
 """
 
 from functools import cached_property
@@ -14,7 +14,7 @@ from ksgen.families.operands import CHUNK, TensorTile
 from ksgen.families.tiles import WARP, divide_up
 
 WARPGROUP = 128  # threads
-ROWS = 64  # batch entries of one instruction
+ROWS = 64  # rows of the batch per instruction
 LINE = 128  # bytes of a box's row, where its rows are as long as its swizzle's span
 SWIZZLE_PERIOD = 1024  # bytes after which the widest swizzle repeats: what boxes are aligned to
 MOST_BOX = 256  # elements of a box in one dimension
@@ -25,8 +25,9 @@ REGISTERS = {  # a thread of the copying warpgroup and of the multiplying ones, 
     2: (24, 240),
     3: (32, 160),
 }
-LAUNCHED = {1: 255, 2: 168, 3: 128}  # registers a thread that ptxas gives a block which may have the multiprocessor
-ADDRESSES = 40  # registers a thread for where things are, about
+# registers per thread that ptxas gives a block which may have the whole multiprocessor
+LAUNCHED = {1: 255, 2: 168, 3: 128}
+ADDRESSES = 40  # registers per thread for addresses, approximately
 
 
 class Block(TensorTile):
@@ -54,17 +55,17 @@ class Block(TensorTile):
 
     @property
     def planes(self) -> int:
-        """Neighbouring j of a warpgroup."""
+        """Neighbouring j per warpgroup."""
         return int(self.constants.tile_d // self.constants.groups_d)
 
     @property
     def sums(self) -> int:
-        """Accumulators a thread."""
+        """Accumulators per thread."""
         return self.planes * self.row_tiles * int(self.constants.tile_out) // 2
 
     @property
     def held(self) -> int:
-        """Registers a thread of what it holds while it multiplies."""
+        """Registers per thread that stay allocated while a warpgroup multiplies."""
         return self.sums
 
     @property
@@ -74,12 +75,12 @@ class Block(TensorTile):
 
     @property
     def y_chunk(self) -> int:
-        """Elements of Y a chunk."""
+        """Elements of Y per chunk."""
         return CHUNK // self.kernel.item_bytes
 
     @property
     def run_out(self) -> int:
-        """Neighbouring outputs of a lane: enough for whole chunks of Y in batch-size-first, as far as it has them."""
+        """Neighbouring outputs per lane: enough for whole chunks of Y in batch-size-first, as far as it has them."""
         of_chunks = lcm(self.warp_d, self.y_chunk) // self.warp_d
         return gcd(of_chunks, self.constants.tile_out // 4) if self.is_bsf else 2
 
@@ -121,7 +122,7 @@ class Block(TensorTile):
 
     @property
     def box_batch(self) -> int:
-        """Batch entries of a box."""
+        """Rows of the batch per box."""
         return int(self.constants.tile_batch) if self.is_bsf else LINE // self.kernel.x_item_bytes
 
     @property
@@ -147,7 +148,7 @@ class Block(TensorTile):
 
     @property
     def w_bytes(self) -> int:
-        """A stage of packed weights: for each j, step and component, one operand."""
+        """Bytes of one stage of packed weights: one operand for each j, step and component."""
         return int(self.constants.tile_d * (self.constants.tile_in // self.k_step)) * self.components * self.step_bytes
 
     @property
@@ -156,7 +157,7 @@ class Block(TensorTile):
 
     @property
     def y_bytes(self) -> int:
-        """Where Y waits to be stored."""
+        """Bytes of shared memory in which Y waits for its store."""
         return 0
 
     @property
@@ -166,30 +167,31 @@ class Block(TensorTile):
 
     @property
     def fits_registers(self) -> bool:
-        """Whether what the warpgroups hold together is there: setmaxnreg waits for ever where it is not."""
+        """Whether the multiprocessor has the registers that all warpgroups take together; otherwise setmaxnreg would
+        wait for ever."""
         own, theirs = REGISTERS[self.groups]
         return WARPGROUP * (own + self.groups * theirs) <= min(MULTIPROCESSOR, LAUNCHED[self.groups] * self.threads)
 
-    # ---- how lanes read X
+    # ---- reads of X by lanes
 
     def chunk_at(self, row: int, chunk: int) -> int:
-        """Where a row's 16-byte chunk of a tile of batch-size-first lies, in bytes."""
+        """Byte offset of a row's 16-byte chunk in a tile of batch-size-first."""
         panel, inside = divmod(chunk * CHUNK, self.panel_bytes)
         at = (panel * int(self.constants.tile_batch) + row) * self.panel_bytes + inside
         return at ^ (at >> 3 & (self.span - CHUNK))
 
     @cached_property
     def swaps_rows(self) -> bool:
-        """Whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight: what an odd number of chunks a lane asks for."""
+        """Whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight, as an odd number of chunks per lane needs."""
         return self.is_flat and self.group_chunks % 2 == 1
 
     def row_of(self, g: int) -> int:
         return g % 2 * 4 + g // 2 if self.swaps_rows else g
 
     def reads(self) -> list[list[int]]:
-        """Where the lanes of a warp read X at a time."""
+        """Byte offsets of the chunks of X that the lanes of a warp read at a time."""
         lanes = [(lane // 4, lane % 4) for lane in range(WARP)]
-        if not self.is_bsf:  # two neighbouring inputs of four batch entries
+        if not self.is_bsf:  # two neighbouring inputs of four rows of the batch
             return [[(2 * t + e) * LINE + (g ^ (2 * t + e) % 8) * CHUNK for g, t in lanes] for e in range(2)]
         chunks = self.group_chunks
         rounds = [(group, q) for group in range(self.constants.tile_in // self.group_inputs // 4) for q in range(chunks)]
@@ -210,12 +212,14 @@ def whole_periods(size: int) -> int:
 
 
 def flat_sizes(a: int, rows: int, d: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of an array in batch-size-first, an i's features as one run: sizes, and strides in elements from dimension 1 on."""
+    """Sizes, and strides in elements from dimension 1 on, of a batch-size-first array with the features of an i as one
+    run."""
     return (rows * d, a, batch), (rows * d, a * rows * d)
 
 
 def feature_sizes(a: int, rows: int, d: int, batch: int, is_bsf: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The same with j, l or k, and i as dimensions of their own, so that a box over the end of any of them reads zeros."""
+    """Sizes and strides of an array with j, l or k, and i as dimensions of their own, so that a box over the end of any
+    of them reads zeros."""
     if is_bsf:
         return (d, rows, a, batch), (d, rows * d, a * rows * d)
     return (batch, d, rows, a), (batch, d * batch, rows * d * batch)

@@ -1,8 +1,8 @@
-"""Blocks that work together: which tiles they have, what they bring for each other, and how a text says so.
+"""Clusters of blocks: their tiles, the parts that blocks load for each other, and the template variables of clusters.
 
-A cluster is `cluster_batch` x `cluster_out` blocks with neighbouring tiles along the batch and along the outputs. Those of one
-batch tile multiply the same X, those of one output tile the same weights: each brings a part of it for all of them, so that a
-cluster reads it through the second-level cache once.
+A cluster is `cluster_batch` x `cluster_out` blocks with neighbouring tiles along the batch and along the outputs.
+Blocks of one batch tile multiply the same X, and blocks of one output tile the same weights. Each loads a part for all
+of them, so that a cluster reads it through the second-level cache once.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,10 +14,10 @@ from ksgen.families.rules import Rule
 from ksgen.families.wgmma.block import Block
 from ksgen.spec import KernelSpec
 
-MOST_BLOCKS = 8  # what every GPU with clusters launches
+MOST_BLOCKS = 8  # that every GPU with clusters can launch
 ALONG_BATCH, ALONG_OUT = (1, 2, 4, 8), (1, 2, 3, 4, 8)  # what a search tries; any stage of weights has that many parts of 16 bytes
-BOX_ROWS = 8  # after which a box's swizzle starts again: parts are whole eights of rows
-WORTH_SHARING = 0.2  # of what a block reads through the cache: it need not share less
+BOX_ROWS = 8  # after which a box's swizzle repeats: parts are whole multiples of these rows
+WORTH_SHARING = 0.2  # least part of a block's reads through the cache that pays to share
 
 
 def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
@@ -39,8 +39,8 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
 
 
 def tried(block: Block) -> Iterator[tuple[int, int]]:
-    """What a search tries, as far as the rules allow it: several blocks along the batch where weights are a good part of what each
-    reads through the cache, along the outputs where X is."""
+    """Yield the clusters that a search tries, if the rules allow them: several blocks along the batch if weights are a
+    good part of each block's reads through the cache, and along the outputs if X is."""
     x_bytes, w_bytes = block.x_bytes, block.passes * block.w_bytes
     least = WORTH_SHARING * (x_bytes + w_bytes)
     return product(ALONG_BATCH if w_bytes >= least else (1,), ALONG_OUT if x_bytes >= least else (1,))

@@ -1,4 +1,4 @@
-"""What the kinds of warpgroup kernels have in common as families: what they serve, their rules, launches and work."""
+"""Shared parts of the families of warpgroup kernels: the kernels that they serve, their rules, launches and work."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +27,10 @@ def takes_rows(kernel: KernelSpec) -> bool:
 
 
 class WarpgroupFamily(Packing[ConstantsT]):
-    """A kind says which constants it has, their `Block`, which kernels it is for, and its text's own words."""
+    """Base of the kinds.
+
+    A kind defines its constants, their `Block`, the kernels that it serves, and its own template variables.
+    """
 
     by_default = False  # never run on a GPU
     on_tensor_cores = True
@@ -116,13 +119,13 @@ class WarpgroupFamily(Packing[ConstantsT]):
         )
 
     def in_clusters(self, kernel: KernelSpec, constants: Any) -> Iterator[Any]:
-        """The constants with the clusters that a search tries."""
+        """Yield the constants with the clusters that a search tries."""
         for batch, out in cluster.tried(self.block(kernel, constants)):
             changed = replace(constants, cluster_batch=batch, cluster_out=out)
             if all(rule.holds(kernel, changed) for rule in cluster.rules(self.block)):
                 yield changed
 
-    # ---- texts
+    # ---- sources
 
     def instruction(self, kernel: KernelSpec, constants: ConstantsT) -> Wgmma:
         raise NotImplementedError
@@ -134,7 +137,7 @@ class WarpgroupFamily(Packing[ConstantsT]):
         own = block.constants
         picture = draw(
             "A tile of Y. A cell is one instruction's, for one of the tile's j. Each block walks over tiles.",
-            Side(own.tile_batch, "batch entries s", own.tile_batch // ROWS),
+            Side(own.tile_batch, "rows s of the batch", own.tile_batch // ROWS),
             Side(own.tile_out, "outputs k", 1),
             lambda row, _: f"warpgroup {row // block.row_tiles}",
         )
@@ -153,7 +156,7 @@ class WarpgroupFamily(Packing[ConstantsT]):
         return [
             *pattern_constexprs(block.kernel),
             *epilogue_constexprs(block.kernel),
-            Constexpr("TILE_BATCH", own.tile_batch, "batch entries per tile"),
+            Constexpr("TILE_BATCH", own.tile_batch, "rows of the batch per tile"),
             Constexpr("TILE_OUT", own.tile_out, "outputs k per tile, for each of its j: columns of an instruction"),
             Constexpr("TILE_IN", own.tile_in, "inputs l per stage"),
             Constexpr("TILE_D", own.tile_d, "neighbouring j per tile"),

@@ -1,5 +1,7 @@
-"""The kind for large b and c where d > 1, 16-bit types in batch-size-first: X is permuted so that the inputs of each j are
-neighbours, multiplied as with d = 1, and Y is permuted back. Three launches; X and Y in the other order are their workspace.
+"""The kind for large b and c with d > 1, 16-bit types in batch-size-first. X is permuted so that the inputs of each j
+are neighbours, multiplied as with d = 1, and Y is permuted back.
+
+These are three launches; the permuted X and Y are their workspace.
 """
 
 from collections.abc import Mapping
@@ -15,24 +17,24 @@ from ksgen.families.wgmma.shared import SharedBlock, SharedConstants, WgmmaShare
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 
-PERMUTE_THREADS = 256  # a block of a permuting launch
+PERMUTE_THREADS = 256  # per block of a permuting launch
 MOST_NEIGHBOURS = 8  # parts of a thread each that lie side by side in X: a line of 128 bytes
 WORKSPACE_LINE = 128  # bytes, of which X in the workspace takes whole numbers
 
 
 @dataclass(frozen=True)
 class PermutedConstants(SharedConstants):
-    """Those of the kernel between the permutations."""
+    """Constants of the kernel between the permutations."""
 
 
 def with_blocks_apart(kernel: KernelSpec) -> KernelSpec:
-    """The kernel that multiplies what was permuted: each (i, j) is a block of its own, and nothing follows the product yet."""
+    """Kernel that multiplies the permuted arrays: each (i, j) is a block on its diagonal, and it has no epilogue."""
     a, b, c, d = kernel.pattern.shape
     return replace(kernel, chains=Pattern(a * d, b, c, 1), epilogue=Epilogue())
 
 
 def part_d(d: int) -> int:
-    """Neighbouring j of a thread, for 8 features each: all of them where they are few, else a chunk."""
+    """Neighbouring j per thread, for 8 features each: all of them if they are few, else a chunk."""
     return d if d <= MOST_FLAT else 8
 
 
@@ -86,7 +88,7 @@ class WgmmaPermuted(WgmmaShared):
         neighbours = max(count for count in range(1, MOST_NEIGHBOURS + 1) if d // own % count == 0)
         return [
             *super().constexprs(kernel, constants),
-            Constexpr("INTERLEAVED", d, "index j of the pattern: blocks that A counts besides its i"),
+            Constexpr("INTERLEAVED", d, "index j of the pattern, which A counts in addition to i"),
             Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads per block of the permuting kernels"),
             Constexpr("PART_D", own, "neighbouring j that a thread permutes, of 8 features"),
             Constexpr("NEIGHBOURS", neighbours, "threads side by side along j"),

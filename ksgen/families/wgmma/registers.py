@@ -1,7 +1,8 @@
-"""The kind that multiplies X from registers: batch-size-first with few j or whole chunks of them, and float32 in batch-size-last.
+"""The kind that multiplies X from registers: batch-size-first with few j or whole chunks of them, and float32 in
+batch-size-last.
 
-wgmma takes operand A from shared memory only where its inputs are neighbours there. Where they stand d apart, or lie
-along the batch in 32 bits, lanes read X as it lies and keep it as fragments.
+wgmma takes operand A from shared memory only if its inputs are contiguous there. If they are d apart, or along the
+batch in 32 bits, lanes read X in its stored order and keep it as fragments.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,9 +23,10 @@ from ksgen.families.wgmma.family import MOST_COLUMNS, WarpgroupFamily, takes_row
 from ksgen.spec import KernelSpec
 
 MOST_FLAT = 12  # j whose sums fit side by side
-HELD = {1: 208, 2: 220, 3: 132}  # registers a thread for sums and fragments, by how many warpgroups multiply
-SPARE = 16  # of them, that blocks in clusters want for where things are; with fewer, ptxas spills some
-STAGE_TARGET = 32 * 1024  # bytes of X a stage, about: few barriers, several stages
+# registers per thread for sums and fragments, by the number of warpgroups that multiply
+HELD = {1: 208, 2: 220, 3: 132}
+SPARE = 16  # registers that blocks in clusters need for addresses; with fewer, ptxas spills some
+STAGE_TARGET = 32 * 1024  # bytes of X per stage, approximately: few barriers, several stages
 TOGETHER = [(2, 1), (3, 1), (1, 2), (1, 3)]  # warpgroups of a block, along the batch and along j
 GROUPS = [(1, 1), *TOGETHER]  # what a search tries
 WANTED_STAGES, MOST_STAGES = 4, 6  # by default
@@ -32,19 +34,23 @@ WANTED_STAGES, MOST_STAGES = 4, 6  # by default
 
 @dataclass(frozen=True)
 class RegistersConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    tile_batch: int  # batch entries a tile
-    tile_out: int  # outputs k a tile, for each of its j
-    tile_in: int  # inputs l a stage
-    tile_d: int  # neighbouring j a tile (1 in bsl)
+    tile_batch: int  # rows of the batch per tile
+    tile_out: int  # outputs k per tile, for each of its j
+    tile_in: int  # inputs l per stage
+    tile_d: int  # neighbouring j per tile (1 in bsl)
     groups_batch: int  # warpgroups that multiply, along the batch
     groups_d: int  # warpgroups that multiply, along j
-    stages: int  # stages in shared memory: of X and W, or of W alone where X is resident
+    stages: int  # stages in shared memory: of X and W, or of W alone if X is resident
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
-    resident: int = 0  # tiles of X in shared memory, each for all outputs; 0: X is in the stages, and comes again for each tile of outputs
-    cluster_batch: int = 1  # blocks with neighbouring tiles along the batch: each brings a part of their W for all of them
-    cluster_out: int = 1  # blocks with neighbouring tiles along the outputs: each brings a part of their X for all of them
+    # tiles of X in shared memory, each for all outputs; 0: X is in the stages, and is read again for each tile of
+    # outputs
+    resident: int = 0
+    # blocks with neighbouring tiles along the batch: each loads a part of their W for all of them
+    cluster_batch: int = 1
+    # blocks with neighbouring tiles along the outputs: each loads a part of their X for all of them
+    cluster_out: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class RegistersBlock(Block):
 
     @property
     def fragment(self) -> int:
-        """Registers of the fragments until the lanes' order starts again."""
+        """Registers of the fragments until the lanes' order repeats."""
         return 4 * self.components * self.planes * self.row_tiles * self.super_steps
 
     @property
@@ -68,13 +74,13 @@ class RegistersBlock(Block):
 
     @property
     def held(self) -> int:
-        """Registers of the sums, one set of fragments, the chunks that they are made of, and where these lie."""
+        """Registers of the sums, one set of fragments, the chunks from which they are made, and addresses."""
         chunks = self.own_chunks * self.super_groups * self.row_tiles if self.is_bsf else 2
         return self.promoted_sums + self.fragment + (4 + 1) * chunks
 
     @property
     def fragment_sets(self) -> int:
-        """Two where they fit: one is read while the other is multiplied."""
+        """Sets of fragments: two if they fit, so that one is loaded while the other is multiplied."""
         return 2 if self.held + self.fragment <= HELD[self.groups] else 1
 
     @property
@@ -87,12 +93,12 @@ class RegistersBlock(Block):
 
     @property
     def x_start(self) -> int:
-        """Where resident tiles of X lie: behind the stages and their barriers."""
+        """Offset of resident tiles of X, behind the stages and their barriers."""
         return whole_periods(super().shared_bytes)
 
     @property
     def x_barriers(self) -> int:
-        """Where their barriers lie: one for each of a tile's stages, and one for the tile."""
+        """Offset of the barriers of resident tiles: one per stage of a tile, and one for the tile."""
         return self.x_start + self.constants.resident * self.steps * self.x_bytes
 
     @property
@@ -102,7 +108,7 @@ class RegistersBlock(Block):
 
     @property
     def unit_in(self) -> int:
-        """Inputs that a stage holds whole numbers of: of the lanes' order, and of X's image."""
+        """Inputs of which a stage is a whole multiple: of the lanes' order, and of X's layout."""
         unit = self.super_in
         while self.is_flat and unit * self.constants.tile_d * self.kernel.item_bytes % LINE:
             unit *= 2
@@ -176,13 +182,16 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         )
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> RegistersConstants:
-        """The fewest tiles along the outputs, since each reads X again; then the least padding; stages to fill the memory. Other
-        groups, clusters and resident X where the cost model likes them better."""
+        """Default with the fewest tiles along the outputs, since each reads X again; then the least padding, and stages
+        that fill the memory.
+
+        Other groups, clusters and resident X replace it if the cost model prefers them.
+        """
         return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits))
 
     def _widest(self, kernel: KernelSpec, start: RegistersConstants, limits: Limits, spare: int = 0) -> RegistersConstants:
-        """Of the tiles that fit with so many registers to spare, the one of which the fewest cover the outputs; then the one with the
-        least padding."""
+        """Tile that covers the outputs with the fewest tiles, then with the least padding, among those that leave
+        `spare` registers."""
         b = kernel.pattern.b
         widths = [replace(start, tile_out=width) for width in range(8, min(MOST_COLUMNS, b + 7) + 1, 8)]
         most = HELD[self.block(kernel, start).groups] - spare
@@ -190,8 +199,12 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return min(able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out), default=start)
 
     def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
-        """The rule's; then for every way to share out two or three warpgroups, of which one multiplies while another reads, and j,
-        streaming and resident: the widest tile and the deepest stages that fit, in all the clusters that are worth it."""
+        """Yield the rule's choice, then alternatives for every division of two or three warpgroups and j, streaming and
+        resident.
+
+        One warpgroup multiplies while another reads. An alternative has the widest tile and the deepest stages that
+        fit, in all clusters that pay.
+        """
         start, promote = self._start(kernel, limits), promotion(kernel, limits)
         if start is None:
             raise ConstantsError(f"{kernel.name}: no tile of {self.name} fits")
@@ -208,7 +221,10 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
                     yield from self.in_clusters(kernel, wide) if spare else [wide]
 
     def _start(self, kernel: KernelSpec, limits: Limits) -> RegistersConstants | None:
-        """The narrowest tile of two warpgroups, or of one: many j side by side, where nothing divides them, leave no room for two."""
+        """Narrowest tile of two warpgroups, or of one: a large d without divisors leaves no room for two.
+
+        None if none fits.
+        """
         rows, (tile_d, groups_d), promote = 2 if kernel.layout == "bsl" else 1, _planes(kernel), promotion(kernel, limits)
         for groups_batch in (2, 1)[groups_d - 1 :]:
             start = RegistersConstants(ROWS * rows * groups_batch, 8, MOST_BOX, tile_d, groups_batch, groups_d, 2, promote)
@@ -218,7 +234,8 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return None
 
     def _deepened(self, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> RegistersConstants:
-        """As many inputs a stage as leave enough stages, with the least padding of c; then as many stages as there is room for."""
+        """The same tile with as many inputs per stage as leave enough stages, with the least padding of c; then as many
+        stages as fit."""
         c, unit = kernel.pattern.c, constants.tile_in
         deeper = [replace(constants, tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
         able = [each for each in deeper if self._fits(kernel, each, limits) and self.block(kernel, each).x_bytes <= STAGE_TARGET]
@@ -230,8 +247,8 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
-        """Every combination that the rules and the shared memory allow."""
-        promote = promotion(kernel, limits)  # less often would be faster, and less than the precision stands for
+        """Yield every combination that the rules and the shared memory allow."""
+        promote = promotion(kernel, limits)  # less often would be faster, but less precise than promised
         widths = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
         for resident, tile_d, (batch, along_d), rows, width, tile_in, stages in product(
             (0, 1, 2), _runs(kernel), GROUPS, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)
@@ -275,7 +292,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
                 Constexpr("Y_VECTOR", block.y_vector, "neighbours that one store of Y moves"),
             ]
         else:
-            found.append(Constexpr("Y_VECTOR", block.y_vector, "batch entries that one store of Y moves"))
+            found.append(Constexpr("Y_VECTOR", block.y_vector, "rows of the batch that one store of Y moves"))
         if constants.resident:
             found += [
                 Constexpr("RESIDENT", constants.resident, "tiles of X in shared memory, for all outputs: stages are of W alone"),
@@ -294,7 +311,7 @@ def _runs(kernel: KernelSpec) -> list[int]:
 
 
 def _planes(kernel: KernelSpec) -> tuple[int, int]:
-    """Neighbouring j a tile, and warpgroups that share them: runs of 32 bytes in memory, where all of d is too much."""
+    """Neighbouring j per tile, and warpgroups that share them: runs of 32 bytes in memory, if all of d is too much."""
     d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
     if kernel.layout == "bsl" or d < vector or (d % vector and d <= MOST_FLAT):
         return (1 if kernel.layout == "bsl" else d), 1

@@ -1,7 +1,7 @@
-"""The kind that multiplies X from shared memory: 16-bit types, in batch-size-last and, for d = 1, in batch-size-first; and there X in
-eight bits, by weights that are in eight bits too.
+"""The kind that multiplies X from shared memory: 16-bit types in batch-size-last and, for d = 1, in batch-size-first.
+In batch-size-first it also multiplies X and weights in eight bits.
 
-There the boxes of X are operand A as they lie: along the batch in batch-size-last, along the inputs in the other.
+The boxes of X are operand A unchanged: along the batch in batch-size-last, along the inputs in batch-size-first.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,23 +21,25 @@ from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes
 from ksgen.families.wgmma.family import WarpgroupFamily, takes_rows
 from ksgen.spec import KernelSpec
 
-MOST_SUMS = {1: 200, 2: 200, 3: 120}  # a thread, by how many warpgroups multiply
-WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # outputs of a tile that a search tries
-STAGE_INPUTS = 64  # by default, about
+MOST_SUMS = {1: 200, 2: 200, 3: 120}  # per thread, by the number of warpgroups that multiply
+WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # outputs per tile that a search tries
+STAGE_INPUTS = 64  # by default, approximately
 MOST_STAGES = 6  # by default
 
 
 @dataclass(frozen=True)
 class SharedConstants(Constants):
-    """The constants that a search may change."""
+    """Constants that a search may change."""
 
-    tile_batch: int  # batch entries a tile
-    tile_out: int  # outputs k a tile
-    tile_in: int  # inputs l a stage
+    tile_batch: int  # rows of the batch per tile
+    tile_out: int  # outputs k per tile
+    tile_in: int  # inputs l per stage
     groups_batch: int  # warpgroups that multiply, along the batch
     stages: int  # stages of X and W in shared memory
-    cluster_batch: int = 1  # blocks with neighbouring tiles along the batch: each brings a part of their W for all of them
-    cluster_out: int = 1  # blocks with neighbouring tiles along the outputs: each brings a part of their X for all of them
+    # blocks with neighbouring tiles along the batch: each loads a part of their W for all of them
+    cluster_batch: int = 1
+    # blocks with neighbouring tiles along the outputs: each loads a part of their X for all of them
+    cluster_out: int = 1
 
     @property
     def tile_d(self) -> int:
@@ -55,7 +57,7 @@ class SharedBlock(Block):
 
     @property
     def unit_in(self) -> int:
-        """Inputs that a stage holds whole numbers of."""
+        """Inputs of which a stage is a whole multiple."""
         return LINE // self.kernel.x_item_bytes if self.is_bsf else self.k_step
 
     @property
@@ -73,7 +75,8 @@ class SharedBlock(Block):
 
     @property
     def y_bytes(self) -> int:
-        """Y leaves as boxes in batch-size-last, straight from registers in batch-size-first."""
+        """Bytes of shared memory for Y: a tile in batch-size-last, stored as boxes; none in batch-size-first, stored
+        from registers."""
         return 0 if self.is_bsf else self.constants.tile_batch * self.constants.tile_out * self.kernel.item_bytes
 
     def map_y(self, batch: int) -> TensorMap:
@@ -118,8 +121,8 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         return (block.map_x(batch),) if block.is_bsf else (block.map_x(batch), block.map_y(batch))
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SharedConstants:
-        """The fewest tiles along the outputs, the least padding, then the most batch entries; stages to fill the memory. Other tiles, and
-        clusters, where the cost model likes them better."""
+        """Default with the fewest tiles along the outputs, the least padding, then the most rows of the batch, and
+        stages that fill the memory. Other tiles, and clusters, replace it if the cost model prefers them."""
         return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits))
 
     def _start(self, kernel: KernelSpec, limits: Limits) -> SharedConstants:
@@ -139,14 +142,14 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         return self._deepest(kernel, min(able, key=cost), limits)
 
     def _deepest(self, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
-        """As many stages as fit."""
+        """The same constants with as many stages as fit."""
         stages = range(2, MOST_STAGES + 1)
         able = [each for stage in stages if self.fits(kernel, each := replace(constants, stages=stage), limits)]
         return max(able, key=lambda each: each.stages, default=constants)
 
     def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
-        """The rule's; then tiles of as many sums as registers hold, with the most stages that fit, in all the clusters that are
-        worth it."""
+        """Yield the rule's choice, then tiles with as many sums as registers hold and the most stages that fit, in all
+        clusters that pay."""
         chosen = self._start(kernel, limits)
         yield chosen
         for groups, rows, width, tile_in in product((2, 3), (1, 2), WIDTHS, sorted({chosen.tile_in, STAGE_INPUTS})):
@@ -158,7 +161,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
-        """Every combination that the rules and the shared memory allow."""
+        """Yield every combination that the rules and the shared memory allow."""
         for groups, rows, width, tile_in, stages in product((1, 2, 3), (1, 2, 3), WIDTHS, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)):
             constants = self.constants_type(ROWS * rows * groups, width, tile_in, groups, stages)
             if width < kernel.pattern.b + 16 and self._fits(kernel, constants, limits):
