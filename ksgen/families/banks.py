@@ -1,8 +1,8 @@
-"""How many cycles a GPU's shared memory takes for what the lanes of a warp ask of it at once.
+"""Cycles that a GPU's shared memory takes to serve the lanes of a warp.
 
-128 bytes go in or out in a cycle, and each of 32 banks gives or takes one word of four bytes. So eight lanes are served at a time
-where each wants 16 bytes, and 16 where each wants eight; twice as many in reads where all lanes n and n ^ 1, or all lanes n and
-n ^ 2, have one address.
+128 bytes go in or out per cycle: each of 32 banks moves one word of four bytes. So eight lanes are served at a time if
+each wants 16 bytes, and 16 lanes if each wants eight. Reads serve twice as many if all lanes n and n ^ 1, or all lanes
+n and n ^ 2, have the same address.
 """
 
 from collections.abc import Callable, Iterable, Sequence

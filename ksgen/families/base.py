@@ -1,4 +1,4 @@
-"""What every kernel family has: constants with rules, a resource model, defaults, a search space, a launch geometry.
+"""Interface of kernel families: constants with rules, a resource model, defaults, a search space, a launch geometry.
 
 A family decides; it never compiles, runs or renders.
 """

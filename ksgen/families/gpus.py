@@ -1,6 +1,5 @@
-"""All that is known of each CUDA target, one row each: what a block and a multiprocessor have, and how fast its usual card is. A
-new target is one row here.
-"""
+"""Known figures of each CUDA target, one row each: resources of a block and a multiprocessor, and rates of its usual
+card. A new target is one row here."""
 
 import re
 from dataclasses import dataclass, replace
@@ -86,7 +85,10 @@ TYPICAL = ("sm_75", "sm_80", "sm_86", "sm_90a")  # one of each kind, where a pag
 
 
 def gpu_of(target: str) -> Gpu:
-    """The row of a target, such as `sm_90a`: without its suffix it lacks what needs that."""
+    """The row of a target, such as `sm_90a`.
+
+    Without its suffix a target lacks the instructions that need the suffix.
+    """
     if target == LEAST:
         return PORTABLE
     if not (parsed := _parsed(target)):
@@ -104,7 +106,8 @@ def _parsed(target: str) -> tuple[int, str] | None:
 
 
 def begins_early(target: str) -> bool:
-    """Whether its kernels can wait by themselves for the grid before them: launches then begin while that one ends."""
+    """Whether the target's kernels can wait for the previous grid themselves, so that launches begin before that grid
+    ends."""
     parsed = _parsed(target)
     return parsed is not None and parsed[0] >= FIRST_EARLY
 
@@ -116,6 +119,6 @@ def target_of(major: int, minor: int) -> str:
 
 
 def asked_for(target: str) -> str:
-    """What launchers ask for on a GPU of that target's capability: `sm_90a` for `sm_90`."""
+    """Target that launchers build for on a GPU of that target's capability: `sm_90a` for `sm_90`."""
     found = re.match(r"sm_(\d+)(\d)", target)
     return target_of(int(found[1]), int(found[2])) if found else target

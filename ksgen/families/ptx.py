@@ -1,4 +1,4 @@
-"""The words of PTX instructions whose operand lists depend on a size: what `templates/include/words/ptx.j2` spells out."""
+"""Operand lists of PTX instructions that depend on a size, for `templates/include/words/ptx.j2`."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Box:
         return ", ".join(f'"r"({name})' for name in self._names)
 
     def corner(self, first: int) -> str:
-        """The operands of the instruction, of which that one is the first."""
+        """Operands of a box's corner in the instruction, numbered from `first`."""
         return f"{{ {', '.join(f'%{number}' for number in range(first, first + self.dimensions))}}}"
 
 
@@ -60,14 +60,14 @@ class Wgmma:
 
     @property
     def transposed(self) -> tuple[str, ...]:
-        """Operands that may lie along their rows or columns in shared memory: 16-bit ones."""
+        """Template parameters that transpose an operand in shared memory, which only 16-bit operands may be."""
         if OPERANDS[self.operand].item_bytes != 2:
             return ()
         return ("TRANSPOSES_B",) if self.a_in_registers else ("TRANSPOSES_A", "TRANSPOSES_B")
 
     @property
     def along_inputs(self) -> str:
-        """The function for operands that all lie along the inputs."""
+        """Name of the function for operands that are all contiguous along the inputs."""
         return self.name + (f"<{', '.join(['false'] * len(self.transposed))}>" if self.transposed else "")
 
     @property

@@ -29,12 +29,15 @@ class Rule(Generic[ConstantsT]):
 
 
 def first_broken(rules: Sequence[Rule[ConstantsT]], kernel: KernelSpec, constants: ConstantsT) -> Rule[ConstantsT] | None:
-    """Later rules may be asked only where the earlier ones hold."""
+    """First rule that does not hold; None if all do. Later rules are tested only if the earlier ones hold."""
     return next((rule for rule in rules if not rule.holds(kernel, constants)), None)
 
 
 class BrokenRuleError(ConstantsError):
-    """Its words are looked for when they are asked for: a search that drops constants does not wait for them."""
+    """A broken rule.
+
+    Its message is composed when it is read, so that a search that drops constants does not wait for messages.
+    """
 
     def __init__(self, rules: Sequence[Rule[Any]], rule: Rule[Any], kernel: KernelSpec, constants: Any) -> None:
         super().__init__()
@@ -49,7 +52,7 @@ class BrokenRuleError(ConstantsError):
 
 
 def refusal(rules: Sequence[Rule[ConstantsT]], rule: Rule[ConstantsT], kernel: KernelSpec, constants: ConstantsT) -> str:
-    """What does not hold, with the values concerned, and what to try:
+    """Message about a broken rule, with the values concerned and values to try:
     `tile_out=72 must be a multiple of 4 * thread_out = 32; try 64 or 96`."""
     values: dict[str, Any] = dict(vars(constants))
     subject, is_, rest = rule.says.partition(" is ")
@@ -69,7 +72,7 @@ def refusal(rules: Sequence[Rule[ConstantsT]], rule: Rule[ConstantsT], kernel: K
 
 
 def _with_values(text: str, values: dict[str, Any], kernel: KernelSpec) -> str:
-    """The same with the value of each number among the constants, and of b, c and d, behind its name."""
+    """Insert the values of integer constants, and of b, c and d, after their names in a text."""
     known = {name: value for name, value in values.items() if isinstance(value, int)}
     known |= {name: getattr(kernel.pattern, name) for name in "bcd"}
     return _WORD.sub(lambda word: f"{word[0]}={known[word[0]]}" if word[0] in known else word[0], text)
@@ -78,8 +81,10 @@ def _with_values(text: str, values: dict[str, Any], kernel: KernelSpec) -> str:
 def _near(
     rules: Sequence[Rule[ConstantsT]], rule: Rule[ConstantsT], kernel: KernelSpec, constants: ConstantsT, names: Iterable[str]
 ) -> Iterator[tuple[str, list[int]]]:
-    """Constants that help by themselves, each with the nearest numbers below and above that would do in its place: for all rules,
-    else for those up to the broken one."""
+    """Yield the constants that can repair the broken rule alone, with the nearest accepted numbers below and above.
+
+    Numbers must keep all rules; if none does, the rules up to the broken one.
+    """
 
     def nearest(name: str, numbers: range, asked: Sequence[Rule[ConstantsT]]) -> list[int]:
         does = (n for n in numbers if first_broken(asked, kernel, replace(constants, **{name: n})) is None)  # type: ignore[type-var]

@@ -19,7 +19,7 @@ DOT = 16  # cycles per product of two tiles
 # cycles per input that is copied into the panel, for each of its parts; per output that is finished and stored
 ITEM, OUTPUT = 0.3, 0.3
 FETCH, SHARE = 0.5, 8  # vector cycles per line that is prefetched; per call of the work between products
-APART = 1.25  # factor for copies during which nothing is multiplied: memory is idle during products then
+APART = 1.25  # factor for copies that no products overlap: memory traffic does not overlap them either
 TILE_BYTES = 2 * TILE_ITEMS
 DOT_MULTIPLY_ADDS = ROWS * TILE_ITEMS
 SECOND_LEVEL_BYTES = 1792 * 1024  # for panels, weights and sums, of 2 MB

@@ -88,8 +88,8 @@ def _with_parts(shape: Shape, limits: Limits, batch: int) -> AmxConstants:
 def _planes_apart(kernel: KernelSpec) -> int:
     """Number of parts of whole planes, each for all of the batch, so that a plane's weights stay in the cache.
 
-    In batch-size-first it is one part if memory bounds the kernel, so that memory is read in one direction, and if
-    several planes share cache lines.
+    In batch-size-first it is one part if memory bounds the kernel, because memory is then read in one direction. It is
+    also one part if several planes share cache lines.
     """
     shape, pattern = least_of(kernel), kernel.pattern
     is_bound = pattern.b * pattern.c < LEAST_REUSE * (pattern.b + pattern.c)

@@ -321,7 +321,8 @@ class Shape(TilePlanes):
 
     @property
     def units(self) -> int:
-        """Stores per share of a step, so that a group is stored when the next one is complete."""
+        """Units of 32 elements of a row of sums that are stored per share of a step, so that a group is stored when the
+        next one is complete."""
         rows, columns = self.constants.block, self.constants.outputs
         if not self.is_bsf:
             rows, columns = columns, rows

@@ -20,8 +20,8 @@ REMEMBERED = 4096  # cached counts, one per kernel and constants
 
 
 def cache_bytes(shape: ChainShape, batch: int) -> float:
-    """Bytes that all blocks move: X once per tile that reads it, the first factor's rows once per tile, the second
-    factor's rows once per tile of the batch, and Y once."""
+    """Bytes that all blocks move: X once per tile that reads it, weights, and Y once. The first factor's rows count
+    once per tile, the second factor's rows once per tile of the batch."""
     first, last, own = shape.first, shape.last, shape.constants
     tiles = divide_up(batch, own.tile_batch)
     covers = last.tiles_out * last.tiles_d * first.planes_d // first.own.d  # times that all blocks together read X

@@ -62,8 +62,10 @@ class FewChainConstants(Constants):
 
 
 def is_narrow(kernel: KernelSpec) -> bool:
-    """Whether each (i, j) of the second factor reads X from some i and only one j of the first factor, as in the usual
-    chains."""
+    """Whether each (i, j) of the second factor reads X from some i and only one j of the first factor.
+
+    The usual chains do.
+    """
     first, last = kernel.factors
     return first.a % last.a == 0 and last.d % first.d == 0
 

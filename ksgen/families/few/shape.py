@@ -209,8 +209,8 @@ class Shape(Tiled):
     def registers_of(self, rounds: int) -> int:
         """Estimated registers of a thread that copies X in so many rounds.
 
-        Counts sums, one or two stages of weights, weights widened from fewer bytes, pieces of X that ptxas reads ahead,
-        copies of X on their way and their addresses.
+        Counts sums, one or two stages of weights, and weights widened from fewer bytes. Counts pieces of X that ptxas
+        reads ahead, copies of X in flight, and addresses.
         """
         own, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.x_item_bytes
         piece = max(1, self.vector * size // 4)

@@ -1,4 +1,4 @@
-"""What every gradient family answers alike, from its shape."""
+"""Answers that gradient families have in common, derived from their shapes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ ConstantsT = TypeVar("ConstantsT")
 
 
 class GradientShape(Protocol):
-    """A shape as this module needs it."""
+    """Sizes of a gradient's shape that this module reads."""
 
     @property
     def threads(self) -> int: ...
@@ -53,7 +53,7 @@ class GradientShape(Protocol):
 
 
 class GradientFamily(Shaped[ConstantsT]):
-    """Its subclasses say which constants are right; here is what they come to."""
+    """Base of gradient families: launches and costs. Subclasses choose constants and rules."""
 
     signature = GRADIENT
 
@@ -106,8 +106,10 @@ def fits(shape: GradientShape, limits: Limits, blocks: int) -> bool:
 
 
 def choices(constants: Any, shape: GradientShape, limits: Limits, parts: int) -> Iterator[Any]:
-    """The constants with one block a multiprocessor, as many as fit it and half of them, each with as many parts as fill the
-    device, and half and twice as many."""
+    """Yield the constants with one block per multiprocessor, as many as fit, and half of them.
+
+    Each comes with as many parts as fill the device, half and twice as many.
+    """
     most = max((blocks for blocks in range(1, MOST_BLOCKS + 1) if fits(shape, limits, blocks)), default=0)
     counts = sorted({divide_up(parts, 2), parts, 2 * parts})
     for blocks, count in product(sorted({1, divide_up(most, 2), most} if most else ()), counts):

@@ -207,8 +207,10 @@ class MmaChain(GpuChain[MmaChainConstants]):
         return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
-        """Yield the best tiles for every tile of the batch, number of warps and length of a stage, with all numbers of
-        stages and blocks that fit."""
+        """Yield the best tiles for every tile of the batch, number of warps and length of a stage.
+
+        Each comes with all numbers of stages and blocks that fit.
+        """
         for tile_batch, warps, stretches in product(TILES_BATCH, WARPS_OF_BLOCK, STRETCHES):
             if not (best := _best_of_all(kernel, limits, tile_batch, warps, stretches)):
                 continue

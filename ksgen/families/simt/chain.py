@@ -162,8 +162,10 @@ class SimtChain(GpuChain[SimtChainConstants]):
         return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtChainConstants]:
-        """Yield the best tiles for every tile of the batch, number of warps and size of a stage, with all numbers of
-        stages and blocks that fit."""
+        """Yield the best tiles for every tile of the batch, number of warps and size of a stage.
+
+        Each comes with all numbers of stages and blocks that fit.
+        """
         least, factors = LANES_BATCH * 16 // kernel.real_bytes, factor_kernels(kernel)
         for times, warps, most in product(TILES_BATCH, WARPS, MOST_STAGE):
             best = [best_of_factor(each, ends, times * least, warps, most) for each, ends in zip(factors, _ends(kernel), strict=True)]

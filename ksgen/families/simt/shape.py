@@ -190,7 +190,7 @@ class Shape(Moved, Tiled):
     def copy_cycles(self) -> int:
         """Shared-memory cycles in which a block writes one stage."""
         x = self.x_plan
-        at_once = x.vector if self.kernel.layout == "bsl" else 1  # in the other layout, neighbours of a run lie apart
+        at_once = x.vector if self.kernel.layout == "bsl" else 1  # batch-size-first: neighbours of a run are apart
         along = line_cycles(write_cycles, self.x_image, x.lane_run, x.vector, at_once * self.real_bytes, x.run, at_once)
         return x.warp_steps * along + divide_up(self.w_stage * self.real_bytes, CYCLE_BYTES)
 

@@ -20,7 +20,7 @@ SWIZZLE_PERIOD = 1024  # bytes after which the widest swizzle repeats: what boxe
 MOST_BOX = 256  # elements of a box in one dimension
 MOST_EXTENT = 2**31 - 2**16  # a coordinate is a signed number of 32 bits, and a cluster's tiles reach over an array's end
 MOST_STRIDE = 2**40 - 1  # bytes, of a tensor map
-REGISTERS = {  # a thread of the copying warpgroup and of the multiplying ones, by how many of these there are
+REGISTERS = {  # per thread of the copying warpgroup and of the multiplying ones, by the number of the latter
     1: (0, 0),  # as they were launched: 255
     2: (24, 240),
     3: (32, 160),
@@ -70,7 +70,7 @@ class Block(TensorTile):
 
     @property
     def registers(self) -> int:
-        """What a thread is launched with. Two warpgroups and more share out all that a block may have."""
+        """Registers per thread at launch. Two or more warpgroups divide all registers that a block may have."""
         return LAUNCHED[self.groups] if self.groups > 1 else min(LAUNCHED[1], self.held + ADDRESSES)
 
     @property
@@ -218,8 +218,10 @@ def flat_sizes(a: int, rows: int, d: int, batch: int) -> tuple[tuple[int, ...], 
 
 
 def feature_sizes(a: int, rows: int, d: int, batch: int, is_bsf: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides of an array with j, l or k, and i as dimensions of their own, so that a box over the end of any
-    of them reads zeros."""
+    """Sizes and strides of an array with j, l or k, and i as dimensions of their own.
+
+    A box over the end of any of them reads zeros.
+    """
     if is_bsf:
         return (d, rows, a, batch), (d, rows * d, a * rows * d)
     return (batch, d, rows, a), (batch, d * batch, rows * d * batch)

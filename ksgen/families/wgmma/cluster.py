@@ -47,7 +47,7 @@ def tried(block: Block) -> Iterator[tuple[int, int]]:
 
 
 def words(block: Block, image: str) -> dict[str, Any]:
-    """`image`: how X lies in shared memory."""
+    """Template variables of clusters; `image` names the layout of X in shared memory."""
     own = block.constants
     if block.cluster == 1:
         return {

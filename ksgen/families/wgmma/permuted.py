@@ -18,7 +18,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 
 PERMUTE_THREADS = 256  # per block of a permuting launch
-MOST_NEIGHBOURS = 8  # parts of a thread each that lie side by side in X: a line of 128 bytes
+MOST_NEIGHBOURS = 8  # threads with contiguous parts of X: a line of 128 bytes
 WORKSPACE_LINE = 128  # bytes, of which X in the workspace takes whole numbers
 
 
@@ -39,7 +39,10 @@ def part_d(d: int) -> int:
 
 
 class WgmmaPermuted(WgmmaShared):
-    """Its block, and so all that follows from it, is that of the kernel between the permutations."""
+    """Products between two permutations.
+
+    The block, and all sizes derived from it, are those of the kernel in between.
+    """
 
     name = "wgmma_permuted"
     signature = PRODUCT_WITH_WORKSPACE
