@@ -1,16 +1,16 @@
-// ks_1x128x128x3_float16_bsf   ksgen 0.1.0, mma.cu.j2 75743f77, spec c2f20090
+// ks_1x128x128x3_float16_bsf   ksgen 0.1.0, mma.cu.j2 a665c848, spec c2f20090
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float16, batch-size-first.
 // Edit the template, not this file.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes a tile on tensor cores: TILE_OUT outputs k x TILE_BATCH batch entries s for each of TILE_D neighbouring j
-// of one i. Packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage of X and of packed
-// weights is copied to shared memory while an earlier one is multiplied. If X is resident, its stages stay there, and the block
-// walks over all tiles of outputs, PASSES of them. Lanes read X in 16-byte chunks as it lies: an
-// instruction's k-index and row may mean any input and any output, as long as both operands agree, and A was packed to agree
-// (`input_of`, `out_of`). Lane 4g + t of a warp has g and t below. The kernel comes first: place, load, multiply, store; what it
-// calls is below it, in that order.
+// Every block computes a tile on tensor cores: TILE_OUT outputs k x TILE_BATCH batch rows s for each of TILE_D
+// neighbouring j of one i. Packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage
+// of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is resident, its
+// stages stay there, and the block walks over all tiles of outputs, PASSES of them. Lanes read X in 16-byte chunks as
+// it lies: an instruction's k-index and row may mean any input and any output, as long as both operands agree, and A
+// was packed to agree (`input_of`, `out_of`). Lane 4g + t of a warp has g and t below. The kernel comes first: place,
+// load, multiply, store; what it calls is below it, in that order.
 //
 // A tile of Y. There are 1 tile along k, 1 along j, 1 along i, and as many along s as the batch has.
 //
@@ -101,8 +101,8 @@ typedef struct {
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
     int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
-    extent first_batch;  // s of its first batch entry
-    int batch_left;      // batch entries from there on, at most TILE_BATCH
+    extent first_batch;  // s of its first row of the batch
+    int batch_left;      // rows of the batch from there on, at most TILE_BATCH
 } Tile;
 typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
@@ -287,7 +287,7 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
 }
 
 // ---- place and read: where X lies in this layout, in memory and in a stage, and which part of it is a lane's
-// X[s * x_pitch + (i * C + l) * D + j]: a line of the X tile is one batch entry, a run goes along l and the tile's j.
+// X[s * x_pitch + (i * C + l) * D + j]: a line of the X tile is one batch row, a run goes along l and the tile's j.
 DEVICE bool x_is_wide(const stored* x, const extent, const extent x_pitch) {
     return X_VECTOR * sizeof(stored) >= 4 && x_pitch % X_VECTOR == 0 && is_aligned(x, X_VECTOR * sizeof(stored));
 }
@@ -305,7 +305,8 @@ DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
     const int held = in_stage % SUPER_IN / K_STEP * LANE_INPUTS + e;  // which of the lane's inputs since the order started
     return in_stage / SUPER_IN * SUPER_IN + (held / GROUP_INPUTS * 4 + t) * GROUP_INPUTS + held % GROUP_INPUTS;
 }
-// A column is one batch entry; a lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs, each with its warp's j.
+// A column is one batch row; a lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs, each
+// with its warp's j.
 DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
     constexpr int GROUP_WORDS = 4 * GROUP_CHUNKS;
     const int run = first * TILE_D + warp_plane();
@@ -391,7 +392,7 @@ DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsig
 
 // ---- store: from the sums to Y
 // A lane has RUN_OUT neighbouring outputs with all its warp's j: a run of Y's row, stored Y_VECTOR elements at a time. Bias and
-// residual are read likewise: the bias once for all batch entries, the residual before the first of it is needed.
+// residual are read likewise: the bias once for all rows of the batch, the residual before the first of it is needed.
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent, const extent y_pitch, const stored* bias,
                        const stored* residual, const extent residual_pitch) {
     constexpr int RUN = RUN_OUT * WARP_D, BYTES = Y_VECTOR * static_cast<int>(sizeof(stored));

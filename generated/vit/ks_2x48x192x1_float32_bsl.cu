@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 024eda7b, spec f0d86422
+// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 4488aded, spec f0d86422
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -91,8 +91,8 @@ typedef struct {
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
     int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
-    extent first_batch;  // s of its first batch entry
-    int batch_left;      // batch entries from there on, at most TILE_BATCH
+    extent first_batch;  // s of its first row of the batch
+    int batch_left;      // rows of the batch from there on, at most TILE_BATCH
 } Tile;
 typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {

@@ -1,16 +1,16 @@
-// ks_6x64x256x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 75743f77, spec b0b27720
+// ks_6x64x256x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 a665c848, spec b0b27720
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float16, batch-size-last.
 // Edit the template, not this file.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes a tile on tensor cores: TILE_OUT outputs k x TILE_BATCH batch entries s for each of TILE_D neighbouring j
-// of one i. Packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage of X and of packed
-// weights is copied to shared memory while an earlier one is multiplied. If X is resident, its stages stay there, and the block
-// walks over all tiles of outputs, PASSES of them. Lanes read X in 16-byte chunks as it lies: an
-// instruction's k-index and row may mean any input and any output, as long as both operands agree, and A was packed to agree
-// (`input_of`, `out_of`). Lane 4g + t of a warp has g and t below. The kernel comes first: place, load, multiply, store; what it
-// calls is below it, in that order.
+// Every block computes a tile on tensor cores: TILE_OUT outputs k x TILE_BATCH batch rows s for each of TILE_D
+// neighbouring j of one i. Packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage
+// of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is resident, its
+// stages stay there, and the block walks over all tiles of outputs, PASSES of them. Lanes read X in 16-byte chunks as
+// it lies: an instruction's k-index and row may mean any input and any output, as long as both operands agree, and A
+// was packed to agree (`input_of`, `out_of`). Lane 4g + t of a warp has g and t below. The kernel comes first: place,
+// load, multiply, store; what it calls is below it, in that order.
 //
 // A tile of Y. There are 1 tile along k, 1 along j, 6 along i, and as many along s as the batch has.
 //
@@ -94,8 +94,8 @@ typedef struct {
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
     int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
-    extent first_batch;  // s of its first batch entry
-    int batch_left;      // batch entries from there on, at most TILE_BATCH
+    extent first_batch;  // s of its first row of the batch
+    int batch_left;      // rows of the batch from there on, at most TILE_BATCH
 } Tile;
 typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
@@ -292,8 +292,8 @@ DEVICE bool run_is_inside(const Tile tile, const int, const int run) { return ru
 DEVICE int lines_inside(const Tile, const int first_in) { return C - first_in; }
 // The input, within a stage, that element e of lane t's operands belongs to in one matrix instruction.
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) { return in_stage + 4 * e + t; }
-// A chunk is one input of VECTOR neighbouring batch entries: one column of each of VECTOR matrix instructions. Column 2t of
-// them is chunk t and column 2t + 1 chunk 4 + t, so that four lanes store neighbours.
+// A chunk is one input of VECTOR neighbouring batch rows: one column of each of VECTOR matrix instructions. Column 2t
+// of them is chunk t and column 2t + 1 chunk 4 + t, so that four lanes store neighbours.
 DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
     const unsigned char* const own = stage + (warp_batch() + (lane_g() % 2 * 4 + lane_g() / 2) * VECTOR) * static_cast<int>(sizeof(stored));
     UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
@@ -374,12 +374,12 @@ DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsig
 }
 
 // ---- store: from the sums to Y
-// Which of a lane's batch entries a chunk of Y begins with, among those that VECTOR matrix instructions found.
+// Which of a lane's rows of the batch a chunk of Y begins with, among those that VECTOR matrix instructions found.
 DEVICE constexpr int line_of(const int run, const int column) {
     return (run * Y_VECTOR / VECTOR * 8 + 4 * column) * VECTOR + run * Y_VECTOR % VECTOR;
 }
-// A lane has VECTOR neighbouring batch entries of an output from as many matrix instructions: chunks of Y. They share a bias; the
-// residual is read in such chunks, before the first of an output's is needed.
+// A lane has VECTOR neighbouring batch rows of an output from as many matrix instructions: chunks of Y. They share a
+// bias; the residual is read in such chunks, before the first of an output's is needed.
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch, const stored* bias,
                        const stored* residual, const extent residual_pitch) {
     const bool chunks_are_whole = batch % Y_VECTOR == 0 && y_pitch % Y_VECTOR == 0 && residual_pitch % Y_VECTOR == 0;
