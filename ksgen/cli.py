@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": "Emit, build, check and time a whole spec.",
     "bench": "Compare with other libraries, and report the results.",
     "show": "Describe a pattern, with a picture.",
+    "spec": "Print the JSON schema of specs, for editors.",
     "doctor": "List what is installed and what is missing, with the line that installs it.",
     "wisdom": "Show, merge and exchange the results of searches.",
     "cache": "Manage the cache of compiled kernels.",

@@ -17,7 +17,7 @@ from ksgen.values import excerpt, listed, whole_number
 
 MOST_FEATURES = 2**31 - 1  # a kernel counts features in 32 bits; offsets, which the batch multiplies, take 64
 
-_WRITTEN = re.compile(r"\s*[(\[]?" + ",".join([r"\s*([+-]?[0-9]{1,20})\s*"] * 4) + r"[)\]]?\s*", re.ASCII)
+WRITTEN = re.compile(r"\s*[(\[]?" + ",".join([r"\s*([+-]?[0-9]{1,20})\s*"] * 4) + r"[)\]]?\s*", re.ASCII)
 
 
 class Gain(StrEnum):
@@ -52,7 +52,7 @@ class Pattern:
     @classmethod
     def parse(cls, text: str) -> "Pattern":
         """`1,192,48,2`, also in parentheses or brackets."""
-        if not isinstance(text, str) or not (found := _WRITTEN.fullmatch(text)):
+        if not isinstance(text, str) or not (found := WRITTEN.fullmatch(text)):
             raise PatternError(f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2")
         return cls(*map(int, found.groups()))
 

@@ -96,7 +96,7 @@ def test_completion_offers_the_commands() -> None:
     assert "_ksgen_completion" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [(), ("bench",), ("wisdom",), ("cache",)])
+@pytest.mark.parametrize("arguments", [(), ("bench",), ("wisdom",), ("cache",), ("spec",)])
 def test_a_command_without_its_words_shows_its_help(arguments: tuple[str, ...]) -> None:
     done = ksgen(*arguments)
     assert done.returncode == 2

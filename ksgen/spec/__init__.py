@@ -7,9 +7,9 @@
       bias: false                        # then, in this order: + bias,
       activation: none                   #   none, relu, gelu, gelu_tanh, silu,
       residual: false                    #   + residual
-      gradients: false                   # true: also weights' gradients, and transposed patterns for the gradient of x
+      gradients: false                   # what training needs besides: weights' gradients, and transposed patterns for that of x
       stride: dense                      # any: slices of larger arrays, whose rows lie apart; [dense, any]: both
-      weights: same                      # same: stored as y; int8, e4m3, e5m2: in eight bits, with scales; bfloat16, with x in float32
+      weights: same                      # same: stored as y; int8, e4m3, e5m2: in eight bits, with scales; bfloat16, beside float32
       inputs: same                       # of x; or in eight bits as weights are
     kernels:
       - 6,64,64,1                        # a pattern a,b,c,d with the defaults
@@ -24,11 +24,11 @@
       whole: {chain: [[6,64,64,1], [1,768,192,2]], fuse: yes}  # auto: one launch where that is faster; yes: always; no: one a factor
     patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults
 
-An option that is a list multiplies out. Layers share kernels; under `kernels`, asking for one twice is a mistake. The
-families and their arguments are the functions of `ksgen.pattern`.
+An option that is a list multiplies out. Layers share kernels; under `kernels`, asking for one twice is a mistake.
+The families and their arguments are the functions of `ksgen.pattern`. `schema` gives all of it as a JSON schema.
 """
 
-from ksgen.spec.document import load, parse
+from ksgen.spec.document import load, parse, schema
 from ksgen.spec.kernel import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions
 from ksgen.spec.paper import paper_patterns, stratified
 from ksgen.spec.precision import PRECISIONS, Precision
@@ -52,5 +52,6 @@ __all__ = [
     "load",
     "paper_patterns",
     "parse",
+    "schema",
     "stratified",
 ]

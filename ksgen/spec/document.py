@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from keyword import iskeyword
 from pathlib import Path
+from typing import Any
 
 from ksgen.errors import SpecError
 from ksgen.files import read
@@ -39,6 +40,16 @@ def parse(text: str, file: str = "<text>") -> Spec:
 
     title = Path(file).stem
     return replace(read_spec(text, file, _identifier(title)), title=title)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of a spec, which gives editors completion.
+
+    It cannot say what depends on several values, such as whether two patterns fit: the reader alone refuses these specs.
+    """
+    from ksgen.spec import reader
+
+    return reader.schema()
 
 
 def _identifier(stem: str) -> str:

@@ -1,16 +1,30 @@
 """A YAML text's nodes -> kernels and layers. Never opens a file."""
 
-import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from inspect import signature
 from itertools import product
 from typing import Any
 
-from ksgen.errors import PatternError, SpecError
+from ksgen.errors import SpecError
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
+from ksgen.spec.forms import (
+    About,
+    Batch,
+    ChainForm,
+    Entry,
+    Flag,
+    Form,
+    Group,
+    Keys,
+    KeysOrValue,
+    ListOf,
+    Named,
+    OneOrMore,
+    PatternForm,
+    Schema,
+    Word,
+    blaming,
+)
 from ksgen.spec.kernel import (
     ACTIVATIONS,
     FUSES,
@@ -21,10 +35,9 @@ from ksgen.spec.kernel import (
     LayerOptions,
     StatedOptions,
     activations_of,
-    hint,
     is_layer,
 )
-from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
+from ksgen.spec.nodes import Place, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
 from ksgen.spec.spec import Spec
@@ -32,15 +45,12 @@ from ksgen.spec.storage import INPUTS, SAME, WEIGHTS
 
 MOST_KERNELS = 100_000
 
-_WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})", re.ASCII)
-_LAYER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-_SECTIONS = ("defaults", "kernels", "layers", "patterns")
 _PATTERN_SETS = {"paper": paper_patterns}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of an entry; there is one kernel per combination of their values."""
+    """What multiplies out: there is a kernel for each combination."""
 
     precision: tuple[str, ...] = ("float32",)
     layout: tuple[str, ...] = ("bsf",)
@@ -62,7 +72,7 @@ class Options:
             yield KernelSpec(pattern, precision, layout, epilogue, batch, stride=stride, weights=weights, inputs=inputs)
 
     def values(self, name: str) -> tuple[Any, ...]:
-        """Values of one option."""
+        """The values of an option that its kernels have."""
         if name in ("weights", "inputs"):
             return tuple(zip(*self._stored, strict=True))[name == "inputs"]
         found: tuple[Any, ...] = getattr(self, name)
@@ -70,13 +80,13 @@ class Options:
 
     @property
     def _stored(self) -> list[tuple[str, str]]:
-        """Pairs of storages for weights and X. X in eight bits is stored as its weights are."""
+        """How weights are stored and how X is: in eight bits as they are, where that is among `inputs`."""
         if lone := [each for each in self.inputs if each not in (SAME, *self.weights)]:
             raise SpecError(f"inputs={lone[0]} with weights={', '.join(self.weights)}; accepted: inputs as weights are stored, or same")
         return [(weights, inputs) for weights in self.weights for inputs in self.inputs if inputs in (SAME, weights)]
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
-        """Kernels that training adds: the weights' gradient, and the transposed pattern for X's gradient."""
+        """What training needs besides: the gradient of the weights, and that of X, which the transposed pattern multiplies."""
         if True in self.gradients:
             if quantized := [each for each in self.weights if each != SAME]:
                 raise SpecError(f"gradients=true with weights={quantized[0]}; accepted: weights: same, which alone are trained")
@@ -88,13 +98,13 @@ class Options:
         return replace(self, bias=(False,), activation=("none",), residual=(False,))
 
     def between_factors(self) -> "Options":
-        """Options for factors that read or write an intermediate: dense, with X not in eight bits."""
+        """Of a factor whose X and Y are a layer's own: dense, and X is not in eight bits."""
         return replace(self.without_epilogue(), stride=("dense",), inputs=(SAME,))
 
 
 @dataclass(frozen=True)
 class Request:
-    """One kernel entry of a spec: a pattern with options."""
+    """What one entry asks for."""
 
     place: Place
     pattern: Pattern
@@ -110,33 +120,22 @@ class _Layer:
     chains: tuple[Chain, ...]
     is_group: bool
     options: Options  # of its kernels
-    layer: LayerOptions
+    besides: LayerOptions
 
 
 def read_spec(text: str, file: str, name: str) -> Spec:
-    """Build the spec of that name from YAML text: every kernel once, in the order of the text."""
-    root = read_nodes(text, file)
-    sections = _pairs(root, f"a mapping with {', '.join(_SECTIONS)}")
-    sections.check_keys(_SECTIONS)
-    defaults = Options()
-    if "defaults" in sections.pairs:
-        options = _pairs(sections.pairs["defaults"], f"a mapping with {', '.join(_OPTIONS)}")
-        options.check_keys(_OPTIONS)
-        defaults = _options(options, defaults)
-    layers: dict[str, _Layer] = {}
+    """The spec of that name in a text of that file: every kernel once, in the order of the text."""
+    sections = _SPEC.read(read_nodes(text, file))
+    defaults = _options(sections.values["defaults"], Options()) if "defaults" in sections.values else Options()
+    layers = {title: _layer(title, entry, defaults) for title, entry in sections.values.get("layers", {}).items()}
     requests: list[Request] = []
-    for section, node in sections.pairs.items():
+    for section, value in sections.values.items():
         if section == "kernels":
-            requests += [_kernel(entry, defaults) for entry in _items(node, "a list of patterns")]
+            requests += [Request(each.place, each.values["pattern"], _options(each, defaults), is_listed=True) for each in value]
         elif section == "layers":
-            for title, entry in _pairs(node, "a mapping of layer names to chains").pairs.items():
-                layers[title] = own = _layer(title, entry, defaults)
-                requests += [each for chain in own.chains for each in _factors(own.place, chain, own.options, own.layer)]
+            requests += [each for own in layers.values() for chain in own.chains for each in _factors(own, chain)]
         elif section == "patterns":
-            patterns = _PATTERN_SETS[_word(node, _PATTERN_SETS)]()
-            requests += [Request(node.place, pattern, defaults) for pattern in patterns]
-    if not requests:
-        raise root.place.error("asks for no kernel; accepted: kernels, layers or patterns")
+            requests += [Request(sections.places[section], pattern, defaults) for pattern in _PATTERN_SETS[value]()]
     kernels, places = _collect(requests)
     launches = {title: _launches(each) for title, each in layers.items()}
     for title, each in layers.items():
@@ -147,7 +146,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
         kernels,
         {title: each.chains[0] for title, each in layers.items() if not each.is_group},
         {title: each.chains for title, each in layers.items() if each.is_group},
-        {title: each.layer for title, each in layers.items()},
+        {title: each.besides for title, each in layers.items()},
         launches,
         {title: tuple(each.options.kernels(each.chains[0][-1])) for title, each in layers.items()},
         {**{title: _stated([each.options]) for title, each in layers.items()}, **_stated_of_patterns(requests)},
@@ -156,7 +155,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
 
 
 def _collect(requests: list[Request]) -> tuple[tuple[KernelSpec, ...], dict[KernelSpec, Place | None]]:
-    """Map every distinct kernel to the place of its batch."""
+    """Every kernel once, and where its batch stands."""
     kernels: dict[KernelSpec, Place | None] = {}
     listed: dict[KernelSpec, Place] = {}
     for count, (request, kernel) in enumerate(_multiply_out(requests)):
@@ -170,73 +169,50 @@ def _collect(requests: list[Request]) -> tuple[tuple[KernelSpec, ...], dict[Kern
 
 def _multiply_out(requests: list[Request]) -> Iterator[tuple[Request, KernelSpec]]:
     for request in requests:
-        with _blaming(request.place):
+        with blaming(request.place):
             for kernel in request.options.kernels(request.pattern):
                 yield request, kernel
             for kernel in request.options.backward(request.pattern):
                 yield replace(request, is_listed=False), kernel
 
 
-def _kernel(node: Node, defaults: Options) -> Request:
-    """An entry of `kernels`: a pattern, or a mapping with a pattern and options."""
-    if not isinstance(node, Pairs):
-        return Request(node.place, _pattern(node), defaults, is_listed=True)
-    node.check_keys(("pattern", *_OPTIONS), required=("pattern",))
-    return Request(node.place, _pattern(node.pairs["pattern"]), _options(node, defaults), is_listed=True)
-
-
-def _layer(name: str, node: Node, defaults: Options) -> _Layer:
-    """An entry of `layers`: a chain, or a mapping with a chain, or with a group of chains on one x, and options."""
-    if not _LAYER_NAME.fullmatch(name):
-        raise node.place.error("is no layer name; accepted: letters, digits and _, a letter first")
-    if not isinstance(node, Pairs):
-        return _Layer(node.place, (_chain(name, node),), False, defaults, LayerOptions())
-    what = "group" if "group" in node.pairs else "chain"
-    node.check_keys((what, *_LAYER_OPTIONS, *_OPTIONS), required=(what,))
-    chains = _group(name, node.pairs[what]) if what == "group" else (_chain(name, node.pairs[what]),)
-    options = LayerOptions(**{key: read(node.pairs[key]) for key, read in _LAYER_OPTIONS.items() if key in node.pairs})
+def _layer(name: str, entry: Entry, defaults: Options) -> _Layer:
+    """A chain, or a group of chains on one x, with its options."""
+    values, places = entry.values, entry.places
+    is_group = "group" in values
+    chains = tuple(replace(chain, name=name) for chain in (values["group"] if is_group else (values["chain"],)))
+    options = LayerOptions(**{key: values[key] for key in _LAYER_OPTIONS if key in values})
     if options.between != "none" and all(len(chain) == 1 for chain in chains):
-        raise node.pairs["between"].place.error(f"got {options.between} where there is one factor; accepted: none")
-    if options.out_layout and what == "group":
-        raise node.pairs["out_layout"].place.error(f"got {options.out_layout} of a group; accepted: of a chain")
-    own = _options(node, defaults)
+        raise places["between"].error(f"got {options.between} where there is one factor; accepted: none")
+    if options.out_layout and is_group:
+        raise places["out_layout"].error(f"got {options.out_layout} of a group; accepted: of a chain")
+    own = _options(entry, defaults)
     if lone := [each for each in own.precision if options.between not in activations_of(each)]:
-        raise node.pairs["between"].place.error(f"got {options.between} of complex numbers, {lone[0]}; accepted: none")
-    return _Layer(node.place, chains, what == "group", own, options)
+        raise places["between"].error(f"got {options.between} of complex numbers, {lone[0]}; accepted: none")
+    return _Layer(entry.place, chains, is_group, own, options)
 
 
-def _group(name: str, node: Node) -> tuple[Chain, ...]:
-    """Chains that take the same x."""
-    items = _items(node, "a list of chains")
-    chains = tuple(_chain(name, item) for item in items)
-    for item, chain in zip(items, chains, strict=True):
-        if chain.in_features != chains[0].in_features:
-            taken = f"takes {chain.in_features} features, and the first chain {chains[0].in_features}"
-            raise item.place.error(f"{taken}; accepted: chains that take the same x")
-    return chains
-
-
-def _factors(place: Place, chain: Chain, options: Options, of_layer: LayerOptions) -> Iterator[Request]:
-    """Requests of a chain's factors. Only the last factor has the epilogue; the first reads and the last writes
-    slices."""
+def _factors(layer: _Layer, chain: Chain) -> Iterator[Request]:
+    """The epilogue is the layer's, so that only the last factor has it. Slices are what the first one reads and the last one writes."""
     *before, last = chain
+    place, options, out_layout = layer.place, layer.options, layer.besides.out_layout
     turn = chain.turn  # looks at all factors
     for number, pattern in enumerate(before):
         own = options.between_factors() if number else options.without_epilogue()
-        turned = of_layer.out_layout if number >= turn else None
-        yield Request(place, pattern, replace(own, activation=(of_layer.between,), layout=(turned,) if turned else own.layout))
+        turned = out_layout if number >= turn else None
+        yield Request(place, pattern, replace(own, activation=(layer.besides.between,), layout=(turned,) if turned else own.layout))
     own = replace(options, inputs=(SAME,)) if before else options
-    yield Request(place, last, replace(own, layout=(of_layer.out_layout,)) if of_layer.out_layout else own)
+    yield Request(place, last, replace(own, layout=(out_layout,)) if out_layout else own)
 
 
 def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
-    """Kernels of all factors in one launch, with the last factor's options. Empty for `fuse: no` or a single factor."""
+    """All factors in one, with the options of the last one: none where each is to be launched by itself, or there is only one."""
     found: list[KernelSpec] = []
-    chains, of_layer = layer.chains, layer.layer
-    with _blaming(layer.place):
-        for last in layer.options.kernels(chains[0][-1]) if of_layer.fuse != "no" else ():
-            if is_layer(chains, last.layout, of_layer.out_layout):
-                own: dict[str, Any] = {"between": of_layer.between, "out_layout": of_layer.out_layout}
+    chains, besides = layer.chains, layer.besides
+    with blaming(layer.place):
+        for last in layer.options.kernels(chains[0][-1]) if besides.fuse != "no" else ():
+            if is_layer(chains, last.layout, besides.out_layout):
+                own: dict[str, Any] = {"between": besides.between, "out_layout": besides.out_layout}
                 own |= {"weights": last.weights, "inputs": last.inputs}
                 whole = KernelSpec(tuple(chains), last.precision, last.layout, last.epilogue, stride=last.stride, **own)
                 found.append(replace(whole, batch=last.batch))
@@ -244,7 +220,7 @@ def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
 
 
 def _stated_of_patterns(requests: list[Request]) -> dict[str | Pattern, StatedOptions]:
-    """Options that all entries with a pattern agree on. A pattern used only for gradients has no epilogue."""
+    """What all entries state that ask for a pattern. One that only gradients ask for has no epilogue."""
     asked: dict[Pattern, list[Options]] = {}
     backward: dict[Pattern, list[Options]] = {}
     for request in requests:
@@ -255,125 +231,57 @@ def _stated_of_patterns(requests: list[Request]) -> dict[str | Pattern, StatedOp
 
 
 def _stated(entries: list[Options]) -> StatedOptions:
-    """Options for which all entries have the same single value; otherwise the call chooses."""
+    """The options of which all entries have the same one value: of several, a call chooses."""
     found = {each.name: {value for entry in entries for value in entry.values(each.name)} for each in fields(StatedOptions)}
     if not all(entry.names_precision for entry in entries):
         del found["precision"]
     return StatedOptions(**{name: values.pop() for name, values in found.items() if len(values) == 1})
 
 
-def _chain(name: str, node: Node) -> Chain:
-    """A list of patterns, or a named family with its arguments."""
-    if not isinstance(node, Pairs):
-        patterns = tuple(_pattern(item) for item in _items(node, "a list of patterns, or a mapping with a family"))
-        with _blaming(node.place):
-            return Chain(patterns, name)
-    if "family" not in node.pairs:
-        raise node.place.error(f"needs family; accepted: {', '.join(NAMED_CHAINS)}")
-    family = NAMED_CHAINS[_word(node.pairs["family"], NAMED_CHAINS)]
-    arguments = tuple(signature(family).parameters)
-    node.check_keys(("family", *arguments), required=arguments)
-    values = {argument: _numbers(node.pairs[argument]) for argument in arguments}
-    with _blaming(node.place):
-        return replace(family(**values), name=name)
-
-
-def _pattern(node: Node) -> Pattern:
-    """`a,b,c,d`, or a list of the four."""
-    if isinstance(node, Pairs) or (isinstance(node, Items) and len(node.items) != 4):
-        raise node.place.error(f"got {node}; accepted: a pattern a,b,c,d or [a,b,c,d]")
-    if isinstance(node, Items):
-        numbers = [_number(item, "a whole number") for item in node.items]
-    with _blaming(node.place):
-        return Pattern.parse(node.text) if isinstance(node, Scalar) else Pattern(*numbers)
-
-
-def _options(node: Pairs, defaults: Options) -> Options:
-    given: dict[str, Any] = {key: _one_or_more(node.pairs[key], read) for key, read in _OPTIONS.items() if key in node.pairs}
+def _options(entry: Entry, defaults: Options) -> Options:
+    given = {key: value for key, value in entry.values.items() if key in _OPTIONS}
     if "batch" in given:
-        given["batch_place"] = node.pairs["batch"].place
+        given["batch_place"] = entry.places["batch"]
     if "precision" in given:
         given["names_precision"] = True
     return replace(defaults, **given)
 
 
-def _one_or_more(node: Node, read: Callable[[Node], Any]) -> tuple[Any, ...]:
-    if not isinstance(node, Items):
-        return (read(node),)
-    values: dict[Any, None] = {}
-    for item in _items(node, "a value, or a list of them"):
-        if (value := read(item)) in values:
-            raise item.place.error(f"lists {item} again; accepted: each value once")
-        values[value] = None
-    return tuple(values)
+def schema() -> Schema:
+    """The JSON schema of specs, from the forms that the reader reads by."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A spec of ksgen", **_SPEC.schema}
 
 
-def _word(node: Node, accepted: Collection[str]) -> str:
-    if not isinstance(node, Scalar) or node.text not in accepted:
-        raise node.place.error(f"got {node}; {hint(node.text if isinstance(node, Scalar) else '', accepted)}")
-    return node.text
-
-
-def _flag(node: Node) -> bool:
-    if not isinstance(node, Scalar) or not node.is_plain or node.text not in ("true", "false"):
-        raise node.place.error(f"got {node}; accepted: true, false")
-    return node.text == "true"
-
-
-def _batch(node: Node) -> int | None:
-    if isinstance(node, Scalar) and node.text == "any":
-        return None
-    if (batch := _number(node, "any, or a whole number from 1 up")) < 1:
-        raise node.place.error(f"got {batch}; accepted: any, or a whole number from 1 up")
-    return batch
-
-
-def _numbers(node: Node) -> Any:
-    """A whole number, or a list of such, as deep as it goes."""
-    return [_numbers(item) for item in node.items] if isinstance(node, Items) else _number(node, "a whole number")
-
-
-def _number(node: Node, accepted: str) -> int:
-    if not isinstance(node, Scalar) or not node.is_plain or not _WHOLE_NUMBER.fullmatch(node.text):
-        raise node.place.error(f"got {node}; accepted: {accepted}")
-    return int(node.text)
-
-
-def _items(node: Node, accepted: str) -> tuple[Node, ...]:
-    if not isinstance(node, Items) or not node.items:
-        raise node.place.error(f"got {node}; accepted: {accepted}")
-    return node.items
-
-
-def _pairs(node: Node, accepted: str) -> Pairs:
-    if not isinstance(node, Pairs) or not node.pairs:
-        raise node.place.error(f"got {node}; accepted: {accepted}")
-    return node
-
-
-@contextmanager
-def _blaming(place: Place) -> Iterator[None]:
-    """Report errors of a pattern, chain or kernel with its place in the text."""
-    try:
-        yield
-    except (PatternError, SpecError) as error:
-        raise place.error(str(error)) from error
-
-
-_OPTIONS: dict[str, Callable[[Node], Any]] = {
-    "precision": partial(_word, accepted=PRECISIONS),
-    "layout": partial(_word, accepted=LAYOUTS),
-    "batch": _batch,
-    "bias": _flag,
-    "activation": partial(_word, accepted=ACTIVATIONS),
-    "residual": _flag,
-    "gradients": _flag,
-    "stride": partial(_word, accepted=STRIDES),
-    "weights": partial(_word, accepted=WEIGHTS),
-    "inputs": partial(_word, accepted=INPUTS),
+_CHAIN = ChainForm(NAMED_CHAINS)
+_OPTIONS: dict[str, Form] = {
+    "precision": About("How values are stored and multiplied.", OneOrMore(Word(PRECISIONS))),
+    "layout": About("bsf: x is (batch, features); bsl: (features, batch).", OneOrMore(Word(LAYOUTS))),
+    "batch": About("any, or a number that the kernel is specialised to.", OneOrMore(Batch())),
+    "bias": About("Whether a bias is added to the product.", OneOrMore(Flag())),
+    "activation": About("Applied after the bias.", OneOrMore(Word(ACTIVATIONS))),
+    "residual": About("Whether a residual is added after the activation.", OneOrMore(Flag())),
+    "gradients": About("Whether training is served too: the weights' gradients, and transposed patterns for that of x.", OneOrMore(Flag())),
+    "stride": About("dense, or any: x, y and residual may be slices of larger arrays, whose rows lie apart.", OneOrMore(Word(STRIDES))),
+    "weights": About("How weights are stored: as y is, in eight bits with scales, or in bfloat16 with float32.", OneOrMore(Word(WEIGHTS))),
+    "inputs": About("How x is stored: as y is, or in eight bits as the weights are.", OneOrMore(Word(INPUTS))),
 }
-_LAYER_OPTIONS: dict[str, Callable[[Node], str]] = {  # of a layer as a whole
-    "between": partial(_word, accepted=ACTIVATIONS),
-    "out_layout": partial(_word, accepted=LAYOUTS),
-    "fuse": partial(_word, accepted=FUSES),
+_LAYER_OPTIONS: dict[str, Form] = {  # of a layer as a whole
+    "between": About("The activation of each factor but the last.", Word(ACTIVATIONS)),
+    "out_layout": About("The layout of y, if it is not that of x.", Word(LAYOUTS)),
+    "fuse": About("Whether the factors are one launch. auto: if that is faster; yes: always; no: never.", Word(FUSES)),
 }
+_LAYERS: dict[str, Form] = {
+    "chain": About("Patterns from the one that meets x first, or a named family.", _CHAIN),
+    "group": About("Chains that take the same x.", Group(_CHAIN, "a list of chains")),
+}
+_KERNEL = KeysOrValue({"pattern": Keys({"pattern": PatternForm(), **_OPTIONS}, required=("pattern",))})
+_LAYER = KeysOrValue({what: Keys({what: form, **_LAYER_OPTIONS, **_OPTIONS}, required=(what,)) for what, form in _LAYERS.items()})
+_SPEC = Keys(
+    {
+        "defaults": About("Options of all entries. A list of values multiplies out.", Keys(_OPTIONS)),
+        "kernels": About("Patterns a,b,c,d, alone or with options.", ListOf(_KERNEL, "a list of patterns")),
+        "layers": About("Chains by name, alone or with options.", Named(_LAYER, "a mapping of layer names to chains")),
+        "patterns": About("A set of patterns, with the defaults.", Word(_PATTERN_SETS)),
+    },
+    one_of=("kernels", "layers", "patterns"),
+)

@@ -351,7 +351,7 @@ WRONG = [
     ("- 6,64,64,1", "1: spec: got a list; accepted: a mapping with"),
     ("\n\n6,64,64,1", "3: spec: got '6,64,64,1'; accepted: a mapping with"),
     ("{}", "1: spec: got an empty mapping; accepted: a mapping with"),
-    ("defaults: {bias: true}", "1: spec: asks for no kernel; accepted: kernels, layers or patterns"),
+    ("defaults: {bias: true}", "1: spec: asks for no kernel; accepted: kernels, layers, patterns"),
     (
         "\nkernel:\n  - 1,2,3,4",
         "2: spec: unknown key 'kernel'; did you mean kernels? accepted: defaults, kernels, layers, patterns",

@@ -1,0 +1,297 @@
+"""Forms of a spec's values: how each is read from YAML nodes, and the JSON schema of what is read. Never what kernels are made of them.
+
+A form holds the data that both need, such as the accepted words, so that the schema cannot say anything else than the reader.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import getdoc, signature
+from typing import Any, ClassVar, Protocol, get_args
+
+from ksgen.errors import PatternError, SpecError
+from ksgen.pattern import MOST_FEATURES, WRITTEN, Chain, Pattern
+from ksgen.spec.kernel import hint
+from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar
+
+Schema = dict[str, Any]
+
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})", re.ASCII)
+_COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": MOST_FEATURES}
+
+
+class Form(Protocol):
+    """What a value may be."""
+
+    @property
+    def schema(self) -> Schema: ...
+
+    def read(self, node: Node) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Word:
+    """One of the accepted words."""
+
+    accepted: Collection[str]
+
+    @property
+    def schema(self) -> Schema:
+        return {"enum": list(self.accepted)}
+
+    def read(self, node: Node) -> str:
+        if not isinstance(node, Scalar) or node.text not in self.accepted:
+            raise node.place.error(f"got {node}; {hint(node.text if isinstance(node, Scalar) else '', self.accepted)}")
+        return node.text
+
+
+@dataclass(frozen=True)
+class Flag:
+    """true or false, not quoted."""
+
+    schema: ClassVar[Schema] = {"type": "boolean"}
+
+    def read(self, node: Node) -> bool:
+        if not isinstance(node, Scalar) or not node.is_plain or node.text not in ("true", "false"):
+            raise node.place.error(f"got {node}; accepted: true, false")
+        return node.text == "true"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`any`, or a whole number from 1 up."""
+
+    schema: ClassVar[Schema] = {"anyOf": [{"const": "any"}, {"type": "integer", "minimum": 1}]}
+
+    def read(self, node: Node) -> int | None:
+        if isinstance(node, Scalar) and node.text == "any":
+            return None
+        if (batch := _number(node, "any, or a whole number from 1 up")) < 1:
+            raise node.place.error(f"got {batch}; accepted: any, or a whole number from 1 up")
+        return batch
+
+
+@dataclass(frozen=True)
+class OneOrMore:
+    """A value, or a list of different ones."""
+
+    each: Form
+
+    @property
+    def schema(self) -> Schema:
+        one = self.each.schema
+        return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1, "uniqueItems": True}]}
+
+    def read(self, node: Node) -> tuple[Any, ...]:
+        if not isinstance(node, Items):
+            return (self.each.read(node),)
+        values: dict[Any, None] = {}
+        for item in items_of(node, "a value, or a list of them"):
+            if (value := self.each.read(item)) in values:
+                raise item.place.error(f"lists {item} again; accepted: each value once")
+            values[value] = None
+        return tuple(values)
+
+
+@dataclass(frozen=True)
+class PatternForm:
+    """`a,b,c,d`, or a list of the four."""
+
+    schema: ClassVar[Schema] = {
+        "anyOf": [
+            {"type": "string", "pattern": f"^(?:{WRITTEN.pattern})$"},
+            {"type": "array", "items": _COUNT, "minItems": 4, "maxItems": 4},
+        ],
+    }
+
+    def read(self, node: Node) -> Pattern:
+        if isinstance(node, Pairs) or (isinstance(node, Items) and len(node.items) != 4):
+            raise node.place.error(f"got {node}; accepted: a pattern a,b,c,d or [a,b,c,d]")
+        if isinstance(node, Items):
+            numbers = [_number(item, "a whole number") for item in node.items]
+        with blaming(node.place):
+            return Pattern.parse(node.text) if isinstance(node, Scalar) else Pattern(*numbers)
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """One value or more, in a list."""
+
+    each: Form
+    what: str  # that messages call it
+
+    @property
+    def schema(self) -> Schema:
+        return {"type": "array", "items": self.each.schema, "minItems": 1}
+
+    def read(self, node: Node) -> tuple[Any, ...]:
+        return tuple(self.each.read(item) for item in items_of(node, self.what))
+
+
+@dataclass(frozen=True)
+class ChainForm:
+    """A list of patterns, or one of the named families with its arguments."""
+
+    families: Mapping[str, Callable[..., Chain]]
+    patterns: Form = ListOf(PatternForm(), "a list of patterns, or a mapping with a family")
+
+    @property
+    def schema(self) -> Schema:
+        return {"anyOf": [self.patterns.schema, *(_schema_of_family(name, family) for name, family in self.families.items())]}
+
+    def read(self, node: Node) -> Chain:
+        if not isinstance(node, Pairs):
+            patterns = self.patterns.read(node)
+            with blaming(node.place):
+                return Chain(patterns)
+        if "family" not in node.pairs:
+            raise node.place.error(f"needs family; accepted: {', '.join(self.families)}")
+        family = self.families[Word(self.families).read(node.pairs["family"])]
+        arguments = tuple(signature(family).parameters)
+        node.check_keys(("family", *arguments), required=arguments)
+        values = {argument: _numbers(node.pairs[argument]) for argument in arguments}
+        with blaming(node.place):
+            return family(**values)
+
+
+@dataclass(frozen=True)
+class Group(ListOf):
+    """Chains that take the same x."""
+
+    def read(self, node: Node) -> tuple[Chain, ...]:
+        first, *others = chains = super().read(node)
+        for item, chain in zip(items_of(node, self.what)[1:], others, strict=True):
+            if chain.in_features != first.in_features:
+                taken = f"takes {chain.in_features} features, and the first chain {first.in_features}"
+                raise item.place.error(f"{taken}; accepted: chains that take the same x")
+        return chains
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The values of a mapping, and where each stands."""
+
+    place: Place
+    values: Mapping[str, Any]
+    places: Mapping[str, Place]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A mapping with some of these keys: all that are required, and one of `one_of` at least."""
+
+    forms: Mapping[str, Form]
+    required: Collection[str] = ()
+    one_of: Collection[str] = ()
+
+    @property
+    def schema(self) -> Schema:
+        found: Schema = {"type": "object", "properties": {key: form.schema for key, form in self.forms.items()}}
+        found |= {"required": list(self.required)} if self.required else {"minProperties": 1}
+        found |= {"anyOf": [{"required": [key]} for key in self.one_of]} if self.one_of else {}
+        return found | {"additionalProperties": False}
+
+    def read(self, node: Node) -> Entry:
+        if not isinstance(node, Pairs) or not (node.pairs or self.required):
+            raise node.place.error(f"got {node}; accepted: a mapping with {', '.join(self.forms)}")
+        node.check_keys(self.forms, self.required)
+        values = {key: self.forms[key].read(value) for key, value in node.pairs.items()}
+        if self.one_of and not values.keys() & set(self.one_of):
+            raise node.place.error(f"asks for no kernel; accepted: {', '.join(self.one_of)}")
+        return Entry(node.place, values, {key: value.place for key, value in node.pairs.items()})
+
+
+@dataclass(frozen=True)
+class KeysOrValue:
+    """One of several mappings, told by its required key; or the first one's value of that key alone."""
+
+    kinds: Mapping[str, Keys]
+
+    @property
+    def schema(self) -> Schema:
+        key, first = next(iter(self.kinds.items()))
+        alone = {"not": {"type": "object"}, **first.forms[key].schema}
+        return {"anyOf": [alone, *(kind.schema for kind in self.kinds.values())]}
+
+    def read(self, node: Node) -> Entry:
+        usual = next(iter(self.kinds))
+        if not isinstance(node, Pairs):
+            return Entry(node.place, {usual: self.kinds[usual].forms[usual].read(node)}, {})
+        return self.kinds[next((key for key in self.kinds if key in node.pairs and key != usual), usual)].read(node)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A mapping of users' own names to values."""
+
+    each: Form
+    what: str  # that messages call it
+    is_name: ClassVar = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+
+    @property
+    def schema(self) -> Schema:
+        names = {"pattern": f"^{self.is_name.pattern}$"}
+        return {"type": "object", "propertyNames": names, "additionalProperties": self.each.schema, "minProperties": 1}
+
+    def read(self, node: Node) -> dict[str, Any]:
+        if not isinstance(node, Pairs) or not node.pairs:
+            raise node.place.error(f"got {node}; accepted: {self.what}")
+        for name, value in node.pairs.items():
+            if not self.is_name.fullmatch(name):
+                raise value.place.error("is no layer name; accepted: letters, digits and _, a letter first")
+        return {name: self.each.read(value) for name, value in node.pairs.items()}
+
+
+@dataclass(frozen=True)
+class About:
+    """A form with a description, which editors show."""
+
+    text: str
+    form: Form
+
+    @property
+    def schema(self) -> Schema:
+        return {"description": self.text, **self.form.schema}
+
+    def read(self, node: Node) -> Any:
+        return self.form.read(node)
+
+
+def items_of(node: Node, accepted: str) -> tuple[Node, ...]:
+    """The items of a list that has some; `SpecError` on anything else."""
+    if not isinstance(node, Items) or not node.items:
+        raise node.place.error(f"got {node}; accepted: {accepted}")
+    return node.items
+
+
+@contextmanager
+def blaming(place: Place) -> Iterator[None]:
+    """Says where the pattern, chain or kernel stands that cannot be."""
+    try:
+        yield
+    except (PatternError, SpecError) as error:
+        raise place.error(str(error)) from error
+
+
+def _number(node: Node, accepted: str) -> int:
+    if not isinstance(node, Scalar) or not node.is_plain or not _WHOLE_NUMBER.fullmatch(node.text):
+        raise node.place.error(f"got {node}; accepted: {accepted}")
+    return int(node.text)
+
+
+def _numbers(node: Node) -> Any:
+    """A whole number, or a list of such, as deep as it goes."""
+    return [_numbers(item) for item in node.items] if isinstance(node, Items) else _number(node, "a whole number")
+
+
+def _schema_of_family(name: str, family: Callable[..., Chain]) -> Schema:
+    arguments = {argument: _schema_of_numbers(each.annotation) for argument, each in signature(family).parameters.items()}
+    properties = {"family": {"const": name}, **arguments}
+    about = {"description": getdoc(family)} if family.__doc__ else {}
+    return {**about, "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _schema_of_numbers(annotation: Any) -> Schema:
+    """Of a family's argument: `int`, or a sequence of such, as deep as it goes."""
+    return _COUNT if annotation is int else {"type": "array", "items": _schema_of_numbers(*get_args(annotation)), "minItems": 1}
