@@ -4,7 +4,8 @@
     multiply = ksgen.Launcher(1, 192, 48, 2)
     y = multiply(x, weights)
 
-Names are imported when they are first used, so that `import ksgen` costs nothing.
+Names are imported when they are first used, so that `import ksgen` costs nothing. `ksgen.torch` (layers for PyTorch) and
+`ksgen.transforms` (fast transforms as chains) are packages of their own, and are imported in the same way.
 """
 
 import os
@@ -14,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ksgen.errors import KsgenError
     from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher, use_bundle
-    from ksgen.pattern import Chain, Pattern
+    from ksgen.pattern import (
+        Chain,
+        Pattern,
+        block_butterfly,
+        deformable_butterfly,
+        kaleidoscope,
+        low_rank,
+        monarch,
+        square_dyadic,
+    )
     from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
     from ksgen.tuning import tune
 
@@ -33,8 +43,14 @@ __all__ = [
     "Quantized",
     "QuantizedInputs",
     "__version__",
+    "block_butterfly",
+    "deformable_butterfly",
+    "kaleidoscope",
+    "low_rank",
+    "monarch",
     "quantize",
     "quantize_inputs",
+    "square_dyadic",
     "tune",
     "use_bundle",
 ]
@@ -48,14 +64,31 @@ _HOMES = {
     "Pattern": "ksgen.pattern",
     "Quantized": "ksgen.quantized",
     "QuantizedInputs": "ksgen.quantized",
+    "block_butterfly": "ksgen.pattern",
+    "deformable_butterfly": "ksgen.pattern",
+    "kaleidoscope": "ksgen.pattern",
+    "low_rank": "ksgen.pattern",
+    "monarch": "ksgen.pattern",
     "quantize": "ksgen.quantized",
     "quantize_inputs": "ksgen.quantized",
+    "square_dyadic": "ksgen.pattern",
     "tune": "ksgen.tuning",
     "use_bundle": "ksgen.launcher",
 }
 
+_PACKAGES = {"torch": "torch", "transforms": "numpy"}  # and the library that each cannot be imported without
+
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"ksgen.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'ksgen' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What users are offered: the public names, and the packages whose library is installed. Imports none of them."""
+    from importlib.util import find_spec
+
+    return sorted({*__all__, *(name for name, library in _PACKAGES.items() if find_spec(library))})

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ksgen.figures.chain import chain_svg
+from ksgen.pattern import NAMED_CHAINS
+from ksgen.spec import parse, schema
+from tests import chain_pictures
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "templates").glob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -89,3 +94,29 @@ def test_the_annotated_kernel_is_the_emitted_one() -> None:
     shown = [line for block in re.findall(r"```cuda\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     assert 50 < len(shown) < 75
     assert [line for line in shown if without_comments(line) not in emitted] == []
+
+
+def test_the_page_of_specs_describes_every_key_as_editors_do() -> None:
+    """Keys of sections, options and layers, each with the description in the schema."""
+    page = (ROOT / "docs" / "specs.md").read_text(encoding="utf-8")
+    described: dict[str, str] = {}
+
+    def collect(part: object) -> None:
+        for key, value in part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ():
+            if key == "properties":
+                described.update({name: each["description"] for name, each in value.items() if "description" in each})
+            collect(value)
+
+    collect(schema())
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE)) == described
+    assert parse(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0]).kernels
+
+
+def test_the_table_of_named_chains_is_what_they_are() -> None:
+    rows = list(chain_pictures.rows())
+    assert {row.name for row in rows} == set(NAMED_CHAINS)
+    assert [row.name for row in rows if str(row.chain) != row.written] == []
+    drawn = {row.picture: chain_svg(row.chain) for row in rows}
+    outdated = [path.name for path, picture in drawn.items() if path.read_text(encoding="utf-8") != picture]
+    assert outdated == [], "draw them again: python -m tests.chain_pictures"
+    assert set((ROOT / "docs" / "chains").iterdir()) == set(drawn)

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import rlcompleter
 import subprocess
 import sys
 import tomllib
@@ -46,6 +47,38 @@ def test_public_names_are_there() -> None:
         assert getattr(ksgen, name)
     with pytest.raises(AttributeError, match="module 'ksgen' has no attribute 'nothing'"):
         ksgen.nothing  # noqa: B018  (the access is the test)
+
+
+def test_dir_lists_what_users_are_offered_and_imports_none_of_it() -> None:
+    program = f"import sys, ksgen; print(*dir(ksgen)); print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names, heavy = done.stdout.splitlines()
+    assert {*names.split()} - {"torch"} == {*ksgen.__all__, "transforms"}  # `torch` is there if PyTorch is
+    assert heavy == "[]"
+    assert ksgen.transforms.dft(8).chain
+
+
+def test_completion_offers_the_public_names() -> None:
+    completer = rlcompleter.Completer({"ksgen": ksgen})
+    offered = [completer.complete("ksgen.mon", state) for state in range(2)]
+    assert offered == ["ksgen.monarch(", None]
+
+
+def test_help_shows_every_public_name_without_pytorch() -> None:
+    """`pydoc` reads `dir`, and the value of each name in it."""
+    blocked = "import sys; sys.modules['torch'] = None; import pydoc, ksgen; print(pydoc.plain(pydoc.render_doc(ksgen)))"
+    shown = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=True).stdout
+    assert [name for name in {*ksgen.__all__} - {"__version__"} if name not in shown] == []
+    assert f"VERSION\n    {ksgen.__version__}" in shown
+    assert "Down to `rank` features, then up." in shown
+
+
+@pytest.mark.libraries
+def test_the_package_for_pytorch_comes_when_it_is_first_used() -> None:
+    pytest.importorskip("torch")
+    program = "import sys, ksgen; assert 'torch' in dir(ksgen) and 'torch' not in sys.modules; print(*dir(ksgen.torch))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == sorted(ksgen.torch.__all__)
 
 
 @pytest.mark.exhaustive

@@ -22,3 +22,7 @@ from ksgen.torch.quantized import quantize_model as quantize
 from ksgen.torch.rule import save_rule
 
 __all__ = ["KSLinear", "convert", "factorize", "freeze", "multiply", "propose", "quantize", "save_rule", "thaw"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
