@@ -8,6 +8,7 @@ python examples/serve.py serve up.ksb --short    # sends itself a few requests a
 import argparse
 import json
 import os
+import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -74,5 +75,6 @@ parser.add_argument("do", choices=("pack", "serve"))
 parser.add_argument("bundle", type=Path)
 parser.add_argument("--port", type=int, default=0, help="0: any that is free")
 parser.add_argument("--short", action="store_true")
+len(sys.argv) > 1 or parser.exit(2, "say what to do with which file: python examples/serve.py pack up.ksb\n")
 options = parser.parse_args()
 pack(options.bundle) if options.do == "pack" else serve(options.bundle, options.port, options.short)

@@ -3,9 +3,12 @@
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from ksgen import cli
 from ksgen.errors import warn
@@ -30,7 +33,18 @@ MISTAKES = [
     (["run", "--pattern", "1,2,3"], "ksgen: '1,2,3' is not a pattern"),
     (["run", "--pattern", "1,0,3,1"], "ksgen: "),
     (["run", "--pattern", "1,2,3,1", "--batch", "0"], "ksgen: --batch 0: a batch is a whole number of at least 1"),
-    (["run", "--pattern", "1,2,3,1", "--precision", "float8"], "ksgen: Invalid value for '--precision': 'float8' is not one of"),
+    (
+        ["run", "--pattern", "1,2,3,1", "--precision", "float8"],
+        "ksgen: Invalid value for '--precision': 'float8'; did you mean float64? accepted: float32, float64",
+    ),
+    (
+        ["show", "1,2,3,1", "--precision", "fp16"],
+        "ksgen: Invalid value for '--precision': 'fp16'; did you mean float16? accepted: float32,",
+    ),
+    (
+        ["run", "1,2,3,1", "--activation", "glue"],
+        "ksgen: Invalid value for '--activation': 'glue'; did you mean gelu? accepted: none, relu,",
+    ),
     (
         ["run", "--pattern", "1,2,3,1", "--device", "opencl", "--family", "cuda"],
         "ksgen: unknown kernel family 'cuda'; known: amx, amx_chain, ve",
@@ -79,11 +93,24 @@ def test_a_warning_is_one_line_without_its_place_in_the_code(monkeypatch: pytest
     assert others == ["theirs: no place of ksgen's"]
 
 
-@pytest.mark.parametrize("command", ["emit", "build", "bundle", "run", "demo"])
-def test_help_has_examples(command: str) -> None:
-    done = ksgen(command, "--help")
-    assert done.returncode == 0
-    assert f"ksgen {command}" in done.stdout.split("Examples:")[1]
+def commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command below a group, with all its words."""
+    for word in group.list_commands(click.Context(group)):
+        found = group.get_command(click.Context(group), word)
+        assert found
+        yield f"{name} {word}", found
+        if isinstance(found, click.Group):
+            yield from commands(found, f"{name} {word}")
+
+
+def test_every_help_has_examples_and_whole_summaries() -> None:
+    found = dict(commands(cli.cli, "ksgen"))
+    assert len(found) > 20
+    for name, command in found.items():
+        shown = CliRunner().invoke(command, ["--help"], env={"COLUMNS": "80"}, terminal_width=80).output
+        assert f"  {name}" in shown.split("Examples:")[1], name
+        assert isinstance(command, click.Group) is ("\nCommands:\n" in shown)
+        assert "..." not in shown.partition("\nCommands:\n")[2], name
 
 
 def test_the_script_at_the_top_is_the_same_command() -> None:

@@ -54,6 +54,25 @@ def test_every_program_is_run_here() -> None:
 
 @pytest.mark.libraries
 @needs_torch
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("serve.py", "say what to do with which file: python examples/serve.py pack up.ksb\n"),
+        ("several_processes.py", "start it by torchrun --nproc-per-node 2 examples/several_processes.py\n"),
+    ],
+)
+def test_a_program_that_needs_more_says_so_in_one_line(
+    program: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [program])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(EXAMPLES / program), run_name="__main__")
+    assert capsys.readouterr() == ("", told)
+
+
+@pytest.mark.libraries
+@needs_torch
 def test_decode_8bit(played: Callable[..., str]) -> None:
     out = played("decode_8bit.py", "--short", "--storage", "e4m3")
     assert "4 layers in e4m3, a scale per output: 65,536 bytes became 19,712." in out

@@ -31,7 +31,15 @@ STEPS = ("forward", "training", "decode")
 
 @click.group("bench", short_help="Compare with other libraries, and report the results.")
 def command() -> None:
-    """Repeat the paper's experiments on this machine (products, energy, whole models), and report the results."""
+    """Repeat the paper's experiments on this machine (products, energy, whole models), and report the results.
+
+    \b
+    Examples:
+      ksgen bench paper --subset 60 --time-limit 8m
+      ksgen bench report paper.jsonl
+      ksgen bench layers
+      ksgen bench model vit-s16
+    """
 
 
 for subcommand in (bench_paper.command, bench_layers.command, bench_energy.command, bench_report.command, bench_share.command):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
-from ksgen.commands.common import REPLACED, ReadBy, console, device_option, find_spec, print_json, say_if_busy
+from ksgen.commands.common import REPLACED, ReadBy, console, device_option, find_spec, print_columns, print_json, say_if_busy
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.pattern import Pattern
@@ -227,14 +227,7 @@ def print_done(done: Done, as_json: bool) -> None:
 
 
 def print_table(table: "Table") -> None:
-    from rich.table import Table as Shown
-
-    shown = Shown(title=table.title, caption=table.note)
-    for place, name in enumerate(table.columns):
-        shown.add_column(name, justify="right" if place > 1 else "left")
-    for row in table.rows:
-        shown.add_row(*row)
-    console().print(shown)
+    print_columns(table.columns, table.rows, left=2, title=table.title, caption=table.note)
 
 
 def check_library(name: str, needed_for: str, extra: str) -> None:

@@ -22,9 +22,9 @@ from ksgen.commands.bench_common import (
     seconds_option,
     words_from,
 )
-from ksgen.commands.common import ReadBy, device_option, find_spec, json_option
+from ksgen.commands.common import ACTIVATION, ReadBy, device_option, find_spec, json_option
 from ksgen.errors import DeviceError, SpecError
-from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue
+from ksgen.spec import LAYOUTS, Epilogue
 from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 
@@ -48,7 +48,7 @@ def _batches(text: str) -> tuple[int, ...]:
 
 
 _PRECISIONS, _LAYOUTS = words_from(COMPARISONS, "precision"), words_from(LAYOUTS, "layout")
-_WAYS, _ACTIVATION = words_from(WAYS, "contender"), click.Choice(list(ACTIVATIONS))
+_WAYS = words_from(WAYS, "contender")
 
 
 @click.command("layers", short_help="Time layers: one launch against one per factor, PyTorch and the dense layer.")
@@ -58,9 +58,9 @@ _WAYS, _ACTIVATION = words_from(WAYS, "contender"), click.Choice(list(ACTIVATION
 @click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: both; a spec's own]")
 @click.option("--subset", type=click.IntRange(min=1), help="Take only so many of the layers, the first ones.")
 @click.option("--beside", type=click.IntRange(min=2), help="Also measure groups of so many of each on one x, such as 3 for q, k and v.")
-@click.option("--between", type=_ACTIVATION, help="After all factors but the last.  [default: none; a spec's own]")
+@click.option("--between", type=ACTIVATION, help="After all factors but the last.  [default: none; a spec's own]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output, if a spec does not.")
-@click.option("--activation", type=_ACTIVATION, help="Applied after the bias.  [default: none; a spec's own]")
+@click.option("--activation", type=ACTIVATION, help="Applied after the bias.  [default: none; a spec's own]")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation, if a spec does not.")
 @click.option("--contenders", "names", type=_WAYS, metavar="WORDS", help="Contenders, such as one_launch,bmm.  [default: all]")
 @click.option("--without", type=_WAYS, metavar="WORDS", help="Contenders to leave out, such as layer.")

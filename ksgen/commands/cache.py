@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands.common import console, json_option, print_json
+from ksgen.commands.common import json_option, print_columns, print_json
 from ksgen.errors import KsgenError
 from ksgen.values import excerpt
 from ksgen.words import counted
@@ -65,16 +65,9 @@ def ls(folder: Path | None, as_json: bool) -> None:
         print_json([{name: getattr(entry, name) for name in fields} for entry in entries])
         return
     if entries:
-        from rich.table import Table
-
-        table = Table(box=None, pad_edge=False)
-        for title in ("kernel", "target", "compiler", "last used"):
-            table.add_column(title)
-        table.add_column("kB", justify="right")
-        for entry in entries:
-            used = datetime.fromtimestamp(entry.last_used).strftime("%Y-%m-%d %H:%M")
-            table.add_row(entry.entry, entry.target, entry.compiler, used, f"{entry.bytes / 1e3:.1f}")
-        console().print(table)
+        used = [datetime.fromtimestamp(entry.last_used).strftime("%Y-%m-%d %H:%M") for entry in entries]
+        rows = [(each.entry, each.target, each.compiler, when, f"{each.bytes / 1e3:.1f}") for each, when in zip(entries, used, strict=True)]
+        print_columns(("kernel", "target", "compiler", "last used", "kB"), rows, left=4)
     click.echo(f"{counted(len(entries), 'entry', 'entries')}, {sum(entry.bytes for entry in entries) / 1e6:.1f} MB in {cache.path}")
 
 
@@ -100,7 +93,7 @@ def verify(folder: Path | None, as_json: bool) -> None:
         sys.exit(1)
 
 
-@command.command("gc")
+@command.command("gc", short_help="Remove leftovers and the least recently used entries.")
 @folder_option
 @click.option("--max-bytes", help="Size to shrink to, such as 500M.  [default: KSGEN_CACHE_MAX_BYTES]")
 def gc(folder: Path | None, max_bytes: str | None) -> None:

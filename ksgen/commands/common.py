@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,10 @@ import click
 from ksgen.commands.figures import tidy
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, WEIGHTS, KernelSpec, Spec
+from ksgen.spec import ACTIVATIONS, JOBS, LAYOUTS, PRECISIONS, STRIDES, WEIGHTS, KernelSpec, Spec
+from ksgen.spec.kernel import hint
 from ksgen.spec.storage import INPUTS
+from ksgen.values import excerpt
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -32,12 +34,20 @@ class ReadBy(click.types.FuncParamType):  # type: ignore[type-arg]  # older vers
         return self.func(value)
 
 
+class OneOf(click.Choice[str]):
+    """A click type: one of some words. Its message suggests the word that is meant, also by the name that other libraries have for it."""
+
+    def __init__(self, accepted: Collection[str]) -> None:
+        super().__init__(list(accepted))
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        return f"{excerpt(value)}; {hint(value, self.choices)}"
+
+
 PATTERN = ReadBy(Pattern.parse)
 LEAST_COLUMNS = 40  # tables and pictures need this many
-PRECISION = click.Choice(list(PRECISIONS))
-LAYOUT = click.Choice(list(LAYOUTS))
-JOB = click.Choice(list(JOBS))
-STORED, STORED_INPUTS = click.Choice(list(WEIGHTS)), click.Choice(list(INPUTS))
+PRECISION, LAYOUT, JOB, ACTIVATION, STRIDE = OneOf(PRECISIONS), OneOf(LAYOUTS), OneOf(JOBS), OneOf(ACTIVATIONS), OneOf(STRIDES)
+STORED, STORED_INPUTS = OneOf(WEIGHTS), OneOf(INPUTS)
 SPEC = click.Path(path_type=Path)
 
 
@@ -131,6 +141,31 @@ def console(stderr: bool = False) -> "Console":
     found = Console(stderr=stderr, highlight=False)
     found.width = max(found.width, LEAST_COLUMNS)
     return found
+
+
+def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **look: Any) -> None:
+    """Print a table, its first `left` columns to the left, as wide as the terminal. Lines break between words, as long as all words fit."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    screen = console()
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), **look)
+    for place, (title, width) in enumerate(zip(columns, word_widths([columns, *rows], screen.width - 2 * (len(columns) - 1)), strict=True)):
+        table.add_column(title, justify="left" if place < left else "right", width=width, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    screen.print(table)
+
+
+def word_widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
+    """The width of each column, together at most `room`: that of its longest text, or at least of its longest word, if there is room."""
+    columns = list(zip(*lines, strict=True))
+    widths = [max([1, *(len(word) for text in column for word in text.split())]) for column in columns]
+    while sum(widths) > room and max(widths) > 1:  # not even all words fit
+        widths[widths.index(max(widths))] -= 1
+    for place, longest in sorted(enumerate(max(map(len, column)) for column in columns), key=lambda each: each[1]):
+        widths[place] += max(0, min(longest - widths[place], room - sum(widths)))
+    return widths
 
 
 def progress() -> "Progress":

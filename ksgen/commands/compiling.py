@@ -73,7 +73,7 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
         task = bar.add_task(f"compiling {spec.name}", total=sum(len(sources) for _, sources in wanted), now="")
         for aim, sources in wanted:
             if bar.disable:  # a pipe: a line for what may take minutes
-                click.echo(f"compiling {counted(len(sources), 'kernel')} of {spec.name} for {aim.target}", err=True)
+                click.echo(f"compiling {counted(len(sources), 'source')} of {spec.name} for {aim.target}", err=True)
             results = build_many(
                 [Request(source.text, source.entry, aim.target) for source in sources],
                 aim.compiler,

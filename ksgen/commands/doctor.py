@@ -273,9 +273,9 @@ def _of_its_cuda(name: str, version: str) -> Finding:
 
 def _print(findings: list[Finding]) -> None:
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(show_header=False, box=None, pad_edge=False)
+    table = Table(Column(), Column(), Column(overflow="fold"), show_header=False, box=None, pad_edge=False)
     for finding in findings:
         mark = "[green]yes[/]" if finding.found else "[yellow]no[/]"
         text = escape(finding.found or finding.why)

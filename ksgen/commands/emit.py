@@ -4,14 +4,14 @@ from pathlib import Path
 
 import click
 
-from ksgen.commands.common import SPEC, find_spec, json_option, output_folder, print_json
+from ksgen.commands.common import SPEC, OneOf, find_spec, json_option, output_folder, print_json
 from ksgen.words import counted
 
 
 @click.command("emit", short_help="Write the kernels and launchers of a spec.")
 @click.argument("spec", type=SPEC)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]")
-@click.option("--dialect", type=click.Choice(["cuda", "opencl"]), default="cuda", show_default=True, help="Language of the kernels.")
+@click.option("--dialect", type=OneOf(("cuda", "opencl")), default="cuda", show_default=True, help="Kernels' language.")
 @click.option("--family", help="Emit this family's sources for inspection. Launchers still choose their own.")
 @json_option
 def command(spec: Path, output: Path | None, dialect: str, family: str | None, as_json: bool) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import LAYOUT, ReadBy, find_spec
+from ksgen.commands.common import ACTIVATION, LAYOUT, ReadBy, find_spec
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
+from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN, hint, is_layer, layer_launch
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
@@ -131,9 +131,7 @@ def takes_layers(function: Callable[..., None]) -> Callable[..., None]:
     """Add options for layers to a command that takes patterns; it receives them as its `layer`."""
 
     @click.option("--beside", type=chain_in, multiple=True, metavar="'A,B,C,D ...'", help="Another chain on the same x. May be repeated.")
-    @click.option(
-        "--between", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="After all factors but the last."
-    )
+    @click.option("--between", type=ACTIVATION, default="none", show_default=True, help="After all factors but the last.")
     @click.option("--out-layout", type=LAYOUT, help="Of a layer's Y, where it is not that of X.")
     @wraps(function)
     def taking(

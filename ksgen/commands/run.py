@@ -8,12 +8,14 @@ from typing import cast
 import click
 
 from ksgen.commands.common import (
+    ACTIVATION,
     JOB,
     LAYOUT,
     PRECISION,
     SPEC,
     STORED,
     STORED_INPUTS,
+    STRIDE,
     check_memory,
     console,
     device_option,
@@ -27,7 +29,7 @@ from ksgen.commands.layers import Layer, Wanted, launch_of_spec, takes_layers
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import ACTIVATIONS, STRIDES, Epilogue, KernelSpec
+from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.values import excerpt
 
@@ -42,9 +44,7 @@ _OF_SPEC = "With --spec: only kernels"
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @click.option("--precision", type=PRECISION, help=f"Of the product (default float32). {_OF_SPEC} of this precision.")
 @click.option("--layout", type=LAYOUT, help=f"bsf (default): X is (batch, features); bsl: (features, batch). {_OF_SPEC} of this layout.")
-@click.option(
-    "--stride", type=click.Choice(list(STRIDES)), default="dense", show_default=True, help="any: arrays may be slices, rows apart."
-)
+@click.option("--stride", type=STRIDE, default="dense", show_default=True, help="any: arrays may be slices, rows apart.")
 @click.option("--weights", type=STORED, help=f"How weights are stored (default same): in eight bits, or in bfloat16. {_OF_SPEC} with such.")
 @click.option(
     "--inputs", type=STORED_INPUTS, help=f"How X is stored (default same), or in eight bits as the weights are. {_OF_SPEC} with such."
@@ -52,7 +52,7 @@ _OF_SPEC = "With --spec: only kernels"
 @click.option("--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient.")
 @click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
-@click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Applied after the bias.")
+@click.option("--activation", type=ACTIVATION, default="none", show_default=True, help="Applied after the bias.")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
 @device_option
 @click.option("--runs", type=click.IntRange(min=1), default=1, show_default=True, help="Least number of timed runs per block.")

@@ -7,7 +7,12 @@ import click
 
 @click.group("spec", short_help="Describe the format of specs.")
 def command() -> None:
-    """Describe the format of specs, the YAML files that list kernels and layers."""
+    """Describe the format of specs, the YAML files that list kernels and layers.
+
+    \b
+    Examples:
+      ksgen spec schema > spec.schema.json
+    """
 
 
 @command.command("schema", short_help="Print the JSON schema of specs.")

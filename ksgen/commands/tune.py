@@ -15,11 +15,12 @@ from ksgen.commands.common import (
     SPEC,
     STORED,
     STORED_INPUTS,
+    OneOf,
     check_memory,
-    console,
     device_option,
     find_spec,
     json_option,
+    print_columns,
     print_json,
     say_if_busy,
     takes_patterns,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Tuner
 
-STRATEGY = click.Choice(["model", "random", "exhaustive"])
+STRATEGY = OneOf(("model", "random", "exhaustive"))
 
 
 @click.command("tune", short_help="Find the fastest constants for a device.")
@@ -235,7 +236,6 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
 
 
 def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
-    from rich.table import Table
 
     from ksgen.commands.tune_table import name_of
     from ksgen.tuning.noise import measure_noise
@@ -248,11 +248,7 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
             for each in found
         ]  # fmt: skip
         return print_json({"device": tuner.engine.facts.name, "kernels": kernels})
-    table = Table()
-    for name in ("kernel", "batch", "median, us", "uncertainty", "measurement to measurement", ""):
-        table.add_column(name, justify="right" if name != "kernel" else "left")
-    for each in found:
-        figures = (f"{each.median_us:.1f}", f"{each.within:.1%}", f"{each.between:.1%}")
-        table.add_row(name_of(each.job), str(each.job.batch), *figures, ", ".join(each.notes))
-    console().print(table)
+    figures = [(str(each.job.batch), f"{each.median_us:.1f}", f"{each.within:.1%}", f"{each.between:.1%}") for each in found]
+    rows = [(name_of(each.job), *own, ", ".join(each.notes)) for each, own in zip(found, figures, strict=True)]
+    print_columns(("kernel", "batch", "median, us", "uncertainty", "measurement to measurement", ""), rows)
     return click.echo("uncertainty: of the median of one measurement; measurement to measurement: smallest to largest median of ten.")

@@ -35,7 +35,7 @@ def command() -> None:
     """
 
 
-@command.command("show")
+@command.command("show", short_help="List the wisdom that launchers on this machine use.")
 @device_option
 @click.option("--pattern", type=PATTERN, metavar="A,B,C,D", help="Only kernels of this pattern.")
 @json_option
@@ -103,7 +103,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
     click.echo(f"the same: {counted(shared, 'entry', 'entries')}; different: {len(found)}")
 
 
-@command.command("export")
+@command.command("export", short_help="Write all wisdom of this machine to one file.")
 @device_option
 @output_option
 def export(device: str | None, output: Path | None) -> None:
@@ -119,7 +119,7 @@ def export(device: str | None, output: Path | None) -> None:
     _write(known, output)
 
 
-@command.command("import")
+@command.command("import", short_help="Add the new and the better entries of a file.")
 @click.argument("file", type=FILE)
 @device_option
 def import_(file: Path, device: str | None) -> None:

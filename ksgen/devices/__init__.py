@@ -5,7 +5,7 @@ Each runtime is one module, imported only when it is asked for, with `found()` a
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from ksgen.devices.base import Buffer, Device, Found, Limits, Missing, UnavailableError
 from ksgen.devices.opencl_drivers import may_show_gpus
 from ksgen.errors import DeviceError
+from ksgen.install import served_cuda
 from ksgen.locks import new_reentrant_lock
 from ksgen.values import excerpt
 
@@ -91,7 +92,7 @@ def _find_best() -> Device:
     return next((device for device in devices if not device.limits.is_cpu), first)
 
 
-def _opened(runtimes: Iterable[str], index: int) -> Iterator[Device]:
+def _opened(runtimes: Collection[str], index: int) -> Iterator[Device]:
     """Each runtime's device that can be opened, or one `DeviceError` that says why there is none."""
     reasons, opened = [], 0
     for runtime in runtimes:
@@ -102,6 +103,8 @@ def _opened(runtimes: Iterable[str], index: int) -> Iterator[Device]:
         else:
             opened += 1
             yield device
+    if not opened and set(runtimes) <= set(_RUNTIMES["cuda"]) and not served_cuda():
+        raise DeviceError("no CUDA device: this machine has no NVIDIA driver; install it, or take the device native or opencl")
     if not opened:
         raise DeviceError(reasons[0] if len(reasons) == 1 else f"no device: {'. '.join(reasons)}")
 

@@ -17,4 +17,5 @@ def test_build_fills_the_cache_and_says_what_it_made(spec: Path) -> None:
     kernels = {(row["kernel"], row["target"]) for row in rows}
     assert kernels == {("ks_2x9x5x3_float32_bsf", target) for target in ("sm_80", "sm_90a")}
     again = ksgen("build", spec.name, cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"), KSGEN_NO_COMPILE="1")
-    assert again.stdout.startswith("14 binaries of small for sm_80,sm_90a in the cache, 0 with spilled registers")
+    assert again.stdout.startswith("1 kernel of small for sm_80,sm_90a: 14 binaries in the cache, 0 with spilled")
+    assert again.stdout.splitlines()[1].startswith("A kernel has binaries per target")

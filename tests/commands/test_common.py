@@ -4,14 +4,20 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ksgen.commands.common import check_memory
+from ksgen.bench.rows import read_rows
+from ksgen.bench.tables import overview
+from ksgen.commands.common import check_memory, print_columns, word_widths
 from ksgen.errors import SpecError
 from ksgen.families import cuda_limits
 from ksgen.measure.footprint import footprint
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.support.program import ksgen
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_shipped_specs_are_found_from_any_folder(tmp_path: Path) -> None:
@@ -43,3 +49,29 @@ def test_a_check_may_take_all_of_the_memory_and_no_byte_more(monkeypatch: pytest
     counts["SC_PHYS_PAGES"] -= 1
     with pytest.raises(SpecError, match=r"--batch 70: checking ks_2x9x5x3_float32_bsf takes .* GB .*; take a smaller batch"):
         check_memory(kernel, 70, limits)
+
+
+texts = st.lists(st.text("ab", min_size=1, max_size=9), max_size=4).map(" ".join)
+
+
+@given(st.integers(1, 5).flatmap(lambda count: st.lists(st.tuples(*[texts] * count), min_size=1, max_size=4)), st.integers(5, 80))
+def test_columns_have_room_for_whole_words_where_the_terminal_has(lines: list[tuple[str, ...]], room: int) -> None:
+    widths = word_widths(lines, room)
+    columns = list(zip(*lines, strict=True))
+    longest = [max(len(word) for text in column for word in [*text.split(), " "]) for column in columns]
+    whole = [max([1, *map(len, column)]) for column in columns]
+    assert sum(widths) <= max(room, len(widths))
+    if sum(longest) <= room:
+        assert all(width >= least for width, least in zip(widths, longest, strict=True))
+    if sum(whole) <= room:
+        assert widths == whole
+
+
+def test_a_table_of_80_columns_has_whole_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table = overview(read_rows(ROOT / "benchmarks/results/amd-epyc-2-cores/paper.csv"))
+    print_columns(table.columns, table.rows, left=2, title=table.title, caption=table.note)
+    shown = capsys.readouterr().out
+    words = {word for line in [table.columns, *table.rows] for text in line for word in text.split()}
+    assert {"precision", "patterns", "bfloat16"} <= words <= set(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80

@@ -38,7 +38,7 @@ def test_a_device_that_nobody_knows_is_named(command: str, spec: Path, tmp_path:
     told = "--device-name 'Abakus': no wisdom of that name, so constants are the defaults; known: Abacus"
     first, second = done.stderr.splitlines()
     assert first == told
-    assert second == "compiling 1 kernel of small for sm_80"  # there is no bar in a pipe
+    assert second == "compiling 1 source of small for sm_80"  # there is no bar in a pipe
 
 
 @pytest.mark.slow

@@ -108,9 +108,20 @@ def test_the_same_device_comes_back_at_every_call(machine):
         ("cuda", r"no device: pycuda is not here; pip install pycuda\. driver is not here; pip install driver"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_told_with_what_could(machine, asked, told):
+def test_a_wish_that_cannot_be_met_is_told_with_what_could(machine, asked, told, monkeypatch):
+    monkeypatch.setattr(devices, "served_cuda", lambda: 13000)
     machine(opencl=["Radeon", "EPYC"])
     with pytest.raises(DeviceError, match=told):
+        find_device(asked)
+
+
+@pytest.mark.parametrize("asked", ["cuda", "cuda:1", "pycuda", "driver"])
+def test_a_machine_without_a_driver_says_that_first_of_all(machine, monkeypatch, asked):
+    monkeypatch.setattr(devices, "served_cuda", lambda: 0)
+    machine(native=["EPYC"])
+    with pytest.raises(
+        DeviceError, match=r"^no CUDA device: this machine has no NVIDIA driver; install it, or take the device native or opencl$"
+    ):
         find_device(asked)
 
 
