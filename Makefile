@@ -17,7 +17,7 @@ TORCH ?= torch
 PYTEST = $(BIN) -m pytest -n auto --dist worksteal --timeout-method=thread -p tests.progress -o console_output_style=classic --durations=10
 INSTALL = $(BIN) -m pip install --quiet --disable-pip-version-check -e
 
-.PHONY: demo test test-torch test-tenth test-all quick check lint types pycuda nvrtc matrix gpu-check setup clean help
+.PHONY: demo test test-torch test-tenth test-all quick check lint types docs pycuda nvrtc matrix gpu-check setup clean help
 
 demo: .venv/.ready  ## Build, check and time the kernels of specs/vit.yaml on this machine.
 	@$(BIN) -m ksgen demo
@@ -47,6 +47,10 @@ lint: .venv/.ready-dev  ## Check style and format with ruff.
 
 types: .venv/.ready-dev  ## Check types with mypy.
 	@$(BIN) -m mypy
+
+docs: .venv/.ready-docs  ## Build the site of these pages, with the reference of Python's names, in build/site.
+	@NO_MKDOCS_2_WARNING=1 $(BIN) -m mkdocs build --quiet
+	@echo "ksgen: the site is in build/site"
 
 pycuda: .venv/.ready-dev  ## Build PyCUDA and the stand-in driver for the CUDA runtimes' tests: a minute, once.
 	@$(BIN) -m tests.driver
@@ -85,6 +89,11 @@ help:  ## List these targets.
 .venv/.ready-dev: .venv/.ready
 	@echo "ksgen: installing what the tests need into .venv"
 	@$(INSTALL) ".[$(INSTALLED),$(BINDINGS)tune,dev]"
+	@touch $@
+
+.venv/.ready-docs: .venv/.python pyproject.toml
+	@echo "ksgen: installing what the site needs into .venv"
+	@$(INSTALL) ".[docs]"
 	@touch $@
 
 .venv/.ready-torch: .venv/.ready-dev

@@ -122,6 +122,7 @@ def test_extras_are_those_that_are_documented() -> None:
         "interop",
         "tune",
         "bench",
+        "docs",
         "dev",
         "all",
     }

@@ -6,8 +6,8 @@ from itertools import product
 from ksgen.figures.svg import ACCENT, DARK, GUIDE, INK, LINE, POINT, RULE
 from ksgen.pattern import Chain, Pattern
 
-SIDE = 64  # pixels along the longest side of a factor
-_GAP = 30  # pixels between two factors, which hold an arrow
+SIDE = 48  # pixels along the longest side of a factor
+_GAP = 26  # pixels between two factors, which hold an arrow
 _COLOURS = (LINE, ACCENT, GUIDE, POINT)  # of a factor's a*d independent blocks, in turn
 
 
