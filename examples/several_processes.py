@@ -24,7 +24,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--features", type=int, default=256, help="a multiple of 64")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--short", action="store_true", help="few features, a few steps")
-distributed.is_torchelastic_launched() or parser.exit(2, "start it by torchrun --nproc-per-node 2 examples/several_processes.py\n")
+distributed.is_torchelastic_launched() or parser.exit(2, "torchrun --nproc-per-node 2 examples/several_processes.py starts it\n")
 options, ROWS = parser.parse_args(), 256  # of a batch, over all processes
 features, steps = (64, 8) if options.short else (options.features, options.steps)
 UP = [(1, 64, 64, features // 64), (16, features // 4, features // 16, 1)]  # to four times the features

@@ -4,8 +4,8 @@
     multiply = ksgen.Launcher(1, 192, 48, 2)
     y = multiply(x, weights)
 
-Names are imported when they are first used, so that `import ksgen` costs nothing. `ksgen.torch` (layers for PyTorch) and
-`ksgen.transforms` (fast transforms as chains) are packages of their own, and are imported in the same way.
+Names are imported when they are first used, so that `import ksgen` costs nothing. `ksgen.torch` (layers for PyTorch)
+and `ksgen.transforms` (fast transforms as chains) are packages of their own, and are imported in the same way.
 """
 
 import os

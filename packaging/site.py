@@ -1,6 +1,6 @@
-"""Adds to the site what lies outside docs/: pages, the API reference, and files that pages link to. mkdocs calls the `on_` functions.
+"""Adds to the site what lies outside docs/: pages, the API reference, and files that pages link to.
 
-Pages stay as the repository has them: a link out of docs/ leads to a copy of the file, or to a list of a folder's files.
+mkdocs calls the `on_` functions. A link out of docs/ leads to a copy of the file, or to a list of a folder's files.
 """
 
 import ast

@@ -58,7 +58,7 @@ def test_every_program_is_run_here() -> None:
     ("program", "told"),
     [
         ("serve.py", "say what to do with which file: python examples/serve.py pack up.ksb\n"),
-        ("several_processes.py", "start it by torchrun --nproc-per-node 2 examples/several_processes.py\n"),
+        ("several_processes.py", "torchrun --nproc-per-node 2 examples/several_processes.py starts it\n"),
     ],
 )
 def test_a_program_that_needs_more_says_so_in_one_line(

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
-from ksgen.commands.common import REPLACED, ReadBy, console, device_option, find_spec, print_columns, print_json, say_if_busy
+from ksgen.commands.common import (
+    REPLACED,
+    ReadBy,
+    console,
+    device_option,
+    find_spec,
+    print_columns,
+    print_json,
+    say_if_busy,
+)
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.pattern import Pattern

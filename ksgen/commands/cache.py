@@ -65,8 +65,10 @@ def ls(folder: Path | None, as_json: bool) -> None:
         print_json([{name: getattr(entry, name) for name in fields} for entry in entries])
         return
     if entries:
-        used = [datetime.fromtimestamp(entry.last_used).strftime("%Y-%m-%d %H:%M") for entry in entries]
-        rows = [(each.entry, each.target, each.compiler, when, f"{each.bytes / 1e3:.1f}") for each, when in zip(entries, used, strict=True)]
+        rows = []
+        for entry in entries:
+            used = datetime.fromtimestamp(entry.last_used).strftime("%Y-%m-%d %H:%M")
+            rows.append((entry.entry, entry.target, entry.compiler, used, f"{entry.bytes / 1e3:.1f}"))
         print_columns(("kernel", "target", "compiler", "last used", "kB"), rows, left=4)
     click.echo(f"{counted(len(entries), 'entry', 'entries')}, {sum(entry.bytes for entry in entries) / 1e6:.1f} MB in {cache.path}")
 

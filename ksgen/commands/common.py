@@ -35,7 +35,7 @@ class ReadBy(click.types.FuncParamType):  # type: ignore[type-arg]  # older vers
 
 
 class OneOf(click.Choice[str]):
-    """A click type: one of some words. Its message suggests the word that is meant, also by the name that other libraries have for it."""
+    """A click type: one of some words. Its message suggests the word that is meant, such as float16 for fp16."""
 
     def __init__(self, accepted: Collection[str]) -> None:
         super().__init__(list(accepted))
@@ -46,7 +46,8 @@ class OneOf(click.Choice[str]):
 
 PATTERN = ReadBy(Pattern.parse)
 LEAST_COLUMNS = 40  # tables and pictures need this many
-PRECISION, LAYOUT, JOB, ACTIVATION, STRIDE = OneOf(PRECISIONS), OneOf(LAYOUTS), OneOf(JOBS), OneOf(ACTIVATIONS), OneOf(STRIDES)
+PRECISION, LAYOUT, JOB = OneOf(PRECISIONS), OneOf(LAYOUTS), OneOf(JOBS)
+ACTIVATION, STRIDE = OneOf(ACTIVATIONS), OneOf(STRIDES)
 STORED, STORED_INPUTS = OneOf(WEIGHTS), OneOf(INPUTS)
 SPEC = click.Path(path_type=Path)
 
@@ -144,13 +145,14 @@ def console(stderr: bool = False) -> "Console":
 
 
 def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **look: Any) -> None:
-    """Print a table, its first `left` columns to the left, as wide as the terminal. Lines break between words, as long as all words fit."""
+    """Print a table with its first `left` columns aligned to the left. In a narrow terminal, lines break between words."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     screen = console()
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), **look)
-    for place, (title, width) in enumerate(zip(columns, word_widths([columns, *rows], screen.width - 2 * (len(columns) - 1)), strict=True)):
+    widths = word_widths([columns, *rows], screen.width - 2 * (len(columns) - 1))
+    for place, (title, width) in enumerate(zip(columns, widths, strict=True)):
         table.add_column(title, justify="left" if place < left else "right", width=width, overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -158,7 +160,7 @@ def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: i
 
 
 def word_widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
-    """The width of each column, together at most `room`: that of its longest text, or at least of its longest word, if there is room."""
+    """The width of each column, at most `room` in all: its longest text, or else at least its longest word, if all fit."""
     columns = list(zip(*lines, strict=True))
     widths = [max([1, *(len(word) for text in column for word in text.split())]) for column in columns]
     while sum(widths) > room and max(widths) > 1:  # not even all words fit

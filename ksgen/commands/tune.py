@@ -248,7 +248,9 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
             for each in found
         ]  # fmt: skip
         return print_json({"device": tuner.engine.facts.name, "kernels": kernels})
-    figures = [(str(each.job.batch), f"{each.median_us:.1f}", f"{each.within:.1%}", f"{each.between:.1%}") for each in found]
-    rows = [(name_of(each.job), *own, ", ".join(each.notes)) for each, own in zip(found, figures, strict=True)]
+    rows = []
+    for each in found:
+        figures = (f"{each.median_us:.1f}", f"{each.within:.1%}", f"{each.between:.1%}")
+        rows.append((name_of(each.job), str(each.job.batch), *figures, ", ".join(each.notes)))
     print_columns(("kernel", "batch", "median, us", "uncertainty", "measurement to measurement", ""), rows)
     return click.echo("uncertainty: of the median of one measurement; measurement to measurement: smallest to largest median of ten.")

@@ -104,7 +104,7 @@ def _opened(runtimes: Collection[str], index: int) -> Iterator[Device]:
             opened += 1
             yield device
     if not opened and set(runtimes) <= set(_RUNTIMES["cuda"]) and not served_cuda():
-        raise DeviceError("no CUDA device: this machine has no NVIDIA driver; install it, or take the device native or opencl")
+        raise DeviceError("no CUDA device: this machine has no NVIDIA driver; install it, or take native or opencl")
     if not opened:
         raise DeviceError(reasons[0] if len(reasons) == 1 else f"no device: {'. '.join(reasons)}")
 

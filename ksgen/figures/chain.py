@@ -1,4 +1,4 @@
-"""A picture of a small chain: the support of each factor, from the one that meets x first. An SVG of its own, for light and dark pages."""
+"""A picture of a small chain, an SVG for light and dark pages: the support of each factor, from the one that meets x first."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -18,16 +18,18 @@ def chain_svg(chain: Chain) -> str:
     x, parts = 8.0, [_word("x", 8, height)]
     for pattern in chain:
         x += _GAP
-        parts += [_word("→", x - _GAP / 2, height), *_factor(pattern, cell, x, (height - cell * pattern.out_features) / 2)]
+        y = (height - cell * pattern.out_features) / 2
+        parts += [_word("→", x - _GAP / 2, height), *_factor(pattern, cell, x, y)]
         x += cell * pattern.in_features
     parts += [_word("→", x + _GAP / 2, height), _word("y", x + _GAP, height)]
     width = x + _GAP + 8
-    dark = "".join(f'[fill="{light}"]{{fill:{night}}}[stroke="{light}"]{{stroke:{night}}}' for light, night in DARK.items())
+    rules = [f'[{name}="{light}"]{{{name}:{dark}}}' for light, dark in DARK.items() for name in ("fill", "stroke")]
+    size = f'width="{width:g}" height="{height + 2:g}" viewBox="0 -1 {width:g} {height + 2:g}"'
+    font = 'font-family="Helvetica, Arial, sans-serif" font-size="13" text-anchor="middle"'
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height + 2:g}" viewBox="0 -1 {width:g} {height + 2:g}" '
-            f'role="img" aria-label="{chain}" font-family="Helvetica, Arial, sans-serif" font-size="13" text-anchor="middle">',
-            f"<style>@media (prefers-color-scheme: dark){{{dark}}}</style>",
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{chain}" {font}>',
+            f"<style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>",
             *parts,
             "</svg>\n",
         ]
@@ -54,4 +56,5 @@ def _runs(pattern: Pattern, number: int) -> Iterator[tuple[int, int, int]]:
     for i, k, j in product(range(a), range(b), range(d)):
         if (i * d + j) % len(_COLOURS) == number:
             columns = range(i * c * d + j, (i * c + c) * d + j, d)
-            yield from (((i * b + k) * d + j, column, 1) for column in columns) if d > 1 else [((i * b + k), columns[0], c)]
+            row = (i * b + k) * d + j
+            yield from ((row, column, 1) for column in columns) if d > 1 else [(row, columns[0], c)]

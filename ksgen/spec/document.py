@@ -45,7 +45,7 @@ def parse(text: str, file: str = "<text>") -> Spec:
 def schema() -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of a spec, which gives editors completion.
 
-    It cannot say what depends on several values, such as whether two patterns fit: the reader alone refuses these specs.
+    It cannot say what depends on several values, such as whether two patterns fit: the reader alone checks that.
     """
     from ksgen.spec import reader
 

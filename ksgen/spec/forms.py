@@ -1,6 +1,6 @@
-"""Forms of a spec's values: how each is read from YAML nodes, and the JSON schema of what is read. Never what kernels are made of them.
+"""Forms of a spec's values: how each is read from YAML nodes, and its JSON schema. Never which kernels follow.
 
-A form holds the data that both need, such as the accepted words, so that the schema cannot say anything else than the reader.
+A form holds the data that both need, such as the accepted words, so that schema and reader cannot disagree.
 """
 
 import re
@@ -138,7 +138,8 @@ class ChainForm:
 
     @property
     def schema(self) -> Schema:
-        return {"anyOf": [self.patterns.schema, *(_schema_of_family(name, family) for name, family in self.families.items())]}
+        families = [_schema_of_family(name, family) for name, family in self.families.items()]
+        return {"anyOf": [self.patterns.schema, *families]}
 
     def read(self, node: Node) -> Chain:
         if not isinstance(node, Pairs):
@@ -286,12 +287,15 @@ def _numbers(node: Node) -> Any:
 
 
 def _schema_of_family(name: str, family: Callable[..., Chain]) -> Schema:
-    arguments = {argument: _schema_of_numbers(each.annotation) for argument, each in signature(family).parameters.items()}
-    properties = {"family": {"const": name}, **arguments}
+    parameters = signature(family).parameters
+    properties = {"family": {"const": name}, **{key: _schema_of_numbers(each.annotation) for key, each in parameters.items()}}
     about = {"description": getdoc(family)} if family.__doc__ else {}
-    return {**about, "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    found = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return about | found
 
 
 def _schema_of_numbers(annotation: Any) -> Schema:
     """Of a family's argument: `int`, or a sequence of such, as deep as it goes."""
-    return _COUNT if annotation is int else {"type": "array", "items": _schema_of_numbers(*get_args(annotation)), "minItems": 1}
+    if annotation is int:
+        return _COUNT
+    return {"type": "array", "items": _schema_of_numbers(*get_args(annotation)), "minItems": 1}

@@ -131,7 +131,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
     requests: list[Request] = []
     for section, value in sections.values.items():
         if section == "kernels":
-            requests += [Request(each.place, each.values["pattern"], _options(each, defaults), is_listed=True) for each in value]
+            requests += [_kernel(entry, defaults) for entry in value]
         elif section == "layers":
             requests += [each for own in layers.values() for chain in own.chains for each in _factors(own, chain)]
         elif section == "patterns":
@@ -176,6 +176,10 @@ def _multiply_out(requests: list[Request]) -> Iterator[tuple[Request, KernelSpec
                 yield replace(request, is_listed=False), kernel
 
 
+def _kernel(entry: Entry, defaults: Options) -> Request:
+    return Request(entry.place, entry.values["pattern"], _options(entry, defaults), is_listed=True)
+
+
 def _layer(name: str, entry: Entry, defaults: Options) -> _Layer:
     """A chain, or a group of chains on one x, with its options."""
     values, places = entry.values, entry.places
@@ -199,8 +203,8 @@ def _factors(layer: _Layer, chain: Chain) -> Iterator[Request]:
     turn = chain.turn  # looks at all factors
     for number, pattern in enumerate(before):
         own = options.between_factors() if number else options.without_epilogue()
-        turned = out_layout if number >= turn else None
-        yield Request(place, pattern, replace(own, activation=(layer.besides.between,), layout=(turned,) if turned else own.layout))
+        layout = (out_layout,) if out_layout and number >= turn else own.layout
+        yield Request(place, pattern, replace(own, activation=(layer.besides.between,), layout=layout))
     own = replace(options, inputs=(SAME,)) if before else options
     yield Request(place, last, replace(own, layout=(out_layout,)) if out_layout else own)
 
@@ -260,9 +264,9 @@ _OPTIONS: dict[str, Form] = {
     "bias": About("Whether a bias is added to the product.", OneOrMore(Flag())),
     "activation": About("Applied after the bias.", OneOrMore(Word(ACTIVATIONS))),
     "residual": About("Whether a residual is added after the activation.", OneOrMore(Flag())),
-    "gradients": About("Whether training is served too: the weights' gradients, and transposed patterns for that of x.", OneOrMore(Flag())),
-    "stride": About("dense, or any: x, y and residual may be slices of larger arrays, whose rows lie apart.", OneOrMore(Word(STRIDES))),
-    "weights": About("How weights are stored: as y is, in eight bits with scales, or in bfloat16 with float32.", OneOrMore(Word(WEIGHTS))),
+    "gradients": About("Whether training is served too: the gradients of weights and of x.", OneOrMore(Flag())),
+    "stride": About("dense, or any: x, y and residual may be slices of larger arrays.", OneOrMore(Word(STRIDES))),
+    "weights": About("How weights are stored: as y is, in eight bits, or in bfloat16.", OneOrMore(Word(WEIGHTS))),
     "inputs": About("How x is stored: as y is, or in eight bits as the weights are.", OneOrMore(Word(INPUTS))),
 }
 _LAYER_OPTIONS: dict[str, Form] = {  # of a layer as a whole

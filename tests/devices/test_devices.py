@@ -119,9 +119,7 @@ def test_a_wish_that_cannot_be_met_is_told_with_what_could(machine, asked, told,
 def test_a_machine_without_a_driver_says_that_first_of_all(machine, monkeypatch, asked):
     monkeypatch.setattr(devices, "served_cuda", lambda: 0)
     machine(native=["EPYC"])
-    with pytest.raises(
-        DeviceError, match=r"^no CUDA device: this machine has no NVIDIA driver; install it, or take the device native or opencl$"
-    ):
+    with pytest.raises(DeviceError, match=r"^no CUDA device: this machine has no NVIDIA driver; install it, or take native or opencl$"):
         find_device(asked)
 
 

@@ -18,7 +18,7 @@ from ksgen.spec.precision import PRECISIONS
 from tests.spec.test_reader import WRONG, WRONG_OPTIONS
 
 ROOT = Path(__file__).parents[2]
-BEYOND = (  # what the reader says of specs that no schema refuses: they are no YAML, or several values contradict each other
+BEYOND = (  # messages on specs that no schema refuses: they are no YAML, or several values contradict each other
     "YAML",
     "nested more than",
     "again, after line",
@@ -86,7 +86,7 @@ def test_it_lists_the_words_that_the_reader_accepts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(PRECISIONS, "mine", PRECISIONS["float32"])
     assert is_accepted(text)
     monkeypatch.setitem(NAMED_CHAINS, "mine", NAMED_CHAINS["dense"])
-    assert not is_accepted("layers: {up: {family: mine, in_features: 4, out_features: 8}}")  # as the reader, which wants it under `chain`
+    assert not is_accepted("layers: {up: {family: mine, in_features: 4, out_features: 8}}")  # not under `chain`
     assert is_accepted("layers: {up: {chain: {family: mine, in_features: 4, out_features: 8}}}")
 
 
