@@ -11,7 +11,9 @@ import yaml
 from ksgen.figures.chain import chain_svg
 from ksgen.pattern import NAMED_CHAINS
 from ksgen.spec import parse, schema
+from release.tutorial import tutorial_page
 from tests import chain_pictures
+from tests.support.program import needs_device
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "templates").glob("*.md")])
@@ -122,8 +124,26 @@ def test_the_table_of_named_chains_is_what_they_are() -> None:
     assert set((ROOT / "docs" / "chains").iterdir()) == set(drawn)
 
 
+@needs_device
+@pytest.mark.parametrize("script", sorted((ROOT / "docs" / "tutorials").glob("*.py")), ids=lambda path: path.name)
+def test_a_tutorial_runs_and_shows_what_it_prints(script: Path) -> None:
+    """A statement that a tutorial prints about its results is true."""
+    shown = tutorial_page(script)
+    assert shown.startswith("# Tutorial: ")
+    assert shown.count("```text\n") > 2
+    assert "False" not in "".join(re.findall(r"```text\n(.*?)```", shown, re.DOTALL))
+
+
+def test_a_tutorial_becomes_text_code_output_and_pictures(tmp_path: Path) -> None:
+    script = tmp_path / "tutorial.py"
+    script.write_text("# # Title\n#\n# Text.\n\nx = 2  # two\n\nprint(x)\nprint('<svg>a</svg>')\n\n# More.\n\nprint(x + 1)\n")
+    code = "```python\nx = 2  # two\n\nprint(x)\nprint('<svg>a</svg>')\n```\n\n```text\n2\n```\n\n<div><svg>a</svg></div>"
+    assert tutorial_page(script) == f"# Title\n\nText.\n\n{code}\n\nMore.\n\n```python\nprint(x + 1)\n```\n\n```text\n3\n```\n"
+
+
 def test_the_site_has_every_page() -> None:
     """`make docs` needs mkdocs, and fails at a page that is left out; this is known without it."""
     listed = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     own = [path.relative_to(ROOT / "docs").as_posix() for path in PAGES if path.is_relative_to(ROOT / "docs")]
+    own += [f"tutorials/{path.stem}.md" for path in (ROOT / "docs" / "tutorials").glob("*.py")]
     assert sorted(listed) == sorted([*own, "index.md", "reference.md", "CONTRIBUTING.md", "CHANGELOG.md"])

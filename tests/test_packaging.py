@@ -14,8 +14,8 @@ import ksgen
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-AUTHOR = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org", "-c", "commit.gpgsign=false")
-version: Callable[[Path], str] = runpy.run_path(str(ROOT / "packaging" / "version.py"))["version"]
+AUTHOR = ("-c", "user.name=tester", "-c", "user.email=tester@example.org", "-c", "commit.gpgsign=false")
+version: Callable[[Path], str] = runpy.run_path(str(ROOT / "release" / "version.py"))["version"]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_the_citation_names_this_release_and_the_paper() -> None:
 
 
 def test_the_conda_recipe_requires_what_the_wheel_requires() -> None:
-    text = (ROOT / "packaging" / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    text = (ROOT / "release" / "conda" / "recipe.yaml").read_text(encoding="utf-8")
     recipe = yaml.safe_load(text)
     needed = {
         f"python {PROJECT['requires-python']}",

@@ -295,7 +295,7 @@ def _schema_of_family(name: str, family: Callable[..., Chain]) -> Schema:
 
 
 def _schema_of_numbers(annotation: Any) -> Schema:
-    """Of a family's argument: `int`, or a sequence of such, as deep as it goes."""
+    """The schema of an argument of a family: a whole number, or a list of such, as deep as it goes."""
     if annotation is int:
         return _COUNT
     return {"type": "array", "items": _schema_of_numbers(*get_args(annotation)), "minItems": 1}

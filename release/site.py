@@ -6,6 +6,7 @@ mkdocs calls the `on_` functions. A link out of docs/ leads to a copy of the fil
 import ast
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from release.tutorial import tutorial_page  # noqa: E402  (mkdocs runs elsewhere)
+
 OUTSIDE = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}  # page -> file
 REFERENCE = {"ksgen": "ksgen/__init__.py", "ksgen.torch": "ksgen/torch/__init__.py", "ksgen.transforms": "ksgen/transforms/__init__.py"}
 COPIES = "repository"  # the folder of the site with copies of files
@@ -23,6 +27,8 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages from outside docs/, the reference, and all that pages link to."""
     for page, path in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
+    for script in sorted((ROOT / "docs" / "tutorials").glob("*.py")):
+        files.append(File.generated(config, f"tutorials/{script.stem}.md", content=tutorial_page(script)))
     files.append(File.generated(config, "reference.md", content="".join(_reference())))
     wanted = {target for file in files.documentation_pages() for target in _targets(file.src_uri, file.content_string)}
     wanted |= {inner for target in wanted if target.is_dir() for inner in target.iterdir() if inner.is_file()}

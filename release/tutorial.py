@@ -1,0 +1,37 @@
+"""A tutorial, a script in docs/tutorials, as a page: its comments are the text, and what its code prints follows the code."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+
+def tutorial_page(script: Path) -> str:
+    """Run a script, and give its page in Markdown. A paragraph of comments at the margin is text; a printed SVG is a picture."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    parts: list[str] = []
+    for is_text, content in _cells(script.read_text(encoding="utf-8")):
+        if is_text:
+            parts.append(re.sub(r"^# ?", "", content, flags=re.MULTILINE))
+            continue
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(compile(content, str(script), "exec"), namespace)
+        parts += [f"```python\n{content}\n```", *_shown(printed.getvalue())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(source: str) -> Iterator[tuple[bool, str]]:
+    """Text and code in turn: whether it is text, and the lines."""
+    paragraphs = re.split(r"\n\n+", source.strip())
+    for is_text, alike in groupby(paragraphs, lambda each: all(line.startswith("#") for line in each.splitlines())):
+        yield is_text, "\n\n".join(alike)
+
+
+def _shown(printed: str) -> Iterator[str]:
+    """What was printed: pictures, and the lines between them."""
+    for part in re.split(r"(<svg.*?</svg>)", printed.strip("\n"), flags=re.DOTALL):
+        if part.strip():
+            yield f"<div>{part}</div>" if part.startswith("<svg") else f"```text\n{part.strip(chr(10))}\n```"
