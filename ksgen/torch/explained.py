@@ -9,8 +9,7 @@ from ksgen.torch.backends import explain
 from ksgen.torch.checks import dtype_name
 from ksgen.torch.choice import chain_launcher, is_one_launch, told_of
 from ksgen.torch.intermediates import told_of_intermediates
-from ksgen.torch.prepared import BACKENDS
-from ksgen.torch.small_steps import told as told_of_small_steps
+from ksgen.torch.prepared import BACKENDS, told_of_steps
 from ksgen.torch.splits import explain as explain_splits
 
 
@@ -36,7 +35,7 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         lines += told_of(
             patterns, first.dtype, layout_word(layer.layout, layer.out_layout), last.activation, last.bias, batch, layer.between
         )
-    lines += told_of_small_steps(layer, batch)
+    lines += told_of_steps(layer, batch)
     if layer.intermediates != "keep":
         activations = (layer.between, last.activation)
         lines.append(told_of_intermediates(layer.intermediates, chain, activations, batch, first.element_size()))

@@ -88,16 +88,14 @@ def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
 
 
 def calls_of(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> dict[Hashable, Any] | None:
-    """The prepared calls of a frozen layer whose weights are what they were; None for others, and under a transform or a mode."""
-    own = None if not _frozen or _is_transformed() else _as_frozen(layer, weights)
+    """The prepared calls of a frozen layer whose weights are what they were; None for others."""
+    own = _as_frozen(layer, weights)
     return None if own is None else own.calls
 
 
 def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashable, Any] | None:
     """The same of a group whose layers are all frozen. They are gone once one of them thaws."""
     found: list[_Frozen] = []
-    if not _frozen or _is_transformed():
-        return None
     for layer in layers:
         own = _as_frozen(layer, layer._modules["weights"]._parameters) if "weights" in layer._modules else None
         if own is None:

@@ -10,7 +10,7 @@ from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.fused import Verdict, least_entries
 from ksgen.launcher import GroupLauncher
 from ksgen.spec import Epilogue
-from ksgen.torch import frozen, prepared_group
+from ksgen.torch import frozen, prepared
 from ksgen.torch.checks import dtype_name
 from ksgen.torch.choice import (
     KERNEL_DEVICES,
@@ -33,20 +33,25 @@ class KSLinears(nn.ModuleList):
     """Layers side by side. They take the same x, and their outputs are concatenated."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if (y := prepared_group.whole(self, x)) is not None:
-            return y
+        if (found := self._prepared(x)) is not None:
+            return found.run(x)
         whole = self._whole(x)
         return self._each(x) if whole is None else whole
 
     def parts(self, x: Tensor) -> Sequence[Tensor]:
         """Their outputs apart: slices of one tensor where one launch made them all."""
-        if (prepared := prepared_group.parts(self, x)) is not None:
-            return prepared
+        if (found := self._prepared(x)) is not None:
+            return found.parts(x)
         if (whole := self._whole(x)) is None:
             return [layer(x) for layer in self]
         axis = -1 if self._first.layout == "bsf" else 0
         parts: Sequence[Tensor] = whole.split([layer.out_features for layer in self._linears()], dim=axis)
         return parts
+
+    def _prepared(self, x: Tensor) -> prepared.Prepared | None:
+        layers: list[Any] = list(self._modules.values())
+        found = prepared.of_group(self, layers, x)
+        return None if found is None or _are_watched(layers) else found
 
     def freeze(self) -> Self:
         """`freeze()` every layer, as `KSLinear.freeze` says. On a processor, calls of the group are then prepared, as a layer's are."""
@@ -76,7 +81,7 @@ class KSLinears(nn.ModuleList):
             if self._are_alike:
                 found = self._verdict(layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch)
             lines.insert(0, f"{'one launch' if found.is_one else 'layer by layer'}: {found.why}")
-        shapes = prepared_group.shapes_of(list(self._linears()))
+        shapes = list(map(prepared.shapes_of, self._linears()))
         told = told_of(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
         return "\n".join([*lines, *told])
 
@@ -93,7 +98,7 @@ class KSLinears(nn.ModuleList):
     @property
     def _are_alike(self) -> bool:
         """Whether the layers differ in their chains alone."""
-        return prepared_group.are_alike(list(self._linears()))
+        return prepared.are_alike(list(self._linears()))
 
     @property
     def _first(self) -> KSLinear:
@@ -159,7 +164,7 @@ class KSLinears(nn.ModuleList):
         return group_launcher(chains, self._first.between, self._first.fuse)
 
     def _fastest(self, x: Tensor, ways: Any) -> str:
-        layer, shapes = self._first, prepared_group.shapes_of(list(self._linears()))
+        layer, shapes = self._first, list(map(prepared.shapes_of, self._linears()))
         job = job_of("group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between)
         batch = x.numel() // layer.in_features
         return faster((job, size_of(batch), *ways), ways)
@@ -174,7 +179,7 @@ class KSLinears(nn.ModuleList):
         if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least:
             return False
         layers = list(self._linears())
-        if prepared_group.are_watched(layers):
+        if _are_watched(layers):
             return False
         tensors = [tensor for each in layers for tensor in (*each.weights, each.bias)]
         if not self._are_alike or not is_plain(x, *tensors) or torch.is_autocast_enabled(place) or not has_kernels(x.device):
@@ -200,6 +205,15 @@ class KSLinears(nn.ModuleList):
         options: dict[str, Any] = {"layout": layer.layout, "activation": layer.activation, "precision": layer.precision}
         self._own_launcher()(rows_of(rows), weights, bias=bias, out=out, **options)
         return out.view((*x.shape[:-1], features) if is_bsf else (features, *x.shape[1:]))
+
+
+def _are_watched(layers: Sequence[Any]) -> bool:
+    """Whether somebody wants to see each layer called, or one of them is called otherwise than a KSLinear."""
+    return any(each._forward_hooks or each._forward_pre_hooks or not _is_usual(each) for each in layers)
+
+
+def _is_usual(layer: Any) -> bool:
+    return type(layer).forward is KSLinear.forward and "forward" not in vars(layer)
 
 
 def _explained(layer: Any, batch: int) -> str:

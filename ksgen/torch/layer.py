@@ -1,6 +1,6 @@
 """`KSLinear`: a chain of Kronecker-sparse factors in place of a `torch.nn.Linear`. Does not compute products itself."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from math import sqrt
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
-from ksgen.torch import frozen, prepared, small_steps
+from ksgen.torch import frozen, prepared
 from ksgen.torch.backends import NAMES
 from ksgen.torch.checks import (
     check_activation,
@@ -28,6 +28,7 @@ from ksgen.torch.epilogue import ACTIVATIONS
 from ksgen.torch.explained import explained
 from ksgen.torch.folding import Folding
 from ksgen.torch.intermediates import INTERMEDIATES, is_recomputed, multiply_between
+from ksgen.torch.operands import operand
 from ksgen.torch.products import chain_to_dense
 from ksgen.torch.splits import Split, checked_processes
 from ksgen.torch.weight import Weight
@@ -48,6 +49,7 @@ class KSLinear(Folding, nn.Linear):
     An `nn.Linear` whose `weight` is K, made of the factors when its values are asked for.
     """
 
+    is_stored = False  # whether its weights are in eight bits, or otherwise than x
     _parallel: Any = None  # how it is split over processes: a `ksgen.torch.parallel.Parallel`
     between, fuse, intermediates, out_layout = "none", "auto", "keep", None  # of what was saved before there was a choice
 
@@ -173,8 +175,6 @@ class KSLinear(Folding, nn.Linear):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if (y := prepared.serve(self, x, residual)) is not None:
             return y
-        if residual is None and (y := small_steps.serve(self, x)) is not None:
-            return y
         if isinstance(x, fx.Proxy):
             return self._as_leaf(x, residual)
         if isinstance(x, Tensor) and x.layout is torch.jagged:
@@ -257,6 +257,18 @@ class KSLinear(Folding, nn.Linear):
         from ksgen.torch.quantized import quantized  # which is made of layers
 
         return quantized(self, storage, per, x, x_too)
+
+    def _packed(self) -> list[Any]:
+        """Each factor's weights as launchers take them: packed once if they are frozen."""
+        return [operand(each, False) for each in self.weights]
+
+    def _multiplies(self, dtype: torch.dtype) -> bool:
+        """Whether the weights multiply x of this type."""
+        return all(each.dtype == dtype for each in self.weights)
+
+    def _prepared_calls(self) -> dict[Hashable, Any] | None:
+        """Calls that were prepared with the weights as they are; None where they are not frozen."""
+        return frozen.calls_of(self, self._modules["weights"]._parameters)
 
     def _own_weights(self) -> dict[str, Tensor]:
         return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}

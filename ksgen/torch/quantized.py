@@ -13,16 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ksgen.errors import DeviceError, LaunchError, SpecError, ToolchainError
-from ksgen.launch import checks
+from ksgen.errors import LaunchError, SpecError, ToolchainError
 from ksgen.launch.chain import ChainLauncher
-from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import WrittenError, writes_to
 from ksgen.pattern import Chain, Pattern
 from ksgen.quantized import ROUNDED, Quantized, quantize, quantize_inputs, scales_told
 from ksgen.spec import STORAGES, Epilogue
 from ksgen.spec.kernel import is_word
 from ksgen.spec.storage import SAME, STORED, refused_beside, taken_beside
+from ksgen.torch import prepared
 from ksgen.torch.checks import check_tensors, dtype_name
 from ksgen.torch.choice import chain_launcher, has_kernels, is_one_launch, launcher, never_one_launch
 from ksgen.torch.convert import put
@@ -30,8 +29,7 @@ from ksgen.torch.epilogue import finish
 from ksgen.torch.folding import Folding
 from ksgen.torch.intermediates import multiply_between
 from ksgen.torch.layer import OPTIONS, KSLinear, checked_dtype
-from ksgen.torch.ops import autocast, contiguous, is_plain, is_transformed, multiply, rows_of
-from ksgen.torch.prepared import MOST_CALLS, Own, Step, begins_well, in_kernels, lies_here
+from ksgen.torch.ops import autocast, contiguous, is_plain, multiply, rows_of
 from ksgen.torch.rule import write_stored
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
@@ -52,6 +50,8 @@ class QuantizedKSLinear(Folding, nn.Module):
     """
 
     bias: nn.Parameter | None
+    is_stored = True
+    backend, precision, out_layout = "auto", None, None
     _x_scale: float | None = None  # of what was saved before x could be in eight bits
 
     def __init__(self, layer: KSLinear, parts: Sequence[Quantized]) -> None:
@@ -177,7 +177,7 @@ class QuantizedKSLinear(Folding, nn.Module):
     # ---- the product
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if (y := self._served(x, residual)) is not None:
+        if (y := prepared.serve(self, x, residual)) is not None:
             return y
         if isinstance(x, Tensor) and x.layout is torch.jagged:
             return self._of_jagged(x, residual)
@@ -303,47 +303,16 @@ class QuantizedKSLinear(Folding, nn.Module):
             made.parts = [_made_of(values, scale, self.storage, self.per, beside) for values, scale, beside in every]
         return made
 
-    def _served(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
-        """By a call that was prepared on tensors of this shape, on a processor: little but the product. None for the usual way."""
-        if (
-            self._x_scale is not None
-            or torch.compiler.is_compiling()
-            or torch.is_grad_enabled()
-            or not isinstance(x, Tensor)
-            or not _is_plain_here(x)
-        ):
-            return None
-        if residual is not None and not (isinstance(residual, Tensor) and _is_plain_here(residual) and residual.dtype == x.dtype):
-            return None
-        bias = self.bias
-        if (bias is not None and not (bias.is_cpu and bias.dtype == x.dtype and bias.is_contiguous())) or is_transformed():
-            return None
-        if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing():
-            return None
-        made = self._quantized()
-        shapes = (x.shape, *(None if each is None else each.shape for each in (residual, bias)))
-        options = (self.layout, self.activation, self.between, self.fuse)
-        key = (*shapes, x.dtype, *options, torch.get_num_threads(), PLANNER.generation)
-        served = made.calls.get(key, _UNMET)  # asked once: another thread may drop all of them
-        if served is _UNMET:
-            if len(made.calls) >= MOST_CALLS:
-                made.calls.clear()
-            made.calls[key] = served = self._prepared(made.parts, x, bias, residual)
-        if served is None:
-            return None
-        added = None if residual is None else residual.view(served.y_rows)
-        return served.step(x.view(served.x_rows), bias, added).view(served.y_shape)
+    def _packed(self) -> list[Any]:
+        """Each factor's weights as launchers take them."""
+        return list(chain_launcher(self._shapes, self.between, self.fuse).weights_of_each(self._quantized().parts))
 
-    def _prepared(self, parts: Sequence[Quantized], x: Tensor, bias: Tensor | None, residual: Tensor | None) -> "_Served | None":
-        """None for what the usual way refuses, or does."""
-        if not x.numel() or not has_kernels(x.device) or dtype_name(x.dtype) not in taken_beside(self.storage):
-            return None
-        y_shape = self._checked_y_shape(x, residual)
-        rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
-        own = chain_launcher(self._shapes, self.between, self.fuse)
-        step = _prepared(own, parts, rows, None if bias is None else bias.detach(), added, self.layout, self.activation)
-        y_rows = checks.y_shape(self.chain[-1], self.layout, rows.shape[0 if self.layout == "bsf" else 1])
-        return None if step is None else _Served(step, tuple(rows.shape), y_rows, y_shape)
+    def _multiplies(self, dtype: torch.dtype) -> bool:
+        return dtype_name(dtype) in taken_beside(self.storage)
+
+    def _prepared_calls(self) -> dict[Hashable, Any] | None:
+        """Those of the buffers as they are; none where x becomes eight bits first."""
+        return None if self._x_scale is not None else self._quantized().calls
 
     # ---- words
 
@@ -393,30 +362,13 @@ class QuantizedKSLinear(Folding, nn.Module):
         return ", ".join(words)
 
 
-@dataclass(frozen=True)
-class _Served:
-    """A prepared call, and the shapes of x and y as matrices and of y as it is given."""
-
-    step: Step
-    x_rows: tuple[int, ...]
-    y_rows: tuple[int, ...]
-    y_shape: tuple[int, ...]
-
-
-_UNMET: Any = object()  # of tensors of a shape that was never met
-
-
 @dataclass(eq=False)
 class _Ready:
     """What was made of buffers that were seen so: what launchers take, and prepared calls; None for what the usual way does."""
 
     seen: tuple[tuple[int, object], ...]
     parts: list[Quantized] = field(default_factory=list)
-    calls: dict[Hashable, _Served | None] = field(default_factory=dict)
-
-
-def _is_plain_here(tensor: Tensor) -> bool:
-    return lies_here(tensor) and tensor.is_contiguous() and begins_well(tensor)
+    calls: dict[Hashable, Any] = field(default_factory=dict)
 
 
 def _seen(tensor: Tensor) -> tuple[int, object]:
@@ -436,33 +388,6 @@ def _made_of(values: Tensor, scale: Tensor, storage: str, per: str, x_scale: flo
         made = Quantized(Pattern(*values.shape), storage, per, values.detach(), scale.detach(), x_scale=x_scale)
         kept = _made[values] = seen, made
     return kept[1]
-
-
-def _prepared(
-    own: ChainLauncher, parts: Sequence[Quantized], x: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str
-) -> Step | None:
-    """All factors in one launch, or one after the other, on tensors of the host where they lie; None where they would be copied."""
-    packed = own.weights_of_each(parts)
-    extras = {name: each for name, each in (("bias", bias), ("residual", residual)) if each is not None}
-    batch = x.shape[0 if layout == "bsf" else 1]
-    shapes = [checks.y_shape(pattern, layout, batch) for pattern in own.chain]
-    calls: list[Own] = []
-    try:
-        if call := own.prepare(x, packed, layout=layout, activation=activation, **extras):
-            if not call.plan.device.shares_host:
-                return None
-            return in_kernels([Own(call, packed)], shapes[-1:])
-        for number, (factor, weights) in enumerate(zip(own.factors, packed, strict=True), 1):
-            is_last = number == len(parts)
-            options: Mapping[str, Any] = {"activation": activation, **extras} if is_last else {"activation": own.between}
-            call = factor.prepare(x, weights, layout=layout, **options)
-            if not call.plan.device.shares_host:
-                return None
-            calls.append(Own(call, [weights]))
-            x = x.new_empty(shapes[number - 1])
-    except (DeviceError, ToolchainError, WrittenError):
-        return None
-    return in_kernels(calls, shapes)
 
 
 def _beside_writes(use: Callable[[], Tensor]) -> Tensor:

@@ -319,8 +319,8 @@ def test_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_layer_that_thaws_while_a_call_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, usual = layer_of(backend="ksgen"), layer_of(backend="einsum")
-    x, factor = x_of(layer, 4), prepared._Ways._factor
-    monkeypatch.setattr(prepared._Ways, "_factor", lambda self, *given: layer.thaw() and factor(self, *given))
+    x, operands = x_of(layer, 4), prepared._operands
+    monkeypatch.setattr(prepared, "_operands", lambda its: its.thaw() and operands(its))
     assert torch.allclose(warmed(layer, x), warmed(usual, x), atol=1e-5)
 
 

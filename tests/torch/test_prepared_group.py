@@ -13,8 +13,9 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
 from ksgen.errors import LaunchError  # noqa: E402
-from ksgen.torch import KSLinear, frozen, prepared, prepared_group  # noqa: E402
+from ksgen.torch import KSLinear, frozen, prepared  # noqa: E402
 from ksgen.torch.choice import has_kernels  # noqa: E402
+from ksgen.torch.group import KSLinears  # noqa: E402
 from tests.support.torch_cases import wrong_in_threads  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="prepared calls are for kernels on the processor")
@@ -26,15 +27,23 @@ WAYS = ("ksgen", "in turn", "each")
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was prepared for each call of a group, None where the usual way was taken."""
     given: list[Any] = []
-    found = prepared_group._found
-
-    def watched(*args: Any) -> Any:
-        layers, own = found(*args)
-        given.append(own)
-        return layers, own
-
-    monkeypatch.setattr(prepared_group, "_found", watched)
+    find = KSLinears._prepared
+    monkeypatch.setattr(KSLinears, "_prepared", lambda *args: given.append(find(*args)) or given[-1])
     return given
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, way: str) -> list[set[str]]:
+    """Have a group take this way, whatever the clock says. The ways that each group had."""
+    met: list[set[str]] = []
+
+    def chosen(job: Any, ways: Any) -> str:
+        if job[0][0] != "prepared group":
+            return next(iter(ways))
+        met.append(set(ways))
+        return way
+
+    monkeypatch.setattr(prepared, "faster", chosen)
+    return met
 
 
 def group_of(chains: Any = CHAINS, **options: Any) -> Any:
@@ -81,8 +90,7 @@ def check(group: Any, x: Any, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_every_way_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
     """Whichever the clock would have chosen."""
-    met = []
-    monkeypatch.setattr(prepared_group, "faster", lambda job, ways: met.append(set(ways)) or way)
+    met = choose(monkeypatch, way)
     for bias, activation, shape in ((True, "none", (1,)), (False, "gelu", (3,)), (True, "relu", (2, 40)), (True, "silu", (1, 1))):
         group = group_of(layout=layout, bias=bias, activation=activation)
         x = x_of(group, *shape)
@@ -190,7 +198,7 @@ def test_freeze_and_thaw_are_of_all_layers() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_bias_is_read_at_each_call(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared_group, "faster", lambda job, ways: way)
+    choose(monkeypatch, way)
     group = group_of()
     x = x_of(group, 20)
     warmed(group, x)
@@ -303,7 +311,7 @@ def test_what_is_not_plain_inference_goes_the_usual_way(served: list[Any]) -> No
 
 @pytest.mark.parametrize("way", WAYS)
 def test_several_threads_at_once(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared_group, "faster", lambda job, ways: way)
+    choose(monkeypatch, way)
     group = group_of()
     xs = [x_of(group, 64) for _ in range(4)]
     wanted = [warmed(group, x).clone() for x in xs]
@@ -313,7 +321,7 @@ def test_several_threads_at_once(way: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_of_a_call_is_kept(way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
     """Nor a group that is gone, nor its layers."""
-    monkeypatch.setattr(prepared_group, "faster", lambda job, ways: way)
+    choose(monkeypatch, way)
     group = group_of()
     x = x_of(group, 64)
     y = warmed(group, x)

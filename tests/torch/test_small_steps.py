@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from ksgen.errors import KsgenError  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
-from ksgen.torch import KSLinear, choice, freeze, multiply, ops, small_steps  # noqa: E402
+from ksgen.torch import KSLinear, choice, freeze, multiply, ops, prepared  # noqa: E402
 from tests.support.torch_cases import use_kernels  # noqa: E402
 
 FACTORS = [(1, 8, 6, 2), (2, 6, 8, 1)]
@@ -25,7 +25,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
     """What every way of every step took when it was met: PyTorch's products were the fastest, unless a test says otherwise."""
     use_kernels(monkeypatch)
     monkeypatch.setattr(ops, "FEW_ENTRIES", 16)
-    monkeypatch.setattr(small_steps, "_served", {})
+    monkeypatch.setattr(prepared, "_served", {})
     seconds = {"ksgen": 2.0, "bmm": 1.0}
     monkeypatch.setattr(choice, "_measured", {})
 
