@@ -13,9 +13,10 @@ except ModuleNotFoundError as error:
 if not hasattr(torch.library, "custom_op"):
     raise ImportError(f"ksgen.torch needs PyTorch 2.4 or later, and {torch.__version__} is installed: {install_line('torch')}")
 
+from ksgen.torch.base import freeze, thaw
 from ksgen.torch.convert import convert
 from ksgen.torch.factorize import factorize
-from ksgen.torch.layer import KSLinear, freeze, thaw
+from ksgen.torch.layer import KSLinear
 from ksgen.torch.ops import multiply
 from ksgen.torch.propose import propose
 from ksgen.torch.quantized import quantize_model as quantize

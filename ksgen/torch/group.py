@@ -11,6 +11,7 @@ from ksgen.launch.fused import Verdict, least_entries
 from ksgen.launcher import GroupLauncher
 from ksgen.spec import Epilogue
 from ksgen.torch import frozen, prepared
+from ksgen.torch.base import ChainLayer, freeze
 from ksgen.torch.checks import dtype_name
 from ksgen.torch.choice import (
     KERNEL_DEVICES,
@@ -23,8 +24,6 @@ from ksgen.torch.choice import (
     size_of,
     told_of,
 )
-from ksgen.torch.folding import Folding
-from ksgen.torch.layer import KSLinear, freeze
 from ksgen.torch.operands import operand
 from ksgen.torch.ops import contiguous, is_plain, rows_of
 
@@ -93,7 +92,7 @@ class KSLinears(nn.ModuleList):
     @property
     def _are_plain(self) -> bool:
         """Whether their weights are stored as x is, which one launch of all of them takes."""
-        return all(isinstance(layer, KSLinear) for layer in self)
+        return all(isinstance(layer, ChainLayer) and not layer.is_stored for layer in self)
 
     @property
     def _are_alike(self) -> bool:
@@ -101,16 +100,15 @@ class KSLinears(nn.ModuleList):
         return prepared.are_alike(list(self._linears()))
 
     @property
-    def _first(self) -> KSLinear:
+    def _first(self) -> Any:
         return next(self._linears())
 
-    def _linears(self) -> Iterator[KSLinear]:
-        for layer in self:
-            assert isinstance(layer, KSLinear)
-            yield layer
+    def _linears(self) -> Iterator[Any]:
+        """Its layers, if they are plain."""
+        return iter(self)
 
     def _each(self, x: Tensor) -> Tensor:
-        split = [each._parallel for each in self if isinstance(each, KSLinear)]
+        split = [each._parallel for each in self if isinstance(each, ChainLayer)]
         if len(self) > 1 and any(each is not None and each.gives_own_features for each in split):
             # A process's own features of each, beside each other, are no neighbours of the whole.
             raise LaunchError("a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()")
@@ -120,10 +118,10 @@ class KSLinears(nn.ModuleList):
     def _axis(self) -> int:
         """Along which outputs lie beside each other. Options of layers may have been set since they became a group."""
         self._check_has_layers()
-        for layer in self:
-            if isinstance(layer, KSLinear):
-                layer.refuse_turned("a layer of a group")
-        layouts = sorted({layer.layout for layer in self if isinstance(layer, Folding)})
+        chains = [layer for layer in self if isinstance(layer, ChainLayer)]
+        for layer in chains:
+            layer.refuse_turned("a layer of a group")
+        layouts = sorted({layer.layout for layer in chains})
         if len(layouts) > 1:
             raise LaunchError(f"a group with layers of layouts {', '.join(layouts)}; accepted: one layout, or parts(x)")
         return 0 if layouts == ["bsl"] else -1
@@ -213,7 +211,7 @@ def _are_watched(layers: Sequence[Any]) -> bool:
 
 
 def _is_usual(layer: Any) -> bool:
-    return type(layer).forward is KSLinear.forward and "forward" not in vars(layer)
+    return type(layer).forward is ChainLayer.forward and "forward" not in vars(layer)
 
 
 def _explained(layer: Any, batch: int) -> str:
@@ -237,10 +235,10 @@ def _place_of(tensor: Tensor) -> str:
     return kind
 
 
-def group(layers: Sequence[KSLinear]) -> KSLinears:
+def group(layers: Sequence[Any]) -> KSLinears:
     """Layers that take the same x as one module; `LaunchError` on any that do not."""
     given = list(layers)
-    if not given or not all(isinstance(layer, KSLinear) for layer in given):
+    if not given or not all(isinstance(layer, ChainLayer) and not layer.is_stored for layer in given):
         raise LaunchError(f"layers={given!r}; accepted: a list of KSLinear, one or more")
     if len({layer.in_features for layer in given}) > 1:
         taken = ", ".join(str(layer.in_features) for layer in given)

@@ -20,7 +20,6 @@ from ksgen.torch.convert import convert
 from ksgen.torch.epilogue import ACTIVATIONS
 from ksgen.torch.group import KSLinears
 from ksgen.torch.layer import KSLinear
-from ksgen.torch.quantized import QuantizedKSLinear
 from ksgen.torch.report import Report
 from ksgen.torch.rule import Beside
 from ksgen.values import excerpt
@@ -153,7 +152,7 @@ def _parts(layer: nn.Module, x: Tensor, count: int) -> Sequence[Tensor]:
 
 def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
     """residual + layer(x), inside the layer's kernel if possible."""
-    y: Tensor = layer(x, residual) if isinstance(layer, KSLinear | QuantizedKSLinear) else residual + layer(x)
+    y: Tensor = layer(x, residual) if isinstance(layer, KSLinear) else residual + layer(x)
     return y
 
 

@@ -38,7 +38,7 @@ class _KSParallel(ParallelStyle):
         if isinstance(module, KSLinears):
             for each in module:
                 self._apply(each, device_mesh)
-        elif isinstance(module, KSLinear):
+        elif isinstance(module, KSLinear) and not module.is_stored:
             self._split(module, device_mesh)
         else:
             raise LaunchError(f"{type(self).__name__}: got {type(module).__name__}; accepted: a KSLinear, or a group of them")

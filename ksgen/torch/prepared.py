@@ -61,7 +61,7 @@ def _lies_here(tensor: Any) -> bool:
     if tensor.is_neg() or tensor.is_conj() or tensor.is_nested:
         return False
     at = tensor.data_ptr()  # 0 where it is empty, or its memory was given up; memory of others may begin within an element
-    return at != 0 and at % tensor.element_size() == 0
+    return bool(at) and at % tensor.element_size() == 0
 
 
 def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:

@@ -18,20 +18,10 @@ from ksgen import files
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Chain
 from ksgen.torch.group import KSLinears
-from ksgen.torch.layer import KSLinear
+from ksgen.torch.layer import OPTIONS, KSLinear
 from ksgen.values import excerpt, shown, whole_number
 
 METHOD = "ksgen"  # the name in config.json
-_OPTIONS = {  # with what KSLinear takes for granted
-    "layout": "bsf",
-    "precision": None,
-    "backend": "auto",
-    "activation": "none",
-    "between": "none",
-    "fuse": "auto",
-    "intermediates": "keep",
-    "out_layout": None,
-}
 _MOST_BYTES = 2**26
 
 
@@ -55,7 +45,7 @@ class Beside:
 def described(module: nn.Module) -> Beside | None:
     """What a layer is; None if it is no layer of chains."""
     parts = list(module) if isinstance(module, KSLinears) else [module]
-    if not parts or not all(isinstance(part, KSLinear) for part in parts):
+    if not parts or not all(isinstance(part, KSLinear) and not part.is_stored for part in parts):
         return None
     first, *others = (Beside(part.chain, len(parts), _options_of(part)) for part in parts)
     if any(other != first for other in others):
@@ -90,9 +80,9 @@ def from_json(written: object, where: str) -> dict[str, Beside]:
         if isinstance(layer, dict) and "weights" in layer:
             stored = f"{where}: {name} had weights in {excerpt(layer['weights'])}, which are not read back"
             raise SpecError(f"{stored}; save a model before it is quantized, or its state_dict")
-        if not isinstance(layer, dict) or set(layer) - {"chain", "count", *_OPTIONS} or "chain" not in layer:
-            raise SpecError(f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(_OPTIONS)}")
-        options = {option: layer[option] for option in _OPTIONS if option in layer}
+        if not isinstance(layer, dict) or set(layer) - {"chain", "count", *OPTIONS} or "chain" not in layer:
+            raise SpecError(f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(OPTIONS)}")
+        options = {option: layer[option] for option in OPTIONS if option in layer}
         try:
             chain = Chain.read(layer["chain"])
             rule[name] = Beside(chain, layer.get("count", 1), options)
@@ -161,4 +151,4 @@ def _method(config: Any) -> str | None:
 
 
 def _options_of(layer: KSLinear) -> dict[str, Any]:
-    return {option: getattr(layer, option) for option, usual in _OPTIONS.items() if getattr(layer, option) != usual}
+    return {option: getattr(layer, option) for option, usual in OPTIONS.items() if getattr(layer, option) != usual}

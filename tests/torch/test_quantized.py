@@ -16,8 +16,9 @@ from ksgen.launch.fused import Verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Weights
 from ksgen.spec import Epilogue
-from ksgen.torch import KSLinear, prepared, quantize, quantized
-from ksgen.torch.quantized import QuantizedKSLinear
+from ksgen.torch import KSLinear, prepared, quantize, stored
+from ksgen.torch import layer as layers
+from ksgen.torch.layer import QuantizedKSLinear
 from tests.support.native import chosen_native
 
 CHAIN = [(3, 8, 16, 1), (2, 6, 4, 3)]  # 48 -> 24 -> 36
@@ -184,7 +185,7 @@ def test_a_write_of_another_thread_before_a_launch_is_no_error(way: str, monkeyp
 
 def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     _, made = layer_of()
-    x, make, ys = torch.randn(4, 48), quantized._made_of, list[Tensor]()
+    x, make, ys = torch.randn(4, 48), layers.quantized_of, list[Tensor]()
     wanted = wide_of(made)(x.double()).detach()
 
     def beside() -> None:
@@ -192,12 +193,12 @@ def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: py
             ys.append(made(x))
 
     def made_beside_a_call(*given: Any) -> Any:
-        monkeypatch.setattr(quantized, "_made_of", make)
+        monkeypatch.setattr(layers, "quantized_of", make)
         with ThreadPoolExecutor(1) as other:
             other.submit(beside).result()
         return make(*given)
 
-    monkeypatch.setattr(quantized, "_made_of", made_beside_a_call)
+    monkeypatch.setattr(layers, "quantized_of", made_beside_a_call)
     with torch.no_grad():
         ys.append(made(x))
     assert [relative(y, wanted) < 2e-6 for y in ys] == [True] * 2
@@ -231,7 +232,7 @@ def test_an_activation_between_factors_stays_there(fuse: str) -> None:
         with torch.no_grad():
             assert relative(made(x), wanted) < 2e-6
             assert relative(made(x), wanted) < 2e-6  # prepared
-            assert relative(made._by_operators(x, made.bias, None, False, "float32"), wanted) < 2e-6
+            assert relative(stored.by_operators(made, x, made.bias, None, False, "float32"), wanted) < 2e-6
     x.requires_grad_()
     of_x, other = (torch.autograd.grad(layer(x.to(kind)).square().sum(), x)[0] for layer, kind in ((made, x.dtype), (wide, torch.float64)))
     assert relative(of_x, other) < 1e-5
@@ -324,7 +325,8 @@ def test_autocast_has_weights_in_bfloat16_multiply_as_those_of_an_nn_linear(dtyp
 def test_without_kernels_pytorch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     _, made = layer_of("e4m3", activation="gelu")
     x = torch.randn(3, 48)
-    monkeypatch.setattr("ksgen.torch.quantized.has_kernels", lambda device: False)
+    for module in ("stored", "prepared", "explained"):
+        monkeypatch.setattr(f"ksgen.torch.{module}.has_kernels", lambda device: False)
     with torch.no_grad():
         assert relative(made(x), wide_of(made)(x.double())) < 2e-6
     assert "PyTorch multiplies by what they stand for, as ksgen has no kernels on cpu" in made.explain(1)
@@ -445,7 +447,7 @@ def test_names_say_which_layers() -> None:
     model = model_of()
     report = quantize(model, "e4m3", "factor", names=["2.*"])
     assert [each.name for each in report.layers] == ["2.0", "2.1"]
-    assert isinstance(model[0], KSLinear)
+    assert not isinstance(model[0], QuantizedKSLinear)
     assert "error of K" in str(report)
     for options, message in (
         ({"names": ["up"]}, r"names=\['up'\] name no KSLinear of the model; its layers: \['0'\]"),
@@ -471,7 +473,7 @@ def test_nothing_is_changed_where_inputs_miss_a_layer() -> None:
     model = Half()
     with pytest.raises(SpecError, match="inputs reach no missed; accepted: inputs that every layer meets"):
         quantize(model, "int8", inputs=torch.randn(2, 48))
-    assert isinstance(model.met, KSLinear)
+    assert not model.met.is_stored
     assert not model.met._forward_pre_hooks
     assert quantize(model, "int8", names=["met"], inputs=[torch.randn(2, 48)]).layers[0].name == "met"
 
@@ -487,7 +489,7 @@ def test_what_is_wrong_with_a_models_inputs_is_told_in_the_users_words(storage: 
     model = nn.Sequential(KSLinear(CHAIN))
     with pytest.raises(KsgenError, match=f"^{message}$"):
         quantize(model, storage, inputs=inputs)
-    assert isinstance(model[0], KSLinear)
+    assert not isinstance(model[0], QuantizedKSLinear)
 
 
 # ---- x in eight bits
@@ -560,7 +562,7 @@ def test_compilers_see_x_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(compiled(x), wanted)
         with torch.autocast("cpu", torch.bfloat16):
             assert made(x).dtype == torch.bfloat16
-        monkeypatch.setattr("ksgen.torch.quantized.has_kernels", lambda device: False)
+        monkeypatch.setattr("ksgen.torch.stored.has_kernels", lambda device: False)
         torch.testing.assert_close(made(x), wanted, rtol=1e-5, atol=1e-5)
         assert made(x[:0]).shape == (0, 36)
 
@@ -600,10 +602,10 @@ def test_a_chain_that_cannot_be_built_goes_factor_by_factor(monkeypatch: pytest.
         asked.append(job)
         return Verdict(not told, "this test")
 
-    monkeypatch.setattr(quantized, "is_one_launch", expected)
-    monkeypatch.setattr(quantized, "never_one_launch", lambda own, error: told.append((own, str(error))))
+    monkeypatch.setattr(stored, "is_one_launch", expected)
+    monkeypatch.setattr(stored, "never_one_launch", lambda own, error: told.append((own, str(error))))
     options = {"layout": "bsf", "activation": "none", "bias": None, "residual": None, "precision": "float32"}
     for _ in range(2):
-        torch.testing.assert_close(made._on_gpu(whole, x, made._quantized().parts, options), wanted)
+        torch.testing.assert_close(stored.on_gpu(made, whole, x, made._ready_parts(), options), wanted)
     assert told == [(whole, "no compiler")]
     assert asked == [{"precision": "float32", "layout": "bsf", "epilogue": Epilogue(), "batch": 4, "weights": "int8", "inputs": "same"}] * 2

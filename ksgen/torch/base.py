@@ -1,21 +1,28 @@
-"""What layers of a chain have in common: how x becomes a matrix, and which shape y has."""
+"""The walk of x through a layer of a chain: what serves it at once, what is refused, how it becomes a matrix, and which shape y has."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain
+from ksgen.torch import frozen, prepared
+from ksgen.torch.checks import check_tensors
+from ksgen.torch.splits import Split
 
 
-class Folding:
+class ChainLayer:
     """A layer with `chain` and `layout`, which takes features last in batch-size-first, and first in batch-size-last."""
 
     chain: Chain
     layout: str
+    out_layout: str | None = None
+    is_stored = False  # whether its weights are stored otherwise than x
+    _parallel: Any = None  # how it is split over processes: a `ksgen.torch.parallel.Parallel`
     __call__: Callable[..., Any]  # of nn.Module
+    _multiplied: Callable[[Tensor, Tensor | None], Tensor]  # of tensors that were checked
 
     @property
     def in_features(self) -> int:
@@ -28,15 +35,42 @@ class Folding:
     @property
     def y_layout(self) -> str:
         """Of y and the residual."""
-        return self.layout
+        return self.out_layout or self.layout
+
+    @property
+    def split(self) -> Split | None:
+        """How it is split over processes."""
+        return None if self._parallel is None else self._parallel.split
 
     @property
     def own_chain(self) -> Chain:
         """What this process multiplies by."""
-        return self.chain
+        return self.chain if self.split is None else self.split.own
+
+    def refuse_turned(self, what: str) -> None:
+        """Raise `LaunchError` where y has another layout than x, for what that is not done for."""
+        if self.out_layout is not None:
+            raise LaunchError(f"{self._name()}: out_layout={self.out_layout!r} of {what}; accepted: layers without it")
 
     def _name(self) -> str:
-        return f"{type(self).__name__}({self.chain})"
+        return f"{type(self).__name__}({self.chain}{'' if self.split is None else f'; here {self.own_chain}'})"
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if (y := prepared.serve(self, x, residual)) is not None:
+            return y
+        if isinstance(x, fx.Proxy):
+            return self._as_leaf(x, residual)
+        if isinstance(x, Tensor) and x.layout is torch.jagged:
+            return self._of_jagged(x, residual)
+        check_tensors(self._name(), x=x, residual=residual)
+        # PyTorch writes the next line into exported programs, and shows it where one is loaded too early.
+        return self._multiplied(x, residual)  # needs: import ksgen.torch
+
+    def _as_leaf(self, x: fx.Proxy, residual: Any) -> fx.Proxy:
+        """One node of a graph that `torch.fx` traces."""
+        if not (path := x.tracer.path_of_module(self)):
+            raise LaunchError(f"{self._name()} is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)")
+        return x.tracer.create_proxy("call_module", path, (x,) if residual is None else (x, residual), {})
 
     def _y_shape(self, x: Tensor) -> tuple[int, ...]:
         axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
@@ -77,3 +111,23 @@ class Folding:
         if hasattr(x, "_maybe_min_seqlen"):
             known = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}
         return torch.nested.nested_tensor_from_jagged(y, x.offsets(), lengths=x.lengths(), jagged_dim=x._ragged_idx, **known)
+
+
+def freeze(model: nn.Module) -> list[str]:
+    """Declare that nobody will write to the weights. What is made of them is made once, and kept until they thaw.
+
+    A write that can be seen thaws them, with a warning: a write that PyTorch counts, a move, a load, an optimizer's step.
+    `train()` thaws silently. Writes through `.data`, NumPy, a collective or a CUDA graph's replay cannot be seen: thaw first.
+    Copies of a frozen layer are not frozen. Returns the names of the frozen `KSLinear`.
+    """
+    return [name for name, layer in _trained(model) if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())]
+
+
+def thaw(model: nn.Module) -> list[str]:
+    """`thaw()` every frozen `KSLinear` of a model. Returns their names."""
+    return [name for name, layer in _trained(model) if frozen.thaw(layer)]
+
+
+def _trained(model: nn.Module) -> list[tuple[str, Any]]:
+    """Layers whose weights may be trained, so that somebody has to declare that they are not."""
+    return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, ChainLayer) and not layer.is_stored]
