@@ -118,31 +118,28 @@ BACKENDS = {
 NAMES = ("auto", "ksgen", *BACKENDS)
 
 
-def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, **options: Any) -> Tensor:
-    """`multiply` by any backend. What is not part of its product follows as a separate operation."""
-    if backend in ("auto", "ksgen", "strided"):
-        return multiply(x, weights, bias, residual, backend=backend, **options)
-    x, weights, bias, residual, precision = autocast(x, weights, bias, residual, options["precision"])
-    layout = options["layout"]
-    check(x, weights, bias, residual, layout, precision)
-    check_backend(backend, precision, x.dtype)
-    check_activation(options["activation"], x.dtype)
-    return finish(BACKENDS[backend](x, weights, layout), bias, options["activation"], residual, layout)
-
-
 def multiply_all_by(
     backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, activation: str,
-    between: str = "none", fuse: str = "auto", layout: str = "bsf", out_layout: str | None = None, turn: int = 0, **options: Any,
+    precision: str | None, between: str = "none", fuse: str = "auto", layout: str = "bsf", out_layout: str | None = None, turn: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Multiply by one factor after the other. Bias, activation and residual belong to the last one, `between` to the others."""
+    """Multiply by factors sequentially. Bias, activation and residual belong to the last one, `between` to the others.
+
+    All tensors are cast and checked here, once.
+    """
     check_fuse(fuse, backend)
+    x, bias, residual, *weights, precision = autocast(x, bias, residual, *weights, precision)
+    every = turned_at(turn, weights, layout, out_layout)
+    check(x, weights, bias, residual, layout, precision, [] if out_layout is None else [own for *_, own in every])
+    check_backend(backend, precision, x.dtype)
+    for each in (between, activation):
+        check_activation(each, x.dtype)
     if backend in ("auto", "ksgen", "strided"):
-        whole: dict[str, Any] = {"activation": activation, "between": between, "fuse": fuse, "backend": backend, "layout": layout}
-        return multiply_chain(x, weights, bias, residual, out_layout=out_layout, turn=turn, **whole, **options)
-    *first, (turns, last, own) = turned_at(turn, weights, layout, out_layout)
-    for turns_before, each, own_before in first:
-        x = multiply_by(backend, turns_before(x), each, None, None, activation=between, layout=own_before, **options)
-    return multiply_by(backend, turns(x), last, bias, residual, activation=activation, layout=own, **options)
+        whole: dict[str, Any] = {"activation": activation, "between": between, "fuse": fuse, "backend": backend, "precision": precision}
+        return multiply_chain(x, weights, bias, residual, layout=layout, out_layout=out_layout, turn=turn, **whole)
+    for number, (turns, each, own) in enumerate(every, 1):
+        own_bias, behind, added = (bias, activation, residual) if number == len(every) else (None, between, None)
+        x = finish(BACKENDS[backend](turns(x), each, own), own_bias, behind, added, own)
+    return x
 
 
 def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:

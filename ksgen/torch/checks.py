@@ -1,6 +1,6 @@
 """Checks that tensors fit a product and each other, before anything is computed. Errors name the value and what is accepted."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -59,19 +59,33 @@ def check_device(device: Any) -> None:
         raise LaunchError(f"device={excerpt(device)}: no tensors there; accepted: a torch.device of this machine, such as cpu") from error
 
 
-def check(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> None:
-    """Raise `LaunchError` for the first tensor that does not fit the weights."""
-    if weights.dim() != 4:
-        raise LaunchError(f"got weights of shape {tuple(weights.shape)}; (a, b, c, d) is needed")
-    a, b, c, d = weights.shape
-    if x.dim() != 2 or x.shape[1 if layout == "bsf" else 0] != a * c * d:
-        wanted = f"(batch, {a * c * d})" if layout == "bsf" else f"({a * c * d}, batch)"
-        raise LaunchError(f"multiply by {a},{b},{c},{d}: got x of shape {tuple(x.shape)}; layout {layout} wants {wanted}")
-    y_shape = (x.shape[0], a * b * d) if layout == "bsf" else (a * b * d, x.shape[1])
-    for name, given, shape in (("bias", bias, (a * b * d,)), ("residual", residual, y_shape)):
-        if given is not None and given.shape != shape:
-            raise LaunchError(f"multiply by {a},{b},{c},{d}: got {name} of shape {tuple(given.shape)}; {tuple(shape)} is needed")
-    _check_kinds(x, {"weights": weights, "bias": bias, "residual": residual})
+def check(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
+    layouts: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Raise `LaunchError` for the first tensor that does not fit the weights of one factor, or of several, the one that meets x first.
+
+    `layouts` of each factor's x and y, where they are not all as x is.
+    """
+    shape = tuple(x.shape)
+    for number, each in enumerate(weights):
+        if each.dim() != 4:
+            raise LaunchError(f"got weights of shape {tuple(each.shape)}; (a, b, c, d) is needed")
+        a, b, c, d = each.shape
+        own, before = (layouts[number], layouts[number - 1] if number else layout) if layouts else (layout, layout)
+        shape = shape if own == before else shape[::-1]
+        if len(shape) != 2 or shape[1 if own == "bsf" else 0] != a * c * d:
+            wanted = f"(batch, {a * c * d})" if own == "bsf" else f"({a * c * d}, batch)"
+            raise LaunchError(f"multiply by {a},{b},{c},{d}: got x of shape {shape}; layout {own} wants {wanted}")
+        shape = (shape[0], a * b * d) if own == "bsf" else (a * b * d, shape[1])
+    for name, given, needed in (("bias", bias, (a * b * d,)), ("residual", residual, shape)):
+        if given is not None and given.shape != needed:
+            raise LaunchError(f"multiply by {a},{b},{c},{d}: got {name} of shape {tuple(given.shape)}; {tuple(needed)} is needed")
+    for name, given in (*[("weights", each) for each in weights], ("bias", bias), ("residual", residual)):
+        if given is not None and given.dtype != x.dtype:
+            raise LaunchError(f"got x of {dtype_name(x.dtype)} and {name} of {dtype_name(given.dtype)}; give both in one precision")
+        if given is not None and given.device != x.device:
+            raise LaunchError(f"x lies on {x.device} and {name} on {given.device}; give both in one place")
     check_precision(precision, dtype_name(x.dtype))
 
 
@@ -101,14 +115,3 @@ def check_fuse(fuse: str, backend: str) -> None:
     check_words(fuse=(fuse, FUSES))
     if fuse == "yes" and backend not in ("auto", "ksgen"):
         raise SpecError(f"fuse='yes' with backend={excerpt(backend)}; only ksgen's kernels have one launch of all factors: backend='ksgen'")
-
-
-def _check_kinds(x: Tensor, others: dict[str, Tensor | None]) -> None:
-    """Raise `LaunchError` unless all tensors share one precision and one device."""
-    for name, given in others.items():
-        if given is None:
-            continue
-        if given.dtype != x.dtype:
-            raise LaunchError(f"got x of {dtype_name(x.dtype)} and {name} of {dtype_name(given.dtype)}; give both in one precision")
-        if given.device != x.device:
-            raise LaunchError(f"x lies on {x.device} and {name} on {given.device}; give both in one place")

@@ -57,9 +57,17 @@ def multiply(
     check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
     check_tensors("multiply", x=x, weights=weights, bias=bias, residual=residual)
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
-    check(x, weights, bias, residual, layout, precision)
+    check(x, [weights], bias, residual, layout, precision)
     check_activation(activation, x.dtype)
     check_backend(backend, precision, x.dtype)
+    return _multiply_factor(x, weights, bias, residual, layout, precision, activation, backend)
+
+
+def _multiply_factor(
+    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None, activation: str,
+    backend: str,
+) -> Tensor:  # fmt: skip
+    """The same by tensors that were cast and checked."""
     given = x, weights, bias, residual
 
     def by_functions(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
@@ -99,18 +107,18 @@ def multiply_chain(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: str, precision: str | None,
     activation: str, backend: str, between: str = "none", fuse: str = "auto", out_layout: str | None = None, turn: int = 0,
 ) -> Tensor:  # fmt: skip
-    """`multiply` by one factor after the other, `between` the activation of all but the last; in one launch where that is faster, or where
-    `fuse` says so, if only the values are needed. `out_layout`: of y, where it is another one, which factor `turn` is the first to have."""
+    """`multiply` by several factors, `between` the activation of all but the last, with tensors that were cast and checked; in one launch
+    where that is faster, or where `fuse` says so, if only the values are needed. `out_layout`: of y, where it is another one, which factor
+    `turn` is the first to have."""
     is_one_alone = len(weights) == 1 and out_layout is None
 
     def one_by_one() -> Tensor:
-        options: dict[str, Any] = {"precision": precision, "backend": backend}
         *first, last = turned_at(turn, weights, layout, out_layout)
         rows = x
         for turns, each, own in first:
-            rows = multiply(turns(rows), each, layout=own, activation=between, **options)
+            rows = _multiply_factor(turns(rows), each, None, None, own, precision, between, backend)
         turns, each, own = last
-        return multiply(turns(rows), each, bias, residual, layout=own, activation=activation, **options)
+        return _multiply_factor(turns(rows), each, bias, residual, own, precision, activation, backend)
 
     if is_one_alone or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
         return one_by_one()
@@ -118,20 +126,15 @@ def multiply_chain(
         if fuse == "yes":
             raise LaunchError(f"fuse='yes' of tensors on {x.device.type}, for which there are no kernels; accepted: fuse='auto' or 'no'")
         return one_by_one()
-    cast_x, cast_bias, cast_residual, *cast, cast_precision = autocast(x, bias, residual, *weights, precision)
-    own, batch = chain_launcher(tuple(tuple(each.shape) for each in cast), between, fuse), cast_x.shape[0 if layout == "bsf" else 1]
-    wanted = cast_precision or dtype_name(cast_x.dtype)
-    if not cast_x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(cast_x.dtype)):
+    own, batch = chain_launcher(tuple(tuple(each.shape) for each in weights), between, fuse), x.shape[0 if layout == "bsf" else 1]
+    wanted = precision or dtype_name(x.dtype)
+    if not x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(x.dtype)):
         return one_by_one()
 
     def by_launcher() -> Tensor:
-        extras = {
-            "bias": None if cast_bias is None else contiguous(cast_bias),
-            "residual": rows_of(cast_residual),
-            "precision": cast_precision,
-        }
-        ready = [operand(contiguous(each), False) for each in cast]
-        y: Tensor = own(rows_of(cast_x), ready, layout=layout, out_layout=out_layout, activation=activation, **extras)
+        extras = {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual), "precision": precision}
+        ready = [operand(contiguous(each), False) for each in weights]
+        y: Tensor = own(rows_of(x), ready, layout=layout, out_layout=out_layout, activation=activation, **extras)
         return y
 
     if fuse == "yes" or (backend == "ksgen" and x.device.type == "cpu"):
@@ -146,7 +149,7 @@ def multiply_chain(
             except ToolchainError as error:
                 never_one_launch(own, error)
         return one_by_one()
-    job = job_of("chain", [each.shape for each in cast], cast_x.dtype, layout_word(layout, out_layout), activation, *added, between)
+    job = job_of("chain", [each.shape for each in weights], x.dtype, layout_word(layout, out_layout), activation, *added, between)
     ways = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
     return ways[faster((job, size_of(batch), *ways), ways)]()
 

@@ -21,7 +21,7 @@ from ksgen.errors import LaunchError  # noqa: E402
 from ksgen.launch.plan import Plan  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
 from ksgen.torch import KSLinear, choice, freeze, frozen, multiply, products, thaw  # noqa: E402
-from ksgen.torch.backends import BACKENDS, NAMES, multiply_by  # noqa: E402
+from ksgen.torch.backends import BACKENDS, NAMES, multiply_all_by  # noqa: E402
 from tests.support.torch_cases import error, matrix, truth, use_kernels  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # block-sparse rows are in beta, says PyTorch
@@ -544,5 +544,5 @@ def test_factors_by_themselves_take_what_a_layer_keeps(monkeypatch: pytest.Monke
     with torch.no_grad():
         for _ in range(2):
             multiply(x, layer.weights[0])
-            multiply_by("bmm", x, layer.weights[0], None, None, **options)
+            multiply_all_by("bmm", x, [layer.weights[0]], None, None, **options)
     assert prepared.count("blocks_of") == prepared.count("bmm") == 1
