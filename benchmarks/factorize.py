@@ -15,7 +15,7 @@ import torch
 
 from ksgen.pattern import Chain, Pattern, monarch, square_dyadic
 from ksgen.torch import factorize
-from ksgen.torch.refinement import product_of, relative_error
+from ksgen.torch.conversion.projection import product_of, relative_error
 
 CHAINS = {
     "ViT-S/16 attention": Chain((Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2))),

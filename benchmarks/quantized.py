@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from benchmarks.torch_cpu import Job, medians_us
 from ksgen.bench.host_memory import keep_freed_memory
+from ksgen.bench.models import GPT2_MEDIUM, SPECS, VIT_S16, Block, TransformerSize, make_sparse, rule
 from ksgen.paths import resource
 from ksgen.quantized import PER
 from ksgen.spec import STORAGES, load
 from ksgen.torch import KSLinear, quantize
-from ksgen.torch.models import GPT2_MEDIUM, SPECS, VIT_S16, Block, Shape, make_sparse, rule
 
 SHAPES = {"vit-s16": VIT_S16, "gpt2-medium": GPT2_MEDIUM}
 ROWS = 256  # of x, for scales and for errors
@@ -86,7 +86,7 @@ def errors(name: str, storages: tuple[str, ...], pers: tuple[str, ...]) -> Itera
                     yield Error(name, storage, per, inputs is not None, x_too, layer, error, *told[layer])
 
 
-def layers_of(name: str, shape: Shape, dtype: torch.dtype) -> list[KSLinear]:
+def layers_of(name: str, shape: TransformerSize, dtype: torch.dtype) -> list[KSLinear]:
     """Those of all blocks."""
     chains = load(resource("specs") / SPECS[name]).layers
     counts = {"attention": 4} if name == "vit-s16" else {}

@@ -16,9 +16,9 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
+from ksgen.bench.models import GPT2_MEDIUM, Language, LanguageModel
 from ksgen.measure.trust import Watch, doubt, said
 from ksgen.torch import convert, freeze, quantize
-from ksgen.torch.models import GPT2_MEDIUM, Language, LanguageModel
 
 
 def chains(count: int, size: int) -> dict[str, list[tuple[int, int, int, int]]]:

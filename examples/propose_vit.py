@@ -10,7 +10,8 @@ import argparse
 import torch
 from torch import nn
 
-from ksgen.torch import models, propose
+from ksgen.bench import models
+from ksgen.torch import propose
 
 
 def layers(model: nn.Module) -> dict[tuple[int, int], list[str]]:

@@ -17,8 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from ksgen.torch import KSLinear
-from ksgen.torch.parallel import KSColwise, KSRowwise
-from ksgen.torch.sharding import shard_placement
+from ksgen.torch.parallel import KSColwise, KSRowwise, shard_placement
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--features", type=int, default=256, help="a multiple of 64")

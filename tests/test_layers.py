@@ -1,7 +1,7 @@
 """Imports run down the table of layers, lazy ones too; the design page prints that table; every module has its own tests."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ksgen"
 ORDER = [package.name for package in LAYERS]
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")  # whose names are all lazy
+CIRCLES: list[list[str]] = []  # of files, that are left: none may join them
 
 
 def package_of(module: str) -> str:
@@ -28,6 +29,47 @@ def imported(source: str) -> Iterator[str]:
             yield from (f"ksgen.{alias.name}" for alias in node.names if alias.name in ORDER)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ksgen."):
             yield node.module or ""
+
+
+def file_of(module: str) -> str:
+    """The file of a dotted name, or of the module that holds it."""
+    path = ROOT / module.replace(".", "/")
+    found = [each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()]
+    return str(found[0].relative_to(PACKAGE)) if found else file_of(module.rpartition(".")[0])
+
+
+def files_imported(source: str) -> set[str]:
+    """Every file of ksgen's that a source imports, at its top or within a function, except the packages around it."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {file_of(alias.name) for alias in node.names if alias.name.startswith("ksgen.")}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ksgen":
+            found |= {file_of(f"{node.module}.{alias.name}") for alias in node.names}
+    return found - {"__init__.py"}  # whose names are all lazy
+
+
+def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Files that import each other, directly or through others: the least sets of them."""
+    reach = {name: set(given) for name, given in imports.items()}
+    for between in imports:
+        for name in imports:
+            if between in reach[name]:
+                reach[name] |= reach[between]
+    found = {frozenset(other for other in reach[name] if name in reach[other]) for name in imports if name in reach[name]}
+    return sorted(sorted(circle) for circle in found)
+
+
+def test_files_import_each_other_in_no_circle() -> None:
+    """Except in those that are left, which shrink."""
+    imports = {str(path.relative_to(PACKAGE)): files_imported(path.read_text(encoding="utf-8")) for path in MODULES}
+    assert circles(imports) == CIRCLES
+
+
+def test_a_circle_through_a_lazy_import_is_found() -> None:
+    lazy = files_imported("def late():\n    from ksgen.spec import kernel\n    import ksgen.errors\n")
+    assert lazy == {"spec/kernel.py", "errors.py"}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"e"}}) == [["a", "b", "c"], ["e"]]
 
 
 def upward(package: str, source: str) -> list[str]:

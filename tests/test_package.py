@@ -15,7 +15,9 @@ import ksgen
 ROOT = Path(__file__).parents[1]
 HEAVY = ("numpy", "jinja2", "rich", "yaml", "pyopencl", "pycuda", "cuda", "torch", "click")
 TORCH_ROOMS = {
-    path.relative_to(ROOT).as_posix() for room in ("torch/*.py", "bench/*.py", "commands/bench*.py") for path in (ROOT / "ksgen").glob(room)
+    path.relative_to(ROOT).as_posix()
+    for room in ("torch/**/*.py", "bench/*.py", "commands/bench*.py")
+    for path in (ROOT / "ksgen").glob(room)
 }
 ALONE = {  # what only one module, or one folder, may import
     "pycuda": {"ksgen/devices/cuda_pycuda.py", "ksgen/devices/pycuda_source.py"},
@@ -96,7 +98,7 @@ def test_the_rooms_on_pytorch_are_imported_by_none_above() -> None:
     for path in (ROOT / "ksgen").rglob("*.py"):
         if path.relative_to(ROOT).as_posix() not in TORCH_ROOMS:
             assert not any(name.startswith(("ksgen.torch", "ksgen.bench")) for name in imported_by(path)), path
-    for path in (ROOT / "ksgen" / "torch").glob("*.py"):
+    for path in (ROOT / "ksgen" / "torch").rglob("*.py"):
         assert not any(name.startswith("ksgen.bench") for name in imported_by(path)), path
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
-from ksgen.torch.backends import BACKENDS
-from ksgen.torch.products import by_matrix, permuted, permuted_back
+from ksgen.torch.operators.backends import BACKENDS
+from ksgen.torch.operators.products import by_matrix, permuted, permuted_back
 
 Product = Callable[[Tensor], Tensor]
 Prepare = Callable[[Pattern, str, Tensor], Product]

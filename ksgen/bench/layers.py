@@ -37,11 +37,10 @@ from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import CHAIN, is_layer, layer_launch
-from ksgen.torch.epilogue import ACTIVATIONS, finish
-from ksgen.torch.layer import KSLinear
-from ksgen.torch.products import chain_to_dense
+from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, finish
 
-PREPARING = 3  # calls of a frozen layer until it has prepared itself, as `ksgen.torch.prepared` says
+PREPARING = 3  # calls of a frozen layer until it has prepared itself, as `ksgen.torch.operators.prepared` says
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ksgen.bench.clock import Spread, seconds_in_turn
+from ksgen.bench.models import VIT_S16, TransformerSize, Vision, VisionTransformer
 from ksgen.bench.published import published
 from ksgen.measure.trust import Watch, doubt
-from ksgen.torch.models import VIT_S16, Shape, Vision, VisionTransformer
 
 MODELS = {  # as the paper names them
     "ViT-S/16": (VIT_S16, Vision()),
@@ -54,7 +54,7 @@ def measure(names: tuple[str, ...], precisions: tuple[str, ...], where: torch.de
             yield Share(name, precision, whole, layers, layers / whole, paper.get(precision), others, why)
 
 
-def _calls(model: VisionTransformer, shape: Shape, batch: int) -> dict[str, Callable[[], Tensor]]:
+def _calls(model: VisionTransformer, shape: TransformerSize, batch: int) -> dict[str, Callable[[], Tensor]]:
     """The whole model, and the two linear layers of its first block."""
     images = model.random_inputs(batch)
     layers = model.get_submodule("blocks.0.feed_forward")

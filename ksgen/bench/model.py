@@ -12,10 +12,10 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from ksgen.bench import models
 from ksgen.bench.clock import Spread, seconds_in_turn
 from ksgen.bench.roster import LAYERS
 from ksgen.measure.trust import Watch, doubt
-from ksgen.torch import models
 from ksgen.torch.layer import KSLinear, freeze, thaw
 
 

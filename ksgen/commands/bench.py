@@ -105,8 +105,8 @@ def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | No
 
         raise ToolchainError(f"ksgen bench model needs PyTorch; {install_line('torch')}") from error
     from ksgen.bench.model import Job
-    from ksgen.torch.backends import NAMES
-    from ksgen.torch.models import MODELS
+    from ksgen.bench.models import MODELS
+    from ksgen.torch.operators.backends import NAMES
 
     if model not in MODELS:
         raise SpecError(f"model {excerpt(model)}; {hint(model, MODELS)}")

@@ -3,6 +3,14 @@
 Nothing else in ksgen imports this package, except the benchmarks.
 """
 
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
 from ksgen.install import install_line
 
 try:
@@ -13,17 +21,54 @@ except ModuleNotFoundError as error:
 if not hasattr(torch.library, "custom_op"):
     raise ImportError(f"ksgen.torch needs PyTorch 2.4 or later, and {torch.__version__} is installed: {install_line('torch')}")
 
-from ksgen.torch.base import freeze, thaw
-from ksgen.torch.convert import convert
-from ksgen.torch.factorize import factorize
-from ksgen.torch.layer import KSLinear
-from ksgen.torch.ops import multiply
-from ksgen.torch.propose import propose
-from ksgen.torch.quantized import quantize_model as quantize
-from ksgen.torch.rule import save_rule
+from ksgen.torch.conversion.convert import convert
+from ksgen.torch.conversion.factorize import factorize
+from ksgen.torch.conversion.propose import propose
+from ksgen.torch.conversion.quantize import quantize_model as quantize
+from ksgen.torch.conversion.rule import save_rule
+from ksgen.torch.layer import KSLinear, freeze, thaw
+from ksgen.torch.operators.ops import multiply
 
 __all__ = ["KSLinear", "convert", "factorize", "freeze", "multiply", "propose", "quantize", "save_rule", "thaw"]
 
+# Short names, by which programs import modules, and by which layers and reports were pickled. A module has one object, whichever it is.
+_PLACES = {
+    "layer": "group weight splits",
+    "operators": "ops products choice checks backends frozen prepared fusing",
+    "conversion": "adapter convert factorize pretrained projection propose rule times",
+}
+PLACES = {f"ksgen.torch.{name}": f"ksgen.torch.{folder}.{name}" for folder, names in _PLACES.items() for name in names.split()} | {
+    "ksgen.torch.candidates": "ksgen.torch.conversion.propose",
+    "ksgen.torch.epilogue": "ksgen.torch.operators.products",
+    "ksgen.torch.intermediates": "ksgen.torch.operators.backends",
+    "ksgen.torch.models": "ksgen.bench.models",
+    "ksgen.torch.quantized": "ksgen.torch.conversion.quantize",
+    "ksgen.torch.refinement": "ksgen.torch.conversion.projection",
+    "ksgen.torch.report": "ksgen.torch.conversion.convert",
+    "ksgen.torch.sharding": "ksgen.torch.parallel",
+}
+
+
+class _Places(MetaPathFinder, Loader):
+    """Finds a module of a short name where it is."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in PLACES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(PLACES[spec.name])
+        spec.loader_state = module.__spec__  # which the import replaces
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__ = module.__spec__.loader_state
+
+
+for _name, _place in PLACES.items():  # at once where they are there: a later import would hide a function of that name
+    if _place in sys.modules:
+        sys.modules[_name] = sys.modules[_place]
+        globals().setdefault(_name.rpartition(".")[2], sys.modules[_place])
+sys.meta_path.append(_Places())
 
 def __dir__() -> list[str]:
     return sorted(__all__)

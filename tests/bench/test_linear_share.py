@@ -12,8 +12,8 @@ from tests.support.libraries import library
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench import linear_share  # noqa: E402  (PyTorch may be missing)
+from ksgen.bench.models import VIT_S16, VisionTransformer  # noqa: E402
 from ksgen.commands import bench_share  # noqa: E402
-from ksgen.torch.models import VIT_S16, VisionTransformer  # noqa: E402
 from tests.support.bench_share import run  # noqa: E402
 
 PARAMETERS = {"ViT-S/16": 22.05, "ViT-B/16": 86.57, "ViT-L/16": 304.33, "ViT-H/14": 632.05}  # millions, as published

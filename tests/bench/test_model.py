@@ -13,12 +13,12 @@ from tests.support.libraries import library
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 
+from ksgen.bench import models  # noqa: E402
 from ksgen.bench.clock import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402  (after the skip)
 from ksgen.bench.model import MODULES, Job, Row, measure, modules_of  # noqa: E402
 from ksgen.cli import cli  # noqa: E402
-from ksgen.torch import models  # noqa: E402
-from ksgen.torch.backends import BACKENDS, NAMES  # noqa: E402
-from ksgen.torch.layer import KSLinear  # noqa: E402
+from ksgen.torch.layer.linear import KSLinear  # noqa: E402
+from ksgen.torch.operators.backends import BACKENDS, NAMES  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -131,7 +131,8 @@ CALLS: dict[str, Callable[[Any], object]] = {
 
 def torch_calls() -> Iterator[tuple[str, Callable[[Any], object]]]:
     torch = library("torch")
-    from ksgen.torch import KSLinear, convert, factorize, models, multiply
+    from ksgen.bench import models
+    from ksgen.torch import KSLinear, convert, factorize, multiply
 
     x, weights, dense, shapes = torch.ones(4, 30), torch.ones(SHAPE), torch.ones(54, 30), [SHAPE]
     layer = KSLinear(shapes)

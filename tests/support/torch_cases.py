@@ -36,7 +36,7 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sends tensors on the processor through the launcher's kernels, on OpenCL; also in small steps of training."""
     if not HAS_OPENCL:
         pytest.skip("no OpenCL device")
-    from ksgen.torch import choice, ops
+    from ksgen.torch.operators import choice, ops
 
     monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
     monkeypatch.setattr(choice, "KERNEL_DEVICES", {"cuda", "cpu"})

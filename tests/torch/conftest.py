@@ -9,7 +9,7 @@ from tests.support.hasty import compiles_hastily
 
 __all__ = ["compiles_hastily"]
 HERE = Path(__file__).parent
-collect_ignore_glob = [] if find_spec("torch") else ["test_*.py"]
+collect_ignore_glob = [] if find_spec("torch") else ["*test_*.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,231 @@
+"""ViT-S/16 and GPT-2 medium, dense and Kronecker-sparse, in plain PyTorch or from timm and transformers.
+
+Weights are drawn, never downloaded.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ksgen.errors import SpecError, ToolchainError
+from ksgen.paths import resource
+from ksgen.spec import load
+from ksgen.spec.kernel import hint, is_word
+from ksgen.torch.conversion.convert import Report, convert
+from ksgen.torch.conversion.rule import Beside
+from ksgen.torch.layer.group import KSLinears
+from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.operators.products import ACTIVATIONS
+from ksgen.values import excerpt
+
+
+@dataclass(frozen=True)
+class TransformerSize:
+    """The blocks of a transformer."""
+
+    features: int
+    depth: int
+    heads: int
+    epsilon: float  # of the normalisations
+    activation: str
+    is_causal: bool
+
+
+@dataclass(frozen=True)
+class Vision:
+    """The two ends of a vision transformer: square images in, classes out."""
+
+    pixels: int = 224
+    patch: int = 16
+    classes: int = 1000
+
+
+@dataclass(frozen=True)
+class Language:
+    """The two ends of a language model: tokens in, tokens out."""
+
+    vocabulary: int = 50257
+    positions: int = 1024
+
+
+VIT_S16 = TransformerSize(features=384, depth=12, heads=6, epsilon=1e-6, activation="gelu", is_causal=False)
+GPT2_MEDIUM = TransformerSize(features=1024, depth=24, heads=16, epsilon=1e-5, activation="gelu_tanh", is_causal=True)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: TransformerSize) -> None:
+        super().__init__()
+        self.heads, self.is_causal = shape.heads, shape.is_causal
+        self.qkv = nn.Linear(shape.features, 3 * shape.features)
+        self.projection = nn.Linear(shape.features, shape.features)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in _parts(self.qkv, x, 3))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
+        return _added(self.projection, mixed.transpose(1, 2).flatten(2), residual)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, shape: TransformerSize) -> None:
+        super().__init__()
+        self.activation = shape.activation
+        self.up = nn.Linear(shape.features, 4 * shape.features)
+        self.down = nn.Linear(4 * shape.features, shape.features)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        return _added(self.down, ACTIVATIONS[self.activation].apply(self.up(x)), residual)
+
+    def fuse(self) -> None:
+        """Moves the activation into the layer before it, which applies it inside its kernel."""
+        if isinstance(self.up, KSLinear):
+            self.up.activation, self.activation = self.activation, "none"
+
+
+class Block(nn.Module):
+    def __init__(self, shape: TransformerSize) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(shape.features, shape.epsilon)
+        self.attention = Attention(shape)
+        self.feed_forward_norm = nn.LayerNorm(shape.features, shape.epsilon)
+        self.feed_forward = FeedForward(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(self.attention_norm(x), x)
+        return self.feed_forward(self.feed_forward_norm(x), x)
+
+
+class VisionTransformer(nn.Module):
+    """(batch, 3, pixels, pixels) to (batch, classes)."""
+
+    def __init__(self, shape: TransformerSize = VIT_S16, ends: Vision = Vision()) -> None:
+        super().__init__()
+        self.pixels, patches = ends.pixels, (ends.pixels // ends.patch) ** 2
+        self.patches = nn.Conv2d(3, shape.features, ends.patch, ends.patch)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, shape.features))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, patches + 1, shape.features))
+        self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.depth)))
+        self.norm = nn.LayerNorm(shape.features, shape.epsilon)
+        self.head = nn.Linear(shape.features, ends.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1) + self.positions
+        return self.head(self.norm(self.blocks(x)[:, 0]))
+
+    def random_inputs(self, batch: int) -> Tensor:
+        """Random images on the model's device, in its dtype."""
+        return torch.randn(batch, 3, self.pixels, self.pixels, dtype=self.positions.dtype, device=self.positions.device)
+
+
+class LanguageModel(nn.Module):
+    """(batch, tokens) to (batch, tokens, vocabulary); the head's weight is the embedding's."""
+
+    def __init__(self, shape: TransformerSize = GPT2_MEDIUM, ends: Language = Language()) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(ends.vocabulary, shape.features)
+        self.positions = nn.Embedding(ends.positions, shape.features)
+        self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.depth)))
+        self.norm = nn.LayerNorm(shape.features, shape.epsilon)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.blocks(self.tokens(tokens) + self.positions(places))
+        return functional.linear(self.norm(x), self.tokens.weight)
+
+    def random_inputs(self, batch: int, tokens: int) -> Tensor:
+        """Random tokens on the model's device."""
+        return torch.randint(self.tokens.num_embeddings, (batch, tokens), device=self.tokens.weight.device)
+
+
+def _parts(layer: nn.Module, x: Tensor, count: int) -> Sequence[Tensor]:
+    """The outputs in that many parts. Parts that already come apart are not joined first."""
+    return layer.parts(x) if isinstance(layer, KSLinears) else layer(x).chunk(count, dim=-1)
+
+
+def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
+    """residual + layer(x), inside the layer's kernel if possible."""
+    y: Tensor = layer(x, residual) if isinstance(layer, KSLinear) else residual + layer(x)
+    return y
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """How a library makes a model, and which of its layers match the spec's, and how many side by side."""
+
+    build: Callable[[], nn.Module]
+    layers: Mapping[str, tuple[str, int]]
+
+
+def _from_timm() -> nn.Module:
+    model: nn.Module = _imported("timm").create_model("vit_small_patch16_224", pretrained=False)
+    return model
+
+
+def _from_transformers() -> nn.Module:
+    library = _imported("transformers")
+    shape, ends = GPT2_MEDIUM, Language()
+    config = library.GPT2Config(
+        vocab_size=ends.vocabulary, n_positions=ends.positions, n_embd=shape.features, n_layer=shape.depth, n_head=shape.heads
+    )
+    model: nn.Module = library.GPT2LMHeadModel(config)
+    return model
+
+
+def _imported(library: str) -> Any:
+    try:
+        return import_module(library)
+    except ImportError as error:
+        raise ToolchainError(f"{library} is not installed; pip install {library}, or take library='torch'") from error
+
+
+_OWN = {"projection": ("projection", 1), "up": ("up", 1), "down": ("down", 1)}
+MODELS: dict[str, dict[str, ModelSource]] = {
+    "vit-s16": {
+        "torch": ModelSource(VisionTransformer, {**_OWN, "qkv": ("attention", 3), "projection": ("attention", 1)}),
+        "timm": ModelSource(_from_timm, {"qkv": ("attention", 3), "*.attn.proj": ("attention", 1), "fc1": ("up", 1), "fc2": ("down", 1)}),
+    },
+    "gpt2-medium": {
+        "torch": ModelSource(LanguageModel, {**_OWN, "qkv": ("qkv", 1)}),
+        "transformers": ModelSource(
+            _from_transformers,
+            {"c_attn": ("qkv", 1), "*.attn.c_proj": ("projection", 1), "c_fc": ("up", 1), "*.mlp.c_proj": ("down", 1)},
+        ),
+    },
+}
+SPECS = {"vit-s16": "vit.yaml", "gpt2-medium": "gpt2.yaml"}
+
+
+def build(name: str, library: str = "torch") -> nn.Module:
+    """A dense model with drawn weights: vit-s16 (torch, timm) or gpt2-medium (torch, transformers)."""
+    return _source(name, library).build()
+
+
+def rule(name: str, library: str = "torch") -> dict[str, Beside]:
+    """The chains of the shipped spec for the model's layers, as `convert` takes them."""
+    source = _source(name, library)
+    chains = load(resource("specs") / SPECS[name]).layers
+    return {key: Beside(chains[layer], count) for key, (layer, count) in source.layers.items()}
+
+
+def make_sparse(model: nn.Module, rule: Mapping[str, Beside], **options: Any) -> Report:
+    """`convert`, in place. Activations move into the kernels of the layers before them."""
+    report = convert(model, rule, **options)
+    for module in model.modules():
+        if isinstance(module, FeedForward):
+            module.fuse()
+    return report
+
+
+def _source(name: str, library: str) -> ModelSource:
+    if not is_word(name, MODELS):
+        raise SpecError(f"model {excerpt(name)}; {hint(name, MODELS)}")
+    if not is_word(library, MODELS[name]):
+        raise SpecError(f"library {excerpt(library)} for {name}; {hint(library, MODELS[name])}")
+    return MODELS[name][library]

@@ -1,0 +1,1 @@
+"""Dense matrices and models as Kronecker-sparse ones: which chains, which weights, and how a model keeps and loads them."""

@@ -1,0 +1,72 @@
+"""Kronecker-sparse adapters: trained beside dense layers that stay as they are, and merged into them when they are done."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ksgen.torch.conversion.convert import Rule, find_layers, put, read_rule
+from ksgen.torch.conversion.rule import Beside
+from ksgen.torch.layer.group import KSLinears
+from ksgen.torch.layer.linear import KSLinear, dense_layer
+
+
+class KSAdapter(nn.Module):
+    """y = base(x) + x K^T. The base is frozen. K is a product of Kronecker-sparse factors, and begins as zero."""
+
+    def __init__(self, base: nn.Linear, rule: Beside, **options: Any) -> None:
+        super().__init__()
+        options = {"device": base.weight.device, "dtype": base.weight.dtype, **rule.options} | options
+        self.base = base.requires_grad_(False)
+        parts = [KSLinear(rule.chain, bias=False, **options) for _ in range(rule.count)]
+        for part in parts:
+            nn.init.zeros_(part.weights[-1])
+        self.adapter: KSLinear | KSLinears = parts[0] if rule.count == 1 else KSLinears(parts)
+        self.train(base.training)
+
+    @property
+    def in_features(self) -> int:
+        return int(self.base.in_features)
+
+    @property
+    def out_features(self) -> int:
+        return int(self.base.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix of both, made at each use: a dense tensor."""
+        return self.base.weight + self.adapter.to_dense()
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x)
+        return self.adapter(x, y) if isinstance(self.adapter, KSLinear) else y + self.adapter(x)
+
+    def to_linear(self) -> nn.Linear:
+        """The dense layer with the adapter merged into its weight."""
+        return dense_layer(self.weight, self.bias).train(self.training)
+
+
+def adapt(model: nn.Module, rule: Rule, **options: Any) -> list[str]:
+    """Freeze a model, and give every `nn.Linear` that a rule names, as for `convert`, an adapter of its chain. Returns their names."""
+    wanted = read_rule(rule)
+    found = find_layers(model, wanted, adapted=True)
+    new = {layer: KSAdapter(layer, wanted[key], **options) for layer, (_, key) in found.items()}
+    model.requires_grad_(False)
+    for layer, (names, _) in found.items():
+        new[layer].adapter.requires_grad_(True)
+        for name in names:
+            put(model, name, new[layer])
+    return [names[0] for names, _ in found.values()]
+
+
+def merge(model: nn.Module) -> list[str]:
+    """Put dense layers in the place of a model's adapters and the layers that they adapt. Returns their names."""
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, KSAdapter) and name]
+    merged = {module: module.to_linear() for _, module in found}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in merged:
+            put(model, name, merged[module])
+    return [name for name, _ in found]

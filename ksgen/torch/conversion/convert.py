@@ -1,0 +1,327 @@
+"""`convert`: replaces a model's dense layers by Kronecker-sparse ones, in place, and reports what changed."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from math import hypot, inf
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.linalg import vector_norm
+
+from ksgen.errors import SpecError
+from ksgen.pattern import Chain, Patterns
+from ksgen.spec import Spec, load
+from ksgen.torch.conversion.factorize import Factorization, factorize, progress_bar
+from ksgen.torch.conversion.propose import Proposal, propose, table_of
+from ksgen.torch.conversion.rule import Beside, check_config, described, exactly, load_rule, write_config
+from ksgen.torch.layer.group import group
+from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.operators.checks import check_flags, dtype_name
+from ksgen.values import excerpt, listed
+from ksgen.words import counted
+
+NEAR = 1.03  # times the least error: up to there, chains compete by the time of a training step
+FEW_OUTPUTS = 16  # of a layer that stays dense unless it is named; so do heads and embeddings, by the names that libraries give them
+HEAD_OR_EMBEDDING = re.compile(
+    r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?|(.*\.)?(classifier|score)(\..*)?|fc"
+)
+Rule = Mapping[str, Patterns | Beside] | Spec | str | Path
+
+
+def convert(
+    model: nn.Module, rule: Rule | Iterable[str] | None = None, *, budget: float | None = None, from_weights: bool = True, refine: int = 0,
+    progress: bool = False, **options: Any,
+) -> "Report":  # fmt: skip
+    """Replace, in place, every `nn.Linear` (and transformers' `Conv1D`) that a rule names by a `KSLinear` of its chain.
+
+    A rule maps names to chains. A name with a dot or one of *?[ is a pattern for the whole name, as in a shell, such as
+    `blocks.*.up`; any other is one part of a name, such as `up`. The first match counts. A spec, or the path of one, gives
+    its `layers`, with their `between`, `fuse` and `out_layout`; a rule that `save_rule` wrote may be named by its path, which
+    ends in .json. With a `budget` instead, of the
+    dense weights, each layer gets a chain of its own (`propose`): among the nearest, the one with the fastest training step.
+    A list of names and patterns of names then says which layers; none means all but tied ones, heads, embeddings, and those
+    with at most 16 outputs. New weights are made from the old ones (`factorize`, with `refine` steps), or
+    drawn. Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. If anything is wrong, nothing is
+    changed. A transformers model saves the rule in its config.json from then on.
+    """
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
+    check_flags(from_weights=from_weights, progress=progress)
+    wanted = read_rule(rule) if budget is None else _proposed(model, rule, budget, from_weights)
+    found = find_layers(model, wanted)
+    check_config(model)
+    before = _parameter_count(model)
+    new: dict[nn.Module, nn.Module] = {}
+    replaced: list[Replaced] = []
+    with progress_bar(progress, "factorizing" if from_weights else "drawing", len(found)) as advance:
+        for layer, (names, key) in found.items():
+            new[layer], factorizations = _sparse(names[0], layer, wanted[key], from_weights, refine, options)
+            counts = _parameter_count(layer), _parameter_count(new[layer])
+            replaced.append(Replaced(names[0], wanted[key].chain, wanted[key].count, counts, factorizations))
+            advance()
+    for layer, (names, _) in found.items():
+        for name in names:
+            put(model, name, new[layer])
+    write_config(model)
+    return Report(tuple(replaced), (before, _parameter_count(model)))
+
+
+def put(model: nn.Module, name: str, module: nn.Module) -> None:
+    """In the place of the module of that name."""
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)
+
+
+def read_rule(rule: Any) -> dict[str, Beside]:
+    """A rule in any form, as chains with counts."""
+    if isinstance(rule, str | Path):
+        rule = load_rule(rule) if str(rule).endswith(".json") else load(rule)
+    chains: Any = _layers_of(rule) if isinstance(rule, Spec) else rule
+    if not isinstance(chains, Mapping) or not chains:
+        raise SpecError(f"rule={excerpt(rule)}; accepted: a mapping of names to chains, or a spec with layers")
+    for name in chains:
+        if not isinstance(name, str):
+            raise SpecError(f"rule: the name {excerpt(name)}; accepted: a layer's name, or a pattern of names, as text")
+    return {name: each if isinstance(each, Beside) else Beside(Chain.read(each)) for name, each in chains.items()}
+
+
+def _layers_of(spec: Spec) -> dict[str, Beside]:
+    """The layers and groups of a spec, with what they are besides their chains; `SpecError` on groups of chains that differ, for which
+    there is no way to write a rule."""
+    found = {}
+    for name, chains in spec.chains_of.items():
+        if len({chain.factors for chain in chains}) > 1:
+            raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
+        if spec.options_of(name).out_layout and any(kernel.layout != "bsf" for kernel in spec.launches[name]):
+            raise SpecError(f"layer {name}: layout=bsl with out_layout; accepted: layout=bsf, in which the layers of a model take x")
+        found[name] = Beside(chains[0], len(chains), spec.options_of(name).told)
+    return found
+
+
+def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -> dict[str, Beside]:
+    """For each layer, the chain with the fastest training step among those within `NEAR` of the least error.
+
+    Only chains whose step is expected to be faster than the dense layer's count; if there are none, or times are unknown, all of them.
+    """
+    if isinstance(names, str | Path | Mapping | Spec):
+        raise SpecError(f"rule={excerpt(names)} with budget={excerpt(budget)}; accepted: a list of layers' names, or none for all")
+    keys = listed(names) if names is not None else ("*",)
+    head = getattr(model, "get_output_embeddings", lambda: None)()  # of a transformers model
+    owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    found: dict[str, Beside] = {}
+    for name, layer in _layers(model):
+        if not name or not any(_fits(key, name) for key in keys or ()):
+            continue
+        weight = _dense_weight(layer)
+        if names is None and (owners[id(layer.weight)] > 1 or not (type(layer) is nn.Linear or _is_conv1d(layer))):
+            continue
+        if names is None and (len(weight) <= FEW_OUTPUTS or layer is head or HEAD_OR_EMBEDDING.fullmatch(name)):
+            continue
+        dense_us, choices = _choices(weight.detach(), budget, from_weights)
+        fast = [each for each in choices if each[0] < dense_us] or choices
+        if not fast:
+            raise SpecError(f"budget={excerpt(budget)}: no chain from {weight.shape[1]} to {weight.shape[0]} features fits it, for {name}")
+        least = min(error for _, error, _ in fast)
+        *_, found[name] = min((each for each in fast if each[1] <= NEAR * least), key=lambda each: each[:2])
+    if not found and names is None:
+        few = f"those with at most {FEW_OUTPUTS} outputs"
+        raise SpecError(f"the model has no linear layers except tied ones, heads, embeddings and {few}; accepted: a list of names")
+    if not found:
+        raise SpecError(f"rule={excerpt(names)} names no layer of the model; its layers: {excerpt([name for name, _ in _layers(model)])}")
+    return exactly(found)
+
+
+def _choices(weight: Tensor, budget: float, from_weights: bool) -> tuple[float, list[tuple[float, float, Beside]]]:
+    """Least time of the dense layer's training step; and step time, error and rule entry of all that could take its place.
+
+    A layer that gives three times what it takes, as q, k and v in one, may also become three chains side by side. Either may be the
+    nearer: one chain if the parts read the same of x, three if each reads something else.
+    """
+    rows, columns = weight.shape
+    found: list[tuple[float, float, Beside]] = []
+    dense_us = inf
+    for count in (1, 3) if rows == 3 * columns else (1,):
+        parts = weight.chunk(count) if from_weights else ()
+        norms = [float(vector_norm(part)) for part in parts]
+        options: dict[str, Any] = {"budget": budget, "device": weight.device, "precision": dtype_name(weight.dtype)}
+        offers = [propose(columns, rows // count, weight=part, **options) for part in parts or (None,)]
+        for alike in zip(*(some.looked_at for some in offers), strict=True):  # which weights do not change
+            error = hypot(*(norm * (each.relative_error or 0) for norm, each in zip(norms, alike, strict=False)))
+            found.append((_step_us(count, alike[0]), error, Beside(alike[0].chain, count)))
+        dense_us = min(dense_us, _step_us(count, offers[0].dense))
+    return dense_us, found
+
+
+def _step_us(count: int, proposal: Proposal) -> float:
+    return inf if proposal.step_us is None else count * proposal.step_us
+
+
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The dense layers, by all their names."""
+    return [(name, module) for name, module in model.named_modules(remove_duplicate=False) if _is_dense(module)]
+
+
+def _fits(key: str, name: str) -> bool:
+    return fnmatchcase(name, key) if set(key) & set("*?[.") else key in name.split(".")
+
+
+def find_layers(model: nn.Module, wanted: Mapping[str, Beside], adapted: bool = False) -> dict[nn.Module, tuple[list[str], str]]:
+    """The layers to replace, each with all its names and the rule's key for it. Those that are `adapted` stay: they may be tied."""
+    named = list(model.named_modules(remove_duplicate=False))
+    there = [(name, layer.chain) for name, module in named if (layer := described(module))]
+    layers = _layers(model)
+    for key, layer in wanted.items():
+        if not any(_fits(key, name) for name, _ in layers) and not any(_fits(key, name) and layer.chain == each for name, each in there):
+            raise SpecError(f"rule {excerpt(key)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}")
+    found: dict[nn.Module, tuple[list[str], str]] = {}
+    for name, layer in layers:
+        if key := next((key for key in wanted if _fits(key, name)), ""):
+            names, first_key = found.setdefault(layer, ([], key))
+            names.append(name)
+            _check_layer(name, layer, wanted[first_key])
+    if not adapted:
+        _check_not_tied(model, found)
+    return found
+
+
+def _check_layer(name: str, layer: nn.Module, wanted: Beside) -> None:
+    if not name:
+        raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear and factorize")
+    if type(layer) is not nn.Linear and not _is_conv1d(layer):
+        raise SpecError(f"{name} is a {type(layer).__name__}, which its owner may not call as a layer; accepted: nn.Linear, Conv1D")
+    chain, (rows, columns) = wanted.chain, _dense_weight(layer).shape
+    if (rows, columns) != (wanted.count * chain.out_features, chain.in_features):
+        beside = f"{wanted.count} beside each other of " if wanted.count > 1 else ""
+        raise SpecError(
+            f"{name} takes {columns} features and gives {rows}; {beside}{chain} would take {chain.in_features} and give "
+            f"{wanted.count * chain.out_features}"
+        )
+
+
+def _check_not_tied(model: nn.Module, found: Mapping[nn.Module, tuple[list[str], str]]) -> None:
+    """Refuses a weight that other modules share: it would no longer be shared afterwards."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    for layer, (names, _) in found.items():
+        for own, parameter in layer.named_parameters():
+            if others := sorted(set(owners[id(parameter)]) - {f"{name}.{own}" for name in names}):
+                raise SpecError(f"{names[0]}.{own} is tied to {', '.join(others)}; untie it, or leave {names[0]} out of the rule")
+
+
+def _is_dense(module: nn.Module) -> bool:
+    return (isinstance(module, nn.Linear) and not isinstance(module, KSLinear)) or _is_conv1d(module)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Transformers' linear layer, whose weight is (in_features, out_features). Transformers need not be installed."""
+    return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
+
+
+def _dense_weight(layer: nn.Module) -> Tensor:
+    weight = layer.get_parameter("weight")
+    return weight.T if _is_conv1d(layer) else weight
+
+
+def _sparse(
+    name: str, layer: nn.Module, wanted: Beside, from_weights: bool, refine: int, options: dict[str, Any]
+) -> tuple[nn.Module, tuple[Factorization, ...]]:
+    """The new layer, and the factorizations of its weights."""
+    weight, bias = _dense_weight(layer), layer.bias
+    if weight.is_meta and from_weights:
+        raise SpecError(f"{name} is on the meta device, so that it has no weights; accepted: from_weights=False")
+    options = {"device": weight.device, "dtype": weight.dtype, **wanted.options} | options
+    if from_weights and (between := options.get("between", "none")) != "none":
+        raise SpecError(f"{name}: between={excerpt(between)}, with which no layer is near a matrix; accepted: from_weights=False")
+    biases = [None] * wanted.count if bias is None else bias.chunk(wanted.count)
+    parts: list[KSLinear] = []
+    factorizations: list[Factorization] = []
+    for rows, added in zip(weight.detach().chunk(wanted.count), biases, strict=True):
+        part = KSLinear(wanted.chain, bias=added is not None, **options)
+        if from_weights:
+            factorizations.append(factorize(rows, wanted.chain, refine=refine))
+            _copy(part.weights, factorizations[-1].weights)
+        part.weights.requires_grad_(weight.requires_grad)
+        if part.bias is not None and added is not None:
+            _copy([part.bias], [added])
+            part.bias.requires_grad_(added.requires_grad)
+        parts.append(part)
+    new = parts[0] if wanted.count == 1 else group(parts)
+    return new.train(layer.training), tuple(factorizations)
+
+
+def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def _parameter_count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """One layer before and after. Operations are multiplications and additions, per row of x."""
+
+    name: str
+    chain: Chain
+    count: int  # of chains side by side
+    parameters: tuple[int, int]  # before and after
+    factorizations: tuple[Factorization, ...] = field(repr=False)  # empty where the new weights are drawn
+
+    @property
+    def flops(self) -> tuple[int, int]:
+        return 2 * self.chain.in_features * self.chain.out_features * self.count, 2 * self.chain.weight_count * self.count
+
+    @property
+    def relative_errors(self) -> tuple[float, ...]:
+        return tuple(each.relative_error for each in self.factorizations)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of `convert`. `print(report)` shows a table, with equal layers of several blocks in one row."""
+
+    layers: tuple[Replaced, ...]
+    parameters: tuple[int, int]  # of the whole model, before and after
+
+    def __repr__(self) -> str:
+        before, after = self.parameters
+        replaced = counted(len(self.layers), "layer")
+        return f"Report({replaced} replaced, {before:,} parameters before and {after:,} after; print it for a table)"
+
+    @property
+    def flops(self) -> tuple[int, int]:
+        """Operations of the replaced layers per row of x, before and after."""
+        return sum(layer.flops[0] for layer in self.layers), sum(layer.flops[1] for layer in self.layers)
+
+    def __str__(self) -> str:
+        rows = []
+        for name, alike in _alike(self.layers):
+            before, after = (sum(layer.parameters[side] for layer in alike) for side in (0, 1))
+            errors = [error for layer in alike for error in layer.relative_errors]
+            shown = (f"{median(errors):.3f}", f"{max(errors):.3f}") if errors else ("drawn", "")
+            times = f" x {alike[0].count}" if alike[0].count > 1 else ""
+            rows.append([name, f"x {len(alike)}", f"{alike[0].chain}{times}", f"{after:,}", f"{after / before:.1%}", *shown])
+        table = table_of(("layers", "", "chain", "parameters", "share", "error, median", "worst"), rows)
+        (before, after), (flops_before, flops_after) = self.parameters, self.flops
+        replaced = counted(len(self.layers), "layer")
+        return (
+            f"{table}{replaced} replaced: {before:,} parameters became {after:,} in the whole model, and "
+            f"{flops_before:,} operations a row {flops_after:,} in these layers."
+        )
+
+
+def _alike(layers: tuple[Replaced, ...]) -> list[tuple[str, list[Replaced]]]:
+    """Groups layers of one chain whose names differ only in numbers, under one name with * for the numbers."""
+    groups: dict[tuple[str, Chain, int], list[Replaced]] = {}
+    for layer in layers:
+        groups.setdefault((re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name), layer.chain, layer.count), []).append(layer)
+    return [(name if len(alike) > 1 else alike[0].name, alike) for (name, _, _), alike in groups.items()]

@@ -1,0 +1,144 @@
+"""`factorize`: a dense matrix as a product of Kronecker-sparse factors. Chooses the method, and reports error and time."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from math import frexp, inf, sqrt
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from ksgen.errors import LaunchError
+from ksgen.measure.trust import Watch, doubt, said
+from ksgen.pattern import Chain, Patterns
+from ksgen.torch.conversion.projection import (
+    balanced,
+    block_ranks,
+    drawn,
+    least_squared_error,
+    on_support,
+    project,
+    refined,
+    relative_error,
+)
+from ksgen.torch.operators.checks import check_flags, check_tensors
+from ksgen.values import excerpt, whole_number
+
+LEAST_STEPS = 100  # of refinement, if SVDs give no bound
+STARTS = 3  # of refinement then: the SVDs' factors, and random ones
+
+
+@dataclass(frozen=True)
+class Factorization:
+    """The weights (a, b, c, d) of each factor, from the one that meets x first, and the error of their product."""
+
+    chain: Chain
+    weights: tuple[Tensor, ...] = field(repr=False)
+    relative_error: float  # Frobenius norm of the difference, over that of the matrix
+    least_error: float  # no product of these factors has a smaller one; 0 where that is all that is known
+    bound: float  # relative_error is proven to be at most this many times the smallest one; inf where nothing is proven
+    method: str  # support, projection, hierarchical or refinement
+    guarantee: str  # in words
+    seconds: float
+    doubt: str = ""  # why they cannot be trusted; empty if they can
+
+    def __str__(self) -> str:
+        took = said(f"{self.seconds:.3g} s", self.doubt)
+        return f"{self.chain}: relative error {self.relative_error:.3g} by {self.method} in {took}; {self.guarantee}"
+
+
+def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: bool = False) -> Factorization:
+    """A matrix (out_features, in_features), such as the weight of an `nn.Linear`, as a product of Kronecker-sparse factors.
+
+    One or two factors: the nearest product there is. A longer chainable chain: hierarchical SVDs, at most `bound` times as far
+    as the nearest, then `refine` steps of L-BFGS. A longer chain that is not chainable: L-BFGS from three starts, at least
+    100 steps each, with no guarantee but `least_error`. Computes on the tensor's device, in float64 for float64 and in
+    float32 otherwise; the weights have that type.
+    """
+    chain = Chain.read(chain)
+    matrix = _checked(weight, chain, refine)
+    check_flags(progress=progress)
+    method, guarantee, bound = _method(chain)
+    steps = {"hierarchical": refine, "refinement": max(refine, LEAST_STEPS)}.get(method, 0)
+    starts = STARTS if method == "refinement" else 1
+    with torch.no_grad(), progress_bar(progress, str(chain), len(chain) - 1 + starts * steps) as advance:
+        begin, watch = perf_counter(), Watch()
+        exponent = frexp(float(vector_norm(matrix, inf)))[1]
+        scaled = _times_power(matrix, -exponent)  # so that no square is beyond its type
+        begun, squares = _begin(scaled, chain, method, advance)
+        found = [refined(scaled, each, steps, advance) for each in begun]
+        nearest = min(found, key=partial(relative_error, scaled)) if len(found) > 1 else found[0]
+        weights = [_times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
+        seconds, share = perf_counter() - begin, watch.others_share() if matrix.device.type == "cpu" else None
+        error = relative_error(scaled, [_times_power(weights[0].double(), -exponent), *weights[1:]])
+        least = error if len(chain) <= 2 else min(error, sqrt(max(squares)) / (float(vector_norm(scaled, dtype=torch.float64)) or 1))
+    if method == "refinement" and least:
+        guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
+    return Factorization(chain, tuple(weights), error, least, bound, method, guarantee, seconds, doubt([seconds], [share]))
+
+
+def _begin(matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None]) -> tuple[list[list[Tensor]], list[float]]:
+    """Weights to begin with, which need no steps where SVDs give a bound; and squared errors that no product goes below."""
+    if method == "support":
+        return [[on_support(matrix, chain[0])]], []
+    weights, squares = project(matrix, chain, advance)
+    if method != "refinement":
+        return [balanced(weights)], squares
+    return [balanced(weights), *(drawn(matrix, chain, seed) for seed in range(STARTS - 1))], [least_squared_error(matrix, chain)]
+
+
+def _times_power(values: Tensor, exponent: float) -> Tensor:
+    """The values times 2^exponent, in two steps: the power itself may be beyond their type."""
+    half = exponent // 2
+    return values * 2.0**half * 2.0 ** (exponent - half)
+
+
+def _method(chain: Chain) -> tuple[str, str, float]:
+    """The method, its guarantee in words, and the bound."""
+    if len(chain) == 1:
+        return "support", "the nearest there is", 1.0
+    if len(chain) == 2:
+        ranks = " and ".join(map(str, block_ranks(chain[1], chain[0])))
+        note = "" if chain.is_chainable else f", though the chain is not chainable: its blocks have ranks {ranks}"
+        return "projection", f"the nearest there is{note}", 1.0
+    if chain.is_chainable:
+        bound = sqrt(len(chain) - 1)
+        return "hierarchical", f"at most {bound:.2f} times the error of the nearest", bound
+    return "refinement", "no guarantee, as the chain is not chainable", inf
+
+
+def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
+    """The matrix in the dtype of the computation."""
+    check_tensors("factorize", weight=weight)
+    if not weight.is_floating_point():
+        raise LaunchError(f"factorize: weight is {weight.dtype}; accepted: a torch.Tensor of real floating-point numbers")
+    wanted = (chain.out_features, chain.in_features)
+    if tuple(weight.shape) != wanted:
+        raise LaunchError(f"weight has shape {tuple(weight.shape)}; {chain} wants (out_features, in_features) = {wanted}")
+    if (steps := whole_number(refine)) is None or steps < 0:
+        raise LaunchError(f"refine={excerpt(refine)}; accepted: a number of steps, from 0 up")
+    if weight.is_meta:
+        raise LaunchError("factorize: weight is on the meta device, so that it has no values; accepted: a torch.Tensor with values")
+    matrix = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
+    if not (finite := matrix.isfinite()).all():
+        row, column = (~finite).nonzero()[0].tolist()
+        raise LaunchError(f"weight[{row}, {column}]={float(matrix[row, column])}; accepted: finite numbers")
+    return matrix
+
+
+@contextmanager
+def progress_bar(is_wanted: bool, title: str, total: int) -> Iterator[Callable[[], None]]:
+    """A function to call after each step. The bar is shown if wanted, and if stderr is a terminal."""
+    if not is_wanted:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    screen = Console(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)

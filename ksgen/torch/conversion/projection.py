@@ -1,0 +1,284 @@
+"""The nearest product of Kronecker-sparse factors, by SVDs: exact for two factors, within a known bound for more.
+
+In K = L R, every inner feature adds a column of L times a row of R: a matrix of rank 1 on certain rows and columns. For all
+patterns that fit in size, two inner features reach either the same entries or none in common. So K falls apart into blocks
+of L's b x R's c. A block's rank is the number of inner features that reach it, and its nearest approximation is its SVD
+after that many terms. If the pair is chainable, all ranks are the same.
+
+A longer chain is split into its last factor and the product of the others, again and again. If it is chainable, that
+product is itself Kronecker-sparse. Columns split off are orthonormal within a block, so the squared errors of the splits
+add up. None is above that of the nearest product, so the error is at most sqrt(splits) times the least one. If it is not
+chainable, the product only lies on a Kronecker-sparse support, and nothing bounds the error from above.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache, partial, reduce
+from itertools import accumulate, pairwise
+from math import gcd, sqrt
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+from torch.nn.functional import pad
+
+from ksgen.pattern import Chain, Pattern, are_chainable
+from ksgen.torch.operators.products import to_dense
+
+# Squared singular values below this part of the largest are noise of float64's sums, and less than float32 can hold.
+_NOISE = 1e-14
+# In balanced factors, a column is at least this part as long as the longest, and its row the shorter: inner features that the
+# matrix does not need stay of use to training, which moves a row by what its column lets through.
+_LEAST_LENGTH = 1e-3
+_REMEMBERED = 64  # pairs: a model's layers share a few
+
+
+def project(matrix: Tensor, chain: Chain, advance: Callable[[], None]) -> tuple[list[Tensor], list[float]]:
+    """The weights of each factor, and the squared error of each split. `advance` is called after each split."""
+    whole, values = _dense(matrix)
+    rests = list(accumulate(chain.factors[:-1], lambda rest, last: product(last, rest)))
+    weights: list[Tensor] = []
+    errors: list[float] = []
+    for last, rest in zip(chain.factors[:0:-1], reversed(rests), strict=True):
+        split_off, values, error = _split(values, whole, last, rest)
+        weights.insert(0, split_off)
+        errors.append(error)
+        whole = rest
+        advance()
+    return [each.contiguous() for each in (values, *weights)], errors
+
+
+def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
+    """The entries on a pattern's support, as weights."""
+    a, b, c, d = pattern.shape
+    return torch.einsum("ikjilj->iklj", matrix.reshape(a, b, d, a, c, d)).contiguous()
+
+
+@lru_cache(_REMEMBERED)
+def product(left: Pattern, right: Pattern) -> Pattern:
+    """The smallest Kronecker-sparse support that holds that of left @ right; of a chainable pair it is no larger."""
+    a, d = gcd(left.a, right.a), gcd(left.d, right.d)
+    return Pattern(a, left.out_features // (a * d), right.in_features // (a * d), d)
+
+
+def covering(factors: Sequence[Pattern]) -> Pattern:
+    """The same for the product of several factors, the first one rightmost."""
+    return reduce(lambda rest, last: product(last, rest), factors)
+
+
+def least_squared_error(matrix: Tensor, chain: Chain) -> float:
+    """A squared error that no product of the chain's factors goes below: of the nearest product of two, for each way to see the chain
+    as two products."""
+    whole, values = _dense(matrix)
+    cuts = range(1, len(chain))
+    return max(_split(values, whole, covering(chain.factors[cut:]), covering(chain.factors[:cut]))[2] for cut in cuts)
+
+
+def _dense(matrix: Tensor) -> tuple[Pattern, Tensor]:
+    rows, columns = matrix.shape
+    return Pattern(1, rows, columns, 1), matrix[None, :, :, None]
+
+
+def block_ranks(left: Pattern, right: Pattern) -> list[int]:
+    """The ranks of the blocks of left @ right, each once."""
+    ranks: list[int] = _reached(left, right, torch.device("cpu"))[2].unique().tolist()
+    return ranks
+
+
+def balanced(weights: Sequence[Tensor]) -> list[Tensor]:
+    """The same product in float64, with an inner feature's column and row of one length, and factors of one norm."""
+    weights = [each.double() for each in weights]
+    for right, left in pairwise(weights):
+        columns, rows = vector_norm(left, dim=1), vector_norm(right, dim=2)
+        scale = _scale(columns.flatten(), rows.flatten())
+        left *= scale.reshape(columns.shape).unsqueeze(1)
+        right /= scale.reshape(rows.shape).unsqueeze(2)
+    norms = torch.stack([vector_norm(each) for each in weights])
+    if norms.all():
+        for each, scale in zip(weights, norms.log().mean().exp() / norms, strict=True):
+            each *= scale
+    return weights
+
+
+def _scale(columns: Tensor, rows: Tensor) -> Tensor:
+    """The factor for columns; rows are divided by it. Both then have the root of their lengths' product, or the least length."""
+    lengths = (columns * rows).sqrt()
+    if not lengths.any():
+        return torch.ones_like(lengths)
+    lengths = lengths.clamp_min(_LEAST_LENGTH * float(lengths.max()))
+    by_row = torch.where(rows > 0, rows / lengths, 1)
+    return torch.where(columns > 0, lengths / columns, by_row)
+
+
+def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
+    """The nearest left @ right to the whole, left's columns orthonormal: weights of both, and the squared error.
+
+    The whole's a*d blocks are dense; each is split by itself, into parts of left and right.
+    """
+    a, b, c, d = whole.shape
+    stack = values.permute(0, 3, 1, 2).reshape(a * d, b, c)
+    left_parts, right_parts, error = _split_dense(stack, _part(left, a, d), _part(right, a, d))
+    joined = [each.unflatten(0, (a, d)).permute(0, 2, 3, 4, 5, 1) for each in (left_parts, right_parts)]
+    return joined[0].reshape(left.shape), joined[1].reshape(right.shape), error
+
+
+@lru_cache(_REMEMBERED)
+def _part(pattern: Pattern, a: int, d: int) -> Pattern:
+    """One of its a*d parts."""
+    return Pattern(pattern.a // a, pattern.b, pattern.c, pattern.d // d)
+
+
+def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
+    count = len(stack)
+    used, block, ranks, term = _reached(left, right, stack.device)
+    cells = stack.reshape(count, left.a, left.b, left.d, right.a, right.c, right.d)
+    blocks = cells.permute(0, 1, 3, 4, 6, 2, 5).reshape(count, -1, left.b, right.c)
+    outside = 0.0
+    if len(used) < blocks.shape[1]:
+        is_outside = torch.ones(blocks.shape[1], dtype=torch.bool, device=stack.device).index_fill(0, used, False)
+        outside = float(blocks[:, is_outside].double().square().sum())
+        blocks = blocks[:, used]
+    columns, rows, squares = nearest_of_rank(blocks, int(ranks.max()))
+    is_lost = torch.arange(squares.shape[-1], device=stack.device) >= ranks[:, None]
+    left_weights = columns.mT[:, block, term].reshape(count, left.a, left.c, left.d, left.b).transpose(2, 4).transpose(3, 4)
+    right_weights = rows[:, block, term].reshape(count, right.a, right.b, right.d, right.c).transpose(3, 4)
+    return left_weights, right_weights, outside + float((squares * is_lost).sum())
+
+
+@lru_cache(_REMEMBERED)
+def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The blocks, pairs of left's (i, j) and right's (i, j), that inner features reach. Then, per inner feature, the place of its
+    block among them; per block, its rank; per inner feature, which term of its block it is.
+    """
+    inner = torch.arange(left.in_features, device=device)
+    row_block = inner // (left.c * left.d) * left.d + inner % left.d
+    column_block = inner // (right.b * right.d) * right.d + inner % right.d
+    both = row_block * (right.a * right.d) + column_block
+    used, block, ranks = torch.unique(both, return_inverse=True, return_counts=True)
+    order = torch.argsort(block, stable=True)
+    first = ranks.cumsum(0) - ranks
+    term = torch.empty_like(inner).scatter(0, order, inner - first[block[order]])
+    return used, block, ranks, term
+
+
+def nearest_of_rank(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Orthonormal columns (..., b, rank) and rows (..., rank, c) whose product is nearest; and all squared singular values.
+
+    Where the rank is above b or c, the last terms are zero.
+    """
+    *stacked, b, c = blocks.shape
+    kept = min(rank, b, c)
+    decompose = partial(_by_svd if blocks.dtype == torch.float64 else _by_gram_matrix, kept=kept)
+    stack = blocks.reshape(-1, b, c)
+    workers = min(torch.get_num_threads(), len(stack)) if blocks.device.type == "cpu" else 1
+    if workers > 1 and min(b, c) > 2:  # LAPACK's threads gain nothing on small blocks, and cost seconds if another program is at work
+        with _one_thread_each(), ThreadPoolExecutor(workers) as pool:
+            columns, rows, squares = map(torch.cat, zip(*pool.map(decompose, stack.chunk(workers)), strict=True))
+    else:
+        columns, rows, squares = decompose(stack)
+    if rank > kept:
+        columns, rows = pad(columns, (0, rank - kept)), pad(rows, (0, 0, 0, rank - kept))
+    return columns.unflatten(0, stacked), rows.unflatten(0, stacked), squares.unflatten(0, stacked)
+
+
+def _by_svd(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
+    columns, lengths, rows = torch.linalg.svd(blocks, full_matrices=False)
+    return columns[..., :kept], (lengths[..., None] * rows)[..., :kept, :], lengths.square()
+
+
+def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
+    """By the eigenvectors of the smaller Gram matrix in float64. What that loses against an SVD is below float32's resolution."""
+    wide = blocks.double()
+    has_less_rows = blocks.shape[-2] <= blocks.shape[-1]
+    squares, vectors = eigen(wide @ wide.mT if has_less_rows else wide.mT @ wide)
+    squares, vectors = squares.clamp_min(0), vectors[..., :kept]
+    if has_less_rows:
+        columns, rows = vectors, vectors.mT @ wide
+    else:
+        lengths = squares[..., :kept].clamp_min(max(_NOISE * float(squares.max()), torch.finfo(squares.dtype).tiny)).sqrt()
+        columns, rows = wide @ vectors / lengths[..., None, :], lengths[..., None] * vectors.mT
+    return columns.to(blocks.dtype), rows.to(blocks.dtype), squares
+
+
+def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, the largest first, and eigenvectors. Of 2 x 2 by a rotation, as LAPACK is called for one matrix at a time."""
+    if symmetric.shape[-1] != 2:
+        values, vectors = torch.linalg.eigh(symmetric)
+        return values.flip(-1), vectors.flip(-1)
+    first, across, last = symmetric[..., 0, 0], symmetric[..., 0, 1], symmetric[..., 1, 1]
+    middle, apart = (first + last) / 2, torch.hypot((first - last) / 2, across)
+    angle = torch.atan2(2 * across, first - last) / 2
+    cosine, sine = angle.cos(), angle.sin()
+    vectors = torch.stack([torch.stack([cosine, -sine], -1), torch.stack([sine, cosine], -1)], -2)
+    return torch.stack([middle + apart, middle - apart], -1), vectors
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+_STEPS_REMEMBERED = 20  # steps that make up the model of the curvature
+
+
+def product_of(weights: Sequence[Tensor]) -> Tensor:
+    """K as a dense matrix: the factors' product, the first one rightmost."""
+    return to_dense(reduce(lambda rest, last: _joined(last, rest), weights))
+
+
+def _joined(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right as weights: of the product's own support if the pair is chainable, else of the whole matrix."""
+    (a, b, c, d), (right_a, right_b, right_c, right_d) = left.shape, right.shape
+    if not are_chainable(Pattern(a, b, c, d), Pattern(right_a, right_b, right_c, right_d)):
+        dense = torch.einsum("iklj,iljn->ikjn", left, to_dense(right).reshape(a, c, d, -1))
+        return dense.flatten(0, 2)[None, :, :, None]
+    wide, tall = right_a // a, d // right_d  # an inner feature is i, one of wide, term, one of tall, j
+    lefts = left.reshape(a, b, wide, -1, tall, right_d)
+    rights = right.reshape(a, wide, -1, tall, right_c, right_d)
+    return torch.einsum("ikwrtj,iwrtlj->iktwlj", lefts, rights).reshape(a, b * tall, wide * right_c, right_d)
+
+
+def relative_error(matrix: Tensor, weights: Sequence[Tensor]) -> float:
+    """Frobenius norm of the difference over that of the matrix, in float64; 0 if both are 0."""
+    difference = product_of([each.double() for each in weights]) - matrix
+    distance, whole = vector_norm(difference), vector_norm(matrix, dtype=torch.float64)
+    return float(distance / whole) if distance else 0.0
+
+
+def drawn(matrix: Tensor, chain: Chain, seed: int) -> list[Tensor]:
+    """Random weights that preserve the size of what passes through, scaled so that their product has the matrix's norm."""
+    generator = torch.Generator().manual_seed(seed)
+    uniform = [torch.rand(pattern.shape, generator=generator, dtype=matrix.dtype) for pattern in chain]
+    weights = [((2 * each - 1) * sqrt(3 / each.shape[2])).to(matrix.device) for each in uniform]
+    scale = (matrix.norm() / product_of(weights).norm()) ** (1 / len(weights))
+    return [each * scale for each in weights]
+
+
+def refined(matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable[[], None]) -> list[Tensor]:
+    """The weights after that many steps in the matrix's type, or unchanged if the steps gain nothing. `advance` is called after each."""
+    energy = matrix.square().sum()
+    if not steps or not energy:
+        return weights
+    moving = [each.detach().to(matrix.dtype, copy=True).requires_grad_() for each in weights]
+    optimizer = torch.optim.LBFGS(
+        moving, max_iter=1, history_size=_STEPS_REMEMBERED, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0,
+    )  # fmt: skip
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = (matrix - product_of(moving)).square().sum() / energy
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        for _ in range(steps):
+            optimizer.step(loss)
+            advance()
+    found = [each.detach() for each in moving]
+    return found if relative_error(matrix, found) < relative_error(matrix, weights) else weights

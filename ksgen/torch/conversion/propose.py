@@ -1,0 +1,294 @@
+"""`propose`: which Kronecker-sparse chains could take a dense layer's place, with their size, time and error."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from itertools import product
+from math import inf, lcm
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import LaunchError, SpecError
+from ksgen.measure.trust import marked, told
+from ksgen.pattern import Chain, Pattern, block_butterfly, deformable_butterfly, dense, kaleidoscope, low_rank, monarch, square_dyadic
+from ksgen.spec import PRECISIONS
+from ksgen.spec.kernel import check_word, checked_batch
+from ksgen.torch.conversion.factorize import Factorization, factorize
+from ksgen.torch.conversion.times import clock_of, measured_us
+from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.operators.checks import check_flags, check_tensors
+from ksgen.values import excerpt, whole_number
+
+GPU_BATCH, CPU_BATCH = 25088, 1568
+LOOKED_AT = 3  # times as many chains of a family as are listed are factorized or measured
+DENSE = "nn.Linear"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A chain, or the dense layer, and what it costs."""
+
+    family: str
+    chain: Chain
+    expected_us: float | None  # by the cost model; of the dense layer, the least it could take. None where nobody can say
+    measured_us: float | None = None
+    factorization: Factorization | None = None
+    doubt: str = ""  # why the measured time cannot be trusted; empty if it can
+    step_us: float | None = None  # expected of a training step: forward and backward pass; None if unknown
+
+    @property
+    def parameters(self) -> int:
+        """Without a bias."""
+        return self.chain.weight_count
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, per row of x."""
+        return 2 * self.chain.weight_count
+
+    @property
+    def relative_error(self) -> float | None:
+        """Of the given weight's factorisation."""
+        return self.factorization.relative_error if self.factorization else None
+
+    @property
+    def us(self) -> float:
+        """Measured, else expected."""
+        return next((us for us in (self.measured_us, self.expected_us) if us is not None), inf)
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """Best first: by error if a weight was given, else by time. `print` shows a table."""
+
+    dense: Proposal
+    chains: tuple[Proposal, ...]
+    batch: int
+    by: str  # whose expected times they are
+    looked_at: tuple[Proposal, ...] = field(default=(), repr=False)  # by family: all chains that were factorised or measured, if any
+
+    def __iter__(self) -> Iterator[Proposal]:
+        return iter(self.chains)
+
+    def __len__(self) -> int:
+        return len(self.chains)
+
+    def __getitem__(self, index: int) -> Proposal:
+        return self.chains[index]
+
+    def __repr__(self) -> str:
+        first = f", the first of them {self[0].chain}" if self.chains else ""
+        return f"Proposals({len(self)} chains{first}; print it for a table)"
+
+    def __str__(self) -> str:
+        has_error, is_measured = any(each.factorization for each in self), any(each.measured_us for each in self)
+        titles = ["family", "chain", "parameters", "share", "operations a row", "expected, us", "training step, us"]
+        titles += [*(["measured, us"] if is_measured else []), *(["error"] if has_error else [])]
+        rows = []
+        for each in (self.dense, *self):
+            cells = [
+                each.family,
+                str(each.chain),
+                f"{each.parameters:,}",
+                f"{each.parameters / self.dense.parameters:.1%}",
+                f"{each.flops:,}",
+            ]
+            cells += [_us(us, "at least " if each is self.dense else "") for us in (each.expected_us, each.step_us)]
+            cells += [marked(_us(each.measured_us), each.doubt)] if is_measured else []
+            cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []
+            rows.append(cells)
+        doubts = told([each.doubt for each in (self.dense, *self)], "measured time")
+        return f"{table_of(titles, rows, width=140)}Times at batch {self.batch}, expected by {self.by}.{' ' * bool(doubts)}{doubts}"
+
+
+def table_of(titles: Sequence[str], rows: Iterable[Sequence[str]], width: int = 200) -> str:
+    """A table as text, with names and chains on the left of their columns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table, text = Table(), StringIO()
+    for title in titles:
+        is_name = title in ("family", "layer", "layers", "chain")
+        table.add_column(
+            title, justify="left" if is_name else "right", overflow="fold" if width < 200 else "ellipsis", no_wrap=width >= 200
+        )
+    for row in rows:
+        table.add_row(*row)
+    Console(file=text, width=width, highlight=False).print(table)
+    return text.getvalue()
+
+
+def _us(us: float | None, before: str = "") -> str:
+    return "-" if us is None else f"{before}{us:.{0 if us >= 100 else 1}f}"
+
+
+def propose(
+    in_features: int,
+    out_features: int,
+    *,
+    budget: float = 0.3,
+    device: Any = None,
+    batch: int | None = None,
+    precision: str = "float32",
+    weight: Tensor | None = None,
+    measure: bool = False,
+    most: int = 3,
+) -> Proposals:
+    """Chains with at most `budget` of a dense layer's weights: of each family, the `most` that are expected to be the fastest.
+
+    The device is a tensor's, by default a GPU if PyTorch has one; or a CUDA target, such as "sm_90a", whose usual card is meant.
+    `measure` times the chains as `KSLinear` beside `nn.Linear` there. With a `weight` (out_features, in_features) more chains
+    are factorized, and the nearest ones are listed.
+    """
+    whole = dense(in_features, out_features)
+    check_flags(measure=measure)
+    check_word("precision", precision, PRECISIONS)
+    most = _count(most)
+    if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget <= 1:
+        raise SpecError(f"budget={excerpt(budget)}; accepted: a share of the dense weights, above 0 and up to 1")
+    if weight is not None:
+        check_tensors("propose", weight=weight)
+        if (shape := tuple(weight.shape)) != (wanted := (whole.out_features, whole.in_features)):
+            raise LaunchError(f"propose: weight has shape {shape}; (out_features, in_features) = {wanted} is needed")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
+    clock = clock_of(device, precision)
+    if measure and clock.where is None:
+        raise SpecError(f"measure=True with device={excerpt(device)}, which is a target; accepted: a device of this machine, such as cpu")
+    batch = checked_batch((CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
+    rows = [Proposal(DENSE, whole, clock.dense_us(whole, precision, batch), step_us=clock.dense_step_us(whole, precision, batch))]
+    for family, chains in candidates(whole.in_features, whole.out_features, budget).items():
+        some = sorted((Proposal(family, chain, clock.chain_us(chain, precision, batch)) for chain in chains), key=_rank)
+        rows += some[: most if weight is None and not measure else LOOKED_AT * most]
+    rows[1:] = [replace(each, step_us=clock.step_us(each.chain, precision, batch)) for each in rows[1:]]
+    if weight is not None:
+        rows[1:] = [replace(each, factorization=factorize(weight, each.chain)) for each in rows[1:]]
+    if measure:
+        rows = _measured(rows, batch, precision, clock.where)
+    listed: list[Proposal] = []
+    for each in sorted(rows[1:], key=_rank):
+        if sum(other.family == each.family for other in listed) < most:
+            listed.append(each)
+    return Proposals(rows[0], tuple(listed), batch, clock.by, tuple(rows[1:]))
+
+
+def _count(most: object) -> int:
+    if (count := whole_number(most)) is None or count < 1:
+        raise SpecError(f"most={excerpt(most)}; accepted: a whole number from 1 up, of chains of a family")
+    return count
+
+
+def _rank(proposal: Proposal) -> tuple[float, float]:
+    """The least comes first: by error if it is known, then by time."""
+    return proposal.relative_error or 0.0, proposal.us
+
+
+def _measured(rows: list[Proposal], batch: int, precision: str, where: torch.device | None) -> list[Proposal]:
+    """The same with measured times. Weights and x are random."""
+    dtype = getattr(torch, PRECISIONS[precision].dtype)
+    options = {"device": where, "dtype": dtype}
+    whole = rows[0].chain
+    layers: list[nn.Module] = [nn.Linear(whole.in_features, whole.out_features, bias=False, **options)]
+    layers += [KSLinear(each.chain, bias=False, precision=precision, **options).freeze() for each in rows[1:]]
+    times = measured_us(layers, torch.randn(batch, whole.in_features, **options))
+    return [replace(each, measured_us=us, doubt=why) for each, (us, why) in zip(rows, times, strict=True)]
+
+
+SIDES = (64, 32, 16, 8, 4, 1)  # of blocks, as far as the budget lets them: kernels move whole vectors
+LEAST_KEPT = 0.8  # of the features between factors that the budget lets, for a better side
+WANTED = (  # of a family with many members, the first of these that any of them keeps: share of the budget used, least side of a block
+    (0.75, 16), (0.75, 8), (0.5, 16), (0.5, 8), (0.75, 4), (0.5, 4), (0.0, 1),
+)  # fmt: skip
+MOST_OF_A_FAMILY = 48  # those with the fewest features between factors, which are written and read again
+
+
+def candidates(in_features: int, out_features: int, budget: float) -> dict[str, list[Chain]]:
+    """Chains with at most that share of the dense weights, by family."""
+    most = int(budget * in_features * out_features)
+    found = {
+        "low_rank": list(_low_ranks(in_features, out_features, most)),
+        "monarch": _few(_monarchs(in_features, out_features), most),
+        "two_factors": _few(_pairs(in_features, out_features, most), most),
+        "deformable_butterfly": _few(_deformed(in_features, out_features, most), most),
+        "block_butterfly": [],
+        "square_dyadic": [],
+        "kaleidoscope": [],
+    }
+    if in_features == out_features:
+        blocks = (block_butterfly(in_features, block) for block in divisors(in_features) if block > 1 and _is_power(in_features // block))
+        found["block_butterfly"] = [chain for chain in blocks if chain.weight_count <= most]
+        if _is_power(in_features):
+            for name, make in (("square_dyadic", square_dyadic), ("kaleidoscope", kaleidoscope)):
+                found[name] = [chain] if (chain := make(in_features)).weight_count <= most else []
+    return {name: chains for name, chains in found.items() if chains}
+
+
+def divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _is_power(count: int) -> bool:
+    """Whether a count is a power of two, from two up."""
+    return count > 1 and count & (count - 1) == 0
+
+
+def _low_ranks(in_features: int, out_features: int, most: int) -> Iterator[Chain]:
+    rank = _even(min(most // (in_features + out_features), in_features, out_features), 1, 1)
+    if rank:
+        yield low_rank(in_features, out_features, rank)
+
+
+def _even(most: int, a: int, d: int) -> int:
+    """The largest number up to `most`, or nearly, of which a-th and d-th parts are multiples of a good side; 0 if there is none."""
+    found = 0
+    for side in SIDES:
+        found = most // lcm(side * a, side * d) * lcm(side * a, side * d)
+        if found >= LEAST_KEPT * most:
+            return found
+    return found
+
+
+def _monarchs(in_features: int, out_features: int) -> Iterator[Chain]:
+    for split_in, split_out in product(divisors(in_features)[1:], divisors(out_features)[1:]):
+        yield monarch(in_features, out_features, split_in, split_out)
+
+
+def _pairs(in_features: int, out_features: int, most: int) -> Iterator[Chain]:
+    """(a, b, c, 1) then (1, b, c, d), as the paper's layers: of every a and d the pair with as many inner features as the budget lets.
+
+    The least a and d are two: with one of them 1, a factor is dense, as in low rank.
+    """
+    for a, d in product(divisors(in_features)[1:], divisors(out_features)[1:]):
+        if inner := _even(most // (in_features // a + out_features // d), a, d):
+            yield Chain((Pattern(a, inner // a, in_features // a, 1), Pattern(1, out_features // d, inner // d, d)), "two_factors")
+
+
+def _deformed(in_features: int, out_features: int, most: int) -> Iterator[Chain]:
+    """Three factors through which every input reaches every output."""
+    for (c1, c2, c3), (b1, b2, b3) in product(_triples(in_features), _triples(out_features)):
+        if b1 * in_features + b1 * b2 * c2 * c3 + out_features * c3 <= most:
+            yield deformable_butterfly(in_features, [(b1, c1), (b2, c2), (b3, c3)])
+
+
+def _triples(number: int) -> list[tuple[int, int, int]]:
+    """Its products of three, of sides that are worth a kernel."""
+    sides = [each for each in divisors(number) if each > 1]
+    return [
+        (one, two, number // one // two)
+        for one, two in product(sides, sides)
+        if number % (one * two) == 0 and number // (one * two) in sides
+    ]
+
+
+def _few(chains: Iterator[Chain], most: int) -> list[Chain]:
+    able = [chain for chain in chains if chain.weight_count <= most]
+    for used, side in WANTED:
+        some = [chain for chain in able if chain.weight_count >= used * most and _least_side(chain) >= side]
+        if some:
+            return sorted(some, key=lambda chain: sum(pattern.out_features for pattern in chain))[:MOST_OF_A_FAMILY]
+    return []
+
+
+def _least_side(chain: Chain) -> int:
+    return min(min(pattern.b, pattern.c) for pattern in chain)

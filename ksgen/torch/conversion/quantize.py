@@ -1,0 +1,149 @@
+"""`quantize`: every `KSLinear` of a model by one that stores its weights in eight bits, and what that changes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import LaunchError, SpecError
+from ksgen.pattern import Chain
+from ksgen.quantized import scales_told
+from ksgen.spec.kernel import is_word
+from ksgen.spec.storage import STORED
+from ksgen.torch.conversion.convert import put
+from ksgen.torch.conversion.propose import table_of
+from ksgen.torch.conversion.rule import write_stored
+from ksgen.torch.layer.linear import KSLinear, QuantizedKSLinear
+from ksgen.values import excerpt, listed
+from ksgen.words import counted
+
+
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """One layer of a model, before and after."""
+
+    name: str
+    chain: Chain
+    bytes: tuple[int, int]  # of the weights
+    error: float  # of K, relative, by the Frobenius norm; of all weights, where something lies between factors; of y, where x was given
+    saturated: int
+
+
+@dataclass(frozen=True)
+class QuantizedReport:
+    """The result of `quantize`. `print(report)` shows a table."""
+
+    storage: str
+    per: str  # of scales, where the storage has any
+    is_calibrated: bool
+    layers: tuple[QuantizedLayer, ...]
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        return sum(each.bytes[0] for each in self.layers), sum(each.bytes[1] for each in self.layers)
+
+    def __repr__(self) -> str:
+        before, after = self.bytes
+        return f"QuantizedReport({counted(len(self.layers), 'layer')} in {self.storage}, {before:,} bytes before and {after:,} after)"
+
+    def __str__(self) -> str:
+        rows = []
+        for each in self.layers:
+            before, after = each.bytes
+            share, saturated = f"{after / before:.1%}", f"{each.saturated} of {each.chain.weight_count}"
+            rows.append([each.name, str(each.chain), f"{after:,}", share, f"{each.error:.4f}", saturated])
+        titles = ("layer", "chain", "bytes", "share", "error of y" if self.is_calibrated else "error of K", "saturated")
+        before, after = self.bytes
+        what = f"{counted(len(self.layers), 'layer')} in {self.storage}, {scales_told(self.storage, self.per)}"
+        return f"{table_of(titles, rows)}{what}: {before:,} bytes became {after:,}."
+
+
+def quantize_model(
+    model: nn.Module, storage: str, per: str = "output", *, names: Iterable[str] | None = None, inputs: Any = None, x_too: bool = False
+) -> QuantizedReport:
+    """Replace, in place, every `KSLinear` of a model, or those that `names` fit, by one with weights in eight bits, for inference.
+
+    With `inputs`, what the model is called with (a tensor, or a list of arguments), each layer's scales are chosen for the x that it
+    then meets. With `x_too`, x is in eight bits before a layer's first factor, with a scale that was found on `inputs`. If anything is
+    wrong, nothing is changed.
+    """
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
+    if (keys := ("*",) if names is None else listed(names)) is None:
+        raise SpecError(f"names={excerpt(names)}; accepted: a list of layers' names, or of patterns of names")
+    every = {name: layer for name, layer in model.named_modules() if isinstance(layer, KSLinear)}
+    there = {name: layer for name, layer in every.items() if not layer.is_stored}
+    found = {name: layer for name, layer in there.items() if any(fnmatchcase(name, str(key)) for key in keys)}
+    if every and not there:
+        raise SpecError("every KSLinear of the model is quantized already; accepted: the model before it was quantized")
+    if not found:
+        raise SpecError(f"names={excerpt(names)} name no KSLinear of the model; its layers: {excerpt(list(there))}")
+    if "" in found:
+        raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear.quantize")
+    if x_too and inputs is None:
+        raise SpecError("x_too=True without inputs; accepted: inputs as the model meets them, from which scales of x are found")
+    if inputs is not None and is_word(storage, STORED) and not STORED[storage].is_scaled:
+        raise SpecError(f"inputs were given with storage={storage}, which has no scales; accepted: a model without inputs")
+    met = {} if inputs is None else _met(model, found, inputs)
+    new = {name: _quantized_of(name, layer, storage, per, met.get(name), x_too) for name, layer in found.items()}
+    told = tuple(_told(name, layer, new[name], met.get(name)) for name, layer in found.items())
+    made = {layer: new[name] for name, layer in found.items()}
+    for name, layer in list(model.named_modules(remove_duplicate=False)):  # one that has several names stays one
+        if layer in made:
+            put(model, name, made[layer])
+    write_stored(model, found, storage)
+    return QuantizedReport(storage, per, bool(met), told)
+
+
+def _quantized_of(name: str, layer: KSLinear, storage: str, per: str, x: Tensor | None, x_too: bool) -> QuantizedKSLinear:
+    """Quantize a layer of a model; errors name it. x is what the layer meets for the inputs that the user gave."""
+    try:
+        return layer.quantize(storage, per, x=x, x_too=x_too)
+    except LaunchError as error:
+        raise LaunchError(f"layer {name}: {error}") from error
+
+
+def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[str, Tensor]:
+    """What x each layer meets, of one call of the model."""
+    met: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def keep(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            assert isinstance(layer, KSLinear)
+            met.setdefault(name, layer._calibration_rows(given[0] if given else named["x"]).clone())
+
+        return keep
+
+    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
+    were_training = [(each, each.training) for each in model.modules()]  # some may be otherwise than the model
+    try:
+        with torch.no_grad():
+            model.eval()(*(inputs if isinstance(inputs, list | tuple) else (inputs,)))
+    finally:
+        for each, was_training in were_training:
+            each.training = was_training
+        for handle in handles:
+            handle.remove()
+    if missing := sorted(set(layers) - set(met)):
+        raise SpecError(f"inputs reach no {', '.join(missing)}; accepted: inputs that every layer meets, or names of those that do")
+    return met
+
+
+def _told(name: str, before: KSLinear, after: QuantizedKSLinear, x: Tensor | None) -> QuantizedLayer:
+    sizes = sum(each.numel() * each.element_size() for each in before.weights), after.weight_bytes
+    with torch.no_grad():
+        wanted = _seen_by(x, [each.float() for each in before.weights], before)
+        found = _seen_by(after.as_met(x), after.dequantized(), before)
+        error = float((found - wanted).norm() / wanted.norm().clamp_min(torch.finfo(torch.float32).tiny))
+    return QuantizedLayer(name, before.chain, sizes, error, sum(after.saturated))
+
+
+def _seen_by(x: Tensor | None, weights: Sequence[Tensor], like: KSLinear) -> Tensor:
+    """What x becomes by these weights; K, where there is no x; the weights, where there is no K."""
+    if x is None and like.between != "none":
+        return torch.cat([each.flatten() for each in weights])
+    layer = KSLinear.from_weights(weights, layout=like.layout, between=like.between, backend="strided")
+    return layer.to_dense() if x is None else layer(x.float())

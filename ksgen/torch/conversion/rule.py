@@ -1,0 +1,154 @@
+"""Which layers of a model are products of which chains: told of a model, saved beside its weights, and read back.
+
+A small JSON file, or, for a model of transformers, a part of its config.json. `convert` replaces layers by it.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from glob import escape
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ksgen import files
+from ksgen.errors import KsgenError, SpecError
+from ksgen.pattern import Chain
+from ksgen.torch.layer.group import KSLinears
+from ksgen.torch.layer.linear import OPTIONS, KSLinear
+from ksgen.values import excerpt, shown, whole_number
+
+METHOD = "ksgen"  # the name in config.json
+_MOST_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class Beside:
+    """In a rule: a layer of `count` chains side by side, such as q, k and v. Each gives its part of the outputs.
+
+    `options` go to its `KSLinear`, before those of `convert`.
+    """
+
+    chain: Chain
+    count: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        count = whole_number(self.count)
+        if count is None or count < 1:
+            raise SpecError(f"count={excerpt(self.count)}; accepted: a whole number of at least 1")
+
+
+def described(module: nn.Module) -> Beside | None:
+    """What a layer is; None if it is no layer of chains."""
+    parts = list(module) if isinstance(module, KSLinears) else [module]
+    if not parts or not all(isinstance(part, KSLinear) and not part.is_stored for part in parts):
+        return None
+    first, *others = (Beside(part.chain, len(parts), _options_of(part)) for part in parts)
+    if any(other != first for other in others):
+        raise SpecError(f"the layers side by side differ ({', '.join(str(part.chain) for part in parts)}); only equal ones can be saved")
+    return first
+
+
+def rule_of(model: nn.Module) -> dict[str, Beside]:
+    """What each layer of chains in a model is, by its whole name."""
+    found: dict[str, Beside] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        parent, _, _ = name.rpartition(".")
+        if name and (layer := described(module)) and not (parent and isinstance(model.get_submodule(parent), KSLinears)):
+            found[name] = layer
+    return found
+
+
+def as_json(rule: Mapping[str, Beside]) -> dict[str, Any]:
+    """Names and, for each, the chain, and the count and options that are not as usual."""
+    written = {}
+    for name, layer in rule.items():
+        count = {"count": layer.count} if layer.count > 1 else {}
+        written[name] = {"chain": [str(pattern) for pattern in layer.chain], **count, **layer.options}
+    return written
+
+
+def from_json(written: object, where: str) -> dict[str, Beside]:
+    if not isinstance(written, dict):
+        raise SpecError(f"{where}: {excerpt(written)} is no rule; accepted: what save_rule writes")
+    rule = {}
+    for name, layer in written.items():
+        if isinstance(layer, dict) and "weights" in layer:
+            stored = f"{where}: {name} had weights in {excerpt(layer['weights'])}, which are not read back"
+            raise SpecError(f"{stored}; save a model before it is quantized, or its state_dict")
+        if not isinstance(layer, dict) or set(layer) - {"chain", "count", *OPTIONS} or "chain" not in layer:
+            raise SpecError(f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(OPTIONS)}")
+        options = {option: layer[option] for option in OPTIONS if option in layer}
+        try:
+            chain = Chain.read(layer["chain"])
+            rule[name] = Beside(chain, layer.get("count", 1), options)
+        except KsgenError as error:
+            raise SpecError(f"{where}: {name}: {error}") from error
+    return rule
+
+
+def exactly(rule: Mapping[str, Beside]) -> dict[str, Beside]:
+    """Names as patterns that fit these names and no others."""
+    patterns = {escape(name): layer for name, layer in rule.items()}
+    return {each if set(each) & set("[.") else f"[{each[0]}]{each[1:]}": layer for each, layer in patterns.items() if each}
+
+
+def save_rule(model: nn.Module, path: str | PathLike[str]) -> None:
+    """Write the rule of a model's layers to a file whose name ends in .json, which `convert` takes."""
+    place = Path(path)
+    if place.suffix != ".json":
+        raise SpecError(f"{shown(place)}; accepted: a name that ends in .json")
+    if not (rule := rule_of(model)):
+        raise SpecError(f"the {type(model).__name__} has no KSLinear in it, so that there is no rule to save")
+    files.write(place, json.dumps({"layers": as_json(rule)}, indent=1) + "\n")
+
+
+def load_rule(path: str | PathLike[str]) -> dict[str, Beside]:
+    """What `save_rule` wrote, as `convert` takes it."""
+    place = Path(path)
+    try:
+        content = json.loads(files.read(place, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecError(f"{shown(place)}: cannot be read as a rule ({error})") from error
+    return exactly(from_json(content.get("layers") if isinstance(content, dict) else content, shown(place)))
+
+
+def check_config(model: nn.Module) -> None:
+    """Raise `SpecError` if a model of transformers has a config that leaves no place for the rule."""
+    if (config := _config_of(model)) is not None and (other := _method(config)) not in (None, METHOD):
+        raise SpecError(f"the model is quantized by {other}, and its config.json has no place for the rule; convert it before")
+
+
+def write_config(model: nn.Module) -> None:
+    """Put the rule into the config of a model of transformers, so that `save_pretrained` saves it."""
+    if (config := _config_of(model)) is not None:
+        config.quantization_config = {"quant_method": METHOD, "layers": as_json(rule_of(model))}
+
+
+def write_stored(model: nn.Module, names: Iterable[str], storage: str) -> None:
+    """Put into that config that these layers' weights are stored otherwise now: what `save_pretrained` saves of them is refused when it is
+    read, and not drawn anew."""
+    if (config := _config_of(model)) is not None and _method(config) == METHOD:
+        given = config.quantization_config
+        layers = dict(given["layers"] if isinstance(given, dict) else given.layers)
+        layers |= {name: {**layers.get(name, {}), "weights": storage} for name in names}
+        config.quantization_config = {"quant_method": METHOD, "layers": layers}
+
+
+def _config_of(model: nn.Module) -> Any:
+    library = sys.modules.get("transformers")  # a model of it is there only if it was imported
+    return model.config if library is not None and isinstance(model, library.PreTrainedModel) else None
+
+
+def _method(config: Any) -> str | None:
+    given = getattr(config, "quantization_config", None)
+    method = given.get("quant_method") if isinstance(given, dict) else getattr(given, "quant_method", None)
+    return None if method is None else str(getattr(method, "value", method))
+
+
+def _options_of(layer: KSLinear) -> dict[str, Any]:
+    return {option: getattr(layer, option) for option, usual in OPTIONS.items() if getattr(layer, option) != usual}

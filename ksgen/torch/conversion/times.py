@@ -1,0 +1,176 @@
+"""How long a chain takes on a device: expected, by the cost model, or measured as a layer beside `nn.Linear`. Chooses no chain."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.devices import Device, device_for
+from ksgen.errors import DeviceError, SpecError, ToolchainError
+from ksgen.families import FAMILIES, Limits, cuda_limits, family_for, family_named, meant_for
+from ksgen.families.expected import prediction, speed_of
+from ksgen.families.gpus import GPUS, gpu_of, target_of
+from ksgen.launch.choice import Choice, limits_of
+from ksgen.launch.planner import PLANNER
+from ksgen.measure.roofline import Ceilings, measure_ceilings
+from ksgen.measure.trust import Timer, Watch, block_of, doubt, take_blocks
+from ksgen.pattern import Chain
+from ksgen.spec import KernelSpec
+from ksgen.spec.precision import gradient_of
+from ksgen.torch.operators.checks import check_device
+from ksgen.tuning.model import Machine, predict_us
+from ksgen.values import excerpt
+
+Us = float | None  # microseconds; None where nobody can say
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What is known of times on one device."""
+
+    where: torch.device | None  # where layers can be timed; None for a GPU that is only named
+    by: str  # whose times they are
+    kernel_us: Callable[[KernelSpec, int], Us]
+    floor_us: Callable[[KernelSpec, int], Us]  # the least that a kernel could take
+
+    def chain_us(self, chain: Chain, precision: str, batch: int) -> Us:
+        """Expected of all factors, in one launch where a device has such kernels and it is expected to be faster."""
+        apart = _sum(self.kernel_us(KernelSpec(pattern, precision), batch) for pattern in chain)
+        if len(chain) == 1:
+            return apart
+        whole = self.kernel_us(KernelSpec(chain, precision), batch)
+        return min((us for us in (apart, whole) if us is not None), default=None)
+
+    def dense_us(self, whole: Chain, precision: str, batch: int) -> Us:
+        """Expected of a library's product with the whole matrix: the least it could take."""
+        return self.floor_us(KernelSpec(whole[0], precision), batch)
+
+    def step_us(self, chain: Chain, precision: str, batch: int) -> Us:
+        """Expected of a training step: forward and backward pass of every factor, which write and read all intermediates."""
+        return _sum(self.kernel_us(kernel, batch) for kernel in _step_kernels(chain, precision))
+
+    def dense_step_us(self, whole: Chain, precision: str, batch: int) -> Us:
+        """Least time of a training step by a library's products with the whole matrix."""
+        return _sum(self.floor_us(kernel, batch) for kernel in _step_kernels(whole, precision))
+
+    @property
+    def is_processor(self) -> bool:
+        return self.where is not None and self.where.type == "cpu"
+
+
+def _step_kernels(chain: Chain, precision: str) -> Iterator[KernelSpec]:
+    """Kernels of a training step: for each factor the product and the gradients of its X and its weights."""
+    backward = gradient_of(precision)
+    for pattern in chain:
+        yield KernelSpec(pattern, precision)
+        yield KernelSpec(pattern.transpose, backward)
+        yield KernelSpec(pattern, backward, job="gradient")
+
+
+def _sum(times: Iterable[Us]) -> Us:
+    """Total of the times; None if one of them is unknown."""
+    each = list(times)
+    return None if None in each else sum(us for us in each if us is not None)
+
+
+def clock_of(device: Any, precision: str) -> Clock:
+    """Of a tensor's device, or of the usual card of a CUDA target, such as `sm_90a`. On a processor its rates are measured first."""
+    if isinstance(device, str) and device.startswith("sm_"):
+        if gpu_of(device).rates is None:
+            known = ", ".join(target_of(*divmod(number, 10)) for number in GPUS)
+            raise SpecError(f"device={excerpt(device)}: nobody has looked up how fast it is; known: {known}")
+        limits = cuda_limits(device)
+        return _of_gpu(None, limits, lambda kernel, batch: _default(kernel, batch, limits))
+    check_device(device)
+    where = torch.device(device)
+    try:
+        found = device_for(("cuda", where.index) if where.type == "cuda" else "host")
+        if where.type == "cpu" and not found.shares_host:
+            raise DeviceError(f"{found.name} is no processor")
+        if where.type == "cuda":
+            return _of_gpu(where, limits_of(found), lambda kernel, batch: PLANNER.choice(found, kernel, batch))
+        return _of_processor(where, found, *_ceilings(found, precision))  # type: ignore[arg-type]  # every device can be hashed
+    except (DeviceError, ToolchainError) as error:
+        return Clock(where, f"nobody: {str(error).splitlines()[0]}", lambda *_: None, lambda *_: None)
+
+
+def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str]]:
+    """Medians of forward passes without gradients, each with why it cannot be trusted, or nothing. Layers take turns."""
+    on_gpu = x.device.type == "cuda"
+    clock = _on_gpu if on_gpu else _on_processor
+
+    def timer(layer: nn.Module) -> Timer:
+        return block_of(lambda runs: [clock(layer, x) for _ in range(runs)])
+
+    with torch.no_grad():
+        return [(1e6 * each.median, each.doubt) for each in take_blocks([timer(layer) for layer in layers], not on_gpu)]
+
+
+def _on_gpu(layer: nn.Module, x: Tensor) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    layer(x)
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def _on_processor(layer: nn.Module, x: Tensor) -> float:
+    begin = perf_counter()
+    layer(x)
+    return perf_counter() - begin
+
+
+def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[KernelSpec, int], Choice]) -> Clock:
+    rates = gpu_of(limits.target).rates
+
+    def kernel_us(kernel: KernelSpec, batch: int) -> Us:
+        if not any(meant_for(kernel, limits, batch)):
+            return None
+        choice = choose(kernel, batch)
+        family = family_named(choice.family)
+        speed = speed_of(family, kernel, limits)
+        found = speed and prediction(speed, family, kernel, choice.constants, batch)
+        return found.us if found else None
+
+    def floor_us(kernel: KernelSpec, batch: int) -> Us:
+        speeds = [speed for family in FAMILIES.values() if family.serves(kernel, limits) and (speed := speed_of(family, kernel, limits))]
+        return min((_floor_us(Ceilings(each.bytes_per_s, each.flops_per_s), kernel, batch) for each in speeds), default=None)
+
+    by = f"the cost model, for {rates.card} ({limits.target})" if rates else f"nobody: how fast {limits.target} is was not looked up"
+    return Clock(where, by, kernel_us, floor_us)
+
+
+def _of_processor(where: torch.device, device: Device, ceilings: Ceilings, why: str) -> Clock:
+    """`why` the rates cannot be trusted, if they cannot."""
+    limits = limits_of(device)
+
+    def kernel_us(kernel: KernelSpec, batch: int) -> Us:
+        if not any(meant_for(kernel, limits, batch)):
+            return None
+        choice = PLANNER.choice(device, kernel, batch)
+        machine = Machine(limits.target, limits, limits.multiprocessors, {choice.family: ceilings})
+        return predict_us(machine, family_named(choice.family), kernel, choice.constants, batch)
+
+    by = f"the cost model, at rates measured on this processor{why and f', which cannot be trusted ({why})'}"
+    return Clock(where, by, kernel_us, lambda kernel, batch: _floor_us(ceilings, kernel, batch))
+
+
+def _default(kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
+    family = family_for(kernel, limits, batch)
+    return Choice(family.name, family.default(kernel, limits, batch), "the family's default")
+
+
+def _floor_us(ceilings: Ceilings, kernel: KernelSpec, batch: int) -> float:
+    return 1e6 * ceilings.floor_s(kernel, batch)
+
+
+@cache
+def _ceilings(device: Device, precision: str) -> tuple[Ceilings, str]:
+    """And why they cannot be trusted, where others took the processor meanwhile."""
+    watch = Watch()
+    return measure_ceilings(device, precision), doubt([1.0], [watch.others_share()])

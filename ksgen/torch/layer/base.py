@@ -1,0 +1,134 @@
+"""The walk of x through a layer of a chain: what serves it at once, what is refused, how it becomes a matrix, and which shape y has."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ksgen.errors import LaunchError
+from ksgen.pattern import Chain
+from ksgen.torch.layer.splits import Split
+from ksgen.torch.operators import frozen, prepared
+from ksgen.torch.operators.checks import check_tensors
+
+
+class ChainLayer:
+    """A layer with `chain` and `layout`, which takes features last in batch-size-first, and first in batch-size-last."""
+
+    chain: Chain
+    layout: str
+    out_layout: str | None = None
+    _kind = "KSLinear"  # in messages: FSDP2 gives the class another name
+    is_stored = False  # whether its weights are stored otherwise than x
+    _parallel: Any = None  # how it is split over processes: a `ksgen.torch.parallel.Parallel`
+    __call__: Callable[..., Any]  # of nn.Module
+    _multiplied: Callable[[Tensor, Tensor | None], Tensor]  # of tensors that were checked
+
+    @property
+    def in_features(self) -> int:
+        return self.chain.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.chain.out_features
+
+    @property
+    def y_layout(self) -> str:
+        """Of y and the residual."""
+        return self.out_layout or self.layout
+
+    @property
+    def split(self) -> Split | None:
+        """How it is split over processes."""
+        return None if self._parallel is None else self._parallel.split
+
+    @property
+    def own_chain(self) -> Chain:
+        """What this process multiplies by."""
+        return self.chain if self.split is None else self.split.own
+
+    def refuse_turned(self, what: str) -> None:
+        """Raise `LaunchError` where y has another layout than x, for what that is not done for."""
+        if self.out_layout is not None:
+            raise LaunchError(f"{self._name()}: out_layout={self.out_layout!r} of {what}; accepted: layers without it")
+
+    def _name(self) -> str:
+        return f"{self._kind}({self.chain}{'' if self.split is None else f'; here {self.own_chain}'})"
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if (y := prepared.serve(self, x, residual)) is not None:
+            return y
+        if isinstance(x, fx.Proxy):
+            return self._as_leaf(x, residual)
+        if isinstance(x, Tensor) and x.layout is torch.jagged:
+            return self._of_jagged(x, residual)
+        check_tensors(self._name(), x=x, residual=residual)
+        # PyTorch writes the next line into exported programs, and shows it where one is loaded too early.
+        return self._multiplied(x, residual)  # needs: import ksgen.torch
+
+    def _as_leaf(self, x: fx.Proxy, residual: Any) -> fx.Proxy:
+        """One node of a graph that `torch.fx` traces."""
+        if not (path := x.tracer.path_of_module(self)):
+            raise LaunchError(f"{self._name()} is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)")
+        return x.tracer.create_proxy("call_module", path, (x,) if residual is None else (x, residual), {})
+
+    def _y_shape(self, x: Tensor) -> tuple[int, ...]:
+        axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
+        chain = self.own_chain
+        if x.dim() == 0 or x.shape[axis] != chain.in_features:
+            wanted = f"(..., {chain.in_features})" if self.layout == "bsf" else f"({chain.in_features}, ...)"
+            fits = x.dim() > 1 and x.shape[other] == chain.in_features
+            remedy = f"; that fits layout {'bsl' if self.layout == 'bsf' else 'bsf'}" if fits else ""
+            raise LaunchError(f"{self._name()}: got x of shape {tuple(x.shape)}; layout {self.layout} wants {wanted}{remedy}")
+        batch = x.shape[:-1] if self.layout == "bsf" else x.shape[1:]
+        return (*batch, chain.out_features) if self.y_layout == "bsf" else (chain.out_features, *batch)
+
+    def _checked_y_shape(self, x: Tensor, residual: Tensor | None) -> tuple[int, ...]:
+        """The same; `LaunchError` on a residual of another shape."""
+        y_shape = self._y_shape(x)
+        if residual is not None and residual.shape != y_shape:
+            shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
+            raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
+        return y_shape
+
+    def _as_matrix(self, given: Tensor, layout: str | None = None) -> Tensor:
+        """Folds all dimensions but the features into one batch, of x unless another layout is named."""
+        is_bsf = (layout or self.layout) == "bsf"
+        if given.dim() < 2:
+            return given[None] if is_bsf else given[:, None]
+        return given.flatten(0, -2) if is_bsf else given.flatten(1)  # unlike reshape(-1, ...), also where `vmap` maps over nothing
+
+    def _of_jagged(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Multiply the concatenated rows of sequences of unequal lengths."""
+        if "bsl" in (self.layout, self.y_layout):
+            raise LaunchError(f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf', of y too")
+        if x._ragged_idx == x.dim() - 1:
+            raise LaunchError(f"{self._name()}: x is jagged in its last dimension, {tuple(x.shape)}; accepted: features there")
+        if residual is not None and (getattr(residual, "layout", None) != torch.jagged or residual.shape[:-1] != x.shape[:-1]):
+            raise LaunchError(f"{self._name()}: x is a jagged tensor; accepted: a residual with the same offsets")
+        y = self(x.values(), None if residual is None else residual.values())
+        known = {}  # before PyTorch 2.5
+        if hasattr(x, "_maybe_min_seqlen"):
+            known = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}
+        return torch.nested.nested_tensor_from_jagged(y, x.offsets(), lengths=x.lengths(), jagged_dim=x._ragged_idx, **known)
+
+
+def freeze(model: nn.Module) -> list[str]:
+    """Declare that nobody will write to the weights. What is made of them is made once, and kept until they thaw.
+
+    A write that can be seen thaws them, with a warning: a write that PyTorch counts, a move, a load, an optimizer's step.
+    `train()` thaws silently. Writes through `.data`, NumPy, a collective or a CUDA graph's replay cannot be seen: thaw first.
+    Copies of a frozen layer are not frozen. Returns the names of the frozen `KSLinear`.
+    """
+    return [name for name, layer in _trained(model) if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())]
+
+
+def thaw(model: nn.Module) -> list[str]:
+    """`thaw()` every frozen `KSLinear` of a model. Returns their names."""
+    return [name for name, layer in _trained(model) if frozen.thaw(layer)]
+
+
+def _trained(model: nn.Module) -> list[tuple[str, Any]]:
+    """Layers whose weights may be trained, so that somebody has to declare that they are not."""
+    return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, ChainLayer) and not layer.is_stored]

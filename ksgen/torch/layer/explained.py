@@ -1,0 +1,79 @@
+"""What `KSLinear.explain` says: who multiplies by each factor, how long that took, and what a split over processes sends."""
+
+from typing import Any
+
+from ksgen.errors import LaunchError
+from ksgen.launch.fused import Verdict
+from ksgen.quantized import scales_told
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import layout_word
+from ksgen.torch.layer.splits import explain as explain_splits
+from ksgen.torch.operators.backends import explain, told_of_intermediates
+from ksgen.torch.operators.checks import dtype_name
+from ksgen.torch.operators.choice import chain_launcher, has_kernels, is_one_launch, launcher, told_of
+from ksgen.torch.operators.prepared import BACKENDS, told_of_steps
+
+
+def explained(layer: Any, batch: int, processes: int) -> str:
+    """A line for each factor that this process has, and those of the whole layer."""
+    if layer.is_stored:
+        if processes > 1:
+            raise LaunchError(f"{layer._name()}: processes={processes}; accepted of weights in {layer.storage}: 1, as no style splits them")
+        return _explained_stored(layer, batch)
+    chain, lines, split, first, has_bias = layer.own_chain, [], layer.split, layer.weights[0], layer.bias is not None
+    last = Epilogue() if split is not None and split.is_finished_later else Epilogue(has_bias, layer.activation)
+    kind = layer.precision or dtype_name(first.dtype)
+    for number, (pattern, weights) in enumerate(zip(chain, layer.weights, strict=True), start=1):
+        epilogue = last if number == len(chain) else Epilogue(activation=layer.between)
+        layout = layer.layout if number <= chain.turn else layer.y_layout
+        kernel = KernelSpec(pattern, layer.precision or dtype_name(weights.dtype), layout, epilogue)
+        lines.append(f"{pattern}: {explain(layer.backend, kernel, batch, weights.device)}")
+    patterns = tuple(pattern.shape for pattern in chain)
+    is_told = first.device.type == "cuda" or layer.fuse != "auto"  # on processors, "auto" is what was timed: it stands below
+    if (len(chain) > 1 or layer.out_layout) and is_told and layer.backend in BACKENDS:
+        found = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
+        if first.device.type == "cuda":
+            own = chain_launcher(patterns, layer.between, layer.fuse)
+            found = is_one_launch(own, first.device, kind, layer.layout, last, batch, out_layout=layer.out_layout)
+        lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
+    if layer.backend in BACKENDS and layer.precision is None:
+        lines += told_of(
+            patterns, first.dtype, layout_word(layer.layout, layer.out_layout), last.activation, last.bias, batch, layer.between
+        )
+    lines += told_of_steps(layer, batch)
+    if layer.intermediates != "keep":
+        activations = (layer.between, last.activation)
+        lines.append(told_of_intermediates(layer.intermediates, chain, activations, batch, first.element_size()))
+    if split is not None:
+        lines.insert(0, split.explain(batch, first.element_size(), has_bias))
+    elif processes > 1:
+        lines += explain_splits(chain, processes, batch, first.element_size(), has_bias)
+    return "\n".join(lines)
+
+
+def _explained_stored(layer: Any, batch: int) -> str:
+    """Whether all factors are one launch for x of bias's type, or float32; how each factor's weights are stored, and its own kernel."""
+    device = layer.values[0].device
+    kind = "float32" if layer.bias is None else dtype_name(layer.bias.dtype)
+    last = Epilogue(layer.bias is not None, layer.activation)
+    lines, apart = list[str](), [""] * (len(layer.chain) == 1)  # of each factor's launch, if each has one
+    if has_kernels(device) and len(layer.chain) > 1:
+        own, one = chain_launcher(layer._shapes, layer.between, layer.fuse), {"weights": layer.storage, "inputs": layer._inputs}
+        whole = own.explain(batch, precision=kind, layout=layer.layout, epilogue=last, **one)
+        first, *apart = whole.splitlines()
+        lines.append(first)
+    for number, (each, count) in enumerate(zip(layer.chain, layer.saturated, strict=True), 1):
+        stored = f"{each}: {layer.storage} weights with {scales_told(layer.storage, layer.per)}, {count} of {each.weight_count} saturated"
+        has_bytes_in = number == 1 and layer._x_scale is not None
+        if has_bytes_in:
+            stored += f"; x in {layer.storage} times {layer._x_scale:.6g}, {layer.saturated_inputs} of its elements saturated so far"
+        if has_kernels(device) and not apart:
+            lines.append(stored)
+        elif has_kernels(device):
+            epilogue = last if number == len(layer.chain) else Epilogue(activation=layer.between)
+            options: dict[str, Any] = {"layout": layer.layout, "epilogue": epilogue, "weights": layer.storage}
+            options |= {"inputs": layer._inputs} if number == 1 else {}
+            lines.append(f"{stored}; {launcher(*each.shape).explain(batch, precision=kind, **options)}")
+        else:
+            lines.append(f"{stored}; PyTorch multiplies by what they stand for, as ksgen has no kernels on {device}")
+    return "\n".join(lines)

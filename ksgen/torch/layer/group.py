@@ -1,0 +1,248 @@
+"""Layers beside each other on one x, such as q, k and v: in one launch where that is faster, if only the values are needed."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import LaunchError, ToolchainError
+from ksgen.launch.fused import Verdict, least_entries
+from ksgen.launcher import GroupLauncher
+from ksgen.spec import Epilogue
+from ksgen.torch.layer.base import ChainLayer, freeze
+from ksgen.torch.operators import frozen, prepared
+from ksgen.torch.operators.checks import dtype_name
+from ksgen.torch.operators.choice import (
+    KERNEL_DEVICES,
+    faster,
+    group_launcher,
+    has_kernels,
+    is_one_launch,
+    job_of,
+    never_one_launch,
+    size_of,
+    told_of,
+)
+from ksgen.torch.operators.frozen import operand
+from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
+
+
+class KSLinears(nn.ModuleList):
+    """Layers side by side. They take the same x, and their outputs are concatenated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (found := self._prepared(x)) is not None:
+            return found.run(x)
+        whole = self._whole(x)
+        return self._each(x) if whole is None else whole
+
+    def parts(self, x: Tensor) -> Sequence[Tensor]:
+        """Their outputs apart: slices of one tensor where one launch made them all."""
+        if (found := self._prepared(x)) is not None:
+            return found.parts(x)
+        if (whole := self._whole(x)) is None:
+            return [layer(x) for layer in self]
+        axis = -1 if self._first.layout == "bsf" else 0
+        parts: Sequence[Tensor] = whole.split([layer.out_features for layer in self._linears()], dim=axis)
+        return parts
+
+    def _prepared(self, x: Tensor) -> prepared.Prepared | None:
+        layers: list[Any] = list(self._modules.values())
+        found = prepared.of_group(self, layers, x)
+        return None if found is None or _are_watched(layers) else found
+
+    def freeze(self) -> Self:
+        """`freeze()` every layer, as `KSLinear.freeze` says. On a processor, calls of the group are then prepared, as a layer's are."""
+        freeze(self)
+        return self
+
+    def thaw(self) -> Self:
+        """`thaw()` every layer."""
+        for layer in self:
+            if hasattr(layer, "thaw"):  # others may stand in a layer's place
+                layer.thaw()
+        return self
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether all layers are."""
+        return all(getattr(layer, "is_frozen", False) for layer in self)
+
+    def explain(self, batch: int = 1024) -> str:
+        """What each layer says of itself; whether all are one launch on a GPU; how long one launch of all took on a processor."""
+        lines = [f"{number}. {line}" for number, each in enumerate(self, 1) for line in _explained(each, batch).splitlines()]
+        if not len(self) or not self._are_plain:
+            return "\n".join(lines)
+        layer = self._first
+        if _place_of(layer.weights[0]) == "cuda" and len(self) > 1:
+            found = Verdict(False, "the layers differ in more than their chains")
+            if self._are_alike:
+                found = self._verdict(layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch)
+            lines.insert(0, f"{'one launch' if found.is_one else 'layer by layer'}: {found.why}")
+        shapes = list(map(prepared.shapes_of, self._linears()))
+        told = told_of(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
+        return "\n".join([*lines, *told])
+
+    def to_dense(self) -> Tensor:
+        """The matrix of all of them."""
+        self._check_has_layers()
+        return torch.cat([_dense(layer, number) for number, layer in enumerate(self, 1)])
+
+    @property
+    def _are_plain(self) -> bool:
+        """Whether their weights are stored as x is, which one launch of all of them takes."""
+        return all(isinstance(layer, ChainLayer) and not layer.is_stored for layer in self)
+
+    @property
+    def _are_alike(self) -> bool:
+        """Whether the layers differ in their chains alone."""
+        return prepared.are_alike(list(self._linears()))
+
+    @property
+    def _first(self) -> Any:
+        return next(self._linears())
+
+    def _linears(self) -> Iterator[Any]:
+        """Its layers, if they are plain."""
+        return iter(self)
+
+    def _each(self, x: Tensor) -> Tensor:
+        split = [each._parallel for each in self if isinstance(each, ChainLayer)]
+        if len(self) > 1 and any(each is not None and each.gives_own_features for each in split):
+            # A process's own features of each, beside each other, are no neighbours of the whole.
+            raise LaunchError("a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()")
+        axis = self._axis()
+        return torch.cat([layer(x) for layer in self], dim=axis)
+
+    def _axis(self) -> int:
+        """Along which outputs lie beside each other. Options of layers may have been set since they became a group."""
+        self._check_has_layers()
+        chains = [layer for layer in self if isinstance(layer, ChainLayer)]
+        for layer in chains:
+            layer.refuse_turned("a layer of a group")
+        layouts = sorted({layer.layout for layer in chains})
+        if len(layouts) > 1:
+            raise LaunchError(f"a group with layers of layouts {', '.join(layouts)}; accepted: one layout, or parts(x)")
+        return 0 if layouts == ["bsl"] else -1
+
+    def _check_has_layers(self) -> None:
+        if not len(self):  # such as a slice of one
+            raise LaunchError("a group without layers; accepted: one or more")
+
+    def _whole(self, x: Tensor) -> Tensor | None:
+        """All outputs by one launch, where that serves them and is expected, or on a processor was seen, to be the faster way."""
+        if not self._is_served(x):
+            return None
+        if self._first.fuse == "yes":
+            return self._in_one_launch(x)
+        if _place_of(x) == "cuda":
+            return self._on_gpu(x)
+        ways = {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}
+        return ways["ksgen"]() if self._fastest(x, ways) == "ksgen" else None
+
+    def _on_gpu(self, x: Tensor) -> Tensor | None:
+        layer = self._first
+        wanted = layer.precision or dtype_name(x.dtype)
+        if not self._verdict(x.device, wanted, x.numel() // layer.in_features).is_one:
+            return None
+        try:
+            return self._in_one_launch(x)
+        except ToolchainError as error:
+            never_one_launch(self._own_launcher(), error)
+            return None
+
+    def _verdict(self, device: Any, precision: str, batch: int) -> Verdict:
+        layer = self._first
+        epilogue = Epilogue(layer.bias is not None, layer.activation)
+        return is_one_launch(self._own_launcher(), device, precision, layer.layout, epilogue, batch)
+
+    def _own_launcher(self) -> GroupLauncher:
+        chains = tuple(tuple(tuple(each.shape) for each in one.weights) for one in self._linears())
+        return group_launcher(chains, self._first.between, self._first.fuse)
+
+    def _fastest(self, x: Tensor, ways: Any) -> str:
+        layer, shapes = self._first, list(map(prepared.shapes_of, self._linears()))
+        job = job_of("group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between)
+        batch = x.numel() // layer.in_features
+        return faster((job, size_of(batch), *ways), ways)
+
+    def _is_served(self, x: Tensor) -> bool:
+        """Whether one launch could: the layers differ in their chains alone, and nobody watches or takes derivatives."""
+        if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor) or not self._are_plain:
+            return False
+        place, least = _place_of(x), 1
+        if place == "cpu" and self._first.fuse == "auto":  # fewer take less by each layer's prepared call
+            least = least_entries(torch.get_num_threads(), self._first.layout) * self._first.in_features
+        if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least:
+            return False
+        layers = list(self._linears())
+        if _are_watched(layers):
+            return False
+        tensors = [tensor for each in layers for tensor in (*each.weights, each.bias)]
+        if not self._are_alike or not is_plain(x, *tensors) or torch.is_autocast_enabled(place) or not has_kernels(x.device):
+            return False
+        layer, features = layers[0], x.shape[-1] if layers[0].layout == "bsf" else x.shape[0]
+        is_usual = layer.fuse != "no" and layer.backend in ("auto", "ksgen") and features == layer.in_features
+        is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))  # another one needs its own on a processor
+        if x.dim() < 2 or not is_usual or any(tensor is not None and tensor.dtype != x.dtype for tensor in tensors):
+            return False
+        if place == "cpu" and layer.fuse == "auto":  # else its launcher launches each factor by itself
+            return self._verdict(x.device, dtype_name(x.dtype), x.numel() // layer.in_features).is_one
+        return True
+
+    def _in_one_launch(self, x: Tensor) -> Tensor:
+        layers, layer = list(self._linears()), self._first
+        for one in layers:
+            frozen.look_after(one, one._own_weights)
+        weights = [[operand(contiguous(each), False) for each in one.weights] for one in layers]
+        bias = None if layer.bias is None else [contiguous(one.bias) for one in layers if one.bias is not None]
+        is_bsf, features = layer.layout == "bsf", sum(one.out_features for one in layers)
+        rows = layer._as_matrix(x)
+        out = rows.new_empty((rows.shape[0], features) if is_bsf else (features, rows.shape[1]))
+        options: dict[str, Any] = {"layout": layer.layout, "activation": layer.activation, "precision": layer.precision}
+        self._own_launcher()(rows_of(rows), weights, bias=bias, out=out, **options)
+        return out.view((*x.shape[:-1], features) if is_bsf else (features, *x.shape[1:]))
+
+
+def _are_watched(layers: Sequence[Any]) -> bool:
+    """Whether somebody wants to see each layer called, or one of them is called otherwise than a KSLinear."""
+    return any(each._forward_hooks or each._forward_pre_hooks or not _is_usual(each) for each in layers)
+
+
+def _is_usual(layer: Any) -> bool:
+    return type(layer).forward is ChainLayer.forward and "forward" not in vars(layer)
+
+
+def _explained(layer: Any, batch: int) -> str:
+    """Of any module: others may stand in a layer's place."""
+    return str(layer.explain(batch)) if hasattr(layer, "explain") else f"{type(layer).__name__}: no layer of ksgen's, called as it is"
+
+
+def _dense(layer: Any, number: int) -> Tensor:
+    if hasattr(layer, "to_dense"):
+        found: Tensor = layer.to_dense()
+        return found
+    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
+        return layer.weight
+    raise LaunchError(
+        f"layer {number} of the group is a {type(layer).__name__}, whose matrix is not known; accepted: layers of ksgen's, and nn.Linear"
+    )
+
+
+def _place_of(tensor: Tensor) -> str:
+    kind: str = tensor.device.type
+    return kind
+
+
+def group(layers: Sequence[Any]) -> KSLinears:
+    """Layers that take the same x as one module; `LaunchError` on any that do not."""
+    given = list(layers)
+    if not given or not all(isinstance(layer, ChainLayer) and not layer.is_stored for layer in given):
+        raise LaunchError(f"layers={given!r}; accepted: a list of KSLinear, one or more")
+    if len({layer.in_features for layer in given}) > 1:
+        taken = ", ".join(str(layer.in_features) for layer in given)
+        raise LaunchError(f"layers that take {taken} features; accepted: those that take the same x")
+    for layer in given:
+        layer.refuse_turned("a layer of a group")
+    return KSLinears(given)

@@ -1,0 +1,383 @@
+"""`KSLinear`: a chain of Kronecker-sparse factors in place of a `torch.nn.Linear`. Does not compute products itself."""
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from math import sqrt
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import LaunchError, PatternError
+from ksgen.pattern import Chain, Patterns
+from ksgen.quantized import Quantized, quantize, quantize_inputs
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec.kernel import checked_batch
+from ksgen.spec.storage import STORED, taken_beside
+from ksgen.torch.conversion.factorize import factorize
+from ksgen.torch.layer.base import ChainLayer
+from ksgen.torch.layer.explained import explained
+from ksgen.torch.layer.group import group
+from ksgen.torch.layer.splits import checked_processes
+from ksgen.torch.layer.stored import StoredWeights
+from ksgen.torch.layer.weight import Weight
+from ksgen.torch.operators import frozen
+from ksgen.torch.operators.backends import INTERMEDIATES, NAMES, is_recomputed, multiply_between
+from ksgen.torch.operators.checks import (
+    check_activation,
+    check_backend,
+    check_device,
+    check_dtype,
+    check_fuse,
+    check_precision,
+    check_tensors,
+    check_words,
+    dtype_name,
+)
+from ksgen.torch.operators.frozen import operand
+from ksgen.torch.operators.ops import multiply
+from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense
+from ksgen.values import excerpt, listed
+
+CALIBRATED_ROWS = 4096  # of x, from which a layer's scales are chosen
+OPTIONS: dict[str, Any] = {  # that may be set later, with their defaults
+    "layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto", "intermediates": "keep",
+    "out_layout": None,
+}  # fmt: skip
+
+
+class KSLinear(ChainLayer, nn.Linear):
+    """y = activation(x K^T + bias) + residual, where K is a product of Kronecker-sparse factors; or what the factors give one after the
+    other with the activation `between` them.
+
+    `patterns` are listed from the factor that meets x first to the last one. `weights` holds one parameter of shape
+    (a, b, c, d) for each. x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl"; y alike, or as `out_layout` says.
+    An `nn.Linear` whose `weight` is K, made of the factors when its values are asked for.
+    """
+
+    between, fuse, intermediates = "none", "auto", "keep"  # of what was saved before there was a choice
+    _settable: Collection[str] = tuple(OPTIONS)  # options that may be set later
+    _fixed: Mapping[str, str] = {"chain": "a new KSLinear"}  # what cannot be set, and what is accepted
+
+    def __init__(
+        self,
+        patterns: Patterns,
+        bias: bool = True,
+        layout: str = "bsf",
+        precision: str | None = None,
+        backend: str = "auto",
+        activation: str = "none",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        between: str = "none",
+        fuse: str = "auto",
+        intermediates: str = "keep",
+        out_layout: str | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # not nn.Linear's, which makes a dense parameter
+        self.chain = Chain.read(patterns)
+        options: dict[str, Any] = {
+            "layout": layout, "precision": precision, "backend": backend, "activation": activation, "between": between, "fuse": fuse,
+            "intermediates": intermediates, "out_layout": out_layout,
+        }  # fmt: skip
+        check_device(device)
+        dtype = checked_dtype(self.chain, bias, dtype, **options)
+        for name, value in options.items():
+            self._set(name, value)
+        self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
+        self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None)
+        self.reset_parameters()
+
+    @classmethod
+    def from_weights(cls, weights: Iterable[Tensor], bias: Tensor | None = None, **options: Any) -> "KSLinear":
+        """A layer with copies of these weights, one (a, b, c, d) per factor, from the one that meets x first."""
+        if not (given := listed(weights)):
+            raise PatternError(f"weights={excerpt(weights)}; accepted: one tensor of shape (a, b, c, d) or more")
+        check_tensors("KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(given)})
+        options = {"device": given[0].device, "dtype": given[0].dtype} | options
+        layer = cls([tuple(each.shape) for each in given], bias=bias is not None, **options)
+        if bias is not None and bias.shape != layer.bias.shape:
+            raise LaunchError(f"{layer._name()}: got bias of shape {tuple(bias.shape)}; {tuple(layer.bias.shape)} is needed")
+        with torch.no_grad():
+            for parameter, value in zip([*layer.weights, layer.bias], [*given, bias], strict=True):
+                if value is not None:
+                    parameter.copy_(value)
+        return layer
+
+    @classmethod
+    def from_linear(cls, linear: nn.Module, patterns: Patterns, *, refine: int = 0, **options: Any) -> "KSLinear":
+        """The layer whose K is near an `nn.Linear`'s weight: its factorization by `factorize`. The bias is copied."""
+        if not isinstance(linear, nn.Linear):
+            raise LaunchError(f"KSLinear.from_linear: got {type(linear).__name__}; accepted: an nn.Linear")
+        if options.get("between", "none") != "none":
+            raise LaunchError(f"KSLinear.from_linear: between={excerpt(options['between'])}, with which no layer is near a matrix")
+        found = factorize(linear.weight.detach(), patterns, refine=refine)
+        options = {"device": linear.weight.device, "dtype": linear.weight.dtype} | options
+        return cls.from_weights(found.weights, linear.bias, **options)
+
+    def to_linear(self) -> nn.Linear:
+        """The `nn.Linear` with the same matrix and bias. Features come last in its x, as in layout "bsf"."""
+        if self.activation != "none":
+            raise LaunchError(
+                f"{self._name()}: an nn.Linear has no activation={self.activation!r}; apply it apart, and set it to 'none' first"
+            )
+        return dense_layer(self.to_dense(), self.bias).train(self.training)
+
+    def to_dense(self) -> Tensor:
+        """K, (out_features, in_features), differentiable. Of sharded weights it is gathered: every process has to ask."""
+        if self.between != "none":
+            raise LaunchError(f"{self._name()}: with between={self.between!r} it has no matrix; accepted: a layer without it")
+        return chain_to_dense(self._factors()).contiguous()
+
+    def _factors(self) -> Sequence[Tensor]:
+        """The weights as K is made of them."""
+        return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in self.weights]
+
+    @property
+    def weight(self) -> Tensor:
+        """K, which is dense only when its values are asked for. A plain tensor for a compiler, which leaves out what nobody uses."""
+        return self.to_dense() if self.is_stored or torch.compiler.is_compiling() else Weight(self)
+
+    @weight.setter
+    def weight(self, value: Any) -> None:
+        raise LaunchError(
+            f"{self._name()}: weight is the product of the factors in `weights`, and cannot be set; accepted: KSLinear.from_linear"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":  # of a parameter, PyTorch would say that the attribute exists
+            object.__setattr__(self, name, value)
+        if name in OPTIONS and name not in self._settable:  # such an attribute would be dead
+            raise LaunchError(f"{self._name()}: {name} is no option of it; accepted: {', '.join(self._settable)}")
+        if name in OPTIONS:
+            options = {each: getattr(self, each) for each in OPTIONS} | {name: value}
+            is_of_weights = name == "precision" or self.precision is None  # else a cast may have taken the precision away, which calls say
+            checked_dtype(self.chain, self.bias is not None, self._dtype if is_of_weights else None, **options)
+            if self._parallel is not None and options["out_layout"] not in (None, options["layout"]):
+                raise LaunchError(f"{self._name()}: {name}={value!r} would turn y of a layer that is split; accepted: y as x is")
+            self._set(name, value)
+            return
+        if name in self._fixed and name in vars(self):
+            raise LaunchError(f"{self._name()}: {name} cannot be set; accepted: {self._fixed[name]}")
+        super().__setattr__(name, value)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.weights[0].dtype
+
+    def _set(self, name: str, value: Any) -> None:
+        """An option that was checked."""
+        super().__setattr__(name, value)
+        if name in ("layout", "out_layout") and self.out_layout == self.layout:
+            super().__setattr__("out_layout", None)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As for any module, except by PyTorch's `ColwiseParallel`, which takes the weights for those of an `nn.Linear`."""
+        if name.startswith("weights."):
+            raise LaunchError(
+                f"{self._name()}: {name} cannot be registered; accepted for tensor parallelism: styles of ksgen.torch.parallel"
+            )
+        super().register_parameter(name, param)
+
+    def reset_parameters(self) -> None:
+        """Draw weights uniformly in +-1/sqrt(c), as in the paper, and the bias in +-1/sqrt(in_features), as `nn.Linear` does."""
+        for pattern, weights in zip(self.chain, self.weights, strict=True):
+            _draw(weights, 1 / sqrt(pattern.c))
+        if self.bias is not None:
+            _draw(self.bias, 1 / sqrt(self.in_features))
+
+    def _multiplied(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        if not torch.compiler.is_compiling():
+            frozen.look_after(self, self._own_weights)
+        if self._parallel is not None:
+            y: Tensor = self._parallel(self, x, residual)
+            return y
+        return self._multiply(x, list(self.weights), self.bias, residual, self.activation)
+
+    def _multiply(self, x: Tensor, weights: list[Tensor], bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
+        """By weights of this process's own chain."""
+        y_shape = self._checked_y_shape(x, residual)
+        rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual, self.y_layout)
+        options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation}
+        options |= {"between": self.between, "fuse": self.fuse}
+        if self.out_layout is not None:
+            options |= {"out_layout": self.out_layout, "turn": self.own_chain.turn}
+        again = self.intermediates != "keep" and is_recomputed(self.intermediates, self.own_chain, (self.between, activation))
+        y = multiply_between(again, self.backend, rows, weights, bias, added, **options)
+        if torch.jit.is_tracing():
+            return y.reshape(y_shape)  # records where the shape comes from; the operator below, its numbers
+        return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
+
+    @staticmethod
+    def group(layers: "Sequence[KSLinear]") -> nn.Module:
+        """Layers that take the same x, such as q, k and v, as one module that gives their outputs beside each other: in one launch
+        where that is faster, if only the values are needed. `parts(x)` gives them apart."""
+        return group(layers)
+
+    def freeze(self) -> Self:
+        """Declare that nobody will write to the weights. What is made of them is made once, and kept until they thaw.
+
+        A write that can be seen ends it, with a warning: one that PyTorch counts, a move, a load, a step of an optimizer, and
+        `train()` does silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay cannot be seen: thaw first.
+        Copies of a frozen layer are not frozen.
+        """
+        self._freeze(self._name())
+        return self
+
+    def _freeze(self, name: str) -> bool:
+        weights, again = self._own_weights(), self._own_weights()
+        if any(weights[each] is not again[each] for each in weights):
+            raise LaunchError(f"{name}: its weights are computed at each use, by a parametrization; such a layer cannot be frozen")
+        return frozen.freeze(self, name, weights)
+
+    def thaw(self) -> Self:
+        """Make everything anew at each call from now on. Frees what was kept, except memory that CUDA graphs read."""
+        frozen.thaw(self)
+        return self
+
+    @property
+    def is_frozen(self) -> bool:
+        return frozen.is_frozen(self, self._own_weights())
+
+    def train(self, mode: bool = True) -> Self:
+        """As for any module. Training thaws the layer."""
+        if mode:
+            self.thaw()
+        super().train(mode)
+        return self
+
+    def quantize(self, storage: str, per: str = "output", *, x: Tensor | None = None, x_too: bool = False) -> "QuantizedKSLinear":
+        """A layer for inference with these weights in eight bits, "int8", "e4m3" or "e5m2", and a scale per factor, per i or per output;
+        or in "bfloat16", without scales, for x of float32.
+
+        With `x`, inputs as this layer meets them, scales are chosen so that what the factors make of it changes least. With `x_too`, x
+        is in eight bits as well before the first factor, with the one scale by which none of that `x` saturates. This layer stays as it is.
+        """
+        self.refuse_turned("a quantized layer")
+        own = dtype_name(self._dtype)
+        if isinstance(storage, str) and storage in STORED and not STORED[storage].is_scaled and own not in taken_beside(storage):
+            already = f", or this one, whose weights are {own}" if own == storage else ""
+            wanted = f"a layer of {', '.join(taken_beside(storage))}{already}"
+            raise LaunchError(f"{self._name()}: weights of {own} in {storage}; accepted: {wanted}")
+        if type(x_too) is not bool:
+            raise LaunchError(f"{self._name()}: x_too={excerpt(x_too)}; accepted: True or False")
+        if x_too and x is None:
+            raise LaunchError(f"{self._name()}: x_too=True without x; accepted: x as the layer meets it, from which its scale is found")
+        if self.split is not None:
+            raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that one process has whole")
+        if self.precision not in (None, own):
+            raise LaunchError(f"{self._name()}: precision={self.precision}; accepted of a layer to quantize: None")
+        with torch.inference_mode(False), torch.no_grad():  # writes to tensors made in inference mode are not seen
+            rows = None if x is None else self._calibration_rows(x)
+            parts: list[Quantized] = []
+            for weights in self.weights:
+                inputs = {"x_scale": quantize_inputs(rows, storage).scale} if x_too and not parts else {}
+                parts.append(made := quantize(weights, storage, per, x=rows, layout=self.layout, **inputs))
+                if rows is not None:  # as the next factor meets it
+                    rows = multiply(rows.float(), made.dequantized(), layout=self.layout, activation=self.between, backend="strided")
+            stored = QuantizedKSLinear(self, parts)
+        return stored.train(self.training)
+
+    def _calibration_rows(self, x: Tensor) -> Tensor:
+        """The rows of x from which scales are chosen, as a matrix."""
+        check_tensors(self._name(), x=x)
+        self._y_shape(x)  # which refuses other features
+        rows = self._as_matrix(x.detach())
+        return rows[:CALIBRATED_ROWS] if self.layout == "bsf" else rows[:, :CALIBRATED_ROWS]
+
+    def _packed(self) -> list[Any]:
+        """Each factor's weights as launchers take them: packed once if they are frozen."""
+        return [operand(each, False) for each in self.weights]
+
+    def _multiplies(self, dtype: torch.dtype) -> bool:
+        """Whether the weights multiply x of this type."""
+        return all(each.dtype == dtype for each in self.weights)
+
+    def _prepared_calls(self) -> dict[Hashable, Any] | None:
+        """Calls that were prepared with these weights; None unless they are frozen."""
+        return frozen.calls_of(self, self._modules["weights"]._parameters)
+
+    def _own_weights(self) -> dict[str, Tensor]:
+        return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}
+
+    def explain(self, batch: int = 1024, processes: int = 1) -> str:
+        """Which backend multiplies each factor at a batch of that many rows, on the weights' device, and why; and how long all took.
+
+        Of a layer that is split, or for several `processes`: what each way to split it takes and sends.
+        """
+        return explained(self, checked_batch(batch), checked_processes(processes))
+
+    def extra_repr(self) -> str:
+        words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
+        words += self._stored_words()
+        words += [f"{name}={getattr(self, name)}" for name in self._settable if getattr(self, name) != OPTIONS[name]]
+        words += [] if self.split is None else [f"here {self.own_chain}"]
+        return ", ".join(words)
+
+    def _stored_words(self) -> list[str]:
+        """Words for `repr` about how the weights are stored."""
+        return []
+
+
+class QuantizedKSLinear(StoredWeights, KSLinear):
+    """A `KSLinear` for inference that stores its weights in eight bits, or in bfloat16 for x of float32. Made by `KSLinear.quantize`.
+
+    `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x is float32, or float16 or bfloat16 for weights in
+    eight bits; with an `x_scale`, which is a buffer then, it becomes as the weights are before the first factor, and `x_saturated` counts
+    what was beyond that.
+    """
+
+    backend, precision = "auto", None
+    _settable = ("layout", "activation", "between", "fuse")
+    _fixed = dict.fromkeys(("chain", "storage", "per"), "a KSLinear that is quantized so")
+
+    def __init__(self, layer: KSLinear, parts: Sequence[Quantized]) -> None:
+        nn.Module.__init__(self)
+        self.chain = layer.chain
+        for name in self._settable:
+            self._set(name, getattr(layer, name))
+        self._store(parts)
+        bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
+        self.register_parameter("bias", bias)
+
+    def quantize(self, *_: Any, **__: Any) -> "QuantizedKSLinear":
+        raise LaunchError(f"{self._name()}: its weights are in {self.storage} already; accepted: the KSLinear that it was made of")
+
+
+def checked_dtype(
+    chain: Chain, bias: bool, dtype: torch.dtype | None, *, layout: str, precision: str | None, backend: str, activation: str,
+    between: str, fuse: str, intermediates: str, out_layout: str | None,
+) -> torch.dtype:  # fmt: skip
+    """The type of the weights, by default that of the precision; an error on an option that is not accepted, or not beside the others."""
+    check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
+    if between != "none" and len(chain) < 2:
+        raise LaunchError(f"KSLinear({chain}): between={between!r} where there is one factor; accepted: 'none', or two or more")
+    check_words(layout=(layout, LAYOUTS))
+    check_words(out_layout=(layout if out_layout is None else out_layout, LAYOUTS))
+    for pattern in chain:  # refuses unknown words, and sizes beyond memory
+        KernelSpec(pattern, "float32" if precision is None else precision, layout, Epilogue(bias, activation))
+    if dtype is None:
+        dtype = torch.get_default_dtype() if precision is None else getattr(torch, PRECISIONS[precision].dtype)
+    check_dtype(dtype)
+    check_precision(precision, dtype_name(dtype))
+    check_activation(activation, dtype)
+    check_activation(between, dtype, "between")
+    check_backend(backend, precision, dtype)
+    check_fuse(fuse, backend)
+    return dtype
+
+
+def _draw(parameter: Tensor, bound: float) -> None:
+    """Uniform within these bounds. Both parts of a complex number, which then varies as a real one would."""
+    parts, bound = (torch.view_as_real(parameter.detach()), bound / sqrt(2)) if parameter.is_complex() else (parameter, bound)
+    nn.init.uniform_(parts, -bound, bound)
+
+
+def dense_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """An `nn.Linear` with copies of these."""
+    rows, columns = weight.shape
+    linear = nn.Linear(columns, rows, bias is not None, device=weight.device, dtype=weight.dtype)
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        if bias is not None:
+            linear.bias.copy_(bias)
+    return linear

@@ -1,0 +1,247 @@
+"""Weights of a layer in eight bits, or in bfloat16 for x in float32: buffers that move, load and are saved, and the product by them."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import LaunchError
+from ksgen.quantized import ROUNDED, Quantized, scales_told
+from ksgen.spec import STORAGES
+from ksgen.spec.storage import SAME, STORED, refused_beside, taken_beside
+from ksgen.torch.layer.base import ChainLayer
+from ksgen.torch.operators.backends import multiply_between
+from ksgen.torch.operators.checks import dtype_name
+from ksgen.torch.operators.choice import chain_launcher
+from ksgen.torch.operators.ops import autocast
+from ksgen.torch.operators.stored import CachedOperand, forget, multiply_stored, quantized_of, seen_of
+
+
+class StoredWeights(ChainLayer, nn.Module):
+    """A layer with buffers `values_1`, `scale_1` and so on in the place of weights that train.
+
+    Everything that is made of them is kept until a write to them is seen.
+    """
+
+    _kind = "QuantizedKSLinear"
+    is_stored = True
+    storage: str
+    per: str
+    activation: str
+    between: str
+    fuse: str
+    bias: nn.Parameter | None
+    _x_scale: float | None = None  # of what was saved before x could be in eight bits
+
+    def _store(self, parts: Sequence[Quantized]) -> None:
+        self.storage, self.per = parts[0].storage, parts[0].per
+        for number, each in enumerate(parts, 1):
+            self.register_buffer(f"values_{number}", each.values)
+            self.register_buffer(f"scale_{number}", each.scale)
+        self.register_buffer("saturated_of_each", torch.tensor([each.saturated for each in parts]))
+        self._x_scale = parts[0].x_scale
+        if self._x_scale is not None:
+            where = parts[0].values.device
+            self.register_buffer("x_scale", torch.tensor(self._x_scale, dtype=torch.float32, device=where))
+            self.register_buffer("x_saturated", torch.zeros((), dtype=torch.int64, device=where))
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was made of buffers: it belongs to this process, and is never saved or copied."""
+        self._ready = CachedOperand(())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: each for name, each in vars(self).items() if name != "_ready"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    # ---- the weights
+
+    def freeze(self) -> Self:
+        """Nothing to declare: packed weights are cached and calls are prepared as long as no write to the weights is seen."""
+        return self
+
+    def thaw(self) -> Self:
+        """Pack again at the next call: after a write that cannot be seen, as `KSLinear.freeze` lists them."""
+        for values in self.values:
+            forget(values)
+        self._forget()
+        return self
+
+    @property
+    def is_frozen(self) -> bool:
+        """Always true, because packed weights are cached."""
+        return True
+
+    @property
+    def values(self) -> list[Tensor]:
+        return [self.get_buffer(f"values_{number}") for number in range(1, len(self.chain) + 1)]
+
+    @property
+    def scales(self) -> list[Tensor]:
+        return [self.get_buffer(f"scale_{number}") for number in range(1, len(self.chain) + 1)]
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """The weights that the values stand for, one (a, b, c, d) per factor."""
+        return [(values.to(torch.float32) * scale).to(dtype) for values, scale in zip(self.values, self.scales, strict=True)]
+
+    @property
+    def saturated(self) -> list[int]:
+        """Number of weights per factor that became the largest value though they are beyond it."""
+        found: list[int] = self.get_buffer("saturated_of_each").tolist()
+        return found
+
+    @property
+    def saturated_inputs(self) -> int:
+        """Elements of x, in all calls so far, that became the largest value though they are beyond it."""
+        return 0 if self._x_scale is None else int(self.get_buffer("x_saturated"))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of values and scales."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self.values, *self.scales))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move values and scales without a cast: `model.bfloat16()` is about x."""
+        kept = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)
+        for name, before in kept.items():
+            after = self._buffers[name]
+            if after is not None and after.dtype != before.dtype:
+                self._buffers[name] = before.to(after.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        *_, error_messages = others
+        for name, own in self._buffers.items():
+            given = state_dict.get(prefix + name)
+            if own is not None and isinstance(given, Tensor) and given.dtype != own.dtype:  # which PyTorch would cast
+                kinds = f"is {dtype_name(given.dtype)}, and this layer's {dtype_name(own.dtype)}"
+                error_messages.append(f"{prefix}{name} {kinds}; quantize the layer as that one was")
+                return
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        self._read_x_scale()
+
+    def _read_x_scale(self) -> None:
+        if self._x_scale is not None and not (own := self.get_buffer("x_scale")).is_meta:
+            self._x_scale = float(own)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        if requires_grad:
+            self._refuse_training()
+        super().requires_grad_(requires_grad)
+        return self
+
+    def reset_parameters(self) -> None:
+        self._refuse_training()
+
+    def _refuse_training(self) -> None:
+        raise LaunchError(f"{self._name()}: weights in {self.storage} are not trained; train the KSLinear, and quantize it then")
+
+    # ---- the product
+
+    def _multiplied(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        y_shape = self._checked_y_shape(x, residual)
+        rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
+        given = rows, added
+        rows, bias, added, own_kind = autocast(rows, self.bias, added, dtype_name(rows.dtype))  # own_kind: None where it took x
+        if not STORED[self.storage].is_scaled and own_kind is None and rows.dtype != torch.float32:
+            return self._cast_multiply(*given).reshape(y_shape)
+        self._check_kinds(rows, bias, added)
+        kind = dtype_name(rows.dtype)
+        if self._x_scale is not None:
+            rows = self._in_bytes(rows, added)
+        return multiply_stored(self, rows, bias, added, kind).reshape(y_shape)
+
+    def _cast_multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Multiply like a layer of float32 under autocast: x, and the weights, which have no scales, in autocast's type."""
+        options: dict[str, Any] = {"layout": self.layout, "precision": None, "activation": self.activation, "between": self.between}
+        return multiply_between(False, "auto", x, self.values, self.bias, residual, fuse=self.fuse, **options)
+
+    def as_met(self, x: Tensor | None) -> Tensor | None:
+        """What x becomes before the first factor: itself, or in float32 what its eight bits stand for."""
+        if x is None or self._x_scale is None:
+            return x
+        return self._in_bytes(x, None).float() * self._x_scale
+
+    def _in_bytes(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """x as the weights are. What is beyond the largest value becomes it, and is counted; so is NaN, which floats keep, and which
+        becomes 0 in whole numbers. x over the scale is rounded to float32 first: one more pass over x would be needed to round it once."""
+        if torch.is_grad_enabled() and (x.requires_grad or (residual is not None and residual.requires_grad)):
+            raise LaunchError(f"{self._name()}: x in eight bits has no gradients; call under torch.no_grad(), or quantize without x_too")
+        if not torch.compiler.is_compiling():
+            self._ready_now()  # which looks whether the scale was written to
+        assert self._x_scale is not None
+        how = STORAGES[self.storage]
+        with torch.no_grad():
+            wide = x.float() / self._x_scale
+            self.get_buffer("x_saturated").add_((~(wide.abs() <= how.largest * ROUNDED)).sum())  # NaN too, which whole numbers cannot hold
+            kept = wide.clamp(-how.largest, how.largest)
+            return (kept.round().nan_to_num(0.0) if how.mantissa is None else kept).to(getattr(torch, how.dtype))
+
+    def _check_kinds(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+        if accepted := refused_beside(self.storage, kind := dtype_name(x.dtype)):
+            raise LaunchError(f"{self._name()}: got x of {kind} for weights in {self.storage}; accepted: {accepted}")
+        for name, given in (("bias", bias), ("residual", residual)):
+            if given is not None and given.dtype != x.dtype:
+                raise LaunchError(f"{self._name()}: got x of {kind} and {name} of {dtype_name(given.dtype)}; give both in one precision")
+
+    @property
+    def _x_scales(self) -> list[float | None]:
+        """Scales of the x that each factor takes: only the first one's may be in eight bits."""
+        return [self._x_scale] + [None] * (len(self.chain) - 1)
+
+    @property
+    def _inputs(self) -> str:
+        """How the x is stored that the first factor takes."""
+        return SAME if self._x_scale is None else self.storage
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def _shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        return tuple(pattern.shape for pattern in self.chain)
+
+    def _ready_now(self) -> CachedOperand:
+        """What is made of buffers as they are: another one, once they were written to, moved or replaced.
+
+        It is stored before anything is packed, so that a thaw during another thread's first call drops what that call packs.
+        """
+        seen = tuple([seen_of(each) for name, each in self._buffers.items() if each is not None and name != "x_saturated"])
+        made = self._ready
+        if made.seen != seen:
+            self._read_x_scale()
+            made = self._ready = CachedOperand(seen)
+        if not made.parts:
+            every = zip(self.values, self.scales, self._x_scales, strict=True)
+            made.parts = [quantized_of(values, scale, self.storage, self.per, beside) for values, scale, beside in every]
+        return made
+
+    def _ready_parts(self) -> list[Quantized]:
+        return self._ready_now().parts
+
+    def _packed(self) -> list[Any]:
+        """Each factor's weights as launchers take them."""
+        return list(chain_launcher(self._shapes, self.between, self.fuse).weights_of_each(self._ready_now().parts))
+
+    def _multiplies(self, dtype: torch.dtype) -> bool:
+        return dtype_name(dtype) in taken_beside(self.storage)
+
+    def _prepared_calls(self) -> dict[Hashable, Any] | None:
+        """Calls that were prepared with these buffers; None if x becomes eight bits first."""
+        return None if self._x_scale is not None else self._ready_now().calls
+
+    # ---- words
+
+    def _factors(self) -> Sequence[Tensor]:
+        return self.dequantized()
+
+    def _stored_words(self) -> list[str]:
+        saturated = f"{sum(self.saturated)} of {self.chain.weight_count} saturated"
+        x = [] if self._x_scale is None else [f"x in {self.storage} times {self._x_scale:.6g}"]
+        return [f"weights={self.storage}", scales_told(self.storage, self.per), saturated, *x]

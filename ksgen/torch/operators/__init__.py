@@ -1,0 +1,1 @@
+"""Products as PyTorch operators: what they take, which way is the fastest, and what is kept of frozen weights."""

@@ -1,0 +1,279 @@
+"""Chooses between ksgen's kernels and PyTorch products on views for `backend="auto"`, and says why."""
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import product
+from math import inf
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksgen.devices import device_for, find_device
+from ksgen.errors import DeviceError, ToolchainError, warn
+from ksgen.families import family_named
+from ksgen.families.expected import default_us, library_us
+from ksgen.launch.choice import limits_of
+from ksgen.launch.fused import Verdict
+from ksgen.launch.planner import PLANNER
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
+from ksgen.pattern import Gain
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.storage import SAME
+from ksgen.torch.operators.checks import dtype_name
+
+_not_one: dict[Any, str] = {}  # layers of which one launch could not be had, and why
+KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multiply, if ksgen finds a device for them
+REMEMBERED = 4096  # choices: one for each kernel and batch
+TURNS = 1 + LEAST_BLOCKS  # in which ways are timed; the first also builds
+MOST_TURNS, LONG_S = 100, 1e-2  # more turns while all take no longer than this
+
+KINDS = {
+    "prepared": "frozen",
+    "chain": "all factors",
+    "trained": "trained",
+    "trained first": "trained, x without a gradient",
+    "group": "all layers",
+    "prepared group": "all layers, frozen",
+}
+
+OF_GROUPS = ("group", "prepared group")
+
+WAYS_OF_LAYERS = {  # of several factors, in words
+    "ksgen": "one launch",
+    "in turn": "a launch for each factor by one call",
+    "apart": "a launch for each factor",
+    "each": "each factor by its fastest way",
+}
+
+WAYS_OF_GROUPS = {
+    "ksgen": "one launch",
+    "in turn": "the launches of each layer by one call",
+    "each": "each layer by its fastest way",
+}
+
+Way = Callable[[], Tensor]
+_measured: dict[Hashable, dict[str, float]] = {}  # seconds of each way, by job and threads
+_doubts: dict[Hashable, str] = {}  # of the same: why the times cannot be trusted; empty where they can
+_unbuilt: dict[KernelSpec, str] = {}  # what no compiler here could build, and why; not tried again
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    backend: str  # "ksgen", "strided" or "dense"
+    why: str
+
+
+@cache
+def launcher(a: int, b: int, c: int, d: int) -> Launcher:
+    return Launcher(a, b, c, d)
+
+
+@lru_cache(REMEMBERED)
+def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...], between: str = "none", fuse: str = "auto") -> ChainLauncher:
+    return ChainLauncher(*(launcher(*pattern) for pattern in patterns), between=between if len(patterns) > 1 else "none", fuse=fuse)
+
+
+@lru_cache(REMEMBERED)
+def group_launcher(chains: tuple[tuple[tuple[int, int, int, int], ...], ...], between: str = "none", fuse: str = "auto") -> GroupLauncher:
+    return GroupLauncher(*(chain_launcher(chain, between, fuse) for chain in chains))
+
+
+def has_kernels(device: Any) -> bool:
+    """Whether ksgen's kernels can multiply tensors in that place."""
+    return device.type in KERNEL_DEVICES and (device.type != "cpu" or _has_processor(os.environ.get("KSGEN_DEVICE", "")))
+
+
+@cache
+def _has_processor(asked: str) -> bool:
+    """Whether host arrays are multiplied on the processor, in place. On a machine with a GPU: only if the user asks for it."""
+    try:
+        return find_device(asked).shares_host
+    except DeviceError:
+        return False
+
+
+def serve(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, ways: Mapping[str, Way], **what: Any) -> Tensor:
+    """Call one of the ways, "ksgen" or "strided". `what` is the epilogue, or a job other than a product."""
+    if not has_kernels(x.device):
+        return ways["strided"]()
+    if backend != "auto":
+        return ways[backend]()
+    kernel, batch = _kernel(own, precision or dtype_name(x.dtype), layout, **what), x.shape[0 if layout == "bsf" else 1]
+    if is_measured_here(kernel, x.device):
+        return ways[faster((kernel, size_of(batch), *ways), ways)]()
+    chosen = choose(kernel, batch, x.device).backend
+    try:
+        return ways[chosen]()
+    except ToolchainError as error:
+        if chosen != "ksgen":
+            raise
+        if not _unbuilt:
+            _tell_once(str(error))
+        _unbuilt[kernel] = str(error).splitlines()[0]
+    return ways["strided"]()
+
+
+def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
+    """Whether its ways are timed when first met: on a processor, if PyTorch has the precision too."""
+    return bool(device.type == "cpu" and kernel.precision == kernel.dtype)
+
+
+def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
+    """The fastest way on this processor. The ways are timed in turns when a job is first met; the shortest time of each counts."""
+    key = job, torch.get_num_threads()
+    if key not in _measured:
+        if len(_measured) >= REMEMBERED:
+            _measured.clear()
+            _doubts.clear()
+        seconds, watch = dict.fromkeys(ways, inf), Watch()
+        taken_us: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(MOST_TURNS):
+            if turn >= TURNS and turn * sum(seconds.values()) > LONG_S:
+                break
+            for name, way in ways.items():
+                start = perf_counter()
+                try:
+                    way()
+                except (DeviceError, ToolchainError) as error:
+                    _tell_once(str(error))
+                else:
+                    taken_us[name].append((perf_counter() - start) * 1e6)
+                    seconds[name] = min(taken_us[name]) / 1e6
+        share = watch.others_share()
+        _measured[key] = seconds
+        _doubts[key] = next(filter(None, (doubt(each[1:], [share]) for each in taken_us.values())), "")  # the first turn also builds
+    return min(_measured[key], key=_measured[key].__getitem__)
+
+
+@cache
+def _tell_once(error: str) -> None:
+    warn(f"PyTorch multiplies, as no kernel can be had: {error}")
+
+
+def measured(job: Hashable) -> Mapping[str, float]:
+    """Seconds of each way; empty if the job was not met yet."""
+    return _measured.get((job, torch.get_num_threads()), {})
+
+
+def _told_doubt(key: Hashable) -> str:
+    """What is said after the times of a key."""
+    return f"; these times cannot be trusted: {why}" if (why := _doubts.get(key, "")) else ""
+
+
+def job_of(
+    kind: str, patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool,
+    between: str = "none",
+) -> Hashable:  # fmt: skip
+    """What the ways of one or several factors are timed as; of a group, `patterns` are those of each layer. `kind`: one of `KINDS`."""
+    return (kind, *map(tuple, patterns), dtype, layout, activation, bias, residual, between)
+
+
+def told_of(
+    patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int, between: str = "none"
+) -> list[str]:
+    """What the ways of a whole layer took here, the fastest first: a frozen one's, and those of several factors together."""
+    patterns = list(patterns)
+    found = []
+    for (kind, name), residual in product(KINDS.items(), (False, True)):
+        job = job_of(kind, patterns, dtype, layout, activation, bias, residual, between), size_of(batch)
+        words = WAYS_OF_GROUPS if kind in OF_GROUPS else WAYS_OF_LAYERS if len(patterns) > 1 else {}
+        for key, seconds in [(key, each) for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())]:
+            times = [f"{words.get(way, way)} {seconds[way] * 1e6:.0f} us" for way in sorted(seconds, key=seconds.__getitem__)]
+            found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}{_told_doubt(key)}")
+    return found
+
+
+def size_of(batch: int) -> int:
+    """Groups batches that share a choice: small ones each alone, others by their length in bits."""
+    return batch if batch <= 16 else 1 << batch.bit_length()
+
+
+@lru_cache(REMEMBERED)
+def _kernel(
+    own: Launcher, precision: str, layout: str, epilogue: tuple[bool, str, bool] = (False, "none", False), job: str = "multiply"
+) -> KernelSpec:
+    return KernelSpec(own.pattern, precision, layout, Epilogue(*epilogue), job=job)
+
+
+def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
+    """Kernels if a search measured this one, else by the heuristic of `Pattern.predicts`. `device` is a tensor's.
+
+    On a processor, whichever was faster once both were timed.
+    """
+    if is_measured_here(kernel, device):
+        jobs = [(kernel, size_of(batch), *ways) for ways in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
+        if (job := next(filter(measured, jobs), None)) is None:
+            return BackendChoice("ksgen", "it is timed beside PyTorch's products when it is met first, and the fastest is taken")
+        seconds = measured(job)
+        first, *others = sorted(seconds, key=seconds.__getitem__)
+        told = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)
+        return BackendChoice(first, f"{seconds[first] * 1e6:.0f} us here, {told}{_told_doubt((job, torch.get_num_threads()))}")
+    if kernel in _unbuilt:
+        return BackendChoice("strided", f"no kernel can be built: {_unbuilt[kernel]}")
+    return _choose(kernel, batch, ("cuda", device.index) if device.type == "cuda" else "host", PLANNER.generation)
+
+
+@lru_cache(REMEMBERED)
+def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> BackendChoice:
+    try:
+        device = device_for(place)
+        found = PLANNER.choice(device, kernel, batch)
+    except DeviceError as error:
+        return BackendChoice("strided", f"no kernel can be launched: {error}")
+    if found.is_measured:
+        return BackendChoice("ksgen", found.why)
+    limits = limits_of(device)
+    if library_us(kernel, limits, batch) < default_us(family_named(found.family), kernel, limits, batch):
+        return BackendChoice("strided", f"no family uses the tensor cores of {device.name}, and they are expected to be the faster way")
+    return by_heuristic(kernel)
+
+
+def is_one_launch(
+    own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int, *,
+    out_layout: str | None = None, weights: str = SAME, inputs: str = SAME,
+) -> Verdict:  # fmt: skip
+    """Whether a layer's factors, or several layers, are one launch on a tensor's device, and why; never again once one could not be had."""
+    if own in _not_one:
+        return Verdict(False, f"one for all cannot be had: {_not_one[own]}")
+    more: dict[str, Any] = {"out_layout": out_layout} if isinstance(own, ChainLauncher) else {}
+    if weights != SAME:
+        more |= {"weights": weights, "inputs": inputs}
+    try:
+        where: Any = device_for(("cuda", device.index) if device.type == "cuda" else "host")  # devices are hashed by their identity
+        return _verdict(own, where, precision, layout, epilogue, batch, tuple(more.items()), PLANNER.generation)
+    except DeviceError as error:  # the factors by themselves say what is missing
+        return Verdict(False, str(error))
+
+
+@lru_cache(REMEMBERED)
+def _verdict(own: Any, device: Any, *job: Any) -> Verdict:
+    *others, more, _ = job
+    found: Verdict = own.verdict(device, *others, **dict(more))
+    return found
+
+
+def never_one_launch(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
+    """From now on. It is said once."""
+    _not_one[own] = str(error)
+    warn(f"{own.title} takes a launch for each {own.parts}, as one for all cannot be had: {error}")
+
+
+def by_heuristic(kernel: KernelSpec) -> BackendChoice:
+    """The choice for a kernel that was never measured on its device."""
+    if kernel.precision != kernel.dtype:
+        return BackendChoice("ksgen", f"PyTorch has no {kernel.precision} of its own for a single product")
+    pattern, gain = kernel.pattern, kernel.pattern.predicts()
+    if kernel.layout == "bsl":
+        words = "nothing to permute in bsl"
+    else:
+        words = f"{gain}; (b + c)/(bc) = {pattern.rewrite_ratio:.3g}"
+        if gain in (Gain.MOST, Gain.SOME):
+            return BackendChoice("ksgen", words)
+    if steps := kernel.epilogue.words:
+        return BackendChoice("ksgen", f"{words}, but {', '.join(steps)} inside the kernel")
+    return BackendChoice("strided", words)

@@ -1,0 +1,298 @@
+"""Keeps what is made of frozen weights, until they thaw or are seen to have changed.
+
+Keeps nothing for other weights: PyTorch does not count every write, so nothing can tell for certain that they are unchanged.
+"""
+
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ksgen.errors import LaunchError, warn
+from ksgen.launch.weights import Seen
+from ksgen.launcher import Weights
+from ksgen.torch.operators.choice import launcher
+
+Make = Callable[[Tensor], Any]
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A tensor of frozen layers: its state when frozen, and what was made of it."""
+
+    seen: Seen
+    device: torch.device
+    address: int  # of its whole memory
+    layers: WeakSet[nn.Module] = field(default_factory=WeakSet)  # none: it is frozen no more
+    forms: dict[Make, Any] = field(default_factory=dict)
+    is_in_graph: bool = False  # whether a CUDA graph may read its forms
+
+    def form(self, make: Make, unkept: Make) -> Any:
+        """make(weights), made once and complete for every stream. Not kept inside a graph, whose replays alone would make it."""
+        tensor, is_recorded = self.seen.tensor, _is_recorded(self.device)
+        self.is_in_graph |= is_recorded
+        if make in self.forms:
+            return self.forms[make]
+        if is_recorded:
+            return unkept(tensor)
+        with torch.inference_mode(False), torch.no_grad():
+            made = make(tensor.detach())
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return self.forms.setdefault(make, made)
+
+
+@dataclass(eq=False)
+class _Frozen:
+    """A layer: its name for messages, its weights by name, and calls that were prepared with them."""
+
+    name: str
+    weights: Mapping[str, _Kept]
+    calls: dict[Hashable, Any] = field(default_factory=dict)
+    parameters: tuple[str, ...] = field(init=False)  # their names in the layer's list of weights
+
+    def __post_init__(self) -> None:
+        self.parameters = tuple([name.rpartition(".")[2] for name in self.weights])
+
+
+@dataclass(eq=False)
+class _Group:
+    """Frozen layers beside each other, and calls that were prepared with the weights of all of them."""
+
+    layers: list[_Frozen]
+    calls: dict[Hashable, Any] = field(default_factory=dict)
+
+
+_frozen: WeakKeyDictionary[nn.Module, _Frozen] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[nn.Module, _Group] = WeakKeyDictionary()
+_kept: WeakValueDictionary[int, _Kept] = WeakValueDictionary()  # by the id of the tensor, which each keeps alive
+_in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # what graphs read of layers that thawed
+
+
+def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
+    """make(weights), once for frozen weights. For others, or if a derivative is recorded, unkept(weights) each time."""
+    unkept = unkept or make
+    if torch.compiler.is_compiling() or not _kept or (torch.is_grad_enabled() and weights.requires_grad):
+        return unkept(weights)
+    kept = _kept.get(id(weights))
+    if kept is None or not kept.layers or _is_transformed():
+        return unkept(weights)
+    if what := kept.seen.what_happened():
+        _end([(kept, what)])
+        return unkept(weights)
+    return kept.form(make, unkept)
+
+
+def calls_of(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> dict[Hashable, Any] | None:
+    """The prepared calls of a frozen layer whose weights are what they were; None for others."""
+    own = _as_frozen(layer, weights)
+    return None if own is None else own.calls
+
+
+def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashable, Any] | None:
+    """The same of a group whose layers are all frozen. They are gone once one of them thaws."""
+    found: list[_Frozen] = []
+    for layer in layers:
+        own = _as_frozen(layer, layer._modules["weights"]._parameters) if "weights" in layer._modules else None
+        if own is None:
+            return None
+        found.append(own)
+    kept = _groups.get(group)
+    if kept is None or kept.layers != found:  # of other layers, or of these before they thawed
+        kept = _groups[group] = _Group(found)
+    return kept.calls
+
+
+def _as_frozen(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> _Frozen | None:
+    """A frozen layer whose weights are what they were; None for others."""
+    own = _frozen.get(layer) if _frozen else None
+    if own is None or tuple(weights) != own.parameters:  # such as those that pruning or a parametrization put aside
+        return None
+    for tensor, kept in zip(weights.values(), own.weights.values(), strict=True):
+        if tensor is not kept.seen.tensor or kept.seen.what_happened():
+            return None
+    return own
+
+
+def is_kept(weights: Tensor) -> bool:
+    """Whether what is made of them is kept: whether they are a frozen layer's."""
+    kept = _kept.get(id(weights)) if _kept else None
+    return kept is not None and bool(kept.layers) and not _is_transformed()
+
+
+def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
+    """From now on, keep what is made of a layer's weights, which must be its own, and plain. Returns whether that is so.
+
+    PyTorch counts no writes to tensors made in inference mode: what is made of those is kept nowhere, which is said.
+    """
+    if is_frozen(layer, weights):
+        return True
+    thaw(layer)
+    if made_inside := [each for each, tensor in weights.items() if tensor.is_inference()]:
+        how = "make or copy the layer outside it (copy.deepcopy), and freeze that one"
+        warn(f"{name} is not frozen: {made_inside[0]} was made in torch.inference_mode, where nobody sees a write to it; {how}")
+        return False
+    _watch_optimizers()
+    found = {}
+    for each, tensor in weights.items():
+        if type(tensor) not in (Tensor, nn.Parameter):
+            raise LaunchError(f"{name}: {each} is a {type(tensor).__name__}; only layers of plain tensors can be frozen")
+        if _is_gathered(tensor):
+            raise LaunchError(f"{name}: FSDP2 gathers {each} anew, unseen, after each step or load; such a layer cannot be frozen")
+        kept = _kept.get(id(tensor))
+        if kept is None or not kept.layers or kept.seen.what_happened():
+            kept = _Kept(Seen(tensor), tensor.device, tensor.untyped_storage().data_ptr())
+        found[each] = kept
+    for kept in found.values():
+        _kept[id(kept.seen.tensor)] = kept
+        kept.layers.add(layer)
+    _frozen[layer] = _Frozen(name, found)
+    return True
+
+
+def thaw(layer: nn.Module) -> bool:
+    """Stop keeping what is made of a layer's weights. Returns whether it was frozen."""
+    frozen = _frozen.pop(layer, None)
+    if frozen is None:
+        return False
+    for kept in frozen.weights.values():
+        kept.layers.discard(layer)
+        if kept.is_in_graph or _is_recorded(kept.device):
+            _in_graphs.setdefault(layer, []).append(kept.forms)
+        elif kept.device.type == "cuda" and kept.forms:
+            torch.cuda.synchronize(kept.device)  # other streams may still read them
+    for reference in _groups.keyrefs():  # all at once: other threads may call other groups for the first time meanwhile
+        group = reference()
+        its = None if group is None else _groups.get(group)
+        if group is not None and its and frozen in its.layers:
+            _groups.pop(group, None)
+    return True
+
+
+def is_frozen(layer: nn.Module, weights: Mapping[str, Tensor]) -> bool:
+    return layer in _frozen and not _changes(layer, weights)
+
+
+def was_frozen(layer: nn.Module) -> bool:
+    """Whether it was frozen, and was not thawed since: its weights may have changed."""
+    return bool(_frozen) and layer in _frozen
+
+
+def look_after(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+    """Thaw a frozen layer if its weights can be seen to have changed."""
+    if was_frozen(layer) and not _is_transformed() and (changes := _changes(layer, weights())):
+        _end(changes)
+
+
+def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kept, str]]:
+    """The weights of a frozen layer that have changed, and how."""
+    found = []
+    for name, kept in _frozen[layer].weights.items():
+        replaced = "" if weights.get(name) is kept.seen.tensor else "was replaced by another tensor"
+        if what := replaced or kept.seen.what_happened():
+            found.append((kept, what))
+    return found
+
+
+def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
+    """Thaw the layers whose weights changed: all of them first, then a warning for each."""
+    told = {}
+    for kept, what in changes:
+        for layer in list(kept.layers):
+            if (frozen := _frozen.get(layer)) is None:
+                continue
+            weight = next(name for name, each in frozen.weights.items() if each is kept)
+            told[layer] = f"{frozen.name} is frozen no more: {weight} {what}; freeze() it again once its weights stay as they are"
+            thaw(layer)
+    for message in sorted(told.values()):
+        warn(message)
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Watch optimizer steps from the first frozen layer on: PyTorch does not count those of fused optimizers."""
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not _kept:
+        return
+    stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    tensors, memory = {id(tensor) for tensor in stepped}, {_address_of(tensor) for tensor in stepped} - {0}
+    what = f"was in a step of {type(optimizer).__name__}"
+    _end([(kept, what) for kept in list(_kept.values()) if id(kept.seen.tensor) in tensors or kept.address in memory])
+
+
+def _address_of(tensor: Tensor) -> int:
+    """Where the tensor's memory begins, of which frozen weights may be a part; 0 if it has none."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except RuntimeError:  # sparse, or of several devices
+        return 0
+
+
+def _is_gathered(tensor: Tensor) -> bool:
+    """Whether FSDP2 gathered a parameter into this tensor, as it will again: PyTorch counts none of these writes."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return False
+    try:
+        from torch.distributed._composable_state import _module_state_mapping
+    except ImportError:  # of a PyTorch that has no FSDP2
+        return False
+    states = [each() for each in _module_state_mapping.values() if callable(each)]
+    groups = [
+        group
+        for state in states
+        for group in getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        if group
+    ]
+    return any(getattr(each, "_unsharded_param", None) is tensor for group in groups for each in group.fsdp_params)
+
+
+def _is_transformed() -> bool:
+    """Whether a transform, a mode or a trace is active: what is made then is of its own kind."""
+    is_watched = torch.jit.is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    return bool(is_watched or torch._C._are_functorch_transforms_active())
+
+
+def _is_recorded(device: torch.device) -> bool:
+    """Whether a CUDA graph is recording on that device."""
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
+
+def operand(weights: Tensor, transposed: bool) -> Any:
+    """The operand for (a, b, c, d), or the conjugates transposed for (a, c, b, d), as gradients of x need it."""
+    return made_of(weights, *_WAYS[transposed])
+
+
+def as_trained(weights: Tensor) -> Tensor:
+    """Detached if they take gradients: they are about to change, so nothing kept of them is used, frozen or not."""
+    return weights.detach() if weights.requires_grad else weights
+
+
+def _packed(weights: Tensor) -> Weights:
+    return launcher(*weights.shape).pack(weights)
+
+
+def _transpose(weights: Tensor) -> Tensor:
+    return weights.transpose(1, 2).conj().contiguous().resolve_conj()
+
+
+def _pack_transposed(weights: Tensor) -> Weights:
+    return _packed(_transpose(weights))
+
+
+def _as_they_are(weights: Tensor) -> Tensor:
+    return weights
+
+
+_WAYS: dict[bool, tuple[Callable[[Tensor], Weights], Callable[[Tensor], Tensor]]] = {  # for many calls, and for one
+    False: (_packed, _as_they_are),
+    True: (_pack_transposed, _transpose),
+}

@@ -1,0 +1,607 @@
+"""The product and the gradient of its weights as PyTorch operators, and `multiply`, by which they are called.
+
+`ksgen::multiply` and `ksgen::weight_gradient` are each other's derivatives, to any order:
+
+    y = multiply(x, W)                   the gradient of x is multiply(dy, W, transposed), of W weight_gradient(x, dy)
+    W = weight_gradient(x, y)            the gradient of x is multiply(y, dW, transposed), of y multiply(x, dW)
+
+Of complex numbers, "transposed" is the adjoint, with the conjugates of the weights, and W has the conjugate of x: PyTorch's gradients.
+Both run in ksgen's kernels, or in `ksgen.torch.operators.products` where `ksgen.torch.operators.choice` says so. Matrices alone: (batch,
+features) in layout "bsf", (features, batch) in "bsl". Forward-mode derivatives are products again, by the product rule.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter, functional
+from torch.utils.flop_counter import register_flop_formula
+
+from ksgen.errors import LaunchError, ToolchainError
+from ksgen.spec import LAYOUTS, Epilogue
+from ksgen.spec.kernel import is_turned, layout_word
+from ksgen.spec.precision import gradient_of
+from ksgen.torch.operators import products
+from ksgen.torch.operators.checks import check, check_activation, check_backend, check_tensors, check_words, dtype_name
+from ksgen.torch.operators.choice import (
+    chain_launcher,
+    faster,
+    has_kernels,
+    is_one_launch,
+    job_of,
+    launcher,
+    never_one_launch,
+    serve,
+    size_of,
+)
+from ksgen.torch.operators.frozen import as_trained, is_kept, made_of, operand
+from ksgen.torch.operators.products import ACTIVATIONS, finish
+
+Product = Callable[..., Tensor]
+FEW_ENTRIES = 256  # of a batch: up to there, PyTorch's own operators may take a step of training faster, which start sooner
+STEP_WAYS = ("ksgen", "bmm")  # of a small step of training
+BACKENDS = ("auto", "ksgen", "strided")  # of `multiply`; "auto" chooses between the other two
+
+
+def multiply(
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    layout: str = "bsf",
+    precision: str | None = None,
+    activation: str = "none",
+    backend: str = "auto",
+) -> Tensor:
+    """activation(X K^T + bias) + residual, differentiable. `weights` is (a, b, c, d).
+
+    While gradients are recorded, the activation is a separate operation, whose input is kept for the backward pass as in
+    `torch.nn`. Otherwise it happens inside the kernel. Under autocast, all tensors are cast to its type.
+    """
+    check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
+    check_tensors("multiply", x=x, weights=weights, bias=bias, residual=residual)
+    x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
+    check(x, [weights], bias, residual, layout, precision)
+    check_activation(activation, x.dtype)
+    check_backend(backend, precision, x.dtype)
+    return _multiply_factor(x, weights, bias, residual, layout, precision, activation, backend)
+
+
+def _multiply_factor(
+    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None, activation: str,
+    backend: str,
+) -> Tensor:  # fmt: skip
+    """The same by tensors that were cast and checked."""
+    given = x, weights, bias, residual
+
+    def by_functions(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        if activation != "none" and (_needs_gradient(x, weights, bias) or _is_forward_mode()):
+            before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
+            return finish(before, None, activation, residual, layout)
+        return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
+
+    def by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        return multiply_by_pytorch(x, weights, bias, residual, layout, activation)
+
+    if _is_traced() or (backend != "strided" and not _is_watched(*given) and not has_kernels(x.device)):
+        return by_pytorch(*given)
+    if backend == "auto" and _is_small_step(*given, layout, precision):
+        ways = dict(zip(STEP_WAYS, (by_functions, by_pytorch), strict=True))
+        added = bias is not None, residual is not None
+        job = step_job(weights.shape, x.shape[0 if layout == "bsf" else 1], x.dtype, layout, activation, *added, x.requires_grad)
+        return ways[faster(job, {name: partial(_step, way, given) for name, way in ways.items()})](*given)
+    return by_functions(*given)
+
+
+def step_job(
+    shape: Iterable[int], batch: int, dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool, wants_x: bool
+) -> Hashable:
+    """What a small step of training is timed as. `wants_x`: whether x has a gradient."""
+    kind = "trained" if wants_x else "trained first"
+    return (job_of(kind, [shape], dtype, layout, activation, bias, residual), size_of(batch), *STEP_WAYS)
+
+
+def multiply_by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str) -> Tensor:
+    """By PyTorch's own operators, which it differentiates."""
+    y = products.permuted_multiply(x, made_of(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
+    return finish(y, bias, activation, residual, layout)
+
+
+def multiply_chain(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: str, precision: str | None,
+    activation: str, backend: str, between: str = "none", fuse: str = "auto", out_layout: str | None = None, turn: int = 0,
+) -> Tensor:  # fmt: skip
+    """`multiply` by several factors, `between` the activation of all but the last, with tensors that were cast and checked; in one launch
+    where that is faster, or where `fuse` says so, if only the values are needed. `out_layout`: of y, where it is another one, which factor
+    `turn` is the first to have."""
+    is_one_alone = len(weights) == 1 and out_layout is None
+
+    def one_by_one() -> Tensor:
+        *first, last = turned_at(turn, weights, layout, out_layout)
+        rows = x
+        for turns, each, own in first:
+            rows = _multiply_factor(turns(rows), each, None, None, own, precision, between, backend)
+        turns, each, own = last
+        return _multiply_factor(turns(rows), each, bias, residual, own, precision, activation, backend)
+
+    if is_one_alone or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
+        return one_by_one()
+    if not has_kernels(x.device):
+        if fuse == "yes":
+            raise LaunchError(f"fuse='yes' of tensors on {x.device.type}, for which there are no kernels; accepted: fuse='auto' or 'no'")
+        return one_by_one()
+    own, batch = chain_launcher(tuple(tuple(each.shape) for each in weights), between, fuse), x.shape[0 if layout == "bsf" else 1]
+    wanted = precision or dtype_name(x.dtype)
+    if not x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(x.dtype)):
+        return one_by_one()
+
+    def by_launcher() -> Tensor:
+        extras = {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual), "precision": precision}
+        ready = [operand(contiguous(each), False) for each in weights]
+        y: Tensor = own(rows_of(x), ready, layout=layout, out_layout=out_layout, activation=activation, **extras)
+        return y
+
+    if fuse == "yes" or (backend == "ksgen" and x.device.type == "cpu"):
+        return by_launcher()
+    added = bias is not None, residual is not None
+    epilogue = Epilogue(added[0], activation, added[1])
+    is_one = is_one_launch(own, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one
+    if x.device.type == "cuda":
+        if is_one:
+            try:
+                return by_launcher()
+            except ToolchainError as error:
+                never_one_launch(own, error)
+        return one_by_one()
+    job = job_of("chain", [each.shape for each in weights], x.dtype, layout_word(layout, out_layout), activation, *added, between)
+    ways = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
+    return ways[faster((job, size_of(batch), *ways), ways)]()
+
+
+def turned_at(
+    turn: int, weights: Sequence[Tensor], layout: str, out_layout: str | None
+) -> list[tuple[Callable[[Tensor], Tensor], Tensor, str]]:
+    """For each factor: what is done to its X first, its weights, and the layout of both X and Y. One of them takes what was turned."""
+
+    def transposed(rows: Tensor) -> Tensor:
+        return rows.t().contiguous()
+
+    def as_it_is(rows: Tensor) -> Tensor:
+        return rows
+
+    turns = is_turned(layout, out_layout)
+    own = [out_layout or layout if turns and number >= turn else layout for number in range(len(weights))]
+    return [(transposed if turns and number == turn else as_it_is, *each) for number, each in enumerate(zip(weights, own, strict=True))]
+
+
+def _is_small_step(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> bool:
+    """Whether it is part of training, with so few entries that what a function of ours costs on the host counts."""
+    if x.device.type != "cpu" or not _needs_gradient(weights) or _is_watched(x, weights, bias, residual) or is_transformed():
+        return False  # before any look at the batch, which may be a symbol
+    if x.shape[0 if layout == "bsf" else 1] > FEW_ENTRIES or not x.numel() or precision not in (None, dtype_name(x.dtype)):
+        return False
+    return not is_saved_otherwise()  # a checkpoint's second pass would be another way
+
+
+def is_saved_otherwise() -> bool:
+    """Whether what is kept for a backward pass goes through hooks, such as a checkpoint's."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _step(way: Product, given: Sequence[Tensor | None]) -> Tensor:
+    """A product and its gradients, apart from the graph that is recorded."""
+    apart = [None if each is None else each.detach().requires_grad_(each.requires_grad) for each in given]
+    y = way(*apart)
+    torch.autograd.grad(y, [each for each in apart if each is not None and each.requires_grad], y.detach())
+    return y
+
+
+def autocast(*given: Any) -> Any:
+    """Tensors in autocast's dtype, as for `torch.nn.functional.linear`. The last one is the precision to use then."""
+    *tensors, precision = given
+    kind = tensors[0].device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return given
+    dtype = torch.get_autocast_dtype(kind)
+    takes_part = [tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in tensors]
+    cast = [_cast(tensor, dtype) if takes else tensor for tensor, takes in zip(tensors, takes_part, strict=True)]
+    return *cast, None if takes_part[0] else precision
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in that type. A weight in training is cast once in each region of autocast, as those of PyTorch's own layers.
+
+    PyTorch shows what its cache holds to operators alone. So the weight, whose shape is that of a convolution's, convolves nothing.
+    """
+    is_cached = type(tensor) is Parameter and tensor.dim() == 4 and _needs_gradient(tensor) and torch.is_autocast_cache_enabled()
+    if tensor.dtype == dtype or not is_cached or _is_watched(tensor) or is_transformed() or _is_traced():
+        return tensor.to(dtype)
+    if is_saved_otherwise():  # a checkpoint would compute again to show it
+        return tensor.to(dtype)
+    convolved = functional.conv2d(tensor.new_empty(0, *tensor.shape[1:], dtype=dtype), tensor)
+    cast: Tensor = convolved.grad_fn._saved_weight
+    return cast
+
+
+# ---- Y = X K^T, or X K where transposed, with the conjugate of K
+
+
+def _compute(
+    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
+    activation: str, transposed: bool, backend: str,
+) -> Tensor:  # fmt: skip
+    x, weights = rows_of(x), contiguous(weights)
+    if not x.numel():
+        return _empty(x, weights, layout, transposed)
+    a, b, c, d = weights.shape
+    own = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
+    epilogue = (bias is not None, activation, residual is not None)
+
+    def by_kernels() -> Tensor:
+        options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
+        options |= {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual)}
+        product: Tensor = own(x, operand(weights, transposed), **options)
+        return product
+
+    def on_views() -> Tensor:
+        matrices = made_of(weights, products.by_matrix)
+        y = products.multiply(x, matrices.mH if transposed else matrices, layout)
+        return finish(y, bias, activation, residual, layout)
+
+    def by_whole_matrix() -> Tensor:
+        matrix = made_of(weights, products.to_dense)
+        return finish(products.by_whole_matrix(x, matrix, layout), bias, activation, residual, layout)
+
+    ways = {"ksgen": by_kernels, "strided": on_views}
+    if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_kept(weights):
+        ways["dense"] = by_whole_matrix  # a processor's matrix tiles may multiply by zeros faster than others leave them out
+    return serve(own, x, layout, precision, backend, ways, epilogue=epilogue)
+
+
+def _without_tangents(compute: Product) -> Product:
+    """As the body of an operator, which sees no forward-mode derivatives, and whose result would have none."""
+
+    def computed(*given: Any) -> Tensor:
+        if _is_forward_mode():
+            raise LaunchError(
+                "ksgen's operators in an exported program have no forward-mode derivatives; accepted: torch.func.jvp of the module itself, "
+                "also inside torch.compile"
+            )
+        return compute(*given)
+
+    return computed
+
+
+_multiply = torch.library.custom_op(
+    "ksgen::multiply",
+    _without_tangents(_compute),
+    mutates_args=(),
+    schema="(Tensor x, Tensor weights, Tensor? bias, Tensor? residual, str layout, str? precision, str activation, "
+    "bool transposed, str backend) -> Tensor",
+)
+
+
+@_multiply.register_fake
+def _(
+    x: Tensor, weights: Tensor, bias: Any, residual: Any, layout: str, precision: Any, activation: str, transposed: bool, backend: str
+) -> Tensor:
+    return _empty(x, weights, layout, transposed)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weights, bias, _, ctx.layout, ctx.precision, ctx.activation, ctx.transposed, ctx.backend = inputs
+    ctx.save_for_backward(x, weights, bias)
+    if _is_forward_mode():
+        ctx.x, ctx.weights, ctx.y_shape = x, weights, output.shape
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    x, weights, bias = ctx.saved_tensors
+    needs_x, needs_weights, needs_bias, needs_residual = ctx.needs_input_grad[:4]
+    layout, transposed, backend = ctx.layout, ctx.transposed, ctx.backend
+    precision = ctx.precision and gradient_of(ctx.precision)
+    inner = gradient
+    if ctx.activation != "none":
+        before = _product(x, weights, bias, None, layout, ctx.precision, "none", transposed, backend)
+        inner = ACTIVATIONS[ctx.activation].backward(gradient, before)
+    x_gradient = weights_gradient = bias_gradient = None
+    if needs_x:
+        weights = weights if torch.is_grad_enabled() else as_trained(weights)
+        x_gradient = _product(inner, weights, None, None, layout, precision, "none", not transposed, backend)
+    if needs_weights:
+        rows, columns = (inner, x) if transposed else (x, inner)
+        weights_gradient = _outer_product(rows, columns, weights.shape[0], weights.shape[3], layout, precision, backend)
+    if needs_bias:
+        bias_gradient = inner.sum(0 if layout == "bsf" else 1)
+    return x_gradient, weights_gradient, bias_gradient, gradient if needs_residual else None, *[None] * 5
+
+
+_multiply.register_autograd(_backward, setup_context=_keep)
+
+
+def _forward(ctx: Any, x_tangent: Tensor | None, weights_tangent: Tensor | None, bias_tangent: Tensor | None,
+             residual_tangent: Tensor | None, *_: Any) -> Tensor:  # fmt: skip
+    """The forward-mode derivative, for a product whose activation is a separate step."""
+    options = (ctx.layout, ctx.precision, "none", ctx.transposed, ctx.backend)
+    of_x = None if x_tangent is None else _product(x_tangent, ctx.weights, None, None, *options)
+    of_weights = None if weights_tangent is None else _product(ctx.x, weights_tangent, None, None, *options)
+    of_bias = None if bias_tangent is None else (bias_tangent if ctx.layout == "bsf" else bias_tangent[:, None])
+    return _sum([of_x, of_weights, residual_tangent, of_bias]).expand(ctx.y_shape)
+
+
+def _sum(terms: Sequence[Tensor | None]) -> Tensor:
+    """At least one is there."""
+    first, *others = (each for each in terms if each is not None)
+    return sum(others, first)
+
+
+def _multiply_batched(
+    call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: Tensor, bias: Any, residual: Any, *options: Any
+) -> tuple[Tensor, int]:
+    """Folds the dimension that `vmap` maps over into the batch, or into a (as more blocks) if weights or biases differ."""
+    layout, count = options[0], info.batch_size
+    if not count:  # nothing to compute, and nothing that tells how long the folded dimension is
+        each_x, each_weights = (_each(given, dim) for given, dim in zip((x, weights), in_dims[:2], strict=True))
+        return _empty(each_x, each_weights, layout, options[3]).expand(0, -1, -1), 0
+    of_x, of_weights, of_bias, of_residual = in_dims[:4]
+    axis = 0 if layout == "bsf" else 1
+    if of_weights is not None or of_bias is not None:
+        axis = 1 - axis
+        weights, bias = _folded(weights, of_weights, count, 0), _folded(bias, of_bias, count, 0)
+    x, residual = _folded(x, of_x, count, axis), _folded(residual, of_residual, count, axis)
+    return call(x, weights, bias, residual, *options).unflatten(axis, (count, -1)), axis
+
+
+# ---- the gradient of the weights
+
+
+def _compute_weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str) -> Tensor:
+    x, y_gradient = contiguous(x), contiguous(y_gradient)
+    shape = _weight_shape(x, y_gradient, a, d, layout)
+    if not x.numel():
+        return x.new_zeros(shape)
+    own = launcher(*shape)
+
+    def by_kernels() -> Tensor:
+        gradient: Tensor = own.gradient(x, y_gradient, layout=layout, precision=precision)
+        return gradient
+
+    def on_views() -> Tensor:
+        return products.weight_gradient(x, y_gradient, layout, a, d)
+
+    return serve(own, x, layout, precision, backend, {"ksgen": by_kernels, "strided": on_views}, job="gradient")
+
+
+_weight_gradient = torch.library.custom_op(
+    "ksgen::weight_gradient",
+    _without_tangents(_compute_weight_gradient),
+    mutates_args=(),
+    schema="(Tensor x, Tensor y_gradient, int a, int d, str layout, str? precision, str backend) -> Tensor",
+)
+
+
+@_weight_gradient.register_fake
+def _(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: Any, backend: str) -> Tensor:
+    return x.new_empty(_weight_shape(x, y_gradient, a, d, layout))
+
+
+def _keep_for_weights(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, y_gradient, a, d, ctx.layout, ctx.precision, ctx.backend = inputs
+    ctx.save_for_backward(x, y_gradient)
+    if _is_forward_mode():
+        ctx.x, ctx.y_gradient, ctx.shape = x, y_gradient, (a, d)
+
+
+def _backward_of_weights(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    x, y_gradient = ctx.saved_tensors
+    needs_x, needs_y_gradient = ctx.needs_input_grad[:2]
+    options = (ctx.layout, ctx.precision, "none")
+    of_x = _product(y_gradient, gradient, None, None, *options, True, ctx.backend) if needs_x else None
+    of_y_gradient = _product(x, gradient, None, None, *options, False, ctx.backend) if needs_y_gradient else None
+    return of_x, of_y_gradient, *[None] * 5
+
+
+_weight_gradient.register_autograd(_backward_of_weights, setup_context=_keep_for_weights)
+
+
+def _forward_of_weights(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: Any) -> Tensor:
+    """The forward-mode derivative. `ctx` keeps what the backward pass needs."""
+    options = (*ctx.shape, ctx.layout, ctx.precision, ctx.backend)
+    of_x = None if x_tangent is None else _outer_product(x_tangent, ctx.y_gradient, *options)
+    return _sum([of_x, None if y_tangent is None else _outer_product(ctx.x, y_tangent, *options)])
+
+
+def _weight_gradient_batched(
+    call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, *options: Any
+) -> tuple[Tensor, int]:
+    """Folds the dimension that `vmap` maps over, such as the samples of per-sample gradients, into a."""
+    axis = 1 if layout == "bsf" else 0
+    if not info.batch_size:
+        each_x, each_y = (_each(given, dim) for given, dim in zip((x, y_gradient), in_dims[:2], strict=True))
+        return x.new_empty((0, *_weight_shape(each_x, each_y, a, d, layout))), 0
+    x, y_gradient = (_folded(each, of_each, info.batch_size, axis) for each, of_each in zip((x, y_gradient), in_dims[:2], strict=True))
+    return call(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
+
+
+# ---- called: as operators where a compiler or a mode is watching, else as functions, which cost less
+
+
+def _multiply_trained(x: Tensor, weights: Tensor, *others: Any) -> Tensor:
+    return _compute(x, as_trained(weights), *others)
+
+
+class _Multiply(torch.autograd.Function):
+    forward = staticmethod(_multiply_trained)
+    setup_context = staticmethod(_keep)
+    backward = staticmethod(_backward)
+    jvp = staticmethod(_forward)
+    vmap = staticmethod(lambda *given: _multiply_batched(_product, *given))
+
+
+class _WeightGradient(torch.autograd.Function):
+    forward = staticmethod(_compute_weight_gradient)
+    setup_context = staticmethod(_keep_for_weights)
+    backward = staticmethod(_backward_of_weights)
+    jvp = staticmethod(_forward_of_weights)
+    vmap = staticmethod(lambda *given: _weight_gradient_batched(_outer_product, *given))
+
+
+def _plain(compute: Product, keep: Callable[..., None], backward: Callable[..., Any]) -> Any:
+    """The same where nothing but a backward pass may follow: beside `setup_context`, PyTorch looks up a signature at each call."""
+
+    class Plain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensor:
+            output = compute(*inputs)
+            keep(ctx, inputs, output)
+            return output
+
+    Plain.backward = staticmethod(backward)
+    return Plain
+
+
+_PlainMultiply = _plain(_multiply_trained, _keep, _backward)
+_PlainWeightGradient = _plain(_compute_weight_gradient, _keep_for_weights, _backward_of_weights)
+
+
+if hasattr(_multiply, "register_vmap"):  # from PyTorch 2.5 on
+    _multiply.register_vmap(partial(_multiply_batched, _multiply))
+    _weight_gradient.register_vmap(partial(_weight_gradient_batched, _weight_gradient))
+
+
+def _product(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, *options: Any) -> Tensor:
+    if _is_watched(x, weights, bias, residual):
+        call = _product_of_pytorch if is_transformed() else _multiply
+        return call(x, weights, bias, residual, *options)
+    if is_transformed():
+        return _Multiply.apply(x, weights, bias, residual, *options)
+    if _needs_gradient(x, weights, bias, residual):
+        return _PlainMultiply.apply(x, weights, bias, residual, *options)
+    return _compute(x, weights, bias, residual, *options)
+
+
+def _outer_product(x: Tensor, y_gradient: Tensor, *options: Any) -> Tensor:
+    if _is_watched(x, y_gradient):
+        call = _outer_product_of_pytorch if is_transformed() else _weight_gradient
+        return call(x, y_gradient, *options)
+    if is_transformed():
+        return _WeightGradient.apply(x, y_gradient, *options)
+    if _needs_gradient(x, y_gradient):
+        return _PlainWeightGradient.apply(x, y_gradient, *options)
+    return _compute_weight_gradient(x, y_gradient, *options)
+
+
+def _product_of_pytorch(
+    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
+    activation: str, transposed: bool, backend: str,
+) -> Tensor:  # fmt: skip
+    """By operators that PyTorch can transform where they are seen. Of ours it would take forward-mode derivatives as zero."""
+    blocks = products.blocks_of(weights.transpose(1, 2).conj() if transposed else weights)
+    return finish(products.permuted_multiply(x, blocks, layout, weights.shape[0], weights.shape[3]), bias, activation, residual, layout)
+
+
+def _outer_product_of_pytorch(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str) -> Tensor:
+    """The same for the gradient of the weights."""
+    return products.permuted_weight_gradient(x, y_gradient, layout, a, d)
+
+
+def _is_watched(*tensors: Tensor | None) -> bool:
+    """Whether operators must be visible: to a compiler, a mode, or a tensor without memory."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    return not all(each is None or type(each) in (Tensor, Parameter) for each in tensors)
+
+
+def _is_recorded(*tensors: Tensor | None) -> bool:
+    """Whether a derivative may follow, or a transform is active, which sees only functions."""
+    return _needs_gradient(*tensors) or is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether a torch.func transform is active, or forward-mode derivatives are taken."""
+    return bool(torch._C._are_functorch_transforms_active()) or _is_forward_mode()
+
+
+def _is_forward_mode() -> bool:
+    return bool(forward_ad._current_level >= 0)
+
+
+def _is_traced() -> bool:
+    """Whether calls become a program of PyTorch's own operators: `torch.jit.trace`, or an export to ONNX."""
+    return bool(torch.jit.is_tracing()) or (torch.compiler.is_compiling() and bool(torch.onnx.is_in_onnx_export()))
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether only the values are needed."""
+    return not (_is_watched(*tensors) or _is_recorded(*tensors) or _is_traced())
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+
+
+def _each(tensor: Tensor, dim: int | None) -> Tensor:
+    """One of what `vmap` maps over, without its values."""
+    return tensor if dim is None else tensor.new_empty(tensor.movedim(dim, 0).shape[1:])
+
+
+def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Tensor | None:
+    """Makes the mapped dimension the outer part of an axis."""
+    if tensor is None:
+        return None
+    mapped = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], count, *tensor.shape[axis:]) if dim is None else tensor.movedim(dim, axis)
+    return mapped.flatten(axis, axis + 1)
+
+
+# ---- what `FlopCounterMode` counts: a multiplication and an addition for each weight and row
+
+
+@register_flop_formula([torch.ops.ksgen.multiply])
+def _flops_of_product(x_shape: Sequence[int], weights_shape: Sequence[int], *given: Any, out_shape: Any = None, **_: Any) -> int:
+    rows: int = x_shape[0 if given[2] == "bsf" else 1]
+    return 2 * rows * prod(weights_shape)
+
+
+@register_flop_formula([torch.ops.ksgen.weight_gradient])
+def _flops_of_weight_gradient(
+    x_shape: Sequence[int], y_shape: Sequence[int], a: int, d: int, layout: str, *_: Any, out_shape: Sequence[int], **__: Any
+) -> int:
+    rows: int = x_shape[0 if layout == "bsf" else 1]
+    return 2 * rows * prod(out_shape)
+
+
+# ---- what both operators share
+
+
+def rows_of(tensor: Any) -> Any:
+    """A matrix as kernels take it: with gaps between its rows at most, so that slices are read where they lie. None stays None."""
+    if tensor is None or (tensor.stride(1) == 1 and tensor.stride(0) >= tensor.shape[1]):
+        return None if tensor is None else _resolved(tensor)
+    return contiguous(tensor)
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """As kernels take weights, gradients and biases."""
+    return _resolved(tensor).contiguous()
+
+
+def _resolved(tensor: Tensor) -> Tensor:
+    """With its values in memory as they are, where PyTorch only noted that they are conjugated or negated."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
+def _empty(x: Tensor, weights: Tensor, layout: str, transposed: bool) -> Tensor:
+    """An uninitialised Y."""
+    a, b, c, d = weights.shape
+    features = a * (c if transposed else b) * d
+    return x.new_empty((x.shape[0], features) if layout == "bsf" else (features, x.shape[1]))
+
+
+def _weight_shape(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str) -> tuple[int, int, int, int]:
+    features = 1 if layout == "bsf" else 0
+    return a, y_gradient.shape[features] // (a * d), x.shape[features] // (a * d), d

@@ -1,0 +1,155 @@
+"""Products and weight gradients by PyTorch's batched products, as an expert writes them: on views if memory allows.
+
+There is one matrix of b x c per block, a*d in all: `by_matrix` is (a, d, b, c). In batch-size-last, and in batch-size-first
+with d = 1, the blocks of X and Y are views that a batched product reads and writes in place. In batch-size-first with d > 1
+no element of a block has a neighbour, so X and Y are permuted. `multiply` and `weight_gradient` write to memory of their own
+and are not differentiable; `permuted_multiply` and `permuted_weight_gradient` are.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+LEAST_ELEMENTS = 2**14  # of X for each product on views: below, one product of permuted copies costs less than several calls
+
+
+def by_matrix(weights: Tensor) -> Tensor:
+    """(a, b, c, d) as (a, d, b, c)."""
+    return weights.permute(0, 3, 1, 2).contiguous()
+
+
+def blocks_of(weights: Tensor) -> Tensor:
+    """(a, b, c, d) as (a*d, b, c), without a copy where that is possible."""
+    return weights.permute(0, 3, 1, 2).flatten(0, 1)
+
+
+def to_dense(weights: Tensor) -> Tensor:
+    """K, as a matrix of out_features x in_features."""
+    a, b, c, d = weights.shape
+    along_j = torch.diag_embed(weights)  # (a, b, c, d, d)
+    whole = torch.diag_embed(along_j.permute(1, 2, 3, 4, 0))  # (b, c, d, d, a, a)
+    return whole.permute(4, 0, 2, 5, 1, 3).reshape(a * b * d, a * c * d)
+
+
+def chain_to_dense(weights: Sequence[Tensor]) -> Tensor:
+    """K of a chain, the factor that meets x first."""
+    first, *others = weights
+    columns = to_dense(first).t()
+    for each in others:
+        columns = permuted_multiply(columns, blocks_of(each), "bsf", each.shape[0], each.shape[3])
+    return columns.t()
+
+
+def by_whole_matrix(x: Tensor, matrix: Tensor, layout: str) -> Tensor:
+    """Y = X K^T with all of K, dense or sparse."""
+    return functional.linear(x, matrix) if layout == "bsf" else matrix @ x
+
+
+def multiply(x: Tensor, matrices: Tensor, layout: str) -> Tensor:
+    """Y = X K^T. The last two axes of `matrices` may be transposed."""
+    a, d, b, _ = matrices.shape
+    if not _has_views(x, layout, a, d):
+        return permuted_multiply(x, matrices.flatten(0, 1), layout, a, d)
+    y = x.new_empty((len(x), a * b * d) if layout == "bsf" else (a * b * d, x.shape[1]))
+    stacks = zip(_matrix_stacks(matrices), _stacks(x, layout, a, d), _stacks(y, layout, a, d), strict=True)
+    for factors, inputs, outputs in stacks:
+        torch.bmm(factors, inputs, out=outputs)
+    return y
+
+
+def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
+    """(a, b, c, d): the gradient of the weights, summed over the batch."""
+    if not _has_views(x, layout, a, d):
+        return permuted_weight_gradient(x, y_gradient, layout, a, d)
+    features = 1 if layout == "bsf" else 0
+    matrices = x.new_empty(a, d, y_gradient.shape[features] // (a * d), x.shape[features] // (a * d))
+    stacks = zip(_matrix_stacks(matrices), _stacks(x, layout, a, d), _stacks(y_gradient, layout, a, d), strict=True)
+    for factors, inputs, outputs in stacks:
+        torch.bmm(outputs, inputs.mH, out=factors)
+    return matrices.permute(0, 2, 3, 1).contiguous()
+
+
+def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
+    """The same by permuting X, one batched product with (a*d, b, c), and permuting back: plain PyTorch, differentiable."""
+    _, b, c = blocks.shape
+    if layout == "bsf":  # (a*d, batch, features of a block): the product then lies as Y does, as nearly as it can
+        rows = x.reshape(-1, a, c, d).permute(1, 3, 0, 2).reshape(a * d, -1, c)
+        y = torch.bmm(rows, blocks.transpose(1, 2)).view(a, d, -1, b).permute(2, 0, 3, 1)
+        return y.reshape(-1, a * b * d).contiguous()
+    return permuted_back(torch.bmm(blocks, permuted(x, layout, a, d)), layout, a, d)
+
+
+def permuted_weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
+    """The gradient of the weights by permuting both and one batched product: plain PyTorch, differentiable."""
+    blocks = torch.bmm(permuted(y_gradient, layout, a, d), permuted(x, layout, a, d).mH)
+    return blocks.unflatten(0, (a, d)).permute(0, 2, 3, 1).contiguous()
+
+
+def permuted(x: Tensor, layout: str, a: int, d: int) -> Tensor:
+    """X as (a*d, features of a block, batch): a view if possible, else a copy."""
+    if layout == "bsf":
+        return x.unflatten(1, (a, -1, d)).permute(1, 3, 0, 2).flatten(0, 1).transpose(1, 2)
+    return x.unflatten(0, (a, -1, d)).transpose(1, 2).flatten(0, 1)
+
+
+def permuted_back(blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
+    """(a*d, features of a block, batch) as a matrix in the layout."""
+    split = blocks.unflatten(0, (a, d))
+    if layout == "bsf":
+        return split.permute(3, 0, 2, 1).flatten(1).contiguous()
+    return split.transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def _has_views(x: Tensor, layout: str, a: int, d: int) -> bool:
+    """Whether the blocks are views worth a product each. On processors, products of 16-bit views are far slower than copies."""
+    if not x.is_cuda and x.element_size() < 4:
+        return False
+    if layout == "bsf":
+        return d == 1
+    calls = min(a, d)
+    return calls == 1 or x.numel() >= calls * LEAST_ELEMENTS
+
+
+def _stacks(x: Tensor, layout: str, a: int, d: int) -> list[Tensor]:
+    """The blocks of X as min(a, d) views of (blocks, features of a block, batch)."""
+    if layout == "bsf":  # d = 1
+        return [x.unflatten(1, (a, -1)).permute(1, 2, 0)]
+    split = x.unflatten(0, (a, -1, d))
+    return [rows.transpose(0, 1) for rows in split] if a <= d else list(split.unbind(2))
+
+
+def _matrix_stacks(matrices: Tensor) -> list[Tensor]:
+    """The matrices that go with `_stacks`."""
+    return list(matrices if matrices.shape[0] <= matrices.shape[1] else matrices.unbind(1))
+
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Activation:
+    apply: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]  # of the gradient and the input; differentiable itself
+
+
+ACTIVATIONS = {
+    "none": Activation(lambda values: values, lambda gradient, _: gradient),
+    "relu": Activation(functional.relu, lambda gradient, values: _aten.threshold_backward(gradient, values, 0)),
+    "gelu": Activation(functional.gelu, _aten.gelu_backward),
+    "gelu_tanh": Activation(
+        lambda values: functional.gelu(values, approximate="tanh"),
+        lambda gradient, values: _aten.gelu_backward(gradient, values, approximate="tanh"),
+    ),
+    "silu": Activation(functional.silu, _aten.silu_backward),
+}
+
+
+def finish(y: Tensor, bias: Tensor | None, activation: str, residual: Tensor | None, layout: str) -> Tensor:
+    """activation(y + bias) + residual."""
+    if bias is not None:
+        y = y + (bias if layout == "bsf" else bias[:, None])
+    y = ACTIVATIONS[activation].apply(y)
+    return y if residual is None else y + residual

@@ -1,0 +1,51 @@
+"""Candidates: of every family that fits, within the budget, and using most of it."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+
+from ksgen.pattern import Chain, Pattern, dense  # noqa: E402  (after the skip)
+from ksgen.torch.conversion.propose import candidates, divisors  # noqa: E402
+
+SIZES = [(384, 384), (384, 1536), (1536, 384), (1024, 1024), (50, 7), (7, 11), (96, 80)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("in_features", "out_features"), SIZES, ids=str)
+@pytest.mark.parametrize("budget", [0.05, 0.3, 0.9])
+def test_all_fit_the_layer_and_the_budget(in_features: int, out_features: int, budget: float) -> None:
+    found = candidates(in_features, out_features, budget)
+    for family, chains in found.items():
+        assert chains, family
+        for chain in chains:
+            assert (chain.in_features, chain.out_features) == (in_features, out_features)
+            assert chain.weight_count <= budget * dense(in_features, out_features).weight_count
+
+
+def test_which_families_there_are() -> None:
+    assert set(candidates(384, 1536, 0.3)) == {"low_rank", "monarch", "two_factors", "deformable_butterfly"}
+    assert set(candidates(384, 384, 0.3)) == {"low_rank", "monarch", "two_factors", "deformable_butterfly", "block_butterfly"}
+    square = candidates(1024, 1024, 0.3)
+    assert {"block_butterfly", "square_dyadic", "kaleidoscope"} < set(square)
+    assert (len(square["square_dyadic"][0]), len(square["kaleidoscope"][0])) == (10, 20)
+    assert set(candidates(7, 11, 0.5)) == {"low_rank"}  # primes: nothing divides them
+    assert candidates(7, 11, 0.1) == {}
+
+
+def test_the_papers_layer_is_among_them() -> None:
+    papers = Chain((Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2)))
+    assert papers in candidates(384, 384, 0.3)["two_factors"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("in_features", "out_features"), SIZES[:4], ids=str)
+def test_most_of_the_budget_is_used(in_features: int, out_features: int) -> None:
+    found = candidates(in_features, out_features, 0.3)
+    for family, least in (("low_rank", 0.75), ("two_factors", 0.75), ("monarch", 0.5), ("deformable_butterfly", 0.5)):
+        assert min(chain.weight_count for chain in found[family]) >= least * 0.3 * in_features * out_features, family
+        assert {min(pattern.b, pattern.c) >= 4 for chain in found[family] for pattern in chain} == {True}
+    assert {min(pattern.b, pattern.c) >= 16 for chain in found["two_factors"] for pattern in chain} == {True}
+
+
+def test_divisors() -> None:
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]

@@ -1,0 +1,367 @@
+"""convert: which layers are replaced and what of them stays, what the report says, and what is refused unchanged."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+
+from torch import nn  # noqa: E402  (after the skip)
+
+from ksgen.errors import KsgenError, SpecError  # noqa: E402
+from ksgen.pattern import Chain, Pattern  # noqa: E402
+from ksgen.spec import parse  # noqa: E402
+from ksgen.torch import KSLinear, factorize, propose  # noqa: E402
+from ksgen.torch.conversion.convert import convert  # noqa: E402
+from ksgen.torch.conversion.projection import product_of  # noqa: E402
+from ksgen.torch.conversion.propose import Proposal, Proposals  # noqa: E402
+from ksgen.torch.conversion.rule import Beside  # noqa: E402
+from ksgen.torch.layer.group import KSLinears  # noqa: E402
+
+UP, DOWN = [(6, 4, 4, 1), (1, 48, 12, 2)], [(6, 4, 16, 1), (1, 8, 8, 3)]  # 24 -> 96, 96 -> 24
+SQUARE = Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))  # 24 -> 24
+
+
+class Conv1D(nn.Module):
+    """As in transformers: the weight is (in_features, out_features)."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf = nf
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight + self.bias
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(24, 72)
+        self.mlp = nn.ModuleDict({"up": nn.Linear(24, 96), "down": nn.Linear(96, 24, bias=False)})
+
+
+@pytest.fixture(autouse=True)
+def _seed_and_one_thread() -> Iterator[None]:
+    """Threads of several tests at once only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def blocks(count: int = 2) -> nn.Module:
+    return nn.ModuleDict({"blocks": nn.ModuleList(Block() for _ in range(count)), "head": nn.Linear(24, 5)})
+
+
+def exact(layer: nn.Linear, chain: Chain | list[tuple[int, int, int, int]]) -> None:
+    """Gives a layer a weight that is a product of the chain's factors."""
+    count = layer.out_features // KSLinear(chain).out_features
+    products = [product_of([each.detach() for each in KSLinear(chain).weights]) for _ in range(count)]
+    layer.weight.data.copy_(torch.cat(products))
+
+
+def test_layers_of_a_product_go_on_as_they_were() -> None:
+    model = blocks()
+    x, wide = torch.randn(7, 3, 24), torch.randn(7, 3, 96)
+    for block in model["blocks"]:
+        exact(block.qkv, SQUARE)
+        exact(block.mlp["up"], UP)
+        exact(block.mlp["down"], DOWN)
+
+    def outputs() -> list[torch.Tensor]:
+        return [y for block in model["blocks"] for y in (block.qkv(x), block.mlp["up"](x), block.mlp["down"](wide))]
+
+    before = outputs()
+    report = convert(model, {"qkv": Beside(SQUARE, 3), "blocks.*.up": UP, "down": DOWN})
+    assert [type(block.qkv) for block in model["blocks"]] == [KSLinears, KSLinears]
+    assert type(model["head"]) is nn.Linear
+    for new, old in zip(outputs(), before, strict=True):
+        torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5)
+    assert max(error for layer in report.layers for error in layer.relative_errors) < 1e-6
+
+
+def test_the_report_counts() -> None:
+    model = blocks()
+    report = convert(model, {"up": UP, "down": DOWN})
+    dense = 2 * (24 * 72 + 72 + 24 * 96 + 96 + 96 * 24) + 24 * 5 + 5
+    sparse = 2 * (24 * 72 + 72 + (6 * 16 + 48 * 24) + 96 + (6 * 64 + 8 * 24)) + 24 * 5 + 5
+    assert report.parameters == (dense, sparse)
+    assert report.flops == (2 * 2 * 2 * 24 * 96, 2 * 2 * (6 * 16 + 48 * 24 + 6 * 64 + 8 * 24))
+    assert [layer.name for layer in report.layers] == [f"blocks.{n}.mlp.{way}" for n in (0, 1) for way in ("up", "down")]
+    shown = str(report)
+    assert "blocks.*.mlp.down │ x 2 │ 6,4,16,1 then 1,8,8,3" in shown
+    assert f"4 layers replaced: {dense:,} parameters became {sparse:,} in the whole model" in shown
+    assert "drawn" in str(convert(blocks(), {"up": UP}, from_weights=False))
+
+
+def test_what_stays() -> None:
+    model = blocks().bfloat16().eval()
+    block = model["blocks"][0]
+    block.mlp["up"].weight.requires_grad_(False)
+    bias = block.mlp["up"].bias
+    convert(model, {"up": UP, "down": DOWN}, backend="einsum")
+    up, down = block.mlp["up"], block.mlp["down"]
+    assert (up.weights[0].dtype, up.training, up.backend) == (torch.bfloat16, False, "einsum")
+    assert torch.equal(up.bias, bias)
+    assert down.bias is None
+    assert [each.requires_grad for each in (up.weights[0], up.bias, down.weights[0])] == [False, True, True]
+
+
+def test_fresh_weights_and_the_meta_device() -> None:
+    model = blocks().to("meta")
+    report = convert(model, {"up": UP}, from_weights=False)
+    assert model["blocks"][0].mlp["up"].weights[0].is_meta
+    assert report.layers[0].relative_errors == ()
+    with pytest.raises(
+        KsgenError, match=r"blocks\.0\.mlp\.down is on the meta device, so that it has no weights; accepted: from_weights=False"
+    ):
+        convert(model, {"down": DOWN})  # fmt: skip
+
+
+def test_conv1d_of_transformers() -> None:
+    model = nn.Sequential(Conv1D(nf=96, nx=24))
+    x = torch.randn(5, 24)
+    model[0].weight.data.copy_(product_of([each.detach() for each in KSLinear(UP).weights]).T)
+    before = model(x)
+    report = convert(model, {"0": UP})
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
+    assert report.layers[0].flops[0] == 2 * 24 * 96
+
+
+def test_a_second_rule_leaves_the_first_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = blocks()
+    convert(model, {"up": UP}, from_weights=False)
+    first = model["blocks"][0].mlp["up"]
+    assert len(convert(model, {"*.mlp.*": DOWN}, from_weights=False).layers) == 2
+    assert model["blocks"][0].mlp["up"] is first
+
+
+def test_an_encoder_of_pytorchs_that_looks_for_a_fast_path() -> None:
+    """It reads the weights of its layers, and would multiply by them itself."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 2, 96, dropout=0.0, batch_first=True), 2)
+    convert(encoder, {"linear1": UP, "linear2": DOWN})
+    dense, x = copy.deepcopy(encoder), torch.randn(2, 7, 24)
+    for layer in dense.layers:
+        layer.linear1, layer.linear2 = layer.linear1.to_linear(), layer.linear2.to_linear()
+    for is_training, is_recorded in product((True, False), (True, False)):
+        with torch.set_grad_enabled(is_recorded):
+            torch.testing.assert_close(encoder.train(is_training)(x), dense.train(is_training)(x))
+    mask = torch.zeros(2, 7, dtype=torch.bool)
+    mask[0, 5:] = True
+    with torch.no_grad():
+        found, expected = (each.eval()(x, src_key_padding_mask=mask) for each in (encoder, dense))
+    torch.testing.assert_close(found[~mask], expected[~mask])
+
+
+def test_a_spec_and_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"layers:\n  up: {[list(each) for each in UP]}\n  down: {[list(each) for each in DOWN]}\n")
+    assert len(convert(blocks(), path, from_weights=False).layers) == 4
+    assert len(convert(blocks(3), str(path), from_weights=False).layers) == 6
+
+
+def test_a_specs_layer_has_its_options(tmp_path: Path) -> None:
+    square, model = "[[2, 3, 12, 1], [1, 12, 3, 2]]", blocks()
+    spec = parse(f"layers: {{qkv: {{group: [{square}, {square}, {square}], between: relu, fuse: no}}}}")
+    with pytest.raises(KsgenError, match=r"qkv: between='relu', with which no layer is near a matrix; accepted: from_weights=False"):
+        convert(model, spec)
+    convert(model, spec, from_weights=False)
+    assert {(part.between, part.fuse) for block in model["blocks"] for part in block.qkv} == {("relu", "no")}
+    convert(turned := blocks(), parse(f"layers: {{down: {{chain: {[list(each) for each in DOWN]}, out_layout: bsl}}}}"), from_weights=False)
+    assert {each.out_layout for each in turned.modules() if isinstance(each, KSLinear)} == {"bsl"}
+    back = parse(f"layers: {{down: {{chain: {[list(each) for each in DOWN]}, layout: bsl, out_layout: bsf}}}}")
+    with pytest.raises(SpecError, match="layer down: layout=bsl with out_layout; accepted: layout=bsf"):
+        convert(blocks(), back, from_weights=False)
+
+
+def test_a_specs_group_is_chains_side_by_side() -> None:
+    square = [[2, 3, 12, 1], [1, 12, 3, 2]]
+    model = blocks()
+    convert(model, parse(f"layers: {{qkv: {{group: [{square}, {square}, {square}]}}}}"), from_weights=False)
+    assert [type(block.qkv) for block in model["blocks"]] == [KSLinears, KSLinears]
+    with pytest.raises(KsgenError, match="layer qkv: the chains of its group differ; accepted: equal ones"):
+        convert(blocks(), parse(f"layers: {{qkv: {{group: [{square}, [[1, 24, 24, 1]]]}}}}"), from_weights=False)
+
+
+def test_a_module_with_two_names_stays_one() -> None:
+    shared = nn.Linear(24, 96)
+    model = nn.ModuleDict({"first": shared, "second": shared})
+    convert(model, {"first": UP, "second": UP})
+    assert model["first"] is model["second"]
+    with pytest.raises(KsgenError, match=r"first\.weight is tied to second\.weight; untie it, or leave first out of the rule"):
+        convert(nn.ModuleDict({"first": shared, "second": shared}), {"first": UP})
+
+
+def tied() -> nn.Module:
+    model = nn.ModuleDict({"up": nn.Linear(24, 96), "embedding": nn.Embedding(96, 24)})
+    model["up"].weight = model["embedding"].weight
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "rule", "message"),
+    [
+        (blocks, {"up": DOWN}, "blocks.0.mlp.up takes 24 features and gives 96; 6,4,16,1 then 1,8,8,3 would take 96 and give 24"),
+        (blocks, {"qkv": Beside(SQUARE, 2)}, "blocks.0.qkv takes 24 features and gives 72; 2 beside each other of 2,3,12,1"),
+        (blocks, {"up": UP, "upp": UP}, "rule 'upp' names no layer of the model; its layers: ['blocks.0.qkv', 'blocks.0.mlp.up'"),
+        (blocks, {}, "rule={}; accepted: a mapping of names to chains, or a spec with layers"),
+        (blocks, {"up": "6,4,4"}, "'6,4,4' is not a pattern; accepted: whole numbers a,b,c,d"),
+        (tied, {"up": UP}, "up.weight is tied to embedding.weight; untie it, or leave up out of the rule"),
+        (lambda: nn.Linear(24, 96), {"*": UP}, "the model is a single layer, which cannot be replaced in place"),
+        (lambda: nn.MultiheadAttention(24, 2), {"out_proj": SQUARE}, "out_proj is a NonDynamicallyQuantizableLinear, which its owner may"),
+    ],
+)
+def test_mistakes_change_nothing(make: Callable[[], nn.Module], rule: Any, message: str) -> None:
+    model = make()
+    before = [type(module) for module in model.modules()]
+    with pytest.raises(KsgenError) as caught:
+        convert(model, rule)
+    assert str(caught.value).startswith(message)
+    assert [type(module) for module in model.modules()] == before
+
+
+def test_with_a_budget_every_layer_gets_a_chain_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_DEVICE", "no such device")  # so that nothing is measured
+    model = tied_beside(blocks())
+    exact(model["blocks"][0].mlp["up"], UP)
+    report = convert(model, budget=0.6)
+    assert [layer.name for layer in report.layers] == [
+        f"blocks.{n}.{name}" for n in (0, 1) for name in ("qkv", "mlp.up", "mlp.down")
+    ]  # fmt: skip
+    for layer in report.layers:
+        assert layer.flops[1] <= 0.6 * layer.flops[0]
+        assert min(layer.relative_errors) < 1
+    found = {layer.name: layer for layer in report.layers}
+    nearest = propose(24, 96, budget=0.6, weight=torch.randn(96, 24), device="cpu")
+    assert found["blocks.1.mlp.up"].chain in [each.chain for each in nearest.looked_at]
+    assert isinstance(model["tied"], nn.Linear)
+    assert [layer.name for layer in convert(blocks(1), ["up"], budget=0.5, from_weights=False).layers] == ["blocks.0.mlp.up"]
+
+
+def offers(monkeypatch: pytest.MonkeyPatch, dense_us: float | None, *chains: tuple[float | None, float]) -> list[Chain]:
+    """Let `propose` offer chains of 24 -> 96 features with these times of a training step and errors. Nothing but them decides."""
+    known = [Chain((Pattern(1, rank, 24, 1), Pattern(1, 96, rank, 1))) for rank in range(1, len(chains) + 1)]
+    made = tuple(
+        Proposal("", chain, 1.0, step_us=us, factorization=replace(factorize(torch.randn(96, 24), chain), relative_error=error))
+        for chain, (us, error) in zip(known, chains, strict=True)
+    )
+    whole = Proposal("", Chain((Pattern(1, 96, 24, 1),)), 1.0, step_us=dense_us)
+    module = import_module("ksgen.torch.convert")
+    monkeypatch.setattr(module, "propose", lambda *_, **__: Proposals(whole, made[:1], 8, "a test", made))
+    return known
+
+
+@pytest.mark.parametrize(
+    ("dense_us", "chains", "taken"),
+    [
+        (10.0, [(9.0, 0.200), (8.0, 0.205), (1.0, 0.207)], 1),  # of those within 3 %, the fastest training step
+        (10.0, [(9.0, 0.2), (9.0, 0.199)], 1),
+        (10.0, [(11.0, 0.1), (9.0, 0.2), (8.0, 0.3)], 1),  # a step that is slower than the dense layer's does not count
+        (10.0, [(12.0, 0.200), (11.0, 0.205), (10.0, 0.3)], 1),  # unless all are
+        (None, [(None, 0.205), (None, 0.2)], 1),  # times are unknown
+    ],
+)
+def test_a_budgets_chain_is_the_fastest_in_training_of_the_nearest(
+    dense_us: float | None, chains: list[tuple[float | None, float]], taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = offers(monkeypatch, dense_us, *chains)
+    (layer,) = convert(blocks(1), ["up"], budget=0.5).layers
+    assert layer.chain == known[taken]
+
+
+def test_drawn_chains_are_the_fastest_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = offers(monkeypatch, 10.0, (9.0, 0.1), (8.0, 0.3))
+    (layer,) = convert(blocks(1), ["up"], budget=0.5, from_weights=False).layers
+    assert layer.chain == known[1]
+
+
+class WithHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.up = nn.Linear(24, 96), nn.Linear(24, 96)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Output layer, as in models of transformers."""
+        return self.own
+
+
+def test_heads_embeddings_and_few_outputs_stay_dense_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    offers(monkeypatch, 10.0, (9.0, 0.1))
+    dense = ["head", "lm_head", "classifier", "score", "patch_embed", "to_patch_embedding", "embeddings", "fc", "classification_head"]
+    sparse = ["up", "multi_head", "embedder", "fc1", "c_fc", "heads", "headline", "scores"]
+    model = nn.ModuleDict({name: nn.ModuleDict({"1": nn.Linear(24, 96)}) for name in dense[:-2] + sparse})
+    model.update({name: nn.Linear(24, 96) for name in dense[-2:]})
+    model["few"], model["more"] = nn.Linear(24, 16), nn.Linear(24, 17)
+    names = [layer.name for layer in named_by(model, monkeypatch)]
+    assert sorted(names) == sorted([*(f"{name}.1" for name in sparse), "more"])
+    assert [layer.name for layer in named_by(WithHead(), monkeypatch)] == ["up"]
+    assert len(named_by(model, monkeypatch, ["*"])) == len(dense) + len(sparse) + 2
+
+
+def named_by(model: nn.Module, monkeypatch: pytest.MonkeyPatch, names: list[str] | None = None) -> Any:
+    """The layers that `convert` replaces, by cheap chains of their own shapes."""
+
+    def one(columns: int, rows: int, **_: Any) -> Proposals:
+        made = Proposal("", Chain((Pattern(1, 1, columns, 1), Pattern(1, rows, 1, 1))), 1.0, step_us=1.0)
+        return Proposals(replace(made, step_us=2.0), (made,), 8, "a test", (made,))
+
+    monkeypatch.setattr(import_module("ksgen.torch.convert"), "propose", one)
+    return convert(copy.deepcopy(model), names, budget=0.5, from_weights=False).layers
+
+
+def test_a_model_of_heads_alone_is_refused() -> None:
+    with pytest.raises(SpecError, match="heads, embeddings and those with at most 16 outputs; accepted: a list of names"):
+        convert(nn.ModuleDict({"head": nn.Linear(24, 96), "few": nn.Linear(24, 4)}), budget=0.5)
+
+
+@pytest.mark.parametrize(("are_alike", "count"), [(True, 1), (False, 3)])
+def test_a_budget_makes_one_chain_or_three_of_q_k_and_v(are_alike: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rank 6 together, where three chains within the budget have 4 each; or of 4 each, where one chain has 7."""
+    monkeypatch.setenv("KSGEN_DEVICE", "no such device")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 72))
+    rank = 6 if are_alike else 4
+    read = [torch.randn(rank, 24)] * 3 if are_alike else torch.randn(3, rank, 24)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.cat([torch.randn(24, rank) @ each for each in read]))
+    x, before = torch.randn(5, 24), model[0]
+    report = convert(model, budget=0.4)
+    (layer,) = report.layers
+    assert (layer.count, len(layer.relative_errors)) == (count, count)
+    assert max(layer.relative_errors) < 1e-5
+    assert layer.parameters[1] <= 0.4 * 24 * 72 + 72
+    torch.testing.assert_close(model(x), before(x), atol=1e-4, rtol=1e-4)
+    assert (" x 3" in str(report)) == (count == 3)
+
+
+def tied_beside(model: nn.Module) -> nn.Module:
+    model["embedding"], model["tied"] = nn.Embedding(96, 24), nn.Linear(24, 96)
+    model["tied"].weight = model["embedding"].weight
+    return model
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("names", "budget", "message"),
+    [
+        ({"up": UP}, 0.3, "rule={'up': "),
+        (["none"], 0.3, "rule=['none'] names no layer of the model; its layers: ['blocks.0.qkv'"),
+        (["up"], 3, "budget=3; accepted: a share of the dense weights"),
+        (["head"], 0.01, "budget=0.01: no chain from 24 to 5 features fits it, for head"),
+    ],
+)
+def test_mistakes_with_a_budget_change_nothing(names: Any, budget: float, message: str) -> None:
+    model = blocks()
+    before = [type(module) for module in model.modules()]
+    with pytest.raises(KsgenError) as caught:
+        convert(model, names, budget=budget)
+    assert str(caught.value).startswith(message)
+    assert [type(module) for module in model.modules()] == before

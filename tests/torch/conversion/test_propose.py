@@ -1,0 +1,109 @@
+"""propose: what is listed, in which order, what the table shows, and what is refused."""
+
+from collections import Counter
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+
+from ksgen.errors import KsgenError  # noqa: E402  (after the skip)
+from ksgen.pattern import Chain, Pattern  # noqa: E402
+from ksgen.torch import factorize, propose  # noqa: E402
+from ksgen.torch.conversion.projection import product_of  # noqa: E402
+
+TARGET = "sm_80"  # so that nothing is measured
+
+
+def test_the_fastest_of_each_family_come_first() -> None:
+    found = propose(96, 80, budget=0.4, device=TARGET, most=2)
+    assert max(Counter(each.family for each in found).values()) == 2
+    assert {"low_rank", "monarch", "two_factors"} <= {each.family for each in found}
+    assert [each.us for each in found] == sorted(each.us for each in found)
+    for each in found:
+        assert (each.parameters, each.flops) == (each.chain.weight_count, 2 * each.chain.weight_count)
+        assert each.parameters <= 0.4 * 96 * 80
+        assert (each.relative_error, each.measured_us) == (None, None)
+        assert each.step_us is not None
+        assert each.step_us > each.us
+    more = propose(96, 80, budget=0.4, device=TARGET, most=9)
+    for family in {each.family for each in found}:
+        assert found_of(found, family) == found_of(more, family)[:2]
+    assert (found.dense.parameters, found.batch) == (96 * 80, 25088)
+
+
+def found_of(proposals: Any, family: str) -> list[Chain]:
+    return [each.chain for each in proposals if each.family == family]
+
+
+def test_with_a_weight_the_nearest_come_first() -> None:
+    exact = Chain((Pattern(4, 8, 24, 1), Pattern(1, 40, 16, 2)))
+    torch.manual_seed(0)
+    weight = product_of([torch.randn(pattern.shape) for pattern in exact])
+    found = propose(96, 80, budget=0.5, device=TARGET, weight=weight, most=2)
+    errors = [each.relative_error for each in found]
+    assert errors == sorted(errors)
+    for each in found:
+        assert each.relative_error == pytest.approx(factorize(weight, each.chain).relative_error)
+    assert max(Counter(each.family for each in found).values()) == 2
+    assert set(found) < set(found.looked_at)
+    assert all(each.relative_error is not None for each in found.looked_at)
+
+
+def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measured(layers: list[Any], x: torch.Tensor) -> list[tuple[float, str]]:
+        asked.append((type(layers[0]).__name__, [layer.chain for layer in layers[1:]], tuple(x.shape), x.dtype))
+        assert all(layer.is_frozen and layer(x).shape == (3, 80) for layer in layers[1:])
+        return [(float(len(layers) - place), "others took 50% of the processors" * (place == 1)) for place in range(len(layers))]
+
+    monkeypatch.setattr(import_module("ksgen.torch.propose"), "measured_us", measured)
+    monkeypatch.setenv("KSGEN_DEVICE", "no such device")  # PyTorch's own products
+    found = propose(96, 80, device="cpu", batch=3, precision="bfloat16", measure=True, most=1)
+    ((dense, chains, shape, dtype),) = asked
+    assert (dense, shape, dtype) == ("Linear", (3, 96), torch.bfloat16)
+    assert found.dense.measured_us == len(chains) + 1
+    assert [each.us for each in found] == sorted(each.us for each in found)
+    assert {each.chain for each in found} <= set(chains)
+    assert "measured, us" in str(found)
+    assert "expected by nobody: device 'no such device'" in str(found)
+    assert [bool(each.doubt) for each in found].count(True) == 1
+    assert str(found).count("?") == 2  # the time, and the sentence
+    of = f"1 of {len(found) + 1} measured times"
+    assert str(found).endswith(f" ? {of} cannot be trusted; the first: others took 50% of the processors.")
+
+
+def test_the_table() -> None:
+    shown = str(propose(96, 80, device=TARGET, weight=torch.randn(80, 96), most=1))
+    first, *rest = [line for line in shown.splitlines() if line.startswith("│")]
+    assert [cell.strip() for cell in first.split("│")[1:5]] == ["nn.Linear", "1,80,96,1", "7,680", "100.0%"]
+    assert "at least" in first
+    assert len(rest) >= 3
+    assert shown.endswith("Times at batch 25088, expected by the cost model, for A100 (sm_80).")
+    found = propose(96, 80, device=TARGET, most=1)
+    assert "error" not in str(found)
+    assert repr(found).startswith(f"Proposals({len(found)} chains, the first of them ")
+    assert list(propose(7, 11, budget=0.1, device=TARGET)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"in_features": 0}, "in_features=0; accepted: a whole number from 1 to"),
+        ({"budget": 30}, "budget=30; accepted: a share of the dense weights, above 0 and up to 1"),
+        ({"budget": True}, "budget=True; accepted: a share"),
+        ({"most": 0}, "most=0; accepted: a whole number from 1 up, of chains of a family"),
+        ({"batch": 0}, "batch=0; accepted: a whole number from 1 up"),
+        ({"precision": "fp16"}, "precision='fp16'"),
+        ({"measure": True}, "measure=True with device='sm_80', which is a target; accepted: a device of this machine, such as cpu"),
+        ({"weight": torch.ones(96, 80)}, "propose: weight has shape (96, 80); (out_features, in_features) = (80, 96) is needed"),
+        ({"weight": [1.0]}, "propose: weight is list; accepted: a torch.Tensor"),
+    ],
+    ids=str,
+)
+def test_mistakes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(KsgenError) as caught:
+        propose(**{"in_features": 96, "out_features": 80, "device": TARGET} | options)
+    assert str(caught.value).startswith(message)

@@ -1,0 +1,153 @@
+"""A model's rule: told, saved beside its weights, read back, and by it the same outputs in a fresh process."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+
+from torch import nn  # noqa: E402  (after the skip)
+
+from ksgen.errors import KsgenError, SpecError  # noqa: E402
+from ksgen.pattern import Chain, Pattern  # noqa: E402
+from ksgen.torch import KSLinear, convert, save_rule  # noqa: E402
+from ksgen.torch.conversion.rule import Beside, exactly, load_rule, rule_of  # noqa: E402
+from ksgen.torch.layer.group import KSLinears  # noqa: E402
+
+UP, SQUARE = Chain((Pattern(6, 4, 4, 1), Pattern(1, 48, 12, 2))), Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))
+ROOT = Path(__file__).parents[3]
+MAKE = """
+import torch
+from torch import nn
+def dense():
+    return nn.Sequential(nn.Linear(24, 72), nn.Linear(72, 24), nn.Sequential(nn.Linear(24, 96), nn.Linear(96, 5)))
+"""
+names: dict[str, Any] = {}
+exec(MAKE, names)
+dense = names["dense"]
+
+
+def converted() -> nn.Module:
+    torch.manual_seed(0)
+    model = dense()
+    convert(model, {"[0]": Beside(SQUARE, 3)}, from_weights=False)
+    convert(model, {"2.0": UP}, from_weights=False, backend="einsum", activation="gelu")
+    return model
+
+
+def test_what_a_rule_says(tmp_path: Path) -> None:
+    model = converted()
+    assert rule_of(model) == {"0": Beside(SQUARE, 3), "2.0": Beside(UP, 1, {"backend": "einsum", "activation": "gelu"})}
+    save_rule(model, tmp_path / "rule.json")
+    assert json.loads((tmp_path / "rule.json").read_text()) == {
+        "layers": {
+            "0": {"chain": ["2,3,12,1", "1,12,3,2"], "count": 3},
+            "2.0": {"chain": ["6,4,4,1", "1,48,12,2"], "backend": "einsum", "activation": "gelu"},
+        }
+    }
+    assert load_rule(tmp_path / "rule.json") == exactly(rule_of(model))
+
+
+def test_names_are_whole_names(tmp_path: Path) -> None:
+    """`0` is no layer of the model inside."""
+    model = converted()
+    save_rule(model, tmp_path / "rule.json")
+    again = dense()
+    report = convert(again, tmp_path / "rule.json", from_weights=False)
+    assert [layer.name for layer in report.layers] == ["0", "2.0"]
+    assert isinstance(again[0], KSLinears)
+    assert (again[2][0].backend, again[2][0].activation) == ("einsum", "gelu")
+    again.load_state_dict(model.state_dict())
+    x = torch.randn(5, 24)
+    assert again(x).equal(model(x))
+
+
+def test_layers_that_are_there_already_stay(tmp_path: Path) -> None:
+    model = converted()
+    save_rule(model, tmp_path / "rule.json")
+    before = list(model.modules())
+    assert "0 layers replaced" in str(convert(model, tmp_path / "rule.json", from_weights=False))
+    assert list(model.modules()) == before
+    with pytest.raises(SpecError, match=r"rule '\[0\]' names no layer of the model"):
+        convert(model, {"[0]": UP}, from_weights=False)
+
+
+FRESH = (
+    MAKE
+    + """
+import sys
+from importlib.util import find_spec
+from ksgen.torch import convert
+folder, *kinds = sys.argv[1:]
+x, y = torch.load(folder + "/xy.pt")
+for kind in kinds:
+    if kind == "whole":
+        model = torch.load(folder + "/model.pt", weights_only=False)
+    else:
+        model = dense()
+        convert(model, folder + "/rule.json", from_weights=False)
+        if kind == "safetensors":
+            from safetensors.torch import load_model
+            load_model(model, folder + "/model.safetensors")
+        else:
+            model.load_state_dict(torch.load(folder + "/state.pt"))
+    print(kind, model(x).equal(y))
+"""
+)
+
+
+def test_a_fresh_process_gives_the_same_back(tmp_path: Path) -> None:
+    model, x, kinds = converted(), torch.randn(5, 24), ["whole", "state"]
+    if find_spec("safetensors"):  # pip install -e '.[interop]'
+        from safetensors.torch import save_model
+
+        save_model(model, tmp_path / "model.safetensors")
+        kinds.append("safetensors")
+    torch.save(model, tmp_path / "model.pt")
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    torch.save((x, model(x).detach()), tmp_path / "xy.pt")
+    save_rule(model, tmp_path / "rule.json")
+    done = subprocess.run([sys.executable, "-c", FRESH, str(tmp_path), *kinds], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout.splitlines(), done.returncode) == ([f"{kind} True" for kind in kinds], 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"rule\.json: cannot be read as a rule \(Expecting"),
+        ("[]", r"rule\.json: \[\] is no rule; accepted: what save_rule writes"),
+        (
+            '{"layers": {"0": {"count": 2}}}',
+            r"rule\.json: 0 is {'count': 2}; accepted: chain, and perhaps count, layout, precision",
+        ),
+        ('{"layers": {"0": {"chain": ["6,4,4"]}}}', r"rule\.json: 0: '6,4,4' is not a pattern"),
+        ('{"layers": {"0": {"chain": []}}}', r"rule\.json: 0: factors=\[\]; accepted: one Pattern or more"),
+        ('{"layers": {"0": {"chain": ["6,4,4,1"], "count": 0}}}', r"rule\.json: 0: count=0; accepted: a whole number of at least 1"),
+    ],
+)
+def test_what_is_no_rule_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "rule.json").write_text(content)
+    with pytest.raises(SpecError, match=message):
+        convert(dense(), tmp_path / "rule.json")
+
+
+def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"the Sequential has no KSLinear in it, so that there is no rule to save"):
+        save_rule(dense(), tmp_path / "rule.json")
+    with pytest.raises(SpecError, match=r"rule\.yaml; accepted: a name that ends in \.json"):
+        save_rule(converted(), tmp_path / "rule.yaml")
+    with pytest.raises(KsgenError, match="cannot be read as a rule"):
+        convert(dense(), tmp_path / "nothing.json")
+    beside = nn.Sequential(KSLinears([KSLinear(SQUARE), KSLinear(SQUARE, layout="bsl")]))
+    with pytest.raises(SpecError, match="the layers side by side differ"):
+        save_rule(beside, tmp_path / "rule.json")
+
+
+def test_side_by_side_is_once_at_least() -> None:
+    with pytest.raises(KsgenError, match="count=0; accepted: a whole number of at least 1"):
+        Beside(SQUARE, 0)

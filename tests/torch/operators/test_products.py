@@ -1,0 +1,21 @@
+"""Products by PyTorch: many small ones are copies, large ones are views."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+
+from ksgen.torch import multiply  # noqa: E402
+from ksgen.torch.operators import products  # noqa: E402
+from tests.support.torch_cases import matrix, truth  # noqa: E402
+
+
+def test_many_small_products_are_one_of_copies_and_large_ones_are_views() -> None:
+    shape, layout = (4, 5, 3, 6), "bsl"
+    for batch, has_views in ((2, False), (4 * products.LEAST_ELEMENTS // 72 + 1, True)):
+        x, weights = matrix(batch, 72, layout, torch.float64), torch.randn(shape, dtype=torch.float64)
+        assert products._has_views(x, layout, 4, 6) is has_views
+        y = multiply(x, weights, layout=layout, backend="strided")
+        torch.testing.assert_close(y, truth(x, weights, layout))
+        found = products.weight_gradient(x, y, layout, 4, 6)
+        expected = torch.einsum("ikjs,icjs->ikcj", y.view(4, 5, 6, -1), x.view(4, 3, 6, -1))
+        torch.testing.assert_close(found, expected)

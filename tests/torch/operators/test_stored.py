@@ -1,0 +1,543 @@
+"""Layers with weights in eight bits: the product, gradients of x, what moves and is saved, and what is refused."""
+
+import copy
+import io
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import LaunchError, SpecError, ToolchainError
+from ksgen.launch.fused import Verdict
+from ksgen.launch.planner import PLANNER
+from ksgen.launch.weights import Weights
+from ksgen.spec import Epilogue
+from ksgen.torch import KSLinear, freeze, quantize
+from ksgen.torch.conversion.rule import described
+from ksgen.torch.layer import stored as layers
+from ksgen.torch.layer.linear import QuantizedKSLinear
+from ksgen.torch.operators import prepared, stored
+from ksgen.torch.parallel import KSBlockwise
+from tests.support.native import chosen_native
+
+CHAIN = [(3, 8, 16, 1), (2, 6, 4, 3)]  # 48 -> 24 -> 36
+DTYPES = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def _native(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    torch.manual_seed(0)
+
+
+def layer_of(storage: str = "int8", **options: Any) -> tuple[KSLinear, QuantizedKSLinear]:
+    layer = KSLinear(CHAIN, **options)
+    made = layer.quantize(storage)
+    assert isinstance(made, QuantizedKSLinear)
+    return layer, made
+
+
+def wide_of(made: QuantizedKSLinear) -> KSLinear:
+    """A layer with the weights that the values stand for, and nothing else of the quantized one's, in float64."""
+    bias = None if made.bias is None else made.bias.double()
+    weights = made.dequantized(torch.float64)
+    return KSLinear.from_weights(weights, bias, layout=made.layout, activation=made.activation, between=made.between, backend="bmm")
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def test_jagged_tensors() -> None:
+    layer, rows = KSLinear(CHAIN).quantize("int8"), [torch.randn(count, 48) for count in (3, 1, 5)]
+    y = layer(torch.nested.nested_tensor(rows, layout=torch.jagged))
+    for found, each in zip(y.unbind(), rows, strict=True):
+        torch.testing.assert_close(found, layer(each))
+
+
+def test_a_prepared_call_serves_no_other_option() -> None:
+    """Options may be set anew after a call, as those of `KSLinear`."""
+    _, made = layer_of()
+    x = torch.randn(4, 48)
+    with torch.no_grad():
+        made(x)
+        for name, word in (("activation", "relu"), ("between", "silu"), ("fuse", "no")):
+            setattr(made, name, word)
+            assert relative(made(x), wide_of(made)(x.double())) < 2e-6
+        assert made.bias is not None
+        made.bias.data = torch.zeros(35)
+        with pytest.raises(LaunchError, match="bias"):
+            made(x)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("layout", "dtype"), list(product(("bsf", "bsl"), DTYPES)))
+def test_multiplies_by_what_its_values_stand_for(layout: str, dtype: torch.dtype) -> None:
+    """With bias, activation and residual; twice, by a call that is prepared; by views of larger tensors; and of three dimensions."""
+    storage = {torch.float32: "int8", torch.float16: "e4m3", torch.bfloat16: "e5m2"}[dtype]
+    _, made = layer_of(storage, layout=layout, activation="gelu", dtype=dtype)
+    wide = wide_of(made)
+
+    def of(*shape: int, features: int) -> Tensor:
+        return torch.randn((*shape, features) if layout == "bsf" else (features, *shape), dtype=dtype)
+
+    with torch.no_grad():
+        for shape in ((1,), (5,), (2, 3)):
+            x, residual = of(*shape, features=48), of(*shape, features=36)
+            for given in ((x,), (x, residual), (x, residual)):
+                wanted = wide(*(each.double() for each in given))
+                assert relative(made(*given), wanted) < DTYPES[dtype]
+        x = of(7, features=96)
+        part = x[:, ::2] if layout == "bsf" else x[::2]
+        assert relative(made(part), wide(part.double())) < DTYPES[dtype]
+        assert made(of(0, features=48)).numel() == 0
+
+
+def test_gradients_of_x_and_bias_flow_and_the_weights_have_none() -> None:
+    _, made = layer_of("e4m3", activation="silu")
+    wide = wide_of(made).float()
+    x, residual = torch.randn(5, 48, requires_grad=True), torch.randn(5, 36, requires_grad=True)
+    assert made.bias is not None
+    made.bias.requires_grad_()
+    wanted = torch.autograd.grad(wide(x, residual).square().sum(), (x, residual, wide.bias))
+    found = torch.autograd.grad(made(x, residual).square().sum(), (x, residual, made.bias))
+    for own, other in zip(found, wanted, strict=True):
+        assert relative(own, other) < 1e-5
+    assert [name for name, _ in made.named_parameters()] == ["bias"]
+    with pytest.raises(LaunchError, match="weights in e4m3 are not trained; train the KSLinear, and quantize it then"):
+        made.requires_grad_()
+    made.requires_grad_(False)
+
+
+def test_an_option_that_is_set_later_is_checked_at_once() -> None:
+    _, made = layer_of(bias=False)
+    wrong = {"layout": "foo", "activation": "geluu", "between": "x", "fuse": "never"}
+    for name, value in wrong.items():
+        with pytest.raises(SpecError, match=f"{name}='{value}'; .*accepted"):
+            setattr(made, name, value)
+    for name in ("chain", "storage", "per"):
+        with pytest.raises(LaunchError, match=f"{name} cannot be set; accepted: a KSLinear that is quantized so"):
+            setattr(made, name, "e4m3")
+    assert "=" not in repr(made).replace("_features=", "").replace("bias=", "").replace("weights=", "")
+
+
+def test_an_option_of_the_layer_that_it_was_made_of_is_refused() -> None:
+    """It would be an attribute that nobody reads."""
+    _, made = layer_of()
+    for name, value in {"out_layout": "bsl", "backend": "strided", "precision": "float16", "intermediates": "recompute"}.items():
+        with pytest.raises(LaunchError, match=f"{name} is no option of it; accepted: layout, activation, between, fuse"):
+            setattr(made, name, value)
+        assert getattr(made, name, None) != value
+
+
+def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a call is prepared, another thread writes unseen, thaws and calls: what that call leaves behind is never used."""
+    _, made = layer_of(bias=False)
+    x, prepare = torch.randn(4, 48), prepared._prepared
+
+    def beside() -> None:
+        with torch.no_grad():
+            made.values_1.data.zero_()
+            made.thaw()(x[:1])
+
+    def prepared_beside_a_write(*given: Any) -> Any:
+        monkeypatch.setattr(prepared, "_prepared", prepare)
+        found = prepare(*given)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(beside).result()
+        return found
+
+    monkeypatch.setattr(prepared, "_prepared", prepared_beside_a_write)
+    with torch.no_grad():
+        made(x)
+        assert made(x).any()  # by the weights as they were when it began
+        assert not made(x).any()
+
+
+@pytest.mark.parametrize("way", ["by a prepared call", "the usual way", "by operators"])
+def test_a_write_of_another_thread_before_a_launch_is_no_error(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the look at the weights, and before their launch looks at them."""
+    x, is_apart = torch.randn(4, 48), way == "by operators"
+    layer = KSLinear(CHAIN, bias=False)
+    made = layer.quantize("int8", **({"x": x, "x_too": True} if way == "the usual way" else {}))
+    use, writes = Weights.use, list[int]()
+
+    def beside() -> None:
+        with torch.no_grad():
+            made.scale_2.mul_(2)
+
+    def used_beside_a_write(own: Weights, *given: Any) -> Any:
+        if len(writes) < 2:
+            writes.append(len(writes))
+            with ThreadPoolExecutor(1) as other:
+                other.submit(beside).result()
+        return use(own, *given)
+
+    with torch.set_grad_enabled(is_apart):
+        given = x.requires_grad_(is_apart)
+        first = made(given)
+        monkeypatch.setattr(Weights, "use", used_beside_a_write)
+        PLANNER.forget()  # else a call that was prepared would be launched, which looks no more
+        torch.testing.assert_close(made(given), 4 * first)
+    assert writes == [0, 1]
+
+
+def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, made = layer_of()
+    x, make, ys = torch.randn(4, 48), layers.quantized_of, list[Tensor]()
+    wanted = wide_of(made)(x.double()).detach()
+
+    def beside() -> None:
+        with torch.no_grad():
+            ys.append(made(x))
+
+    def made_beside_a_call(*given: Any) -> Any:
+        monkeypatch.setattr(layers, "quantized_of", make)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(beside).result()
+        return make(*given)
+
+    monkeypatch.setattr(layers, "quantized_of", made_beside_a_call)
+    with torch.no_grad():
+        ys.append(made(x))
+    assert [relative(y, wanted) < 2e-6 for y in ys] == [True] * 2
+
+
+def test_writes_in_inference_mode_are_seen() -> None:
+    """Its tensors are made outside it; those that were put in later are looked at anew at each call."""
+    layer, x = KSLinear(CHAIN, bias=False), torch.randn(4, 48)
+    with torch.inference_mode():
+        made = layer.quantize("int8")
+        assert isinstance(made, QuantizedKSLinear)
+        assert not any(each.is_inference() for each in made.buffers())
+        for put in (lambda values: values, torch.clone):
+            made._buffers["values_1"] = kept = put(made.values[0])
+            before = kept.clone()
+            assert made(x).any()
+            kept.zero_()
+            assert not made(x).any()
+            kept.copy_(before)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
+def test_an_activation_between_factors_stays_there(fuse: str) -> None:
+    """With gradients and without, for few entries and many, for compilers; in one launch or a launch for each factor."""
+    _, made = layer_of(between="gelu", fuse=fuse)
+    wide = wide_of(made)
+    for batch in (3, 64 * 16):
+        x = torch.randn(batch, 48)
+        wanted = wide(x.double())
+        with torch.no_grad():
+            assert relative(made(x), wanted) < 2e-6
+            assert relative(made(x), wanted) < 2e-6  # prepared
+            assert relative(stored.by_operators(made, x, made.bias, None, False, "float32"), wanted) < 2e-6
+    x.requires_grad_()
+    of_x, other = (torch.autograd.grad(layer(x.to(kind)).square().sum(), x)[0] for layer, kind in ((made, x.dtype), (wide, torch.float64)))
+    assert relative(of_x, other) < 1e-5
+    assert "between=gelu" in repr(made)
+    assert ("with gelu between factors at batch 1" if fuse != "no" else "_gelu at batch 1") in made.explain(1)
+    with pytest.raises(LaunchError, match="with between='gelu' it has no matrix"):
+        made.to_dense()
+
+
+def test_chosen_for_x_the_output_is_nearer() -> None:
+    layer = KSLinear(CHAIN)
+    with torch.no_grad():
+        layer.weights[0].mul_(torch.randn_like(layer.weights[0]).exp())
+        x = torch.randn(200, 48) * (2 * torch.randn(48)).exp()
+        for storage in ("e4m3", "e5m2"):
+            plain, fitted = layer.quantize(storage, "i"), layer.quantize(storage, "i", x=x)
+            assert relative(fitted(x), layer(x)) < relative(plain(x), layer(x))
+            assert sum(fitted.saturated) > sum(plain.saturated) == 0
+            assert f"{sum(fitted.saturated)} of 528 saturated" in repr(fitted)
+
+
+def test_a_write_a_load_and_a_move_are_seen() -> None:
+    (layer, made), (_, other) = layer_of(), layer_of()
+    x = torch.randn(2, 48)
+    with torch.no_grad():
+        before = [made(x) for _ in range(3)][-1]
+        assert relative(other(x), before) > 0.1
+        other.load_state_dict(made.state_dict())
+        torch.testing.assert_close(other(x), before, rtol=0, atol=0)
+        with pytest.raises(RuntimeError, match="values_1 is int8, and this layer's float8_e4m3fn; quantize the layer as that one was"):
+            layer.quantize("e4m3").load_state_dict(made.state_dict())
+        made.scale_2.mul_(2)
+        bias = made.bias
+        assert bias is not None
+        torch.testing.assert_close(made(x) - bias, 2 * (before - bias))
+        saved = io.BytesIO()
+        torch.save(other, saved)
+        saved.seek(0)
+        for copied in (copy.deepcopy(other), torch.load(saved, weights_only=False)):
+            torch.testing.assert_close(copied(x), before, rtol=0, atol=0)
+        assert relative(layer(x), before) < 0.01
+
+
+def test_a_cast_is_about_x() -> None:
+    """Values and scales stay as they are."""
+    for storage in ("int8", "e4m3"):
+        _, made = layer_of(storage)
+        state = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in made.state_dict().items()}
+        assert {name: shape for name, (_, shape) in state.items()} == {
+            "bias": (36,), "values_1": (3, 8, 16, 1), "scale_1": (3, 8, 1, 1), "values_2": (2, 6, 4, 3), "scale_2": (2, 6, 1, 3),
+            "saturated_of_each": (2,),
+        }  # fmt: skip
+        kinds = {name: tensor.dtype for name, tensor in copy.deepcopy(made).bfloat16().state_dict().items()}
+        assert kinds == {name: torch.bfloat16 if name == "bias" else kind for name, (kind, _) in state.items()}
+        with torch.no_grad():
+            assert made.bfloat16()(torch.randn(2, 48, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_compilers_and_autocast_see_an_operator() -> None:
+    _, made = layer_of("e5m2", activation="relu")
+    x = torch.randn(4, 48)
+    with torch.no_grad():
+        plain = made(x)
+        torch.testing.assert_close(torch.compile(made, fullgraph=True, backend="eager")(x), plain)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert made(x).dtype == torch.bfloat16
+    own = KSLinear(CHAIN).quantize("int8")  # opcheck adds up what it is given, which PyTorch cannot with float8
+    given = (x.requires_grad_(), own.values_1, own.scale_1, None, None, "bsf", "none", "int8", "output")
+    torch.library.opcheck(torch.ops.ksgen.multiply_quantized, given)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_has_weights_in_bfloat16_multiply_as_those_of_an_nn_linear(dtype: torch.dtype) -> None:
+    """x of float32 and weights in autocast's type, and so is y; outside of autocast, x in that type is refused."""
+    layer = KSLinear(CHAIN, activation="gelu", between="relu")
+    made, x = layer.quantize("bfloat16"), torch.randn(4, 48)
+    alike = KSLinear.from_weights([each.float() for each in made.values], layer.bias, activation="gelu", between="relu")
+    with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
+        y = made(x)
+        assert y.dtype == dtype
+        torch.testing.assert_close(y, alike(x))
+    x.requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        made(x).float().sum().backward()
+    assert x.grad is not None
+    with torch.no_grad(), pytest.raises(LaunchError, match=f"got x of {str(dtype)[6:]} for weights in bfloat16; accepted: float32"):
+        made(x.to(dtype))
+
+
+def test_without_kernels_pytorch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, made = layer_of("e4m3", activation="gelu")
+    x = torch.randn(3, 48)
+    for module in ("stored", "prepared", "explained"):
+        monkeypatch.setattr(f"ksgen.torch.{module}.has_kernels", lambda device: False)
+    with torch.no_grad():
+        assert relative(made(x), wide_of(made)(x.double())) < 2e-6
+    assert "PyTorch multiplies by what they stand for, as ksgen has no kernels on cpu" in made.explain(1)
+
+
+def test_it_says_what_it_is() -> None:
+    _, made = layer_of(fuse="no")
+    whole, first, second = made.explain(1).splitlines()
+    assert whole.startswith("3,8,16,1 then 2,6,4,3: a launch for each factor; ")
+    made.fuse = "yes"
+    one, *each = made.explain(1).splitlines()
+    assert ": one launch, by vector_chain, " in one
+    assert each == [f"{pattern}: int8 weights with a scale per output, 0 of {pattern.weight_count} saturated" for pattern in made.chain]
+    assert first.startswith(
+        "3,8,16,1: int8 weights with a scale per output, 0 of 384 saturated; ks_3x8x16x1_float32_int8_bsf at batch 1 on"
+    )
+    assert "ks_2x6x4x3_float32_int8_bsf_bias at batch 1" in second
+    assert "weights=int8, a scale per output, 0 of 528 saturated" in repr(made)
+    assert made.weight_bytes == 528 + 4 * (24 + 36)
+    torch.testing.assert_close(made.to_dense(), KSLinear.from_weights(made.dequantized()).to_dense())
+
+
+def test_it_is_a_layer_as_others_are() -> None:
+    """By its class and for `torch.fx`; but it has no weights to train, split, save in a rule or declare frozen."""
+    _, made = layer_of(activation="none")
+    x = torch.randn(3, 48)
+    assert isinstance(made, KSLinear)
+    assert isinstance(made, nn.Linear)
+    torch.testing.assert_close(made.to_linear()(x), made(x))
+    torch.testing.assert_close(made.weight, made.to_dense())
+    graph = torch.fx.symbolic_trace(nn.Sequential(made))
+    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_module", "output"]
+    assert freeze(nn.Sequential(made)) == []
+    assert described(made) is None
+    refused: list[tuple[Any, str]] = [
+        (made.reset_parameters, "weights in int8 are not trained; train the KSLinear, and quantize it then"),
+        (partial(made.explain, processes=2), "processes=2; accepted of weights in int8: 1, as no style splits them"),
+        (partial(KSBlockwise()._apply, made, None), "KSBlockwise: got QuantizedKSLinear; accepted: a KSLinear, or a group of them"),
+        (partial(KSLinear.group, [made]), "accepted: a list of KSLinear, one or more"),
+    ]
+    for call, message in refused:
+        with pytest.raises(LaunchError, match=message):
+            call()
+
+
+def test_what_is_refused() -> None:
+    layer, made = layer_of()
+    cases: list[tuple[Any, tuple[Any, ...], str]] = [
+        (made, (torch.randn(2, 48, dtype=torch.float64),), "got x of float64 for weights in int8; accepted: float32, float16, bfloat16"),
+        (made, (torch.randn(2, 48).half(),), "got x of float16 and bias of float32; give both in one precision"),
+        (made, (torch.randn(2, 36),), r"QuantizedKSLinear.*got x of shape \(2, 36\); layout bsf wants \(..., 48\)"),
+        (made, (torch.randn(2, 48), torch.randn(3, 36)), r"got residual of shape \(3, 36\) beside x"),
+        (made, ("x",), "x is str; accepted: a torch.Tensor"),
+        (layer.quantize, ("int4",), "storage='int4'"),
+        (layer.quantize, (["int8"],), r"storage=\['int8'\]"),
+        (KSLinear(CHAIN, dtype=torch.complex64).quantize, ("int8",), "got complex numbers; accepted: real ones"),
+        (KSLinear(CHAIN, precision="tf32x3").quantize, ("int8",), "precision=tf32x3; accepted of a layer to quantize: None"),
+    ]
+    for call, given, message in cases:
+        with pytest.raises(LaunchError, match=message):
+            call(*given)
+
+
+def test_weights_in_bfloat16() -> None:
+    """For x of float32: values are PyTorch's own, there is nothing to scale, and a cast of the model leaves them so."""
+    layer, made = layer_of("bfloat16", activation="gelu")
+    x = torch.randn(5, 48, requires_grad=True)
+    for own, given in zip(made.values, layer.weights, strict=True):
+        assert own.dtype is torch.bfloat16
+        assert torch.equal(own, given.detach().bfloat16())
+    made(x).sum().backward()
+    with torch.no_grad():
+        for _ in range(2):  # the second time as it was prepared
+            assert relative(made(x), wide_of(made)(x.double())) < 2e-6
+        assert relative(made.bfloat16().float()(x), wide_of(made)(x.double())) < 2e-2  # its bias was rounded, and nothing else
+    assert x.grad is not None
+    assert (made.weight_bytes, made.saturated) == (2 * 528 + 4 * 2, [0, 0])
+    assert "weights=bfloat16, no scales, 0 of 528 saturated" in repr(made)
+    made.fuse = "no"
+    assert made.explain(1).splitlines()[1].startswith("3,8,16,1: bfloat16 weights with no scales, 0 of 384 saturated; ks_3x8x16x1_float32")
+    again = KSLinear(CHAIN).quantize("bfloat16")
+    again.load_state_dict(made.state_dict())
+    assert torch.equal(again.to_dense(), made.to_dense())
+    cases: list[tuple[Any, tuple[Any, ...], str]] = [
+        (made, (x.bfloat16(),), "got x of bfloat16 for weights in bfloat16; accepted: float32, or weights that are bfloat16 as x is"),
+        (KSLinear(CHAIN).bfloat16().quantize, ("bfloat16",), "weights of bfloat16 in bfloat16; accepted: a layer of float32, or this one"),
+        (KSLinear(CHAIN).half().quantize, ("bfloat16",), "weights of float16 in bfloat16; accepted: a layer of float32$"),
+        (partial(layer.quantize, x=x), ("bfloat16",), "x was given with storage=bfloat16, which has no scales; accepted: weights alone"),
+    ]
+    for call, given, message in cases:
+        with pytest.raises(LaunchError, match=message):
+            call(*given)
+
+
+# ---- x in eight bits
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("storage", "layout"), [("int8", "bsf"), ("e4m3", "bsl"), ("e5m2", "bsf")])
+def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
+    """With the scale of the x that it was made for; what is beyond is counted, and saved."""
+    layer = KSLinear(CHAIN, layout=layout, activation="gelu", between="relu")
+    x = torch.randn(40, 48) if layout == "bsf" else torch.randn(48, 40)
+    made = layer.quantize(storage, x=x, x_too=True)
+    assert isinstance(made, QuantizedKSLinear)
+    for dtype, within in DTYPES.items():
+        own = made.to(dtype)
+        with torch.no_grad():
+            met = own.as_met(x.to(dtype))
+            assert met is not None
+            assert relative(met, x) < {"int8": 0.02, "e4m3": 0.04, "e5m2": 0.08}[storage]
+            assert relative(own(x.to(dtype)), wide_of(own)(met.double())) < within
+    assert made.saturated_inputs == 0
+    with torch.no_grad():
+        made.float()(2 * x)
+    assert (counted := made.saturated_inputs) > 0
+    with torch.no_grad():
+        made(torch.full_like(x, torch.nan))  # which whole numbers cannot hold
+    assert made.saturated_inputs == counted + x.numel()
+    one = x.clone()
+    one.view(-1)[:2] = torch.tensor([torch.nan, torch.inf])
+    met = made.as_met(one)
+    assert met is not None
+    nan, largest = met.view(-1)[:2]
+    assert nan == 0 if storage == "int8" else nan.isnan()  # in the words of docs/quantized.md
+    assert largest == pytest.approx(float(x.abs().max()), rel=1e-6)
+    assert made.saturated_inputs == counted + x.numel() + 2
+    assert f"{made.saturated_inputs} of its elements saturated so far" in made.explain(4)
+    assert f"x in {storage} times" in repr(made)
+    beyond = made.as_met(2 * x)
+    assert beyond is not None
+    assert relative(beyond, (2 * x).clamp(-x.abs().max(), x.abs().max())) < 0.08
+    again = layer.quantize(storage, x=3 * x, x_too=True)
+    again.load_state_dict(made.state_dict())
+    assert f"times {made.get_buffer('x_scale'):.6g}" in repr(again)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), made(x), rtol=0, atol=0)
+        made.x_scale.mul_(1.3)
+        assert 1e-3 < relative(made(x), again(x)) < 0.15  # rounded otherwise, by the scale that the weights are multiplied by too
+        torch.testing.assert_close(copy.deepcopy(made)(x), made(x), rtol=0, atol=0)
+
+
+def test_a_layer_whose_x_is_in_eight_bits_is_one_launch_where_that_is_asked_for() -> None:
+    """Of the same bits as a launch for each factor, as float32 lies between."""
+    x = torch.randn(40, 48)
+    apart = KSLinear(CHAIN, between="relu", fuse="no").quantize("e4m3", x=x, x_too=True)
+    whole = KSLinear(CHAIN, between="relu", fuse="yes").quantize("e4m3", x=x, x_too=True)
+    whole.load_state_dict(apart.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(whole(x), apart(x), rtol=1e-6, atol=1e-6)
+    one, *each = whole.explain(40).splitlines()
+    assert ("one launch, by vector_chain" in one, " bytes, with x in float32 " in one, len(each)) == (True, True, len(CHAIN))
+    assert "a launch for each factor; fuse='no'" in apart.explain(40)
+
+
+def test_compilers_see_x_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(12, 48)
+    made = KSLinear(CHAIN).quantize("e4m3", x=x, x_too=True)
+    with torch.no_grad():
+        wanted = made(x)
+        compiled = torch.compile(made, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), wanted)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert made(x).dtype == torch.bfloat16
+        monkeypatch.setattr("ksgen.torch.operators.stored.has_kernels", lambda device: False)
+        torch.testing.assert_close(made(x), wanted, rtol=1e-5, atol=1e-5)
+        assert made(x[:0]).shape == (0, 36)
+
+
+def test_what_is_refused_of_x_in_eight_bits() -> None:
+    layer, x = KSLinear(CHAIN), torch.randn(4, 48)
+    with pytest.raises(LaunchError, match="x_too=True without x; accepted: x as the layer meets it"):
+        layer.quantize("int8", x_too=True)
+    with pytest.raises(LaunchError, match="x_too='yes'; accepted: True or False"):
+        layer.quantize("int8", x=x, x_too="yes")  # type: ignore[arg-type]
+    made = layer.quantize("int8", x=x, x_too=True)
+    with pytest.raises(LaunchError, match=r"x in eight bits has no gradients; call under torch.no_grad\(\), or quantize without x_too"):
+        made(x.requires_grad_())
+    with pytest.raises(LaunchError, match="its weights are in int8 already; accepted: the KSLinear that it was made of"):
+        made.quantize("int8")
+    model = nn.Sequential(layer)
+    with pytest.raises(SpecError, match="x_too=True without inputs; accepted: inputs as the model meets them"):
+        quantize(model, "int8", x_too=True)
+    report = quantize(model, "e4m3", inputs=x.detach(), x_too=True)
+    assert 0.03 < report.layers[0].error < 0.1
+    with pytest.raises(SpecError, match="every KSLinear of the model is quantized already"):
+        quantize(model, "int8")
+
+
+def test_a_chain_that_cannot_be_built_goes_factor_by_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, as `KSLinear` does, and from then on."""
+    _, made = layer_of(bias=False)
+    x, asked, told = torch.randn(4, 48), [], []
+    with torch.no_grad():
+        wanted = made(x)
+    whole = type("Unbuilt", (), {"__call__": lambda *_, **__: unbuilt()})()
+
+    def unbuilt() -> Tensor:
+        raise ToolchainError("no compiler")
+
+    def expected(own: Any, device: Any, **job: Any) -> Verdict:
+        asked.append(job)
+        return Verdict(not told, "this test")
+
+    monkeypatch.setattr(stored, "is_one_launch", expected)
+    monkeypatch.setattr(stored, "never_one_launch", lambda own, error: told.append((own, str(error))))
+    options = {"layout": "bsf", "activation": "none", "bias": None, "residual": None, "precision": "float32"}
+    for _ in range(2):
+        torch.testing.assert_close(stored.on_gpu(made, whole, x, made._ready_parts(), options), wanted)
+    assert told == [(whole, "no compiler")]
+    assert asked == [{"precision": "float32", "layout": "bsf", "epilogue": Epilogue(), "batch": 4, "weights": "int8", "inputs": "same"}] * 2
