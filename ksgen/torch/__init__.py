@@ -31,7 +31,7 @@ from ksgen.torch.operators.ops import multiply
 
 __all__ = ["KSLinear", "convert", "factorize", "freeze", "multiply", "propose", "quantize", "save_rule", "thaw"]
 
-# Short names, by which programs import modules, and by which layers and reports were pickled. A module has one object, whichever it is.
+# Short names, by which programs import modules, and by which layers and reports were pickled: of the same objects.
 _PLACES = {
     "layer": "group weight splits",
     "operators": "ops products choice checks backends frozen prepared fusing",

@@ -266,6 +266,9 @@ def _parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+# ---- the report
+
+
 @dataclass(frozen=True)
 class Replaced:
     """One layer before and after. Operations are multiplications and additions, per row of x."""

@@ -224,6 +224,9 @@ def _one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+# ---- refinement by L-BFGS, for chains that SVDs cannot serve, or not as well
+
+
 _STEPS_REMEMBERED = 20  # steps that make up the model of the curvature
 
 

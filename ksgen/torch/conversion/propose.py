@@ -195,6 +195,9 @@ def _measured(rows: list[Proposal], batch: int, precision: str, where: torch.dev
     return [replace(each, measured_us=us, doubt=why) for each, (us, why) in zip(rows, times, strict=True)]
 
 
+# ---- which chains of each family there are within a budget
+
+
 SIDES = (64, 32, 16, 8, 4, 1)  # of blocks, as far as the budget lets them: kernels move whole vectors
 LEAST_KEPT = 0.8  # of the features between factors that the budget lets, for a better side
 WANTED = (  # of a family with many members, the first of these that any of them keeps: share of the budget used, least side of a block

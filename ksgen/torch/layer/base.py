@@ -1,4 +1,4 @@
-"""The walk of x through a layer of a chain: what serves it at once, what is refused, how it becomes a matrix, and which shape y has."""
+"""The walk of x through a layer of a chain: what serves it at once, how it becomes a matrix, and which shape y has."""
 
 from collections.abc import Callable
 from typing import Any

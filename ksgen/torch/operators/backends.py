@@ -155,9 +155,10 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     return f"ksgen: {choice.why}; {told}"
 
 
+# ---- intermediates while gradients are recorded: kept for the backward pass, or computed there again from x
+
+
 INTERMEDIATES = ("keep", "recompute", "auto")
-
-
 Activations = tuple[str, str]  # behind each factor but the last, and behind that one
 
 

@@ -266,9 +266,15 @@ def _is_recorded(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
+# ---- what launchers take
+
+
 def operand(weights: Tensor, transposed: bool) -> Any:
-    """The operand for (a, b, c, d), or the conjugates transposed for (a, c, b, d), as gradients of x need it."""
-    return made_of(weights, *_WAYS[transposed])
+    """The operand for (a, b, c, d), or the conjugates transposed for (a, c, b, d), as gradients of x need it.
+
+    Packed once for frozen weights; others are packed before each launch.
+    """
+    return made_of(weights, _pack_transposed, _transpose) if transposed else made_of(weights, _pack, lambda own: own)
 
 
 def as_trained(weights: Tensor) -> Tensor:
@@ -276,23 +282,13 @@ def as_trained(weights: Tensor) -> Tensor:
     return weights.detach() if weights.requires_grad else weights
 
 
-def _packed(weights: Tensor) -> Weights:
+def _pack(weights: Tensor) -> Weights:
     return launcher(*weights.shape).pack(weights)
+
+
+def _pack_transposed(weights: Tensor) -> Weights:
+    return _pack(_transpose(weights))
 
 
 def _transpose(weights: Tensor) -> Tensor:
     return weights.transpose(1, 2).conj().contiguous().resolve_conj()
-
-
-def _pack_transposed(weights: Tensor) -> Weights:
-    return _packed(_transpose(weights))
-
-
-def _as_they_are(weights: Tensor) -> Tensor:
-    return weights
-
-
-_WAYS: dict[bool, tuple[Callable[[Tensor], Weights], Callable[[Tensor], Tensor]]] = {  # for many calls, and for one
-    False: (_packed, _as_they_are),
-    True: (_pack_transposed, _transpose),
-}

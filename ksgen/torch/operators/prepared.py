@@ -1,8 +1,8 @@
-"""Calls on a processor that look at little but x: of frozen layers at shapes that they met before, and small steps of training.
+"""Calls on a processor that look at little but x: of frozen layers at shapes met before, and small steps of training.
 
-`is_direct` is the one guard. The first call of a frozen layer at a shape goes the usual way, which refuses what is wrong. The second
-prepares; the ways are timed in turns. A layer is a group of one. A small step of training is served where PyTorch's products were timed
-(`ops.multiply`) to be the fastest for every factor. Whatever is not plain, or not as it was, goes the usual way.
+`is_direct` is the one guard. The first call of a frozen layer at a shape goes the usual way, which refuses what is
+wrong. The second prepares; the ways are timed in turns. A layer is a group of one. A small step of training is served
+if PyTorch's products were timed (`ops.multiply`) to be the fastest for every factor. All other calls go the usual way.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -31,14 +31,14 @@ from ksgen.torch.operators.frozen import made_of
 from ksgen.torch.operators.products import finish
 
 BACKENDS = ("auto", "ksgen")  # that prepare
-TRIED_COLUMNS = 64  # of the batch for each thread, from which one launch is timed in batch-size-last, where launchers take none by rule
+TRIED_COLUMNS = 64  # per thread: from there, one launch is timed in batch-size-last, where launchers take none by rule
 MOST_CALLS = 256  # that a layer keeps
 LINE_BYTES = 64  # of a processor's cache, at which intermediates begin
-ALIKE = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")  # options of layers of one launch
+OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")  # equal in one launch
 MET, UNFIT = "was met once", "is served the usual way, or refused there"  # of a shape of x
 
 Step = Callable[[Tensor, Tensor | None], Tensor]  # of x and the residual as matrices
-options_of = attrgetter(*ALIKE)
+options_of = attrgetter(*OPTIONS)
 _served: dict[Hashable, bool] = {}  # whether PyTorch's products serve a step of training, by all that decides it
 
 
@@ -47,8 +47,10 @@ class NotPreparedError(Exception):
 
 
 def is_direct(x: Any, residual: Any = None) -> bool:
-    """Whether x and a residual lie unchanged in a processor's memory, and no trace, mode, transform or autocast is active."""
+    """Whether x and a residual lie unchanged in a processor's memory, without a trace, mode, transform or autocast."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # a trace records every shape that is read
+        return False
+    if type(x) is not Tensor or not x.is_cpu:  # asked first, as it is so on every GPU
         return False
     if torch._C._len_torch_dispatch_stack() or ops.is_transformed() or torch.is_autocast_enabled("cpu"):
         return False
@@ -60,7 +62,7 @@ def _lies_here(tensor: Any) -> bool:
         return False
     if tensor.is_neg() or tensor.is_conj() or tensor.is_nested:
         return False
-    at = tensor.data_ptr()  # 0 where it is empty, or its memory was given up; memory of others may begin within an element
+    at = tensor.data_ptr()  # 0 if it is empty or its memory was given up; memory of others may begin in an element
     return bool(at) and at % tensor.element_size() == 0
 
 
@@ -121,10 +123,8 @@ def _check_fits(layer: Any, x: Tensor) -> None:
     bias = layer._parameters.get("bias")
     if layer.bias is not bias or layer.backend not in BACKENDS or layer.precision not in (None, dtype_name(x.dtype)):
         raise NotPreparedError
-    if bias is not None:
-        is_usual = type(bias) is nn.Parameter and bias.is_cpu and bias.is_contiguous() and bias.shape == (layer.out_features,)
-        if not is_usual or bias.dtype != x.dtype:
-            raise NotPreparedError
+    if bias is not None and (not _is_plain(bias, x.dtype, (layer.out_features,)) or not bias.is_contiguous()):
+        raise NotPreparedError
     if not layer._multiplies(x.dtype) or not has_kernels(x.device):
         raise NotPreparedError
 
@@ -134,7 +134,7 @@ def shapes_of(layer: Any) -> tuple[tuple[int, int, int, int], ...]:
 
 
 class _Job(NamedTuple):
-    """What is prepared: a matrix x, and outputs, slices of one y. A single row of the batch is a row in both layouts."""
+    """What is prepared: a matrix x, and outputs, slices of one y. A batch of one is a row in both layouts."""
 
     layout: str
     out_layout: str | None
@@ -154,7 +154,8 @@ class _Job(NamedTuple):
         if added is not None:
             added = first._as_matrix(added.contiguous(), first.y_layout)
         if rows.shape[0 if layout == "bsf" else 1] == 1:
-            layout, out_layout, rows, added = "bsf", None, rows.reshape(1, -1), None if added is None else added.reshape(1, -1)
+            layout, out_layout, rows = "bsf", None, rows.reshape(1, -1)
+            added = None if added is None else added.reshape(1, -1)
         return cls.one(layout, out_layout, rows, added, [each.out_features for each in layers])
 
     @classmethod
@@ -180,7 +181,7 @@ def _y_shape(layers: Sequence[Any], x: Tensor) -> torch.Size:
 
 
 class Prepared:
-    """activation(X K^T + bias) + residual of frozen layers on one x, side by side, by the fastest way for x of one shape.
+    """activation(X K^T + bias) + residual of frozen layers on one x, side by side, by the fastest way for one shape.
 
     Keeps weights and biases, and no other array.
     """
@@ -212,7 +213,9 @@ class Prepared:
 
     def parts(self, x: Tensor) -> list[Tensor]:
         """The outputs of layers apart: slices of one tensor where one call made them all."""
-        return [each.run(x) for each in self._each] if self._each else list(self.run(x).split(self._features, self._axis))
+        if self._each:
+            return [each.run(x) for each in self._each]
+        return list(self.run(x).split(self._features, self._axis))
 
     def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Step:
         first, ways = layers[0], dict[str, Step]()
@@ -250,10 +253,9 @@ def _timed_fastest(kind: str, layers: Sequence[Any], job: _Job, timed: Mapping[s
     if len(timed) == 1:
         return next(iter(timed))
     first, shapes = layers[0], [shapes_of(each) for each in layers]
-    own = job_of(
-        kind, shapes[0] if job.is_alone else shapes, job.x.dtype, layout_word(first.layout, first.out_layout), first.activation,
-        first.bias is not None, job.residual is not None, first.between,
-    )  # fmt: skip
+    layout, added = layout_word(first.layout, first.out_layout), (first.bias is not None, job.residual is not None)
+    patterns: Any = shapes[0] if job.is_alone else shapes
+    own = job_of(kind, patterns, job.x.dtype, layout, first.activation, *added, first.between)
     return faster((own, size_of(job.batch), *timed), timed)
 
 
@@ -306,7 +308,7 @@ def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> Step
 
 
 def _in_turn(layers: Sequence[Any], job: _Job) -> Step | None:
-    """The launches of each layer, sequentially, by one call: one of all its factors, or one of each, as its launcher has it."""
+    """The launches of each layer, sequentially, by one call: one of all its factors or one per factor."""
     if job.out_layout is not None:
         return None
     own: list[_Own] = []
@@ -446,12 +448,16 @@ def _step(layer: Any, x: Tensor) -> Tensor | None:
     parameters = layer._modules["weights"]._parameters
     if len(parameters) != len(chain):
         return None
-    bias, weights = own["bias"], [parameters.get(str(number)) for number in range(len(chain))]  # pruned ones have other names
+    bias = own["bias"]
+    weights = [parameters.get(str(number)) for number in range(len(chain))]  # pruned ones have other names
     if not all(_is_plain(each, dtype, pattern.shape) for each, pattern in zip(weights, chain, strict=True)):
         return None
-    if not all(each.requires_grad for each in weights) or not (bias is None or _is_plain(bias, dtype, (chain.out_features,))):
+    if not all(each.requires_grad for each in weights):
         return None
-    key = (chain.factors, options_of(layer), layer.intermediates, x.shape, dtype, x.requires_grad, bias is None, torch.get_num_threads())
+    if not (bias is None or _is_plain(bias, dtype, (chain.out_features,))):
+        return None
+    options = options_of(layer), layer.intermediates, bias is None
+    key = (chain.factors, options, x.shape, dtype, x.requires_grad, torch.get_num_threads())
     serves = _served.get(key)
     if serves is False or layer._parallel is not None or frozen.was_frozen(layer) or ops.is_saved_otherwise():
         return None  # as for a checkpoint, whose second pass has to be as the first
@@ -466,7 +472,7 @@ def _step(layer: Any, x: Tensor) -> Tensor | None:
 
 
 def told_of_steps(layer: Any, batch: int) -> list[str]:
-    """Whether training steps of so many rows are PyTorch's products, in words; nothing where they are not, or were not timed."""
+    """Whether training steps of so many rows are PyTorch's products, in words; nothing unless they were timed so."""
     first, is_bsf = layer.weights[0], layer.layout == "bsf"
     if not first.is_cpu or layer._parallel is not None or batch > ops.FEW_ENTRIES:
         return []
@@ -477,11 +483,12 @@ def told_of_steps(layer: Any, batch: int) -> list[str]:
 
 
 def _is_plain(parameter: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-    return type(parameter) is nn.Parameter and parameter.dtype == dtype and parameter.is_cpu and parameter.shape == shape
+    is_own = type(parameter) is nn.Parameter and parameter.is_cpu
+    return is_own and parameter.dtype == dtype and parameter.shape == shape
 
 
 def _is_served(layer: Any, x: Tensor, has_bias: bool) -> bool | None:
-    """Whether every factor's step was timed, and PyTorch's products were the fastest; None where one was not timed yet."""
+    """Whether every factor's step was timed, and PyTorch's products were the fastest; None if one was not timed yet."""
     chain, layout = layer.own_chain, layer.layout
     if layer.backend != "auto" or layer.out_layout is not None or layer.precision not in (None, dtype_name(x.dtype)):
         return False

@@ -126,6 +126,9 @@ def _matrix_stacks(matrices: Tensor) -> list[Tensor]:
     return list(matrices if matrices.shape[0] <= matrices.shape[1] else matrices.unbind(1))
 
 
+# ---- bias, activation and residual as PyTorch operations, for when they are not inside a kernel
+
+
 _aten = torch.ops.aten
 
 

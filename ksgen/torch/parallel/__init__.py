@@ -165,6 +165,9 @@ def _lie(placement: Placement, layout: str) -> str:
     return FEATURES if placement == Shard(-1 if layout == "bsf" else 0) else ROWS
 
 
+# ---- FSDP2
+
+
 def shard_placement(parameter: nn.Parameter, count: int | None = None) -> Shard | None:
     """For `fully_shard(model, shard_placement_fn=shard_placement)`: the first dimension that `count` processes share equally.
 

@@ -29,7 +29,7 @@ def test_weights_that_nobody_froze_are_taken_as_they_are(packed: list[Any]) -> N
 
 def test_the_transposed_are_packed_by_the_transposed_patterns_launcher(packed: list[Any]) -> None:
     weights = torch.randn(2, 9, 5, 3)
-    for_many = [operands._WAYS[transposed][0](weights) for transposed in (False, True)]
+    for_many = [pack(weights) for pack in (operands._pack, operands._pack_transposed)]
     assert for_many == ["packed", "packed"]
     assert [shape for shape, _ in packed] == [(2, 9, 5, 3), (2, 5, 9, 3)]
     assert packed[0][1] is weights

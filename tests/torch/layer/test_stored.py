@@ -18,9 +18,9 @@ from ksgen.launch.weights import Weights
 from ksgen.spec import Epilogue
 from ksgen.torch import KSLinear, freeze, quantize
 from ksgen.torch.conversion.rule import described
-from ksgen.torch.layer import stored as layers
+from ksgen.torch.layer import stored
 from ksgen.torch.layer.linear import QuantizedKSLinear
-from ksgen.torch.operators import prepared, stored
+from ksgen.torch.operators import prepared
 from ksgen.torch.parallel import KSBlockwise
 from tests.support.native import chosen_native
 
@@ -188,7 +188,7 @@ def test_a_write_of_another_thread_before_a_launch_is_no_error(way: str, monkeyp
 
 def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     _, made = layer_of()
-    x, make, ys = torch.randn(4, 48), layers.quantized_of, list[Tensor]()
+    x, make, ys = torch.randn(4, 48), stored.quantized_of, list[Tensor]()
     wanted = wide_of(made)(x.double()).detach()
 
     def beside() -> None:
@@ -196,12 +196,12 @@ def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: py
             ys.append(made(x))
 
     def made_beside_a_call(*given: Any) -> Any:
-        monkeypatch.setattr(layers, "quantized_of", make)
+        monkeypatch.setattr(stored, "quantized_of", make)
         with ThreadPoolExecutor(1) as other:
             other.submit(beside).result()
         return make(*given)
 
-    monkeypatch.setattr(layers, "quantized_of", made_beside_a_call)
+    monkeypatch.setattr(stored, "quantized_of", made_beside_a_call)
     with torch.no_grad():
         ys.append(made(x))
     assert [relative(y, wanted) < 2e-6 for y in ys] == [True] * 2
@@ -328,7 +328,7 @@ def test_autocast_has_weights_in_bfloat16_multiply_as_those_of_an_nn_linear(dtyp
 def test_without_kernels_pytorch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     _, made = layer_of("e4m3", activation="gelu")
     x = torch.randn(3, 48)
-    for module in ("stored", "prepared", "explained"):
+    for module in ("layer.stored", "operators.prepared", "layer.explained"):
         monkeypatch.setattr(f"ksgen.torch.{module}.has_kernels", lambda device: False)
     with torch.no_grad():
         assert relative(made(x), wide_of(made)(x.double())) < 2e-6
@@ -494,7 +494,7 @@ def test_compilers_see_x_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(compiled(x), wanted)
         with torch.autocast("cpu", torch.bfloat16):
             assert made(x).dtype == torch.bfloat16
-        monkeypatch.setattr("ksgen.torch.operators.stored.has_kernels", lambda device: False)
+        monkeypatch.setattr("ksgen.torch.layer.stored.has_kernels", lambda device: False)
         torch.testing.assert_close(made(x), wanted, rtol=1e-5, atol=1e-5)
         assert made(x[:0]).shape == (0, 36)
 
