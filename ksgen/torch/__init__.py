@@ -70,5 +70,6 @@ for _name, _place in PLACES.items():  # at once where they are there: a later im
         globals().setdefault(_name.rpartition(".")[2], sys.modules[_place])
 sys.meta_path.append(_Places())
 
+
 def __dir__() -> list[str]:
     return sorted(__all__)
