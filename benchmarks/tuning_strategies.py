@@ -40,7 +40,7 @@ from ksgen.tuning.pool import Pool, list_space, make_pool, served_families
 from ksgen.tuning.search import Progress
 from ksgen.tuning.strategies import STRATEGIES, Listed, Strategy
 from ksgen.tuning.trials import Trial, TrialStore
-from ksgen.tuning.tuner import Options, Tuner, parse_budget
+from ksgen.tuning.tuner import SearchOptions, Tuner, parse_budget
 from ksgen.wisdom.store import Wisdom
 
 PATTERNS = (
@@ -187,7 +187,7 @@ def winners(batch: int, others: str, first: int, kernels: int, budget: str | Non
         with tempfile.TemporaryDirectory() as folder:
             os.environ["KSGEN_WISDOM_DIR"] = folder
             engine, store = LocalEngine(device), TrialStore(Path(folder, "trials.sqlite"))
-            (found,) = Tuner(engine, store, Options(parse_budget(budget))).run([job], say)
+            (found,) = Tuner(engine, store, SearchOptions(parse_budget(budget))).run([job], say)
             engine.close()
             late = {Candidate(each.family, each.constants): each for each in store.trials()}
         if isinstance(found, KsgenError):

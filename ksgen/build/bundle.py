@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from ksgen.build.cache import Entry
+from ksgen.build.cache import CacheEntry
 from ksgen.build.request import Binary, Compiler, DamagedError, Request, check_record, describe, key_of, newness, restore
 from ksgen.errors import KsgenError
 from ksgen.files import replaced
@@ -100,7 +100,7 @@ class Bundle:
         except DamagedError as error:
             raise self._damaged(f"{name}: {error}") from None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         return [self._entry(key, record) for key, record in self._records.items()]
 
     def source(self, key: str) -> str:
@@ -111,10 +111,10 @@ class Bundle:
     def wisdom(self) -> dict[str, bytes]:
         return {name: self._read(f"wisdom/{name}", digest) for name, digest in self._wisdom.items()}
 
-    def _entry(self, key: str, record: Mapping[str, Any]) -> Entry:
+    def _entry(self, key: str, record: Mapping[str, Any]) -> CacheEntry:
         made = self._provenance(key)
         compiler = f"{made['compiler']} {made['compiler_version']}"
-        return Entry(key, record["entry"], record["target"], compiler, record["binary_bytes"], 0.0, self.path)
+        return CacheEntry(key, record["entry"], record["target"], compiler, record["binary_bytes"], 0.0, self.path)
 
     def _provenance(self, key: str) -> Mapping[str, str]:
         made: Mapping[str, str] = self._records[key]["provenance"]

@@ -59,7 +59,7 @@ _REFUSED = re.compile(r".+-([0-9a-f]{8})\.(cu|cl|cpp)", re.DOTALL)  # as ksgen.b
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     key: str
     entry: str
     target: str
@@ -112,7 +112,7 @@ class Cache:
             raise
         self._grow(len(binary.data) + len(meta))
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CacheEntry]:
         """Every entry whose `meta.json` can be read, in the order of keys. Binaries are not looked at."""
         for path in self._paths():
             with contextlib.suppress(OSError, DamagedError):
@@ -120,7 +120,7 @@ class Cache:
                 made = record["provenance"]
                 compiler = f"{made['compiler']} {made['compiler_version']}"
                 used, size = _usage(path)
-                yield Entry(path.name, record["entry"], record["target"], compiler, size, used, path)
+                yield CacheEntry(path.name, record["entry"], record["target"], compiler, size, used, path)
 
     def verify(self) -> list[BadEntry]:
         """Reads and hashes everything, and changes nothing. The next use of a bad entry sets it aside."""

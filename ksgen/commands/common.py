@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ksgen.families import Limits
-    from ksgen.spec.nodes import Place
+    from ksgen.spec.nodes import SourcePlace
 
 
 class ReadBy(click.types.FuncParamType):  # type: ignore[type-arg]  # older versions of click take none
@@ -98,7 +98,7 @@ def output_folder(named: Path | None, spec: Spec) -> Path:
     return named or Path("generated") / spec.name
 
 
-def check_memory(kernel: KernelSpec, batch: int, limits: "Limits", place: "Place | None" = None) -> None:
+def check_memory(kernel: KernelSpec, batch: int, limits: "Limits", place: "SourcePlace | None" = None) -> None:
     """Raise `SpecError` if checking a kernel needs more memory than this machine has. `place` is that of a spec's
     batch."""
     from ksgen.measure.footprint import footprint

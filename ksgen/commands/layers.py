@@ -22,7 +22,7 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 if TYPE_CHECKING:
-    from ksgen.spec.nodes import Place
+    from ksgen.spec.nodes import SourcePlace
 
 
 @ReadBy
@@ -104,7 +104,7 @@ class Layer:
         return layer_launch(self.chains, precision, layout, epilogue, **more)
 
 
-def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[KernelSpec, Place | None]":
+def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[KernelSpec, SourcePlace | None]":
     """First matching launch of a spec's layer or group, or of the only one if none is named, and its batch's place."""
     from ksgen.spec import load
 

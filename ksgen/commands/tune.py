@@ -35,7 +35,7 @@ from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
 if TYPE_CHECKING:
-    from ksgen.spec.nodes import Place
+    from ksgen.spec.nodes import SourcePlace
     from ksgen.tuning.job import Job
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Tuner
@@ -86,14 +86,14 @@ def command(
     from ksgen.tuning.job import Job
     from ksgen.tuning.report import check_report
     from ksgen.tuning.trials import TrialStore
-    from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
+    from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine, parse_budget
 
     is_layer = chain or layer.is_asked_for
     wanted = Wanted(precision, layout, weights, inputs, job)
     kernels = dict.fromkeys(_of_layer(layer, chain, spec, wanted)) if is_layer else _kernels(patterns, spec, wanted)
     if report:
         check_report(report)
-    options = Options(parse_budget(budget), strategy, family, fresh)
+    options = SearchOptions(parse_budget(budget), strategy, family, fresh)
     engine = open_engine(device, scheduler)
     store = TrialStore()
     try:
@@ -113,7 +113,7 @@ def command(
         store.close()
 
 
-def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -> "dict[KernelSpec, Place | None]":
+def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -> "dict[KernelSpec, SourcePlace | None]":
     """Kernels to tune, each with the place of its batch in the spec."""
     from ksgen.spec import load
 
@@ -124,7 +124,7 @@ def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -
         options: dict[str, Any] = {"job": wanted.job or "multiply", "weights": weights, "inputs": inputs}
         return dict.fromkeys(KernelSpec(pattern, *wanted.usual, **options) for pattern in patterns)
     loaded = load(find_spec(spec))
-    every: dict[KernelSpec, Place | None] = {}
+    every: dict[KernelSpec, SourcePlace | None] = {}
     for kernel in (kernel for launches in loaded.launches.values() for kernel in launches):
         every |= dict.fromkeys(_with_layers(kernel), loaded.batch_places.get(kernel))
     every |= {replace(each, stride="dense"): loaded.batch_places.get(each) for each in loaded.kernels}  # whose wisdom serves slices
@@ -195,14 +195,14 @@ def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]"
 
 
 def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path | None, as_json: bool) -> None:
-    from ksgen.commands.tune_table import Watch, figures, print_results
+    from ksgen.commands.tune_table import TuneTable, figures, print_results
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.report import write_report
     from ksgen.tuning.tuner import NotBegunError
     from ksgen.wisdom.store import file_name
 
     facts = tuner.engine.facts
-    with Watch(len(jobs)) as watch:
+    with TuneTable(len(jobs)) as watch:
         results = tuner.run(jobs, watch.say)
     found = [result for result in results if not isinstance(result, KsgenError)]
     if as_json:

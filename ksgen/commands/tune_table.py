@@ -23,7 +23,7 @@ PIPED_COLUMNS = 1000  # a row is a line, however long
 MOST_ROWS = 12  # of the live table: searches that run, then those that ended last
 
 
-class Watch:
+class TuneTable:
     """Shows searches while they run. `say` may be called by any thread."""
 
     def __init__(self, jobs: int) -> None:
@@ -35,7 +35,7 @@ class Watch:
         self._screen = console(stderr=True)
         self._live = Live(get_renderable=self._table, console=self._screen, refresh_per_second=4, transient=True)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "TuneTable":
         if self._screen.is_terminal:
             self._live.start()
         return self

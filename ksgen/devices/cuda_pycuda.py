@@ -34,8 +34,8 @@ from ksgen.devices.base import (
     cuda_target,
 )
 from ksgen.devices.libcuda import (
+    CudaModule,
     DriverError,
-    Module,
     Spares,
     beside_captures,
     check,
@@ -131,7 +131,7 @@ class PyCudaDevice:
         try:
             with self._entered(f"loading {entry}"), beside_captures():
                 if starts_early:
-                    kernel = _EarlyKernel(Module(binary.data), entry, shared_bytes)
+                    kernel = _EarlyKernel(CudaModule(binary.data), entry, shared_bytes)
                 else:
                     module = KernelModule(binary)
                     function = module.get_function(entry)
@@ -296,7 +296,7 @@ class _EarlyKernel:
 
     __slots__ = ("__weakref__", "entry", "parts", "spares")
 
-    def __init__(self, module: Module, entry: str, shared_bytes: int) -> None:
+    def __init__(self, module: CudaModule, entry: str, shared_bytes: int) -> None:
         self.parts, self.entry, self.spares = [module], entry, Spares(module.function(entry, shared_bytes))
 
     def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], own: Any) -> None:

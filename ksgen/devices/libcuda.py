@@ -181,7 +181,7 @@ class Spares:
             return ArgumentBlock(), None if self._early is None else EarlyLaunch(self._early)
 
 
-class Module:
+class CudaModule:
     """A binary in the current context, for PyCUDA, which shows no handle of its own. Drop it inside that context."""
 
     def __init__(self, data: bytes) -> None:

@@ -155,7 +155,7 @@ def _limits(vector_bytes: int, has_arm_vectors: bool, cores: int) -> Limits:
     return Limits(2**18, 1024, cores, is_cpu=True, vector_bytes=vector_bytes, has_arm_vectors=has_arm_vectors)
 
 
-class Memory:
+class NativeMemory:
     """Host memory. `pointer` is where it begins."""
 
     __slots__ = ("nbytes", "owner", "pointer")
@@ -333,9 +333,9 @@ def _check_launch(device: str, kernel: _Kernel, block: int, stream: Stream) -> N
         raise DeviceError(f"launching {kernel.entry}: {block} work items a group need an OpenCL driver; give device=opencl")
 
 
-def _allocated(nbytes: int) -> Memory:
+def _allocated(nbytes: int) -> NativeMemory:
     memory = host_memory(nbytes)
-    return Memory(memory.ctypes.data, nbytes, memory)
+    return NativeMemory(memory.ctypes.data, nbytes, memory)
 
 
 class OfThreads:

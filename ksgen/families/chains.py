@@ -19,7 +19,7 @@ from ksgen.spec.storage import SAME
 
 
 @dataclass(frozen=True)
-class Place:
+class FactorPlace:
     """Position of a factor in the chains of a kernel."""
 
     pattern: Pattern
@@ -28,12 +28,12 @@ class Place:
     is_last: bool
 
 
-def places(kernel: KernelSpec) -> list[Place]:
+def places(kernel: KernelSpec) -> list[FactorPlace]:
     chains = enumerate(kernel.chains)
-    return [Place(pattern, number, at, at + 1 == len(chain)) for number, chain in chains for at, pattern in enumerate(chain)]
+    return [FactorPlace(pattern, number, at, at + 1 == len(chain)) for number, chain in chains for at, pattern in enumerate(chain)]
 
 
-def transposes(kernel: KernelSpec, at: Place) -> bool:
+def transposes(kernel: KernelSpec, at: FactorPlace) -> bool:
     """Whether a factor reads another layout than it writes."""
     return kernel.out_layout is not None and at.at == kernel.chains[at.chain].turn
 

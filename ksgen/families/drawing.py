@@ -10,7 +10,7 @@ MOST_ROWS, MOST_COLUMNS = 4, 6  # of a drawing; parts between the last two drawn
 
 
 @dataclass(frozen=True)
-class Side:
+class DrawnSide:
     """One side of a tile: its length, the unit, and the number of parts in which it is drawn."""
 
     size: int
@@ -18,7 +18,7 @@ class Side:
     parts: int
 
 
-def draw(heading: str, down: Side, across: Side, cell: Callable[[int, int], str], below: str = "") -> str:
+def draw(heading: str, down: DrawnSide, across: DrawnSide, cell: Callable[[int, int], str], below: str = "") -> str:
     """Draw a tile as lines of comments; `cell` returns the text of a row and a column."""
     rows, columns = _shown(down.parts, MOST_ROWS), _shown(across.parts, MOST_COLUMNS)
     cells = [["..." if None in (row, column) else cell(row or 0, column or 0) for column in columns] for row in rows]

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any, Generic, Protocol, TypeVar
 
 from ksgen.families.base import Constexpr, Geometry, Limits
-from ksgen.families.chains import Place, listed, numbers_of, own_of_factors, places, rule_of_tiles
+from ksgen.families.chains import FactorPlace, listed, numbers_of, own_of_factors, places, rule_of_tiles
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import PackedElsewhere, Packing
@@ -87,7 +87,7 @@ class GpuChainShape(Generic[FactorT]):
     def factors(self) -> list[FactorT]: ...
 
     @cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[FactorPlace]:
         """Position of each factor in the chains."""
         return places(self.kernel)
 

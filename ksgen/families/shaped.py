@@ -13,7 +13,7 @@ from ksgen.spec import KernelSpec
 ConstantsT = TypeVar("ConstantsT")
 
 
-class Shape(Protocol):
+class Tiling(Protocol):
     """Resources of one block, which every family's shape states."""
 
     @property
@@ -50,7 +50,7 @@ class Shaped(Generic[ConstantsT]):
     on_tensor_cores = False
     by_warpgroups = False
 
-    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Shape:
+    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Tiling:
         raise NotImplementedError
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
@@ -97,7 +97,7 @@ class PackedElsewhere(Shaped[ConstantsT]):
         return Geometry(0, 1, 0)
 
 
-class PackedShape(Shape, Protocol):
+class PackedShape(Tiling, Protocol):
     """Shape of a kernel that reads packed weights, by blocks of threads."""
 
     @property

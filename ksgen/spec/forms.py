@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, get_args
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import MOST_FEATURES, WRITTEN, Chain, Pattern
 from ksgen.spec.kernel import hint
-from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar
+from ksgen.spec.nodes import Items, Node, Pairs, Scalar, SourcePlace
 
 Schema = dict[str, Any]
 
@@ -173,9 +173,9 @@ class Group(ListOf):
 class Entry:
     """The values of a mapping, and where each stands."""
 
-    place: Place
+    place: SourcePlace
     values: Mapping[str, Any]
-    places: Mapping[str, Place]
+    places: Mapping[str, SourcePlace]
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def items_of(node: Node, accepted: str) -> tuple[Node, ...]:
 
 
 @contextmanager
-def blaming(place: Place) -> Iterator[None]:
+def blaming(place: SourcePlace) -> Iterator[None]:
     """Says where the pattern, chain or kernel stands that cannot be."""
     try:
         yield

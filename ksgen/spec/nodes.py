@@ -23,7 +23,7 @@ _PLAIN_KEY = re.compile(r"\w{1,60}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """Position of a node: file, line, and the key path from the root, such as `layers.up.chain[1]`."""
 
     file: str
@@ -33,17 +33,17 @@ class Place:
     def error(self, problem: str) -> SpecError:
         return SpecError(f"{self.file}:{self.line}: {self.key}: {problem}")
 
-    def of_key(self, key: str, line: int) -> "Place":
+    def of_key(self, key: str, line: int) -> "SourcePlace":
         shown = key if _PLAIN_KEY.fullmatch(key) else excerpt(key)
-        return Place(self.file, line, shown if self.key == ROOT else f"{self.key}.{shown}")
+        return SourcePlace(self.file, line, shown if self.key == ROOT else f"{self.key}.{shown}")
 
-    def of_item(self, index: int, line: int) -> "Place":
-        return Place(self.file, line, f"{self.key}[{index}]")
+    def of_item(self, index: int, line: int) -> "SourcePlace":
+        return SourcePlace(self.file, line, f"{self.key}[{index}]")
 
 
 @dataclass(frozen=True)
 class Scalar:
-    place: Place
+    place: SourcePlace
     text: str
     is_plain: bool  # not quoted
 
@@ -53,7 +53,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Items:
-    place: Place
+    place: SourcePlace
     items: tuple["Node", ...]
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Pairs:
-    place: Place  # of a value under a key, it is the key's
+    place: SourcePlace  # of a value under a key, it is the key's
     pairs: Mapping[str, "Node"]
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ Node = Scalar | Items | Pairs
 
 def read_nodes(text: str, file: str) -> Node:
     """Parse YAML text and return its root node; an empty text is an empty scalar."""
-    start = Place(file, 1)
+    start = SourcePlace(file, 1)
     if len(text) > MOST_CHARACTERS:
         raise start.error(f"{len(text)} characters; accepted: at most {MOST_CHARACTERS}")
     events = _events(text, file)
@@ -90,17 +90,17 @@ def read_nodes(text: str, file: str) -> Node:
     if isinstance(next(events), yaml.StreamEndEvent):
         return Scalar(start, "", is_plain=True)
     first = next(events)
-    root = _node(first, events, Place(file, _line(first)), depth=1)
+    root = _node(first, events, SourcePlace(file, _line(first)), depth=1)
     next(events)  # the document's end
     if not isinstance(after := next(events), yaml.StreamEndEvent):
-        raise Place(file, _line(after)).error("another YAML document starts; accepted: one")
+        raise SourcePlace(file, _line(after)).error("another YAML document starts; accepted: one")
     return root
 
 
 def _events(text: str, file: str) -> Iterator[yaml.Event]:
     for count, event in enumerate(_parsed(text, file)):
         if count == MOST_EVENTS:
-            place = Place(file, _line(event))
+            place = SourcePlace(file, _line(event))
             raise place.error(f"more than {MOST_EVENTS} YAML values; accepted: fewer, as lists of options multiply out")
         yield event
 
@@ -110,15 +110,15 @@ def _parsed(text: str, file: str) -> Iterator[yaml.Event]:
         yield from yaml.parse(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise Place(file, line, "YAML").error(f"{error.problem}; accepted: well-formed YAML") from error
+        raise SourcePlace(file, line, "YAML").error(f"{error.problem}; accepted: well-formed YAML") from error
     except yaml.reader.ReaderError as error:
-        place = Place(file, text.count("\n", 0, error.position) + 1, "YAML")
+        place = SourcePlace(file, text.count("\n", 0, error.position) + 1, "YAML")
         raise place.error(f"character {text[error.position]!a}; accepted: printable ones") from error
     except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF", or a directive with endless digits
-        raise Place(file, 1, "YAML").error("an escape or a directive out of range; accepted: Unicode") from error
+        raise SourcePlace(file, 1, "YAML").error("an escape or a directive out of range; accepted: Unicode") from error
 
 
-def _node(event: yaml.Event, events: Iterator[yaml.Event], place: Place, depth: int) -> Node:
+def _node(event: yaml.Event, events: Iterator[yaml.Event], place: SourcePlace, depth: int) -> Node:
     if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
         raise place.error("YAML anchors and aliases are not read; accepted: what is shared goes into defaults")
     if (tag := getattr(event, "tag", None)) is not None:
@@ -134,7 +134,7 @@ def _node(event: yaml.Event, events: Iterator[yaml.Event], place: Place, depth: 
         return Items(place, tuple(items))
     pairs: dict[str, Node] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):
-        key = _key(_node(event, events, Place(place.file, _line(event), place.key), depth + 1), pairs)
+        key = _key(_node(event, events, SourcePlace(place.file, _line(event), place.key), depth + 1), pairs)
         pairs[key] = _node(next(events), events, place.of_key(key, _line(event)), depth + 1)
     return Pairs(place, pairs)
 

@@ -37,7 +37,7 @@ from ksgen.spec.kernel import (
     activations_of,
     is_layer,
 )
-from ksgen.spec.nodes import Place, read_nodes
+from ksgen.spec.nodes import SourcePlace, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
 from ksgen.spec.spec import Spec
@@ -49,7 +49,7 @@ _PATTERN_SETS = {"paper": paper_patterns}
 
 
 @dataclass(frozen=True)
-class Options:
+class KernelOptions:
     """What multiplies out: there is a kernel for each combination."""
 
     precision: tuple[str, ...] = ("float32",)
@@ -62,7 +62,7 @@ class Options:
     stride: tuple[str, ...] = ("dense",)
     weights: tuple[str, ...] = (SAME,)
     inputs: tuple[str, ...] = (SAME,)
-    batch_place: Place | None = None  # where the batches stand, if anywhere
+    batch_place: SourcePlace | None = None  # where the batches stand, if anywhere
     names_precision: bool = False  # in the text: without, arrays decide
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
@@ -94,21 +94,21 @@ class Options:
                 yield KernelSpec(pattern, precision, layout, batch=batch, job="gradient")
                 yield KernelSpec(pattern.transpose, precision, layout, batch=batch)
 
-    def without_epilogue(self) -> "Options":
+    def without_epilogue(self) -> "KernelOptions":
         return replace(self, bias=(False,), activation=("none",), residual=(False,))
 
-    def between_factors(self) -> "Options":
+    def between_factors(self) -> "KernelOptions":
         """Of a factor whose X and Y are a layer's own: dense, and X is not in eight bits."""
         return replace(self.without_epilogue(), stride=("dense",), inputs=(SAME,))
 
 
 @dataclass(frozen=True)
-class Request:
+class SpecRequest:
     """What one entry asks for."""
 
-    place: Place
+    place: SourcePlace
     pattern: Pattern
-    options: Options
+    options: KernelOptions
     is_listed: bool = False  # under `kernels`, where nothing may be asked for twice
 
 
@@ -116,26 +116,26 @@ class Request:
 class _Layer:
     """An entry of `layers`."""
 
-    place: Place
+    place: SourcePlace
     chains: tuple[Chain, ...]
     is_group: bool
-    options: Options  # of its kernels
+    options: KernelOptions  # of its kernels
     besides: LayerOptions
 
 
 def read_spec(text: str, file: str, name: str) -> Spec:
     """The spec of that name in a text of that file: every kernel once, in the order of the text."""
     sections = _SPEC.read(read_nodes(text, file))
-    defaults = _options(sections.values["defaults"], Options()) if "defaults" in sections.values else Options()
+    defaults = _options(sections.values["defaults"], KernelOptions()) if "defaults" in sections.values else KernelOptions()
     layers = {title: _layer(title, entry, defaults) for title, entry in sections.values.get("layers", {}).items()}
-    requests: list[Request] = []
+    requests: list[SpecRequest] = []
     for section, value in sections.values.items():
         if section == "kernels":
             requests += [_kernel(entry, defaults) for entry in value]
         elif section == "layers":
             requests += [each for own in layers.values() for chain in own.chains for each in _factors(own, chain)]
         elif section == "patterns":
-            requests += [Request(sections.places[section], pattern, defaults) for pattern in _PATTERN_SETS[value]()]
+            requests += [SpecRequest(sections.places[section], pattern, defaults) for pattern in _PATTERN_SETS[value]()]
     kernels, places = _collect(requests)
     launches = {title: _launches(each) for title, each in layers.items()}
     for title, each in layers.items():
@@ -154,10 +154,10 @@ def read_spec(text: str, file: str, name: str) -> Spec:
     )
 
 
-def _collect(requests: list[Request]) -> tuple[tuple[KernelSpec, ...], dict[KernelSpec, Place | None]]:
+def _collect(requests: list[SpecRequest]) -> tuple[tuple[KernelSpec, ...], dict[KernelSpec, SourcePlace | None]]:
     """Every kernel once, and where its batch stands."""
-    kernels: dict[KernelSpec, Place | None] = {}
-    listed: dict[KernelSpec, Place] = {}
+    kernels: dict[KernelSpec, SourcePlace | None] = {}
+    listed: dict[KernelSpec, SourcePlace] = {}
     for count, (request, kernel) in enumerate(_multiply_out(requests)):
         if count == MOST_KERNELS:
             raise request.place.error(f"multiplies out to too many kernels; accepted: {MOST_KERNELS} in one spec")
@@ -167,7 +167,7 @@ def _collect(requests: list[Request]) -> tuple[tuple[KernelSpec, ...], dict[Kern
     return tuple(kernels), kernels
 
 
-def _multiply_out(requests: list[Request]) -> Iterator[tuple[Request, KernelSpec]]:
+def _multiply_out(requests: list[SpecRequest]) -> Iterator[tuple[SpecRequest, KernelSpec]]:
     for request in requests:
         with blaming(request.place):
             for kernel in request.options.kernels(request.pattern):
@@ -176,11 +176,11 @@ def _multiply_out(requests: list[Request]) -> Iterator[tuple[Request, KernelSpec
                 yield replace(request, is_listed=False), kernel
 
 
-def _kernel(entry: Entry, defaults: Options) -> Request:
-    return Request(entry.place, entry.values["pattern"], _options(entry, defaults), is_listed=True)
+def _kernel(entry: Entry, defaults: KernelOptions) -> SpecRequest:
+    return SpecRequest(entry.place, entry.values["pattern"], _options(entry, defaults), is_listed=True)
 
 
-def _layer(name: str, entry: Entry, defaults: Options) -> _Layer:
+def _layer(name: str, entry: Entry, defaults: KernelOptions) -> _Layer:
     """A chain, or a group of chains on one x, with its options."""
     values, places = entry.values, entry.places
     is_group = "group" in values
@@ -196,7 +196,7 @@ def _layer(name: str, entry: Entry, defaults: Options) -> _Layer:
     return _Layer(entry.place, chains, is_group, own, options)
 
 
-def _factors(layer: _Layer, chain: Chain) -> Iterator[Request]:
+def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
     """The epilogue is the layer's, so that only the last factor has it. Slices are what the first one reads and the last one writes."""
     *before, last = chain
     place, options, out_layout = layer.place, layer.options, layer.besides.out_layout
@@ -204,9 +204,9 @@ def _factors(layer: _Layer, chain: Chain) -> Iterator[Request]:
     for number, pattern in enumerate(before):
         own = options.between_factors() if number else options.without_epilogue()
         layout = (out_layout,) if out_layout and number >= turn else own.layout
-        yield Request(place, pattern, replace(own, activation=(layer.besides.between,), layout=layout))
+        yield SpecRequest(place, pattern, replace(own, activation=(layer.besides.between,), layout=layout))
     own = replace(options, inputs=(SAME,)) if before else options
-    yield Request(place, last, replace(own, layout=(out_layout,)) if out_layout else own)
+    yield SpecRequest(place, last, replace(own, layout=(out_layout,)) if out_layout else own)
 
 
 def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
@@ -223,10 +223,10 @@ def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
     return tuple(found)
 
 
-def _stated_of_patterns(requests: list[Request]) -> dict[str | Pattern, StatedOptions]:
+def _stated_of_patterns(requests: list[SpecRequest]) -> dict[str | Pattern, StatedOptions]:
     """What all entries state that ask for a pattern. One that only gradients ask for has no epilogue."""
-    asked: dict[Pattern, list[Options]] = {}
-    backward: dict[Pattern, list[Options]] = {}
+    asked: dict[Pattern, list[KernelOptions]] = {}
+    backward: dict[Pattern, list[KernelOptions]] = {}
     for request in requests:
         asked.setdefault(request.pattern, []).append(request.options)
         if True in request.options.gradients:
@@ -234,7 +234,7 @@ def _stated_of_patterns(requests: list[Request]) -> dict[str | Pattern, StatedOp
     return {pattern: _stated(options) for pattern, options in (backward | asked).items()}
 
 
-def _stated(entries: list[Options]) -> StatedOptions:
+def _stated(entries: list[KernelOptions]) -> StatedOptions:
     """The options of which all entries have the same one value: of several, a call chooses."""
     found = {each.name: {value for entry in entries for value in entry.values(each.name)} for each in fields(StatedOptions)}
     if not all(entry.names_precision for entry in entries):
@@ -242,7 +242,7 @@ def _stated(entries: list[Options]) -> StatedOptions:
     return StatedOptions(**{name: values.pop() for name, values in found.items() if len(values) == 1})
 
 
-def _options(entry: Entry, defaults: Options) -> Options:
+def _options(entry: Entry, defaults: KernelOptions) -> KernelOptions:
     given = {key: value for key, value in entry.values.items() if key in _OPTIONS}
     if "batch" in given:
         given["batch_place"] = entry.places["batch"]

@@ -8,7 +8,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec.kernel import KernelSpec, LayerOptions, StatedOptions
 
 if TYPE_CHECKING:
-    from ksgen.spec.nodes import Place
+    from ksgen.spec.nodes import SourcePlace
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class Spec:
     launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of all of a layer or group, where there may be one
     wanted: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of a layer's or group's last factor, in its own layout
     stated: Mapping[str | Pattern, StatedOptions] = field(default_factory=dict)  # of calls: of layers and groups by name, and of patterns
-    batch_places: "Mapping[KernelSpec, Place]" = field(default_factory=dict)  # where batches of kernels and launches stand in the text
+    batch_places: "Mapping[KernelSpec, SourcePlace]" = field(
+        default_factory=dict
+    )  # where batches of kernels and launches stand in the text
     title: str = ""  # the name of its file without the ending; empty if it is from none
 
     @property

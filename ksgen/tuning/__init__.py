@@ -35,7 +35,7 @@ def tune(
     from ksgen.launch.planner import PLANNER
     from ksgen.tuning.job import Job
     from ksgen.tuning.trials import TrialStore
-    from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
+    from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine, parse_budget
 
     epilogue = epilogue or Epilogue()
     chains = _chains(pattern)
@@ -49,7 +49,7 @@ def tune(
         )  # fmt: skip
     else:
         kernel = KernelSpec(chains[0][0], precision, layout, epilogue, job=job, between=between, weights=weights, inputs=inputs)
-    options = Options(parse_budget(budget), strategy, family)
+    options = SearchOptions(parse_budget(budget), strategy, family)
     engine = open_engine(device, scheduler)
     store = TrialStore()
     try:

@@ -31,7 +31,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
-class Options:
+class SearchOptions:
     """How to search."""
 
     budget: Budget = field(default_factory=Budget)  # of each job
@@ -66,7 +66,7 @@ class NotBegunError(KsgenError):
 class Tuner:
     """Searches on one engine. Keeps trials in `store`, and winners as wisdom."""
 
-    def __init__(self, engine: Engine, store: TrialStore, options: Options = Options()) -> None:
+    def __init__(self, engine: Engine, store: TrialStore, options: SearchOptions = SearchOptions()) -> None:
         if not is_word(options.strategy, STRATEGIES):
             raise KsgenError(f"strategy {excerpt(options.strategy)}: accepted: {', '.join(STRATEGIES)}")
         self.engine, self.store, self.options = engine, store, options

@@ -17,7 +17,7 @@ import pytest
 from ksgen.build.host import HostCompiler, find_host_compiler, host_target, source_of
 from ksgen.devices.native import NativeDevice
 from ksgen.emit.render import render
-from ksgen.families.amx import Amx, AmxConstants, ChainConstants
+from ksgen.families.amx import Amx, AmxChainConstants, AmxConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.support.played_tiles import library, needs_play, product, rounded
@@ -215,7 +215,7 @@ def disassembled(kernel: KernelSpec, panel: int, folder: Path, more: tuple[str, 
     needs_play()
     compiler: HostCompiler = find_host_compiler()
     constants = AmxConstants(64, 32, 1, panel, 0, (kernel.pattern.c + 31) // 32)
-    of_chain = ChainConstants(64, f"32 {panel} {constants.depth}, 32 1 2", 0)
+    of_chain = AmxChainConstants(64, f"32 {panel} {constants.depth}, 32 1 2", 0)
     source = render(kernel, of_chain if kernel.job == "chain" else constants, dialect="opencl")
     (folder / "k.cpp").write_text(source_of(source.text, source.entries))
     options = [each for each in compiler.options(host_target()) if not each.startswith("-m")]

@@ -17,7 +17,7 @@ from ksgen.build.host import find_host_compiler, source_of
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.emit.render import render
-from ksgen.families.amx import AmxConstants, Shape
+from ksgen.families.amx import AmxConstants, AmxTiling
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
@@ -44,10 +44,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, parts: int = 2) -> AmxConstants:
     """Short blocks; rows where they lie if they can be read there; outputs past the caches in every other block."""
-    steps = Shape(kernel, AmxConstants(block, outputs, 1, 1, 0, 1)).steps
+    steps = AmxTiling(kernel, AmxConstants(block, outputs, 1, 1, 0, 1)).steps
     panels = 0 if reads_in_place(kernel) else 1 + outputs // 32 % 2
     found = AmxConstants(block, outputs, 1, panels, block // 32 % 2, (steps + 1) // 2)
-    return replace(found, parts=min(parts, Shape(kernel, found).columns))
+    return replace(found, parts=min(parts, AmxTiling(kernel, found).columns))
 
 
 # ---- what is right
@@ -78,8 +78,8 @@ def test_the_matrix_holds_all_there_is() -> None:
     for name in ("panel", "past"):
         assert {getattr(constants, name) for _, constants in rows} == ({0, 1, 2} if name == "panel" else {0, 1})
     assert {constants.parts > 1 for _, constants in rows} == {True, False}
-    assert {Shape(*row).is_woven for row in rows} == {True, False}
-    assert {Shape(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
+    assert {AmxTiling(*row).is_woven for row in rows} == {True, False}
+    assert {AmxTiling(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     depth = data.draw(number(1, (shape[2] + 31) // 32))
     constants = AmxConstants(32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), 1, 1, data.draw(number(0, 1)), depth)
     constants = replace(constants, panel=data.draw(number(0 if reads_in_place(kernel) else 1, 2)))
-    constants = replace(constants, parts=data.draw(number(1, min(7, Shape(kernel, constants).columns))))
+    constants = replace(constants, parts=data.draw(number(1, min(7, AmxTiling(kernel, constants).columns))))
     for batch in data.draw(st.lists(number(1, 150), min_size=2, max_size=4)):
         agrees(kernel, constants, batch)
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ksgen.devices.base import Device
-from ksgen.families.amx import AmxConstants, ChainConstants, Shape
-from ksgen.families.amx.chain import ChainShape
+from ksgen.families.amx import AmxChainConstants, AmxConstants, AmxTiling
+from ksgen.families.amx.chain import AmxChainTiling
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.families.chains import factor_kernels
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
@@ -44,14 +44,14 @@ def tiles_of(kernel: KernelSpec, outputs: int, copied: bool = False) -> str:
     """Rows where they lie if they can be read there; as many tiles along the inputs as half of them need."""
     each = []
     for factor in factor_kernels(kernel):
-        steps = Shape(factor, AmxConstants(32, 32, 1, 1, 0, 1)).steps
+        steps = AmxTiling(factor, AmxConstants(32, 32, 1, 1, 0, 1)).steps
         panels = 1 + outputs // 32 % 2 if copied or not reads_in_place(factor) else 0
         each.append(f"{outputs} {panels} {(steps + 1) // 2}")
     return ", ".join(each)
 
 
-def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, past: int = 0) -> ChainConstants:
-    return ChainConstants(block, tiles_of(kernel, outputs), past)
+def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, past: int = 0) -> AmxChainConstants:
+    return AmxChainConstants(block, tiles_of(kernel, outputs), past)
 
 
 def roundings_of(kernel: KernelSpec) -> int:
@@ -73,7 +73,7 @@ def matrix() -> Iterator[Any]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
-def test_agrees_with_float64(kernel: KernelSpec, constants: ChainConstants) -> None:
+def test_agrees_with_float64(kernel: KernelSpec, constants: AmxChainConstants) -> None:
     for batch in BATCHES:
         agrees(kernel, constants, batch, roundings_of(kernel))
 
@@ -84,13 +84,13 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {kernel.between for kernel, _ in rows} == set(BETWEEN)
     assert {kernel.epilogue.activation for kernel, _ in rows} == {"none", "relu", "gelu", "gelu_tanh", "silu"}
     assert {constants.past for _, constants in rows} == {0, 1}
-    shapes = [(at > 0, factor) for row in rows for at, factor in enumerate(ChainShape(*row).factors)]
+    shapes = [(at > 0, factor) for row in rows for at, factor in enumerate(AmxChainTiling(*row).factors)]
     assert {(later, factor.constants.panel) for later, factor in shapes} == set(product((False, True), (0, 1, 2)))
     assert {factor.is_woven for _, factor in shapes} == {factor.planes_j > 1 for _, factor in shapes} == {True, False}
     assert {factor.chunks > 1 for _, factor in shapes} == {True, False}
 
 
-def one_by_one(device: Device, kernel: KernelSpec, constants: ChainConstants, batch: int, arrays: dict[str, Array]) -> Array:
+def one_by_one(device: Device, kernel: KernelSpec, constants: AmxChainConstants, batch: int, arrays: dict[str, Array]) -> Array:
     """By a launch of `amx` for each factor."""
     rows = arrays["x"]
     for number, (factor, own) in enumerate(zip(factor_kernels(kernel), constants.parsed, strict=True)):
@@ -117,7 +117,7 @@ SAME_BITS = [
 def test_it_gives_the_bits_of_a_launch_for_each_factor(name: str, precision: str, layout: str, between: str, device: Device) -> None:
     """What lies between is stored as X is, so it is rounded as a launch rounds it. Whatever the constants."""
     kernel = chain_of(CHAINS[name], precision, layout, ALL, between=between)
-    every = constants_of(kernel), ChainConstants(64, tiles_of(kernel, 64, copied=True), 1)
+    every = constants_of(kernel), AmxChainConstants(64, tiles_of(kernel, 64, copied=True), 1)
     for batch in (1, 64, 97):
         arrays = arrays_of(kernel, batch)
         truth = one_by_one(device, kernel, every[0], batch, arrays)
@@ -155,7 +155,7 @@ def test_any_chain_batch_and_constants(data: st.DataObject) -> None:
     for factor in factor_kernels(kernel):
         panel = data.draw(number(0 if reads_in_place(factor) else 1, 2))
         each.append(f"{32 * data.draw(number(1, 3))} {panel} {data.draw(number(1, -(-factor.pattern.c // 32)))}")
-    constants = ChainConstants(32 * data.draw(number(1, 3)), ", ".join(each), data.draw(number(0, 1)))
+    constants = AmxChainConstants(32 * data.draw(number(1, 3)), ", ".join(each), data.draw(number(0, 1)))
     for batch in data.draw(st.lists(number(1, 130), min_size=2, max_size=3)):
         agrees(kernel, constants, batch, roundings_of(kernel))
 

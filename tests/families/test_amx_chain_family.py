@@ -8,8 +8,8 @@ import pytest
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import FAMILIES, check, families_for, family_for
-from ksgen.families.amx import AmxConstants, ChainConstants
-from ksgen.families.amx.chain import ChainShape, chain_cycles
+from ksgen.families.amx import AmxChainConstants, AmxConstants
+from ksgen.families.amx.chain import AmxChainTiling, chain_cycles
 from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, SECOND_LEVEL_BYTES, THIRD_LEVEL, dots, launch_cycles
 from ksgen.families.chains import factor_kernels
 from ksgen.launch.choice import choice_by_name
@@ -57,7 +57,7 @@ def test_by_name_it_is_had_before_it_is_measured() -> None:
 
 def test_each_factor_is_packed_as_for_a_product_alone() -> None:
     kernel = chain_of(TWO, "bfloat16", epilogue=Epilogue(True))
-    constants = ChainConstants(64, "32 1 1, 64 1 2", 1)
+    constants = AmxChainConstants(64, "32 1 1, 64 1 2", 1)
     packed = packing_choices(kernel, "amx_chain", constants)
     assert [(each.pattern, each.epilogue, choice.family) for each, choice in packed] == [(each, Epilogue(), "amx") for each in TWO]
     assert [choice.constants for _, choice in packed] == [AmxConstants(64, 32, 1, 1, 0, 1), AmxConstants(64, 64, 1, 1, 1, 2)]
@@ -65,7 +65,7 @@ def test_each_factor_is_packed_as_for_a_product_alone() -> None:
 
 # ---- constants
 
-GOOD = ChainConstants(64, "32 1 1, 64 1 2", 0)
+GOOD = AmxChainConstants(64, "32 1 1, 64 1 2", 0)
 BAD = {
     "tiles holds what each factor's own rules allow: of factor 1, block=40 must be a multiple of 32; try 32 or 64": {"block": 40},
     "tiles holds what each factor's own rules allow: of factor 2, depth=3 must be at most the tiles along the inputs = 2; try 2": {
@@ -126,18 +126,18 @@ def test_a_block_stays_in_the_second_level_cache_where_that_can_be(precision: st
     """Weights of all factors, panel, sums and what lies between. Of weights that leave no room for it, the block is what is least dear."""
     for patterns in (VIT, (Pattern(16, 64, 64, 1), Pattern(1, 16, 16, 64))):
         kernel = chain_of(patterns, precision, layout)
-        shape = ChainShape(kernel, FAMILY.default(kernel, CPU, 6272))
+        shape = AmxChainTiling(kernel, FAMILY.default(kernel, CPU, 6272))
         if shape.packed_bytes < SECOND_LEVEL_BYTES * 3 // 4:
             assert shape.held.kept + shape.held.weights <= SECOND_LEVEL_BYTES
     square = chain_of((Pattern(32, 32, 32, 1), Pattern(1, 32, 32, 32)), precision, layout)
     found = FAMILY.default(square, CPU, 6272)
-    shape, of_block = ChainShape(square, found), found.block * 1024 * square.item_bytes
+    shape, of_block = AmxChainTiling(square, found), found.block * 1024 * square.item_bytes
     passing = 2 * of_block + (0 if found.past else of_block)  # a block's inputs, the next one's, and outputs that go through the cache
     assert shape.slot * 4 + passing + shape.packed_bytes <= SECOND_LEVEL_BYTES
     large = chain_of((Pattern(16, 256, 64, 1), Pattern(1, 64, 64, 64)), precision, layout)
     best = FAMILY.default(large, CPU, 6272)
     others = [replace(best, block=block) for block in (32, 64, 128)]
-    assert all(chain_cycles(ChainShape(large, best), 8192) <= chain_cycles(ChainShape(large, each), 8192) for each in others)
+    assert all(chain_cycles(AmxChainTiling(large, best), 8192) <= chain_cycles(AmxChainTiling(large, each), 8192) for each in others)
 
 
 def test_every_core_has_a_block() -> None:
@@ -152,13 +152,13 @@ def test_what_a_work_group_keeps(layout: str) -> None:
     two, three = chain_of(TWO, "bfloat16", layout), chain_of(CHAINS["in place, ragged"], "bfloat16", layout)
     for kernel, places in ((two, 1), (three, 2)):
         tiles = ", ".join("32 1 1" for _ in kernel.factors)
-        shape = ChainShape(kernel, ChainConstants(64, tiles, 0))
+        shape = AmxChainTiling(kernel, AmxChainConstants(64, tiles, 0))
         rows = 64 if layout == "bsf" else shape.pitch
         assert shape.slot == max(factor.slot for factor in shape.factors) + places * shape.between
         widest = max(each.out_features for each in kernel.factors.factors[:-1])
         assert widest * rows * 2 <= shape.between * 4 < widest * rows * 2 + 512
-    assert ChainShape(two, GOOD).pitch * 2 % 128 == 64
-    assert FAMILY.geometry(two, GOOD, 100).group_bytes == ChainShape(two, GOOD).slot * 4
+    assert AmxChainTiling(two, GOOD).pitch * 2 % 128 == 64
+    assert FAMILY.geometry(two, GOOD, 100).group_bytes == AmxChainTiling(two, GOOD).slot * 4
 
 
 def test_its_work_is_that_of_its_factors() -> None:
@@ -167,7 +167,7 @@ def test_its_work_is_that_of_its_factors() -> None:
     work = FAMILY.work(kernel, GOOD, 100)
     alone = [FAMILIES["amx"].work(each, own, 100) for each, own in zip(factor_kernels(kernel), GOOD.parsed, strict=True)]
     assert work.multiply_adds == sum(each.multiply_adds for each in alone)
-    assert work.multiply_adds == DOT_MULTIPLY_ADDS * sum(dots(each, 100) for each in ChainShape(kernel, GOOD).factors)
+    assert work.multiply_adds == DOT_MULTIPLY_ADDS * sum(dots(each, 100) for each in AmxChainTiling(kernel, GOOD).factors)
     between = 3 * 100 * 120 * 4  # written, and its lines read before that, and read again
     assert sum(each.memory_bytes for each in alone) - work.memory_bytes == between
     assert work.blocks == 2
@@ -176,13 +176,13 @@ def test_its_work_is_that_of_its_factors() -> None:
 def test_the_model_knows_what_a_cache_does_not_hold() -> None:
     """A block whose weights leave the second level pays for their lines, and for what lies between."""
     kernel = chain_of((Pattern(16, 256, 64, 1), Pattern(1, 64, 64, 64)), "bf16x6")
-    near, far = ChainConstants(32, "64 1 1, 64 1 1", 1), ChainConstants(256, "64 1 1, 64 1 1", 1)
-    held = ChainShape(kernel, far).held
+    near, far = AmxChainConstants(32, "64 1 1, 64 1 1", 1), AmxChainConstants(256, "64 1 1, 64 1 1", 1)
+    held = AmxChainTiling(kernel, far).held
     assert held.kept + held.weights > SECOND_LEVEL_BYTES
     small = chain_of((Pattern(2, 64, 64, 1), Pattern(1, 64, 64, 2)), "bf16x6")
     per_dot = [
         chain_cycles(shape, 8192) / sum(dots(factor, 8192) for factor in shape.factors)
-        for shape in (ChainShape(small, near), ChainShape(kernel, near))
+        for shape in (AmxChainTiling(small, near), AmxChainTiling(kernel, near))
     ]
     assert per_dot[1] > per_dot[0] + 1
     assert THIRD_LEVEL > 0
@@ -198,7 +198,7 @@ def test_a_launch_takes_as_long_as_memory_or_cores_do() -> None:
 
 
 def test_behind_the_first_factor_nothing_is_fetched_ahead() -> None:
-    first, second = ChainShape(chain_of(TWO, "bfloat16"), GOOD).factors
+    first, second = AmxChainTiling(chain_of(TWO, "bfloat16"), GOOD).factors
     assert first.ahead_lines > 0
     assert second.ahead_lines == 0
 

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from ksgen.families import check
-from ksgen.families.amx import Shape
+from ksgen.families.amx import AmxTiling
 from ksgen.families.amx.cycles import SECOND_LEVEL_BYTES
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.spec import LAYOUTS
@@ -25,7 +25,7 @@ def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision:
         limits = replace(CPU, multiprocessors=cores)
         constants = FAMILY.default(kernel, limits, batch)
         check(FAMILY, kernel, constants, limits)
-        found = Shape(kernel, constants)
+        found = AmxTiling(kernel, constants)
         has_room = found.packed_bytes <= SECOND_LEVEL_BYTES  # else weights come from behind it anyway
         assert found.slot * 4 <= SECOND_LEVEL_BYTES or constants.block == 32 or not has_room
         assert constants.panel or reads_in_place(kernel)

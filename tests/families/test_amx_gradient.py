@@ -15,7 +15,7 @@ from ksgen.devices.base import Device
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import check, family_for, family_named
-from ksgen.families.amx_gradient import AmxGradient, AmxGradientConstants, Shape
+from ksgen.families.amx_gradient import AmxGradient, AmxGradientConstants, AmxGradientTiling
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.spec import LAYOUTS, KernelSpec
@@ -41,7 +41,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, parts: int = 3) -> AmxGradientConstants:
     """Short blocks, some parts, and two pieces where they may be."""
     constants = AmxGradientConstants(block, outputs, parts, 1)
-    return replace(constants, pieces=min(2, Shape(kernel, constants).units))
+    return replace(constants, pieces=min(2, AmxGradientTiling(kernel, constants).units))
 
 
 # ---- what is right
@@ -65,9 +65,9 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: AmxGradientConstants
 def test_the_matrix_holds_all_there_is() -> None:
     rows = [row.values for row in matrix()]  # type: ignore[attr-defined]
     assert {(kernel.precision, kernel.layout) for kernel, _ in rows} == set(product(PRECISIONS, LAYOUTS))
-    assert {Shape(*row).is_woven for row in rows} == {True, False}
-    assert {Shape(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
-    assert {Shape(*row).groups > 1 for row in rows} == {True, False}
+    assert {AmxGradientTiling(*row).is_woven for row in rows} == {True, False}
+    assert {AmxGradientTiling(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
+    assert {AmxGradientTiling(*row).groups > 1 for row in rows} == {True, False}
     assert {constants.pieces for _, constants in rows} == {1, 2}
 
 
@@ -80,7 +80,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     shape = data.draw(st.tuples(number(1, 3), number(1, 70), number(1, 70), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16, 17])))
     kernel = kernel_of(shape, data.draw(st.sampled_from(PRECISIONS)), data.draw(st.sampled_from(LAYOUTS)))
     constants = AmxGradientConstants(32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), data.draw(number(1, 5)), 1)
-    constants = replace(constants, pieces=data.draw(number(1, min(9, Shape(kernel, constants).units))))
+    constants = replace(constants, pieces=data.draw(number(1, min(9, AmxGradientTiling(kernel, constants).units))))
     for batch in data.draw(st.lists(number(1, 200), min_size=2, max_size=4)):
         agrees(kernel, constants, batch)
 
@@ -278,7 +278,10 @@ def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision:
         constants = FAMILY.default(kernel, limits, batch)
         check(FAMILY, kernel, constants, limits)
         geometry = FAMILY.geometry(kernel, constants, batch or 1)
-        assert geometry.workspace_bytes == Shape(kernel, constants).parts(batch or 1) * Shape(kernel, constants).part_bytes
+        assert (
+            geometry.workspace_bytes
+            == AmxGradientTiling(kernel, constants).parts(batch or 1) * AmxGradientTiling(kernel, constants).part_bytes
+        )
         if batch == 25088 and kernel.pattern.weight_count > 10**4:
             assert geometry.grid >= cores  # every core has work
         assert FAMILY.work(kernel, constants, batch or 1).multiply_adds >= kernel.flops(batch or 1) / 2

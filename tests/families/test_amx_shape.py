@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from ksgen.errors import ConstantsError
-from ksgen.families.amx import AmxConstants, Shape
+from ksgen.families.amx import AmxConstants, AmxTiling
 from ksgen.families.amx.shape import products_of
 from tests.families.test_vector import kernel_of
 
 CONSTANTS = AmxConstants(64, 32, 1, 1, 0, 2)
 
 
-def shape(pattern: tuple[int, ...], precision: str = "bfloat16", layout: str = "bsf") -> Shape:
-    return Shape(kernel_of(pattern, precision, layout), CONSTANTS)
+def shape(pattern: tuple[int, ...], precision: str = "bfloat16", layout: str = "bsf") -> AmxTiling:
+    return AmxTiling(kernel_of(pattern, precision, layout), CONSTANTS)
 
 
 @pytest.mark.parametrize(

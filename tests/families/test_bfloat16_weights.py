@@ -9,7 +9,7 @@ import pytest
 from ksgen.emit.render import render
 from ksgen.errors import LaunchError, SpecError
 from ksgen.families import FAMILIES, cuda_limits, families_for, family_for
-from ksgen.families.vector import Shape
+from ksgen.families.vector import VectorTiling
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import Problem, compare, make_problem, measure
 from ksgen.pattern import Pattern
@@ -157,7 +157,7 @@ def test_bytes() -> None:
         assert own.memory_bytes == kernel.bytes(batch)
         assert wide.cache_bytes - own.cache_bytes == plain.bytes(1) - kernel.bytes(1)
     for along in vector.WAYS:
-        shape = Shape(kernel, vector.constants_of(kernel, along, 16, (8, 2)))
+        shape = VectorTiling(kernel, vector.constants_of(kernel, along, 16, (8, 2)))
         assert shape.packed_bytes == kernel.weight_bytes  # tiles are full
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles, tiles_of
+from ksgen.families.chains import FactorPlace, factor_kernels, listed, places, rule_of_tiles, tiles_of
 from ksgen.families.rules import Rule
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -27,7 +27,7 @@ class Words:
 
 
 def test_each_factor_has_its_place_and_the_last_of_a_chain_its_epilogue() -> None:
-    assert places(GROUP) == [Place(FIRST, 0, 0, False), Place(SECOND, 0, 1, True), Place(OTHER, 1, 0, True)]
+    assert places(GROUP) == [FactorPlace(FIRST, 0, 0, False), FactorPlace(SECOND, 0, 1, True), FactorPlace(OTHER, 1, 0, True)]
     assert factor_kernels(GROUP) == [
         KernelSpec(pattern, "float16", "bsl", epilogue) for pattern, epilogue in ((FIRST, Epilogue()), (SECOND, ALL), (OTHER, ALL))
     ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
 from ksgen.families.expected import resident_blocks
-from ksgen.families.few import FewConstants, Shape
+from ksgen.families.few import FewConstants, FewTiling
 from ksgen.families.few.defaults import MOST_OF_BLOCK, MOST_REGISTERS, best, entries_for, expected_cycles, shapes
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, stratified
@@ -54,7 +54,7 @@ def test_each_batch_under_the_constants_made_for_it(pattern: tuple[int, ...], la
 def test_sums_that_warps_share_are_right_and_leave_inf_and_nan_where_they_are(precision: str, layout: str) -> None:
     """Five stages, the last of them ragged; and a batch of more entries than a block has."""
     kernel = kernel_of((2, 6, 4 * 32 * 4 * (8 if precision == "float16" else 4) + 24, 3), precision, layout)
-    assert Shape(kernel, SPLIT).stages == 5
+    assert FewTiling(kernel, SPLIT).stages == 5
     source = source_of("few", kernel, SPLIT)
     kernels.check_leaks(source, 7, in_emulator())
     first = kernels.check(source, 3, in_emulator())
@@ -67,7 +67,7 @@ def test_sums_that_warps_share_are_right_and_leave_inf_and_nan_where_they_are(pr
 def test_slices_and_memory_that_is_not_aligned(pattern: tuple[int, ...], layout: str) -> None:
     """Of the first, whole pieces of X are copied in batch-size-first, where the pitch and the place allow it."""
     kernel = replace(kernel_of(pattern, "float16", layout, Epilogue(residual=True)), stride="any")
-    assert (Shape(kernel, FEW.default(kernel, LIMITS, 5)).x_vector == 8) == (layout == "bsf" and pattern[-1] == 1)
+    assert (FewTiling(kernel, FEW.default(kernel, LIMITS, 5)).x_vector == 8) == (layout == "bsf" and pattern[-1] == 1)
     source = source_of("few", kernel, FEW.default(kernel, LIMITS, 5))
     for gaps, shift in product(({}, {"x": 5, "y": 3, "residual": 7}, {"x": 8}), (0, 1)):
         kernels.check(source, 5, in_emulator(), gaps=gaps, shift=shift)
@@ -148,7 +148,7 @@ def test_bytes_of_memory_are_within_a_tenth_of_the_least_and_the_model_s(pattern
     ],
 )
 def test_rows_are_read_16_bytes_at_a_time_unless_that_makes_them_a_tenth_longer(c: int, precision: str, vector: int) -> None:
-    shape = Shape(kernel_of((1, 8, c, 2), precision, "bsf"), FewConstants(1, 1, 1, 1, 1, 1, 1))
+    shape = FewTiling(kernel_of((1, 8, c, 2), precision, "bsf"), FewConstants(1, 1, 1, 1, 1, 1, 1))
     assert shape.vector == vector
     assert shape.packed_bytes <= 1.1 * shape.kernel.pattern.weight_count * shape.kernel.item_bytes
 
@@ -208,7 +208,7 @@ def test_defaults_fit_and_are_the_best_of_those_looked_at(target: str) -> None:
         kernel = KernelSpec(pattern, precision, layout)
         chosen = FEW.default(kernel, limits, batch)
         check(FEW, kernel, chosen, limits)
-        shape = Shape(kernel, chosen)
+        shape = FewTiling(kernel, chosen)
         assert shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads)
         assert resident_blocks(target, limits, shape.threads, shape.registers, shape.shared_bytes) >= 1
         cycles = expected_cycles(kernel, chosen, limits, batch)
@@ -221,8 +221,8 @@ def test_as_many_outputs_as_multiprocessors_give_each_of_them_a_block_or_more() 
     for outputs in (16, 64, 132, 1024):
         kernel = kernel_of((1, outputs, 8192, 1), "float16", "bsf")
         chosen = FEW.default(kernel, LIMITS, 1)
-        blocks[outputs] = Shape(kernel, chosen).grid(1)
-        assert Shape(kernel, chosen).sharers >= 64 or outputs == 1024
+        blocks[outputs] = FewTiling(kernel, chosen).grid(1)
+        assert FewTiling(kernel, chosen).sharers >= 64 or outputs == 1024
     assert blocks[16] == 16
     assert blocks[64] == 64
     assert min(blocks[132], blocks[1024]) >= LIMITS.multiprocessors

@@ -12,7 +12,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
 from ksgen.families.few import FewChainConstants
 from ksgen.families.few.chain_defaults import best, expected_cycles, options
-from ksgen.families.few.chain_shape import ChainShape
+from ksgen.families.few.chain_shape import FewChainTiling
 from ksgen.launch.fused import family_of_chain
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
@@ -68,7 +68,7 @@ def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(layo
     patterns = (Pattern(3, 26, 600, 1), Pattern(1, 9, 13, 6)) if layout == "bsf" else (Pattern(2, 15, 70, 1), Pattern(1, 6, 6, 5))
     kernel = chain_of(patterns, "float16", layout, ALL)
     source = source_of(kernel, 7, SPLIT)
-    shape = ChainShape(kernel, source.constants)
+    shape = FewChainTiling(kernel, source.constants)
     assert shape.passes > 1
     assert (shape.first.stages > 2, shape.first.planes_i) == (layout == "bsf", len(patterns) + (layout == "bsf"))
     arrays = arrays_of(kernel, 5)

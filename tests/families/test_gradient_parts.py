@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ksgen.families.gradient import GradientConstants, Shape
+from ksgen.families.gradient import GradientConstants, GradientTiling
 from tests.support.gradients import kernel
 
 GOOD = GradientConstants(32, 32, 1, 16, 8, 4, 3, 2, 1, "async")
@@ -10,7 +10,7 @@ GOOD = GradientConstants(32, 32, 1, 16, 8, 4, 3, 2, 1, "async")
 
 def test_parts_cover_the_batch_and_none_is_empty() -> None:
     for parts in (1, 2, 3, 7, 64):
-        shape = Shape(kernel(), replace(GOOD, parts=parts))
+        shape = GradientTiling(kernel(), replace(GOOD, parts=parts))
         for batch in (1, 15, 16, 17, 127, 128, 255, 256, 257, 300, 1000, 1024, 25088, 25089):
             steps, count = shape.part_steps(batch), shape.parts(batch)
             assert count <= parts

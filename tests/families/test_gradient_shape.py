@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ksgen.emit.render import render
-from ksgen.families.gradient import GradientConstants, Shape
+from ksgen.families.gradient import GradientConstants, GradientTiling
 from ksgen.families.simt.shape import eight_read_cycles, four_read_cycles
 from ksgen.spec import LAYOUTS
 from tests.support.gradients import kernel
@@ -20,7 +20,7 @@ GOOD = GradientConstants(32, 32, 1, 16, 8, 4, 3, 2, 1, "async")
 def test_copies_meet_few_bank_conflicts(layout: str) -> None:
     """Two elements in a bank at most, and none where TILE_D is a power of two."""
     for d, most in ((1, 1), (2, 1), (3, 2), (4, 1), (5, 2), (6, 2), (7, 2), (8, 1)):
-        shape = Shape(kernel((1, 64, 64, d), layout=layout), replace(GOOD, tile_d=1 if layout == "bsl" else d))
+        shape = GradientTiling(kernel((1, 64, 64, d), layout=layout), replace(GOOD, tile_d=1 if layout == "bsl" else d))
         for side in (shape.x, shape.dy):
             assert max(_banks(side, layout, shape.constants.tile_d)) <= most, (d, side)
 

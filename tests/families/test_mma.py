@@ -9,7 +9,7 @@ import pytest
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named
-from ksgen.families.mma import MmaConstants, Shape
+from ksgen.families.mma import MmaConstants, MmaTiling
 from ksgen.families.mma.defaults import MOST_REGISTERS
 from ksgen.measure.verify import make_problem
 from ksgen.pattern import Pattern
@@ -110,8 +110,8 @@ def test_what_is_read_of_a_residual_has_registers_of_its_own() -> None:
     """In chunks, all of a run before the first is needed: 128 sums beside them spilled on sm_80, as they do not without a residual."""
     limits, many = cuda_limits("sm_80"), MmaConstants(128, 256, 32, 1, 2, 4, 4, 0, 1)
     plain, added = (KernelSpec(Pattern(1, 1536, 384, 1), "float16", "bsf", Epilogue(residual=has)) for has in (False, True))
-    assert Shape(plain, many).registers <= MOST_REGISTERS < Shape(added, many).registers
-    assert Shape(added, MMA.default(added, limits)).registers <= MOST_REGISTERS
+    assert MmaTiling(plain, many).registers <= MOST_REGISTERS < MmaTiling(added, many).registers
+    assert MmaTiling(added, MMA.default(added, limits)).registers <= MOST_REGISTERS
 
 
 # ---- selection

@@ -14,7 +14,7 @@ from ksgen.families import check, cuda_limits, families_for, family_for
 from ksgen.families.chains import factor_kernels
 from ksgen.families.gpu_chain import stages_of
 from ksgen.families.mma import Mma, MmaChain, MmaChainConstants
-from ksgen.families.mma.chain import ChainShape
+from ksgen.families.mma.chain import MmaChainTiling
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
@@ -231,7 +231,7 @@ def test_x_in_stages_is_neither_read_from_beside_the_arrays_nor_raced_for() -> N
 def test_x_in_stages_needs_less_shared_memory_and_is_read_for_each_tile() -> None:
     kernel = chain_of(TALL, "float16", "bsf")
     one = streaming(kernel).constants
-    first, other = ChainShape(kernel, one).factors[0], ChainShape(kernel, replace(one, stream=0)).factors[0]
+    first, other = MmaChainTiling(kernel, one).factors[0], MmaChainTiling(kernel, replace(one, stream=0)).factors[0]
     assert first.tiles_out > 1
     assert (first.readings, other.readings) == (first.tiles_out, 1)
     assert first.input_bytes == one.stages * first.x_bytes
@@ -299,7 +299,7 @@ def test_what_it_serves() -> None:
 def test_shared_memory_is_two_halves_and_a_ring(patterns: tuple[Pattern, ...]) -> None:
     """Each as large as the larger of those it holds, first or last."""
     kernel = chain_of(patterns, "float16", "bsf")
-    shape = ChainShape(kernel, FAMILY.default(kernel, LIMITS))
+    shape = MmaChainTiling(kernel, FAMILY.default(kernel, LIMITS))
     first, second, third = shape.factors
     assert (first.input_bytes > third.input_bytes) == (patterns is RAGGED)
     assert shape.halves == (max(first.input_bytes, third.input_bytes), second.input_bytes)
@@ -312,7 +312,7 @@ def test_the_model_counts_what_lies_between_as_shared_memory() -> None:
     """What a launch moves of global memory is X, Y and the weights."""
     kernel = chain_of(EVEN, "float16", "bsf")
     work, batch = FAMILY.work(kernel, GOOD, 6400), 6400
-    shape = ChainShape(kernel, GOOD)
+    shape = MmaChainTiling(kernel, GOOD)
     assert work.memory_bytes == 2 * batch * (128 + 128) + sum(each.packed_bytes for each in shape.factors)
     assert work.multiply_adds == batch * sum(pattern.weight_count for pattern in EVEN)
     assert work.blocks == 200

@@ -6,7 +6,7 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import check, family_named
-from ksgen.families.mma import MmaConstants, Shape
+from ksgen.families.mma import MmaConstants, MmaTiling
 from ksgen.families.mma.shape import wavefronts
 from ksgen.pattern import Pattern
 from tests.support.mma_kernels import kernel
@@ -25,9 +25,9 @@ def test_conflicts_are_counted_and_refused() -> None:
 
 
 def test_shape_of_a_lane_follows_the_pattern() -> None:
-    flat = Shape(kernel("float16", pattern=Pattern(1, 48, 64, 3)), replace(GOOD, tile_d=3))
+    flat = MmaTiling(kernel("float16", pattern=Pattern(1, 48, 64, 3)), replace(GOOD, tile_d=3))
     assert (flat.group_chunks, flat.group_inputs, flat.super_in, flat.super_steps, flat.super_groups) == (3, 8, 32, 2, 1)
-    slab = Shape(kernel("float16", pattern=Pattern(1, 48, 64, 16)), replace(GOOD, tile_d=8))
+    slab = MmaTiling(kernel("float16", pattern=Pattern(1, 48, 64, 16)), replace(GOOD, tile_d=8))
     assert (slab.group_chunks, slab.group_inputs, slab.super_in, slab.super_steps, slab.super_groups) == (1, 1, 16, 1, 4)
     assert slab.x_vector == slab.y_vector == 8
-    assert Shape(kernel(pattern=Pattern(1, 48, 63, 1)), replace(GOOD, tile_d=1)).x_vector == 1
+    assert MmaTiling(kernel(pattern=Pattern(1, 48, 63, 1)), replace(GOOD, tile_d=1)).x_vector == 1

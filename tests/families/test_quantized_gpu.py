@@ -7,7 +7,7 @@ import pytest
 
 from ksgen import reference
 from ksgen.families import FAMILIES, cuda_limits, families_for, family_for
-from ksgen.families.few import Shape
+from ksgen.families.few import FewTiling
 from ksgen.launch.plan import Plan
 from ksgen.measure.verify import Problem, measure, tolerance
 from ksgen.pattern import Pattern
@@ -83,7 +83,7 @@ def test_packed_weights_of_few_entries_stay_in_eight_bits() -> None:
                 kernel = replace(plain, weights=weights)
                 packed = few.packed_bytes(kernel, few.default(kernel, LIMITS, batch))
                 assert packed == few.packed_bytes(plain, few.default(plain, LIMITS, batch)) // share + 4 * 768 * 2
-                assert Shape(kernel, few.default(kernel, LIMITS, batch)).scales == 768 * 192 * 2
+                assert FewTiling(kernel, few.default(kernel, LIMITS, batch)).scales == 768 * 192 * 2
                 assert kernel.bytes(batch) < plain.bytes(batch)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits
 from ksgen.families.gpus import gpu_of
-from ksgen.families.simt import Shape, Simt, SimtConstants
+from ksgen.families.simt import Simt, SimtConstants, SimtTiling
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, stratified
 from tests.support import kernels
@@ -139,8 +139,8 @@ def test_defaults_leave_the_registers_that_ptxas_takes_more_of_on_some_targets(t
     for pattern, precision, layout in product(stratified(30), ("float32", "float16"), LAYOUTS):
         spec = KernelSpec(pattern, precision, layout)
         constants = SIMT.default(spec, limits)
-        threads = Shape(spec, constants).threads * constants.min_blocks
-        assert threads * (Shape(spec, constants).registers + more) <= limits.registers
+        threads = SimtTiling(spec, constants).threads * constants.min_blocks
+        assert threads * (SimtTiling(spec, constants).registers + more) <= limits.registers
 
 
 @pytest.mark.parametrize(

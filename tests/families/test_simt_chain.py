@@ -11,7 +11,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, families_for, family_for
 from ksgen.families.chains import factor_kernels
 from ksgen.families.simt import Simt, SimtChain, SimtChainConstants
-from ksgen.families.simt.chain import ChainShape
+from ksgen.families.simt.chain import SimtChainTiling
 from ksgen.launch.fused import family_of_chain
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
@@ -208,7 +208,7 @@ def test_where_both_serve_the_cost_decides(target: str, family: str) -> None:
 def test_shared_memory_is_two_halves_and_a_ring() -> None:
     """What lies between, in turns; and sums on their way to rows of Y."""
     kernel = chain_of((*EVEN, *EVEN), "float32", "bsf")
-    shape = ChainShape(kernel, FAMILY.default(kernel, LIMITS))
+    shape = SimtChainTiling(kernel, FAMILY.default(kernel, LIMITS))
     between, tile = [96, 128, 96], shape.constants.tile_batch
     [held] = shape.buffer_sizes
     assert held[:3] == [features * tile for features in between]
@@ -222,7 +222,7 @@ def test_shared_memory_is_two_halves_and_a_ring() -> None:
 def test_the_model_counts_what_lies_between_as_shared_memory() -> None:
     """What a launch moves of global memory is X, Y and the weights."""
     kernel, batch = chain_of(EVEN, "float32", "bsf"), 6400
-    work, shape = FAMILY.work(kernel, GOOD, batch), ChainShape(kernel, GOOD)
+    work, shape = FAMILY.work(kernel, GOOD, batch), SimtChainTiling(kernel, GOOD)
     assert work.memory_bytes == 4 * batch * (128 + 128) + sum(each.packed_bytes for each in shape.factors)
     assert work.multiply_adds == batch * sum(pattern.weight_count for pattern in EVEN)
     assert work.blocks == 200

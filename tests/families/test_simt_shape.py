@@ -1,7 +1,7 @@
 """What follows from SIMT's constants: shared memory without bank conflicts."""
 
 from ksgen.families import cuda_limits
-from ksgen.families.simt import Shape, Simt
+from ksgen.families.simt import Simt, SimtTiling
 from tests.support.simt_kernels import kernel
 
 SIMT = Simt()
@@ -12,7 +12,7 @@ def test_shared_memory_of_the_copy_is_free_of_bank_conflicts() -> None:
     """Every warp-wide 4-byte store of the transposing copy, and every 16-byte load of a fragment, hits all banks once."""
     for d in range(1, 17):
         spec = kernel((1, 64, 64, d))
-        shape = Shape(spec, SIMT.default(spec, GPU))
+        shape = SimtTiling(spec, SIMT.default(spec, GPU))
         plan = shape.x_plan
         banks = set()
         for lane in range(32):

@@ -21,7 +21,7 @@ from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, DeviceError, ToolchainError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_of
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector import Shape, Vector, VectorConstants
+from ksgen.families.vector import Vector, VectorConstants, VectorTiling
 from ksgen.families.vector.spread import period_of
 from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan, load, make_plan
@@ -77,7 +77,7 @@ def constants_of(
     found = VectorConstants(along, lanes, *size, units * (size[0] if along == "outputs" else lanes), 1, 0, units % 2, pairs)
     if not all(rule.holds(kernel, found) for rule in FAMILY.rules()):
         found = replace(found, panel=1)
-    shape = Shape(kernel, found)
+    shape = VectorTiling(kernel, found)
     return replace(found, parts=min(parts, shape.columns))
 
 
@@ -205,8 +205,8 @@ def test_blocks_along_the_batch_are_whole_tiles(layout: str) -> None:
     """But the last one: a tile that ends within a block is multiplied whole and stored element by element."""
     kernel = kernel_of((1, 64, 64, 3), layout=layout)
     whole = VectorConstants("batch", 16, 8, 3, 336, 1, 1, 0)
-    assert Shape(kernel, whole).step == 48
-    assert Shape(kernel, replace(whole, block=320)).step == 16  # it cannot be
+    assert VectorTiling(kernel, whole).step == 48
+    assert VectorTiling(kernel, replace(whole, block=320)).step == 16  # it cannot be
     assert {each.name: each.value for each in FAMILY.constexprs(kernel, whole)}["UNIT"] == 48
 
 
@@ -218,7 +218,7 @@ def test_few_entries_keep_all_cores_busy() -> None:
         kernel = kernel_of(shape)
         found = FAMILY.default(kernel, CPU, batch)
         assert found.along == "batch"
-        return found.parts, Shape(kernel, found).is_split
+        return found.parts, VectorTiling(kernel, found).is_split
 
     assert parts((1, 384, 384, 3), 9) == parts((1, 384, 384, 3), 16) == (8, True)
     assert parts((1, 48, 48, 7), 16) == (1, False)
@@ -227,7 +227,7 @@ def test_few_entries_keep_all_cores_busy() -> None:
     for shape, batch, layout in (((1, 384, 384, 3), 8, "bsf"), ((1, 384, 384, 3), 7, "bsl"), ((1, 256, 256, 24), 32, "bsf")):
         found = FAMILY.default(kernel_of(shape, layout=layout), CPU, batch)
         assert (found.along, divide_up(batch, found.block) * found.parts) == ("outputs", 2)  # each part copies inputs: one a core
-        assert Shape(kernel_of(shape), found).period == 3
+        assert VectorTiling(kernel_of(shape), found).period == 3
     assert FAMILY.default(kernel_of((1, 384, 384, 3), layout="bsl"), CPU, 8).along == "batch"
     assert FAMILY.default(kernel_of((1, 256, 256, 24)), CPU, 33).along == "batch"
 
@@ -257,7 +257,7 @@ def test_vectors_that_take_other_inputs_until_they_repeat(shape: tuple[int, ...]
     found = FAMILY.default(kernel_of(shape, precision), CPU, 6272)
     assert (found.along, tile and (found.height, found.width)) == ("outputs" if tile else "batch", tile)
     narrow = FAMILY.default(kernel_of(shape, precision), replace(CPU, vector_bytes=32), 6272)
-    assert narrow.along == "batch" or Shape(kernel_of(shape, precision), narrow).period == 1
+    assert narrow.along == "batch" or VectorTiling(kernel_of(shape, precision), narrow).period == 1
     assert FAMILY.default(kernel_of(shape, precision, layout="bsl"), CPU, 6272).along == "batch"
 
 
@@ -278,7 +278,7 @@ def test_which_inputs_are_read_where_they_lie() -> None:
 def test_columns_share_a_copy_while_their_weights_stay_near() -> None:
     def at_once(shape: tuple[int, ...], precision: str) -> tuple[int, int]:
         kernel = kernel_of(shape, precision)
-        found = Shape(kernel, FAMILY.default(kernel, replace(CPU, dots=("bf16",)), 6272))
+        found = VectorTiling(kernel, FAMILY.default(kernel, replace(CPU, dots=("bf16",)), 6272))
         return found.columns_at_once, found.tiles
 
     assert at_once((1, 64, 64, 48), "bfloat16") == (16, 16)
@@ -356,7 +356,7 @@ def test_the_shares_of_a_planes_tiles_are_all_of_its_inputs(layout: str, along: 
         if (layout, along) == ("bsl", "outputs"):
             continue
         chunks = 3 if layout == "bsl" else 1  # of a block, whose tiles together fetch the next block
-        made = Shape(kernel, constants_of(kernel, along, 16, (6, 4), parts=1, units=4 * chunks))
+        made = VectorTiling(kernel, constants_of(kernel, along, 16, (6, 4), parts=1, units=4 * chunks))
         ahead, (_, _, c, d) = made.ahead, shape
         tiles = made.tiles * chunks if along == "outputs" or layout == "bsl" else made.column_unit
         rows = 6 if along == "outputs" else 64
@@ -484,7 +484,7 @@ def any_constants(data: st.DataObject, kernel: KernelSpec) -> VectorConstants:
     panels = [VectorConstants(along, lanes, height, width, block, 1, panel, 0) for panel in (0, 1)]
     panels.append(replace(panels[1], pairs=1))
     constants = data.draw(st.sampled_from([each for each in panels if all(rule.holds(kernel, each) for rule in FAMILY.rules())]))
-    shape = Shape(kernel, constants)
+    shape = VectorTiling(kernel, constants)
     return replace(constants, parts=data.draw(number(1, min(9, shape.columns))))
 
 

@@ -17,7 +17,7 @@ from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, families_for, family_of
 from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains
-from ksgen.families.vector import ChainConstants, Shape, VectorChain, VectorConstants
+from ksgen.families.vector import VectorChain, VectorChainConstants, VectorConstants, VectorTiling
 from ksgen.families.vector.shape import lie_in_pairs
 from ksgen.launch.choice import Choice
 from ksgen.launch.fused import LEAST_ENTRIES
@@ -47,7 +47,7 @@ def chain_of(
     return KernelSpec(patterns, precision, layout, epilogue or Epilogue(), **more)
 
 
-def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) -> ChainConstants:
+def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) -> VectorChainConstants:
     """Of each factor's way, `o` or `b`: ragged tiles, in blocks of two units; inputs in place where they may be read there."""
     tiles = []
     for factor, way in zip(factor_kernels(kernel), ways, strict=True):
@@ -55,7 +55,7 @@ def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) 
         are_wide = factor.item_bytes >= 4 or (pairs and lie_in_pairs(factor) and kernel.stride == "dense")
         panel = int(way == "b" or factor.layout == "bsl" or not are_wide or factor.pattern.d > lanes)
         tiles.append(f"{along} {lanes} {height} {width} {panel}")
-    return ChainConstants(2 * 3 * lanes, ", ".join(tiles), len(ways) % 2, pairs)
+    return VectorChainConstants(2 * 3 * lanes, ", ".join(tiles), len(ways) % 2, pairs)
 
 
 def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
@@ -272,7 +272,7 @@ def test_blocks_are_whole_tiles_of_every_factor() -> None:
     def block(layout: str, batch: int, *patterns: tuple[int, int, int, int]) -> int:
         kernel = chain_of(tuple(Pattern(*each) for each in patterns), layout=layout)
         found = FAMILY.default(kernel, limits, batch)
-        tiles = [Shape(factor, own).tile_entries for factor, own in zip(factor_kernels(kernel), found.parsed, strict=True)]
+        tiles = [VectorTiling(factor, own).tile_entries for factor, own in zip(factor_kernels(kernel), found.parsed, strict=True)]
         assert batch < MANY or all(found.block % each == 0 for each in tiles), (found, tiles)
         return found.block
 
@@ -451,7 +451,7 @@ def test_arrays_that_do_not_fit_are_refused_before_anything_runs(few_cores: Devi
 
 # ---- constants
 
-GOOD = ChainConstants(24, "batch 8 2 1 1, outputs 8 3 2 1", 0)
+GOOD = VectorChainConstants(24, "batch 8 2 1 1, outputs 8 3 2 1", 0)
 BAD = {
     "tiles holds what each factor's own rules allow": (
         "batch 8 2 1 1", "batch 8 2 1 1, outputs 8 3 2 1, batch 8 2 1 1", "batch 8 2 1 0, batch 8 2 1 1",

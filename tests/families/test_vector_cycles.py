@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from ksgen.families import Limits, families_for, family_named
-from ksgen.families.vector import Shape, VectorConstants
+from ksgen.families.vector import VectorConstants, VectorTiling
 from ksgen.families.vector.cycles import Tile, conflicts, multiply_cycles
 from ksgen.measure.ranks import rank_correlation
 from ksgen.measure.roofline import Ceilings
@@ -64,7 +64,7 @@ def test_a_search_chooses_among_a_few_hundred(layout: str, job: str) -> None:
 
 
 def cycles(constants: VectorConstants, kernel: KernelSpec = KERNEL, batch: int = BATCH) -> float:
-    return multiply_cycles(Shape(kernel, constants), batch)
+    return multiply_cycles(VectorTiling(kernel, constants), batch)
 
 
 def test_tiles_cost_what_they_multiply_load_spill_and_wait_for() -> None:
@@ -82,9 +82,9 @@ def test_padding_costs() -> None:
 
 def test_rows_far_apart_in_place_miss() -> None:
     far = KernelSpec(Pattern(1, 64, 64, 64))  # rows of 16 KiB
-    assert conflicts(Shape(far, replace(OUTPUTS, height=8, width=3, block=384)))
-    assert not conflicts(Shape(far, replace(OUTPUTS, height=8, width=3, block=384, panel=1)))
-    assert not conflicts(Shape(KERNEL, OUTPUTS))
+    assert conflicts(VectorTiling(far, replace(OUTPUTS, height=8, width=3, block=384)))
+    assert not conflicts(VectorTiling(far, replace(OUTPUTS, height=8, width=3, block=384, panel=1)))
+    assert not conflicts(VectorTiling(KERNEL, OUTPUTS))
     in_place = replace(OUTPUTS, height=8, width=3, block=384)
     assert cycles(in_place, far) > 1.5 * cycles(replace(in_place, block=48, panel=1), far)
 

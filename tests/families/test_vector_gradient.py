@@ -16,7 +16,7 @@ from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_of
-from ksgen.families.vector_gradient import Shape, VectorGradient, VectorGradientConstants
+from ksgen.families.vector_gradient import VectorGradient, VectorGradientConstants, VectorGradientTiling
 from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
@@ -48,7 +48,7 @@ def constants_of(kernel: KernelSpec, along: str, lanes: int, height: int = 3, wi
     """Tiles that leave ragged edges, short blocks, three parts, and two pieces where they may be."""
     height, width = min(height, kernel.pattern.c), min(width, kernel.pattern.b)
     constants = VectorGradientConstants(along, lanes, height, width, 2 * lanes, 3, 1)
-    return replace(constants, pieces=min(2, Shape(kernel, constants).units))
+    return replace(constants, pieces=min(2, VectorGradientTiling(kernel, constants).units))
 
 
 def allows(kernel: KernelSpec, along: str, lanes: int) -> bool:
@@ -181,7 +181,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     block = (data.draw(number(1, 4)) * lanes if along == "batch" else data.draw(number(1, 40))) * (1 + pairs)
     height, width = data.draw(number(1, min(4, kernel.pattern.c))), data.draw(number(1, min(4, kernel.pattern.b)))
     constants = VectorGradientConstants(along, lanes, height, width, block, data.draw(number(1, 9)), 1, pairs)
-    constants = replace(constants, pieces=data.draw(number(1, min(9, Shape(kernel, constants).units))))
+    constants = replace(constants, pieces=data.draw(number(1, min(9, VectorGradientTiling(kernel, constants).units))))
     for batch in data.draw(st.lists(number(1, 150), min_size=2, max_size=3)):
         agrees(kernel, constants, batch)
 
@@ -357,9 +357,12 @@ def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layo
         constants = FAMILY.default(kernel, limits, batch)
         check(FAMILY, kernel, constants, limits)
         assert FAMILY.registers(kernel, constants) <= (32 if vector_bytes == 64 else 16)
-        assert Shape(kernel, constants).slot * 4 <= 2**26
+        assert VectorGradientTiling(kernel, constants).slot * 4 <= 2**26
         geometry = FAMILY.geometry(kernel, constants, batch or 1)
-        assert geometry.workspace_bytes == min(constants.parts, -(-(batch or 1) // constants.block)) * Shape(kernel, constants).part_bytes
+        assert (
+            geometry.workspace_bytes
+            == min(constants.parts, -(-(batch or 1) // constants.block)) * VectorGradientTiling(kernel, constants).part_bytes
+        )
         if batch == 25088 and kernel.pattern.weight_count > 10**4:
             assert geometry.grid >= cores  # every core has work
 

@@ -10,7 +10,7 @@ import pytest
 from ksgen import reference
 from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import check, families_for, family_for
-from ksgen.families.vector import Shape, VectorConstants
+from ksgen.families.vector import VectorConstants, VectorTiling
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import compare, make_problem, measure, tolerance
 from ksgen.pattern import Pattern
@@ -79,10 +79,10 @@ def test_packed_weights_stay_in_eight_bits(along: str) -> None:
     plain = kernel_of((6, 64, 64, 1), "float32", "same", "bsl")
     constants = vector.constants_of(plain, along, 16, (8, 2))
     for storage in STORAGES:
-        shape = Shape(replace(plain, weights=storage), constants)
-        whole = Shape(plain, constants).packed_bytes
+        shape = VectorTiling(replace(plain, weights=storage), constants)
+        whole = VectorTiling(plain, constants).packed_bytes
         assert whole / 4 < shape.packed_bytes <= whole / 4 + 1.1 * 4 * 6 * 64
-    assert Shape(plain, constants).slot == Shape(replace(plain, weights="int8"), constants).widened
+    assert VectorTiling(plain, constants).slot == VectorTiling(replace(plain, weights="int8"), constants).widened
 
 
 def test_what_serves_them() -> None:

@@ -21,7 +21,7 @@ from ksgen.families import family_named
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec, load
-from ksgen.tuning.tuner import Options, Tuner
+from ksgen.tuning.tuner import SearchOptions, Tuner
 from ksgen.wisdom.store import Wisdom
 from tests.support.libraries import library
 
@@ -103,7 +103,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "load": load,
     "render": lambda value: render(KernelSpec(PATTERN), dialect=value),
     "family": lambda value: family_named(value),
-    "strategy": lambda value: Tuner(None, None, Options(strategy=value)),  # type: ignore[arg-type]
+    "strategy": lambda value: Tuner(None, None, SearchOptions(strategy=value)),  # type: ignore[arg-type]
     "compiler": find_compiler,
     "reference layout": lambda value: reference.multiply(PATTERN, X, WEIGHTS, value),
     "reference activation": lambda value: reference.multiply(PATTERN, X, WEIGHTS, "bsf", activation=value),

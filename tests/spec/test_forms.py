@@ -94,4 +94,4 @@ def test_every_option_has_a_description_for_editors() -> None:
     properties = schema()["properties"]
     assert all(each["description"] for each in properties.values())
     assert all(each["description"] for each in properties["defaults"]["properties"].values())
-    assert set(properties["defaults"]["properties"]) <= {each.name for each in reading.fields(reading.Options)}
+    assert set(properties["defaults"]["properties"]) <= {each.name for each in reading.fields(reading.KernelOptions)}

@@ -20,7 +20,7 @@ from ksgen.tuning.cluster import ClusterEngine
 from ksgen.tuning.job import Job
 from ksgen.tuning.search import Budget, Tuned
 from ksgen.tuning.trials import TrialStore
-from ksgen.tuning.tuner import Options, Tuner, open_engine
+from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine
 from ksgen.wisdom.store import load_wisdom
 from tests.tuning.test_worker import HAS_OPENCL
 
@@ -97,7 +97,7 @@ def test_a_search_survives_the_loss_of_a_worker(start: Start, scheduler: str, st
 
     killer = threading.Thread(target=lose_one)
     killer.start()
-    results = Tuner(engine, store, Options(Budget(candidates=5))).run(JOBS)
+    results = Tuner(engine, store, SearchOptions(Budget(candidates=5))).run(JOBS)
     killer.join()
     engine.close()
     assert doomed.wait() == -signal.SIGKILL
@@ -133,7 +133,7 @@ def test_when_the_last_worker_is_lost_the_search_ends_and_says_so(
         os.killpg(only.pid, signal.SIGKILL)
 
     threading.Thread(target=lose_it).start()
-    (result,) = Tuner(engine, store, Options(strategy="exhaustive")).run(JOBS[:1])
+    (result,) = Tuner(engine, store, SearchOptions(strategy="exhaustive")).run(JOBS[:1])
     engine.close()
     assert isinstance(result, DeviceError)
     assert "is lost, and none came in 3 s; the trials so far are kept" in str(result)
@@ -165,7 +165,7 @@ def test_a_worker_that_comes_in_the_place_of_the_last_one_goes_on(
 
     monkeypatch.setattr(engine._client, "submit", submitted)
     monkeypatch.setattr(engine, "_eligible", eligible_until_now)
-    (result,) = Tuner(engine, store, Options(Budget(candidates=4))).run(JOBS[:1])
+    (result,) = Tuner(engine, store, SearchOptions(Budget(candidates=4))).run(JOBS[:1])
     engine.close()
     assert only.poll() is not None
     assert isinstance(result, Tuned), result

@@ -26,7 +26,7 @@ from ksgen.tuning.model import Machine
 from ksgen.tuning.pool import list_space
 from ksgen.tuning.search import Budget, Tuned
 from ksgen.tuning.trials import TrialStore
-from ksgen.tuning.tuner import Options, Tuner
+from ksgen.tuning.tuner import SearchOptions, Tuner
 from ksgen.wisdom.store import load_wisdom
 
 FACTS = Facts(
@@ -102,7 +102,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialStore:
 
 
 def tune(engine: Engine, store: TrialStore, jobs: Sequence[Job] = JOBS, **options: object) -> list[Tuned]:
-    found = Tuner(engine, store, Options(**options)).run(jobs)
+    found = Tuner(engine, store, SearchOptions(**options)).run(jobs)
     assert all(isinstance(each, Tuned) for each in found), found
     return [each for each in found if isinstance(each, Tuned)]
 

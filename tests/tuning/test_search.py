@@ -30,7 +30,7 @@ from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
 from ksgen.tuning.search import FINALISTS, Budget, Progress, Search, Tuned, is_faster
 from ksgen.tuning.trials import Trial, TrialStore
-from ksgen.tuning.tuner import Options, Tuner
+from ksgen.tuning.tuner import SearchOptions, Tuner
 from ksgen.wisdom.store import Entry, load_wisdom, save
 from tests.support import broken_kernels as broken
 from tests.support.short_series import shorten
@@ -55,7 +55,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def search(engine: LocalEngine, store: TrialStore, say: Callable[[Progress], None] = lambda each: None, **options: object) -> Tuned:
-    (found,) = Tuner(engine, store, Options(**{"family": "simt", **options})).run([JOB], say)
+    (found,) = Tuner(engine, store, SearchOptions(**{"family": "simt", **options})).run([JOB], say)
     if isinstance(found, KsgenError):
         raise found
     return found
@@ -170,7 +170,7 @@ def test_a_family_and_a_time_bound_the_search(engine: LocalEngine, store: TrialS
     with pytest.raises(ConstantsError, match=r"unknown kernel family 'magic'; known: .*mma, .*simt"):
         search(engine, store, family="magic")
     with pytest.raises(KsgenError, match="strategy 'luck': accepted: model, random, exhaustive"):
-        Tuner(engine, store, Options(strategy="luck"))
+        Tuner(engine, store, SearchOptions(strategy="luck"))
 
 
 @needs_opencl
@@ -194,7 +194,7 @@ def test_damaged_wisdom_is_refused_before_anything_is_measured(engine: LocalEngi
 @needs_opencl
 def test_a_search_that_is_stopped_keeps_and_saves_the_best_so_far(store: TrialStore) -> None:
     engine = LocalEngine("opencl:0", compilers=1)
-    tuner = Tuner(engine, store, Options(strategy="exhaustive"))
+    tuner = Tuner(engine, store, SearchOptions(strategy="exhaustive"))
 
     def interrupt() -> None:
         while len(store.trials()) < 3:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ksgen.families.simt import SimtConstants
-from ksgen.families.vector import ChainConstants
+from ksgen.families.vector import VectorChainConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning import trials
@@ -40,7 +40,10 @@ def test_a_trial_comes_back_as_it_was_added_also_to_another_process_view(tmp_pat
 
 def test_a_chains_trial_comes_back_and_others_are_kept_as_before_there_were_chains(tmp_path: Path) -> None:
     chain = KernelSpec((Pattern(2, 3, 4, 1), Pattern(1, 8, 6, 1)))
-    trials = [replace(TRIAL, kernel=chain, family="vector_chain", constants=ChainConstants(48, "batch 8 3 2 1, batch 8 3 2 1", 0)), TRIAL]
+    trials = [
+        replace(TRIAL, kernel=chain, family="vector_chain", constants=VectorChainConstants(48, "batch 8 3 2 1, batch 8 3 2 1", 0)),
+        TRIAL,
+    ]
     store = TrialStore(tmp_path / "trials.sqlite")
     for trial in trials:
         store.add(trial)

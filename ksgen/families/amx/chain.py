@@ -21,7 +21,7 @@ from ksgen.families.amx.cycles import (
 )
 from ksgen.families.amx.defaults import in_place, least_of, outputs_and_depths, past_of
 from ksgen.families.amx.family import RULES, factor_constexprs, factor_words, of_lanes, tile_picture
-from ksgen.families.amx.shape import LANES, LINE_BYTES, PAIR, AmxConstants, Shape, has_tiles_for
+from ksgen.families.amx.shape import LANES, LINE_BYTES, PAIR, AmxConstants, AmxTiling, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import factor_kernels, listed, numbers_of, own_of_factors, places, rule_of_tiles, tiles_of
 from ksgen.families.rules import Rule
@@ -41,7 +41,7 @@ _WORDS = ("outputs", "panel", "depth")  # of each factor, in `tiles`
 
 
 @dataclass(frozen=True)
-class ChainConstants(Constants):
+class AmxChainConstants(Constants):
     """Constants that a search may change."""
 
     block: int  # rows of the batch that a work group takes at a time
@@ -60,7 +60,7 @@ def _tiles(kernel: KernelSpec, each: list[AmxConstants]) -> str:
 
 
 @dataclass(frozen=True)
-class AmxFactor(Shape):
+class AmxFactor(AmxTiling):
     """A factor in a chain. After the first factor, inputs are in the cache, and none are prefetched."""
 
     is_first: bool
@@ -80,11 +80,11 @@ class AmxFactor(Shape):
 
 
 @dataclass(frozen=True)
-class ChainShape:
+class AmxChainTiling:
     """Sizes derived from a chain and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
-    constants: ChainConstants
+    constants: AmxChainConstants
 
     @cached_property
     def factors(self) -> list[AmxFactor]:
@@ -151,7 +151,7 @@ def passing_bytes(kernel: KernelSpec, block: int, past: int) -> int:
     return block * kernel.item_bytes * (2 * kernel.in_features + (0 if past else kernel.pattern.out_features))
 
 
-def chain_cycles(shape: ChainShape, batch: int) -> float:
+def chain_cycles(shape: AmxChainTiling, batch: int) -> float:
     """Cycles of all cores together, for one launch."""
     found, held = float(LAUNCH), shape.held
     fits = held.kept + held.weights <= SECOND_LEVEL_BYTES
@@ -167,19 +167,19 @@ def _is_one_layer(kernel: KernelSpec) -> bool:
     return kernel.job == CHAIN and not kernel.is_group and kernel.out_layout is None and not kernel.is_strided
 
 
-_RULES: tuple[Rule[ChainConstants], ...] = (
+_RULES: tuple[Rule[AmxChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
     Rule("job is that of one layer, of dense arrays in one layout", lambda k, c: _is_one_layer(k)),
     rule_of_tiles(RULES),
 )
 
 
-class AmxChain(PackedElsewhere[ChainConstants]):
+class AmxChain(PackedElsewhere[AmxChainConstants]):
     """All factors of a layer in one launch, by products of matrix tiles."""
 
     name = "amx_chain"
     signature = PRODUCT_WITH_WORKSPACE
-    constants_type = ChainConstants
+    constants_type = AmxChainConstants
     listed = _RULES
     packed_by = "amx"
     why = "all factors of one layer in one launch, of dense arrays in one layout: processors that have matrix tiles"
@@ -188,12 +188,12 @@ class AmxChain(PackedElsewhere[ChainConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return _is_one_layer(kernel) and not kernel.is_quantized and has_tiles_for(kernel, limits)
 
-    def shape(self, kernel: KernelSpec, constants: ChainConstants) -> ChainShape:
-        return ChainShape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: AmxChainConstants) -> AmxChainTiling:
+        return AmxChainTiling(kernel, constants)
 
     # ---- constants
 
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AmxChainConstants:
         """Block with the fewest expected cycles per core, and the best constants of each factor in it.
 
         A long block exceeds the second-level cache, and for a short one all weights pass more often.
@@ -201,31 +201,31 @@ class AmxChain(PackedElsewhere[ChainConstants]):
         batch = kernel.batch or alike(batch or MANY)
         most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has one
         found = [_of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in BLOCKS)]
-        return min(found, key=lambda constants: chain_cycles(ChainShape(kernel, constants), batch))
+        return min(found, key=lambda constants: chain_cycles(AmxChainTiling(kernel, constants), batch))
 
-    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AmxChainConstants]:
         """Yield blocks, kinds of stores, and limits of each factor's outputs and depth."""
         batch = kernel.batch or MANY
-        found: dict[ChainConstants, None] = {}
+        found: dict[AmxChainConstants, None] = {}
         for block in BLOCKS:
             best = _of_block(kernel, block, batch)
             for most_outputs in (64, 128, 256):
                 for most_depth in (2, 4, 8):
                     own = [_at_most(*each, most_outputs, most_depth) for each in own_of_factors(kernel, best)]
                     for past in (0, 1):
-                        found[ChainConstants(block, _tiles(kernel, own), past)] = None
+                        found[AmxChainConstants(block, _tiles(kernel, own), past)] = None
                         copied = [replace(each, panel=1) for each in own]
-                        found[ChainConstants(block, _tiles(kernel, copied), past)] = None
+                        found[AmxChainConstants(block, _tiles(kernel, copied), past)] = None
         yield from found
 
     # ---- a launch
 
-    def geometry(self, kernel: KernelSpec, constants: ChainConstants, batch: int) -> Geometry:
-        slot = ChainShape(kernel, constants).slot
+    def geometry(self, kernel: KernelSpec, constants: AmxChainConstants, batch: int) -> Geometry:
+        slot = AmxChainTiling(kernel, constants).slot
         return Geometry(divide_up(batch, constants.block), 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=slot * kernel.real_bytes)
 
-    def work(self, kernel: KernelSpec, constants: ChainConstants, batch: int) -> Work:
-        shape = ChainShape(kernel, constants)
+    def work(self, kernel: KernelSpec, constants: AmxChainConstants, batch: int) -> Work:
+        shape = AmxChainTiling(kernel, constants)
         weights = sum(pattern.weight_count for pattern in kernel.factors) * kernel.item_bytes
         moved = kernel.bytes(batch) - weights + shape.packed_bytes + output_reads(kernel, constants.past, batch)
         products = sum(dots(factor, batch) for factor in shape.factors)
@@ -233,15 +233,15 @@ class AmxChain(PackedElsewhere[ChainConstants]):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
-        shape = ChainShape(kernel, constants)
+    def words(self, kernel: KernelSpec, constants: AmxChainConstants) -> Mapping[str, Any]:
+        shape = AmxChainTiling(kernel, constants)
         whole = factor_words(shape.factors[-1])
         return whole | {
             "picture": tile_picture(shape.factors[-1]),
             "factors": [self._factor(shape, number) for number in range(len(shape.factors))],
         }
 
-    def _factor(self, shape: ChainShape, number: int) -> dict[str, Any]:
+    def _factor(self, shape: AmxChainTiling, number: int) -> dict[str, Any]:
         """Template variables of one factor: its constants and snippets, where its inputs come from and its outputs
         go."""
         own, is_last = shape.factors[number], number + 1 == len(shape.factors)
@@ -258,8 +258,8 @@ class AmxChain(PackedElsewhere[ChainConstants]):
             "added": words["block_arguments"],
         }
 
-    def constexprs(self, kernel: KernelSpec, constants: ChainConstants) -> list[Constexpr]:
-        shape, is_bsf = ChainShape(kernel, constants), kernel.layout == "bsf"
+    def constexprs(self, kernel: KernelSpec, constants: AmxChainConstants) -> list[Constexpr]:
+        shape, is_bsf = AmxChainTiling(kernel, constants), kernel.layout == "bsf"
         y_entry = kernel.pattern.out_features if is_bsf else 1
         return [
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
@@ -277,11 +277,11 @@ class AmxChain(PackedElsewhere[ChainConstants]):
         ]
 
 
-def _of_block(kernel: KernelSpec, block: int, batch: int) -> ChainConstants:
+def _of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
     """Constants with the best tiles of each factor in such a block, by the model."""
     factors = factor_kernels(kernel)
     least = [AmxConstants(block, PAIR, 1, 1, 0, 1) for _ in factors]
-    shape = ChainShape(kernel, ChainConstants(block, _tiles(kernel, least), 0))
+    shape = AmxChainTiling(kernel, AmxChainConstants(block, _tiles(kernel, least), 0))
     past, weights = past_of(factors[-1], batch), shape.packed_bytes
     kept = shape.places * shape.between * 4 + passing_bytes(kernel, block, past)
     best: list[AmxConstants] = []
@@ -292,7 +292,7 @@ def _of_block(kernel: KernelSpec, block: int, batch: int) -> ChainConstants:
         options = [AmxFactor(factor, own, not best) for own in tried]
         found = min(options, key=lambda own: factor_cycles(own, Held(kept + own.slot * 4, weights), batch))
         best.append(in_place(factor, found.constants))
-    return ChainConstants(block, _tiles(kernel, best), past)
+    return AmxChainConstants(block, _tiles(kernel, best), past)
 
 
 def _at_most(kernel: KernelSpec, own: AmxConstants, outputs: int, depth: int) -> AmxConstants:

@@ -8,7 +8,7 @@ constants of one kernel. It was never measured.
 
 from typing import NamedTuple
 
-from ksgen.families.amx.shape import LINE_BYTES, PAIR, ROWS, TILE_ITEMS, Shape
+from ksgen.families.amx.shape import LINE_BYTES, PAIR, ROWS, TILE_ITEMS, AmxTiling
 from ksgen.families.base import Work
 from ksgen.families.expected import unevenness
 from ksgen.families.tiles import divide_up
@@ -45,18 +45,18 @@ class Lines(NamedTuple):
     copied: float  # into panels
 
 
-def dots(shape: Shape, batch: int) -> int:
+def dots(shape: AmxTiling, batch: int) -> int:
     """Products of two tiles in one launch."""
     return divide_up(batch, ROWS) * shape.packed_tiles * shape.steps * shape.products.products
 
 
-def multiply_cycles(shape: Shape, batch: int) -> float:
+def multiply_cycles(shape: AmxTiling, batch: int) -> float:
     """Cycles of all cores together, for one launch."""
     tasks = divide_up(batch, shape.constants.block) * shape.constants.parts
     return factor_cycles(shape, held_of(shape), batch) + TASK * tasks + LAUNCH
 
 
-def factor_cycles(shape: Shape, held: Held, batch: int) -> float:
+def factor_cycles(shape: AmxTiling, held: Held, batch: int) -> float:
     """Cycles of one factor, without the memory traffic of X and Y.
 
     Panels that alternate are copied during products, others before them.
@@ -71,25 +71,25 @@ def factor_cycles(shape: Shape, held: Held, batch: int) -> float:
     )
 
 
-def dots_of_a_share(shape: Shape) -> float:
+def dots_of_a_share(shape: AmxTiling) -> float:
     """Products per share of a step, after which vector instructions run."""
     return (PAIR // ROWS) ** 2 * shape.products.products / shape.shares
 
 
-def copy_cycles(shape: Shape, batch: int) -> float:
+def copy_cycles(shape: AmxTiling, batch: int) -> float:
     kernel, constants = shape.kernel, shape.constants
     entries = divide_up(batch, ROWS) * ROWS
     copied = entries * kernel.pattern.in_features * max(1.0, constants.parts / shape.planes)
     return ITEM * copied * shape.products.parts if constants.panel else 0.0
 
 
-def held_of(shape: Shape) -> Held:
+def held_of(shape: AmxTiling) -> Held:
     """Resident bytes of a product alone, whose blocks pass over one plane's weights, or over those of all planes."""
     weights = shape.plane_weights if shape.constants.parts >= shape.planes else shape.packed_bytes
     return Held(shape.slot * 4 + shape.ahead_bytes, weights)
 
 
-def lines_of(shape: Shape) -> Lines:
+def lines_of(shape: AmxTiling) -> Lines:
     constants, products, lines = shape.constants, shape.products.products, shape.tile_bytes // LINE_BYTES
     a_step = (PAIR // ROWS) ** 2 * products  # products of two by two tiles
     both = PAIR // ROWS * lines / a_step  # lines of two tiles of an operand
@@ -103,7 +103,7 @@ def lines_of(shape: Shape) -> Lines:
     )
 
 
-def dot_cycles(shape: Shape, held: Held) -> float:
+def dot_cycles(shape: AmxTiling, held: Held) -> float:
     """Cycles per product on average: its own, or those of its lines of operands and sums, which are prefetched one step
     before. Lines that exceed the second-level cache come from beyond it."""
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
@@ -113,7 +113,7 @@ def dot_cycles(shape: Shape, held: Held) -> float:
     return max(DOT, waits) + 0.1 * lines.weights
 
 
-def evicted_cycles(shape: Shape, held: Held) -> float:
+def evicted_cycles(shape: AmxTiling, held: Held) -> float:
     """Cycles per product for written lines that leave the second-level cache before they are read again."""
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
     sums = lines.sums / 2 if shape.group_weights > room else 0.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 from ksgen.families.amx.cycles import multiply_cycles
-from ksgen.families.amx.shape import INPUTS, LINE_BYTES, PAIR, AmxConstants, Shape, products_of
+from ksgen.families.amx.shape import INPUTS, LINE_BYTES, PAIR, AmxConstants, AmxTiling, products_of
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import MANY, PAST_BYTES, alike
@@ -28,15 +28,15 @@ def reads_in_place(kernel: KernelSpec) -> bool:
     return kernel.layout == "bsf" and kernel.pattern.d == 1 and products_of(kernel).parts == 1 and kernel.pattern.c >= INPUTS
 
 
-def least_of(kernel: KernelSpec) -> Shape:
+def least_of(kernel: KernelSpec) -> AmxTiling:
     """Shape with the least constants, for sizes that do not depend on constants."""
-    return Shape(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1))
+    return AmxTiling(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1))
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstants:
     batch = kernel.batch or alike(batch or MANY)
-    found = min(_options(kernel, batch), key=lambda constants: multiply_cycles(Shape(kernel, constants), batch))
-    return _with_parts(Shape(kernel, found), limits, batch)
+    found = min(_options(kernel, batch), key=lambda constants: multiply_cycles(AmxTiling(kernel, constants), batch))
+    return _with_parts(AmxTiling(kernel, found), limits, batch)
 
 
 def in_place(kernel: KernelSpec, found: AmxConstants) -> AmxConstants:
@@ -77,7 +77,7 @@ def past_of(kernel: KernelSpec, batch: int) -> int:
     return int(batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
 
 
-def _with_parts(shape: Shape, limits: Limits, batch: int) -> AmxConstants:
+def _with_parts(shape: AmxTiling, limits: Limits, batch: int) -> AmxConstants:
     """Divide groups of outputs among work groups, if blocks of the batch are too few for all cores or planes are far
     apart in memory."""
     blocks, few = divide_up(batch, shape.constants.block), limits.multiprocessors * TASKS

@@ -9,9 +9,9 @@ from typing import Any
 
 from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots, multiply_cycles
 from ksgen.families.amx.defaults import default, least_of, reads_in_place
-from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS, AmxConstants, Shape, has_tiles_for
+from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS, AmxConstants, AmxTiling, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.drawing import Side, draw
+from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
@@ -27,14 +27,14 @@ RULES: tuple[Rule[AmxConstants], ...] = (
     Rule("every constant but panel and past is at least 1", lambda k, c: min(c.block, c.outputs, c.parts, c.depth) >= 1),
     Rule("panel is 0, 1 or 2", lambda k, c: c.panel in (0, 1, 2)),
     Rule("past is 0 or 1", lambda k, c: c.past in (0, 1)),
-    Rule("depth is at most the tiles along the inputs", lambda k, c: c.depth <= Shape(k, c).steps, lambda k, c: Shape(k, c).steps),
+    Rule("depth is at most the tiles along the inputs", lambda k, c: c.depth <= AmxTiling(k, c).steps, lambda k, c: AmxTiling(k, c).steps),
     Rule("block is a multiple of 32", lambda k, c: c.block % PAIR == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
     Rule(
         "panel is 1 or 2 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved",
         lambda k, c: c.panel >= 1 or reads_in_place(k),
     ),
-    Rule("parts is at most the groups of outputs", lambda k, c: c.parts <= Shape(k, c).columns, lambda k, c: Shape(k, c).columns),
+    Rule("parts is at most the groups of outputs", lambda k, c: c.parts <= AmxTiling(k, c).columns, lambda k, c: AmxTiling(k, c).columns),
 )
 
 
@@ -54,8 +54,8 @@ class Amx(Shaped[AmxConstants]):
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return not kernel.is_strided
 
-    def shape(self, kernel: KernelSpec, constants: AmxConstants) -> Shape:
-        return Shape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: AmxConstants) -> AmxTiling:
+        return AmxTiling(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AmxConstants:
         return default(kernel, limits, batch)
@@ -71,14 +71,14 @@ class Amx(Shaped[AmxConstants]):
                 yield constants
 
     def packed_bytes(self, kernel: KernelSpec, constants: AmxConstants) -> int:
-        return Shape(kernel, constants).packed_bytes
+        return AmxTiling(kernel, constants).packed_bytes
 
     def geometry(self, kernel: KernelSpec, constants: AmxConstants, batch: int) -> Geometry:
         grid = divide_up(batch, constants.block) * constants.parts
-        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=Shape(kernel, constants).slot * kernel.real_bytes)
+        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=AmxTiling(kernel, constants).slot * kernel.real_bytes)
 
     def work(self, kernel: KernelSpec, constants: AmxConstants, batch: int) -> Work:
-        shape = Shape(kernel, constants)
+        shape = AmxTiling(kernel, constants)
         moved = kernel.bytes(batch) - kernel.pattern.weight_count * kernel.item_bytes + shape.packed_bytes
         moved += output_reads(kernel, constants.past, batch)
         return Work(
@@ -91,15 +91,15 @@ class Amx(Shaped[AmxConstants]):
         return None
 
     def pack_geometry(self, kernel: KernelSpec, constants: AmxConstants) -> Geometry:
-        return Geometry(Shape(kernel, constants).packed_tiles, 1, 0)
+        return Geometry(AmxTiling(kernel, constants).packed_tiles, 1, 0)
 
     def words(self, kernel: KernelSpec, constants: AmxConstants) -> Mapping[str, Any]:
-        shape = Shape(kernel, constants)
+        shape = AmxTiling(kernel, constants)
         words = factor_words(shape)
         return words | {"variants": (*of_lanes(shape), *words["variants"]), "picture": tile_picture(shape)}
 
     def constexprs(self, kernel: KernelSpec, constants: AmxConstants) -> list[Constexpr]:
-        shape, is_bsf, pattern = Shape(kernel, constants), kernel.layout == "bsf", kernel.pattern
+        shape, is_bsf, pattern = AmxTiling(kernel, constants), kernel.layout == "bsf", kernel.pattern
         return [
             *factor_constexprs(shape),
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
@@ -122,12 +122,12 @@ class Amx(Shaped[AmxConstants]):
         ]
 
 
-def of_lanes(shape: Shape) -> tuple[str, ...]:
+def of_lanes(shape: AmxTiling) -> tuple[str, ...]:
     """Names of the variants of snippets for an activation that vectors have of their own, if they do."""
     return {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",)}.get(shape.kernel.epilogue.activation, ())
 
 
-def factor_words(shape: Shape) -> dict[str, Any]:
+def factor_words(shape: AmxTiling) -> dict[str, Any]:
     """Variables of a factor's template, alone or in a chain."""
     kernel = shape.kernel
     extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
@@ -153,13 +153,13 @@ def factor_words(shape: Shape) -> dict[str, Any]:
     }
 
 
-def tile_picture(shape: Shape) -> str:
+def tile_picture(shape: AmxTiling) -> str:
     rows, columns = ("rows s of the batch", "outputs k") if shape.is_bsf else ("outputs k", "rows s of the batch")
     heading = "Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all j of a plane sequentially."
-    return draw(heading, Side(PAIR, rows, 2), Side(PAIR, columns, 2), lambda row, column: f"tile {2 * row + column}")
+    return draw(heading, DrawnSide(PAIR, rows, 2), DrawnSide(PAIR, columns, 2), lambda row, column: f"tile {2 * row + column}")
 
 
-def factor_constexprs(shape: Shape) -> list[Constexpr]:
+def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
     """Constants of a factor, alone or in a chain."""
     kernel, constants, pattern = shape.kernel, shape.constants, shape.kernel.pattern
     in_place = pattern.c // INPUTS if not constants.panel else shape.steps

@@ -107,7 +107,7 @@ class TilePlanes:
 
 
 @dataclass(frozen=True)
-class Shape(TilePlanes):
+class AmxTiling(TilePlanes):
     """Sizes derived from a kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec

@@ -12,9 +12,9 @@ from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS
 from ksgen.families.amx.shape import INPUTS, LANES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, has_tiles_for
 from ksgen.families.amx_gradient.cycles import dots, gradient_cycles
 from ksgen.families.amx_gradient.defaults import default
-from ksgen.families.amx_gradient.shape import AmxGradientConstants, Shape
+from ksgen.families.amx_gradient.shape import AmxGradientConstants, AmxGradientTiling
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
-from ksgen.families.drawing import Side, draw
+from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import GRADIENT
@@ -24,7 +24,7 @@ from ksgen.families.vector_gradient.defaults import TASKS
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tiles
 
-__all__ = ["AmxGradient", "AmxGradientConstants", "Shape"]
+__all__ = ["AmxGradient", "AmxGradientConstants", "AmxGradientTiling"]
 
 _RULES: tuple[Rule[AmxGradientConstants], ...] = (
     Rule("job is gradient", lambda k, c: k.job == "gradient"),
@@ -34,8 +34,8 @@ _RULES: tuple[Rule[AmxGradientConstants], ...] = (
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
     Rule(
         "pieces is at most the columns that work groups take apart",
-        lambda k, c: c.pieces <= Shape(k, c).units,
-        lambda k, c: Shape(k, c).units,
+        lambda k, c: c.pieces <= AmxGradientTiling(k, c).units,
+        lambda k, c: AmxGradientTiling(k, c).units,
     ),
 )
 
@@ -53,8 +53,8 @@ class AmxGradient(Shaped[AmxGradientConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "gradient" and has_tiles_for(kernel, limits)
 
-    def shape(self, kernel: KernelSpec, constants: AmxGradientConstants) -> Shape:
-        return Shape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: AmxGradientConstants) -> AmxGradientTiling:
+        return AmxGradientTiling(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AmxGradientConstants:
         return default(kernel, limits, batch)
@@ -66,10 +66,10 @@ class AmxGradient(Shaped[AmxGradientConstants]):
                 yield constants
 
     def packed_bytes(self, kernel: KernelSpec, constants: AmxGradientConstants) -> int:
-        return Shape(kernel, constants).part_bytes * constants.parts
+        return AmxGradientTiling(kernel, constants).part_bytes * constants.parts
 
     def geometry(self, kernel: KernelSpec, constants: AmxGradientConstants, batch: int) -> Geometry:
-        shape = Shape(kernel, constants)
+        shape = AmxGradientTiling(kernel, constants)
         parts = shape.parts(batch)
         return Geometry(
             parts * constants.pieces, 1, 0, parts * shape.part_bytes, at_once=TASKS, group_bytes=shape.slot * kernel.real_bytes,
@@ -77,11 +77,11 @@ class AmxGradient(Shaped[AmxGradientConstants]):
         )  # fmt: skip
 
     def pack_geometry(self, kernel: KernelSpec, constants: AmxGradientConstants) -> Geometry:
-        shape = Shape(kernel, constants)
+        shape = AmxGradientTiling(kernel, constants)
         return Geometry(shape.units * shape.tiles, 1, 0)
 
     def work(self, kernel: KernelSpec, constants: AmxGradientConstants, batch: int) -> Work:
-        shape = Shape(kernel, constants)
+        shape = AmxGradientTiling(kernel, constants)
         parts, moved = shape.parts(batch), kernel.bytes(batch)
         return Work(
             parts * constants.pieces, moved, moved, 0, dots(shape, batch) * DOT_MULTIPLY_ADDS, cycles=gradient_cycles(shape, batch),
@@ -89,7 +89,7 @@ class AmxGradient(Shaped[AmxGradientConstants]):
         )  # fmt: skip
 
     def words(self, kernel: KernelSpec, constants: AmxGradientConstants) -> Mapping[str, Any]:
-        shape = Shape(kernel, constants)
+        shape = AmxGradientTiling(kernel, constants)
         is_split = shape.products.parts > 1
         return {
             "reals": "lanes",
@@ -101,12 +101,12 @@ class AmxGradient(Shaped[AmxGradientConstants]):
             "mending": "split" if is_split else "none",
             "picture": draw(
                 "Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all rows of a block.",
-                Side(PAIR, "outputs k", 2), Side(PAIR, "inputs l", 2), lambda row, column: f"tile {2 * row + column}",
+                DrawnSide(PAIR, "outputs k", 2), DrawnSide(PAIR, "inputs l", 2), lambda row, column: f"tile {2 * row + column}",
             ),
         }  # fmt: skip
 
     def constexprs(self, kernel: KernelSpec, constants: AmxGradientConstants) -> list[Constexpr]:
-        shape, is_bsf, pattern = Shape(kernel, constants), kernel.layout == "bsf", kernel.pattern
+        shape, is_bsf, pattern = AmxGradientTiling(kernel, constants), kernel.layout == "bsf", kernel.pattern
         return [
             *pattern_constexprs(kernel),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),

@@ -2,17 +2,17 @@
 
 from ksgen.families.amx.cycles import DOT, ITEM, TILE_BYTES
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
-from ksgen.families.amx_gradient.shape import Shape
+from ksgen.families.amx_gradient.shape import AmxGradientTiling
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_BYTES, TASK
 
 
-def dots(shape: Shape, batch: int) -> int:
+def dots(shape: AmxGradientTiling, batch: int) -> int:
     """Products of two tiles in one launch."""
     return divide_up(batch, INPUTS) * shape.units * shape.tiles * shape.products.products
 
 
-def gradient_cycles(shape: Shape, batch: int) -> float:
+def gradient_cycles(shape: AmxGradientTiling, batch: int) -> float:
     """Cycles of all cores together, for one launch."""
     constants, pattern = shape.constants, shape.kernel.pattern
     blocks, parts = divide_up(batch, constants.block), shape.parts(batch)

@@ -4,7 +4,7 @@ measured them."""
 from dataclasses import replace
 
 from ksgen.families.amx.shape import INPUTS, PAIR
-from ksgen.families.amx_gradient.shape import AmxGradientConstants, Shape
+from ksgen.families.amx_gradient.shape import AmxGradientConstants, AmxGradientTiling
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import MANY
@@ -22,15 +22,15 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxGradien
     batch = kernel.batch or 1 << ((batch or MANY) - 1).bit_length()
     outputs = min(MOST_OUTPUTS, round_up(kernel.pattern.b, PAIR))
     found = AmxGradientConstants(INPUTS, outputs, 1, 1)
-    while found.outputs > PAIR and not _fits(Shape(kernel, found)):
+    while found.outputs > PAIR and not _fits(AmxGradientTiling(kernel, found)):
         found = replace(found, outputs=found.outputs - PAIR)
-    block = next((block for block in BLOCKS if _fits(Shape(kernel, replace(found, block=block)))), INPUTS)
+    block = next((block for block in BLOCKS if _fits(AmxGradientTiling(kernel, replace(found, block=block)))), INPUTS)
     found = replace(found, block=min(block, round_up(batch, INPUTS)))
-    shape = Shape(kernel, found)
+    shape = AmxGradientTiling(kernel, found)
     parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, found.block), shape.part, shape.units)
     return replace(found, parts=parts, pieces=pieces)
 
 
-def _fits(shape: Shape) -> bool:
+def _fits(shape: AmxGradientTiling) -> bool:
     """Whether a block's operands stay in the second-level cache."""
     return shape.slot * 4 <= KEPT_BYTES

@@ -20,7 +20,7 @@ class AmxGradientConstants(Constants):
 
 
 @dataclass(frozen=True)
-class Shape(TilePlanes):
+class AmxGradientTiling(TilePlanes):
     """Sizes derived from a kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec

@@ -6,6 +6,6 @@ from ksgen.families.few.chain_shape import FewChainConstants
 from ksgen.families.few.family import Few
 from ksgen.families.few.group import FewGroup
 from ksgen.families.few.group_constants import FewGroupConstants
-from ksgen.families.few.shape import FewConstants, Shape
+from ksgen.families.few.shape import FewConstants, FewTiling
 
-__all__ = ["Few", "FewChain", "FewChainConstants", "FewConstants", "FewGroup", "FewGroupConstants", "Shape"]
+__all__ = ["Few", "FewChain", "FewChainConstants", "FewConstants", "FewGroup", "FewGroupConstants", "FewTiling"]

@@ -14,9 +14,9 @@ from ksgen.families.chains import factor_kernels, factors_hold, own_of_factors, 
 from ksgen.families.few import family
 from ksgen.families.few.chain_counts import work_of
 from ksgen.families.few.chain_defaults import best, is_possible, options
-from ksgen.families.few.chain_shape import ChainShape, FewChainConstants, is_narrow, most_alike
+from ksgen.families.few.chain_shape import FewChainConstants, FewChainTiling, is_narrow, most_alike
 from ksgen.families.few.defaults import entries_for
-from ksgen.families.few.shape import Shape
+from ksgen.families.few.shape import FewTiling
 from ksgen.families.gpus import begins_early
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import PackedElsewhere
@@ -81,8 +81,8 @@ class FewChain(PackedElsewhere[FewChainConstants]):
             return False
         return is_possible(kernel, limits)
 
-    def shape(self, kernel: KernelSpec, constants: FewChainConstants) -> ChainShape:
-        return ChainShape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: FewChainConstants) -> FewChainTiling:
+        return FewChainTiling(kernel, constants)
 
     # ---- constants
 
@@ -101,11 +101,11 @@ class FewChain(PackedElsewhere[FewChainConstants]):
     # ---- costs
 
     def geometry(self, kernel: KernelSpec, constants: FewChainConstants, batch: int) -> Geometry:
-        shape = ChainShape(kernel, constants)
+        shape = FewChainTiling(kernel, constants)
         return Geometry(shape.last.grid(batch), shape.threads, shape.shared_bytes, starts_early=bool(constants.early))
 
     def work(self, kernel: KernelSpec, constants: FewChainConstants, batch: int) -> Work:
-        packed = ChainShape(kernel, constants).packed_bytes
+        packed = FewChainTiling(kernel, constants).packed_bytes
         return work_of(kernel, constants, batch, kernel.bytes(batch) - kernel.weight_bytes + packed)
 
     # ---- the source
@@ -116,14 +116,14 @@ class FewChain(PackedElsewhere[FewChainConstants]):
 
     def factors(self, kernel: KernelSpec, constants: FewChainConstants) -> list[dict[str, Any]]:
         """Template variables of each factor."""
-        shape, alone = ChainShape(kernel, constants), factor_kernels(kernel)
+        shape, alone = FewChainTiling(kernel, constants), factor_kernels(kernel)
         listed = [(alone[0], self._first(shape), ()), (alone[1], self._last(shape), ("bsf",))]  # tiles of several j, in both layouts
         return [{"kernel": own, "constexprs": constexprs, "variants": variants} for own, constexprs, variants in listed]
 
-    def _known(self, kernel: KernelSpec, shape: Shape) -> dict[str, Constexpr]:
+    def _known(self, kernel: KernelSpec, shape: FewTiling) -> dict[str, Constexpr]:
         return {each.name: each for each in family.constexprs_of(kernel, shape)}
 
-    def _first(self, shape: ChainShape) -> list[Constexpr]:
+    def _first(self, shape: FewChainTiling) -> list[Constexpr]:
         own, last = shape.first, shape.last
         known = self._known(own.kernel, own)
         return [
@@ -149,7 +149,7 @@ class FewChain(PackedElsewhere[FewChainConstants]):
             Constexpr("NEXT_ENTRY", last.x_entry, "elements of the intermediate from one row of the batch to the next"),
         ]
 
-    def _last(self, shape: ChainShape) -> list[Constexpr]:
+    def _last(self, shape: FewChainTiling) -> list[Constexpr]:
         known = self._known(shape.last.kernel, shape.last)
         between = Constexpr("BETWEEN", shape.between, "byte offset of the intermediate in shared memory")
         return [*(known[name] for name in (*_OF_LAST, *_OF_BOTH)), between]
@@ -159,5 +159,5 @@ class FewChain(PackedElsewhere[FewChainConstants]):
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
             Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
-            Constexpr("THREADS", ChainShape(kernel, constants).threads, "threads per block"),
+            Constexpr("THREADS", FewChainTiling(kernel, constants).threads, "threads per block"),
         ]

@@ -12,7 +12,7 @@ from ksgen.families.base import Limits
 from ksgen.families.chains import factor_kernels
 from ksgen.families.expected import resident_blocks
 from ksgen.families.few.chain_counts import cache_bytes, first_read_cycles, waits
-from ksgen.families.few.chain_shape import ChainShape, FewChainConstants, most_alike
+from ksgen.families.few.chain_shape import FewChainConstants, FewChainTiling, most_alike
 from ksgen.families.few.counts import x_read_cycles
 from ksgen.families.few.defaults import (
     BLOCK_CYCLE_BYTES,
@@ -29,7 +29,7 @@ from ksgen.families.few.defaults import (
     shapes,
     stage_instructions,
 )  # fmt: skip
-from ksgen.families.few.shape import FewConstants, Shape
+from ksgen.families.few.shape import FewConstants, FewTiling
 from ksgen.families.gpus import gpu_of
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
@@ -50,7 +50,7 @@ def options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[Few
         if (first := found[key]) is None:
             continue
         constants = FewChainConstants.of(last, *first)
-        shape = ChainShape(kernel, constants)
+        shape = FewChainTiling(kernel, constants)
         if shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads) and shape.shared_bytes <= limits.shared_bytes:
             yield constants
 
@@ -58,7 +58,7 @@ def options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[Few
 def _best_first(kernel: KernelSpec, last: FewConstants) -> tuple[int, int, int] | None:
     """Fastest (thread_out, lanes_in, steps) of the first factor; None if every choice takes too many copies of X or too
     many registers per thread."""
-    least = ChainShape(kernel, FewChainConstants.of(last, 1, 1, 1))
+    least = FewChainTiling(kernel, FewChainConstants.of(last, 1, 1, 1))
     pieces, alike, most = least.first.pieces, most_alike(kernel), max(1, MOST_SUMS // last.tile_batch)
     found: tuple[float, tuple[int, int, int]] | None = None
     for thread_out, lanes_in, steps in product((1, 2, 4, 8), (32, 16, 8, 4, 2, 1), (1, 2, 3, 4)):
@@ -67,7 +67,7 @@ def _best_first(kernel: KernelSpec, last: FewConstants) -> tuple[int, int, int] 
             continue
         if thread_out > 1 and alike != inf and alike % thread_out:
             continue
-        shape = ChainShape(kernel, FewChainConstants.of(last, thread_out, lanes_in, steps))
+        shape = FewChainTiling(kernel, FewChainConstants.of(last, thread_out, lanes_in, steps))
         if shape.first.x_copies > MOST_COPIES * shape.threads or shape.registers > min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads):
             continue
         issued, shared = _first_cycles(shape)
@@ -77,7 +77,7 @@ def _best_first(kernel: KernelSpec, last: FewConstants) -> tuple[int, int, int] 
     return found and found[1]
 
 
-def _first_cycles(shape: ChainShape) -> tuple[float, float]:
+def _first_cycles(shape: FewChainTiling) -> tuple[float, float]:
     """Cycles of a block for the first factor: instructions issued per warp, and cycles of shared memory."""
     own = shape.first
     stage = shape.passes * own.stages
@@ -90,8 +90,8 @@ def _first_cycles(shape: ChainShape) -> tuple[float, float]:
 def expected_cycles(kernel: KernelSpec, constants: FewChainConstants, limits: Limits, batch: int) -> float:
     """Estimated cycles of the busiest multiprocessor: the longest of instructions, shared memory and global traffic,
     plus the waits for stages."""
-    shape, rates = ChainShape(kernel, constants), gpu_of(limits.target).rates
-    last: Shape = shape.last
+    shape, rates = FewChainTiling(kernel, constants), gpu_of(limits.target).rates
+    last: FewTiling = shape.last
     resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)
     if not resident:
         return inf

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from math import inf
 
 from ksgen.families.chains import factor_kernels
-from ksgen.families.few.shape import FewConstants, Shape
+from ksgen.families.few.shape import FewConstants, FewTiling
 from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -80,7 +80,7 @@ def most_alike(kernel: KernelSpec) -> float:
 
 
 @dataclass(frozen=True)
-class Resident(Shape):
+class Resident(FewTiling):
     """A factor whose inputs all reside in shared memory."""
 
     @cached_property
@@ -143,7 +143,7 @@ def _factors(kernel: KernelSpec) -> tuple[KernelSpec, KernelSpec]:
 
 
 @dataclass(frozen=True)
-class ChainShape:
+class FewChainTiling:
     """Derived sizes of a chain, in elements unless they say bytes."""
 
     kernel: KernelSpec

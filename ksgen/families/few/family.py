@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.drawing import Side, draw
+from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.few.counts import work_of
 from ksgen.families.few.defaults import MOST_BATCH, best, entries_for, shapes
-from ksgen.families.few.shape import FewConstants, Shape
+from ksgen.families.few.shape import FewConstants, FewTiling
 from ksgen.families.gpus import begins_early
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
@@ -28,18 +28,18 @@ RULES: tuple[Rule[FewConstants], ...] = (
     Rule("lanes_in is a power of two up to 32", lambda k, c: WARP % c.lanes_in == 0),
     Rule("tile_out is a multiple of thread_out", lambda k, c: c.tile_out % c.thread_out == 0, lambda k, c: c.thread_out),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
+    Rule("a block has at most 1024 threads", lambda k, c: FewTiling(k, c).threads <= MOST_THREADS, lambda k, c: FewTiling(k, c).threads),
 )
 
 
 def picture(kernel: KernelSpec, constants: FewConstants) -> str:
     """Drawing of a tile's rows of weights, and of the warps that share them."""
-    shape, own = Shape(kernel, constants), constants
+    shape, own = FewTiling(kernel, constants), constants
     tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {kernel.pattern.a} along i"
     return draw(
         f"The weights of a tile of Y, in {counted(shape.stages, 'stage')}. There are {tiles}, and as many along s as the batch has.",
-        Side(own.tile_out * own.tile_d, "rows (k, j)", shape.warps_out),
-        Side(shape.tile_in, "inputs l of a stage", own.warps_in),
+        DrawnSide(own.tile_out * own.tile_d, "rows (k, j)", shape.warps_out),
+        DrawnSide(shape.tile_in, "inputs l of a stage", own.warps_in),
         lambda row, column: f"warp {row * own.warps_in + column}",
         f"A warp: {shape.groups} groups of {counted(own.lanes_in, 'lane')}, each with {counted(own.thread_out, 'row')} of one j.",
     )
@@ -77,8 +77,8 @@ class Few(Packing[FewConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "multiply" and not kernel.arithmetic.is_complex and limits.async_copies and not limits.is_cpu
 
-    def shape(self, kernel: KernelSpec, constants: FewConstants) -> Shape:
-        return Shape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: FewConstants) -> FewTiling:
+        return FewTiling(kernel, constants)
 
     def packed_for(self, kernel: KernelSpec, constants: FewConstants) -> object:
         return None  # rows are padded to whole pieces for every tile: one copy of the weights serves every batch
@@ -104,10 +104,10 @@ class Few(Packing[FewConstants]):
         return replace(super().geometry(kernel, constants, batch), starts_early=bool(constants.early))
 
     def constexprs(self, kernel: KernelSpec, constants: FewConstants) -> list[Constexpr]:
-        return constexprs_of(kernel, Shape(kernel, constants))
+        return constexprs_of(kernel, FewTiling(kernel, constants))
 
 
-def constexprs_of(kernel: KernelSpec, shape: Shape) -> list[Constexpr]:
+def constexprs_of(kernel: KernelSpec, shape: FewTiling) -> list[Constexpr]:
     """Constants in the source of one factor."""
     constants = shape.constants
     return [

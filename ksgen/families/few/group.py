@@ -18,7 +18,7 @@ from ksgen.families.few.chain_shape import FewChainConstants, is_narrow
 from ksgen.families.few.defaults import entries_for
 from ksgen.families.few.family import Few
 from ksgen.families.few.group_constants import FewGroupConstants, OfLayer, best, options
-from ksgen.families.few.shape import Shape
+from ksgen.families.few.shape import FewTiling
 from ksgen.families.gpu_chain import layers_of
 from ksgen.families.gpus import LEAST, begins_early
 from ksgen.families.rules import Rule, first_broken, refusal
@@ -156,7 +156,7 @@ class FewGroup(PackedElsewhere[FewGroupConstants]):
             weights = "layer.weights_1, layer.weights_2"
             return found | {"alone": (), "pair": [CHAINED.factors(layer, own)], "within": "factor_2::", "weights": weights}
         known = {each.name for each in self.constexprs(kernel, constants)}
-        constexprs = [each for each in family.constexprs_of(layer, Shape(layer, own)) if each.name not in known]
+        constexprs = [each for each in family.constexprs_of(layer, FewTiling(layer, own)) if each.name not in known]
         factor = {"kernel": layer, "constexprs": constexprs, "variants": ("bsf",)}  # tiles of several j, in both layouts
         return found | {"alone": [factor], "pair": (), "within": "", "weights": "layer.weights_1"}
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 from ksgen.families.base import Limits
 from ksgen.families.chains import layer_kernels, listed, numbers_of, tiles_of
 from ksgen.families.few import chain_defaults, defaults
-from ksgen.families.few.chain_shape import ChainShape, FewChainConstants
-from ksgen.families.few.shape import FewConstants, Shape
+from ksgen.families.few.chain_shape import FewChainConstants, FewChainTiling
+from ksgen.families.few.shape import FewConstants, FewTiling
 from ksgen.families.tiles import Constants
 from ksgen.spec import KernelSpec
 
@@ -107,10 +107,10 @@ def _by_threads(layer: KernelSpec, limits: Limits, size: int, entries: int) -> d
     if len(layer.factors) > 1:
         for chain in chain_defaults.options(layer, limits, size):
             cycles = chain_defaults.expected_cycles(layer, chain, limits, entries)
-            found.setdefault(ChainShape(layer, chain).threads, []).append((cycles, chain))
+            found.setdefault(FewChainTiling(layer, chain).threads, []).append((cycles, chain))
     else:
         for own in defaults.shapes(layer, size):
-            shape = Shape(layer, own)
+            shape = FewTiling(layer, own)
             if shape.shared_bytes <= limits.shared_bytes:
                 found.setdefault(shape.threads, []).append((defaults.expected_cycles(layer, own, limits, entries), own))
     return {threads: tuple(sorted(each, key=lambda one: one[0])[:RANKS]) for threads, each in found.items()}

@@ -28,7 +28,7 @@ class FewConstants(Constants):
 
 
 @dataclass(frozen=True)
-class Shape(Tiled):
+class FewTiling(Tiled):
     """Sizes derived from a kernel and its constants, in elements unless they say bytes."""
 
     kernel: KernelSpec

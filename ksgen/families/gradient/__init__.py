@@ -9,11 +9,11 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits
-from ksgen.families.drawing import Side, draw
+from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gradient.defaults import MOST_SUMS, MOST_TILE, THREADS, default, parts
 from ksgen.families.gradient.family import GradientFamily, choices
 from ksgen.families.gradient.parts import SIDES
-from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
+from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, GradientTiling
 from ksgen.families.rules import Rule
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_narrow
@@ -21,7 +21,7 @@ from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.words import counted
 
-__all__ = ["Gradient", "GradientConstants", "Shape"]
+__all__ = ["Gradient", "GradientConstants", "GradientTiling"]
 
 _RULES: tuple[Rule[GradientConstants], ...] = (
     Rule("job is gradient", lambda k, c: k.job == "gradient"),
@@ -40,7 +40,11 @@ _RULES: tuple[Rule[GradientConstants], ...] = (
         lambda k, c: LANES_OUT * c.thread_out,
     ),
     Rule("tile_batch is a multiple of 8", lambda k, c: c.tile_batch % 8 == 0),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
+    Rule(
+        "a block has at most 1024 threads",
+        lambda k, c: GradientTiling(k, c).threads <= MOST_THREADS,
+        lambda k, c: GradientTiling(k, c).threads,
+    ),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
@@ -60,8 +64,8 @@ class Gradient(GradientFamily[GradientConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "gradient"
 
-    def shape(self, kernel: KernelSpec, constants: GradientConstants) -> Shape:
-        return Shape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: GradientConstants) -> GradientTiling:
+        return GradientTiling(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> GradientConstants:
         return default(kernel, limits)
@@ -78,24 +82,24 @@ class Gradient(GradientFamily[GradientConstants]):
                 continue
             constants = GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy)
             if self.keeps_rules(kernel, constants):
-                yield from choices(constants, Shape(kernel, constants), limits, parts(kernel, constants, limits))
+                yield from choices(constants, GradientTiling(kernel, constants), limits, parts(kernel, constants, limits))
 
     def words(self, kernel: KernelSpec, constants: GradientConstants) -> Mapping[str, Any]:
-        shape = Shape(kernel, constants)
+        shape = GradientTiling(kernel, constants)
         heading = (
             f"A tile of dW, for one of its {constants.tile_d} j. There are {counted(shape.tiles, 'tile')}, each by every part of the batch."
         )
         picture = draw(
             heading,
-            Side(constants.tile_in, "inputs l", shape.warps_in),
-            Side(constants.tile_out, "outputs k", shape.warps_out),
+            DrawnSide(constants.tile_in, "inputs l", shape.warps_in),
+            DrawnSide(constants.tile_out, "outputs k", shape.warps_out),
             lambda row, column: f"warp {row + shape.warps_in * column}",
             f"A warp: 8 lanes along l by 4 along k, with {constants.thread_in} x {constants.thread_out} sums each.",
         )
         return {"sides": SIDES, "picture": picture}
 
     def constexprs(self, kernel: KernelSpec, constants: GradientConstants) -> list[Constexpr]:
-        shape = Shape(kernel, constants)
+        shape = GradientTiling(kernel, constants)
         return [
             *pattern_constexprs(kernel),
             Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),

@@ -8,7 +8,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient.family import fits
-from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
+from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, GradientTiling
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_narrow
 from ksgen.families.tiles import divide_up
@@ -27,7 +27,7 @@ def parts(kernel: KernelSpec, constants: GradientConstants, limits: Limits) -> i
 
     The sums of all parts are at most those of twice as many warps, under 40 MB.
     """
-    shape = Shape(kernel, constants)
+    shape = GradientTiling(kernel, constants)
     return divide_up(CPU_BLOCKS, shape.tiles) if limits.is_cpu else divide_up(GPU_WARPS, shape.tiles * shape.warps)
 
 
@@ -40,12 +40,12 @@ def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
     planes = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
     for tile_d in dict.fromkeys((planes, 1)):
         choices = sorted(_choices(kernel, tile_d, limits), key=lambda constants: _cost(kernel, constants))
-        lone = next((constants for constants in choices if fits(Shape(kernel, constants), budget, 1)), None)
+        lone = next((constants for constants in choices if fits(GradientTiling(kernel, constants), budget, 1)), None)
         if lone is None:
             continue
-        pair = next((constants for constants in choices if fits(Shape(kernel, constants), budget, 2)), lone)
+        pair = next((constants for constants in choices if fits(GradientTiling(kernel, constants), budget, 2)), lone)
         chosen = pair if _cost(kernel, pair) <= LONE * _cost(kernel, lone) else lone
-        blocks = max(count for count in range(1, 9) if count == 1 or fits(Shape(kernel, chosen), budget, count))
+        blocks = max(count for count in range(1, 9) if count == 1 or fits(GradientTiling(kernel, chosen), budget, count))
         return replace(chosen, parts=parts(kernel, chosen, limits), min_blocks=1 if limits.is_cpu else blocks)
     raise ConstantsError(f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads")
 

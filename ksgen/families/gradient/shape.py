@@ -55,7 +55,7 @@ def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, item_bytes:
 
 
 @dataclass(frozen=True)
-class Shape(Parts):
+class GradientTiling(Parts):
     """Sizes derived from a kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec

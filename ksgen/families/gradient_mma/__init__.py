@@ -9,13 +9,13 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits
-from ksgen.families.drawing import Side, draw
+from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.gradient.defaults import MOST_TILE
 from ksgen.families.gradient.family import GradientFamily, choices, registers_taken
 from ksgen.families.gradient.parts import SIDES
 from ksgen.families.gradient_mma.defaults import batch_promotion, default, parts
-from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Shape
+from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, GradientMmaTiling
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.rules import Rule
 from ksgen.families.simt.defaults import neighbours
@@ -24,13 +24,13 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
 from ksgen.words import counted
 
-__all__ = ["GradientMma", "GradientMmaConstants", "Shape"]
+__all__ = ["GradientMma", "GradientMmaConstants", "GradientMmaTiling"]
 
 MOST_SUMS = 96  # accumulators a thread, and as many plain ones
 
 
 def _registers(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
-    shape = Shape(kernel, constants)
+    shape = GradientMmaTiling(kernel, constants)
     return registers_taken(min(255, shape.registers), shape.threads, constants.min_blocks)
 
 
@@ -51,26 +51,33 @@ _RULES: tuple[Rule[GradientMmaConstants], ...] = (
     ),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
-    Rule("a thread has at most 96 sums", lambda k, c: Shape(k, c).sums <= MOST_SUMS, lambda k, c: Shape(k, c).sums),
+    Rule(
+        "a block has at most 1024 threads",
+        lambda k, c: GradientMmaTiling(k, c).threads <= MOST_THREADS,
+        lambda k, c: GradientMmaTiling(k, c).threads,
+    ),
+    Rule("a thread has at most 96 sums", lambda k, c: GradientMmaTiling(k, c).sums <= MOST_SUMS, lambda k, c: GradientMmaTiling(k, c).sums),
     Rule(
         "min_blocks blocks have at most 1536 threads",
-        lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE.threads,
-        lambda k, c: Shape(k, c).threads * c.min_blocks,
+        lambda k, c: GradientMmaTiling(k, c).threads * c.min_blocks <= PORTABLE.threads,
+        lambda k, c: GradientMmaTiling(k, c).threads * c.min_blocks,
     ),
     Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: _registers(k, c) <= REGISTERS, _registers),
-    Rule("stages is at least 2, and 2 in 16-bit bsf", lambda k, c: c.stages == 2 or (c.stages > 2 and Shape(k, c).copy == "async")),
+    Rule(
+        "stages is at least 2, and 2 in 16-bit bsf",
+        lambda k, c: c.stages == 2 or (c.stages > 2 and GradientMmaTiling(k, c).copy == "async"),
+    ),
     Rule("promote is a multiple of tile_batch", lambda k, c: c.promote % c.tile_batch == 0),
 )
 
 
-def _picture(shape: Shape) -> str:
+def _picture(shape: GradientMmaTiling) -> str:
     """A tile's warps."""
     constants, rows, columns = shape.constants, ROWS * shape.row_tiles, COLUMNS * shape.column_tiles
     return draw(
         f"A tile of dW, for one of its {constants.tile_d} j. There are {counted(shape.tiles, 'tile')}, each by every part of the batch.",
-        Side(constants.tile_out, "outputs k", constants.warps_out),
-        Side(constants.tile_in, "inputs l", constants.warps_in),
+        DrawnSide(constants.tile_out, "outputs k", constants.warps_out),
+        DrawnSide(constants.tile_in, "inputs l", constants.warps_in),
         lambda row, column: f"warp {column + constants.warps_in * row}",
         f"A warp: {rows} x {columns} sums, by {shape.row_tiles} x {shape.column_tiles} instructions of {ROWS} x {COLUMNS}.",
     )
@@ -88,8 +95,8 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "gradient" and limits.tensor_cores and kernel.arithmetic.operand is not None
 
-    def shape(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Shape:
-        return Shape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: GradientMmaConstants) -> GradientMmaTiling:
+        return GradientMmaTiling(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> GradientMmaConstants:
         return default(kernel, limits)
@@ -107,12 +114,12 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
             tile_batch = STRETCH // kernel.item_bytes * stretches
             constants = GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1)
             if self.keeps_rules(kernel, constants):
-                for choice in choices(constants, Shape(kernel, constants), limits, parts(kernel, constants)):
+                for choice in choices(constants, GradientMmaTiling(kernel, constants), limits, parts(kernel, constants)):
                     if self.keeps_rules(kernel, choice):
                         yield choice
 
     def words(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Mapping[str, Any]:
-        shape = Shape(kernel, constants)
+        shape = GradientMmaTiling(kernel, constants)
         operand = {"float16": "f16", "bfloat16": "bf16"}.get(shape.operand, shape.operand)
         load = "gradient_mma/load_registers" if shape.copy == "registers" else "gradient/load_async"
         split = {"complex_split": kernel.arithmetic.is_complex, "split": True} if shape.components == 2 else {}
@@ -125,7 +132,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
         }  # fmt: skip
 
     def constexprs(self, kernel: KernelSpec, constants: GradientMmaConstants) -> list[Constexpr]:
-        shape = Shape(kernel, constants)
+        shape = GradientMmaTiling(kernel, constants)
         return [
             *pattern_constexprs(kernel),
             Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),

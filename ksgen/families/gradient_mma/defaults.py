@@ -9,7 +9,7 @@ from ksgen.families.base import Limits
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient.defaults import GPU_WARPS, LONE
 from ksgen.families.gradient.family import fits
-from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Shape
+from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, GradientMmaTiling
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import divide_up
@@ -24,7 +24,7 @@ def parts(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
 
     The sums of all parts are at most those of twice as many warps, under 35 MB.
     """
-    shape = Shape(kernel, constants)
+    shape = GradientMmaTiling(kernel, constants)
     return divide_up(GPU_WARPS, shape.tiles * shape.warps)
 
 
@@ -43,13 +43,13 @@ def default(kernel: KernelSpec, limits: Limits) -> GradientMmaConstants:
     promote = batch_promotion(kernel, limits)
     for tile_d in dict.fromkeys((planes, min(planes, 4), 1)):
         choices = sorted(_choices(kernel, tile_d, promote), key=lambda constants: _cost(kernel, constants))
-        choices = [constants for constants in choices if Shape(kernel, constants).registers <= MOST_REGISTERS]
-        lone = next((constants for constants in choices if fits(Shape(kernel, constants), budget, 1)), None)
+        choices = [constants for constants in choices if GradientMmaTiling(kernel, constants).registers <= MOST_REGISTERS]
+        lone = next((constants for constants in choices if fits(GradientMmaTiling(kernel, constants), budget, 1)), None)
         if lone is None:
             continue
-        pair = next((constants for constants in choices if fits(Shape(kernel, constants), budget, 2)), lone)
+        pair = next((constants for constants in choices if fits(GradientMmaTiling(kernel, constants), budget, 2)), lone)
         chosen = pair if _cost(kernel, pair) <= LONE * _cost(kernel, lone) else lone
-        blocks = max(count for count in range(1, 7) if count == 1 or fits(Shape(kernel, chosen), budget, count))
+        blocks = max(count for count in range(1, 7) if count == 1 or fits(GradientMmaTiling(kernel, chosen), budget, count))
         return replace(chosen, parts=parts(kernel, chosen), min_blocks=blocks)
     raise ConstantsError(f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads")
 

@@ -65,7 +65,7 @@ def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int,
 
 
 @dataclass(frozen=True)
-class Shape(Parts):
+class GradientMmaTiling(Parts):
     """Everything that follows from a kernel and its constants: sizes in stored elements, unless they say bytes."""
 
     kernel: KernelSpec

@@ -2,6 +2,6 @@
 
 from ksgen.families.mma.chain import MmaChain, MmaChainConstants
 from ksgen.families.mma.family import Mma
-from ksgen.families.mma.shape import MmaConstants, Shape
+from ksgen.families.mma.shape import MmaConstants, MmaTiling
 
-__all__ = ["Mma", "MmaChain", "MmaChainConstants", "MmaConstants", "Shape"]
+__all__ = ["Mma", "MmaChain", "MmaChainConstants", "MmaConstants", "MmaTiling"]

@@ -17,7 +17,7 @@ from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, rules_of, stages_of
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
 from ksgen.families.mma.family import RULES, Mma, tile_picture, variants_of, wide_bytes
-from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape, padded_chunks
+from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, MmaTiling, padded_chunks
 from ksgen.families.operands import CHUNK, is_precise
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import MOST_THREADS
@@ -57,7 +57,7 @@ def _words_of(own: MmaConstants) -> str:
 
 
 @dataclass(frozen=True)
-class MmaFactor(Shape):
+class MmaFactor(MmaTiling):
     """A factor in a chain.
 
     Its inputs are in shared memory in the order in which its tiles read them: all of them, or stages of X.
@@ -110,7 +110,7 @@ class MmaFactor(Shape):
 
 
 @dataclass(frozen=True)
-class ChainShape(GpuChainShape[MmaFactor]):
+class MmaChainTiling(GpuChainShape[MmaFactor]):
     """Sizes of a chain, in bytes."""
 
     @cached_property
@@ -187,7 +187,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
     constants_type = MmaChainConstants
     alone = Mma()
     packed_by = alone.name
-    listed = (*rules_of(RULES, ChainShape), Rule("stream is 0 or 1", lambda k, c: c.stream in (0, 1)))
+    listed = (*rules_of(RULES, MmaChainTiling), Rule("stream is 0 or 1", lambda k, c: c.stream in (0, 1)))
     why = "all factors of one or more layers in one launch, intermediates in shared memory: tensor cores, from sm_80 on"
     on_tensor_cores = True
 
@@ -198,8 +198,8 @@ class MmaChain(GpuChain[MmaChainConstants]):
             return False
         return all(is_precise(each, limits) for each in factor_kernels(kernel)) and any(self.space(kernel, limits))
 
-    def shape(self, kernel: KernelSpec, constants: MmaChainConstants) -> ChainShape:
-        return ChainShape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: MmaChainConstants) -> MmaChainTiling:
+        return MmaChainTiling(kernel, constants)
 
     # ---- constants
 
@@ -223,7 +223,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
     # ---- costs
 
     def work(self, kernel: KernelSpec, constants: MmaChainConstants, batch: int) -> Work:
-        shape, blocks = ChainShape(kernel, constants), self.geometry(kernel, constants, batch).grid
+        shape, blocks = MmaChainTiling(kernel, constants), self.geometry(kernel, constants, batch).grid
         read = sum(stages_of(factor) * _read_bytes(factor) for factor in shape.factors)
         first, last = shape.of_ends(shape.factors)
         copying = first if constants.stream else [shape.factors[at] for _, at in shape.orders.values()]
@@ -242,7 +242,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
     # ---- the source
 
     def words(self, kernel: KernelSpec, constants: MmaChainConstants) -> Mapping[str, Any]:
-        first = ChainShape(kernel, constants).factors[0]
+        first = MmaChainTiling(kernel, constants).factors[0]
         variants = ("mma", *variants_of(first))
         own = {"operand": first.operand, "variants": variants, "wide_bytes": wide_bytes(first)}
         return {**super().words(kernel, constants), **own, "streamed": ("x",) if constants.stream else ()}
@@ -251,7 +251,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
         streams = bool(shape.factors[at].streamed)
         return {**super()._factor(shape, at), "streamed": ("x",) if streams else (), "whole": () if streams else ("x",)}
 
-    def copies_x(self, shape: ChainShape, at: int) -> bool:
+    def copies_x(self, shape: MmaChainTiling, at: int) -> bool:
         return at in [copying for _, copying in shape.orders.values()]
 
     def picture(self, own: MmaFactor, heading: str) -> str:
@@ -260,7 +260,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
     def variants(self, own: MmaFactor) -> tuple[str, ...]:
         return (own.kernel.layout, *variants_of(own))
 
-    def constexprs_of(self, shape: ChainShape, at: int) -> list[Constexpr]:
+    def constexprs_of(self, shape: MmaChainTiling, at: int) -> list[Constexpr]:
         own = shape.factors[at]
         known = {each.name: each for each in Mma().constexprs(own.kernel, own.constants)}
         found = [known[name] for name in _OF_FACTOR if name in known]
@@ -301,7 +301,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
         ]
 
     def constexprs(self, kernel: KernelSpec, constants: MmaChainConstants) -> list[Constexpr]:
-        shape = ChainShape(kernel, constants)
+        shape = MmaChainTiling(kernel, constants)
         return [
             *self.of_all_factors(kernel, constants),
             Constexpr("RING", shape.ring, "offset of the weights' stages in shared memory, in bytes"),

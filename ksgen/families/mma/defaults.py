@@ -7,7 +7,7 @@ from itertools import product
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
 from ksgen.families.gpus import PORTABLE
-from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
+from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, MmaTiling
 from ksgen.families.operands import CHUNK
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
@@ -68,9 +68,9 @@ def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
     warps_batch = 1 if kernel.batch is not None and kernel.batch <= 64 else {1: 4, 2: 2, 3: 1}[warps_out]
     chosen = _of_warps(chosen, warps_batch, warps_out)
     lean = _fewer_stages(kernel, chosen, limits.shared_bytes_for(2))
-    if Shape(kernel, lean).shared_bytes <= limits.shared_bytes_for(2):
+    if MmaTiling(kernel, lean).shared_bytes <= limits.shared_bytes_for(2):
         return replace(lean, min_blocks=2)
-    while Shape(kernel, chosen).shared_bytes > limits.shared_bytes:
+    while MmaTiling(kernel, chosen).shared_bytes > limits.shared_bytes:
         chosen = smaller(kernel, chosen)
     return chosen
 
@@ -95,9 +95,9 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
             continue  # X is read only once anyway
         wide = replace(_of_warps(tile, warps_batch, warps_out, warps_d), resident=resident)
         budget = limits.shared_bytes_for(blocks)
-        for inputs in dict.fromkeys((tile.tile_in, max(tile.tile_in // 2, Shape(kernel, tile).super_in))):
+        for inputs in dict.fromkeys((tile.tile_in, max(tile.tile_in // 2, MmaTiling(kernel, tile).super_in))):
             found = _fewer_stages(kernel, replace(wide, tile_in=inputs, min_blocks=blocks), budget)
-            shape = Shape(kernel, found)
+            shape = MmaTiling(kernel, found)
             held = min(255, shape.registers) * shape.threads * blocks
             is_lean = tile.tile_d < MANY_PLANES or shape.registers <= MOST_OF_MANY
             fits_registers = is_lean and held <= limits.registers
@@ -128,7 +128,7 @@ def _by_cost(kernel: KernelSpec, warp_d: int, promote: int) -> list[MmaConstants
     b = kernel.pattern.b
 
     def cost(constants: MmaConstants) -> tuple[float, ...]:
-        shape = Shape(kernel, constants)
+        shape = MmaTiling(kernel, constants)
         padding = divide_up(b, shape.warp_out) * shape.warp_out / b
         return (padding * (1 / shape.row_tiles + 1 / shape.column_tiles), -shape.sums)
 
@@ -141,7 +141,7 @@ def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaCo
     columns = (1, 2, 3, 4, 6, 8) if kernel.layout == "bsf" else (chunk, 2 * chunk)
     for rows, column in product((1, 2, 3, 4), columns):
         constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, warp_d, 1, 1, 4, promote, 1)
-        shape = Shape(kernel, constants)
+        shape = MmaTiling(kernel, constants)
         constants = replace(constants, tile_in=_inputs(kernel.pattern.c, shape.super_in, STAGE_BYTES // kernel.x_item_bytes))
         if (rows, column) == (1, columns[0]) or (shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS):
             yield constants
@@ -155,16 +155,16 @@ def _inputs(c: int, least: int, wanted: int) -> int:
 
 def _fewer_stages(kernel: KernelSpec, constants: MmaConstants, budget: int) -> MmaConstants:
     """Reduce the number and length of stages until they fit, or cannot be reduced further."""
-    while Shape(kernel, constants).shared_bytes > budget and constants.stages > 2:
+    while MmaTiling(kernel, constants).shared_bytes > budget and constants.stages > 2:
         constants = replace(constants, stages=constants.stages - 1)
-    if Shape(kernel, constants).shared_bytes > budget and constants.tile_in > Shape(kernel, constants).super_in:
+    if MmaTiling(kernel, constants).shared_bytes > budget and constants.tile_in > MmaTiling(kernel, constants).super_in:
         return _fewer_stages(kernel, replace(constants, tile_in=constants.tile_in // 2, stages=4), budget)
     return constants
 
 
 def smaller(kernel: KernelSpec, constants: MmaConstants) -> MmaConstants:
     """Reduce one constant that takes shared memory; the smallest tile fits every device."""
-    shape = Shape(kernel, constants)
+    shape = MmaTiling(kernel, constants)
     if constants.stages > 2:
         return replace(constants, stages=constants.stages - 1)
     if constants.tile_in > shape.super_in:

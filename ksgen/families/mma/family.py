@@ -10,11 +10,11 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.drawing import Side, draw
+from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.mma.defaults import default, others, promotion
-from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
+from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, MmaTiling
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, has_products, is_precise, multiplies_bytes
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
@@ -29,16 +29,16 @@ LEAST_COPIED = 4  # bytes of the smallest asynchronous copy
 
 def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
     tile_d, d = constants.tile_d, kernel.pattern.d
-    return kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % Shape(kernel, constants).vector == 0)
+    return kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % MmaTiling(kernel, constants).vector == 0)
 
 
 def _warps_d_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
-    return constants.warps_d in (1, constants.tile_d / Shape(kernel, constants).vector)
+    return constants.warps_d in (1, constants.tile_d / MmaTiling(kernel, constants).vector)
 
 
 def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
     """Rows of the batch of which a tile has a whole multiple."""
-    at_once = 1 if kernel.layout == "bsf" else Shape(kernel, constants).vector
+    at_once = 1 if kernel.layout == "bsf" else MmaTiling(kernel, constants).vector
     return constants.warps_batch * COLUMNS * at_once
 
 
@@ -48,7 +48,7 @@ def _resident_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
 
 
 def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
-    shape = Shape(kernel, constants)
+    shape = MmaTiling(kernel, constants)
     return min(255, shape.registers) * shape.threads * constants.min_blocks
 
 
@@ -76,42 +76,44 @@ RULES: tuple[Rule[MmaConstants], ...] = (
     ),
     Rule(
         "tile_in is a multiple of the inputs after which the lanes' order starts again",
-        lambda k, c: c.tile_in % Shape(k, c).super_in == 0,
-        lambda k, c: Shape(k, c).super_in,
+        lambda k, c: c.tile_in % MmaTiling(k, c).super_in == 0,
+        lambda k, c: MmaTiling(k, c).super_in,
     ),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
-    Rule("a thread has at most 192 sums", lambda k, c: Shape(k, c).promoted_sums <= MOST_SUMS, lambda k, c: Shape(k, c).promoted_sums),
+    Rule("a block has at most 1024 threads", lambda k, c: MmaTiling(k, c).threads <= MOST_THREADS, lambda k, c: MmaTiling(k, c).threads),
+    Rule(
+        "a thread has at most 192 sums", lambda k, c: MmaTiling(k, c).promoted_sums <= MOST_SUMS, lambda k, c: MmaTiling(k, c).promoted_sums
+    ),
     Rule(
         "min_blocks blocks have at most 1536 threads",
-        lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE.threads,
-        lambda k, c: Shape(k, c).threads * c.min_blocks,
+        lambda k, c: MmaTiling(k, c).threads * c.min_blocks <= PORTABLE.threads,
+        lambda k, c: MmaTiling(k, c).threads * c.min_blocks,
     ),
     Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: _registers(k, c) <= REGISTERS, _registers),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
     Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
-    Rule("X is read from shared memory with no bank conflicts", lambda k, c: Shape(k, c).x_wavefronts == FREE_OF_CONFLICTS),
+    Rule("X is read from shared memory with no bank conflicts", lambda k, c: MmaTiling(k, c).x_wavefronts == FREE_OF_CONFLICTS),
 )
 
 
-def _picture(shape: Shape) -> str:
+def _picture(shape: MmaTiling) -> str:
     """Drawing of a tile of Y and its warps."""
     tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
     return tile_picture(shape, f"A tile of Y. There are {tiles}, and as many along s as the batch has.")
 
 
-def tile_picture(shape: Shape, title: str) -> str:
+def tile_picture(shape: MmaTiling, title: str) -> str:
     constants, rows, columns = shape.constants, ROWS * shape.row_tiles, COLUMNS * shape.column_tiles
     return draw(
         title,
-        Side(constants.tile_out, "outputs k", constants.warps_out),
-        Side(constants.tile_batch, "rows s of the batch", constants.warps_batch),
+        DrawnSide(constants.tile_out, "outputs k", constants.warps_out),
+        DrawnSide(constants.tile_batch, "rows s of the batch", constants.warps_batch),
         lambda row, column: f"warp {column + constants.warps_batch * row}",
         f"A warp: {rows} x {columns} sums for each of {shape.warp_d} j, by {shape.row_tiles} x {shape.column_tiles} instructions "
         f"of {ROWS} x {COLUMNS}.",
     )
 
 
-def variants_of(shape: Shape) -> tuple[str, ...]:
+def variants_of(shape: MmaTiling) -> tuple[str, ...]:
     """Names of the variants of snippets in its source."""
     has = {
         "unsplit": shape.packed_parts < shape.components,
@@ -125,7 +127,7 @@ def variants_of(shape: Shape) -> tuple[str, ...]:
     return tuple(name for name, is_so in has.items() if is_so)
 
 
-def wide_bytes(shape: Shape) -> int:
+def wide_bytes(shape: MmaTiling) -> int:
     """Bytes of one copy of X_VECTOR neighbours; 16 if they are too small for an asynchronous copy."""
     wide = shape.x_vector * shape.kernel.x_item_bytes
     return wide if wide >= LEAST_COPIED else CHUNK
@@ -143,8 +145,8 @@ class Mma(Packing[MmaConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "multiply" and limits.tensor_cores and has_products(kernel) and is_precise(kernel, limits)
 
-    def shape(self, kernel: KernelSpec, constants: MmaConstants) -> Shape:
-        return Shape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: MmaConstants) -> MmaTiling:
+        return MmaTiling(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> MmaConstants:
         return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits))
@@ -175,7 +177,7 @@ class Mma(Packing[MmaConstants]):
         return self.keeps_rules(kernel, constants) and self.fits(kernel, constants, limits)
 
     def work(self, kernel: KernelSpec, constants: MmaConstants, batch: int) -> Work:
-        shape = Shape(kernel, constants)
+        shape = MmaTiling(kernel, constants)
         blocks = self.geometry(kernel, constants, batch).grid
         stages = blocks * shape.passes * shape.steps
         x = (
@@ -196,7 +198,7 @@ class Mma(Packing[MmaConstants]):
         )
 
     def words(self, kernel: KernelSpec, constants: MmaConstants) -> Mapping[str, Any]:
-        shape = Shape(kernel, constants)
+        shape = MmaTiling(kernel, constants)
         return {
             "wide_bytes": wide_bytes(shape),
             "operand": shape.operand,
@@ -207,7 +209,7 @@ class Mma(Packing[MmaConstants]):
         }
 
     def constexprs(self, kernel: KernelSpec, constants: MmaConstants) -> list[Constexpr]:
-        shape = Shape(kernel, constants)
+        shape = MmaTiling(kernel, constants)
         always = [
             *pattern_constexprs(kernel),
             *epilogue_constexprs(kernel),

@@ -55,7 +55,7 @@ def padded_chunks(chunks: int, strides: tuple[int, int, int]) -> int:
 
 
 @dataclass(frozen=True)
-class Shape(TensorTile):
+class MmaTiling(TensorTile):
     """Sizes derived from a kernel and its constants."""
 
     kernel: KernelSpec

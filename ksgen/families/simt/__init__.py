@@ -2,6 +2,6 @@
 
 from ksgen.families.simt.chain import SimtChain, SimtChainConstants
 from ksgen.families.simt.family import Simt
-from ksgen.families.simt.shape import Shape, SimtConstants
+from ksgen.families.simt.shape import SimtConstants, SimtTiling
 
-__all__ = ["Shape", "Simt", "SimtChain", "SimtChainConstants", "SimtConstants"]
+__all__ = ["Simt", "SimtChain", "SimtChainConstants", "SimtConstants", "SimtTiling"]

@@ -17,7 +17,7 @@ from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, rules_of, stages_of
 from ksgen.families.rules import Rule
 from ksgen.families.simt.family import RULES, Simt, tile_picture
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, products_of
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, SimtTiling, products_of
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -54,7 +54,7 @@ class SimtChainConstants(GpuChainConstants):
 
 
 @dataclass(frozen=True)
-class SimtFactor(Shape):
+class SimtFactor(SimtTiling):
     """A factor in a chain.
 
     The first factor copies X stage by stage, as alone. The inputs of the others are in shared memory, one feature's
@@ -92,7 +92,7 @@ class SimtFactor(Shape):
 
 
 @dataclass(frozen=True)
-class ChainShape(GpuChainShape[SimtFactor]):
+class SimtChainTiling(GpuChainShape[SimtFactor]):
     """Sizes of a chain, in elements of the sums' type."""
 
     @cached_property
@@ -141,7 +141,7 @@ class SimtChain(GpuChain[SimtChainConstants]):
     constants_type = SimtChainConstants
     alone = Simt()
     packed_by = alone.name
-    listed = (*rules_of(RULES, ChainShape), _DIVIDE)
+    listed = (*rules_of(RULES, SimtChainTiling), _DIVIDE)
     why = "all factors of one or more layers in one launch, intermediates in shared memory: float32, float64, sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
@@ -153,8 +153,8 @@ class SimtChain(GpuChain[SimtChainConstants]):
             return False
         return any(self.space(kernel, limits))
 
-    def shape(self, kernel: KernelSpec, constants: SimtChainConstants) -> ChainShape:
-        return ChainShape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: SimtChainConstants) -> SimtChainTiling:
+        return SimtChainTiling(kernel, constants)
 
     # ---- constants
 
@@ -180,7 +180,7 @@ class SimtChain(GpuChain[SimtChainConstants]):
     # ---- costs
 
     def work(self, kernel: KernelSpec, constants: SimtChainConstants, batch: int) -> Work:
-        shape, blocks = ChainShape(kernel, constants), self.geometry(kernel, constants, batch).grid
+        shape, blocks = SimtChainTiling(kernel, constants), self.geometry(kernel, constants, batch).grid
         first, last = shape.of_ends(shape.factors)
         between = [factor for factor, where in zip(shape.factors, shape.places, strict=True) if not where.is_last]
         inside = [factor.inside(blocks * stages_of(factor)) for factor in shape.factors]
@@ -209,7 +209,7 @@ class SimtChain(GpuChain[SimtChainConstants]):
     def picture(self, own: SimtFactor, heading: str) -> str:
         return tile_picture(own, heading)
 
-    def constexprs_of(self, shape: ChainShape, at: int) -> list[Constexpr]:
+    def constexprs_of(self, shape: SimtChainTiling, at: int) -> list[Constexpr]:
         own = shape.factors[at]
         known = {each.name: each for each in Simt().constexprs(own.kernel, own.constants)}
         found = [known[name] for name in _OF_FACTOR if name in known]
@@ -221,7 +221,7 @@ class SimtChain(GpuChain[SimtChainConstants]):
         return [*found, Constexpr("OUT_PLACE", shape.place(number), "offset of the outputs that it writes there")]
 
     def constexprs(self, kernel: KernelSpec, constants: SimtChainConstants) -> list[Constexpr]:
-        shape = ChainShape(kernel, constants)
+        shape = SimtChainTiling(kernel, constants)
         return [
             *self.of_all_factors(kernel, constants),
             Constexpr("GROUP", shape.factors[0].group, "elements of a 16-byte access to shared memory"),

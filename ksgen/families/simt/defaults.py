@@ -7,7 +7,7 @@ from itertools import product
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
 from ksgen.families.shaped import more_registers
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_narrow
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, SimtTiling, is_narrow
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
@@ -51,7 +51,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 else 8
     stages = 3 if copy == "async" else 2
     chosen = SimtConstants(LANES_BATCH * thread_batch * warps_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
-    registers = (Shape(kernel, chosen).registers + more) * Shape(kernel, chosen).threads
+    registers = (SimtTiling(kernel, chosen).registers + more) * SimtTiling(kernel, chosen).threads
     return replace(chosen, min_blocks=max(1, min(2 if doubles else 3, limits.registers // registers)))
 
 
@@ -60,7 +60,7 @@ def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> S
 
     Only in batch-size-last: in batch-size-first some of these kernels spill.
     """
-    deeper = Shape(kernel, replace(chosen, stages=4))
+    deeper = SimtTiling(kernel, replace(chosen, stages=4))
     is_plain = chosen.stages == 3 and kernel.real_bytes == 4 and kernel.layout == "bsl"
     is_better = is_plain and deeper.steps % 3 and deeper.steps % 4 == 0 and deeper.steps > 4
     return deeper.constants if is_better and deeper.shared_bytes <= limits.shared_bytes_for(chosen.min_blocks) else chosen
@@ -74,7 +74,7 @@ def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterato
     for thread_batch, warps_batch, thread_out, warps_out, tile_d in product(threads_batch, (1, 2), (2, 4, 8), (1, 2, 3, 4), planes):
         tile_batch, tile_out = LANES_BATCH * thread_batch * warps_batch, LANES_OUT * thread_out * warps_out
         found = replace(chosen, tile_batch=tile_batch, tile_out=tile_out, tile_d=tile_d, thread_batch=thread_batch, thread_out=thread_out)
-        registers = (Shape(kernel, found).registers + more) * Shape(kernel, found).threads
+        registers = (SimtTiling(kernel, found).registers + more) * SimtTiling(kernel, found).threads
         if registers <= limits.registers and (warps_out - 1) * LANES_OUT * thread_out < kernel.pattern.b:
             yield replace(found, min_blocks=max(1, min(3, limits.registers // registers)))
 
@@ -88,7 +88,7 @@ def cpu_default(kernel: KernelSpec) -> SimtConstants:
 
 def smaller(kernel: KernelSpec, constants: SimtConstants, budget: int) -> SimtConstants:
     """Reduce one constant that takes shared memory; the smallest tile fits every device."""
-    shape = Shape(kernel, constants)
+    shape = SimtTiling(kernel, constants)
     if constants.stages > 2:
         return replace(constants, stages=constants.stages - 1)
     if constants.tile_in > 8:

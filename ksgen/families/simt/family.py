@@ -10,13 +10,13 @@ from typing import Any
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.drawing import Side, draw
+from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import WORTH_A_CLASS, fastest
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller, whole_rounds
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_narrow, products_of
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, SimtTiling, is_narrow, products_of
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.words import counted
@@ -26,8 +26,8 @@ RULES: tuple[Rule[SimtConstants], ...] = (
     Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in vars(c).values() if not isinstance(v, str))),
     Rule(
         "thread_batch is a multiple of a 16-byte group",
-        lambda k, c: c.thread_batch % Shape(k, c).group == 0,
-        lambda k, c: Shape(k, c).group,
+        lambda k, c: c.thread_batch % SimtTiling(k, c).group == 0,
+        lambda k, c: SimtTiling(k, c).group,
     ),
     Rule("thread_batch is at most 16", lambda k, c: c.thread_batch <= 16),
     Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),
@@ -41,7 +41,7 @@ RULES: tuple[Rule[SimtConstants], ...] = (
         lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0,
         lambda k, c: LANES_OUT * c.thread_out,
     ),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
+    Rule("a block has at most 1024 threads", lambda k, c: SimtTiling(k, c).threads <= MOST_THREADS, lambda k, c: SimtTiling(k, c).threads),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
@@ -50,19 +50,19 @@ RULES: tuple[Rule[SimtConstants], ...] = (
 )
 
 
-def _picture(shape: Shape) -> str:
+def _picture(shape: SimtTiling) -> str:
     """Drawing of a tile of Y and its warps."""
     tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
     heading = f"A tile of Y, for one of its {shape.constants.tile_d} j. There are {tiles}, and as many along s as the batch has."
     return tile_picture(shape, heading)
 
 
-def tile_picture(shape: Shape, heading: str) -> str:
+def tile_picture(shape: SimtTiling, heading: str) -> str:
     constants = shape.constants
     return draw(
         heading,
-        Side(constants.tile_batch, "rows s of the batch", shape.warps_batch),
-        Side(constants.tile_out, "outputs k", shape.warps_out),
+        DrawnSide(constants.tile_batch, "rows s of the batch", shape.warps_batch),
+        DrawnSide(constants.tile_out, "outputs k", shape.warps_out),
         lambda row, column: f"warp {row + shape.warps_batch * column}",
         f"A warp: 8 lanes along s by 4 along k, with {constants.thread_batch} x {constants.thread_out} sums each.",
     )
@@ -79,8 +79,8 @@ class Simt(Packing[SimtConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "multiply"
 
-    def shape(self, kernel: KernelSpec, constants: SimtConstants) -> Shape:
-        return Shape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: SimtConstants) -> SimtTiling:
+        return SimtTiling(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SimtConstants:
         if limits.is_cpu:
@@ -128,7 +128,7 @@ class Simt(Packing[SimtConstants]):
                 yield SimtConstants(tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
 
     def work(self, kernel: KernelSpec, constants: SimtConstants, batch: int) -> Work:
-        shape = Shape(kernel, constants)
+        shape = SimtTiling(kernel, constants)
         blocks = self.geometry(kernel, constants, batch).grid
         stages = blocks * shape.steps
         inside, transposed = shape.inside(stages), shape.transpose_traffic(blocks, batch * kernel.pattern.out_features)
@@ -148,10 +148,10 @@ class Simt(Packing[SimtConstants]):
 
     def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:
         group = "InputGroup" if kernel.has_bytes_in else "StoredGroup"
-        return {"picture": _picture(Shape(kernel, constants)), "x_group": group, "products": products_of(kernel, constants.copy)}
+        return {"picture": _picture(SimtTiling(kernel, constants)), "x_group": group, "products": products_of(kernel, constants.copy)}
 
     def constexprs(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
-        shape = Shape(kernel, constants)
+        shape = SimtTiling(kernel, constants)
         x, y = shape.x_plan, shape.y_plan
         tuned = [
             *pattern_constexprs(kernel),

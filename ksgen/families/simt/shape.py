@@ -28,7 +28,7 @@ class SimtConstants(Constants):
 
 
 @dataclass(frozen=True)
-class Shape(Moved, Tiled):
+class SimtTiling(Moved, Tiled):
     """Sizes derived from a kernel and its constants, in elements of the sums' type unless they say bytes."""
 
     kernel: KernelSpec

@@ -1,7 +1,7 @@
 """The vector families, for processors: one factor, and all factors of a layer."""
 
-from ksgen.families.vector.chain import ChainConstants, VectorChain
+from ksgen.families.vector.chain import VectorChain, VectorChainConstants
 from ksgen.families.vector.family import Vector
-from ksgen.families.vector.shape import Shape, VectorConstants
+from ksgen.families.vector.shape import VectorConstants, VectorTiling
 
-__all__ = ["ChainConstants", "Shape", "Vector", "VectorChain", "VectorConstants"]
+__all__ = ["Vector", "VectorChain", "VectorChainConstants", "VectorConstants", "VectorTiling"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles, tiles_of, transposes
+from ksgen.families.chains import FactorPlace, factor_kernels, listed, places, rule_of_tiles, tiles_of, transposes
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains
@@ -34,7 +34,7 @@ from ksgen.families.vector.family import (
     x_of_block,
 )
 from ksgen.families.vector.planes import round_up, tile_picture
-from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
+from ksgen.families.vector.shape import LINE_BYTES, VectorConstants, VectorTiling, spaced
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
@@ -42,7 +42,7 @@ BLOCK_BYTES = 512 * 1024  # of a block's inputs and outputs of its widest factor
 
 
 @dataclass(frozen=True)
-class ChainConstants(Constants):
+class VectorChainConstants(Constants):
     """Constants that a search may change."""
 
     block: int  # rows of the batch that a work group takes at a time
@@ -69,17 +69,17 @@ def _words_of(constants: list[VectorConstants]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class ChainShape:
+class VectorChainTiling:
     """Sizes derived from a chain and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
-    constants: ChainConstants
+    constants: VectorChainConstants
 
     @cached_property
-    def factors(self) -> list[Shape]:
+    def factors(self) -> list[VectorTiling]:
         own = zip(places(self.kernel), factor_kernels(self.kernel), self.constants.parsed, strict=True)
         reads = self.kernel.layout
-        return [Shape(kernel, constants, reads if transposes(self.kernel, at) else "") for at, kernel, constants in own]
+        return [VectorTiling(kernel, constants, reads if transposes(self.kernel, at) else "") for at, kernel, constants in own]
 
     @property
     def unit(self) -> int:
@@ -121,7 +121,7 @@ class ChainShape:
         return self.panels + self.places * self.between
 
 
-def _block(kernel: KernelSpec, shapes: list[Shape], most: int) -> int:
+def _block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> int:
     """Rows of the batch per block, at most `most`: whole tiles of every factor, because a partial tile costs as much as
     a whole one.
 
@@ -136,7 +136,7 @@ def _block(kernel: KernelSpec, shapes: list[Shape], most: int) -> int:
     return max(unit, min(held, most) // unit * unit)
 
 
-def _alone(kernel: KernelSpec, at: Place, factor: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
+def _alone(kernel: KernelSpec, at: FactorPlace, factor: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
     """Default constants of a factor by itself; lanes are along the batch in the factor that changes the layout."""
     found = factor_default(factor, limits, batch)
     if not transposes(kernel, at) or found.along == "batch":
@@ -144,12 +144,12 @@ def _alone(kernel: KernelSpec, at: Place, factor: KernelSpec, limits: Limits, ba
     return replace(along_batch(factor, limits, found.lanes, batch), pairs=found.pairs)
 
 
-def _transposing(kernel: KernelSpec, constants: ChainConstants) -> list[VectorConstants]:
+def _transposing(kernel: KernelSpec, constants: VectorChainConstants) -> list[VectorConstants]:
     """Constants of the factors that change the layout."""
     return [own for at, own in zip(places(kernel), constants.parsed, strict=True) if transposes(kernel, at)]
 
 
-_RULES: tuple[Rule[ChainConstants], ...] = (
+_RULES: tuple[Rule[VectorChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
     rule_of_tiles(RULES),
     Rule(
@@ -166,12 +166,12 @@ _RULES: tuple[Rule[ChainConstants], ...] = (
 )
 
 
-class VectorChain(Shaped[ChainConstants]):
+class VectorChain(Shaped[VectorChainConstants]):
     """All factors of a layer in one launch, on processors."""
 
     name = "vector_chain"
     signature = PRODUCT_WITH_WORKSPACE
-    constants_type = ChainConstants
+    constants_type = VectorChainConstants
     listed = _RULES
     why = "all factors of a layer in one launch, block by block: processors"
     packs = False
@@ -180,10 +180,10 @@ class VectorChain(Shaped[ChainConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job == CHAIN
 
-    def shape(self, kernel: KernelSpec, constants: ChainConstants) -> ChainShape:
-        return ChainShape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: VectorChainConstants) -> VectorChainTiling:
+        return VectorChainTiling(kernel, constants)
 
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> VectorChainConstants:
         batch = kernel.batch or alike(batch or MANY)
         factors = list(zip(places(kernel), factor_kernels(kernel), strict=True))
         alone = [_alone(kernel, at, factor, limits, batch) for at, factor in factors]
@@ -191,26 +191,26 @@ class VectorChain(Shaped[ChainConstants]):
         alone = [replace(each, parts=1, pairs=pairs) for each in alone]
         copied = [each.layout == "bsl" or (pairs and at.at == 0 and kernel.stride != "dense") for at, each in factors]
         alone = [replace(each, panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]
-        shapes = [Shape(factor, own) for (_, factor), own in zip(factors, alone, strict=True)]
+        shapes = [VectorTiling(factor, own) for (_, factor), own in zip(factors, alone, strict=True)]
         block = _block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors))
-        return ChainConstants(block, tiles_of(kernel, _words_of(alone)), alone[-1].past, pairs)
+        return VectorChainConstants(block, tiles_of(kernel, _words_of(alone)), alone[-1].past, pairs)
 
-    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[VectorChainConstants]:
         usual = self.default(kernel, limits)
-        unit = ChainShape(kernel, usual).unit
+        unit = VectorChainTiling(kernel, usual).unit
         for block in sorted({max(unit, entries // unit * unit) for entries in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}):
             yield from (replace(usual, block=block, past=past) for past in (0, 1))
 
-    def packed_bytes(self, kernel: KernelSpec, constants: ChainConstants) -> int:
+    def packed_bytes(self, kernel: KernelSpec, constants: VectorChainConstants) -> int:
         return 0
 
-    def geometry(self, kernel: KernelSpec, constants: ChainConstants, batch: int) -> Geometry:
-        shape = ChainShape(kernel, constants)
+    def geometry(self, kernel: KernelSpec, constants: VectorChainConstants, batch: int) -> Geometry:
+        shape = VectorChainTiling(kernel, constants)
         return Geometry(
             divide_up(batch, constants.block), 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * shape.factors[0].real_bytes
         )
 
-    def work(self, kernel: KernelSpec, constants: ChainConstants, batch: int) -> Work:
+    def work(self, kernel: KernelSpec, constants: VectorChainConstants, batch: int) -> Work:
         alone = Vector()
         each = [alone.work(factor, own, batch) for factor, own in zip(factor_kernels(kernel), constants.parsed, strict=True)]
         moved = kernel.bytes(batch) + output_reads(kernel, constants.past, batch)
@@ -219,11 +219,11 @@ class VectorChain(Shaped[ChainConstants]):
             cycles=sum(work.cycles for work in each),
         )  # fmt: skip
 
-    def pack_geometry(self, kernel: KernelSpec, constants: ChainConstants) -> Geometry:
+    def pack_geometry(self, kernel: KernelSpec, constants: VectorChainConstants) -> Geometry:
         return Geometry(0, 1, 0)
 
-    def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
-        shape = ChainShape(kernel, constants)
+    def words(self, kernel: KernelSpec, constants: VectorChainConstants) -> Mapping[str, Any]:
+        shape = VectorChainTiling(kernel, constants)
         words = factor_words(shape.factors[-1])  # its activation is that of every last factor
         between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
         tiles = [tile_picture(f"A tile of factor {n}", each.constants, OF_ROWS, OF_LANES) for n, each in enumerate(shape.factors, 1)]
@@ -235,7 +235,7 @@ class VectorChain(Shaped[ChainConstants]):
             "factors": [self._factor(shape, number, place) for number, place in enumerate(places(kernel))],
         }
 
-    def _factor(self, shape: ChainShape, number: int, at: Place) -> dict[str, Any]:
+    def _factor(self, shape: VectorChainTiling, number: int, at: FactorPlace) -> dict[str, Any]:
         """Template variables of one factor: its constants and snippets, where its inputs come from and its outputs
         go."""
         own = shape.factors[number]
@@ -263,8 +263,8 @@ class VectorChain(Shaped[ChainConstants]):
             "to_there": out_of_block(shape.kernel, at.chain) if is_last else f"{place.format(at.at % 2)}, {pitch_out}, 0, 0, 0",
         }
 
-    def constexprs(self, kernel: KernelSpec, constants: ChainConstants) -> list[Constexpr]:
-        shape = ChainShape(kernel, constants)
+    def constexprs(self, kernel: KernelSpec, constants: VectorChainConstants) -> list[Constexpr]:
+        shape = VectorChainTiling(kernel, constants)
         return [
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),

@@ -10,7 +10,7 @@ from math import gcd
 
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.planes import Planes
-from ksgen.families.vector.shape import LINE_BYTES, Shape
+from ksgen.families.vector.shape import LINE_BYTES, VectorTiling
 
 LATENCY = 4  # cycles until a sum can be added to again
 AT_ONCE = 2  # vector operations, and loads, per cycle
@@ -60,7 +60,7 @@ def registers(shape: Planes) -> int:
     return 32 if shape.constants.lanes * shape.real_bytes >= 64 else 16
 
 
-def multiply_cycles(shape: Shape, batch: int) -> float:
+def multiply_cycles(shape: VectorTiling, batch: int) -> float:
     """Cycles of all cores together, for one launch of a factor."""
     blocks = divide_up(batch, shape.constants.block)
     block = min(divide_up(divide_up(batch, shape.step), blocks) * shape.step, batch)  # as the kernel shares them out
@@ -68,19 +68,19 @@ def multiply_cycles(shape: Shape, batch: int) -> float:
     return blocks * (max(_tiles(shape, block), _missed(shape, block)) + _moved(shape, block)) + TASK * tasks + LAUNCH
 
 
-def _tiles(shape: Shape, block: int) -> float:
+def _tiles(shape: VectorTiling, block: int) -> float:
     """Cycles of a block's multiply-adds and stores."""
     tile = tile_of(shape)
     ragged = 0 if shape.is_along_outputs else divide_up(block % shape.tile_lanes, shape.constants.lanes) * tile.height
     return shape.columns * (_across(shape, block) * (shape.inputs * tile.step + tile.sums + TILE) + RAGGED * ragged)
 
 
-def _across(shape: Shape, block: int) -> int:
+def _across(shape: VectorTiling, block: int) -> int:
     """Tiles of a column in a block."""
     return divide_up(block, shape.constants.height if shape.is_along_outputs else shape.tile_lanes)
 
 
-def _missed(shape: Shape, block: int) -> float:
+def _missed(shape: VectorTiling, block: int) -> float:
     """Cycles of reads that miss the first-level cache from tile to tile."""
     weights = shape.column_weights * shape.real_bytes  # of a column
     tiles = _across(shape, block)
@@ -108,7 +108,7 @@ def _rate(held_bytes: int) -> int:
     return SECOND_LEVEL_BYTES if held_bytes <= SECOND_LEVEL else BEYOND_BYTES
 
 
-def row_bytes(shape: Shape) -> int:
+def row_bytes(shape: VectorTiling) -> int:
     """Bytes of the cache lines that hold one row's inputs of a plane."""
     _, _, c, d = shape.kernel.pattern.shape
     if shape.constants.panel:
@@ -117,7 +117,7 @@ def row_bytes(shape: Shape) -> int:
     return c * (apart if apart < LINE_BYTES else max(LINE_BYTES, shape.run * shape.real_bytes))
 
 
-def conflicts(shape: Shape) -> bool:
+def conflicts(shape: VectorTiling) -> bool:
     """Whether a tile's rows evict each other from the first-level cache, because of the distance between them."""
     if shape.constants.panel or not shape.is_along_outputs:
         return False
@@ -125,7 +125,7 @@ def conflicts(shape: Shape) -> bool:
     return shape.constants.height > WAYS * sets // 2
 
 
-def _moved(shape: Shape, block: int) -> float:
+def _moved(shape: VectorTiling, block: int) -> float:
     """Cycles of copies of a block's inputs and outputs. Each part that shares a plane copies its inputs."""
     kernel, constants = shape.kernel, shape.constants
     inputs, outputs = kernel.pattern.in_features * block, kernel.pattern.out_features * block

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.planes import lanes_of, round_up
-from ksgen.families.vector.shape import CONFLICTING_BYTES, LINE_BYTES, Shape, VectorConstants, lie_in_pairs, needs_panel
+from ksgen.families.vector.shape import CONFLICTING_BYTES, LINE_BYTES, VectorConstants, VectorTiling, lie_in_pairs, needs_panel
 from ksgen.families.vector.spread import period_of
 from ksgen.spec import KernelSpec
 
@@ -181,7 +181,7 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     block = min(round_up(rows, height), round_up(batch, height))
     stores_past = past(kernel, batch, "outputs", lanes, width)
     found = VectorConstants("outputs", lanes, height, width, block, 1, 0, stores_past)
-    shape = Shape(kernel, found)
+    shape = VectorTiling(kernel, found)
     # cache lines; or all rows are the last ones, which are copied anyway
     straddles = shape.reaches and (few or not shape.is_short)
     is_copied = not lie_ready or straddles or (meets and not are_far)
@@ -251,7 +251,7 @@ def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, 
     """Divide columns among work groups, if blocks of the batch are too few for all cores or planes are far apart in
     memory."""
     blocks = divide_up(batch, constants.block)
-    shape = Shape(kernel, constants)
+    shape = VectorTiling(kernel, constants)
     shares = shape.is_along_outputs and constants.panel and shape.planes < limits.multiprocessors * 4  # each part copies a plane's inputs
     few = limits.multiprocessors * (1 if shares else 4)
     is_heavy = kernel.pattern.weight_count >= SPLIT_WEIGHTS

@@ -15,7 +15,7 @@ from ksgen.families.tiles import divide_up, epilogue_constexprs, given_scales, p
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, spread_sizes, tile_sizes
 from ksgen.families.vector.planes import lanes_of, tile_picture
-from ksgen.families.vector.shape import Shape, VectorConstants, needs_panel
+from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
 
@@ -34,8 +34,8 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
     Rule(
         "block is a multiple of a tile's rows, or of the lanes along the batch",
-        lambda k, c: c.block % Shape(k, c).unit == 0,
-        lambda k, c: Shape(k, c).unit,
+        lambda k, c: c.block % VectorTiling(k, c).unit == 0,
+        lambda k, c: VectorTiling(k, c).unit,
     ),
     Rule(
         "along=outputs needs a d that divides a tile's lanes, or more j than lanes",
@@ -48,7 +48,11 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
     Rule("pairs is 0 but in bfloat16 with four lanes or more", lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16)),
     Rule("pairs is 0 with weights in eight bits", lambda k, c: not (c.pairs and k.is_quantized)),
-    Rule("parts is at most the tiles of all outputs", lambda k, c: c.parts <= Shape(k, c).columns, lambda k, c: Shape(k, c).columns),
+    Rule(
+        "parts is at most the tiles of all outputs",
+        lambda k, c: c.parts <= VectorTiling(k, c).columns,
+        lambda k, c: VectorTiling(k, c).columns,
+    ),
 )
 
 
@@ -64,8 +68,8 @@ class Vector(Shaped[VectorConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job == "multiply"
 
-    def shape(self, kernel: KernelSpec, constants: VectorConstants) -> Shape:
-        return Shape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: VectorConstants) -> VectorTiling:
+        return VectorTiling(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> VectorConstants:
         return default(kernel, limits, batch)
@@ -81,19 +85,19 @@ class Vector(Shaped[VectorConstants]):
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past, both)
                 # only the default decides when to split
-                if self.keeps_rules(kernel, constants) and not Shape(kernel, constants).is_split:
+                if self.keeps_rules(kernel, constants) and not VectorTiling(kernel, constants).is_split:
                     yield constants
 
     def packed_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
-        return Shape(kernel, constants).packed_bytes
+        return VectorTiling(kernel, constants).packed_bytes
 
     def geometry(self, kernel: KernelSpec, constants: VectorConstants, batch: int) -> Geometry:
-        shape = Shape(kernel, constants)
+        shape = VectorTiling(kernel, constants)
         grid = divide_up(batch, constants.block) * constants.parts
         return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * shape.real_bytes)
 
     def work(self, kernel: KernelSpec, constants: VectorConstants, batch: int) -> Work:
-        shape = Shape(kernel, constants)
+        shape = VectorTiling(kernel, constants)
         entries = (
             divide_up(batch, constants.height) * constants.height
             if shape.is_along_outputs
@@ -107,11 +111,11 @@ class Vector(Shaped[VectorConstants]):
         )  # fmt: skip
 
     def pack_geometry(self, kernel: KernelSpec, constants: VectorConstants) -> Geometry:
-        return Geometry(Shape(kernel, constants).columns, 1, 0)
+        return Geometry(VectorTiling(kernel, constants).columns, 1, 0)
 
     def words(self, kernel: KernelSpec, constants: VectorConstants) -> Mapping[str, Any]:
         is_shifted = kernel.layout == "bsl" and constants.along == "batch" and bool(constants.past)
-        return factor_words(Shape(kernel, constants)) | {
+        return factor_words(VectorTiling(kernel, constants)) | {
             "n": "",
             "source": "byte" if kernel.has_bytes_in else "stored",
             "target": "stored",
@@ -125,7 +129,7 @@ class Vector(Shaped[VectorConstants]):
         }
 
     def constexprs(self, kernel: KernelSpec, constants: VectorConstants) -> list[Constexpr]:
-        shape = Shape(kernel, constants)
+        shape = VectorTiling(kernel, constants)
         return [
             *factor_constexprs(shape),
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
@@ -147,7 +151,7 @@ def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
     return 0 if past else batch * sum(chain.out_features for chain in kernel.chains) * kernel.item_bytes
 
 
-def factor_words(shape: Shape) -> dict[str, Any]:
+def factor_words(shape: VectorTiling) -> dict[str, Any]:
     """Variables of a factor's template, alone or in a chain."""
     value = {1: "uchar", 2: "ushort"}.get(shape.weight_bytes, "")
     return (
@@ -164,13 +168,13 @@ def factor_words(shape: Shape) -> dict[str, Any]:
     )
 
 
-def variants_of(shape: Shape, activation: str) -> tuple[str, ...]:
+def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
     """Names of the variants of snippets for an activation that vectors have of their own, if they do."""
     own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # whose erf is vectors' own
     return own.get(activation, ())
 
 
-def _words_of_pairs(shape: Shape) -> dict[str, str]:
+def _words_of_pairs(shape: VectorTiling) -> dict[str, str]:
     """Template variables for copies of inputs as pairs: for a short d, the lanes that a vector of pairs takes of two
     neighbouring vectors."""
     lanes = shape.constants.lanes
@@ -201,7 +205,7 @@ def _from_first(kernel: KernelSpec, array: str) -> str:
     return f"{array} + first * {array}_pitch" if layout_of(kernel, "x" if array == "x" else "y") == "bsf" else f"{array} + first"
 
 
-def factor_constexprs(shape: Shape) -> list[Constexpr]:
+def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
     """Constants of a factor, alone or in a chain."""
     kernel, constants = shape.kernel, shape.constants
     pattern, ahead = kernel.pattern, shape.ahead

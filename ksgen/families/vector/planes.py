@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from ksgen.families.base import Limits
-from ksgen.families.drawing import Side, draw
+from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.spread import spread
 from ksgen.spec import KernelSpec
@@ -117,8 +117,8 @@ def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple
     number = 0 if constants.along == "outputs" else 1
     return draw(
         f"{name}: {constants.height} x {constants.width} vectors of {constants.lanes} lanes, all in registers.",
-        Side(constants.height, down[number], constants.height),
-        Side(constants.width * constants.lanes, across[number], constants.width),
+        DrawnSide(constants.height, down[number], constants.height),
+        DrawnSide(constants.width * constants.lanes, across[number], constants.width),
         lambda row, column: f"{constants.lanes} sums",
     )
 

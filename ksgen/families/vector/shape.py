@@ -55,7 +55,7 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class Shape(Planes):
+class VectorTiling(Planes):
     """Sizes derived from a vector kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
@@ -311,6 +311,6 @@ def needs_panel(kernel: KernelSpec, pairs: int) -> bool:
     return kernel.x_item_bytes < 4 and not (pairs and lie_in_pairs(kernel))
 
 
-def spaced(elements: int, shape: Shape) -> int:
+def spaced(elements: int, shape: VectorTiling) -> int:
     """A distance of at least `elements` elements whose multiples use many sets of a cache."""
     return elements + (shape.constants.lanes if elements * shape.real_bytes % CONFLICTING_BYTES == 0 else 0)

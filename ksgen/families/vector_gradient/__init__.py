@@ -16,11 +16,11 @@ from ksgen.families.tiles import divide_up, pattern_constexprs
 from ksgen.families.vector.planes import lanes_of, round_up, tile_picture
 from ksgen.families.vector_gradient.cycles import gradient_cycles
 from ksgen.families.vector_gradient.defaults import TASKS, default, multiplies_pairs, tile_sizes
-from ksgen.families.vector_gradient.shape import Shape, VectorGradientConstants
+from ksgen.families.vector_gradient.shape import VectorGradientConstants, VectorGradientTiling
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
 
-__all__ = ["Shape", "VectorGradient", "VectorGradientConstants"]
+__all__ = ["VectorGradient", "VectorGradientConstants", "VectorGradientTiling"]
 
 LEAST_VECTORS = 8  # a tile of a search, where a pattern has as many
 
@@ -42,15 +42,18 @@ _RULES: tuple[Rule[VectorGradientConstants], ...] = (
         "pairs is 0 but in bfloat16 with four lanes or more, and in batch-size-last with lanes along the outputs",
         lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16 and (k.layout == "bsf" or c.along == "batch")),
     ),
-    Rule("block is even with pairs, and along the batch a multiple of twice the lanes", lambda k, c: c.block % Shape(k, c).unit == 0),
+    Rule(
+        "block is even with pairs, and along the batch a multiple of twice the lanes",
+        lambda k, c: c.block % VectorGradientTiling(k, c).unit == 0,
+    ),
     Rule(
         "along=outputs needs a d that divides the lanes, or more j than lanes",
         lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
     ),
     Rule(
         "pieces is at most the columns that work groups take apart",
-        lambda k, c: c.pieces <= Shape(k, c).units,
-        lambda k, c: Shape(k, c).units,
+        lambda k, c: c.pieces <= VectorGradientTiling(k, c).units,
+        lambda k, c: VectorGradientTiling(k, c).units,
     ),
 )
 
@@ -70,8 +73,8 @@ class VectorGradient(Shaped[VectorGradientConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job == "gradient"
 
-    def shape(self, kernel: KernelSpec, constants: VectorGradientConstants) -> Shape:
-        return Shape(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: VectorGradientConstants) -> VectorGradientTiling:
+        return VectorGradientTiling(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> VectorGradientConstants:
         return default(kernel, limits, batch)
@@ -89,10 +92,10 @@ class VectorGradient(Shaped[VectorGradientConstants]):
                     yield constants
 
     def packed_bytes(self, kernel: KernelSpec, constants: VectorGradientConstants) -> int:
-        return Shape(kernel, constants).part_bytes * constants.parts
+        return VectorGradientTiling(kernel, constants).part_bytes * constants.parts
 
     def geometry(self, kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> Geometry:
-        shape = Shape(kernel, constants)
+        shape = VectorGradientTiling(kernel, constants)
         parts = shape.parts(batch)
         return Geometry(
             parts * constants.pieces, 1, 0, parts * shape.part_bytes, at_once=TASKS, group_bytes=shape.slot * shape.real_bytes,
@@ -100,11 +103,11 @@ class VectorGradient(Shaped[VectorGradientConstants]):
         )  # fmt: skip
 
     def pack_geometry(self, kernel: KernelSpec, constants: VectorGradientConstants) -> Geometry:
-        shape = Shape(kernel, constants)
+        shape = VectorGradientTiling(kernel, constants)
         return Geometry(shape.columns * shape.rows, 1, 0)
 
     def work(self, kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> Work:
-        shape = Shape(kernel, constants)
+        shape = VectorGradientTiling(kernel, constants)
         parts = shape.parts(batch)
         tiles = shape.columns * shape.rows * constants.height * constants.width
         return Work(
@@ -119,7 +122,7 @@ class VectorGradient(Shaped[VectorGradientConstants]):
 
     def words(self, kernel: KernelSpec, constants: VectorGradientConstants) -> Mapping[str, Any]:
         picture = tile_picture("A tile of dW", constants, ("inputs l", "inputs l"), ("outputs (k, j)", "outputs k"))
-        return Shape(kernel, constants).words | {
+        return VectorGradientTiling(kernel, constants).words | {
             "n": "",
             "source": "stored",
             "widen": "widen",
@@ -133,7 +136,7 @@ class VectorGradient(Shaped[VectorGradientConstants]):
         }
 
     def constexprs(self, kernel: KernelSpec, constants: VectorGradientConstants) -> list[Constexpr]:
-        shape, pattern, is_bsf = Shape(kernel, constants), kernel.pattern, kernel.layout == "bsf"
+        shape, pattern, is_bsf = VectorGradientTiling(kernel, constants), kernel.pattern, kernel.layout == "bsf"
         return [
             *pattern_constexprs(kernel),
             Constexpr("LANES", constants.lanes, "lanes per vector register"),
@@ -171,7 +174,7 @@ class VectorGradient(Shaped[VectorGradientConstants]):
             *self._along(shape),
         ]
 
-    def _along(self, shape: Shape) -> list[Constexpr]:
+    def _along(self, shape: VectorGradientTiling) -> list[Constexpr]:
         if shape.is_along_outputs:
             step_out = shape.constants.lanes if shape.is_short else shape.kernel.pattern.d
             return [

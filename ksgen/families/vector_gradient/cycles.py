@@ -12,12 +12,12 @@ from ksgen.families.vector.cycles import (
     TRANSPOSE,
     tile_of,
 )
-from ksgen.families.vector_gradient.shape import Shape
+from ksgen.families.vector_gradient.shape import VectorGradientTiling
 
 ACROSS = 6  # cycles to add up the lanes of a sum
 
 
-def gradient_cycles(shape: Shape, batch: int) -> float:
+def gradient_cycles(shape: VectorGradientTiling, batch: int) -> float:
     """Cycles of all cores together, for one launch."""
     constants, pattern = shape.constants, shape.kernel.pattern
     blocks, tiles = divide_up(batch, constants.block), shape.columns * shape.rows

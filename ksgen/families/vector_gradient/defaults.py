@@ -7,7 +7,7 @@ from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import complex_registers, cost, prefers_outputs
 from ksgen.families.vector.planes import lanes_of, round_up
-from ksgen.families.vector_gradient.shape import Shape, VectorGradientConstants
+from ksgen.families.vector_gradient.shape import VectorGradientConstants, VectorGradientTiling
 from ksgen.spec import KernelSpec
 
 TASKS = 4  # work groups per core, so that a late one leaves its neighbours' work to others
@@ -46,7 +46,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGrad
     pairs = int(multiplies_pairs(kernel, limits, along))
     constants = VectorGradientConstants(along, lanes, height, width, 2 * lanes, 1, 1, pairs)
     constants = replace(constants, block=_block(kernel, constants, batch))
-    shape = Shape(kernel, constants)
+    shape = VectorGradientTiling(kernel, constants)
     parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, constants.block), shape.part, shape.units)
     return replace(constants, parts=parts, pieces=pieces)
 
@@ -57,7 +57,7 @@ def multiplies_pairs(kernel: KernelSpec, limits: Limits, along: str) -> bool:
 
 
 def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> int:
-    shape = Shape(kernel, constants)
+    shape = VectorGradientTiling(kernel, constants)
     _, b, c, d = kernel.pattern.shape
     if shape.is_along_outputs:
         in_column = COLUMN_BYTES // (shape.tile_lanes * shape.real_bytes)

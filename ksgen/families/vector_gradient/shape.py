@@ -25,7 +25,7 @@ class VectorGradientConstants(Constants):
 
 
 @dataclass(frozen=True)
-class Shape(Planes):
+class VectorGradientTiling(Planes):
     """Sizes derived from a kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work
-from ksgen.families.drawing import Side, draw
+from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.ptx import Box, Wgmma
 from ksgen.families.rules import Rule
@@ -137,8 +137,8 @@ class WarpgroupFamily(Packing[ConstantsT]):
         own = block.constants
         picture = draw(
             "A tile of Y. A cell is one instruction's, for one of the tile's j. Each block walks over tiles.",
-            Side(own.tile_batch, "rows s of the batch", own.tile_batch // ROWS),
-            Side(own.tile_out, "outputs k", 1),
+            DrawnSide(own.tile_batch, "rows s of the batch", own.tile_batch // ROWS),
+            DrawnSide(own.tile_out, "outputs k", 1),
             lambda row, _: f"warpgroup {row // block.row_tiles}",
         )
         return cluster.words(block, image) | {
