@@ -188,8 +188,8 @@ class ChainLauncher(OneLaunch):
         each = []
         for number, (factor, own, its) in enumerate(zip(self.factors, epilogues, self._layouts(layout, out_layout), strict=True)):
             each.append(factor.explain(batch, layout=its, epilogue=own, inputs=SAME if number else inputs, **what))
-        once = f", and what factor {self.chain.turn + 1} takes is turned by a copy" if is_turned(layout, out_layout) else ""
-        return "\n".join([f"{told}: a launch for each factor{once}; {found.why}", *each])
+        once = f", and what factor {self.chain.turn + 1} takes is transposed by a copy" if is_turned(layout, out_layout) else ""
+        return "\n".join([f"{told}: one launch per factor{once}; {found.why}", *each])
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""

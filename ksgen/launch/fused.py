@@ -123,7 +123,7 @@ def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse:
         if expected := _by_cycles(kernel, limits, kernel.batch or alike(batch)):
             return expected
         why_not = FROM_END_TO_END if {kernel.layout, kernel.y_layout} == {"bsl"} else ""
-        return Verdict(not why_not, why_not or "what lies between factors stays in the cache")
+        return Verdict(not why_not, why_not or "intermediates stay in the cache")
     if kind != "cuda":
         return Verdict(False, NO_FAMILY)
     return _expected(kernel, limits, batch_like(kernel, batch))
@@ -189,7 +189,7 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
         if one is None or (apart := _apart(device, whole, batch, one.batch)) is None:
             continue
         told = f"searches measured {one.median_us:.3g} us of one launch at batch {one.batch}, and {apart:.3g} us"
-        copy = ", with the copy that turns what lies between" if kernel.out_layout else ""
+        copy = ", with the copy that transposes an intermediate" if kernel.out_layout else ""
         others = "of the layers one by one" if kernel.is_group else f"of one for each factor{copy}"
         return Verdict((one.median_us or 0.0) < apart, f"{told} {others}")
     return None
@@ -267,7 +267,7 @@ def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
         return Verdict(False, _no_room(kernel))
     one_us, others_us = default_us(whole, kernel, limits, batch), apart_us(kernel, limits, batch)
     if not one_us:
-        return Verdict(False, f"nobody knows how fast {limits.target} is")
+        return Verdict(False, f"the speed of {limits.target} is unknown")
     others = "of the layers one by one" if kernel.is_group else "of one for each factor"
     told = f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {others_us:.3g} us {others}"
     return Verdict(one_us < others_us, told)

@@ -73,7 +73,7 @@ def test_a_group_a_turned_layer_and_slices() -> None:
     assert figures["passed"]
     assert figures["kernel"] == "ks_2x9x5x3_1x4x18x3_float32_bsf_to_bsl_strided"
     assert figures["turn_us"] > 0
-    assert "at least for the copy that turns what lies between" in " ".join(ksgen("run", *layer).stdout.split())
+    assert "at least for the copy that transposes an intermediate" in " ".join(ksgen("run", *layer).stdout.split())
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
 def test_show_of_a_layer_on_a_device_says_why() -> None:
     told = run("show", "2,9,5,3", "1,4,18,3", "--device", "native", "--batch", "7000").stdout
     assert "ks_2x9x5x3_1x4x18x3_float32_bsf: one launch, vector_chain: block=" in told
-    assert "what lies between factors stays in the cache" in told
+    assert "intermediates stay in the cache" in told
 
 
 def test_without_a_device_the_kernel_is_one_for_the_batch_and_processors_are_told_of() -> None:

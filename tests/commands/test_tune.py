@@ -154,7 +154,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
     factor, pair = Launcher(2, 9, 5, 3), (Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3))
     group, turned = GroupLauncher(factor, ChainLauncher(*pair, between="relu")), ChainLauncher(*pair)
     assert "us of the layers one by one" in group.explain(70, device="opencl:0")
-    assert "with the copy that turns what lies between" in turned.explain(70, device="opencl:0", out_layout="bsl")
+    assert "with the copy that transposes an intermediate" in turned.explain(70, device="opencl:0", out_layout="bsl")
     assert "searches" not in turned.explain(70, device="opencl:0")  # which was not tuned in one layout
     entries = {each["kernel"]: each for each in json.loads(CliRunner().invoke(cli, ["wisdom", "show", "--json"]).stdout)}
     assert entries["ks_2x9x5x3_1x4x18x3_float32_bsf_to_bsl"]["measured"]["turn_us"] > 0

@@ -196,7 +196,7 @@ def test_the_residual_may_be_the_output(layout: str, device: Device) -> None:
 @pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
 def test_what_is_not_finite_stays_in_its_batch_entry(precision: str, layout: str, device: Device) -> None:
     """In the last one above all, behind which rows are empty. In float32's grade sums that are not finite are computed again from what
-    lies between, so these are the ones of a launch for each factor too."""
+    lies between, so these are the ones of one launch per factor too."""
     kernel = chain_of(CHAINS["d 2 and 3"], precision, layout)
     arrays, constants = arrays_of(kernel, 69), constants_of(kernel)
     entry = arrays["x"][-1] if layout == "bsf" else arrays["x"][:, -1]

@@ -75,7 +75,7 @@ BETWEEN = [
 def test_an_activation_between_factors(
     patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, between: str
 ) -> None:
-    """It is that of a launch for each factor, to the bit."""
+    """It is that of one launch per factor, to the bit."""
     kernel, run = chain_of(patterns, precision, layout, epilogue, between=between), in_emulator()
     source = source_of(kernel)
     arrays = arrays_of(kernel, 37)

@@ -85,13 +85,13 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
     assert verdict.why == f"searches measured {times[0]:.3g} us of one launch at batch 5000, and 5.5 us of one for each factor"
     turned = fused.verdict(device, replace(kernel, out_layout="bsl"), 6272)
     assert turned.is_one
-    assert turned.why.endswith("and 7.5 us of one for each factor, with the copy that turns what lies between")
+    assert turned.why.endswith("and 7.5 us of one for each factor, with the copy that transposes an intermediate")
     group = KernelSpec((PAIR.factors, PAIR.factors), "float32", "bsf", Epilogue())
     apart_us = 2 * min(times[0], 5.5)  # the faster way for each layer
     assert fused.verdict(device, group, 6272).why.endswith(f"at batch 5000, and {apart_us:.3g} us of the layers one by one")
     monkeypatch.setattr(fused, "limits_of", lambda _device: None)
     found[PAIR.factors].batch = 6000  # at another batch than its factors
-    assert fused.verdict(device, kernel, 6273).why == "what lies between factors stays in the cache"
+    assert fused.verdict(device, kernel, 6273).why == "intermediates stay in the cache"
 
 
 @pytest.mark.parametrize("doubtful", [(), (0,), (1,), (2,), (0, 1, 2)])
@@ -108,7 +108,7 @@ def test_times_in_doubt_decide_nothing(monkeypatch: pytest.MonkeyPatch, doubtful
     found = fused.verdict(device, kernel, 5000)
     assert found.is_one == bool(doubtful)
     says = "searches measured 6 us of one launch at batch 5000, and 5.5 us of one for each factor"
-    assert found.why == ("what lies between factors stays in the cache" if doubtful else says)
+    assert found.why == ("intermediates stay in the cache" if doubtful else says)
 
 
 WITH_TILES = FamilyLimits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16",))
@@ -144,7 +144,7 @@ def test_of_tiles_that_nobody_timed_the_cost_model_decides(chain: Chain, is_one:
 
 def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16; where products alone were timed, they do."""
-    kernel, rule = KernelSpec((PAIR.factors,), "bfloat16", "bsf", Epilogue()), "what lies between factors stays in the cache"
+    kernel, rule = KernelSpec((PAIR.factors,), "bfloat16", "bsf", Epilogue()), "intermediates stay in the cache"
     assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, rule)
     monkeypatch.setattr(type(FAMILIES["amx"]), "by_default", True)
     assert fused.verdict(of_tiles, kernel, 6272).why.startswith("amx serves each factor, and amx_chain is for")

@@ -432,7 +432,7 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
     wide = GroupLauncher(*(ChainLauncher(Launcher(1, 8192, 16, 1), Launcher(1, 16, 8192, 1)) for _ in range(2)))
     first, *each = wide.explain(25088, precision="float16").splitlines()
     assert first.endswith("layer by layer; no family has room for all factors in one launch, in this precision")
-    assert [line.partition(";")[0] for line in each[::3]] == ["1,8192,16,1 then 1,16,8192,1: a launch for each factor"] * 2
+    assert [line.partition(";")[0] for line in each[::3]] == ["1,8192,16,1 then 1,16,8192,1: one launch per factor"] * 2
     assert GroupLauncher(Launcher(1, 16, 64, 1)).explain(8).splitlines()[0] == "1,16,64,1: layer by layer; there is one"
 
 

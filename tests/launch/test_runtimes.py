@@ -585,7 +585,7 @@ def test_a_graph_replays_launches_that_begin_early(device: Any, early_chain: Cha
 
 @on_both
 def test_a_graph_replays_few_entries_whose_launches_begin_early(device: Any) -> None:
-    """A layer at a batch of one, with packed weights: a launch for each factor, nothing else."""
+    """A layer at a batch of one, with packed weights: one launch per factor, nothing else."""
     if not begins_early(device.target):
         pytest.skip(f"{device.name} has no launches that begin early")
     x, weights, between, y = (each[:1] if isinstance(each, np.ndarray) else each for each in chain_arrays())

@@ -83,7 +83,7 @@ def run_group(source: Source, arrays: dict[str, Array], run: Run, *, behind: int
 
 
 def one_by_one(source: Source, arrays: dict[str, Array], run: Run, constants: list[Any] | None = None) -> Array:
-    """The same by a launch for each factor: with the chain's tiles, if no others are given."""
+    """The same by one launch per factor: with the chain's tiles, if no others are given."""
     x, batch = arrays["x"], arrays["x"].shape[0 if source.kernel.layout == "bsf" else 1]
     alone = family_named(family_named(source.family).packed_by)
     chosen = constants or source.constants.parsed
@@ -108,7 +108,7 @@ def read_again(source: Source, batch: int) -> int:
 
 
 def check_beside_factors(source: Source, arrays: dict[str, Array], run: Run, truth: Array) -> None:
-    """One launch is right, and gives the bits of a launch for each factor."""
+    """One launch is right, and gives the bits of one launch per factor."""
     got = run_chain(source, arrays, run)
     assert is_right(source.kernel, got, truth)
     np.testing.assert_array_equal(got, one_by_one(source, arrays, run))

@@ -35,7 +35,7 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         if first.device.type == "cuda":
             own = chain_launcher(patterns, layer.between, layer.fuse)
             found = is_one_launch(own, first.device, kind, layer.layout, last, batch, out_layout=layer.out_layout)
-        lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
+        lines.insert(0, f"{'one launch' if found.is_one else 'one launch per factor'}: {found.why}")
     if layer.backend in BACKENDS and layer.precision is None:
         lines += told_of(
             patterns, first.dtype, layout_word(layer.layout, layer.out_layout), last.activation, last.bias, batch, layer.between

@@ -45,8 +45,8 @@ OF_GROUPS = ("group", "prepared group")
 
 WAYS_OF_LAYERS = {  # of several factors, in words
     "ksgen": "one launch",
-    "in turn": "a launch for each factor by one call",
-    "apart": "a launch for each factor",
+    "in turn": "one launch per factor by one call",
+    "apart": "one launch per factor",
     "each": "each factor by its fastest way",
 }
 
@@ -260,7 +260,7 @@ def _verdict(own: Any, device: Any, *job: Any) -> Verdict:
 def never_one_launch(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
     """From now on. It is said once."""
     _not_one[own] = str(error)
-    warn(f"{own.title} takes a launch for each {own.parts}, as one for all cannot be had: {error}")
+    warn(f"{own.title} takes one launch per {own.parts}, as one for all cannot be had: {error}")
 
 
 def by_heuristic(kernel: KernelSpec) -> BackendChoice:

@@ -50,4 +50,4 @@ def test_on_a_processor_it_says_what_was_asked_of_launches(monkeypatch: pytest.M
     use_kernels(monkeypatch)
     told = {fuse: KSLinear(UP, fuse=fuse, backend="ksgen").explain(10).splitlines()[0] for fuse in ("auto", "yes", "no")}
     assert told.pop("auto").startswith("6,64,64,1: ")
-    assert told == {"yes": "one launch: fuse='yes'", "no": "a launch for each factor: fuse='no'"}
+    assert told == {"yes": "one launch: fuse='yes'", "no": "one launch per factor: fuse='no'"}

@@ -207,7 +207,7 @@ def test_fuse_says_how_many_launches(is_frozen: bool, monkeypatch: pytest.Monkey
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_so_it_is_of_matrix_tiles(is_frozen: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Played; where a precision asks for them. With the bits of a launch for each factor."""
+    """Played; where a precision asks for them. With the bits of one launch per factor."""
     needs_play()
     with saying_it_has_tiles(chosen_native(monkeypatch), tmp_path / "wisdom", monkeypatch):
         launched: list[str] = []

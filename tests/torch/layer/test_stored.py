@@ -226,7 +226,7 @@ def test_writes_in_inference_mode_are_seen() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
 def test_an_activation_between_factors_stays_there(fuse: str) -> None:
-    """With gradients and without, for few entries and many, for compilers; in one launch or a launch for each factor."""
+    """With gradients and without, for few entries and many, for compilers; in one launch or one launch per factor."""
     _, made = layer_of(between="gelu", fuse=fuse)
     wide = wide_of(made)
     for batch in (3, 64 * 16):
@@ -338,7 +338,7 @@ def test_without_kernels_pytorch_multiplies(monkeypatch: pytest.MonkeyPatch) -> 
 def test_it_says_what_it_is() -> None:
     _, made = layer_of(fuse="no")
     whole, first, second = made.explain(1).splitlines()
-    assert whole.startswith("3,8,16,1 then 2,6,4,3: a launch for each factor; ")
+    assert whole.startswith("3,8,16,1 then 2,6,4,3: one launch per factor; ")
     made.fuse = "yes"
     one, *each = made.explain(1).splitlines()
     assert ": one launch, by vector_chain, " in one
@@ -473,7 +473,7 @@ def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
 
 
 def test_a_layer_whose_x_is_in_eight_bits_is_one_launch_where_that_is_asked_for() -> None:
-    """Of the same bits as a launch for each factor, as float32 lies between."""
+    """Of the same bits as one launch per factor, as float32 lies between."""
     x = torch.randn(40, 48)
     apart = KSLinear(CHAIN, between="relu", fuse="no").quantize("e4m3", x=x, x_too=True)
     whole = KSLinear(CHAIN, between="relu", fuse="yes").quantize("e4m3", x=x, x_too=True)
@@ -482,7 +482,7 @@ def test_a_layer_whose_x_is_in_eight_bits_is_one_launch_where_that_is_asked_for(
         torch.testing.assert_close(whole(x), apart(x), rtol=1e-6, atol=1e-6)
     one, *each = whole.explain(40).splitlines()
     assert ("one launch, by vector_chain" in one, " bytes, with x in float32 " in one, len(each)) == (True, True, len(CHAIN))
-    assert "a launch for each factor; fuse='no'" in apart.explain(40)
+    assert "one launch per factor; fuse='no'" in apart.explain(40)
 
 
 def test_compilers_see_x_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
