@@ -28,9 +28,16 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Templates of this test's own, that it may break."""
     shutil.copytree(ROOT / "templates", tmp_path / "templates")
     monkeypatch.setattr(templates, "resource", lambda name: tmp_path / name)
-    templates.environment.cache_clear()
+    clear_caches()
     yield tmp_path / "templates"
-    templates.environment.cache_clear()
+    clear_caches()
+
+
+def clear_caches() -> None:
+    """Forget all that was read of templates."""
+    for each in vars(templates).values():
+        if hasattr(each, "cache_clear") and each.__module__ == templates.__name__:
+            each.cache_clear()
 
 
 def append(path: Path, more: str) -> int:
