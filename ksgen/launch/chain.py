@@ -11,13 +11,13 @@ from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, CallOptions, common_device, view, views_of
 from ksgen.launch.call import Call
-from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, type_of_call, y_shape
+from ksgen.launch.checks import check_arrays, check_precision, check_words, type_of_call, y_shape
 from ksgen.launch.launcher import Launcher
 from ksgen.launch.memory import check_transposable, transposed
 from ksgen.launch.one_launch import OneLaunch
 from ksgen.launch.stated import ADDED, check_storage, checked, docstring, explained, operand, options_of_call
 from ksgen.launch.streams import device_and_stream
-from ksgen.launch.weights import Weights, check_stored, inputs_of, storage_of
+from ksgen.launch.weights import Weights, inputs_of, storage_of
 from ksgen.pattern import Chain
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue
 from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, activations_of, checked_batch, is_layer, is_turned, is_word
@@ -197,14 +197,7 @@ class ChainLauncher(OneLaunch):
             return None
         arrays: dict[str, Any] = {"x": x, **last_only}
         views, own_views = views_of(arrays, options.stream), self.views_of_weights(own)
-        inputs = inputs_of(own)
-        batch = self.check(views, own_views, options, out_layout, inputs)
-        for each in own:
-            if isinstance(each, Weights):
-                check_stored(self, each, options.precision or type_of_call(self, views, None, inputs))
-        lie_in = {f"weights of factor {number}": found for number, found in enumerate(own_views, 1) if found}
-        common_device(views | lie_in)
-        check_memory(self, views | lie_in)
+        batch = self.check(views, own_views, options, out_layout, inputs_of(own))
         return self.one_launch(arrays, views, [own], own_views, last_only.get("out"), batch, options, out_layout)
 
 

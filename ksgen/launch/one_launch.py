@@ -11,7 +11,7 @@ from ksgen.errors import LaunchError
 from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, CallOptions, common_device
 from ksgen.launch.call import Call
-from ksgen.launch.checks import type_of_call
+from ksgen.launch.checks import check_memory, type_of_call
 from ksgen.launch.fused import STORED_OTHERWISE, WITHIN_AN_ELEMENT, Verdict, copied_to, fused_plan, verdict
 from ksgen.launch.launcher import Launcher, bytes_saved
 from ksgen.launch.memory import is_whole
@@ -19,7 +19,7 @@ from ksgen.launch.places import on_device, on_shared
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.stated import ADDED
 from ksgen.launch.streams import where_to_work
-from ksgen.launch.weights import Weights, check_packed, inputs_of, packed_in, stored_alike
+from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, stored_alike
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import is_layer
@@ -83,15 +83,26 @@ class OneLaunch:
         self, arrays: Mapping[str, Any], views: dict[str, ArrayView], own: Sequence[Sequence[Any]],
         own_views: Sequence[ArrayView | None], out: Any, batch: int, options: CallOptions, out_layout: str | None = None,
     ) -> Call | None:  # fmt: skip
-        """The call of all factors, on arrays of a GPU or of the host where they lie; None where that is not to be had. `arrays` and `views`
-        were checked: x, what is added, and outputs, by the names of operands; `own` holds the weights of each chain."""
+        """The call of all factors, on arrays of a GPU or on arrays of the host in place; None if that cannot be had.
+
+        `arrays` holds x, the added arrays and the outputs by the names of operands, `views` the same after checks of their shapes. `own`
+        holds the weights of each chain.
+        """
         flat = [each for weights in own for each in weights]
-        names = [f"weights of factor {number}" for number in range(1, len(flat) + 1)]
-        given = {**arrays, **{name: each for name, each, found in zip(names, flat, own_views, strict=True) if found}}
-        every = views | {name: found for name, found in zip(names, own_views, strict=True) if found}
+        given, every = dict(arrays), dict(views)
+        for number, (each, lies_in) in enumerate(zip(flat, own_views, strict=True), 1):
+            if lies_in:
+                given[f"weights of factor {number}"], every[f"weights of factor {number}"] = each, lies_in
+        place = common_device(every)
+        inputs = inputs_of(own[0])
+        dtype = type_of_call(self, views, options.precision, inputs)
+        for each in flat:
+            if isinstance(each, Weights):
+                check_stored(self, each, options.precision or dtype)
+        if len(self.chains) == 1:  # a group checked the memory of each layer
+            check_memory(self, every)
         added = [{name in views for name in self.names(operand)} for operand in ADDED]
         why_not = SOME_ADDED if any(len(each) > 1 for each in added) else BETWEEN_DIFFERS if self.between is None else ""
-        place = common_device(every)
         if not why_not and self.fuse != "no" and place == "host" and not all(map(is_whole, every.values())):
             why_not = WITHIN_AN_ELEMENT
         if why_not or self.fuse == "no":
@@ -102,8 +113,6 @@ class OneLaunch:
             self._check_asked(copied_to(device))
             return None
         found = {name: every[name] for name in views}
-        inputs = inputs_of(own[0])
-        dtype = type_of_call(self, found, options.precision, inputs)
         epilogue = Epilogue(True in added[0], options.activation, True in added[1])
         lie_apart = len(self.chains) > 1 and (place == "host" or (out is None and options.layout == "bsf"))  # outputs, in one array
         stride = "any" if lie_apart or any(each.strides is not None for each in found.values()) else "dense"
@@ -114,10 +123,10 @@ class OneLaunch:
                 self._check_asked(STORED_OTHERWISE if stored is None else self.verdict(device, *what, batch, out_layout, *stored).why)
             return None
         packed = []
-        for factor, plan, each, name in zip(self.factors, fused.factors, flat, names, strict=True):
+        for number, (factor, plan, each) in enumerate(zip(self.factors, fused.factors, flat, strict=True), 1):
             if isinstance(each, Weights):
                 check_packed(self, each, factor.pattern, device, dtype)
-            packed.append(packed_in(plan, each, every.get(name), factor.rooms, stream))
+            packed.append(packed_in(plan, each, every.get(f"weights of factor {number}"), factor.rooms, stream))
         launch = on_shared if place == "host" else on_device
         return launch(fused.whole, found, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), out, stream)
 
