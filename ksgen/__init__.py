@@ -81,7 +81,12 @@ _PACKAGES = {"torch": "torch", "transforms": "numpy"}  # and the library that ea
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
-        return import_module(f"ksgen.{name}")
+        try:
+            return import_module(f"ksgen.{name}")
+        except ModuleNotFoundError as error:  # `hasattr` and `getattr` with a default expect an AttributeError
+            if error.name != _PACKAGES[name]:
+                raise
+            raise AttributeError(f"module 'ksgen' has no attribute {name!r}: {error}") from error
     if name not in _HOMES:
         raise AttributeError(f"module 'ksgen' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

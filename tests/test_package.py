@@ -75,6 +75,13 @@ def test_help_shows_every_public_name_without_pytorch() -> None:
     assert "Down to `rank` features, then up." in shown
 
 
+def test_without_pytorch_its_package_is_an_attribute_that_is_missing() -> None:
+    program = "import sys; sys.modules['torch'] = None; import ksgen; print(hasattr(ksgen, 'torch')); ksgen.torch"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n"
+    assert "AttributeError: module 'ksgen' has no attribute 'torch': ksgen.torch needs PyTorch 2.4 or later: " in done.stderr
+
+
 @pytest.mark.libraries
 def test_the_package_for_pytorch_comes_when_it_is_first_used() -> None:
     pytest.importorskip("torch")

@@ -179,8 +179,8 @@ def test_what_is_served() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "target"),
-    [({"layout": "bsl"}, "sm_90a"), ({"pattern": Pattern(1, 48, 48, 2)}, "sm_90a"), ({"weights": "int8", "inputs": "int8"}, "sm_90a"),
-     ({"precision": "float32"}, "sm_90a"), ({"pattern": Pattern(1, 48, 40, 1)}, "sm_90a"), ({}, "sm_89")],
+    [({"layout": "bsl"}, "sm_90a"), ({"chains": Pattern(1, 48, 48, 2)}, "sm_90a"), ({"weights": "int8", "inputs": "int8"}, "sm_90a"),
+     ({"precision": "float32"}, "sm_90a"), ({"chains": Pattern(1, 48, 40, 1)}, "sm_90a"), ({}, "sm_89")],
 )  # fmt: skip
 def test_who_asks_for_it_by_name_is_told_what_it_is_for(changes: dict[str, Any], target: str) -> None:
     kernel = replace(kernel_of((1, 48, 48, 1), epilogue=PLAIN), **changes)

@@ -14,12 +14,12 @@ PLAYED unsigned long long l(unsigned long long value) { return value; }
 PLAYED unsigned long long l(const void* value) { return reinterpret_cast<unsigned long long>(value); }
 PLAYED float f(float value) { return value; }
 
-template <int BYTES>
-PLAYED void copy_async(unsigned to, unsigned long long from, unsigned bytes) {
+template <bool SKIPS_L1>
+PLAYED void copy_async(unsigned to, unsigned long long from, int bytes, unsigned given) {
     const unsigned* const words = reinterpret_cast<const unsigned*>(from);
 #pragma unroll
-    for (int i = 0; i < BYTES / 4; ++i) {
-        const unsigned word = bytes != 0 ? words[i] : 0;
+    for (int i = 0; i < bytes / 4; ++i) {
+        const unsigned word = given != 0 ? words[i] : 0;
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + 4 * i), "r"(word) : "memory");
     }
 }

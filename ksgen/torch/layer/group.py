@@ -49,8 +49,7 @@ class KSLinears(nn.ModuleList):
 
     def _prepared(self, x: Tensor) -> prepared.Prepared | None:
         layers: list[Any] = list(self._modules.values())
-        found = prepared.of_group(self, layers, x)
-        return None if found is None or _are_watched(layers) else found
+        return None if _are_watched(layers) else prepared.of_group(self, layers, x)
 
     def freeze(self) -> Self:
         """`freeze()` every layer, as `KSLinear.freeze` says. On a processor, calls of the group are then prepared, as a layer's are."""

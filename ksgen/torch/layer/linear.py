@@ -135,7 +135,7 @@ class KSLinear(ChainLayer, nn.Linear):
     @property
     def weight(self) -> Tensor:
         """K, which is dense only when its values are asked for. A plain tensor for a compiler, which leaves out what nobody uses."""
-        return self.to_dense() if self.is_stored or torch.compiler.is_compiling() else Weight(self)
+        return self.to_dense() if torch.compiler.is_compiling() else Weight(self)
 
     @weight.setter
     def weight(self, value: Any) -> None:
@@ -239,8 +239,8 @@ class KSLinear(ChainLayer, nn.Linear):
         return frozen.is_frozen(self, self._own_weights())
 
     def train(self, mode: bool = True) -> Self:
-        """As for any module. Training thaws the layer."""
-        if mode:
+        """As for any module. Training thaws the layer, unless its weights are stored in another type and so are not trained."""
+        if mode and not self.is_stored:
             self.thaw()
         super().train(mode)
         return self
@@ -338,6 +338,14 @@ class QuantizedKSLinear(StoredWeights, KSLinear):
         self._store(parts)
         bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
         self.register_parameter("bias", bias)
+
+    @classmethod
+    def from_weights(cls, *_: Any, **__: Any) -> "QuantizedKSLinear":
+        raise LaunchError("QuantizedKSLinear.from_weights; accepted: KSLinear.from_weights(...).quantize(storage)")
+
+    @classmethod
+    def from_linear(cls, *_: Any, **__: Any) -> "QuantizedKSLinear":
+        raise LaunchError("QuantizedKSLinear.from_linear; accepted: KSLinear.from_linear(...).quantize(storage)")
 
     def quantize(self, *_: Any, **__: Any) -> "QuantizedKSLinear":
         raise LaunchError(f"{self._name()}: its weights are in {self.storage} already; accepted: the KSLinear that it was made of")

@@ -34,8 +34,8 @@ class Weight(Tensor):
 
     @staticmethod
     def __new__(cls, layer: Any) -> "Weight":
-        first, shape = layer.weights[0], (layer.out_features, layer.in_features)
-        made: Weight = Tensor._make_wrapper_subclass(cls, shape, dtype=first.dtype, device=first.device)
+        first, shape = (layer.values if layer.is_stored else layer.weights)[0], (layer.out_features, layer.in_features)
+        made: Weight = Tensor._make_wrapper_subclass(cls, shape, dtype=layer._dtype, device=first.device)
         made._layer = layer
         return made
 
@@ -45,12 +45,17 @@ class Weight(Tensor):
     @property
     def _is_hf_initialized(self) -> bool:
         """By which transformers knows what it has loaded, and does not draw it anew."""
-        return all(getattr(each, "_is_hf_initialized", False) for each in self._layer.weights)
+        return all(getattr(each, "_is_hf_initialized", False) for each in self._factors)
 
     @_is_hf_initialized.setter
     def _is_hf_initialized(self, flag: bool) -> None:
-        for each in self._layer.weights:
+        for each in self._factors:
             each._is_hf_initialized = flag
+
+    @property
+    def _factors(self) -> list[Tensor]:
+        """Tensors that draws reach: none if the layer stores its weights in another type."""
+        return [] if self._layer.is_stored else list(self._layer.weights)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
@@ -72,7 +77,12 @@ class Weight(Tensor):
 
     def _refusal(self, what: str) -> LaunchError:
         """The error for a write. Takes back draws by this object, unless something else has written to the factors since."""
-        factors = list(self._layer.weights)
+        if self._layer.is_stored:
+            stored = f"is made of weights in {self._layer.storage}"
+            return LaunchError(
+                f"{self._layer._name()}: {what} would write to weight, which {stored}; accepted: writes to the KSLinear before `quantize`"
+            )
+        factors = self._factors
         if self._drawn is not None and self._drawn[1] == _writes(factors):
             with torch.no_grad():
                 for factor, before in zip(factors, self._drawn[0], strict=True):
@@ -85,9 +95,8 @@ class Weight(Tensor):
 
     def _draw(self, deviation: float, is_uniform: bool, generator: Any) -> Self:
         """Draw the factors so that outputs vary as with a dense weight of this standard deviation."""
-        layer = self._layer
-        of_each = (layer.in_features**0.5 * deviation) ** (1 / len(layer.weights))
         with self._writing() as factors:
+            of_each = (self._layer.in_features**0.5 * deviation) ** (1 / len(factors))
             for factor in factors:
                 own = of_each / sqrt(factor.shape[2] * (2 if factor.is_complex() else 1))
                 each = torch.view_as_real(factor) if factor.is_complex() else factor
@@ -100,7 +109,9 @@ class Weight(Tensor):
     @contextmanager
     def _writing(self) -> Iterator[list[Tensor]]:
         """The factors, to be written to, which a refusal of this object's next write takes back."""
-        factors = list(self._layer.weights)
+        if self._layer.is_stored:
+            raise self._refusal("an initializer")
+        factors = self._factors
         if self._drawn is None or self._drawn[1] != _writes(factors):
             self._drawn = [each.detach().clone() for each in factors], []
         with torch.no_grad():
@@ -202,13 +213,15 @@ def _fill(weight: Weight, val: float = 0.0, *, value: float | None = None) -> We
 
 
 def _require_gradient(weight: Weight, requires_grad: bool = True) -> Weight:
-    for each in weight._layer.weights:
+    if requires_grad and weight._layer.is_stored:
+        raise weight._refusal("training")
+    for each in weight._factors:
         each.requires_grad_(requires_grad)
     return weight
 
 
 def _requires_gradient(weight: Weight) -> bool:
-    return any(each.requires_grad for each in weight._layer.weights)
+    return any(each.requires_grad for each in weight._factors)
 
 
 _DRAWS: dict[str, Callable[..., Any]] = {  # by name: methods, and functions of `nn.init`, which transformers wraps

@@ -19,6 +19,7 @@ from ksgen.spec import Epilogue
 from ksgen.torch import KSLinear, freeze, quantize
 from ksgen.torch.conversion.rule import described
 from ksgen.torch.layer import stored
+from ksgen.torch.layer.base import ChainLayer
 from ksgen.torch.layer.linear import QuantizedKSLinear
 from ksgen.torch.operators import prepared
 from ksgen.torch.parallel import KSBlockwise
@@ -350,6 +351,47 @@ def test_it_says_what_it_is() -> None:
     assert "weights=int8, a scale per output, 0 of 528 saturated" in repr(made)
     assert made.weight_bytes == 528 + 4 * (24 + 36)
     torch.testing.assert_close(made.to_dense(), KSLinear.from_weights(made.dequantized()).to_dense())
+
+
+def test_writes_to_its_weight_are_refused() -> None:
+    """They would be lost, as the weight is made of the stored values. Reads of its shape, type and device make no matrix."""
+    _, made = layer_of(activation="none", between="none")
+    writes: list[Any] = [
+        lambda: made.weight.data.add_(1), lambda: made.weight.mul_(2), lambda: nn.init.normal_(made.weight),
+        lambda: nn.init.zeros_(made.weight), lambda: made.weight.requires_grad_(True), lambda: made.weight[0].zero_(),
+    ]  # fmt: skip
+    before = made.to_dense()
+    for write in writes:
+        with (
+            torch.no_grad(),
+            pytest.raises(LaunchError, match="would write to weight, which is made of weights in int8; accepted: writes to"),
+        ):
+            write()
+    torch.testing.assert_close(made.to_dense(), before, rtol=0, atol=0)
+    assert (made.weight.shape, made.weight.dtype, made.weight.requires_grad) == ((36, 48), torch.float32, False)
+    _, without_matrix = layer_of(between="relu")
+    assert hasattr(without_matrix, "weight")
+    for make in (QuantizedKSLinear.from_weights, QuantizedKSLinear.from_linear):
+        with pytest.raises(LaunchError, match=r"accepted: KSLinear\.from_\w+\(\.\.\.\)\.quantize\(storage\)"):
+            make([])
+
+
+def test_an_encoder_layer_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's fused path multiplies by the dense weight of an `nn.Linear` itself."""
+    encoder = nn.TransformerEncoderLayer(48, 4, 36, batch_first=True).eval()
+    encoder.linear1, called = KSLinear(CHAIN).quantize("int8"), list[object]()
+    forward = ChainLayer.forward
+    monkeypatch.setattr(ChainLayer, "forward", lambda layer, *given: (called.append(layer), forward(layer, *given))[1])
+    with torch.no_grad():
+        encoder(torch.randn(2, 3, 48))
+    assert called == [encoder.linear1]
+
+
+def test_training_mode_keeps_what_was_packed() -> None:
+    _, made = layer_of()
+    parts = made._ready_parts()
+    nn.Sequential(made).train().eval()
+    assert made._ready_parts()[0] is parts[0]
 
 
 def test_it_is_a_layer_as_others_are() -> None:
