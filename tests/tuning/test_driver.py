@@ -36,7 +36,7 @@ from ksgen.tuning import search
 from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Job, Runs
 from ksgen.tuning.trials import TrialStore
-from ksgen.tuning.tuner import Options, Tuner
+from ksgen.tuning.tuner import SearchOptions, Tuner
 from tests.tuning.test_driver import FATES, KERNEL
 
 search.FIRST = search.FINAL = Runs(0, 0)  # its clock is no clock
@@ -44,7 +44,7 @@ LocalEngine._ceilings = lambda self, precision, operand: Ceilings(4e12, 6e13)  #
 Simt.space = lambda self, kernel, limits: iter(FATES.values())
 engine, store = LocalEngine(preload=["tests.support.few_arrays"], limit_s=8), TrialStore(Path("trials.sqlite"))
 try:
-    (found,) = Tuner(engine, store, Options(strategy="exhaustive")).run([Job(KERNEL, 70)], lambda each: None)
+    (found,) = Tuner(engine, store, SearchOptions(strategy="exhaustive")).run([Job(KERNEL, 70)], lambda each: None)
 finally:
     engine.close()
 fates = {name: [(trial.state, trial.reason) for trial in store.trials() if trial.constants == own] for name, own in FATES.items()}
@@ -93,7 +93,7 @@ from ksgen.tuning import search
 from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Job, Runs
 from ksgen.tuning.trials import TrialStore
-from ksgen.tuning.tuner import Options, Tuner
+from ksgen.tuning.tuner import SearchOptions, Tuner
 from tests.tuning.test_driver import KERNEL, SHORT
 
 search.FIRST = search.FINAL = Runs(0, 0)
@@ -101,7 +101,7 @@ LocalEngine._ceilings = lambda self, precision, operand: Ceilings(4e12, 6e13)
 Simt.space = lambda self, kernel, limits: iter(SHORT)
 engine, store = LocalEngine(preload=["tests.support.few_arrays"]), TrialStore(Path("trials.sqlite"))
 try:
-    (found,) = Tuner(engine, store, Options(strategy="exhaustive", family="simt")).run([Job(KERNEL, 70)], lambda each: None)
+    (found,) = Tuner(engine, store, SearchOptions(strategy="exhaustive", family="simt")).run([Job(KERNEL, 70)], lambda each: None)
 finally:
     engine.close()
 us = [next(trial.median_us for trial in store.trials() if trial.constants == own) for own in SHORT]
@@ -139,7 +139,7 @@ from ksgen.tuning import search
 from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Job, Runs
 from ksgen.tuning.trials import TrialStore
-from ksgen.tuning.tuner import Options, Tuner
+from ksgen.tuning.tuner import SearchOptions, Tuner
 from tests.tuning.test_driver import GROUP, OF_GROUP
 
 search.FIRST = search.FINAL = Runs(0, 0)
@@ -147,7 +147,7 @@ LocalEngine._ceilings = lambda self, precision, operand: Ceilings(4e12, 6e13)
 FewGroup.space = lambda self, kernel, limits: iter(OF_GROUP)
 engine, store = LocalEngine(preload=["tests.support.few_arrays"]), TrialStore(Path("trials.sqlite"))
 try:
-    (found,) = Tuner(engine, store, Options(strategy="exhaustive", family="few_group")).run([Job(GROUP, 2)], lambda each: None)
+    (found,) = Tuner(engine, store, SearchOptions(strategy="exhaustive", family="few_group")).run([Job(GROUP, 2)], lambda each: None)
 finally:
     engine.close()
 states = {OF_GROUP.index(each.constants): each.state for each in store.trials() if each.constants in OF_GROUP}
