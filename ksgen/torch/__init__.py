@@ -1,6 +1,6 @@
-"""ksgen in PyTorch: the layer `KSLinear` and its product `multiply`; `factorize`, `propose` and `convert` for dense matrices and models.
+"""ksgen in PyTorch: the layer `KSLinear`, its product `multiply`, and conversions of dense matrices and models.
 
-Nothing else in ksgen imports this package, except the benchmarks.
+The conversions are `factorize`, `propose`, `convert` and `quantize`. Only the benchmarks import this package.
 """
 
 import sys
@@ -31,7 +31,7 @@ from ksgen.torch.operators.ops import multiply
 
 __all__ = ["KSLinear", "convert", "factorize", "freeze", "multiply", "propose", "quantize", "save_rule", "thaw"]
 
-# Short names, by which programs import modules, and by which layers and reports were pickled: of the same objects.
+# Short module names that programs import and that pickled layers and reports refer to; they name the same objects.
 _PLACES = {
     "layer": "group weight splits",
     "operators": "ops products choice checks backends frozen prepared fusing",
@@ -50,21 +50,21 @@ PLACES = {f"ksgen.torch.{name}": f"ksgen.torch.{folder}.{name}" for folder, name
 
 
 class _Places(MetaPathFinder, Loader):
-    """Finds a module of a short name where it is."""
+    """Import hook that resolves a module's short name to its actual module."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name in PLACES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = import_module(PLACES[spec.name])
-        spec.loader_state = module.__spec__  # which the import replaces
+        spec.loader_state = module.__spec__  # the import replaces it
         return module
 
     def exec_module(self, module: Any) -> None:
         module.__spec__ = module.__spec__.loader_state
 
 
-for _name, _place in PLACES.items():  # at once where they are there: a later import would hide a function of that name
+for _name, _place in PLACES.items():  # modules loaded already: importing them later would hide a function of that name
     if _place in sys.modules:
         sys.modules[_name] = sys.modules[_place]
         globals().setdefault(_name.rpartition(".")[2], sys.modules[_place])

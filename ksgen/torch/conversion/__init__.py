@@ -1,1 +1,1 @@
-"""Dense matrices and models as Kronecker-sparse ones: which chains, which weights, and how a model keeps and loads them."""
+"""Conversion of dense matrices and models to Kronecker-sparse ones: choice of chains, weights, saving and loading."""

@@ -1,4 +1,4 @@
-"""Kronecker-sparse adapters: trained beside dense layers that stay as they are, and merged into them when they are done."""
+"""Kronecker-sparse adapters: trained in parallel to frozen dense layers, and merged into them after training."""
 
 from typing import Any
 
@@ -11,7 +11,10 @@ from ksgen.torch.layer.linear import KSLinear, dense_layer
 
 
 class KSAdapter(nn.Module):
-    """y = base(x) + x K^T. The base is frozen. K is a product of Kronecker-sparse factors, and begins as zero."""
+    """Layer that computes y = base(x) + x K^T with a frozen base.
+
+    K is a product of Kronecker-sparse factors and starts as zero.
+    """
 
     def __init__(self, base: nn.Linear, rule: Beside, **options: Any) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class KSAdapter(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The matrix of both, made at each use: a dense tensor."""
+        """The base's matrix plus the adapter's, computed at each access as a dense tensor."""
         return self.base.weight + self.adapter.to_dense()
 
     @property
@@ -45,12 +48,15 @@ class KSAdapter(nn.Module):
         return self.adapter(x, y) if isinstance(self.adapter, KSLinear) else y + self.adapter(x)
 
     def to_linear(self) -> nn.Linear:
-        """The dense layer with the adapter merged into its weight."""
+        """Return the dense layer with the adapter merged into its weight."""
         return dense_layer(self.weight, self.bias).train(self.training)
 
 
 def adapt(model: nn.Module, rule: Rule, **options: Any) -> list[str]:
-    """Freeze a model, and give every `nn.Linear` that a rule names, as for `convert`, an adapter of its chain. Returns their names."""
+    """Freeze a model and add a trainable adapter to every `nn.Linear` that a rule names.
+
+    `rule` has the forms that `convert` accepts; `options` go to the adapters' `KSLinear`. Returns the layers' names.
+    """
     wanted = read_rule(rule)
     found = find_layers(model, wanted, adapted=True)
     new = {layer: KSAdapter(layer, wanted[key], **options) for layer, (_, key) in found.items()}
@@ -63,7 +69,7 @@ def adapt(model: nn.Module, rule: Rule, **options: Any) -> list[str]:
 
 
 def merge(model: nn.Module) -> list[str]:
-    """Put dense layers in the place of a model's adapters and the layers that they adapt. Returns their names."""
+    """Replace a model's adapters by dense layers that include them. Returns their names."""
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, KSAdapter) and name]
     merged = {module: module.to_linear() for _, module in found}
     for name, module in list(model.named_modules(remove_duplicate=False)):

@@ -1,4 +1,4 @@
-"""`convert`: replaces a model's dense layers by Kronecker-sparse ones, in place, and reports what changed."""
+"""`convert`: replace a model's dense layers by Kronecker-sparse ones, in place, and report the changes."""
 
 import re
 from collections import Counter
@@ -26,8 +26,8 @@ from ksgen.torch.operators.checks import check_flags, dtype_name
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
-NEAR = 1.03  # times the least error: up to there, chains compete by the time of a training step
-FEW_OUTPUTS = 16  # of a layer that stays dense unless it is named; so do heads and embeddings, by the names that libraries give them
+NEAR = 1.03  # chains within this factor of the least error compete by the time of a training step
+FEW_OUTPUTS = 16  # layers with at most so many stay dense unless named; so do heads and embeddings, known by name
 HEAD_OR_EMBEDDING = re.compile(
     r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?|(.*\.)?(classifier|score)(\..*)?|fc"
 )
@@ -38,17 +38,20 @@ def convert(
     model: nn.Module, rule: Rule | Iterable[str] | None = None, *, budget: float | None = None, from_weights: bool = True, refine: int = 0,
     progress: bool = False, **options: Any,
 ) -> "Report":  # fmt: skip
-    """Replace, in place, every `nn.Linear` (and transformers' `Conv1D`) that a rule names by a `KSLinear` of its chain.
+    """Replace every dense layer that a rule names by a `KSLinear` of its chain, in place.
 
-    A rule maps names to chains. A name with a dot or one of *?[ is a pattern for the whole name, as in a shell, such as
-    `blocks.*.up`; any other is one part of a name, such as `up`. The first match counts. A spec, or the path of one, gives
-    its `layers`, with their `between`, `fuse` and `out_layout`; a rule that `save_rule` wrote may be named by its path, which
-    ends in .json. With a `budget` instead, of the
-    dense weights, each layer gets a chain of its own (`propose`): among the nearest, the one with the fastest training step.
-    A list of names and patterns of names then says which layers; none means all but tied ones, heads, embeddings, and those
-    with at most 16 outputs. New weights are made from the old ones (`factorize`, with `refine` steps), or
-    drawn. Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. If anything is wrong, nothing is
-    changed. A transformers model saves the rule in its config.json from then on.
+    Dense layers are `nn.Linear` and transformers' `Conv1D`. A rule maps names to chains. A name with a dot or one of
+    *?[ is a shell pattern for the full name, such as `blocks.*.up`; any other is one component of a name, such as `up`.
+    The first match counts. A spec, or the path of one, gives its `layers`, with their `between`, `fuse` and
+    `out_layout`. A rule that `save_rule` wrote may be given by its path, which ends in .json.
+
+    With a `budget` (share of the dense weights) instead, `propose` finds a chain per layer: among the nearest, the one
+    with the fastest training step. A list of names and patterns then selects the layers. None means all except tied
+    ones, heads, embeddings, and layers with at most 16 outputs.
+
+    New weights approximate the old ones (`factorize`, with `refine` steps), or are drawn with `from_weights=False`.
+    Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. If anything is wrong, the
+    model stays unchanged. A transformers model then saves the rule in its config.json.
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
@@ -73,13 +76,13 @@ def convert(
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
-    """In the place of the module of that name."""
+    """Replace the module of that name in the model."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, module)
 
 
 def read_rule(rule: Any) -> dict[str, Beside]:
-    """A rule in any form, as chains with counts."""
+    """Convert a rule in any accepted form to chains with counts."""
     if isinstance(rule, str | Path):
         rule = load_rule(rule) if str(rule).endswith(".json") else load(rule)
     chains: Any = _layers_of(rule) if isinstance(rule, Spec) else rule
@@ -92,8 +95,10 @@ def read_rule(rule: Any) -> dict[str, Beside]:
 
 
 def _layers_of(spec: Spec) -> dict[str, Beside]:
-    """The layers and groups of a spec, with what they are besides their chains; `SpecError` on groups of chains that differ, for which
-    there is no way to write a rule."""
+    """Layers and groups of a spec, with their options.
+
+    `SpecError` on groups whose chains differ: a rule cannot express them.
+    """
     found = {}
     for name, chains in spec.chains_of.items():
         if len({chain.factors for chain in chains}) > 1:
@@ -105,9 +110,10 @@ def _layers_of(spec: Spec) -> dict[str, Beside]:
 
 
 def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -> dict[str, Beside]:
-    """For each layer, the chain with the fastest training step among those within `NEAR` of the least error.
+    """Select a chain per layer: the fastest training step among those within `NEAR` of the least error.
 
-    Only chains whose step is expected to be faster than the dense layer's count; if there are none, or times are unknown, all of them.
+    Only chains with a step expected to be faster than the dense layer's count. If there are none, or times are unknown,
+    all chains count.
     """
     if isinstance(names, str | Path | Mapping | Spec):
         raise SpecError(f"rule={excerpt(names)} with budget={excerpt(budget)}; accepted: a list of layers' names, or none for all")
@@ -138,10 +144,11 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -
 
 
 def _choices(weight: Tensor, budget: float, from_weights: bool) -> tuple[float, list[tuple[float, float, Beside]]]:
-    """Least time of the dense layer's training step; and step time, error and rule entry of all that could take its place.
+    """Dense training-step time, and the step time, error and rule entry of every candidate for a layer.
 
-    A layer that gives three times what it takes, as q, k and v in one, may also become three chains side by side. Either may be the
-    nearer: one chain if the parts read the same of x, three if each reads something else.
+    The dense time is a lower bound. A layer with three times as many outputs as inputs, such as fused q, k and v, may
+    also become three chains side by side. Either may be nearer: one chain if the parts read the same of x, three if
+    they do not.
     """
     rows, columns = weight.shape
     found: list[tuple[float, float, Beside]] = []
@@ -151,7 +158,7 @@ def _choices(weight: Tensor, budget: float, from_weights: bool) -> tuple[float, 
         norms = [float(vector_norm(part)) for part in parts]
         options: dict[str, Any] = {"budget": budget, "device": weight.device, "precision": dtype_name(weight.dtype)}
         offers = [propose(columns, rows // count, weight=part, **options) for part in parts or (None,)]
-        for alike in zip(*(some.looked_at for some in offers), strict=True):  # which weights do not change
+        for alike in zip(*(some.looked_at for some in offers), strict=True):  # weights do not change the list of chains
             error = hypot(*(norm * (each.relative_error or 0) for norm, each in zip(norms, alike, strict=False)))
             found.append((_step_us(count, alike[0]), error, Beside(alike[0].chain, count)))
         dense_us = min(dense_us, _step_us(count, offers[0].dense))
@@ -163,7 +170,7 @@ def _step_us(count: int, proposal: Proposal) -> float:
 
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The dense layers, by all their names."""
+    """Dense layers of a model, once per name."""
     return [(name, module) for name, module in model.named_modules(remove_duplicate=False) if _is_dense(module)]
 
 
@@ -172,7 +179,10 @@ def _fits(key: str, name: str) -> bool:
 
 
 def find_layers(model: nn.Module, wanted: Mapping[str, Beside], adapted: bool = False) -> dict[nn.Module, tuple[list[str], str]]:
-    """The layers to replace, each with all its names and the rule's key for it. Those that are `adapted` stay: they may be tied."""
+    """Find the layers to replace, each with all its names and the rule's key for it.
+
+    With `adapted`, the layers stay in the model, so tied weights are allowed.
+    """
     named = list(model.named_modules(remove_duplicate=False))
     there = [(name, layer.chain) for name, module in named if (layer := described(module))]
     layers = _layers(model)
@@ -205,7 +215,7 @@ def _check_layer(name: str, layer: nn.Module, wanted: Beside) -> None:
 
 
 def _check_not_tied(model: nn.Module, found: Mapping[nn.Module, tuple[list[str], str]]) -> None:
-    """Refuses a weight that other modules share: it would no longer be shared afterwards."""
+    """Refuse a weight that other modules share: the replacement would break the tie."""
     owners: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(name)
@@ -220,7 +230,10 @@ def _is_dense(module: nn.Module) -> bool:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Transformers' linear layer, whose weight is (in_features, out_features). Transformers need not be installed."""
+    """Whether a module is transformers' linear layer, whose weight is (in_features, out_features).
+
+    Works without transformers installed.
+    """
     return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
 
 
@@ -232,7 +245,7 @@ def _dense_weight(layer: nn.Module) -> Tensor:
 def _sparse(
     name: str, layer: nn.Module, wanted: Beside, from_weights: bool, refine: int, options: dict[str, Any]
 ) -> tuple[nn.Module, tuple[Factorization, ...]]:
-    """The new layer, and the factorizations of its weights."""
+    """Build the new layer; returns it with the factorizations of its weights."""
     weight, bias = _dense_weight(layer), layer.bias
     if weight.is_meta and from_weights:
         raise SpecError(f"{name} is on the meta device, so that it has no weights; accepted: from_weights=False")
@@ -271,13 +284,16 @@ def _parameter_count(module: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Replaced:
-    """One layer before and after. Operations are multiplications and additions, per row of x."""
+    """One layer before and after.
+
+    Operations are multiplications and additions per row of x.
+    """
 
     name: str
     chain: Chain
     count: int  # of chains side by side
     parameters: tuple[int, int]  # before and after
-    factorizations: tuple[Factorization, ...] = field(repr=False)  # empty where the new weights are drawn
+    factorizations: tuple[Factorization, ...] = field(repr=False)  # empty if the new weights are drawn
 
     @property
     def flops(self) -> tuple[int, int]:
@@ -290,7 +306,10 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `convert`. `print(report)` shows a table, with equal layers of several blocks in one row."""
+    """Result of `convert`.
+
+    `print(report)` shows a table, with equal layers of several blocks in one row.
+    """
 
     layers: tuple[Replaced, ...]
     parameters: tuple[int, int]  # of the whole model, before and after
@@ -323,7 +342,7 @@ class Report:
 
 
 def _alike(layers: tuple[Replaced, ...]) -> list[tuple[str, list[Replaced]]]:
-    """Groups layers of one chain whose names differ only in numbers, under one name with * for the numbers."""
+    """Group layers of one chain whose names differ only in numbers, with * for the numbers."""
     groups: dict[tuple[str, Chain, int], list[Replaced]] = {}
     for layer in layers:
         groups.setdefault((re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name), layer.chain, layer.count), []).append(layer)

@@ -1,4 +1,7 @@
-"""`factorize`: a dense matrix as a product of Kronecker-sparse factors. Chooses the method, and reports error and time."""
+"""`factorize`: approximate a dense matrix by a product of Kronecker-sparse factors.
+
+Chooses the method, and reports error and time.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,17 +36,20 @@ STARTS = 3  # of refinement then: the SVDs' factors, and random ones
 
 @dataclass(frozen=True)
 class Factorization:
-    """The weights (a, b, c, d) of each factor, from the one that meets x first, and the error of their product."""
+    """Weights (a, b, c, d) of each factor, and the error of their product.
+
+    The first factor is the one that meets x first.
+    """
 
     chain: Chain
     weights: tuple[Tensor, ...] = field(repr=False)
     relative_error: float  # Frobenius norm of the difference, over that of the matrix
-    least_error: float  # no product of these factors has a smaller one; 0 where that is all that is known
-    bound: float  # relative_error is proven to be at most this many times the smallest one; inf where nothing is proven
+    least_error: float  # lower bound on the error of any product of these factors; 0 if no other is known
+    bound: float  # proven: relative_error <= bound * the smallest error; inf if nothing is proven
     method: str  # support, projection, hierarchical or refinement
     guarantee: str  # in words
     seconds: float
-    doubt: str = ""  # why they cannot be trusted; empty if they can
+    doubt: str = ""  # why the seconds are unreliable; empty if they are reliable
 
     def __str__(self) -> str:
         took = said(f"{self.seconds:.3g} s", self.doubt)
@@ -51,12 +57,14 @@ class Factorization:
 
 
 def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: bool = False) -> Factorization:
-    """A matrix (out_features, in_features), such as the weight of an `nn.Linear`, as a product of Kronecker-sparse factors.
+    """Approximate a matrix by a product of Kronecker-sparse factors.
 
-    One or two factors: the nearest product there is. A longer chainable chain: hierarchical SVDs, at most `bound` times as far
-    as the nearest, then `refine` steps of L-BFGS. A longer chain that is not chainable: L-BFGS from three starts, at least
-    100 steps each, with no guarantee but `least_error`. Computes on the tensor's device, in float64 for float64 and in
-    float32 otherwise; the weights have that type.
+    `weight` is (out_features, in_features), as in an `nn.Linear`. One or two factors give the nearest product. A longer
+    chainable chain uses hierarchical SVDs: the error is at most `bound` times the least one, and `refine` steps of
+    L-BFGS follow. A longer chain that is not chainable uses L-BFGS from three starts, at least 100 steps each. Its only
+    guarantee is `least_error`.
+
+    Computes on the tensor's device, in float64 for float64 and in float32 otherwise. The weights have that type.
     """
     chain = Chain.read(chain)
     matrix = _checked(weight, chain, refine)
@@ -67,7 +75,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     with torch.no_grad(), progress_bar(progress, str(chain), len(chain) - 1 + starts * steps) as advance:
         begin, watch = perf_counter(), Watch()
         exponent = frexp(float(vector_norm(matrix, inf)))[1]
-        scaled = _times_power(matrix, -exponent)  # so that no square is beyond its type
+        scaled = _times_power(matrix, -exponent)  # so that no square overflows
         begun, squares = _begin(scaled, chain, method, advance)
         found = [refined(scaled, each, steps, advance) for each in begun]
         nearest = min(found, key=partial(relative_error, scaled)) if len(found) > 1 else found[0]
@@ -81,7 +89,10 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
 
 
 def _begin(matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None]) -> tuple[list[list[Tensor]], list[float]]:
-    """Weights to begin with, which need no steps where SVDs give a bound; and squared errors that no product goes below."""
+    """Initial weights, and squared errors that no product goes below.
+
+    The weights need no further steps if SVDs give a bound.
+    """
     if method == "support":
         return [[on_support(matrix, chain[0])]], []
     weights, squares = project(matrix, chain, advance)
@@ -91,13 +102,13 @@ def _begin(matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None
 
 
 def _times_power(values: Tensor, exponent: float) -> Tensor:
-    """The values times 2^exponent, in two steps: the power itself may be beyond their type."""
+    """Multiply the values by 2^exponent, in two steps because the power itself may overflow their type."""
     half = exponent // 2
     return values * 2.0**half * 2.0 ** (exponent - half)
 
 
 def _method(chain: Chain) -> tuple[str, str, float]:
-    """The method, its guarantee in words, and the bound."""
+    """The method, its guarantee in words, and its error bound."""
     if len(chain) == 1:
         return "support", "the nearest there is", 1.0
     if len(chain) == 2:
@@ -111,7 +122,7 @@ def _method(chain: Chain) -> tuple[str, str, float]:
 
 
 def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
-    """The matrix in the dtype of the computation."""
+    """Validate the arguments and return the matrix in the dtype of the computation."""
     check_tensors("factorize", weight=weight)
     if not weight.is_floating_point():
         raise LaunchError(f"factorize: weight is {weight.dtype}; accepted: a torch.Tensor of real floating-point numbers")
@@ -131,7 +142,10 @@ def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
 
 @contextmanager
 def progress_bar(is_wanted: bool, title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A function to call after each step. The bar is shown if wanted, and if stderr is a terminal."""
+    """Provide a function to call after each step.
+
+    The bar shows if it is wanted and stderr is a terminal.
+    """
     if not is_wanted:
         yield lambda: None
         return

@@ -1,7 +1,7 @@
-"""Lets `from_pretrained` of transformers load converted models: import this before.
+"""Support for `from_pretrained` of transformers to load converted models: import this module first.
 
-`convert` puts the rule into a model's config.json as a method of quantization, which is where transformers lets others replace layers
-before weights are loaded. Nothing is quantized: a loaded model trains, and moves to other types, like any.
+`convert` writes the rule into a model's config.json as a quantization method. Transformers lets such methods replace
+layers before it loads weights. Nothing is quantized: a loaded model trains and changes dtype like any other.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ except ImportError as error:
 
 @register_quantization_config(METHOD)
 class RuleConfig(QuantizationConfigMixin):
-    """The rule as it stands in config.json."""
+    """The rule as config.json stores it."""
 
     def __init__(self, layers: Any = None, **_: Any) -> None:
         self.quant_method = METHOD
@@ -29,7 +29,7 @@ class RuleConfig(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class RuleQuantizer(HfQuantizer):
-    """Replaces the layers that the rule names, by layers that wait for their weights."""
+    """Replace the layers that the rule names, before their weights are loaded."""
 
     requires_calibration = False
     is_trainable = True
@@ -47,7 +47,10 @@ class RuleQuantizer(HfQuantizer):
 
 
 def for_names(rule: Mapping[str, Beside], model: Any) -> dict[str, Beside]:
-    """The rule for a model with a head or without, whichever it was written for. It leaves out layers of a head that is not there."""
+    """Adapt the rule's names to a model with or without a head.
+
+    Layers of a missing head are left out.
+    """
     prefix, names = f"{model.base_model_prefix}.", {name for name, _ in model.named_modules()}
     found = {}
     for name, layer in rule.items():

@@ -1,13 +1,13 @@
 """The nearest product of Kronecker-sparse factors, by SVDs: exact for two factors, within a known bound for more.
 
-In K = L R, every inner feature adds a column of L times a row of R: a matrix of rank 1 on certain rows and columns. For all
-patterns that fit in size, two inner features reach either the same entries or none in common. So K falls apart into blocks
-of L's b x R's c. A block's rank is the number of inner features that reach it, and its nearest approximation is its SVD
-after that many terms. If the pair is chainable, all ranks are the same.
+In K = L R, every inner feature adds a column of L times a row of R: a rank-1 matrix on certain rows and columns. For
+all patterns that fit in size, two inner features reach either the same entries or none in common. So K decomposes into
+blocks of L's b x R's c. A block's rank is the number of inner features that reach it, and its nearest approximation is
+its SVD truncated to that many terms. If the pair is chainable, all ranks are equal.
 
-A longer chain is split into its last factor and the product of the others, again and again. If it is chainable, that
-product is itself Kronecker-sparse. Columns split off are orthonormal within a block, so the squared errors of the splits
-add up. None is above that of the nearest product, so the error is at most sqrt(splits) times the least one. If it is not
+A longer chain is split into its last factor and the product of the others, repeatedly. If it is chainable, that product
+is itself Kronecker-sparse. Columns split off are orthonormal within a block, so the squared errors of the splits add
+up. None is above that of the nearest product, so the error is at most sqrt(splits) times the least one. If it is not
 chainable, the product only lies on a Kronecker-sparse support, and nothing bounds the error from above.
 """
 
@@ -28,14 +28,17 @@ from ksgen.torch.operators.products import to_dense
 
 # Squared singular values below this part of the largest are noise of float64's sums, and less than float32 can hold.
 _NOISE = 1e-14
-# In balanced factors, a column is at least this part as long as the longest, and its row the shorter: inner features that the
-# matrix does not need stay of use to training, which moves a row by what its column lets through.
+# Least length of a column in balanced factors, relative to the longest; its row shrinks accordingly. Inner features
+# that the matrix does not need remain trainable, because the gradient of a row scales with its column.
 _LEAST_LENGTH = 1e-3
-_REMEMBERED = 64  # pairs: a model's layers share a few
+_REMEMBERED = 64  # cached pairs of patterns: the layers of a model share a few
 
 
 def project(matrix: Tensor, chain: Chain, advance: Callable[[], None]) -> tuple[list[Tensor], list[float]]:
-    """The weights of each factor, and the squared error of each split. `advance` is called after each split."""
+    """Compute the weights of each factor, and the squared error of each split.
+
+    `advance` is called after each split.
+    """
     whole, values = _dense(matrix)
     rests = list(accumulate(chain.factors[:-1], lambda rest, last: product(last, rest)))
     weights: list[Tensor] = []
@@ -50,26 +53,32 @@ def project(matrix: Tensor, chain: Chain, advance: Callable[[], None]) -> tuple[
 
 
 def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
-    """The entries on a pattern's support, as weights."""
+    """Extract the entries on a pattern's support, as weights."""
     a, b, c, d = pattern.shape
     return torch.einsum("ikjilj->iklj", matrix.reshape(a, b, d, a, c, d)).contiguous()
 
 
 @lru_cache(_REMEMBERED)
 def product(left: Pattern, right: Pattern) -> Pattern:
-    """The smallest Kronecker-sparse support that holds that of left @ right; of a chainable pair it is no larger."""
+    """The smallest Kronecker-sparse support that contains the support of left @ right.
+
+    For a chainable pair, both are equal.
+    """
     a, d = gcd(left.a, right.a), gcd(left.d, right.d)
     return Pattern(a, left.out_features // (a * d), right.in_features // (a * d), d)
 
 
 def covering(factors: Sequence[Pattern]) -> Pattern:
-    """The same for the product of several factors, the first one rightmost."""
+    """The smallest Kronecker-sparse support of the product of several factors, the first one rightmost."""
     return reduce(lambda rest, last: product(last, rest), factors)
 
 
 def least_squared_error(matrix: Tensor, chain: Chain) -> float:
-    """A squared error that no product of the chain's factors goes below: of the nearest product of two, for each way to see the chain
-    as two products."""
+    """Lower bound on the squared error of any product of the chain's factors.
+
+    Every cut of the chain into two products gives a bound, namely the error of the nearest product of two. The largest
+    counts.
+    """
     whole, values = _dense(matrix)
     cuts = range(1, len(chain))
     return max(_split(values, whole, covering(chain.factors[cut:]), covering(chain.factors[:cut]))[2] for cut in cuts)
@@ -81,13 +90,16 @@ def _dense(matrix: Tensor) -> tuple[Pattern, Tensor]:
 
 
 def block_ranks(left: Pattern, right: Pattern) -> list[int]:
-    """The ranks of the blocks of left @ right, each once."""
+    """The distinct ranks of the blocks of left @ right."""
     ranks: list[int] = _reached(left, right, torch.device("cpu"))[2].unique().tolist()
     return ranks
 
 
 def balanced(weights: Sequence[Tensor]) -> list[Tensor]:
-    """The same product in float64, with an inner feature's column and row of one length, and factors of one norm."""
+    """Rescale factors in float64 without changing their product.
+
+    An inner feature's column and row then have equal lengths, and all factors have equal norms.
+    """
     weights = [each.double() for each in weights]
     for right, left in pairwise(weights):
         columns, rows = vector_norm(left, dim=1), vector_norm(right, dim=2)
@@ -102,7 +114,10 @@ def balanced(weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _scale(columns: Tensor, rows: Tensor) -> Tensor:
-    """The factor for columns; rows are divided by it. Both then have the root of their lengths' product, or the least length."""
+    """The factor for columns; rows are divided by it.
+
+    Both then have the root of their lengths' product, or the least length.
+    """
     lengths = (columns * rows).sqrt()
     if not lengths.any():
         return torch.ones_like(lengths)
@@ -112,9 +127,10 @@ def _scale(columns: Tensor, rows: Tensor) -> Tensor:
 
 
 def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
-    """The nearest left @ right to the whole, left's columns orthonormal: weights of both, and the squared error.
+    """The nearest left @ right to the full matrix: weights of both, and the squared error.
 
-    The whole's a*d blocks are dense; each is split by itself, into parts of left and right.
+    Columns of left are orthonormal. The full matrix has a*d dense blocks; each is split separately, into parts of left
+    and right.
     """
     a, b, c, d = whole.shape
     stack = values.permute(0, 3, 1, 2).reshape(a * d, b, c)
@@ -125,7 +141,7 @@ def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tup
 
 @lru_cache(_REMEMBERED)
 def _part(pattern: Pattern, a: int, d: int) -> Pattern:
-    """One of its a*d parts."""
+    """One of the pattern's a*d equal parts."""
     return Pattern(pattern.a // a, pattern.b, pattern.c, pattern.d // d)
 
 
@@ -148,8 +164,10 @@ def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, 
 
 @lru_cache(_REMEMBERED)
 def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The blocks, pairs of left's (i, j) and right's (i, j), that inner features reach. Then, per inner feature, the place of its
-    block among them; per block, its rank; per inner feature, which term of its block it is.
+    """Describe how inner features reach blocks, which are pairs of left's (i, j) and right's (i, j).
+
+    Returns the reached blocks, the index among them per inner feature, the rank per block, and the term within its
+    block per inner feature.
     """
     inner = torch.arange(left.in_features, device=device)
     row_block = inner // (left.c * left.d) * left.d + inner % left.d
@@ -163,16 +181,16 @@ def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tenso
 
 
 def nearest_of_rank(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Orthonormal columns (..., b, rank) and rows (..., rank, c) whose product is nearest; and all squared singular values.
+    """Orthonormal columns (..., b, rank) and rows (..., rank, c) whose product is nearest.
 
-    Where the rank is above b or c, the last terms are zero.
+    Also returns all squared singular values. If the rank is above b or c, the last terms are zero.
     """
     *stacked, b, c = blocks.shape
     kept = min(rank, b, c)
     decompose = partial(_by_svd if blocks.dtype == torch.float64 else _by_gram_matrix, kept=kept)
     stack = blocks.reshape(-1, b, c)
     workers = min(torch.get_num_threads(), len(stack)) if blocks.device.type == "cpu" else 1
-    if workers > 1 and min(b, c) > 2:  # LAPACK's threads gain nothing on small blocks, and cost seconds if another program is at work
+    if workers > 1 and min(b, c) > 2:  # LAPACK's threads gain nothing on small blocks, and cost much on busy machines
         with _one_thread_each(), ThreadPoolExecutor(workers) as pool:
             columns, rows, squares = map(torch.cat, zip(*pool.map(decompose, stack.chunk(workers)), strict=True))
     else:
@@ -188,7 +206,10 @@ def _by_svd(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
-    """By the eigenvectors of the smaller Gram matrix in float64. What that loses against an SVD is below float32's resolution."""
+    """Decompose via the eigenvectors of the smaller Gram matrix in float64.
+
+    The loss against an SVD is below float32's resolution.
+    """
     wide = blocks.double()
     has_less_rows = blocks.shape[-2] <= blocks.shape[-1]
     squares, vectors = eigen(wide @ wide.mT if has_less_rows else wide.mT @ wide)
@@ -202,7 +223,10 @@ def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, the largest first, and eigenvectors. Of 2 x 2 by a rotation, as LAPACK is called for one matrix at a time."""
+    """Eigenvalues in descending order, and eigenvectors.
+
+    2 x 2 matrices are solved by a rotation, because LAPACK handles one matrix per call.
+    """
     if symmetric.shape[-1] != 2:
         values, vectors = torch.linalg.eigh(symmetric)
         return values.flip(-1), vectors.flip(-1)
@@ -236,7 +260,7 @@ def product_of(weights: Sequence[Tensor]) -> Tensor:
 
 
 def _joined(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right as weights: of the product's own support if the pair is chainable, else of the whole matrix."""
+    """Weights of left @ right: on the product's own support if the pair is chainable, else the full matrix."""
     (a, b, c, d), (right_a, right_b, right_c, right_d) = left.shape, right.shape
     if not are_chainable(Pattern(a, b, c, d), Pattern(right_a, right_b, right_c, right_d)):
         dense = torch.einsum("iklj,iljn->ikjn", left, to_dense(right).reshape(a, c, d, -1))
@@ -255,7 +279,7 @@ def relative_error(matrix: Tensor, weights: Sequence[Tensor]) -> float:
 
 
 def drawn(matrix: Tensor, chain: Chain, seed: int) -> list[Tensor]:
-    """Random weights that preserve the size of what passes through, scaled so that their product has the matrix's norm."""
+    """Random weights that preserve the scale of activations, normalised so that their product has the matrix's norm."""
     generator = torch.Generator().manual_seed(seed)
     uniform = [torch.rand(pattern.shape, generator=generator, dtype=matrix.dtype) for pattern in chain]
     weights = [((2 * each - 1) * sqrt(3 / each.shape[2])).to(matrix.device) for each in uniform]
@@ -264,7 +288,10 @@ def drawn(matrix: Tensor, chain: Chain, seed: int) -> list[Tensor]:
 
 
 def refined(matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable[[], None]) -> list[Tensor]:
-    """The weights after that many steps in the matrix's type, or unchanged if the steps gain nothing. `advance` is called after each."""
+    """Improve the weights by that many L-BFGS steps in the matrix's type.
+
+    Returns the given weights if the steps gain nothing. `advance` is called after each step.
+    """
     energy = matrix.square().sum()
     if not steps or not energy:
         return weights

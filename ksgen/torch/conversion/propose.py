@@ -1,4 +1,4 @@
-"""`propose`: which Kronecker-sparse chains could take a dense layer's place, with their size, time and error."""
+"""`propose`: Kronecker-sparse chains that could replace a dense layer, with their size, time and error."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,52 +22,55 @@ from ksgen.torch.operators.checks import check_flags, check_tensors
 from ksgen.values import excerpt, whole_number
 
 GPU_BATCH, CPU_BATCH = 25088, 1568
-LOOKED_AT = 3  # times as many chains of a family as are listed are factorized or measured
+LOOKED_AT = 3  # chains factorized or measured per family, as a multiple of the listed ones
 DENSE = "nn.Linear"
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A chain, or the dense layer, and what it costs."""
+    """A chain, or the dense layer, with its cost."""
 
     family: str
     chain: Chain
-    expected_us: float | None  # by the cost model; of the dense layer, the least it could take. None where nobody can say
+    expected_us: float | None  # by the cost model; a lower bound for the dense layer; None if unknown
     measured_us: float | None = None
     factorization: Factorization | None = None
-    doubt: str = ""  # why the measured time cannot be trusted; empty if it can
-    step_us: float | None = None  # expected of a training step: forward and backward pass; None if unknown
+    doubt: str = ""  # why the measured time is unreliable; empty if it is reliable
+    step_us: float | None = None  # expected time of a training step, forward and backward; None if unknown
 
     @property
     def parameters(self) -> int:
-        """Without a bias."""
+        """Number of weights, without a bias."""
         return self.chain.weight_count
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, per row of x."""
+        """Multiplications and additions per row of x."""
         return 2 * self.chain.weight_count
 
     @property
     def relative_error(self) -> float | None:
-        """Of the given weight's factorisation."""
+        """Relative error of the given weight's factorization; None without a weight."""
         return self.factorization.relative_error if self.factorization else None
 
     @property
     def us(self) -> float:
-        """Measured, else expected."""
+        """Measured time, else expected time; infinite if both are unknown."""
         return next((us for us in (self.measured_us, self.expected_us) if us is not None), inf)
 
 
 @dataclass(frozen=True)
 class Proposals:
-    """Best first: by error if a weight was given, else by time. `print` shows a table."""
+    """Proposed chains, best first: by error if a weight was given, else by time.
+
+    `print` shows a table.
+    """
 
     dense: Proposal
     chains: tuple[Proposal, ...]
     batch: int
-    by: str  # whose expected times they are
-    looked_at: tuple[Proposal, ...] = field(default=(), repr=False)  # by family: all chains that were factorised or measured, if any
+    by: str  # source of the expected times
+    looked_at: tuple[Proposal, ...] = field(default=(), repr=False)  # by family: all factorized or measured chains
 
     def __iter__(self) -> Iterator[Proposal]:
         return iter(self.chains)
@@ -104,7 +107,7 @@ class Proposals:
 
 
 def table_of(titles: Sequence[str], rows: Iterable[Sequence[str]], width: int = 200) -> str:
-    """A table as text, with names and chains on the left of their columns."""
+    """Render a table as text, with names and chains left-aligned."""
     from rich.console import Console
     from rich.table import Table
 
@@ -136,11 +139,13 @@ def propose(
     measure: bool = False,
     most: int = 3,
 ) -> Proposals:
-    """Chains with at most `budget` of a dense layer's weights: of each family, the `most` that are expected to be the fastest.
+    """Propose chains with at most `budget` of a dense layer's weights.
 
-    The device is a tensor's, by default a GPU if PyTorch has one; or a CUDA target, such as "sm_90a", whose usual card is meant.
-    `measure` times the chains as `KSLinear` beside `nn.Linear` there. With a `weight` (out_features, in_features) more chains
-    are factorized, and the nearest ones are listed.
+    Per family, the `most` chains with the least expected time are listed. `device` is a tensor's device, by default a
+    GPU if PyTorch has one. It may also be a CUDA target, such as "sm_90a", which stands for its usual card.
+
+    `measure` times the chains as `KSLinear` against `nn.Linear` on that device. With a `weight` (out_features,
+    in_features), more chains are factorized, and the nearest ones are listed.
     """
     whole = dense(in_features, out_features)
     check_flags(measure=measure)
@@ -180,12 +185,12 @@ def _count(most: object) -> int:
 
 
 def _rank(proposal: Proposal) -> tuple[float, float]:
-    """The least comes first: by error if it is known, then by time."""
+    """Sort key, the best first: error if it is known, then time."""
     return proposal.relative_error or 0.0, proposal.us
 
 
 def _measured(rows: list[Proposal], batch: int, precision: str, where: torch.device | None) -> list[Proposal]:
-    """The same with measured times. Weights and x are random."""
+    """Add measured times to proposals. Weights and x are random."""
     dtype = getattr(torch, PRECISIONS[precision].dtype)
     options = {"device": where, "dtype": dtype}
     whole = rows[0].chain
@@ -195,15 +200,15 @@ def _measured(rows: list[Proposal], batch: int, precision: str, where: torch.dev
     return [replace(each, measured_us=us, doubt=why) for each, (us, why) in zip(rows, times, strict=True)]
 
 
-# ---- which chains of each family there are within a budget
+# ---- chains per family within a budget
 
 
-SIDES = (64, 32, 16, 8, 4, 1)  # of blocks, as far as the budget lets them: kernels move whole vectors
-LEAST_KEPT = 0.8  # of the features between factors that the budget lets, for a better side
-WANTED = (  # of a family with many members, the first of these that any of them keeps: share of the budget used, least side of a block
+SIDES = (64, 32, 16, 8, 4, 1)  # sides of blocks to prefer, within the budget: kernels move full vectors
+LEAST_KEPT = 0.8  # share of the affordable inner features to keep for a better side
+WANTED = (  # for large families, the first criterion that any member meets: share of the budget, least block side
     (0.75, 16), (0.75, 8), (0.5, 16), (0.5, 8), (0.75, 4), (0.5, 4), (0.0, 1),
 )  # fmt: skip
-MOST_OF_A_FAMILY = 48  # those with the fewest features between factors, which are written and read again
+MOST_OF_A_FAMILY = 48  # chains with the fewest features of intermediates, which are written and read again
 
 
 def candidates(in_features: int, out_features: int, budget: float) -> dict[str, list[Chain]]:
@@ -243,7 +248,10 @@ def _low_ranks(in_features: int, out_features: int, most: int) -> Iterator[Chain
 
 
 def _even(most: int, a: int, d: int) -> int:
-    """The largest number up to `most`, or nearly, of which a-th and d-th parts are multiples of a good side; 0 if there is none."""
+    """The largest number up to `most`, or nearly, whose a-th and d-th parts are multiples of a good side.
+
+    0 if there is none.
+    """
     found = 0
     for side in SIDES:
         found = most // lcm(side * a, side * d) * lcm(side * a, side * d)
@@ -258,9 +266,10 @@ def _monarchs(in_features: int, out_features: int) -> Iterator[Chain]:
 
 
 def _pairs(in_features: int, out_features: int, most: int) -> Iterator[Chain]:
-    """(a, b, c, 1) then (1, b, c, d), as the paper's layers: of every a and d the pair with as many inner features as the budget lets.
+    """Pairs (a, b, c, 1) then (1, b, c, d), as in the paper's layers.
 
-    The least a and d are two: with one of them 1, a factor is dense, as in low rank.
+    For every a and d, the pair has as many inner features as the budget allows. The least a and d are two: with one of
+    them 1, a factor is dense, as in low rank.
     """
     for a, d in product(divisors(in_features)[1:], divisors(out_features)[1:]):
         if inner := _even(most // (in_features // a + out_features // d), a, d):
@@ -275,7 +284,7 @@ def _deformed(in_features: int, out_features: int, most: int) -> Iterator[Chain]
 
 
 def _triples(number: int) -> list[tuple[int, int, int]]:
-    """Its products of three, of sides that are worth a kernel."""
+    """Decompositions of a number into three sides of at least two."""
     sides = [each for each in divisors(number) if each > 1]
     return [
         (one, two, number // one // two)

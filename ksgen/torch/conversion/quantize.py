@@ -1,4 +1,4 @@
-"""`quantize`: every `KSLinear` of a model by one that stores its weights in eight bits, and what that changes."""
+"""`quantize`: replace every `KSLinear` of a model by one with weights in eight bits, and report the change."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,16 +28,16 @@ class QuantizedLayer:
     name: str
     chain: Chain
     bytes: tuple[int, int]  # of the weights
-    error: float  # of K, relative, by the Frobenius norm; of all weights, where something lies between factors; of y, where x was given
+    error: float  # relative, Frobenius norm: of y if x was given, else of K, or with `between` of all weights
     saturated: int
 
 
 @dataclass(frozen=True)
 class QuantizedReport:
-    """The result of `quantize`. `print(report)` shows a table."""
+    """Result of `quantize`. `print(report)` shows a table."""
 
     storage: str
-    per: str  # of scales, where the storage has any
+    per: str  # granularity of scales, if the storage has any
     is_calibrated: bool
     layers: tuple[QuantizedLayer, ...]
 
@@ -64,11 +64,11 @@ class QuantizedReport:
 def quantize_model(
     model: nn.Module, storage: str, per: str = "output", *, names: Iterable[str] | None = None, inputs: Any = None, x_too: bool = False
 ) -> QuantizedReport:
-    """Replace, in place, every `KSLinear` of a model, or those that `names` fit, by one with weights in eight bits, for inference.
+    """Replace every `KSLinear` of a model by one with weights in eight bits, for inference, in place.
 
-    With `inputs`, what the model is called with (a tensor, or a list of arguments), each layer's scales are chosen for the x that it
-    then meets. With `x_too`, x is in eight bits before a layer's first factor, with a scale that was found on `inputs`. If anything is
-    wrong, nothing is changed.
+    `names` restricts the layers. `inputs` are the arguments of a call of the model: a tensor, or a list of arguments.
+    With them, each layer's scales are calibrated on the x that it receives. With `x_too`, x is quantized before a
+    layer's first factor, with a scale calibrated on `inputs`. If anything is wrong, the model stays unchanged.
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
@@ -91,7 +91,7 @@ def quantize_model(
     new = {name: _quantized_of(name, layer, storage, per, met.get(name), x_too) for name, layer in found.items()}
     told = tuple(_told(name, layer, new[name], met.get(name)) for name, layer in found.items())
     made = {layer: new[name] for name, layer in found.items()}
-    for name, layer in list(model.named_modules(remove_duplicate=False)):  # one that has several names stays one
+    for name, layer in list(model.named_modules(remove_duplicate=False)):  # a layer with several names stays shared
         if layer in made:
             put(model, name, made[layer])
     write_stored(model, found, storage)
@@ -99,7 +99,10 @@ def quantize_model(
 
 
 def _quantized_of(name: str, layer: KSLinear, storage: str, per: str, x: Tensor | None, x_too: bool) -> QuantizedKSLinear:
-    """Quantize a layer of a model; errors name it. x is what the layer meets for the inputs that the user gave."""
+    """Quantize one layer of a model; errors name it.
+
+    `x` is the layer's input in the calibration call.
+    """
     try:
         return layer.quantize(storage, per, x=x, x_too=x_too)
     except LaunchError as error:
@@ -107,7 +110,7 @@ def _quantized_of(name: str, layer: KSLinear, storage: str, per: str, x: Tensor 
 
 
 def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[str, Tensor]:
-    """What x each layer meets, of one call of the model."""
+    """Inputs x that each layer receives in one call of the model."""
     met: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
@@ -118,7 +121,7 @@ def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[
         return keep
 
     handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
-    were_training = [(each, each.training) for each in model.modules()]  # some may be otherwise than the model
+    were_training = [(each, each.training) for each in model.modules()]  # submodules may differ from the model
     try:
         with torch.no_grad():
             model.eval()(*(inputs if isinstance(inputs, list | tuple) else (inputs,)))
@@ -142,7 +145,10 @@ def _told(name: str, before: KSLinear, after: QuantizedKSLinear, x: Tensor | Non
 
 
 def _seen_by(x: Tensor | None, weights: Sequence[Tensor], like: KSLinear) -> Tensor:
-    """What x becomes by these weights; K, where there is no x; the weights, where there is no K."""
+    """The output for x with these weights.
+
+    Without x, the matrix K; with an activation `between` the weights themselves, because there is no K.
+    """
     if x is None and like.between != "none":
         return torch.cat([each.flatten() for each in weights])
     layer = KSLinear.from_weights(weights, layout=like.layout, between=like.between, backend="strided")

@@ -1,6 +1,6 @@
-"""Which layers of a model are products of which chains: told of a model, saved beside its weights, and read back.
+"""Rules that name a model's layers and their chains: derived from a model, saved with its weights, and loaded again.
 
-A small JSON file, or, for a model of transformers, a part of its config.json. `convert` replaces layers by it.
+A rule is a small JSON file or, for a transformers model, a part of its config.json. `convert` replaces layers by it.
 """
 
 import json
@@ -27,9 +27,9 @@ _MOST_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Beside:
-    """In a rule: a layer of `count` chains side by side, such as q, k and v. Each gives its part of the outputs.
+    """Rule entry for a layer of `count` chains side by side, such as q, k and v.
 
-    `options` go to its `KSLinear`, before those of `convert`.
+    Each chain computes its part of the outputs. `options` go to its `KSLinear` and yield to the options of `convert`.
     """
 
     chain: Chain
@@ -43,7 +43,7 @@ class Beside:
 
 
 def described(module: nn.Module) -> Beside | None:
-    """What a layer is; None if it is no layer of chains."""
+    """Rule entry that describes a layer; None if the layer has no chains."""
     parts = list(module) if isinstance(module, KSLinears) else [module]
     if not parts or not all(isinstance(part, KSLinear) and not part.is_stored for part in parts):
         return None
@@ -54,7 +54,7 @@ def described(module: nn.Module) -> Beside | None:
 
 
 def rule_of(model: nn.Module) -> dict[str, Beside]:
-    """What each layer of chains in a model is, by its whole name."""
+    """Rule entries of all layers of chains in a model, by full name."""
     found: dict[str, Beside] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         parent, _, _ = name.rpartition(".")
@@ -64,7 +64,7 @@ def rule_of(model: nn.Module) -> dict[str, Beside]:
 
 
 def as_json(rule: Mapping[str, Beside]) -> dict[str, Any]:
-    """Names and, for each, the chain, and the count and options that are not as usual."""
+    """Convert a rule to JSON values: the chain per name, and any count and options that differ from the defaults."""
     written = {}
     for name, layer in rule.items():
         count = {"count": layer.count} if layer.count > 1 else {}
@@ -92,13 +92,13 @@ def from_json(written: object, where: str) -> dict[str, Beside]:
 
 
 def exactly(rule: Mapping[str, Beside]) -> dict[str, Beside]:
-    """Names as patterns that fit these names and no others."""
+    """Convert names to patterns that match these names and no others."""
     patterns = {escape(name): layer for name, layer in rule.items()}
     return {each if set(each) & set("[.") else f"[{each[0]}]{each[1:]}": layer for each, layer in patterns.items() if each}
 
 
 def save_rule(model: nn.Module, path: str | PathLike[str]) -> None:
-    """Write the rule of a model's layers to a file whose name ends in .json, which `convert` takes."""
+    """Write the rule of a model's layers to a .json file, which `convert` accepts."""
     place = Path(path)
     if place.suffix != ".json":
         raise SpecError(f"{shown(place)}; accepted: a name that ends in .json")
@@ -108,7 +108,7 @@ def save_rule(model: nn.Module, path: str | PathLike[str]) -> None:
 
 
 def load_rule(path: str | PathLike[str]) -> dict[str, Beside]:
-    """What `save_rule` wrote, as `convert` takes it."""
+    """Read a file that `save_rule` wrote, in the form that `convert` accepts."""
     place = Path(path)
     try:
         content = json.loads(files.read(place, _MOST_BYTES))
@@ -118,20 +118,22 @@ def load_rule(path: str | PathLike[str]) -> dict[str, Beside]:
 
 
 def check_config(model: nn.Module) -> None:
-    """Raise `SpecError` if a model of transformers has a config that leaves no place for the rule."""
+    """Raise `SpecError` if the config of a transformers model has no place for the rule."""
     if (config := _config_of(model)) is not None and (other := _method(config)) not in (None, METHOD):
         raise SpecError(f"the model is quantized by {other}, and its config.json has no place for the rule; convert it before")
 
 
 def write_config(model: nn.Module) -> None:
-    """Put the rule into the config of a model of transformers, so that `save_pretrained` saves it."""
+    """Write the rule into the config of a transformers model, so that `save_pretrained` saves it."""
     if (config := _config_of(model)) is not None:
         config.quantization_config = {"quant_method": METHOD, "layers": as_json(rule_of(model))}
 
 
 def write_stored(model: nn.Module, names: Iterable[str], storage: str) -> None:
-    """Put into that config that these layers' weights are stored otherwise now: what `save_pretrained` saves of them is refused when it is
-    read, and not drawn anew."""
+    """Record in a transformers config that these layers store their weights in another type.
+
+    Loading such a saved model is then refused, instead of drawing the weights again.
+    """
     if (config := _config_of(model)) is not None and _method(config) == METHOD:
         given = config.quantization_config
         layers = dict(given["layers"] if isinstance(given, dict) else given.layers)
@@ -140,7 +142,7 @@ def write_stored(model: nn.Module, names: Iterable[str], storage: str) -> None:
 
 
 def _config_of(model: nn.Module) -> Any:
-    library = sys.modules.get("transformers")  # a model of it is there only if it was imported
+    library = sys.modules.get("transformers")  # a transformers model exists only if the library was imported
     return model.config if library is not None and isinstance(model, library.PreTrainedModel) else None
 
 

@@ -1,4 +1,7 @@
-"""How long a chain takes on a device: expected, by the cost model, or measured as a layer beside `nn.Linear`. Chooses no chain."""
+"""Time of a chain on a device: expected, by the cost model, or measured as a layer against `nn.Linear`.
+
+Chooses no chain.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,20 +28,23 @@ from ksgen.torch.operators.checks import check_device
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.values import excerpt
 
-Us = float | None  # microseconds; None where nobody can say
+Us = float | None  # microseconds; None if unknown
 
 
 @dataclass(frozen=True)
 class Clock:
-    """What is known of times on one device."""
+    """Known times on one device."""
 
-    where: torch.device | None  # where layers can be timed; None for a GPU that is only named
-    by: str  # whose times they are
+    where: torch.device | None  # device on which layers can be timed; None for a target
+    by: str  # source of the times
     kernel_us: Callable[[KernelSpec, int], Us]
-    floor_us: Callable[[KernelSpec, int], Us]  # the least that a kernel could take
+    floor_us: Callable[[KernelSpec, int], Us]  # lower bound on a kernel's time
 
     def chain_us(self, chain: Chain, precision: str, batch: int) -> Us:
-        """Expected of all factors, in one launch where a device has such kernels and it is expected to be faster."""
+        """Expected time of all factors.
+
+        One fused launch counts if the device has such kernels and it is expected to be faster.
+        """
         apart = _sum(self.kernel_us(KernelSpec(pattern, precision), batch) for pattern in chain)
         if len(chain) == 1:
             return apart
@@ -46,15 +52,18 @@ class Clock:
         return min((us for us in (apart, whole) if us is not None), default=None)
 
     def dense_us(self, whole: Chain, precision: str, batch: int) -> Us:
-        """Expected of a library's product with the whole matrix: the least it could take."""
+        """Lower bound on the time of a library's product with the dense matrix."""
         return self.floor_us(KernelSpec(whole[0], precision), batch)
 
     def step_us(self, chain: Chain, precision: str, batch: int) -> Us:
-        """Expected of a training step: forward and backward pass of every factor, which write and read all intermediates."""
+        """Expected time of a training step: forward and backward pass of every factor.
+
+        All intermediates are written and read.
+        """
         return _sum(self.kernel_us(kernel, batch) for kernel in _step_kernels(chain, precision))
 
     def dense_step_us(self, whole: Chain, precision: str, batch: int) -> Us:
-        """Least time of a training step by a library's products with the whole matrix."""
+        """Lower bound on the time of a training step by a library's products with the dense matrix."""
         return _sum(self.floor_us(kernel, batch) for kernel in _step_kernels(whole, precision))
 
     @property
@@ -63,7 +72,7 @@ class Clock:
 
 
 def _step_kernels(chain: Chain, precision: str) -> Iterator[KernelSpec]:
-    """Kernels of a training step: for each factor the product and the gradients of its X and its weights."""
+    """Kernels of a training step: per factor the product and the gradients of its X and its weights."""
     backward = gradient_of(precision)
     for pattern in chain:
         yield KernelSpec(pattern, precision)
@@ -78,7 +87,10 @@ def _sum(times: Iterable[Us]) -> Us:
 
 
 def clock_of(device: Any, precision: str) -> Clock:
-    """Of a tensor's device, or of the usual card of a CUDA target, such as `sm_90a`. On a processor its rates are measured first."""
+    """Clock for a tensor's device, or for the usual card of a CUDA target, such as `sm_90a`.
+
+    On a processor, its rates are measured first.
+    """
     if isinstance(device, str) and device.startswith("sm_"):
         if gpu_of(device).rates is None:
             known = ", ".join(target_of(*divmod(number, 10)) for number in GPUS)
@@ -99,7 +111,10 @@ def clock_of(device: Any, precision: str) -> Clock:
 
 
 def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str]]:
-    """Medians of forward passes without gradients, each with why it cannot be trusted, or nothing. Layers take turns."""
+    """Median times of forward passes without gradients, each with the reason why it is unreliable, or "".
+
+    Layers are timed alternately.
+    """
     on_gpu = x.device.type == "cuda"
     clock = _on_gpu if on_gpu else _on_processor
 
@@ -146,7 +161,7 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
 
 
 def _of_processor(where: torch.device, device: Device, ceilings: Ceilings, why: str) -> Clock:
-    """`why` the rates cannot be trusted, if they cannot."""
+    """Clock for a processor. `why` says why the rates are unreliable; empty if they are reliable."""
     limits = limits_of(device)
 
     def kernel_us(kernel: KernelSpec, batch: int) -> Us:
@@ -171,6 +186,6 @@ def _floor_us(ceilings: Ceilings, kernel: KernelSpec, batch: int) -> float:
 
 @cache
 def _ceilings(device: Device, precision: str) -> tuple[Ceilings, str]:
-    """And why they cannot be trusted, where others took the processor meanwhile."""
+    """Measured rates of a processor, and why they are unreliable if other programs used it meanwhile."""
     watch = Watch()
     return measure_ceilings(device, precision), doubt([1.0], [watch.others_share()])

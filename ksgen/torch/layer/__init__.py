@@ -1,4 +1,4 @@
-"""The layer: a chain in place of a `torch.nn.Linear`, alone or in a group, with weights that train or are stored in eight bits."""
+"""Layers that replace a `torch.nn.Linear` by a chain: alone or grouped, with trainable or quantized weights."""
 
 from ksgen.torch.layer.base import freeze, thaw
 from ksgen.torch.layer.linear import KSLinear, QuantizedKSLinear

@@ -1,4 +1,4 @@
-"""The walk of x through a layer of a chain: what serves it at once, how it becomes a matrix, and which shape y has."""
+"""Forward pass common to all layers of a chain: prepared calls, x as a matrix, and the shape of y."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,16 +14,19 @@ from ksgen.torch.operators.checks import check_tensors
 
 
 class ChainLayer:
-    """A layer with `chain` and `layout`, which takes features last in batch-size-first, and first in batch-size-last."""
+    """Base of layers with a `chain` and a `layout`.
+
+    Features come last in batch-size-first, and first in batch-size-last.
+    """
 
     chain: Chain
     layout: str
     out_layout: str | None = None
     _kind = "KSLinear"  # in messages: FSDP2 gives the class another name
-    is_stored = False  # whether its weights are stored otherwise than x
+    is_stored = False  # whether its weights are stored in another type than x
     _parallel: Any = None  # how it is split over processes: a `ksgen.torch.parallel.Parallel`
     __call__: Callable[..., Any]  # of nn.Module
-    _multiplied: Callable[[Tensor, Tensor | None], Tensor]  # of tensors that were checked
+    _multiplied: Callable[[Tensor, Tensor | None], Tensor]  # takes checked tensors
 
     @property
     def in_features(self) -> int:
@@ -35,21 +38,21 @@ class ChainLayer:
 
     @property
     def y_layout(self) -> str:
-        """Of y and the residual."""
+        """Layout of y and the residual."""
         return self.out_layout or self.layout
 
     @property
     def split(self) -> Split | None:
-        """How it is split over processes."""
+        """Split of the layer over processes; None without one."""
         return None if self._parallel is None else self._parallel.split
 
     @property
     def own_chain(self) -> Chain:
-        """What this process multiplies by."""
+        """Chain that this process multiplies by."""
         return self.chain if self.split is None else self.split.own
 
     def refuse_turned(self, what: str) -> None:
-        """Raise `LaunchError` where y has another layout than x, for what that is not done for."""
+        """Raise `LaunchError` if y has another layout than x, for a use that does not support it."""
         if self.out_layout is not None:
             raise LaunchError(f"{self._name()}: out_layout={self.out_layout!r} of {what}; accepted: layers without it")
 
@@ -68,7 +71,7 @@ class ChainLayer:
         return self._multiplied(x, residual)  # needs: import ksgen.torch
 
     def _as_leaf(self, x: fx.Proxy, residual: Any) -> fx.Proxy:
-        """One node of a graph that `torch.fx` traces."""
+        """Record the layer as one node of a graph that `torch.fx` traces."""
         if not (path := x.tracer.path_of_module(self)):
             raise LaunchError(f"{self._name()} is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)")
         return x.tracer.create_proxy("call_module", path, (x,) if residual is None else (x, residual), {})
@@ -85,7 +88,7 @@ class ChainLayer:
         return (*batch, chain.out_features) if self.y_layout == "bsf" else (chain.out_features, *batch)
 
     def _checked_y_shape(self, x: Tensor, residual: Tensor | None) -> tuple[int, ...]:
-        """The same; `LaunchError` on a residual of another shape."""
+        """Shape of y; `LaunchError` on a residual of another shape."""
         y_shape = self._y_shape(x)
         if residual is not None and residual.shape != y_shape:
             shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
@@ -93,11 +96,11 @@ class ChainLayer:
         return y_shape
 
     def _as_matrix(self, given: Tensor, layout: str | None = None) -> Tensor:
-        """Folds all dimensions but the features into one batch, of x unless another layout is named."""
+        """Flatten all dimensions except the features into one batch, in the layout of x unless another is given."""
         is_bsf = (layout or self.layout) == "bsf"
         if given.dim() < 2:
             return given[None] if is_bsf else given[:, None]
-        return given.flatten(0, -2) if is_bsf else given.flatten(1)  # unlike reshape(-1, ...), also where `vmap` maps over nothing
+        return given.flatten(0, -2) if is_bsf else given.flatten(1)  # reshape(-1) fails if `vmap` maps over nothing
 
     def _of_jagged(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Multiply the concatenated rows of sequences of unequal lengths."""
@@ -115,20 +118,20 @@ class ChainLayer:
 
 
 def freeze(model: nn.Module) -> list[str]:
-    """Declare that nobody will write to the weights. What is made of them is made once, and kept until they thaw.
+    """Declare that the weights of a model's layers stay unchanged, so that packed forms are cached until they thaw.
 
-    A write that can be seen thaws them, with a warning: a write that PyTorch counts, a move, a load, an optimizer's step.
-    `train()` thaws silently. Writes through `.data`, NumPy, a collective or a CUDA graph's replay cannot be seen: thaw first.
-    Copies of a frozen layer are not frozen. Returns the names of the frozen `KSLinear`.
+    A visible write thaws them, with a warning: a write that PyTorch counts, a move, a load, or an optimizer's step.
+    `train()` thaws silently. Writes through `.data`, NumPy, a collective or a CUDA graph's replay are invisible: thaw
+    first. Copies of a frozen layer are not frozen. Returns the names of the frozen `KSLinear`.
     """
     return [name for name, layer in _trained(model) if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())]
 
 
 def thaw(model: nn.Module) -> list[str]:
-    """`thaw()` every frozen `KSLinear` of a model. Returns their names."""
+    """Thaw every frozen `KSLinear` of a model. Returns their names."""
     return [name for name, layer in _trained(model) if frozen.thaw(layer)]
 
 
 def _trained(model: nn.Module) -> list[tuple[str, Any]]:
-    """Layers whose weights may be trained, so that somebody has to declare that they are not."""
+    """Layers with trainable weights, by name: only these need an explicit freeze."""
     return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, ChainLayer) and not layer.is_stored]

@@ -1,4 +1,4 @@
-"""What `KSLinear.explain` says: who multiplies by each factor, how long that took, and what a split over processes sends."""
+"""Text of `KSLinear.explain`: backends of the factors, their measured times, and the traffic of a split."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from ksgen.torch.operators.prepared import BACKENDS, told_of_steps
 
 
 def explained(layer: Any, batch: int, processes: int) -> str:
-    """A line for each factor that this process has, and those of the whole layer."""
+    """Explain how a layer multiplies: one line per factor of this process, and lines about the whole layer."""
     if layer.is_stored:
         if processes > 1:
             raise LaunchError(f"{layer._name()}: processes={processes}; accepted of weights in {layer.storage}: 1, as no style splits them")
@@ -29,7 +29,7 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         kernel = KernelSpec(pattern, layer.precision or dtype_name(weights.dtype), layout, epilogue)
         lines.append(f"{pattern}: {explain(layer.backend, kernel, batch, weights.device)}")
     patterns = tuple(pattern.shape for pattern in chain)
-    is_told = first.device.type == "cuda" or layer.fuse != "auto"  # on processors, "auto" is what was timed: it stands below
+    is_told = first.device.type == "cuda" or layer.fuse != "auto"  # on processors, times of "auto" follow below
     if (len(chain) > 1 or layer.out_layout) and is_told and layer.backend in BACKENDS:
         found = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
         if first.device.type == "cuda":
@@ -52,11 +52,14 @@ def explained(layer: Any, batch: int, processes: int) -> str:
 
 
 def _explained_stored(layer: Any, batch: int) -> str:
-    """Whether all factors are one launch for x of bias's type, or float32; how each factor's weights are stored, and its own kernel."""
+    """Explain a layer with quantized weights, for x of the bias's type, or float32 without a bias.
+
+    The lines say whether one launch runs all factors, how each factor's weights are stored, and its kernel.
+    """
     device = layer.values[0].device
     kind = "float32" if layer.bias is None else dtype_name(layer.bias.dtype)
     last = Epilogue(layer.bias is not None, layer.activation)
-    lines, apart = list[str](), [""] * (len(layer.chain) == 1)  # of each factor's launch, if each has one
+    lines, apart = list[str](), [""] * (len(layer.chain) == 1)  # explanation per factor, if each has its own launch
     if has_kernels(device) and len(layer.chain) > 1:
         own, one = chain_launcher(layer._shapes, layer.between, layer.fuse), {"weights": layer.storage, "inputs": layer._inputs}
         whole = own.explain(batch, precision=kind, layout=layer.layout, epilogue=last, **one)

@@ -1,4 +1,7 @@
-"""Layers beside each other on one x, such as q, k and v: in one launch where that is faster, if only the values are needed."""
+"""Groups of layers with the same x, such as q, k and v.
+
+One launch computes all of them if that is faster and no gradient is recorded.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -29,7 +32,7 @@ from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
 
 
 class KSLinears(nn.ModuleList):
-    """Layers side by side. They take the same x, and their outputs are concatenated."""
+    """Layers side by side that take the same x; their outputs are concatenated."""
 
     def forward(self, x: Tensor) -> Tensor:
         if (found := self._prepared(x)) is not None:
@@ -38,7 +41,7 @@ class KSLinears(nn.ModuleList):
         return self._each(x) if whole is None else whole
 
     def parts(self, x: Tensor) -> Sequence[Tensor]:
-        """Their outputs apart: slices of one tensor where one launch made them all."""
+        """Outputs per layer: slices of one tensor if one launch computed them all."""
         if (found := self._prepared(x)) is not None:
             return found.parts(x)
         if (whole := self._whole(x)) is None:
@@ -52,24 +55,30 @@ class KSLinears(nn.ModuleList):
         return None if _are_watched(layers) else prepared.of_group(self, layers, x)
 
     def freeze(self) -> Self:
-        """`freeze()` every layer, as `KSLinear.freeze` says. On a processor, calls of the group are then prepared, as a layer's are."""
+        """Freeze every layer, like `KSLinear.freeze`.
+
+        On a processor, calls of the group are then prepared, like those of a single layer.
+        """
         freeze(self)
         return self
 
     def thaw(self) -> Self:
-        """`thaw()` every layer."""
+        """Thaw every layer."""
         for layer in self:
-            if hasattr(layer, "thaw"):  # others may stand in a layer's place
+            if hasattr(layer, "thaw"):  # other modules may replace a layer
                 layer.thaw()
         return self
 
     @property
     def is_frozen(self) -> bool:
-        """Whether all layers are."""
+        """Whether all layers are frozen."""
         return all(getattr(layer, "is_frozen", False) for layer in self)
 
     def explain(self, batch: int = 1024) -> str:
-        """What each layer says of itself; whether all are one launch on a GPU; how long one launch of all took on a processor."""
+        """Explain each layer, and whether one launch runs all of them.
+
+        On a processor, it also gives the measured time of one launch.
+        """
         lines = [f"{number}. {line}" for number, each in enumerate(self, 1) for line in _explained(each, batch).splitlines()]
         if not len(self) or not self._are_plain:
             return "\n".join(lines)
@@ -84,13 +93,13 @@ class KSLinears(nn.ModuleList):
         return "\n".join([*lines, *told])
 
     def to_dense(self) -> Tensor:
-        """The matrix of all of them."""
+        """Dense matrix of all layers, concatenated."""
         self._check_has_layers()
         return torch.cat([_dense(layer, number) for number, layer in enumerate(self, 1)])
 
     @property
     def _are_plain(self) -> bool:
-        """Whether their weights are stored as x is, which one launch of all of them takes."""
+        """Whether all layers store their weights in the type of x, as one launch requires."""
         return all(isinstance(layer, ChainLayer) and not layer.is_stored for layer in self)
 
     @property
@@ -103,19 +112,22 @@ class KSLinears(nn.ModuleList):
         return next(self._linears())
 
     def _linears(self) -> Iterator[Any]:
-        """Its layers, if they are plain."""
+        """Layers of the group, if they are plain."""
         return iter(self)
 
     def _each(self, x: Tensor) -> Tensor:
         split = [each._parallel for each in self if isinstance(each, ChainLayer)]
         if len(self) > 1 and any(each is not None and each.gives_own_features for each in split):
-            # A process's own features of each, beside each other, are no neighbours of the whole.
+            # Concatenating one process's features of each layer would not give a contiguous shard of the full output.
             raise LaunchError("a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()")
         axis = self._axis()
         return torch.cat([layer(x) for layer in self], dim=axis)
 
     def _axis(self) -> int:
-        """Along which outputs lie beside each other. Options of layers may have been set since they became a group."""
+        """Axis of concatenation.
+
+        Layer options are checked again, because they may have been set after grouping.
+        """
         self._check_has_layers()
         chains = [layer for layer in self if isinstance(layer, ChainLayer)]
         for layer in chains:
@@ -126,11 +138,14 @@ class KSLinears(nn.ModuleList):
         return 0 if layouts == ["bsl"] else -1
 
     def _check_has_layers(self) -> None:
-        if not len(self):  # such as a slice of one
+        if not len(self):  # for example an empty slice of a group
             raise LaunchError("a group without layers; accepted: one or more")
 
     def _whole(self, x: Tensor) -> Tensor | None:
-        """All outputs by one launch, where that serves them and is expected, or on a processor was seen, to be the faster way."""
+        """All outputs by one launch; None if that is not supported or not faster.
+
+        On a GPU, the expectation decides; on a processor, measured times.
+        """
         if not self._is_served(x):
             return None
         if self._first.fuse == "yes":
@@ -167,11 +182,14 @@ class KSLinears(nn.ModuleList):
         return faster((job, size_of(batch), *ways), ways)
 
     def _is_served(self, x: Tensor) -> bool:
-        """Whether one launch could: the layers differ in their chains alone, and nobody watches or takes derivatives."""
+        """Whether one launch can serve x: the layers differ in their chains alone.
+
+        No hook may watch them and no derivative may be recorded.
+        """
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor) or not self._are_plain:
             return False
         place, least = _place_of(x), 1
-        if place == "cpu" and self._first.fuse == "auto":  # fewer take less by each layer's prepared call
+        if place == "cpu" and self._first.fuse == "auto":  # smaller x is faster with each layer's prepared call
             least = least_entries(torch.get_num_threads(), self._first.layout) * self._first.in_features
         if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least:
             return False
@@ -183,10 +201,10 @@ class KSLinears(nn.ModuleList):
             return False
         layer, features = layers[0], x.shape[-1] if layers[0].layout == "bsf" else x.shape[0]
         is_usual = layer.fuse != "no" and layer.backend in ("auto", "ksgen") and features == layer.in_features
-        is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))  # another one needs its own on a processor
+        is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))  # else each needs its own on CPUs
         if x.dim() < 2 or not is_usual or any(tensor is not None and tensor.dtype != x.dtype for tensor in tensors):
             return False
-        if place == "cpu" and layer.fuse == "auto":  # else its launcher launches each factor by itself
+        if place == "cpu" and layer.fuse == "auto":  # otherwise its launcher runs one launch per factor
             return self._verdict(x.device, dtype_name(x.dtype), x.numel() // layer.in_features).is_one
         return True
 
@@ -205,7 +223,7 @@ class KSLinears(nn.ModuleList):
 
 
 def _are_watched(layers: Sequence[Any]) -> bool:
-    """Whether somebody wants to see each layer called, or one of them is called otherwise than a KSLinear."""
+    """Whether hooks observe a layer's calls, or a layer has another `forward` than a `KSLinear`."""
     return any(each._forward_hooks or each._forward_pre_hooks or not _is_usual(each) for each in layers)
 
 
@@ -214,7 +232,7 @@ def _is_usual(layer: Any) -> bool:
 
 
 def _explained(layer: Any, batch: int) -> str:
-    """Of any module: others may stand in a layer's place."""
+    """Explanation of any module: other modules may replace a layer."""
     return str(layer.explain(batch)) if hasattr(layer, "explain") else f"{type(layer).__name__}: no layer of ksgen's, called as it is"
 
 
@@ -235,7 +253,7 @@ def _place_of(tensor: Tensor) -> str:
 
 
 def group(layers: Sequence[Any]) -> KSLinears:
-    """Layers that take the same x as one module; `LaunchError` on any that do not."""
+    """Combine layers that take the same x into one module; `LaunchError` on any that do not."""
     given = list(layers)
     if not given or not all(isinstance(layer, ChainLayer) and not layer.is_stored for layer in given):
         raise LaunchError(f"layers={given!r}; accepted: a list of KSLinear, one or more")

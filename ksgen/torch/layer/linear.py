@@ -38,25 +38,26 @@ from ksgen.torch.operators.ops import multiply
 from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense
 from ksgen.values import excerpt, listed
 
-CALIBRATED_ROWS = 4096  # of x, from which a layer's scales are chosen
-OPTIONS: dict[str, Any] = {  # that may be set later, with their defaults
+CALIBRATED_ROWS = 4096  # rows of x for the calibration of a layer's scales
+OPTIONS: dict[str, Any] = {  # options that may be set later, with their defaults
     "layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto", "intermediates": "keep",
     "out_layout": None,
 }  # fmt: skip
 
 
 class KSLinear(ChainLayer, nn.Linear):
-    """y = activation(x K^T + bias) + residual, where K is a product of Kronecker-sparse factors; or what the factors give one after the
-    other with the activation `between` them.
+    """Linear layer y = activation(x K^T + bias) + residual, with K a product of Kronecker-sparse factors.
 
-    `patterns` are listed from the factor that meets x first to the last one. `weights` holds one parameter of shape
-    (a, b, c, d) for each. x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl"; y alike, or as `out_layout` says.
-    An `nn.Linear` whose `weight` is K, made of the factors when its values are asked for.
+    `patterns` are listed from the factor that meets x first to the last one. `weights` holds one parameter (a, b, c, d)
+    per factor. With an activation `between`, the layer applies it after every factor but the last, and has no K.
+
+    x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl". y has the layout of x, or `out_layout`. The
+    layer is an `nn.Linear` whose `weight` is K, computed from the factors when its values are read.
     """
 
-    between, fuse, intermediates = "none", "auto", "keep"  # of what was saved before there was a choice
+    between, fuse, intermediates = "none", "auto", "keep"  # defaults for layers saved before these options existed
     _settable: Collection[str] = tuple(OPTIONS)  # options that may be set later
-    _fixed: Mapping[str, str] = {"chain": "a new KSLinear"}  # what cannot be set, and what is accepted
+    _fixed: Mapping[str, str] = {"chain": "a new KSLinear"}  # attributes that cannot be set: alternatives
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class KSLinear(ChainLayer, nn.Linear):
         intermediates: str = "keep",
         out_layout: str | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # not nn.Linear's, which makes a dense parameter
+        nn.Module.__init__(self)  # not nn.Linear's, which creates a dense parameter
         self.chain = Chain.read(patterns)
         options: dict[str, Any] = {
             "layout": layout, "precision": precision, "backend": backend, "activation": activation, "between": between, "fuse": fuse,
@@ -89,7 +90,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
     @classmethod
     def from_weights(cls, weights: Iterable[Tensor], bias: Tensor | None = None, **options: Any) -> "KSLinear":
-        """A layer with copies of these weights, one (a, b, c, d) per factor, from the one that meets x first."""
+        """Create a layer with copies of these weights, one (a, b, c, d) per factor, the first one meeting x first."""
         if not (given := listed(weights)):
             raise PatternError(f"weights={excerpt(weights)}; accepted: one tensor of shape (a, b, c, d) or more")
         check_tensors("KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(given)})
@@ -105,7 +106,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Module, patterns: Patterns, *, refine: int = 0, **options: Any) -> "KSLinear":
-        """The layer whose K is near an `nn.Linear`'s weight: its factorization by `factorize`. The bias is copied."""
+        """Create a layer whose K approximates an `nn.Linear`'s weight, using `factorize`. The bias is copied."""
         if not isinstance(linear, nn.Linear):
             raise LaunchError(f"KSLinear.from_linear: got {type(linear).__name__}; accepted: an nn.Linear")
         if options.get("between", "none") != "none":
@@ -115,7 +116,10 @@ class KSLinear(ChainLayer, nn.Linear):
         return cls.from_weights(found.weights, linear.bias, **options)
 
     def to_linear(self) -> nn.Linear:
-        """The `nn.Linear` with the same matrix and bias. Features come last in its x, as in layout "bsf"."""
+        """Convert to an `nn.Linear` with the same matrix and bias.
+
+        Features come last in its x, like in layout "bsf".
+        """
         if self.activation != "none":
             raise LaunchError(
                 f"{self._name()}: an nn.Linear has no activation={self.activation!r}; apply it apart, and set it to 'none' first"
@@ -123,18 +127,24 @@ class KSLinear(ChainLayer, nn.Linear):
         return dense_layer(self.to_dense(), self.bias).train(self.training)
 
     def to_dense(self) -> Tensor:
-        """K, (out_features, in_features), differentiable. Of sharded weights it is gathered: every process has to ask."""
+        """Compute K, (out_features, in_features), differentiably.
+
+        Sharded weights are gathered, so every process has to call this.
+        """
         if self.between != "none":
             raise LaunchError(f"{self._name()}: with between={self.between!r} it has no matrix; accepted: a layer without it")
         return chain_to_dense(self._factors()).contiguous()
 
     def _factors(self) -> Sequence[Tensor]:
-        """The weights as K is made of them."""
+        """Full weights of all factors, gathered if they are sharded."""
         return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in self.weights]
 
     @property
     def weight(self) -> Tensor:
-        """K, which is dense only when its values are asked for. A plain tensor for a compiler, which leaves out what nobody uses."""
+        """Lazy matrix K, dense only when its values are read.
+
+        A compiler gets a plain tensor instead, and removes it if it is unused.
+        """
         return self.to_dense() if torch.compiler.is_compiling() else Weight(self)
 
     @weight.setter
@@ -144,13 +154,13 @@ class KSLinear(ChainLayer, nn.Linear):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight":  # of a parameter, PyTorch would say that the attribute exists
+        if name == "weight":  # for a parameter, PyTorch would report that the attribute exists
             object.__setattr__(self, name, value)
-        if name in OPTIONS and name not in self._settable:  # such an attribute would be dead
+        if name in OPTIONS and name not in self._settable:  # such an attribute would have no effect
             raise LaunchError(f"{self._name()}: {name} is no option of it; accepted: {', '.join(self._settable)}")
         if name in OPTIONS:
             options = {each: getattr(self, each) for each in OPTIONS} | {name: value}
-            is_of_weights = name == "precision" or self.precision is None  # else a cast may have taken the precision away, which calls say
+            is_of_weights = name == "precision" or self.precision is None  # a cast may invalidate it; calls report it
             checked_dtype(self.chain, self.bias is not None, self._dtype if is_of_weights else None, **options)
             if self._parallel is not None and options["out_layout"] not in (None, options["layout"]):
                 raise LaunchError(f"{self._name()}: {name}={value!r} would turn y of a layer that is split; accepted: y as x is")
@@ -165,13 +175,16 @@ class KSLinear(ChainLayer, nn.Linear):
         return self.weights[0].dtype
 
     def _set(self, name: str, value: Any) -> None:
-        """An option that was checked."""
+        """Set an option that was checked."""
         super().__setattr__(name, value)
         if name in ("layout", "out_layout") and self.out_layout == self.layout:
             super().__setattr__("out_layout", None)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As for any module, except by PyTorch's `ColwiseParallel`, which takes the weights for those of an `nn.Linear`."""
+        """Register a parameter, but refuse PyTorch's `ColwiseParallel`.
+
+        It would treat the factors as the dense weight of an `nn.Linear`.
+        """
         if name.startswith("weights."):
             raise LaunchError(
                 f"{self._name()}: {name} cannot be registered; accepted for tensor parallelism: styles of ksgen.torch.parallel"
@@ -179,7 +192,10 @@ class KSLinear(ChainLayer, nn.Linear):
         super().register_parameter(name, param)
 
     def reset_parameters(self) -> None:
-        """Draw weights uniformly in +-1/sqrt(c), as in the paper, and the bias in +-1/sqrt(in_features), as `nn.Linear` does."""
+        """Draw weights uniformly in +-1/sqrt(c), and the bias in +-1/sqrt(in_features).
+
+        The bounds are those of the paper, and of `nn.Linear` for the bias.
+        """
         for pattern, weights in zip(self.chain, self.weights, strict=True):
             _draw(weights, 1 / sqrt(pattern.c))
         if self.bias is not None:
@@ -194,7 +210,7 @@ class KSLinear(ChainLayer, nn.Linear):
         return self._multiply(x, list(self.weights), self.bias, residual, self.activation)
 
     def _multiply(self, x: Tensor, weights: list[Tensor], bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
-        """By weights of this process's own chain."""
+        """Multiply by the weights of this process's own chain."""
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual, self.y_layout)
         options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation}
@@ -204,21 +220,24 @@ class KSLinear(ChainLayer, nn.Linear):
         again = self.intermediates != "keep" and is_recomputed(self.intermediates, self.own_chain, (self.between, activation))
         y = multiply_between(again, self.backend, rows, weights, bias, added, **options)
         if torch.jit.is_tracing():
-            return y.reshape(y_shape)  # records where the shape comes from; the operator below, its numbers
-        return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
+            return y.reshape(y_shape)  # records the shape's origin; the operator below records constants
+        return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # FSDP2 takes no view
 
     @staticmethod
     def group(layers: "Sequence[KSLinear]") -> nn.Module:
-        """Layers that take the same x, such as q, k and v, as one module that gives their outputs beside each other: in one launch
-        where that is faster, if only the values are needed. `parts(x)` gives them apart."""
+        """Combine layers that take the same x, such as q, k and v, into one module with concatenated outputs.
+
+        One launch computes all of them if that is faster and no gradient is recorded. `parts(x)` gives the outputs
+        separately.
+        """
         return group(layers)
 
     def freeze(self) -> Self:
-        """Declare that nobody will write to the weights. What is made of them is made once, and kept until they thaw.
+        """Declare that the weights stay unchanged, so that packed forms are cached until they thaw.
 
-        A write that can be seen ends it, with a warning: one that PyTorch counts, a move, a load, a step of an optimizer, and
-        `train()` does silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay cannot be seen: thaw first.
-        Copies of a frozen layer are not frozen.
+        A visible write ends it, with a warning: a write that PyTorch counts, a move, a load, or an optimizer's step.
+        `train()` ends it silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay is invisible:
+        thaw first. Copies of a frozen layer are not frozen.
         """
         self._freeze(self._name())
         return self
@@ -230,7 +249,10 @@ class KSLinear(ChainLayer, nn.Linear):
         return frozen.freeze(self, name, weights)
 
     def thaw(self) -> Self:
-        """Make everything anew at each call from now on. Frees what was kept, except memory that CUDA graphs read."""
+        """Stop caching: each call packs the weights again.
+
+        Frees cached forms, except memory that CUDA graphs read.
+        """
         frozen.thaw(self)
         return self
 
@@ -239,18 +261,24 @@ class KSLinear(ChainLayer, nn.Linear):
         return frozen.is_frozen(self, self._own_weights())
 
     def train(self, mode: bool = True) -> Self:
-        """As for any module. Training thaws the layer, unless its weights are stored in another type and so are not trained."""
+        """Set training mode like any module.
+
+        Training thaws the layer, except a layer with stored weights, which are not trained.
+        """
         if mode and not self.is_stored:
             self.thaw()
         super().train(mode)
         return self
 
     def quantize(self, storage: str, per: str = "output", *, x: Tensor | None = None, x_too: bool = False) -> "QuantizedKSLinear":
-        """A layer for inference with these weights in eight bits, "int8", "e4m3" or "e5m2", and a scale per factor, per i or per output;
-        or in "bfloat16", without scales, for x of float32.
+        """Create a layer for inference with these weights in eight bits, or in "bfloat16" for x of float32.
 
-        With `x`, inputs as this layer meets them, scales are chosen so that what the factors make of it changes least. With `x_too`, x
-        is in eight bits as well before the first factor, with the one scale by which none of that `x` saturates. This layer stays as it is.
+        `storage` is "int8", "e4m3", "e5m2" or "bfloat16". Eight-bit weights have a scale per factor, per i or per
+        output (`per`); "bfloat16" has none.
+
+        `x` holds inputs of this layer for calibration: scales then minimise the change of the factors' outputs. With
+        `x_too`, x is also in eight bits before the first factor. Its single scale is the one at which none of the given
+        `x` saturates. This layer stays unchanged.
         """
         self.refuse_turned("a quantized layer")
         own = dtype_name(self._dtype)
@@ -266,26 +294,26 @@ class KSLinear(ChainLayer, nn.Linear):
             raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that one process has whole")
         if self.precision not in (None, own):
             raise LaunchError(f"{self._name()}: precision={self.precision}; accepted of a layer to quantize: None")
-        with torch.inference_mode(False), torch.no_grad():  # writes to tensors made in inference mode are not seen
+        with torch.inference_mode(False), torch.no_grad():  # writes to tensors created in inference mode are invisible
             rows = None if x is None else self._calibration_rows(x)
             parts: list[Quantized] = []
             for weights in self.weights:
                 inputs = {"x_scale": quantize_inputs(rows, storage).scale} if x_too and not parts else {}
                 parts.append(made := quantize(weights, storage, per, x=rows, layout=self.layout, **inputs))
-                if rows is not None:  # as the next factor meets it
+                if rows is not None:  # input of the next factor
                     rows = multiply(rows.float(), made.dequantized(), layout=self.layout, activation=self.between, backend="strided")
             stored = QuantizedKSLinear(self, parts)
         return stored.train(self.training)
 
     def _calibration_rows(self, x: Tensor) -> Tensor:
-        """The rows of x from which scales are chosen, as a matrix."""
+        """Rows of x for the calibration of scales, as a matrix."""
         check_tensors(self._name(), x=x)
-        self._y_shape(x)  # which refuses other features
+        self._y_shape(x)  # refuses other features
         rows = self._as_matrix(x.detach())
         return rows[:CALIBRATED_ROWS] if self.layout == "bsf" else rows[:, :CALIBRATED_ROWS]
 
     def _packed(self) -> list[Any]:
-        """Each factor's weights as launchers take them: packed once if they are frozen."""
+        """Weights per factor in the form that launchers accept; packed once if they are frozen."""
         return [operand(each, False) for each in self.weights]
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
@@ -300,9 +328,10 @@ class KSLinear(ChainLayer, nn.Linear):
         return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}
 
     def explain(self, batch: int = 1024, processes: int = 1) -> str:
-        """Which backend multiplies each factor at a batch of that many rows, on the weights' device, and why; and how long all took.
+        """Explain which backend multiplies each factor at this batch size, on the weights' device, and why.
 
-        Of a layer that is split, or for several `processes`: what each way to split it takes and sends.
+        Measured times are included. For a split layer, or for several `processes`, it describes each possible split and
+        its traffic.
         """
         return explained(self, checked_batch(batch), checked_processes(processes))
 
@@ -314,16 +343,18 @@ class KSLinear(ChainLayer, nn.Linear):
         return ", ".join(words)
 
     def _stored_words(self) -> list[str]:
-        """Words for `repr` about how the weights are stored."""
+        """Words for `repr` about the storage of the weights."""
         return []
 
 
 class QuantizedKSLinear(StoredWeights, KSLinear):
-    """A `KSLinear` for inference that stores its weights in eight bits, or in bfloat16 for x of float32. Made by `KSLinear.quantize`.
+    """A `KSLinear` for inference with weights in eight bits, or in bfloat16 for x of float32.
 
-    `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x is float32, or float16 or bfloat16 for weights in
-    eight bits; with an `x_scale`, which is a buffer then, it becomes as the weights are before the first factor, and `x_saturated` counts
-    what was beyond that.
+    `KSLinear.quantize` creates it. `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x
+    is float32; for weights in eight bits it may also be float16 or bfloat16.
+
+    With an `x_scale`, a buffer too, x is quantized like the weights before the first factor. `x_saturated` then counts
+    the elements beyond the range.
     """
 
     backend, precision = "auto", None
@@ -355,7 +386,10 @@ def checked_dtype(
     chain: Chain, bias: bool, dtype: torch.dtype | None, *, layout: str, precision: str | None, backend: str, activation: str,
     between: str, fuse: str, intermediates: str, out_layout: str | None,
 ) -> torch.dtype:  # fmt: skip
-    """The type of the weights, by default that of the precision; an error on an option that is not accepted, or not beside the others."""
+    """Type of the weights, by default that of the precision.
+
+    Raises an error on an option that is not accepted, alone or in combination.
+    """
     check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
     if between != "none" and len(chain) < 2:
         raise LaunchError(f"KSLinear({chain}): between={between!r} where there is one factor; accepted: 'none', or two or more")
@@ -375,13 +409,16 @@ def checked_dtype(
 
 
 def _draw(parameter: Tensor, bound: float) -> None:
-    """Uniform within these bounds. Both parts of a complex number, which then varies as a real one would."""
+    """Draw values uniformly within these bounds.
+
+    Both parts of a complex number are drawn, so that its variance equals that of a real one.
+    """
     parts, bound = (torch.view_as_real(parameter.detach()), bound / sqrt(2)) if parameter.is_complex() else (parameter, bound)
     nn.init.uniform_(parts, -bound, bound)
 
 
 def dense_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """An `nn.Linear` with copies of these."""
+    """Create an `nn.Linear` with copies of this weight and bias."""
     rows, columns = weight.shape
     linear = nn.Linear(columns, rows, bias is not None, device=weight.device, dtype=weight.dtype)
     with torch.no_grad():

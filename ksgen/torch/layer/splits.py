@@ -1,6 +1,7 @@
-"""How a chain is split over processes: along which axis each factor, what each process multiplies by, what is sent.
+"""Split of a chain over processes: the axis per factor, the shard of each process, and the traffic.
 
-Every shard is a smaller Kronecker-sparse factor. Knows no `torch.distributed`: `ksgen.torch.parallel` does what this says.
+Every shard is a smaller Kronecker-sparse factor. Does not use `torch.distributed`: `ksgen.torch.parallel` executes the
+split.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,22 +13,22 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.values import excerpt, whole_number
 from ksgen.words import counted, spanned
 
-WHOLE, FEATURES, ROWS, SUMS = "whole", "features", "rows", "sums"  # how a tensor lies: everywhere, in shards, or as terms of a sum
+WHOLE, FEATURES, ROWS, SUMS = "whole", "features", "rows", "sums"  # placement: replicated, sharded, or terms of a sum
 AXES = {None: "whole", 0: "along a", 1: "along k", 2: "along l"}  # of a factor's weights: blocks, their outputs, their inputs
 
 
 @dataclass(frozen=True)
 class Style:
-    """How x comes, how y leaves, and what that costs a chain."""
+    """A style of tensor parallelism: placements of x and y, and the axes that it splits."""
 
     name: str
     takes: str
     gives: str
 
     def axes(self, chain: Chain) -> tuple[int | None, ...]:
-        """Of each factor; None: it is whole on every process.
+        """Axis along which each factor is split; None if the factor is replicated.
 
-        Features of a process are neighbours. So k and l are split where a = 1, and what is split besides along a.
+        Features of a process are contiguous. So k and l are split where a = 1, and all other factors along a.
         """
         if self.takes == self.gives:
             return (0,) * len(chain)
@@ -51,7 +52,7 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Split:
-    """A chain over processes. `given` is how x comes, and `asked` how y is wanted."""
+    """A chain split over processes. `given` is the placement of x, and `asked` that of y."""
 
     style: Style
     chain: Chain
@@ -62,7 +63,7 @@ class Split:
 
     @property
     def own(self) -> Chain:
-        """What each process multiplies by."""
+        """Chain that each process multiplies by."""
         return Chain(tuple(self._own(*each) for each in zip(self.chain, self.axes, strict=True)))
 
     def _own(self, pattern: Pattern, axis: int | None) -> Pattern:
@@ -73,12 +74,12 @@ class Split:
 
     @property
     def is_finished_later(self) -> bool:
-        """Whether bias, activation and residual come after a sum over processes."""
+        """Whether bias, activation and residual follow a sum over processes."""
         return self.style.gives == SUMS
 
     @property
     def finished(self) -> str:
-        """How y lies where they are added."""
+        """Placement of y at the point where bias, activation and residual are added."""
         return self.asked if self.is_finished_later else self.style.gives
 
     def __str__(self) -> str:
@@ -93,7 +94,7 @@ class Split:
         )
 
     def explain(self, batch: int, entry_bytes: int, has_bias: bool) -> str:
-        """The split, and what each process sends for a batch of that many rows."""
+        """Describe the split, and the bytes that each process sends for a batch of that size."""
         x, y = (batch * features * entry_bytes for features in (self.chain.in_features, self.chain.out_features))
         whole = [place for place, axis in enumerate(self.axes, 1) if axis is None]
         whole_bytes = sum(self.chain[place - 1].weight_count for place in whole) * entry_bytes
@@ -112,13 +113,16 @@ class Split:
         return " and ".join(told) or "sends nothing"
 
     def _bytes(self, step: str, size: int) -> float:
-        """That a process sends, in a ring: its part to every other, once, or for an all-reduce twice."""
+        """Bytes that a process sends in a ring: its part once to every other process, twice for an all-reduce."""
         others = (self.processes - 1) / self.processes * size
         return {"all-reduce": 2 * others, "all-to-all": others / self.processes}.get(step, others)
 
 
 def split(name: str, chain: Chain, processes: int, given: str = "", asked: str = "") -> Split:
-    """A chain split in that style; `PatternError` where it does not divide. x and y lie as the style has them, unless told."""
+    """Split a chain in that style; `PatternError` if it does not divide.
+
+    x and y have the style's placements by default.
+    """
     style = STYLES[name]
     axes = style.axes(chain)
     split_axes = [(place, axis) for place, axis in enumerate(axes) if axis is not None]
@@ -136,7 +140,7 @@ def split(name: str, chain: Chain, processes: int, given: str = "", asked: str =
 
 
 def explain(chain: Chain, processes: int, batch: int, entry_bytes: int, has_bias: bool) -> Iterator[str]:
-    """What each style would do to a chain, or why it cannot."""
+    """Describe how each style would split a chain, or why it cannot."""
     for name in STYLES:
         try:
             yield split(name, chain, processes).explain(batch, entry_bytes, has_bias)
@@ -145,7 +149,7 @@ def explain(chain: Chain, processes: int, batch: int, entry_bytes: int, has_bias
 
 
 def checked_processes(count: object) -> int:
-    """A number of processes; `SpecError` on anything else."""
+    """Validate a number of processes; `SpecError` on anything else."""
     number = whole_number(count)
     if number is None or number < 1:
         raise SpecError(f"processes={excerpt(count)}; accepted: a whole number from 1 up")
@@ -153,7 +157,7 @@ def checked_processes(count: object) -> int:
 
 
 def _step(source: str, target: str) -> str:
-    """The collective that brings a tensor from one lie to another; nothing where each process has what it needs."""
+    """Collective that converts one placement to another; empty if no communication is needed."""
     if source in (target, WHOLE):
         return ""
     if source == SUMS:
@@ -162,7 +166,7 @@ def _step(source: str, target: str) -> str:
 
 
 def _gradient(lie: str) -> str:
-    """How the gradient of such a tensor lies: that of a term is that of the sum."""
+    """Placement of the gradient: the gradient of a term is that of the sum."""
     return WHOLE if lie == SUMS else lie
 
 

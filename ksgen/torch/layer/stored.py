@@ -1,6 +1,7 @@
-"""Weights of a layer in eight bits, or in bfloat16 for x in float32: buffers that move, load and are saved, and products by them.
+"""Layers with stored weights in eight bits, or in bfloat16 for x in float32: their buffers and products.
 
-Kernels multiply by the values unchanged. Gradients of x flow through what the values stand for; the weights have none.
+The buffers move, load and are saved with the layer. Kernels multiply by the values unchanged. Gradients of x flow
+through the dequantized values; the weights have none.
 """
 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
@@ -25,12 +26,15 @@ from ksgen.torch.operators.choice import chain_launcher, has_kernels, is_one_lau
 from ksgen.torch.operators.ops import autocast, contiguous, is_plain, multiply, rows_of
 from ksgen.torch.operators.products import finish
 
-MOST_TRIES = 8  # of a call during another thread's writes to the weights
+MOST_TRIES = 8  # attempts of a call while another thread writes to the weights
 
 
 @dataclass(eq=False)
 class CachedOperand:
-    """What was made of buffers that were seen so: what launchers take, and prepared calls; None for what the usual way does."""
+    """Data derived from buffers in a known state: operands of launchers, and prepared calls.
+
+    A call is None if the usual path serves it.
+    """
 
     seen: tuple[tuple[int, object], ...]
     parts: list[Quantized] = field(default_factory=list)
@@ -38,7 +42,10 @@ class CachedOperand:
 
 
 def seen_of(tensor: Tensor) -> tuple[int, object]:
-    """Equal as long as no write is seen; never for a tensor made in inference mode, whose writes cannot be seen."""
+    """Fingerprint of a tensor, equal as long as no write is detected.
+
+    It is never equal for a tensor made in inference mode, whose writes are invisible.
+    """
     writes = writes_to(tensor)
     return tensor.data_ptr(), object() if writes is None else writes
 
@@ -47,7 +54,7 @@ _made: MutableMapping[Tensor, tuple[tuple[object, ...], Quantized]] = WeakIdKeyD
 
 
 def quantized_of(values: Tensor, scale: Tensor, storage: str, per: str, x_scale: float | None) -> Quantized:
-    """What launchers take, and pack once: the same object as long as no write to the tensors is seen."""
+    """Operand for launchers, which pack it once: the same object as long as no write to the tensors is detected."""
     seen = (*seen_of(values), *seen_of(scale), x_scale)
     kept = _made.get(values)
     if kept is None or kept[0] != seen:
@@ -62,7 +69,7 @@ def forget(values: Tensor) -> None:
 
 
 def _beside_writes(use: Callable[[], Tensor]) -> Tensor:
-    """What `use` makes of weights that it looks at itself: again, where another thread wrote to them after that look."""
+    """Call `use`, and retry if another thread writes to the weights meanwhile."""
     for _ in range(MOST_TRIES - 1):
         try:
             return use()
@@ -75,7 +82,7 @@ def _beside_writes(use: Callable[[], Tensor]) -> Tensor:
 
 
 def multiply_stored(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, precision: str) -> Tensor:
-    """The layer's output as a matrix in this precision, by the weights that it stores."""
+    """Output of the layer as a matrix in this precision, using its stored weights."""
     tensors = (x, bias, residual)
     needs_gradient = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
     if needs_gradient or not is_plain(*tensors) or not x.numel() or not has_kernels(x.device):
@@ -90,7 +97,10 @@ def multiply_stored(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor
 
 
 def on_gpu(layer: Any, own: ChainLauncher, x: Tensor, parts: Sequence[Quantized], options: Mapping[str, Any]) -> Tensor:
-    """All factors in one launch where that pays; one by one, and so from then on, where its kernel cannot be built."""
+    """Run all factors in one launch if that is faster, else one by one.
+
+    If the fused kernel cannot be built, the factors run one by one from then on.
+    """
     epilogue = Epilogue(options["bias"] is not None, layer.activation, options["residual"] is not None)
     batch = x.shape[0 if layer.layout == "bsf" else 1]
     one = {"precision": options["precision"], "layout": layer.layout, "epilogue": epilogue, "batch": batch}
@@ -105,7 +115,10 @@ def on_gpu(layer: Any, own: ChainLauncher, x: Tensor, parts: Sequence[Quantized]
 
 
 def by_operators(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, is_apart: bool, precision: str) -> Tensor:
-    """Multiply by PyTorch operators, which compilers and autograd see. `is_apart`: each factor's epilogue is PyTorch's."""
+    """Multiply by PyTorch operators, which compilers and autograd see.
+
+    With `is_apart`, PyTorch computes each factor's epilogue.
+    """
     layout, last = layer.layout, len(layer.chain) - 1
     for number, (values, scale, x_scale) in enumerate(zip(layer.values, layer.scales, layer._x_scales, strict=True)):
         epilogue = (bias, layer.activation, residual) if number == last else (None, layer.between, None)
@@ -141,7 +154,7 @@ def _compute(
 
 
 def _kind_of(x: Tensor, x_scale: float | None, precision: str | None) -> torch.dtype:
-    """The dtype of y: x's own, unless that is in eight bits."""
+    """The dtype of y: x's own, unless x is in eight bits."""
     found: torch.dtype = x.dtype if x_scale is None else getattr(torch, precision or "float32")
     return found
 
@@ -174,7 +187,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    """Gradients of a product without an epilogue, which the layer applies separately if gradients are wanted."""
+    """Gradients of a product without an epilogue.
+
+    The layer applies the epilogue separately if gradients are wanted.
+    """
     if ctx.activation != "none" or any(ctx.needs_input_grad[3:5]):
         raise LaunchError("ksgen::multiply_quantized: gradients of its epilogue; accepted: a product without one")
     values, scale = ctx.saved_tensors
@@ -190,9 +206,9 @@ _operator.register_autograd(_backward, setup_context=_keep)
 
 
 class StoredWeights(ChainLayer, nn.Module):
-    """A layer with buffers `values_1`, `scale_1` and so on in the place of weights that train.
+    """A layer with buffers `values_1`, `scale_1` and so on instead of trainable weights.
 
-    Everything that is made of them is kept until a write to them is seen.
+    Derived data is cached until a write to them is detected.
     """
 
     _kind = "QuantizedKSLinear"
@@ -203,7 +219,7 @@ class StoredWeights(ChainLayer, nn.Module):
     between: str
     fuse: str
     bias: nn.Parameter | None
-    _x_scale: float | None = None  # of what was saved before x could be in eight bits
+    _x_scale: float | None = None  # default for layers saved before x could be in eight bits
 
     def _store(self, parts: Sequence[Quantized]) -> None:
         self.storage, self.per = parts[0].storage, parts[0].per
@@ -219,7 +235,7 @@ class StoredWeights(ChainLayer, nn.Module):
         self._forget()
 
     def _forget(self) -> None:
-        """What was made of buffers: it belongs to this process, and is never saved or copied."""
+        """Drop cached data derived from buffers: it belongs to this process, and is never saved or copied."""
         self._ready = CachedOperand(())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -232,11 +248,14 @@ class StoredWeights(ChainLayer, nn.Module):
     # ---- the weights
 
     def freeze(self) -> Self:
-        """Nothing to declare: packed weights are cached and calls are prepared as long as no write to the weights is seen."""
+        """Return the layer unchanged: caching needs no declaration, because writes to the buffers are detected."""
         return self
 
     def thaw(self) -> Self:
-        """Pack again at the next call: after a write that cannot be seen, as `KSLinear.freeze` lists them."""
+        """Pack again at the next call.
+
+        Needed after an invisible write; `KSLinear.freeze` lists these.
+        """
         for values in self.values:
             forget(values)
         self._forget()
@@ -256,18 +275,18 @@ class StoredWeights(ChainLayer, nn.Module):
         return [self.get_buffer(f"scale_{number}") for number in range(1, len(self.chain) + 1)]
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        """The weights that the values stand for, one (a, b, c, d) per factor."""
+        """The weights that the values represent, one (a, b, c, d) per factor."""
         return [(values.to(torch.float32) * scale).to(dtype) for values, scale in zip(self.values, self.scales, strict=True)]
 
     @property
     def saturated(self) -> list[int]:
-        """Number of weights per factor that became the largest value though they are beyond it."""
+        """Number of weights per factor beyond the range, which became the largest value."""
         found: list[int] = self.get_buffer("saturated_of_each").tolist()
         return found
 
     @property
     def saturated_inputs(self) -> int:
-        """Elements of x, in all calls so far, that became the largest value though they are beyond it."""
+        """Number of elements of x beyond the range, in all calls so far."""
         return 0 if self._x_scale is None else int(self.get_buffer("x_saturated"))
 
     @property
@@ -276,7 +295,7 @@ class StoredWeights(ChainLayer, nn.Module):
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self.values, *self.scales))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move values and scales without a cast: `model.bfloat16()` is about x."""
+        """Move values and scales without a cast: `model.bfloat16()` concerns x."""
         kept = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)
         for name, before in kept.items():
@@ -289,7 +308,7 @@ class StoredWeights(ChainLayer, nn.Module):
         *_, error_messages = others
         for name, own in self._buffers.items():
             given = state_dict.get(prefix + name)
-            if own is not None and isinstance(given, Tensor) and given.dtype != own.dtype:  # which PyTorch would cast
+            if own is not None and isinstance(given, Tensor) and given.dtype != own.dtype:  # PyTorch would cast it
                 kinds = f"is {dtype_name(given.dtype)}, and this layer's {dtype_name(own.dtype)}"
                 error_messages.append(f"{prefix}{name} {kinds}; quantize the layer as that one was")
                 return
@@ -318,7 +337,7 @@ class StoredWeights(ChainLayer, nn.Module):
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
         given = rows, added
-        rows, bias, added, own_kind = autocast(rows, self.bias, added, dtype_name(rows.dtype))  # own_kind: None where it took x
+        rows, bias, added, own_kind = autocast(rows, self.bias, added, dtype_name(rows.dtype))  # own_kind: None if it cast x
         if not STORED[self.storage].is_scaled and own_kind is None and rows.dtype != torch.float32:
             return self._cast_multiply(*given).reshape(y_shape)
         self._check_kinds(rows, bias, added)
@@ -328,28 +347,34 @@ class StoredWeights(ChainLayer, nn.Module):
         return multiply_stored(self, rows, bias, added, kind).reshape(y_shape)
 
     def _cast_multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Multiply like a layer of float32 under autocast: x, and the weights, which have no scales, in autocast's type."""
+        """Multiply like a float32 layer under autocast.
+
+        x and the weights, which have no scales, are cast to autocast's type.
+        """
         options: dict[str, Any] = {"layout": self.layout, "precision": None, "activation": self.activation, "between": self.between}
         return multiply_between(False, "auto", x, self.values, self.bias, residual, fuse=self.fuse, **options)
 
     def as_met(self, x: Tensor | None) -> Tensor | None:
-        """What x becomes before the first factor: itself, or in float32 what its eight bits stand for."""
+        """Input of the first factor: x itself, or in float32 the values of its eight bits."""
         if x is None or self._x_scale is None:
             return x
         return self._in_bytes(x, None).float() * self._x_scale
 
     def _in_bytes(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """x as the weights are. What is beyond the largest value becomes it, and is counted; so is NaN, which floats keep, and which
-        becomes 0 in whole numbers. x over the scale is rounded to float32 first: one more pass over x would be needed to round it once."""
+        """Quantize x like the weights, and count the elements beyond the range.
+
+        They become the largest value. NaN counts too: floats keep it, and integers store 0. x over the scale is rounded
+        to float32 first: rounding only once would take one more pass over x.
+        """
         if torch.is_grad_enabled() and (x.requires_grad or (residual is not None and residual.requires_grad)):
             raise LaunchError(f"{self._name()}: x in eight bits has no gradients; call under torch.no_grad(), or quantize without x_too")
         if not torch.compiler.is_compiling():
-            self._ready_now()  # which looks whether the scale was written to
+            self._ready_now()  # checks whether the scale was written to
         assert self._x_scale is not None
         how = STORAGES[self.storage]
         with torch.no_grad():
             wide = x.float() / self._x_scale
-            self.get_buffer("x_saturated").add_((~(wide.abs() <= how.largest * ROUNDED)).sum())  # NaN too, which whole numbers cannot hold
+            self.get_buffer("x_saturated").add_((~(wide.abs() <= how.largest * ROUNDED)).sum())  # NaN too, which integers cannot hold
             kept = wide.clamp(-how.largest, how.largest)
             return (kept.round().nan_to_num(0.0) if how.mantissa is None else kept).to(getattr(torch, how.dtype))
 
@@ -362,12 +387,12 @@ class StoredWeights(ChainLayer, nn.Module):
 
     @property
     def _x_scales(self) -> list[float | None]:
-        """Scales of the x that each factor takes: only the first one's may be in eight bits."""
+        """Scale of each factor's x; None except for the first one, which may take eight bits."""
         return [self._x_scale] + [None] * (len(self.chain) - 1)
 
     @property
     def _inputs(self) -> str:
-        """How the x is stored that the first factor takes."""
+        """Storage of the x that the first factor takes."""
         return SAME if self._x_scale is None else self.storage
 
     @property
@@ -379,9 +404,10 @@ class StoredWeights(ChainLayer, nn.Module):
         return tuple(pattern.shape for pattern in self.chain)
 
     def _ready_now(self) -> CachedOperand:
-        """What is made of buffers as they are: another one, once they were written to, moved or replaced.
+        """Data derived from the buffers' current state, rebuilt after a write, move or replacement.
 
-        It is stored before anything is packed, so that a thaw during another thread's first call drops what that call packs.
+        It is stored before anything is packed, so that a thaw during another thread's first call drops what that call
+        packs.
         """
         seen = tuple([seen_of(each) for name, each in self._buffers.items() if each is not None and name != "x_saturated"])
         made = self._ready
@@ -397,14 +423,14 @@ class StoredWeights(ChainLayer, nn.Module):
         return self._ready_now().parts
 
     def _packed(self) -> list[Any]:
-        """Each factor's weights as launchers take them."""
+        """Weights per factor in the form that launchers accept."""
         return list(chain_launcher(self._shapes, self.between, self.fuse).weights_of_each(self._ready_now().parts))
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
         return dtype_name(dtype) in taken_beside(self.storage)
 
     def _prepared_calls(self) -> dict[Hashable, Any] | None:
-        """Calls that were prepared with these buffers; None if x becomes eight bits first."""
+        """Calls that were prepared with these buffers; None if x is quantized first."""
         return None if self._x_scale is not None else self._ready_now().calls
 
     # ---- words

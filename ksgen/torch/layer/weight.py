@@ -1,7 +1,8 @@
-"""`layer.weight` of a `KSLinear`: the matrix that an `nn.Linear` would have. It is dense only when its values are asked for.
+"""`layer.weight` of a `KSLinear`: the matrix that an `nn.Linear` would have, dense only when its values are read.
 
-Knows shape, type and device without them. Draws and zeros reach the factors; other writes are refused, also those to views of the values.
-An initializer is several writes, such as a draw and a truncation. If one of them is refused, the factors are as before the first.
+Shape, type and device are known without the values. Random draws and zeros reach the factors. Other writes are refused,
+including writes to views of the values. An initializer is several writes, such as a draw and a truncation. If one of
+them is refused, the factors return to their state before the first.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,10 +28,13 @@ _NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}  # to values
 
 
 class Weight(Tensor):
-    """(out_features, in_features). Its values are made of the factors at each use, and gradients go on to them."""
+    """Lazy matrix (out_features, in_features).
+
+    Each use computes its values from the factors, to which gradients flow back.
+    """
 
     _layer: Any
-    _drawn: tuple[list[Tensor], list[object]] | None = None  # the factors before draws by this object; what was written to them since
+    _drawn: tuple[list[Tensor], list[object]] | None = None  # factors before this object's draws; write counts since
 
     @staticmethod
     def __new__(cls, layer: Any) -> "Weight":
@@ -44,7 +48,7 @@ class Weight(Tensor):
 
     @property
     def _is_hf_initialized(self) -> bool:
-        """By which transformers knows what it has loaded, and does not draw it anew."""
+        """Flag by which transformers recognises loaded weights, which it then does not initialise."""
         return all(getattr(each, "_is_hf_initialized", False) for each in self._factors)
 
     @_is_hf_initialized.setter
@@ -72,11 +76,14 @@ class Weight(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
-        """Where PyTorch's own C++ code meets it."""
+        """Compute the dense values for calls from PyTorch's own C++ code."""
         return operator(*tree_map(_dense, given), **tree_map(_dense, named or {}))
 
     def _refusal(self, what: str) -> LaunchError:
-        """The error for a write. Takes back draws by this object, unless something else has written to the factors since."""
+        """Build the error for a write, and undo draws by this object.
+
+        Draws stay if something else has written to the factors since.
+        """
         if self._layer.is_stored:
             stored = f"is made of weights in {self._layer.storage}"
             return LaunchError(
@@ -108,7 +115,7 @@ class Weight(Tensor):
 
     @contextmanager
     def _writing(self) -> Iterator[list[Tensor]]:
-        """The factors, to be written to, which a refusal of this object's next write takes back."""
+        """Provide the factors for writing; a refusal of this object's next write restores them."""
         if self._layer.is_stored:
             raise self._refusal("an initializer")
         factors = self._factors
@@ -120,7 +127,7 @@ class Weight(Tensor):
 
 
 class _Values(Tensor):
-    """Values of a weight, or a view of them. Writes are refused, since they would be lost."""
+    """Values of a weight, or a view of them. Writes are refused, because they would be lost."""
 
     _weight: Weight
 
@@ -133,7 +140,7 @@ class _Values(Tensor):
 
 
 def _values(value: Any) -> Any:
-    """The values of a weight; anything else unchanged."""
+    """Values of a weight; anything else unchanged."""
     if not isinstance(value, Weight):
         return value
     made = value._layer.to_dense().as_subclass(_Values)
@@ -142,7 +149,10 @@ def _values(value: Any) -> Any:
 
 
 def _called(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """What a function makes of values. Results in their memory are values too, except copies."""
+    """Call a function on values.
+
+    Results that share their memory are values too, except copies.
+    """
     if function in (Tensor.__reduce_ex__, Tensor.__deepcopy__):
         return function(given[0].as_subclass(Tensor), *given[1:])
     weights = {_memory(each): each._weight for each in tree_leaves((given, named)) if isinstance(each, _Values)}
@@ -158,7 +168,7 @@ def _called(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any
 
 
 def _refuse_writes(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Raise `LaunchError` where a function would write to a weight, or to values of one."""
+    """Raise `LaunchError` if a function would write to a weight, or to its values."""
     name = getattr(function, "__name__", "")
     written = [named.get("out")]
     if name in _WRITES or (name.endswith("_") and not name.startswith("__") and name not in _NO_WRITES) or named.get("inplace"):
@@ -174,7 +184,7 @@ def _refuse_writes(function: Any, given: tuple[Any, ...], named: dict[str, Any])
 def _memory(tensor: Tensor) -> object:
     try:
         return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # of a transform, or sparse
+    except (RuntimeError, NotImplementedError):  # under a transform, or sparse
         return id(tensor)
 
 
@@ -200,7 +210,7 @@ def _uniform(weight: Weight, a: float = 0.0, b: float = 1.0, *, generator: Any =
 
 
 def _kaiming_uniform(weight: Weight, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Weight:
-    fan = nn.init._calculate_correct_fan(weight, mode)  # which refuses other modes
+    fan = nn.init._calculate_correct_fan(weight, mode)  # refuses other modes
     return weight._draw(nn.init.calculate_gain(nonlinearity, a) / sqrt(fan), True, generator)
 
 
@@ -208,7 +218,7 @@ def _fill(weight: Weight, val: float = 0.0, *, value: float | None = None) -> We
     if val if value is None else value:
         raise weight._refusal("a fill with other values than zero")
     with weight._writing() as factors:
-        factors[-1].zero_()  # the others stay: were all zero, so were all gradients
+        factors[-1].zero_()  # the others stay: with all factors zero, all gradients would be zero
     return weight
 
 

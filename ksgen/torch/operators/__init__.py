@@ -1,1 +1,1 @@
-"""Products as PyTorch operators: what they take, which way is the fastest, and what is kept of frozen weights."""
+"""Products as PyTorch operators: checks of operands, choice of the fastest backend, and caches for frozen weights."""

@@ -1,7 +1,7 @@
-"""The ways to multiply that ksgen is compared with: the paper's five, and an expert's. Each has a weight format of its own.
+"""Backends to compare ksgen with: the paper's five, and an expert's. Each has its own weight format.
 
-A backend prepares canonical weights (a, b, c, d), once if they are frozen, and multiplies by the result. All are differentiable
-except `bsr`: PyTorch has no gradient of a product with block-sparse rows.
+A backend prepares canonical weights (a, b, c, d), once if they are frozen, and multiplies by the result. All are
+differentiable except `bsr`: PyTorch has no gradient of a product with block-sparse rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,15 +27,21 @@ from ksgen.torch.operators.products import finish, permuted, permuted_back, perm
 
 @dataclass(frozen=True)
 class Backend:
-    """`multiply` takes X, the prepared weights, the layout and the pattern."""
+    """Product by PyTorch operators.
+
+    `multiply` takes X, the prepared weights, the layout and the pattern.
+    """
 
     multiply: Callable[[Tensor, Tensor, str, Pattern], Tensor]
     why: str
-    prepare: Callable[[Tensor], Tensor] | None = None  # None: canonical weights as they are
-    is_sparse: bool = False  # whether what is prepared is a sparse tensor
+    prepare: Callable[[Tensor], Tensor] | None = None  # None: canonical weights unchanged
+    is_sparse: bool = False  # whether the prepared weights are a sparse tensor
 
     def __call__(self, x: Tensor, weights: Tensor, layout: str) -> Tensor:
-        """Y = X K^T, from canonical weights. They are prepared each time, or once if they are frozen."""
+        """Compute Y = X K^T from canonical weights.
+
+        The weights are prepared at each call, or once if they are frozen.
+        """
         if self.is_sparse and is_transformed():  # PyTorch's transforms take no sparse tensors
             return BACKENDS["bmm"](x, weights, layout)
         ready = weights if self.prepare is None else made_of(weights, self.prepare)
@@ -52,7 +58,7 @@ class Backend:
 
 
 def _blocks(weights: Tensor) -> Tensor:
-    """(a*d, b, c): the diagonal blocks of the permuted K."""
+    """Diagonal blocks of the permuted K, (a*d, b, c)."""
     return products.by_matrix(weights).flatten(0, 1)
 
 
@@ -61,7 +67,7 @@ def _multiply_bmm(x: Tensor, blocks: Tensor, layout: str, pattern: Pattern) -> T
 
 
 def _as_bsr(weights: Tensor) -> Tensor:
-    """The permuted K in square blocks, as block-sparse row products take it."""
+    """The permuted K in square blocks, the format of block-sparse row products."""
     blocks = _blocks(weights)
     count, b, c = blocks.shape
     side = gcd(b, c)
@@ -90,7 +96,7 @@ def _multiply_einsum(x: Tensor, weights: Tensor, layout: str, pattern: Pattern) 
 
 
 def _as_csr(weights: Tensor) -> Tensor:
-    """K in compressed sparse rows, with c entries in each."""
+    """K in compressed sparse rows, with c nonzeros per row."""
     a, b, c, d = weights.shape
     columns = torch.arange(a * c * d, device=weights.device).view(a, 1, c, d).expand(a, b, c, d).permute(0, 1, 3, 2).flatten()
     rows = torch.arange(a * b * d + 1, device=weights.device) * c
@@ -122,9 +128,10 @@ def multiply_all_by(
     backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, activation: str,
     precision: str | None, between: str = "none", fuse: str = "auto", layout: str = "bsf", out_layout: str | None = None, turn: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Multiply by factors sequentially. Bias, activation and residual belong to the last one, `between` to the others.
+    """Multiply by factors sequentially.
 
-    All tensors are cast and checked here, once.
+    Bias, activation and residual belong to the last one, `between` to the others. All tensors are cast and checked
+    here, once.
     """
     check_fuse(fuse, backend)
     x, bias, residual, *weights, precision = autocast(x, bias, residual, *weights, precision)
@@ -143,7 +150,7 @@ def multiply_all_by(
 
 
 def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
-    """Which backend multiplies by a kernel's pattern on a tensor's device, and why."""
+    """Explain which backend multiplies by a kernel's pattern on a tensor's device, and why."""
     if backend in BACKENDS:
         return f"{backend}, as asked for: {BACKENDS[backend].why}"
     if not has_kernels(device):
@@ -155,22 +162,25 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     return f"ksgen: {choice.why}; {told}"
 
 
-# ---- intermediates while gradients are recorded: kept for the backward pass, or computed there again from x
+# ---- intermediates while gradients are recorded: stored for the backward pass, or recomputed there from x
 
 
 INTERMEDIATES = ("keep", "recompute", "auto")
-Activations = tuple[str, str]  # behind each factor but the last, and behind that one
+Activations = tuple[str, str]  # after each factor but the last, and after the last
 
 
 def between(chain: Chain, activations: Activations) -> int:
-    """Values per row of the batch that are kept, besides x: intermediates, and what an activation is applied to."""
+    """Values stored per row of the batch in addition to x: intermediates and inputs of activations."""
     *first, last = chain
     within, behind = activations
     return sum(each.out_features for each in first) * (1 + (within != "none")) + last.out_features * (behind != "none")
 
 
 def is_recomputed(intermediates: str, chain: Chain, activations: Activations) -> bool:
-    """Whether intermediates are recomputed: by "auto" if they take more memory than x, which is kept anyway."""
+    """Whether intermediates are recomputed.
+
+    "auto" recomputes if they take more memory than x, which is stored anyway.
+    """
     values = between(chain, activations)
     return values > 0 and (intermediates == "recompute" or (intermediates == "auto" and values > chain.in_features))
 
@@ -178,7 +188,7 @@ def is_recomputed(intermediates: str, chain: Chain, activations: Activations) ->
 def multiply_between(
     recompute: bool, backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, **options: Any
 ) -> Tensor:
-    """`multiply_all_by`, which keeps no more than its arguments if `recompute` is asked for."""
+    """Multiply like `multiply_all_by`; with `recompute`, store only the arguments for the backward pass."""
 
     def whole(x: Tensor, bias: Tensor | None, residual: Tensor | None, *weights: Tensor) -> Tensor:
         return multiply_all_by(backend, x, weights, bias, residual, **options)
@@ -190,7 +200,7 @@ def multiply_between(
 
 
 def _is_recorded(*tensors: Tensor | None) -> bool:
-    """Whether a backward pass may follow that takes a checkpoint."""
+    """Whether a backward pass that supports checkpoints may follow."""
     if not torch.is_grad_enabled() or not any(each is not None and each.requires_grad for each in tensors):
         return False
     is_exported = torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", lambda: False)()
@@ -198,7 +208,7 @@ def _is_recorded(*tensors: Tensor | None) -> bool:
 
 
 def told_of_intermediates(intermediates: str, chain: Chain, activations: Activations, batch: int, item_bytes: int) -> str:
-    """A line of `explain`."""
+    """Line of `explain` about intermediates in training."""
     size = f"{between(chain, activations) * batch * item_bytes / 1e6:.3g} MB at batch {batch}"
     way = "computed again in the backward pass" if is_recomputed(intermediates, chain, activations) else "kept for the backward pass"
     return f"in training, what lies between ({size}) is {way}: intermediates={intermediates}"

@@ -1,4 +1,7 @@
-"""Checks that tensors fit a product and each other, before anything is computed. Errors name the value and what is accepted."""
+"""Checks that tensors fit a product and each other, before any computation.
+
+Errors name the value and what is accepted.
+"""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -16,7 +19,7 @@ DTYPES = stored_types()
 
 
 def dtype_name(dtype: Any) -> str:
-    """`torch.float32` -> `float32`."""
+    """Name of a dtype: `torch.float32` gives `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -63,9 +66,10 @@ def check(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
     layouts: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Raise `LaunchError` for the first tensor that does not fit the weights of one factor, or of several, the one that meets x first.
+    """Raise `LaunchError` for the first tensor that does not fit the weights.
 
-    `layouts` of each factor's x and y, where they are not all as x is.
+    `weights` has one tensor per factor, the one that meets x first at the start. `layouts` gives the layout of each
+    factor's x and y, if they differ from that of x.
     """
     shape = tuple(x.shape)
     for number, each in enumerate(weights):
@@ -99,19 +103,19 @@ def check_precision(precision: str | None, dtype: str) -> None:
 
 
 def check_activation(activation: str, dtype: Any, word: str = "activation") -> None:
-    """Raise `SpecError` for an activation of complex numbers, which none is defined for."""
+    """Raise `SpecError` for an activation of complex numbers: none is defined for them."""
     if activation not in activations_of(name := dtype_name(dtype)):
         raise SpecError(f"{word}={activation} of complex numbers, {name}; accepted: none")
 
 
 def check_backend(backend: str, precision: str | None, dtype: Any) -> None:
-    """Raise `SpecError` if the backend lacks the precision: PyTorch's products use only that of the tensors."""
+    """Raise `SpecError` if the backend lacks the precision: PyTorch's products support only that of the tensors."""
     if precision not in (None, dtype_name(dtype)) and backend not in ("auto", "ksgen"):
         raise SpecError(f"precision={excerpt(precision)} with backend={excerpt(backend)}; only ksgen's kernels have it: backend='ksgen'")
 
 
 def check_fuse(fuse: str, backend: str) -> None:
-    """Raise `SpecError` if the backend has no launch of all factors."""
+    """Raise `SpecError` if the backend has no fused launch of all factors."""
     check_words(fuse=(fuse, FUSES))
     if fuse == "yes" and backend not in ("auto", "ksgen"):
         raise SpecError(f"fuse='yes' with backend={excerpt(backend)}; only ksgen's kernels have one launch of all factors: backend='ksgen'")

@@ -1,4 +1,4 @@
-"""Chooses between ksgen's kernels and PyTorch products on views for `backend="auto"`, and says why."""
+"""Choice between ksgen's kernels and PyTorch products on views for `backend="auto"`, with the reason."""
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -26,11 +26,11 @@ from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.storage import SAME
 from ksgen.torch.operators.checks import dtype_name
 
-_not_one: dict[Any, str] = {}  # layers of which one launch could not be had, and why
-KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multiply, if ksgen finds a device for them
-REMEMBERED = 4096  # choices: one for each kernel and batch
-TURNS = 1 + LEAST_BLOCKS  # in which ways are timed; the first also builds
-MOST_TURNS, LONG_S = 100, 1e-2  # more turns while all take no longer than this
+_not_one: dict[Any, str] = {}  # layers for which a fused launch failed, and why
+KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices that kernels support, if ksgen finds a matching device
+REMEMBERED = 4096  # cached choices: one per kernel and batch size
+TURNS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
+MOST_TURNS, LONG_S = 100, 1e-2  # more rounds while all together take no longer than this
 
 KINDS = {
     "prepared": "frozen",
@@ -43,7 +43,7 @@ KINDS = {
 
 OF_GROUPS = ("group", "prepared group")
 
-WAYS_OF_LAYERS = {  # of several factors, in words
+WAYS_OF_LAYERS = {  # for several factors, in words
     "ksgen": "one launch",
     "in turn": "one launch per factor by one call",
     "apart": "one launch per factor",
@@ -57,9 +57,9 @@ WAYS_OF_GROUPS = {
 }
 
 Way = Callable[[], Tensor]
-_measured: dict[Hashable, dict[str, float]] = {}  # seconds of each way, by job and threads
-_doubts: dict[Hashable, str] = {}  # of the same: why the times cannot be trusted; empty where they can
-_unbuilt: dict[KernelSpec, str] = {}  # what no compiler here could build, and why; not tried again
+_measured: dict[Hashable, dict[str, float]] = {}  # seconds per method, by job and threads
+_doubts: dict[Hashable, str] = {}  # for the same keys: why the times are unreliable; empty if they are reliable
+_unbuilt: dict[KernelSpec, str] = {}  # kernels that no compiler here could build, and why; never retried
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,16 @@ def group_launcher(chains: tuple[tuple[tuple[int, int, int, int], ...], ...], be
 
 
 def has_kernels(device: Any) -> bool:
-    """Whether ksgen's kernels can multiply tensors in that place."""
+    """Whether ksgen's kernels can multiply tensors on that device."""
     return device.type in KERNEL_DEVICES and (device.type != "cpu" or _has_processor(os.environ.get("KSGEN_DEVICE", "")))
 
 
 @cache
 def _has_processor(asked: str) -> bool:
-    """Whether host arrays are multiplied on the processor, in place. On a machine with a GPU: only if the user asks for it."""
+    """Whether host arrays are multiplied on the processor, in place.
+
+    On a machine with a GPU, only if the user asks for it.
+    """
     try:
         return find_device(asked).shares_host
     except DeviceError:
@@ -98,7 +101,10 @@ def _has_processor(asked: str) -> bool:
 
 
 def serve(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, ways: Mapping[str, Way], **what: Any) -> Tensor:
-    """Call one of the ways, "ksgen" or "strided". `what` is the epilogue, or a job other than a product."""
+    """Run one of the methods "ksgen" and "strided", chosen by `backend`.
+
+    `what` holds the epilogue, or a job other than a product.
+    """
     if not has_kernels(x.device):
         return ways["strided"]()
     if backend != "auto":
@@ -119,12 +125,18 @@ def serve(own: Launcher, x: Tensor, layout: str, precision: str | None, backend:
 
 
 def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
-    """Whether its ways are timed when first met: on a processor, if PyTorch has the precision too."""
+    """Whether the methods of a kernel are timed at its first call.
+
+    This holds on a processor, if PyTorch has the precision too.
+    """
     return bool(device.type == "cpu" and kernel.precision == kernel.dtype)
 
 
 def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
-    """The fastest way on this processor. The ways are timed in turns when a job is first met; the shortest time of each counts."""
+    """Name of the fastest method on this processor.
+
+    The methods are timed alternately at the first call of a job; the shortest time of each counts.
+    """
     key = job, torch.get_num_threads()
     if key not in _measured:
         if len(_measured) >= REMEMBERED:
@@ -156,12 +168,12 @@ def _tell_once(error: str) -> None:
 
 
 def measured(job: Hashable) -> Mapping[str, float]:
-    """Seconds of each way; empty if the job was not met yet."""
+    """Seconds per method; empty if the job was not timed yet."""
     return _measured.get((job, torch.get_num_threads()), {})
 
 
 def _told_doubt(key: Hashable) -> str:
-    """What is said after the times of a key."""
+    """Remark after the times of a key: why they are unreliable; empty if they are reliable."""
     return f"; these times cannot be trusted: {why}" if (why := _doubts.get(key, "")) else ""
 
 
@@ -169,14 +181,20 @@ def job_of(
     kind: str, patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool,
     between: str = "none",
 ) -> Hashable:  # fmt: skip
-    """What the ways of one or several factors are timed as; of a group, `patterns` are those of each layer. `kind`: one of `KINDS`."""
+    """Key under which the methods for one or several factors are timed.
+
+    For a group, `patterns` holds those of each layer. `kind` is one of `KINDS`.
+    """
     return (kind, *map(tuple, patterns), dtype, layout, activation, bias, residual, between)
 
 
 def told_of(
     patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int, between: str = "none"
 ) -> list[str]:
-    """What the ways of a whole layer took here, the fastest first: a frozen one's, and those of several factors together."""
+    """Lines with the measured times of a layer's methods, the fastest first.
+
+    They cover frozen layers and several factors together.
+    """
     patterns = list(patterns)
     found = []
     for (kind, name), residual in product(KINDS.items(), (False, True)):
@@ -189,7 +207,7 @@ def told_of(
 
 
 def size_of(batch: int) -> int:
-    """Groups batches that share a choice: small ones each alone, others by their length in bits."""
+    """Class of batch sizes that share a choice: small ones individually, others by their length in bits."""
     return batch if batch <= 16 else 1 << batch.bit_length()
 
 
@@ -201,9 +219,9 @@ def _kernel(
 
 
 def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
-    """Kernels if a search measured this one, else by the heuristic of `Pattern.predicts`. `device` is a tensor's.
+    """Choose kernels if a search measured this one, else use the heuristic of `Pattern.predicts`.
 
-    On a processor, whichever was faster once both were timed.
+    `device` is a tensor's. On a processor, the faster one counts once both were timed.
     """
     if is_measured_here(kernel, device):
         jobs = [(kernel, size_of(batch), *ways) for ways in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
@@ -237,16 +255,19 @@ def is_one_launch(
     own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int, *,
     out_layout: str | None = None, weights: str = SAME, inputs: str = SAME,
 ) -> Verdict:  # fmt: skip
-    """Whether a layer's factors, or several layers, are one launch on a tensor's device, and why; never again once one could not be had."""
+    """Whether one launch runs a layer's factors, or several layers, on a tensor's device, and why.
+
+    After a failure it never does.
+    """
     if own in _not_one:
         return Verdict(False, f"one for all cannot be had: {_not_one[own]}")
     more: dict[str, Any] = {"out_layout": out_layout} if isinstance(own, ChainLauncher) else {}
     if weights != SAME:
         more |= {"weights": weights, "inputs": inputs}
     try:
-        where: Any = device_for(("cuda", device.index) if device.type == "cuda" else "host")  # devices are hashed by their identity
+        where: Any = device_for(("cuda", device.index) if device.type == "cuda" else "host")  # hashed by identity
         return _verdict(own, where, precision, layout, epilogue, batch, tuple(more.items()), PLANNER.generation)
-    except DeviceError as error:  # the factors by themselves say what is missing
+    except DeviceError as error:  # separate factors report the cause
         return Verdict(False, str(error))
 
 
@@ -258,13 +279,13 @@ def _verdict(own: Any, device: Any, *job: Any) -> Verdict:
 
 
 def never_one_launch(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
-    """From now on. It is said once."""
+    """Disable the fused launch for this layer or group from now on; warns once."""
     _not_one[own] = str(error)
     warn(f"{own.title} takes one launch per {own.parts}, as one for all cannot be had: {error}")
 
 
 def by_heuristic(kernel: KernelSpec) -> BackendChoice:
-    """The choice for a kernel that was never measured on its device."""
+    """Choice for a kernel that was never measured on its device."""
     if kernel.precision != kernel.dtype:
         return BackendChoice("ksgen", f"PyTorch has no {kernel.precision} of its own for a single product")
     pattern, gain = kernel.pattern, kernel.pattern.predicts()

@@ -1,6 +1,6 @@
-"""Keeps what is made of frozen weights, until they thaw or are seen to have changed.
+"""Cache of data derived from frozen weights, valid until they thaw or a change is detected.
 
-Keeps nothing for other weights: PyTorch does not count every write, so nothing can tell for certain that they are unchanged.
+Nothing is cached for other weights: PyTorch does not count every write, so their changes cannot be detected reliably.
 """
 
 import sys
@@ -24,17 +24,20 @@ Make = Callable[[Tensor], Any]
 
 @dataclass(eq=False)
 class _Kept:
-    """A tensor of frozen layers: its state when frozen, and what was made of it."""
+    """A tensor of frozen layers: its state when frozen, and the data derived from it."""
 
     seen: Seen
     device: torch.device
-    address: int  # of its whole memory
-    layers: WeakSet[nn.Module] = field(default_factory=WeakSet)  # none: it is frozen no more
+    address: int  # of its full storage
+    layers: WeakSet[nn.Module] = field(default_factory=WeakSet)  # empty: no longer frozen
     forms: dict[Make, Any] = field(default_factory=dict)
     is_in_graph: bool = False  # whether a CUDA graph may read its forms
 
     def form(self, make: Make, unkept: Make) -> Any:
-        """make(weights), made once and complete for every stream. Not kept inside a graph, whose replays alone would make it."""
+        """Compute make(weights) once, complete for every stream.
+
+        Inside a graph capture the result is not cached, because only replays would compute it.
+        """
         tensor, is_recorded = self.seen.tensor, _is_recorded(self.device)
         self.is_in_graph |= is_recorded
         if make in self.forms:
@@ -50,7 +53,7 @@ class _Kept:
 
 @dataclass(eq=False)
 class _Frozen:
-    """A layer: its name for messages, its weights by name, and calls that were prepared with them."""
+    """A frozen layer: its name for messages, its weights by name, and its prepared calls."""
 
     name: str
     weights: Mapping[str, _Kept]
@@ -63,7 +66,7 @@ class _Frozen:
 
 @dataclass(eq=False)
 class _Group:
-    """Frozen layers beside each other, and calls that were prepared with the weights of all of them."""
+    """Frozen layers of a group, and calls prepared with the weights of all of them."""
 
     layers: list[_Frozen]
     calls: dict[Hashable, Any] = field(default_factory=dict)
@@ -71,12 +74,15 @@ class _Group:
 
 _frozen: WeakKeyDictionary[nn.Module, _Frozen] = WeakKeyDictionary()
 _groups: WeakKeyDictionary[nn.Module, _Group] = WeakKeyDictionary()
-_kept: WeakValueDictionary[int, _Kept] = WeakValueDictionary()  # by the id of the tensor, which each keeps alive
-_in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # what graphs read of layers that thawed
+_kept: WeakValueDictionary[int, _Kept] = WeakValueDictionary()  # by the id of the tensor, which the value keeps alive
+_in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # thawed memory that graphs still read
 
 
 def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
-    """make(weights), once for frozen weights. For others, or if a derivative is recorded, unkept(weights) each time."""
+    """Compute make(weights), once for frozen weights.
+
+    For others, or if a derivative is recorded, compute unkept(weights) at each call.
+    """
     unkept = unkept or make
     if torch.compiler.is_compiling() or not _kept or (torch.is_grad_enabled() and weights.requires_grad):
         return unkept(weights)
@@ -90,13 +96,16 @@ def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
 
 
 def calls_of(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> dict[Hashable, Any] | None:
-    """The prepared calls of a frozen layer whose weights are what they were; None for others."""
+    """Prepared calls of a frozen layer with unchanged weights; None for other layers."""
     own = _as_frozen(layer, weights)
     return None if own is None else own.calls
 
 
 def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashable, Any] | None:
-    """The same of a group whose layers are all frozen. They are gone once one of them thaws."""
+    """Prepared calls of a group whose layers are all frozen; None otherwise.
+
+    They are dropped once a layer thaws.
+    """
     found: list[_Frozen] = []
     for layer in layers:
         own = _as_frozen(layer, layer._modules["weights"]._parameters) if "weights" in layer._modules else None
@@ -104,15 +113,15 @@ def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashab
             return None
         found.append(own)
     kept = _groups.get(group)
-    if kept is None or kept.layers != found:  # of other layers, or of these before they thawed
+    if kept is None or kept.layers != found:  # for other layers, or for these before they thawed
         kept = _groups[group] = _Group(found)
     return kept.calls
 
 
 def _as_frozen(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> _Frozen | None:
-    """A frozen layer whose weights are what they were; None for others."""
+    """Record of a frozen layer with unchanged weights; None for other layers."""
     own = _frozen.get(layer) if _frozen else None
-    if own is None or tuple(weights) != own.parameters:  # such as those that pruning or a parametrization put aside
+    if own is None or tuple(weights) != own.parameters:  # pruning or a parametrization renames weights
         return None
     for tensor, kept in zip(weights.values(), own.weights.values(), strict=True):
         if tensor is not kept.seen.tensor or kept.seen.what_happened():
@@ -121,15 +130,16 @@ def _as_frozen(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> _Froze
 
 
 def is_kept(weights: Tensor) -> bool:
-    """Whether what is made of them is kept: whether they are a frozen layer's."""
+    """Whether data derived from the weights is cached, because they belong to a frozen layer."""
     kept = _kept.get(id(weights)) if _kept else None
     return kept is not None and bool(kept.layers) and not _is_transformed()
 
 
 def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
-    """From now on, keep what is made of a layer's weights, which must be its own, and plain. Returns whether that is so.
+    """Cache data derived from a layer's weights from now on. Returns whether the layer is frozen.
 
-    PyTorch counts no writes to tensors made in inference mode: what is made of those is kept nowhere, which is said.
+    The weights must be plain tensors of the layer. PyTorch counts no writes to tensors made in inference mode: these
+    are never cached, and a warning says so.
     """
     if is_frozen(layer, weights):
         return True
@@ -157,7 +167,7 @@ def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
 
 
 def thaw(layer: nn.Module) -> bool:
-    """Stop keeping what is made of a layer's weights. Returns whether it was frozen."""
+    """Stop caching data derived from a layer's weights. Returns whether the layer was frozen."""
     frozen = _frozen.pop(layer, None)
     if frozen is None:
         return False
@@ -167,7 +177,7 @@ def thaw(layer: nn.Module) -> bool:
             _in_graphs.setdefault(layer, []).append(kept.forms)
         elif kept.device.type == "cuda" and kept.forms:
             torch.cuda.synchronize(kept.device)  # other streams may still read them
-    for reference in _groups.keyrefs():  # all at once: other threads may call other groups for the first time meanwhile
+    for reference in _groups.keyrefs():  # a snapshot: other threads may add groups meanwhile
         group = reference()
         its = None if group is None else _groups.get(group)
         if group is not None and its and frozen in its.layers:
@@ -180,18 +190,18 @@ def is_frozen(layer: nn.Module, weights: Mapping[str, Tensor]) -> bool:
 
 
 def was_frozen(layer: nn.Module) -> bool:
-    """Whether it was frozen, and was not thawed since: its weights may have changed."""
+    """Whether the layer was frozen and not thawed since; its weights may have changed."""
     return bool(_frozen) and layer in _frozen
 
 
 def look_after(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
-    """Thaw a frozen layer if its weights can be seen to have changed."""
+    """Thaw a frozen layer if a change of its weights is detected."""
     if was_frozen(layer) and not _is_transformed() and (changes := _changes(layer, weights())):
         _end(changes)
 
 
 def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kept, str]]:
-    """The weights of a frozen layer that have changed, and how."""
+    """Weights of a frozen layer that have changed, and how."""
     found = []
     for name, kept in _frozen[layer].weights.items():
         replaced = "" if weights.get(name) is kept.seen.tensor else "was replaced by another tensor"
@@ -201,7 +211,7 @@ def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kep
 
 
 def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
-    """Thaw the layers whose weights changed: all of them first, then a warning for each."""
+    """Thaw the layers whose weights changed; the warnings follow after all of them."""
     told = {}
     for kept, what in changes:
         for layer in list(kept.layers):
@@ -230,20 +240,20 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _address_of(tensor: Tensor) -> int:
-    """Where the tensor's memory begins, of which frozen weights may be a part; 0 if it has none."""
+    """Address of the tensor's storage, which may contain frozen weights; 0 if it has none."""
     try:
         return int(tensor.untyped_storage().data_ptr())
-    except RuntimeError:  # sparse, or of several devices
+    except RuntimeError:  # sparse, or on several devices
         return 0
 
 
 def _is_gathered(tensor: Tensor) -> bool:
-    """Whether FSDP2 gathered a parameter into this tensor, as it will again: PyTorch counts none of these writes."""
+    """Whether FSDP2 gathered a parameter into this tensor, and will again: PyTorch counts none of these writes."""
     if "torch.distributed.fsdp" not in sys.modules:
         return False
     try:
         from torch.distributed._composable_state import _module_state_mapping
-    except ImportError:  # of a PyTorch that has no FSDP2
+    except ImportError:  # PyTorch without FSDP2
         return False
     states = [each() for each in _module_state_mapping.values() if callable(each)]
     groups = [
@@ -256,7 +266,7 @@ def _is_gathered(tensor: Tensor) -> bool:
 
 
 def _is_transformed() -> bool:
-    """Whether a transform, a mode or a trace is active: what is made then is of its own kind."""
+    """Whether a transform, a mode or a trace is active: results then have their own types."""
     is_watched = torch.jit.is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
     return bool(is_watched or torch._C._are_functorch_transforms_active())
 
@@ -266,19 +276,22 @@ def _is_recorded(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
-# ---- what launchers take
+# ---- operands of launchers
 
 
 def operand(weights: Tensor, transposed: bool) -> Any:
-    """The operand for (a, b, c, d), or the conjugates transposed for (a, c, b, d), as gradients of x need it.
+    """Operand of a launcher for weights (a, b, c, d), or for the adjoint (a, c, b, d).
 
-    Packed once for frozen weights; others are packed before each launch.
+    Gradients of x need the adjoint. Frozen weights are packed once; others before each launch.
     """
     return made_of(weights, _pack_transposed, _transpose) if transposed else made_of(weights, _pack, lambda own: own)
 
 
 def as_trained(weights: Tensor) -> Tensor:
-    """Detached if they take gradients: they are about to change, so nothing kept of them is used, frozen or not."""
+    """Detach weights that take gradients.
+
+    They are about to change, so nothing cached for them may be used, frozen or not.
+    """
     return weights.detach() if weights.requires_grad else weights
 
 

@@ -1,8 +1,8 @@
-"""For `torch.compile(model, options=FUSING)`: activations and sums after a layer move into its kernel.
+"""Fusion of activations and sums into a layer's kernel: `torch.compile(model, options=FUSING)`.
 
-Only where no gradient is recorded: the derivative of an activation needs the value before it, which a kernel does not keep. Nor after
-backend "strided", whose epilogue is steps of its own, while inductor makes them one. It is an option and not registered at import, as
-importing inductor takes seconds, and its settings are the user's.
+Applies only if no gradient is recorded: the derivative of an activation needs its input, which a kernel does not store.
+Backend "strided" is excluded: its epilogue consists of separate steps, which inductor fuses. FUSING is an option and
+not registered at import: importing inductor takes seconds, and its settings belong to the user.
 """
 
 import operator
@@ -20,7 +20,7 @@ except ImportError as error:
     raise ImportError(f"ksgen.torch.fusing needs PyTorch 2.6 or later, and {torch.__version__} is installed") from error
 
 _MULTIPLY = torch.ops.ksgen.multiply.default
-_RESIDUAL, _LAYOUT, _ACTIVATION, _BACKEND = 3, 4, 6, 8  # places among the operator's arguments
+_RESIDUAL, _LAYOUT, _ACTIVATION, _BACKEND = 3, 4, 6, 8  # positions among the operator's arguments
 _VIEWS = {"reshape", "view", "contiguous", torch.reshape, torch.ops.aten._unsafe_view}
 _SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 
@@ -37,7 +37,7 @@ _ACTIVATIONS: dict[Any, Callable[[Node], str]] = {
 
 
 class EpilogueFusion(CustomGraphPass):
-    """A pass of inductor over the graph as it was traced."""
+    """Inductor pass over the traced graph that fuses epilogues into products."""
 
     def __call__(self, graph: Graph) -> None:
         for node in list(graph.nodes):
@@ -57,7 +57,7 @@ def _may_take_more(product: Node) -> bool:
 
 
 def _fuse(graph: Graph, product: Node) -> None:
-    """Replace the last of the steps that follow the product by a product that takes them."""
+    """Replace the last of the steps that follow the product by a product that includes them."""
     end, given, views = product, list(product.args), list[Node]()
     while given[_RESIDUAL] is None and (step := _only_user(end)) is not None:
         if step.target in _VIEWS:
@@ -83,7 +83,7 @@ def _fuse(graph: Graph, product: Node) -> None:
 
 
 def _added(step: Node, end: Node) -> Node | None:
-    """What a step adds to the end so far, if it is of the same shape and type."""
+    """Operand that a step adds to `end`, if it has the same shape and type."""
     if step.target not in _SUMS or len(step.args) != 2 or step.kwargs:
         return None
     others = [each for each in step.args if each is not end]

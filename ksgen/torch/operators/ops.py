@@ -1,13 +1,14 @@
-"""The product and the gradient of its weights as PyTorch operators, and `multiply`, by which they are called.
+"""The product and the gradient of its weights as PyTorch operators, and `multiply`, which calls them.
 
 `ksgen::multiply` and `ksgen::weight_gradient` are each other's derivatives, to any order:
 
     y = multiply(x, W)                   the gradient of x is multiply(dy, W, transposed), of W weight_gradient(x, dy)
     W = weight_gradient(x, y)            the gradient of x is multiply(y, dW, transposed), of y multiply(x, dW)
 
-Of complex numbers, "transposed" is the adjoint, with the conjugates of the weights, and W has the conjugate of x: PyTorch's gradients.
-Both run in ksgen's kernels, or in `ksgen.torch.operators.products` where `ksgen.torch.operators.choice` says so. Matrices alone: (batch,
-features) in layout "bsf", (features, batch) in "bsl". Forward-mode derivatives are products again, by the product rule.
+For complex numbers, "transposed" is the adjoint, with the conjugates of the weights, and W has the conjugate of x:
+PyTorch's gradients. Both run in ksgen's kernels, or in `ksgen.torch.operators.products` if
+`ksgen.torch.operators.choice` selects it. Operands are matrices: (batch, features) in layout "bsf", (features, batch)
+in "bsl". Forward-mode derivatives are products too, by the product rule.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -42,8 +43,8 @@ from ksgen.torch.operators.frozen import as_trained, is_kept, made_of, operand
 from ksgen.torch.operators.products import ACTIVATIONS, finish
 
 Product = Callable[..., Tensor]
-FEW_ENTRIES = 256  # of a batch: up to there, PyTorch's own operators may take a step of training faster, which start sooner
-STEP_WAYS = ("ksgen", "bmm")  # of a small step of training
+FEW_ENTRIES = 256  # largest batch at which PyTorch's own operators may be faster in training, because they start sooner
+STEP_WAYS = ("ksgen", "bmm")  # methods for a small training step
 BACKENDS = ("auto", "ksgen", "strided")  # of `multiply`; "auto" chooses between the other two
 
 
@@ -58,10 +59,10 @@ def multiply(
     activation: str = "none",
     backend: str = "auto",
 ) -> Tensor:
-    """activation(X K^T + bias) + residual, differentiable. `weights` is (a, b, c, d).
+    """Compute activation(X K^T + bias) + residual, differentiably. `weights` is (a, b, c, d).
 
-    While gradients are recorded, the activation is a separate operation, whose input is kept for the backward pass as in
-    `torch.nn`. Otherwise it happens inside the kernel. Under autocast, all tensors are cast to its type.
+    While gradients are recorded, the activation is a separate operation, whose input is stored for the backward pass,
+    like in `torch.nn`. Otherwise it runs inside the kernel. Under autocast, all tensors are cast to its type.
     """
     check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
     check_tensors("multiply", x=x, weights=weights, bias=bias, residual=residual)
@@ -76,7 +77,7 @@ def _multiply_factor(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None, activation: str,
     backend: str,
 ) -> Tensor:  # fmt: skip
-    """The same by tensors that were cast and checked."""
+    """Multiply like `multiply`, with tensors that were cast and checked."""
     given = x, weights, bias, residual
 
     def by_functions(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
@@ -101,13 +102,16 @@ def _multiply_factor(
 def step_job(
     shape: Iterable[int], batch: int, dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool, wants_x: bool
 ) -> Hashable:
-    """What a small step of training is timed as. `wants_x`: whether x has a gradient."""
+    """Key under which a small training step is timed.
+
+    `wants_x` says whether x has a gradient.
+    """
     kind = "trained" if wants_x else "trained first"
     return (job_of(kind, [shape], dtype, layout, activation, bias, residual), size_of(batch), *STEP_WAYS)
 
 
 def multiply_by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str) -> Tensor:
-    """By PyTorch's own operators, which it differentiates."""
+    """Multiply with plain PyTorch operators, so that autograd can differentiate."""
     y = products.permuted_multiply(x, made_of(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
     return finish(y, bias, activation, residual, layout)
 
@@ -116,9 +120,12 @@ def multiply_chain(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: str, precision: str | None,
     activation: str, backend: str, between: str = "none", fuse: str = "auto", out_layout: str | None = None, turn: int = 0,
 ) -> Tensor:  # fmt: skip
-    """`multiply` by several factors, `between` the activation of all but the last, with tensors that were cast and checked; in one launch
-    where that is faster, or where `fuse` says so, if only the values are needed. `out_layout`: of y, where it is another one, which factor
-    `turn` is the first to have."""
+    """Multiply by several factors, with `between` as the activation of all but the last.
+
+    Tensors were cast and checked. One launch runs all factors if it is faster, or if `fuse` asks for it, and only the
+    values are needed. `out_layout` is the layout of y, if it differs from that of x. Factor `turn` is the first one
+    with it.
+    """
     is_one_alone = len(weights) == 1 and out_layout is None
 
     def one_by_one() -> Tensor:
@@ -166,7 +173,10 @@ def multiply_chain(
 def turned_at(
     turn: int, weights: Sequence[Tensor], layout: str, out_layout: str | None
 ) -> list[tuple[Callable[[Tensor], Tensor], Tensor, str]]:
-    """For each factor: what is done to its X first, its weights, and the layout of both X and Y. One of them takes what was turned."""
+    """Per factor: a function that prepares its X, its weights, and the layout of its X and Y.
+
+    The factor at which layouts change transposes its X.
+    """
 
     def transposed(rows: Tensor) -> Tensor:
         return rows.t().contiguous()
@@ -180,21 +190,21 @@ def turned_at(
 
 
 def _is_small_step(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> bool:
-    """Whether it is part of training, with so few entries that what a function of ours costs on the host counts."""
+    """Whether this is a training step with so few rows that the host overhead of custom functions matters."""
     if x.device.type != "cpu" or not _needs_gradient(weights) or _is_watched(x, weights, bias, residual) or is_transformed():
-        return False  # before any look at the batch, which may be a symbol
+        return False  # before the batch size is read, which may be symbolic
     if x.shape[0 if layout == "bsf" else 1] > FEW_ENTRIES or not x.numel() or precision not in (None, dtype_name(x.dtype)):
         return False
-    return not is_saved_otherwise()  # a checkpoint's second pass would be another way
+    return not is_saved_otherwise()  # a checkpoint's second pass could take another path
 
 
 def is_saved_otherwise() -> bool:
-    """Whether what is kept for a backward pass goes through hooks, such as a checkpoint's."""
+    """Whether tensors saved for a backward pass go through hooks, such as a checkpoint's."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _step(way: Product, given: Sequence[Tensor | None]) -> Tensor:
-    """A product and its gradients, apart from the graph that is recorded."""
+    """Run a product and its gradients on detached tensors, outside the recorded graph."""
     apart = [None if each is None else each.detach().requires_grad_(each.requires_grad) for each in given]
     y = way(*apart)
     torch.autograd.grad(y, [each for each in apart if each is not None and each.requires_grad], y.detach())
@@ -202,7 +212,10 @@ def _step(way: Product, given: Sequence[Tensor | None]) -> Tensor:
 
 
 def autocast(*given: Any) -> Any:
-    """Tensors in autocast's dtype, as for `torch.nn.functional.linear`. The last one is the precision to use then."""
+    """Cast tensors to autocast's dtype, like `torch.nn.functional.linear`.
+
+    The last argument is the precision; its value to use then is returned too.
+    """
     *tensors, precision = given
     kind = tensors[0].device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
@@ -214,14 +227,16 @@ def autocast(*given: Any) -> Any:
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in that type. A weight in training is cast once in each region of autocast, as those of PyTorch's own layers.
+    """Cast the tensor to that type.
 
-    PyTorch shows what its cache holds to operators alone. So the weight, whose shape is that of a convolution's, convolves nothing.
+    A weight in training is cast once per autocast region, like the weights of PyTorch's own layers. PyTorch exposes its
+    cache only to operators. So the weight, which has the shape of a convolution's, is passed to a convolution of an
+    empty input.
     """
     is_cached = type(tensor) is Parameter and tensor.dim() == 4 and _needs_gradient(tensor) and torch.is_autocast_cache_enabled()
     if tensor.dtype == dtype or not is_cached or _is_watched(tensor) or is_transformed() or _is_traced():
         return tensor.to(dtype)
-    if is_saved_otherwise():  # a checkpoint would compute again to show it
+    if is_saved_otherwise():  # reading it would trigger a checkpoint's recomputation
         return tensor.to(dtype)
     convolved = functional.conv2d(tensor.new_empty(0, *tensor.shape[1:], dtype=dtype), tensor)
     cast: Tensor = convolved.grad_fn._saved_weight
@@ -259,12 +274,12 @@ def _compute(
 
     ways = {"ksgen": by_kernels, "strided": on_views}
     if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_kept(weights):
-        ways["dense"] = by_whole_matrix  # a processor's matrix tiles may multiply by zeros faster than others leave them out
+        ways["dense"] = by_whole_matrix  # matrix tiles may multiply by zeros faster than kernels skip them
     return serve(own, x, layout, precision, backend, ways, epilogue=epilogue)
 
 
 def _without_tangents(compute: Product) -> Product:
-    """As the body of an operator, which sees no forward-mode derivatives, and whose result would have none."""
+    """Wrap an operator's body to refuse forward-mode derivatives, which it cannot see and would drop."""
 
     def computed(*given: Any) -> Tensor:
         if _is_forward_mode():
@@ -326,7 +341,7 @@ _multiply.register_autograd(_backward, setup_context=_keep)
 
 def _forward(ctx: Any, x_tangent: Tensor | None, weights_tangent: Tensor | None, bias_tangent: Tensor | None,
              residual_tangent: Tensor | None, *_: Any) -> Tensor:  # fmt: skip
-    """The forward-mode derivative, for a product whose activation is a separate step."""
+    """Forward-mode derivative of a product whose activation is a separate step."""
     options = (ctx.layout, ctx.precision, "none", ctx.transposed, ctx.backend)
     of_x = None if x_tangent is None else _product(x_tangent, ctx.weights, None, None, *options)
     of_weights = None if weights_tangent is None else _product(ctx.x, weights_tangent, None, None, *options)
@@ -335,7 +350,7 @@ def _forward(ctx: Any, x_tangent: Tensor | None, weights_tangent: Tensor | None,
 
 
 def _sum(terms: Sequence[Tensor | None]) -> Tensor:
-    """At least one is there."""
+    """Sum of the terms that are not None; at least one is present."""
     first, *others = (each for each in terms if each is not None)
     return sum(others, first)
 
@@ -343,9 +358,12 @@ def _sum(terms: Sequence[Tensor | None]) -> Tensor:
 def _multiply_batched(
     call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: Tensor, bias: Any, residual: Any, *options: Any
 ) -> tuple[Tensor, int]:
-    """Folds the dimension that `vmap` maps over into the batch, or into a (as more blocks) if weights or biases differ."""
+    """Rule for `vmap`: fold the mapped dimension into the batch.
+
+    If weights or biases differ, it is folded into a instead, as more blocks.
+    """
     layout, count = options[0], info.batch_size
-    if not count:  # nothing to compute, and nothing that tells how long the folded dimension is
+    if not count:  # nothing to compute, and the length of the folded dimension is unknown
         each_x, each_weights = (_each(given, dim) for given, dim in zip((x, weights), in_dims[:2], strict=True))
         return _empty(each_x, each_weights, layout, options[3]).expand(0, -1, -1), 0
     of_x, of_weights, of_bias, of_residual = in_dims[:4]
@@ -410,7 +428,7 @@ _weight_gradient.register_autograd(_backward_of_weights, setup_context=_keep_for
 
 
 def _forward_of_weights(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: Any) -> Tensor:
-    """The forward-mode derivative. `ctx` keeps what the backward pass needs."""
+    """Forward-mode derivative of the weight gradient. `ctx` stores what the backward pass needs."""
     options = (*ctx.shape, ctx.layout, ctx.precision, ctx.backend)
     of_x = None if x_tangent is None else _outer_product(x_tangent, ctx.y_gradient, *options)
     return _sum([of_x, None if y_tangent is None else _outer_product(ctx.x, y_tangent, *options)])
@@ -419,7 +437,7 @@ def _forward_of_weights(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | 
 def _weight_gradient_batched(
     call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, *options: Any
 ) -> tuple[Tensor, int]:
-    """Folds the dimension that `vmap` maps over, such as the samples of per-sample gradients, into a."""
+    """Rule for `vmap`: fold the mapped dimension into a, for instance the samples of per-sample gradients."""
     axis = 1 if layout == "bsf" else 0
     if not info.batch_size:
         each_x, each_y = (_each(given, dim) for given, dim in zip((x, y_gradient), in_dims[:2], strict=True))
@@ -428,7 +446,7 @@ def _weight_gradient_batched(
     return call(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
 
 
-# ---- called: as operators where a compiler or a mode is watching, else as functions, which cost less
+# ---- calls: as operators if a compiler or a mode is watching, else as functions, which cost less
 
 
 def _multiply_trained(x: Tensor, weights: Tensor, *others: Any) -> Tensor:
@@ -452,7 +470,10 @@ class _WeightGradient(torch.autograd.Function):
 
 
 def _plain(compute: Product, keep: Callable[..., None], backward: Callable[..., Any]) -> Any:
-    """The same where nothing but a backward pass may follow: beside `setup_context`, PyTorch looks up a signature at each call."""
+    """Create an autograd function for calls that only a backward pass may follow.
+
+    With `setup_context`, PyTorch would look up a signature at each call.
+    """
 
     class Plain(torch.autograd.Function):
         @staticmethod
@@ -500,13 +521,16 @@ def _product_of_pytorch(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
     activation: str, transposed: bool, backend: str,
 ) -> Tensor:  # fmt: skip
-    """By operators that PyTorch can transform where they are seen. Of ours it would take forward-mode derivatives as zero."""
+    """Multiply with operators that PyTorch can transform while it watches them.
+
+    It would take forward-mode derivatives of ksgen's operators as zero.
+    """
     blocks = products.blocks_of(weights.transpose(1, 2).conj() if transposed else weights)
     return finish(products.permuted_multiply(x, blocks, layout, weights.shape[0], weights.shape[3]), bias, activation, residual, layout)
 
 
 def _outer_product_of_pytorch(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str) -> Tensor:
-    """The same for the gradient of the weights."""
+    """Gradient of the weights with operators that PyTorch can transform."""
     return products.permuted_weight_gradient(x, y_gradient, layout, a, d)
 
 
@@ -523,7 +547,7 @@ def _is_recorded(*tensors: Tensor | None) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a torch.func transform is active, or forward-mode derivatives are taken."""
+    """Whether a torch.func transform is active, or forward-mode derivatives are computed."""
     return bool(torch._C._are_functorch_transforms_active()) or _is_forward_mode()
 
 
@@ -546,19 +570,19 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
 
 
 def _each(tensor: Tensor, dim: int | None) -> Tensor:
-    """One of what `vmap` maps over, without its values."""
+    """One slice of a tensor that `vmap` maps over, without its values."""
     return tensor if dim is None else tensor.new_empty(tensor.movedim(dim, 0).shape[1:])
 
 
 def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Tensor | None:
-    """Makes the mapped dimension the outer part of an axis."""
+    """Merge the mapped dimension into an axis, as its outer part."""
     if tensor is None:
         return None
     mapped = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], count, *tensor.shape[axis:]) if dim is None else tensor.movedim(dim, axis)
     return mapped.flatten(axis, axis + 1)
 
 
-# ---- what `FlopCounterMode` counts: a multiplication and an addition for each weight and row
+# ---- operations for `FlopCounterMode`: a multiplication and an addition per weight and row
 
 
 @register_flop_formula([torch.ops.ksgen.multiply])
@@ -575,28 +599,31 @@ def _flops_of_weight_gradient(
     return 2 * rows * prod(out_shape)
 
 
-# ---- what both operators share
+# ---- helpers of both operators
 
 
 def rows_of(tensor: Any) -> Any:
-    """A matrix as kernels take it: with gaps between its rows at most, so that slices are read where they lie. None stays None."""
+    """Convert a matrix to the form that kernels accept: gaps between its rows at most.
+
+    Slices are thus read in place. None stays None.
+    """
     if tensor is None or (tensor.stride(1) == 1 and tensor.stride(0) >= tensor.shape[1]):
         return None if tensor is None else _resolved(tensor)
     return contiguous(tensor)
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """As kernels take weights, gradients and biases."""
+    """Copy a tensor if it is not contiguous, or lazily conjugated or negated."""
     return _resolved(tensor).contiguous()
 
 
 def _resolved(tensor: Tensor) -> Tensor:
-    """With its values in memory as they are, where PyTorch only noted that they are conjugated or negated."""
+    """Materialise the values of a tensor that PyTorch only marks as conjugated or negated."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _empty(x: Tensor, weights: Tensor, layout: str, transposed: bool) -> Tensor:
-    """An uninitialised Y."""
+    """Allocate an uninitialised Y."""
     a, b, c, d = weights.shape
     features = a * (c if transposed else b) * d
     return x.new_empty((x.shape[0], features) if layout == "bsf" else (features, x.shape[1]))

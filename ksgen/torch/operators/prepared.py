@@ -1,8 +1,9 @@
-"""Calls on a processor that look at little but x: of frozen layers at shapes met before, and small steps of training.
+"""Prepared calls on a processor, which check little but x: frozen layers at known shapes, and small training steps.
 
-`is_direct` is the one guard. The first call of a frozen layer at a shape goes the usual way, which refuses what is
-wrong. The second prepares; the ways are timed in turns. A layer is a group of one. A small step of training is served
-if PyTorch's products were timed (`ops.multiply`) to be the fastest for every factor. All other calls go the usual way.
+`is_direct` is the only guard. The first call of a frozen layer at a shape takes the usual path, which reports errors.
+The second call prepares; the methods are timed alternately. A layer is a group of one. A small training step is served
+if timings (`ops.multiply`) found PyTorch's products to be the fastest for every factor. All other calls take the usual
+path.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,27 +31,27 @@ from ksgen.torch.operators.choice import chain_launcher, faster, group_launcher,
 from ksgen.torch.operators.frozen import made_of
 from ksgen.torch.operators.products import finish
 
-BACKENDS = ("auto", "ksgen")  # that prepare
-TRIED_COLUMNS = 64  # per thread: from there, one launch is timed in batch-size-last, where launchers take none by rule
-MOST_CALLS = 256  # that a layer keeps
-LINE_BYTES = 64  # of a processor's cache, at which intermediates begin
+BACKENDS = ("auto", "ksgen")  # backends with prepared calls
+TRIED_COLUMNS = 64  # per thread: from there on, one launch is timed in batch-size-last, where launchers choose none
+MOST_CALLS = 256  # prepared calls per layer
+LINE_BYTES = 64  # line of a processor's cache; intermediates are aligned to it
 OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")  # equal in one launch
-MET, UNFIT = "was met once", "is served the usual way, or refused there"  # of a shape of x
+MET, UNFIT = "was met once", "is served the usual way, or refused there"  # states of a shape of x
 
-Step = Callable[[Tensor, Tensor | None], Tensor]  # of x and the residual as matrices
+Step = Callable[[Tensor, Tensor | None], Tensor]  # takes x and the residual as matrices
 options_of = attrgetter(*OPTIONS)
-_served: dict[Hashable, bool] = {}  # whether PyTorch's products serve a step of training, by all that decides it
+_served: dict[Hashable, bool] = {}  # whether PyTorch's products serve a training step, by everything that affects it
 
 
 class NotPreparedError(Exception):
-    """No prepared call serves this: the usual way refuses it, or does it."""
+    """Signals that no prepared call fits; the usual path serves the call or refuses it."""
 
 
 def is_direct(x: Any, residual: Any = None) -> bool:
-    """Whether x and a residual lie unchanged in a processor's memory, without a trace, mode, transform or autocast."""
+    """Whether x and a residual lie unchanged in host memory, without a trace, mode, transform or autocast."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # a trace records every shape that is read
         return False
-    if type(x) is not Tensor or not x.is_cpu:  # asked first, as it is so on every GPU
+    if type(x) is not Tensor or not x.is_cpu:  # checked first: decides for every GPU tensor
         return False
     if torch._C._len_torch_dispatch_stack() or ops.is_transformed() or torch.is_autocast_enabled("cpu"):
         return False
@@ -62,12 +63,12 @@ def _lies_here(tensor: Any) -> bool:
         return False
     if tensor.is_neg() or tensor.is_conj() or tensor.is_nested:
         return False
-    at = tensor.data_ptr()  # 0 if it is empty or its memory was given up; memory of others may begin in an element
+    at = tensor.data_ptr()  # 0 if empty or released; foreign memory may be misaligned
     return bool(at) and at % tensor.element_size() == 0
 
 
 def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:
-    """The layer's output; None where it goes the usual way."""
+    """Output of the layer by a prepared call; None if the usual path has to serve it."""
     if torch.is_grad_enabled():
         return _step(layer, x) if residual is None and is_direct(x) else None
     if not is_direct(x, residual) or (calls := layer._prepared_calls()) is None:
@@ -77,7 +78,7 @@ def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:
 
 
 def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "Prepared | None":
-    """What serves all outputs of layers on this x, side by side or apart; None where they go the usual way."""
+    """Prepared call for all outputs of layers on this x; None if the usual path has to serve them."""
     if torch.is_grad_enabled() or not is_direct(x) or (calls := frozen.calls_of_group(group, layers)) is None:
         return None
     return _found(calls, layers, x, None)
@@ -86,7 +87,7 @@ def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "Prepared | Non
 def _found(calls: dict[Hashable, Any], layers: Sequence[Any], x: Tensor, residual: Tensor | None) -> "Prepared | None":
     options = options_of(layers[0]) if len(layers) == 1 else tuple(map(options_of, layers))
     key = (x.shape, x.dtype, residual is None, options, torch.get_num_threads(), PLANNER.generation)
-    found = calls.get(key)  # asked once: another thread may drop all of them
+    found = calls.get(key)  # read once: another thread may drop all of them
     if found is None:
         if len(calls) >= MOST_CALLS:
             calls.clear()
@@ -114,7 +115,10 @@ def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None) -> "Pre
 
 
 def are_alike(layers: Sequence[Any]) -> bool:
-    """Whether they differ in their chains alone. Not where y has another layout than x, which groups refuse."""
+    """Whether layers differ in their chains alone.
+
+    False if y has another layout than x, which groups refuse.
+    """
     return len({(options_of(each), each.bias is None) for each in layers}) == 1 and layers[0].out_layout is None
 
 
@@ -134,7 +138,10 @@ def shapes_of(layer: Any) -> tuple[tuple[int, int, int, int], ...]:
 
 
 class _Job(NamedTuple):
-    """What is prepared: a matrix x, and outputs, slices of one y. A batch of one is a row in both layouts."""
+    """Operands of a prepared call: a matrix x, and outputs, which are slices of one y.
+
+    A batch of one is a row in both layouts.
+    """
 
     layout: str
     out_layout: str | None
@@ -145,7 +152,7 @@ class _Job(NamedTuple):
 
     @classmethod
     def of(cls, layers: Sequence[Any], x: Tensor, residual: Tensor | None) -> "_Job | None":
-        """None where this residual is refused."""
+        """Build the operands; None if this residual is refused."""
         first = layers[0]
         y_shape = _y_shape(layers, x)
         if residual is not None and (residual.dtype != x.dtype or residual.shape != y_shape):
@@ -170,20 +177,20 @@ class _Job(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Whether it is one layer's."""
+        """Whether the job belongs to a single layer."""
         return len(self.outs) == 1
 
 
 def _y_shape(layers: Sequence[Any], x: Tensor) -> torch.Size:
     first = layers[0]
-    whole, features = first._y_shape(x), sum(each.out_features for each in layers)  # which refuses other features
+    whole, features = first._y_shape(x), sum(each.out_features for each in layers)  # refuses other features
     return torch.Size((*whole[:-1], features) if first.y_layout == "bsf" else (features, *whole[1:]))
 
 
 class Prepared:
-    """activation(X K^T + bias) + residual of frozen layers on one x, side by side, by the fastest way for one shape.
+    """activation(X K^T + bias) + residual of frozen layers on one x, side by side, by the fastest method for a shape.
 
-    Keeps weights and biases, and no other array.
+    Holds weights and biases, and no other array.
     """
 
     def __init__(self, layers: Sequence[Any], x: Tensor, job: _Job) -> None:
@@ -192,11 +199,11 @@ class Prepared:
         self._x_shape, self._y_shape, self._dtype = job.x.shape, _y_shape(layers, x), x.dtype
         self._residual_shape, self._is_viewed = job.y.shape, job.y.shape != self._y_shape
         self._axis, self._features = -1 if first.layout == "bsf" else 0, [each.out_features for each in layers]
-        self._each: list[Prepared] = []  # of each layer of a group, if that is the fastest
+        self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest
         self._step = self._fastest(layers, x, job)
 
     def holds(self, layers: Sequence[Any]) -> bool:
-        """Whether each layer's bias is the one that it was prepared for, and lies where it did."""
+        """Whether each layer's bias is the one it was prepared for, at the same address."""
         for layer, (own, look) in zip(layers, self._biases):  # noqa: B905  # strict=True takes time
             if layer._parameters.get("bias") is not own or (own is not None and look_of(own) != look):
                 return False
@@ -212,7 +219,7 @@ class Prepared:
         return y.view(self._y_shape) if self._is_viewed else y
 
     def parts(self, x: Tensor) -> list[Tensor]:
-        """The outputs of layers apart: slices of one tensor where one call made them all."""
+        """Outputs per layer: slices of one tensor if one call computed them all."""
         if self._each:
             return [each.run(x) for each in self._each]
         return list(self.run(x).split(self._features, self._axis))
@@ -243,7 +250,7 @@ class Prepared:
 
 
 def _rows(tensor: Tensor, shape: torch.Size) -> Tensor:
-    """A matrix of that shape: the tensor itself where it is one, as each operator of PyTorch's takes a microsecond."""
+    """Reshape to a matrix of that shape, only if needed: each PyTorch operator takes a microsecond."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     return tensor if tensor.shape == shape else tensor.view(shape)
@@ -267,7 +274,10 @@ class _Own(NamedTuple):
 
 
 def _call(prepare: Callable[..., Call | None], job: _Job, x: Tensor, weights: Sequence[Any], is_chain: bool, **given: Any) -> _Own | None:
-    """A call whose launches take no copies; None where there is none. What launchers refuse, the usual way refuses."""
+    """Prepare a call whose launches copy nothing; None if there is none.
+
+    Arguments that launchers refuse are left to the usual path.
+    """
     flat = [each for own in weights for each in (own if isinstance(own, list) else [own])]
     if not all(isinstance(each, Weights) for each in flat):  # they thawed meanwhile
         raise NotPreparedError
@@ -282,7 +292,7 @@ def _call(prepare: Callable[..., Call | None], job: _Job, x: Tensor, weights: Se
 
 
 def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> Step | None:
-    """All factors of all layers at once, where a launch of them is to be had."""
+    """All factors of all layers in one launch, if one is available."""
     first, weights = layers[0], [each._packed() for each in layers]
     if first.fuse == "no":
         return None
@@ -299,7 +309,7 @@ def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> Step
         try:
             found = _call(prepare, job, job.x, weights[0], True, out=job.y, bias=first.bias, **given)
         except NotPreparedError:
-            if not is_tried:  # else one launch cannot be had
+            if not is_tried:  # otherwise one launch is unavailable
                 raise
             return None
     if found is None:
@@ -308,12 +318,12 @@ def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> Step
 
 
 def _in_turn(layers: Sequence[Any], job: _Job) -> Step | None:
-    """The launches of each layer, sequentially, by one call: one of all its factors or one per factor."""
+    """Launches of all layers sequentially, by one call: one launch per layer, or one per factor."""
     if job.out_layout is not None:
         return None
     own: list[_Own] = []
     places: list[dict[str, int]] = []
-    passed: dict[int, int] = {}  # by the place given: elements of an intermediate, in the same memory for all layers
+    passed: dict[int, int] = {}  # by operand number: elements of an intermediate; layers share its memory
     for number, (layer, out) in enumerate(zip(layers, job.outs, strict=True), 2):
         chain, packed = chain_launcher(shapes_of(layer), layer.between, layer.fuse), layer._packed()
         last: Mapping[str, Any] = {"bias": layer.bias, "activation": layer.activation, "residual": job.residual, "out": out}
@@ -337,9 +347,10 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> Step | None:
 
 
 def _launches(job: _Job, own: Sequence[_Own], places: Sequence[Mapping[str, int]], passed: Sequence[int] = ()) -> Step:
-    """Launches by one call, on tensors of the host, into one new y and memory for intermediates of that many elements.
+    """Combine launches into one call on host tensors, with one new y and scratch memory for intermediates.
 
-    `places` say which array each operand is: 0 for x, 1 for the residual, then the outputs, then intermediates.
+    `passed` holds the elements of each intermediate. `places` maps operands to arrays: 0 is x, 1 the residual, then
+    come the outputs and the intermediates.
     """
     every = [{"x": 0, "residual": 1, **each} for each in places]
     launch = Elsewhere([each.call for each in own], every, [weights for each in own for weights in each.weights])
@@ -368,13 +379,16 @@ def _launches(job: _Job, own: Sequence[_Own], places: Sequence[Mapping[str, int]
 
 
 def _operands(layer: Any) -> list[tuple[Weights, Tensor | None]]:
-    """Each factor's weights: packed, and as PyTorch multiplies by them, which it does not by stored ones."""
+    """Weights per factor: packed, and as a tensor for PyTorch's products.
+
+    The tensor is None for stored weights, which PyTorch does not multiply by.
+    """
     packed = layer._packed()
     return list(zip(packed, [None] * len(packed) if layer.is_stored else layer.weights, strict=True))
 
 
 def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
-    """Each factor by its fastest way."""
+    """Run each factor by its fastest method."""
     steps, x = list[tuple[Callable[[Tensor], Tensor], Step]](), job.x
     every: Any = ops.turned_at(layer.own_chain.turn, _operands(layer), job.layout, job.out_layout)
     for number, (pattern, (turns, operands, layout)) in enumerate(zip(layer.own_chain, every, strict=True), 1):
@@ -397,7 +411,10 @@ def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
 def _factor(
     job: _Job, packed: Any, weights: Tensor | None, bias: Tensor | None, activation: str, layout_of_job: str, only_kernels: bool
 ) -> Step:  # fmt: skip
-    """One factor's fastest way. `layout_of_job`: the layout under which its times are looked up."""
+    """Fastest method for one factor.
+
+    `layout_of_job` is the layout under which its times are looked up.
+    """
     if not isinstance(packed, Weights):  # they thawed meanwhile
         raise NotPreparedError
     layout, shape, ways = job.layout, packed.pattern.shape, dict[str, Step]()
@@ -417,7 +434,7 @@ def _factor(
         return finish(products.permuted_multiply(x, blocks, layout, shape[0], shape[3]), bias, activation, residual, layout)
 
     ways |= {"strided": on_views, "bmm": permuted}
-    if weights.element_size() == 2:  # as in `ksgen.torch.operators.ops`
+    if weights.element_size() == 2:  # like in `ksgen.torch.operators.ops`
         ways["dense"] = _by_whole_matrix(made_of(weights, products.to_dense), layout, bias, activation)
     kind = job_of("prepared", [shape], job.x.dtype, layout_of_job, activation, bias is not None, job.residual is not None)
     timed = {name: partial(way, job.x, job.residual) for name, way in ways.items()}
@@ -434,22 +451,22 @@ def _by_whole_matrix(matrix: Tensor, layout: str, bias: Tensor | None, activatio
     return in_rows if layout == "bsf" else in_columns
 
 
-# ---- small steps of training
+# ---- small training steps
 
 
 def _step(layer: Any, x: Tensor) -> Tensor | None:
-    """The layer's output by PyTorch's products, called at once; None where it goes the usual way.
+    """Output of the layer by direct calls of PyTorch's products; None if the usual path has to serve it.
 
-    Looking at everything again would cost as much as a small product.
+    Checking everything again would cost as much as a small product.
     """
     own, chain, dtype = layer._parameters, layer.own_chain, x.dtype
-    if "bias" not in own or "weights" not in layer._modules:  # a parametrization computes it at each look
+    if "bias" not in own or "weights" not in layer._modules:  # a parametrization computes it at each access
         return None
     parameters = layer._modules["weights"]._parameters
     if len(parameters) != len(chain):
         return None
     bias = own["bias"]
-    weights = [parameters.get(str(number)) for number in range(len(chain))]  # pruned ones have other names
+    weights = [parameters.get(str(number)) for number in range(len(chain))]  # pruned weights have other names
     if not all(_is_plain(each, dtype, pattern.shape) for each, pattern in zip(weights, chain, strict=True)):
         return None
     if not all(each.requires_grad for each in weights):
@@ -460,7 +477,7 @@ def _step(layer: Any, x: Tensor) -> Tensor | None:
     key = (chain.factors, options, x.shape, dtype, x.requires_grad, torch.get_num_threads())
     serves = _served.get(key)
     if serves is False or layer._parallel is not None or frozen.was_frozen(layer) or ops.is_saved_otherwise():
-        return None  # as for a checkpoint, whose second pass has to be as the first
+        return None  # a checkpoint's second pass must equal the first
     if serves is None:
         serves = _is_served(layer, x, bias is not None)
         if serves is None:
@@ -472,7 +489,7 @@ def _step(layer: Any, x: Tensor) -> Tensor | None:
 
 
 def told_of_steps(layer: Any, batch: int) -> list[str]:
-    """Whether training steps of so many rows are PyTorch's products, in words; nothing unless they were timed so."""
+    """Line of `explain` that training steps of so many rows run PyTorch's products, if timings selected them."""
     first, is_bsf = layer.weights[0], layer.layout == "bsf"
     if not first.is_cpu or layer._parallel is not None or batch > ops.FEW_ENTRIES:
         return []
@@ -488,7 +505,10 @@ def _is_plain(parameter: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> boo
 
 
 def _is_served(layer: Any, x: Tensor, has_bias: bool) -> bool | None:
-    """Whether every factor's step was timed, and PyTorch's products were the fastest; None if one was not timed yet."""
+    """Whether every factor's step was timed, and PyTorch's products were the fastest.
+
+    None if one was not timed yet.
+    """
     chain, layout = layer.own_chain, layer.layout
     if layer.backend != "auto" or layer.out_layout is not None or layer.precision not in (None, dtype_name(x.dtype)):
         return False

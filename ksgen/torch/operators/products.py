@@ -1,9 +1,10 @@
 """Products and weight gradients by PyTorch's batched products, as an expert writes them: on views if memory allows.
 
-There is one matrix of b x c per block, a*d in all: `by_matrix` is (a, d, b, c). In batch-size-last, and in batch-size-first
-with d = 1, the blocks of X and Y are views that a batched product reads and writes in place. In batch-size-first with d > 1
-no element of a block has a neighbour, so X and Y are permuted. `multiply` and `weight_gradient` write to memory of their own
-and are not differentiable; `permuted_multiply` and `permuted_weight_gradient` are.
+There is one matrix of b x c per block, a*d in all: `by_matrix` is (a, d, b, c). In batch-size-last, and in
+batch-size-first with d = 1, the blocks of X and Y are views that a batched product reads and writes in place. In
+batch-size-first with d > 1 the elements of a block are not contiguous, so X and Y are permuted. `multiply` and
+`weight_gradient` write to their own memory and are not differentiable; `permuted_multiply` and
+`permuted_weight_gradient` are.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,21 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-LEAST_ELEMENTS = 2**14  # of X for each product on views: below, one product of permuted copies costs less than several calls
+LEAST_ELEMENTS = 2**14  # of X per product on views: below, one product of permuted copies costs less than several calls
 
 
 def by_matrix(weights: Tensor) -> Tensor:
-    """(a, b, c, d) as (a, d, b, c)."""
+    """Permute weights (a, b, c, d) to (a, d, b, c)."""
     return weights.permute(0, 3, 1, 2).contiguous()
 
 
 def blocks_of(weights: Tensor) -> Tensor:
-    """(a, b, c, d) as (a*d, b, c), without a copy where that is possible."""
+    """Reshape weights (a, b, c, d) to (a*d, b, c), without a copy if possible."""
     return weights.permute(0, 3, 1, 2).flatten(0, 1)
 
 
 def to_dense(weights: Tensor) -> Tensor:
-    """K, as a matrix of out_features x in_features."""
+    """K as a dense matrix (out_features, in_features)."""
     a, b, c, d = weights.shape
     along_j = torch.diag_embed(weights)  # (a, b, c, d, d)
     whole = torch.diag_embed(along_j.permute(1, 2, 3, 4, 0))  # (b, c, d, d, a, a)
@@ -35,7 +36,7 @@ def to_dense(weights: Tensor) -> Tensor:
 
 
 def chain_to_dense(weights: Sequence[Tensor]) -> Tensor:
-    """K of a chain, the factor that meets x first."""
+    """K of a chain; the first factor meets x first."""
     first, *others = weights
     columns = to_dense(first).t()
     for each in others:
@@ -44,12 +45,15 @@ def chain_to_dense(weights: Sequence[Tensor]) -> Tensor:
 
 
 def by_whole_matrix(x: Tensor, matrix: Tensor, layout: str) -> Tensor:
-    """Y = X K^T with all of K, dense or sparse."""
+    """Compute Y = X K^T with the full matrix K, dense or sparse."""
     return functional.linear(x, matrix) if layout == "bsf" else matrix @ x
 
 
 def multiply(x: Tensor, matrices: Tensor, layout: str) -> Tensor:
-    """Y = X K^T. The last two axes of `matrices` may be transposed."""
+    """Compute Y = X K^T.
+
+    The last two axes of `matrices` may be transposed.
+    """
     a, d, b, _ = matrices.shape
     if not _has_views(x, layout, a, d):
         return permuted_multiply(x, matrices.flatten(0, 1), layout, a, d)
@@ -61,7 +65,7 @@ def multiply(x: Tensor, matrices: Tensor, layout: str) -> Tensor:
 
 
 def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
-    """(a, b, c, d): the gradient of the weights, summed over the batch."""
+    """Gradient of the weights, (a, b, c, d), summed over the batch."""
     if not _has_views(x, layout, a, d):
         return permuted_weight_gradient(x, y_gradient, layout, a, d)
     features = 1 if layout == "bsf" else 0
@@ -73,9 +77,12 @@ def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) 
 
 
 def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
-    """The same by permuting X, one batched product with (a*d, b, c), and permuting back: plain PyTorch, differentiable."""
+    """Compute Y = X K^T by permuting X, one batched product with (a*d, b, c), and permuting back.
+
+    Plain PyTorch, differentiable.
+    """
     _, b, c = blocks.shape
-    if layout == "bsf":  # (a*d, batch, features of a block): the product then lies as Y does, as nearly as it can
+    if layout == "bsf":  # (a*d, batch, features of a block): the layout of the product nearest to that of Y
         rows = x.reshape(-1, a, c, d).permute(1, 3, 0, 2).reshape(a * d, -1, c)
         y = torch.bmm(rows, blocks.transpose(1, 2)).view(a, d, -1, b).permute(2, 0, 3, 1)
         return y.reshape(-1, a * b * d).contiguous()
@@ -83,20 +90,23 @@ def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) ->
 
 
 def permuted_weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
-    """The gradient of the weights by permuting both and one batched product: plain PyTorch, differentiable."""
+    """Gradient of the weights by permuting both operands and one batched product.
+
+    Plain PyTorch, differentiable.
+    """
     blocks = torch.bmm(permuted(y_gradient, layout, a, d), permuted(x, layout, a, d).mH)
     return blocks.unflatten(0, (a, d)).permute(0, 2, 3, 1).contiguous()
 
 
 def permuted(x: Tensor, layout: str, a: int, d: int) -> Tensor:
-    """X as (a*d, features of a block, batch): a view if possible, else a copy."""
+    """Permute X to (a*d, features of a block, batch): a view if possible, else a copy."""
     if layout == "bsf":
         return x.unflatten(1, (a, -1, d)).permute(1, 3, 0, 2).flatten(0, 1).transpose(1, 2)
     return x.unflatten(0, (a, -1, d)).transpose(1, 2).flatten(0, 1)
 
 
 def permuted_back(blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
-    """(a*d, features of a block, batch) as a matrix in the layout."""
+    """Convert (a*d, features of a block, batch) to a matrix in the layout."""
     split = blocks.unflatten(0, (a, d))
     if layout == "bsf":
         return split.permute(3, 0, 2, 1).flatten(1).contiguous()
@@ -104,7 +114,10 @@ def permuted_back(blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
 
 
 def _has_views(x: Tensor, layout: str, a: int, d: int) -> bool:
-    """Whether the blocks are views worth a product each. On processors, products of 16-bit views are far slower than copies."""
+    """Whether a product per view of blocks is fast enough.
+
+    On processors, products of 16-bit views are far slower than copies.
+    """
     if not x.is_cuda and x.element_size() < 4:
         return False
     if layout == "bsf":
@@ -114,7 +127,7 @@ def _has_views(x: Tensor, layout: str, a: int, d: int) -> bool:
 
 
 def _stacks(x: Tensor, layout: str, a: int, d: int) -> list[Tensor]:
-    """The blocks of X as min(a, d) views of (blocks, features of a block, batch)."""
+    """Views of the blocks of X: min(a, d) stacks of (blocks, features of a block, batch)."""
     if layout == "bsf":  # d = 1
         return [x.unflatten(1, (a, -1)).permute(1, 2, 0)]
     split = x.unflatten(0, (a, -1, d))
@@ -122,11 +135,11 @@ def _stacks(x: Tensor, layout: str, a: int, d: int) -> list[Tensor]:
 
 
 def _matrix_stacks(matrices: Tensor) -> list[Tensor]:
-    """The matrices that go with `_stacks`."""
+    """Stacks of matrices that correspond to `_stacks`."""
     return list(matrices if matrices.shape[0] <= matrices.shape[1] else matrices.unbind(1))
 
 
-# ---- bias, activation and residual as PyTorch operations, for when they are not inside a kernel
+# ---- bias, activation and residual as PyTorch operations, if they are not inside a kernel
 
 
 _aten = torch.ops.aten
@@ -135,7 +148,7 @@ _aten = torch.ops.aten
 @dataclass(frozen=True)
 class Activation:
     apply: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]  # of the gradient and the input; differentiable itself
+    backward: Callable[[Tensor, Tensor], Tensor]  # takes gradient and input; differentiable itself
 
 
 ACTIVATIONS = {
@@ -151,7 +164,7 @@ ACTIVATIONS = {
 
 
 def finish(y: Tensor, bias: Tensor | None, activation: str, residual: Tensor | None, layout: str) -> Tensor:
-    """activation(y + bias) + residual."""
+    """Compute activation(y + bias) + residual."""
     if bias is not None:
         y = y + (bias if layout == "bsf" else bias[:, None])
     y = ACTIVATIONS[activation].apply(y)

@@ -1,6 +1,7 @@
-"""Tensor parallelism: `KSLinear` split over the processes of a mesh, in the styles that PyTorch's `parallelize_module` takes.
+"""Tensor parallelism: `KSLinear` split over the processes of a mesh, with styles for PyTorch's `parallelize_module`.
 
-`ksgen.torch.layer.splits` says where a chain can be split. Here its weights become DTensors, and each process multiplies by its shards.
+`ksgen.torch.layer.splits` computes the split. Here its weights become DTensors, and each process multiplies by its
+shards.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,10 @@ from ksgen.values import excerpt
 
 
 class _KSParallel(ParallelStyle):
-    """The options are those of PyTorch's own styles, and so are their defaults: x and y as the style takes and gives them."""
+    """Base of the styles, with the options of PyTorch's own styles.
+
+    By default, x and y have the placements of the style.
+    """
 
     def __init__(
         self, *, input_layouts: Placement | None = None, output_layouts: Placement | None = None, use_local_output: bool = True
@@ -74,26 +78,35 @@ class _KSParallel(ParallelStyle):
 
 
 class KSBlockwise(_KSParallel):
-    """Splits every factor along a. Features of x and y come in shards; nothing is sent."""
+    """Split every factor along a.
+
+    Features of x and y are sharded; nothing is sent.
+    """
 
 
 class KSColwise(_KSParallel):
-    """Splits the last factor with a = 1 along k, and those after it along a. x is whole, the features of y come in shards."""
+    """Split the last factor with a = 1 along k, and those after it along a.
+
+    x is replicated, and the features of y are sharded.
+    """
 
 
 class KSRowwise(_KSParallel):
-    """Splits the first factor with a = 1 along l, and those before it along a. Features of x come in shards; y is summed over processes."""
+    """Split the first factor with a = 1 along l, and those before it along a.
+
+    Features of x are sharded; y is summed over processes.
+    """
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """How a layer multiplies on each process of a mesh."""
+    """Multiplication of a layer on each process of a mesh."""
 
     split: Split
     mesh: DeviceMesh
-    given: Placement  # of x, where it is a plain tensor
+    given: Placement  # of x, if it is a plain tensor
     asked: Placement  # of y
-    features: Shard  # as the split has them
+    features: Shard  # placement of features in the split
     gives_local: bool
 
     def __deepcopy__(self, memo: Any) -> "Parallel":
@@ -136,7 +149,10 @@ class Parallel:
         return isinstance(placement, Shard) and x.dim() > 0 and placement.dim % x.dim() == self.features.dim % x.dim()
 
     def _shard(self, parameter: Any, is_term: bool = True) -> Tensor:
-        """This process's part. Of one that is whole, the gradient is summed over the processes, if each has a term of it."""
+        """Shard of a parameter on this process.
+
+        If the parameter is replicated and each process has a term of its gradient, the gradient is summed.
+        """
         if not isinstance(parameter, DTensor):
             raise LaunchError(
                 f"a split KSLinear has a parameter that is a {type(parameter).__name__}; accepted: DTensors, as its style made"
@@ -146,7 +162,7 @@ class Parallel:
         return parameter.redistribute(placements=parameter.placements).to_local(grad_placements=[Partial()])
 
     def _own_part(self, tensor: Any, given: Placement, wanted: Placement) -> Tensor:
-        """This process's part of x or of a residual, as it is wanted."""
+        """Shard of x or of a residual on this process, in the wanted placement."""
         is_term = wanted.is_replicate() and self.split.style.takes == WHOLE
         if not isinstance(tensor, DTensor):
             if given == wanted and not (is_term and torch.is_grad_enabled() and tensor.requires_grad):
@@ -159,7 +175,7 @@ class Parallel:
 
 
 def _lie(placement: Placement, layout: str) -> str:
-    """A placement of x or y in the words of `ksgen.torch.layer.splits`."""
+    """Convert a placement of x or y to the terms of `ksgen.torch.layer.splits`."""
     if placement.is_replicate():
         return WHOLE
     return FEATURES if placement == Shard(-1 if layout == "bsf" else 0) else ROWS
@@ -169,11 +185,11 @@ def _lie(placement: Placement, layout: str) -> str:
 
 
 def shard_placement(parameter: nn.Parameter, count: int | None = None) -> Shard | None:
-    """For `fully_shard(model, shard_placement_fn=shard_placement)`: the first dimension that `count` processes share equally.
+    """For `fully_shard(model, shard_placement_fn=shard_placement)`: the first dimension that divides evenly.
 
-    FSDP2's own choice is the first dimension, which is a: often 1, so that one process would hold the whole factor. It stays the
-    choice (None) if it has an entry for each process, or if no other dimension divides. `count` is that of all processes, unless
-    the mesh shards over fewer.
+    `count` processes share it; by default all processes, unless the mesh shards over fewer. FSDP2's own choice is the
+    first dimension, which is a: often 1, so that one process would hold the full factor. It stays the choice (None) if
+    it has at least `count` elements, or if no other dimension divides.
     """
     count = torch.distributed.get_world_size() if count is None else count
     if parameter.dim() == 0 or parameter.shape[0] >= count:
