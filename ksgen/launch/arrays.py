@@ -1,7 +1,7 @@
-"""What a user's array is: where it lies, of which shape and type, on which stream. Zero-copy, and imports no library.
+"""Views of a user's arrays: address, shape, type, device and stream. Zero-copy, and imports no library.
 
-Libraries are recognised by the modules that the user has imported, so PyTorch, CuPy, PyCUDA and pyopencl cost nothing
-where they are not used. Whether an array fits a kernel is for the launcher to say. `views_of` reads the arrays of a call.
+Libraries are recognised by the modules that the user has imported, so unused ones among PyTorch, CuPy, PyCUDA and
+pyopencl cost nothing. Launchers decide whether an array fits a kernel. `views_of` reads the arrays of a call.
 """
 
 from __future__ import annotations
@@ -30,42 +30,45 @@ Place = Literal["host"] | tuple[Literal["cuda"], int | None] | tuple[Literal["op
 
 
 class ArrayView(NamedTuple):
-    """An array as kernels see it. `owner` keeps its memory alive."""
+    """An array in the form that kernels use. `owner` keeps its memory alive."""
 
     kind: str  # "numpy", "torch", "pycuda", "cupy", "pyopencl", "cuda" (its array interface) or "dlpack"
     pointer: Any  # an address, or a pyopencl Buffer
     shape: tuple[int, ...]
     dtype: str  # one of DTYPES; of x also one of BYTE_TYPES
-    strides: tuple[int, ...] | None  # bytes from one element to the next along each axis; None: row-major, without gaps
+    strides: tuple[int, ...] | None  # bytes between elements along each axis; None: row-major, without gaps
     device: Place
-    stream: Any  # the CUDA handle or pyopencl queue that the owner works on now; None where it does not tell
+    stream: Any  # CUDA handle or pyopencl queue that the owner currently uses; None if unknown
     owner: Any
     writeable: bool
 
 
-FORM = slice(2, 6)  # of an ArrayView: its shape, dtype, strides and device, which decide whether it fits
+FORM = slice(2, 6)  # shape, dtype, strides and device of an ArrayView, which decide whether it fits
 
 Reader = Callable[[Any, str, int | None], ArrayView]
 
 _NUMBERS = {"<f2": "float16", "<f4": "float32", "<f8": "float64", "<c8": "complex64", "<c16": "complex128"}  # NumPy's letters
 _BYTES = {"|u1": "uint8", "|i1": "int8"}
-_readers: dict[type, Reader] = {}  # of the types seen so far
-_dtypes: dict[Any, str] = {}  # of the dtype objects seen so far
+_readers: dict[type, Reader] = {}  # by type, for all types met so far
+_dtypes: dict[Any, str] = {}  # by dtype object, for all met so far
 
 
 def view(array: Any, name: str = "array", stream: int | None = None) -> ArrayView:
-    """Read an array. `stream` is where it will be used: a producer that speaks DLPack orders its own work before it."""
+    """Read an array.
+
+    `stream` is the stream of its use: a DLPack producer orders its own work before it.
+    """
     try:
         reader = _readers.get(type(array)) or _find_reader(array, name)
         return reader(array, name, stream)
     except KsgenError:
         raise
-    except Exception as error:  # a stranger's object may answer anything, and break its protocol anywhere
+    except Exception as error:  # foreign objects may break their protocol anywhere
         raise LaunchError(f"{name} is {_article(array)}, which does not tell what and where its memory is; give {ACCEPTED}") from error
 
 
 def common_device(views: Mapping[str, ArrayView]) -> Place:
-    """The one place where all arrays lie; `LaunchError` where they lie apart."""
+    """Device on which all arrays lie; `LaunchError` if they differ."""
     first_name, first = next(iter(views.items()))
     place = first.device
     for name, other in views.items():
@@ -77,7 +80,10 @@ def common_device(views: Mapping[str, ArrayView]) -> Place:
 
 
 def stream_handle(stream: Any) -> Any:
-    """A stream as devices take it: a CUDA handle, a pyopencl CommandQueue, or None for the device's own."""
+    """Convert a stream to a CUDA handle or a pyopencl CommandQueue; None stays None.
+
+    None is the device's own stream.
+    """
     if stream is None:
         return None
     if isinstance(stream, int) and not isinstance(stream, bool) and 0 <= stream < 2**64:
@@ -85,7 +91,7 @@ def stream_handle(stream: Any) -> Any:
     pyopencl = sys.modules.get("pyopencl")
     if pyopencl and isinstance(stream, pyopencl.CommandQueue):
         return stream
-    with suppress(Exception):  # whatever a stranger's object answers
+    with suppress(Exception):  # foreign objects may raise anything
         if hasattr(stream, "__cuda_stream__"):
             protocol = stream.__cuda_stream__
             _, handle = protocol() if callable(protocol) else protocol
@@ -101,7 +107,7 @@ def stream_handle(stream: Any) -> Any:
 
 
 def is_same_stream(one: Any, other: Any) -> bool:
-    """CUDA's default stream is called 0, and 1 too."""
+    """Whether two handles name the same stream: CUDA's default stream is both 0 and 1."""
     return bool(one == other) or (isinstance(one, int) and isinstance(other, int) and {one, other} == {0, 1})
 
 
@@ -118,7 +124,10 @@ def _find_reader(array: Any, name: str) -> Reader:
 
 
 def _read_interface(array: Any, name: str, stream: int | None) -> ArrayView:
-    """Read an array by an interface that any library may offer. A type may offer it for some of its arrays only."""
+    """Read an array by an interface that any library may offer.
+
+    A type may offer it for some of its arrays only.
+    """
     if getattr(array, "__cuda_array_interface__", None) is not None:
         return _read_cuda_array_interface(array, name, stream)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
@@ -127,7 +136,7 @@ def _read_interface(array: Any, name: str, stream: int | None) -> ArrayView:
 
 
 def _no_array(thing: Any, name: str) -> LaunchError:
-    from ksgen.quantized import QuantizedInputs  # which imports NumPy
+    from ksgen.quantized import QuantizedInputs  # imports NumPy
 
     if isinstance(thing, QuantizedInputs):
         return LaunchError(f"{name} is {_article(thing)}; give its values: {name}.values")
@@ -157,7 +166,7 @@ def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
     try:
         pointer = tensor.data_ptr()
         strides = None if tensor.is_contiguous() else _in_bytes(tensor.stride(), tensor.element_size())
-    except RuntimeError as error:  # sparse, quantised or traced: there is no plain memory behind it
+    except RuntimeError as error:  # sparse, quantised or traced: without plain memory
         raise LaunchError(f"{name} is a tensor without plain memory ({error}); give a dense one") from None
     if not pointer and tensor.numel():
         raise LaunchError(f"{name} is a {type(tensor).__name__} without memory, as tracing makes; give a real tensor")
@@ -169,7 +178,10 @@ def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
 
 
 def _torch_stream(index: int) -> int:
-    """PyTorch's current stream: its own short way costs a fraction of the public one, which makes an object."""
+    """Handle of PyTorch's current stream.
+
+    The private function costs a fraction of the public one, which creates an object.
+    """
     torch = sys.modules["torch"]
     short_way = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     handle: int = short_way(index) if short_way else torch.cuda.current_stream(index).cuda_stream
@@ -190,7 +202,7 @@ def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
 
 
 def _read_pyopencl(array: Any, name: str, stream: int | None) -> ArrayView:
-    if array.offset:  # a kernel's argument is a whole buffer
+    if array.offset:  # kernels take buffers without an offset
         raise LaunchError(f"{name} starts {array.offset} bytes into its buffer; give {name}.copy()")
     place: Place = ("opencl", array.context)
     dtype = _dtype(array.dtype, name)
@@ -221,7 +233,7 @@ def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
     try:
         try:
             capsule = array.__dlpack__(stream=consumer, max_version=(1, 0))
-        except TypeError:  # from before versions
+        except TypeError:  # a producer without DLPack versions
             capsule = array.__dlpack__(stream=consumer)
     except (BufferError, RuntimeError, ValueError) as error:
         raise LaunchError(f"{name} is {_article(array)} that cannot be shared by DLPack: {error}") from None
@@ -249,11 +261,11 @@ _LIBRARIES: tuple[tuple[str, str, Reader], ...] = (
 
 
 def _dtype(dtype: Any, name: str) -> str:
-    """The name of a library's dtype object."""
+    """Name of a library's dtype object."""
     if (known := _dtypes.get(dtype)) is not None:
         return known
     text = str(dtype).removeprefix("torch.")
-    if name == "x" and (text := _BYTES.get(text, text)) in BYTE_TYPES:  # which nothing else may be stored in
+    if name == "x" and (text := _BYTES.get(text, text)) in BYTE_TYPES:  # only x may be stored so
         return text
     if text not in DTYPES:
         raise LaunchError(f"{name} is of {text}; give {', '.join(DTYPES)}")
@@ -261,7 +273,7 @@ def _dtype(dtype: Any, name: str) -> str:
 
 
 def _gaps(array: Any) -> tuple[int, ...] | None:
-    """The strides of a library's array that speaks like NumPy's."""
+    """Strides of a NumPy-like array; None if it is contiguous."""
     return None if array.flags.c_contiguous else tuple(array.strides)
 
 
@@ -270,7 +282,10 @@ def _in_bytes(steps: Any, item_bytes: int) -> tuple[int, ...]:
 
 
 def _is_row_major(shape: tuple[int, ...], steps: Any, item_bytes: int) -> bool:
-    """Without gaps. Along an axis of length one steps mean nothing, and in an empty array none does."""
+    """Whether an array is row-major without gaps.
+
+    Steps along an axis of length one do not matter, and none matters in an empty array.
+    """
     if 0 in shape:
         return True
     expected = item_bytes
@@ -301,7 +316,7 @@ Views = Mapping[str, ArrayView]
 
 
 class CallOptions(NamedTuple):
-    """Options of a call: everything that it is given except arrays."""
+    """Options of a call: all its arguments except arrays."""
 
     layout: str = "bsf"
     activation: str = "none"
@@ -310,7 +325,10 @@ class CallOptions(NamedTuple):
 
 
 def views_of(arrays: Mapping[str, Any], stream: Any) -> dict[str, ArrayView]:
-    """The arrays, made ready for work on a CUDA stream by those that can do that."""
+    """Read the arrays of a call.
+
+    DLPack producers prepare theirs for work on the CUDA stream.
+    """
     handle = None if stream is None else stream_handle(stream)
     if not isinstance(handle, int):
         handle = None

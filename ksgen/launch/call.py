@@ -1,4 +1,4 @@
-"""A call with all its operands in their places: the end of the walk. Launches, and knows nothing of how it was made."""
+"""A call bound to all its operands. Launches, and does not know how it was prepared."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,20 +13,20 @@ from ksgen.launch.weights import Weights
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A call with all its arguments: `call()` launches once more, on the memory that it was prepared with.
+    """A call with all its arguments: each `call()` launches again, on the memory that it was prepared with.
 
-    What the arrays hold by then is what counts, the weights included. One thread at a time.
+    The current contents of the arrays count, including the weights. Not thread-safe.
     """
 
     plan: Plan
     arguments: Arguments
     stream: Stream
     out: Any
-    before: Callable[[], object] | None  # host arrays are uploaded, weights are packed, or packed ones checked
-    after: Callable[[], None] | None  # the output comes back to the host
+    before: Callable[[], object] | None  # uploads host arrays, and packs or checks weights
+    after: Callable[[], None] | None  # downloads the output to the host
     keep: tuple[Any, ...]  # owners of the memory behind the arguments, and of the stream
     launched: bool = field(default=False, init=False)
-    again: tuple[int | None, Recording] | None = field(default=None, init=False)  # from the second call on, for so many threads
+    again: tuple[int | None, Recording] | None = field(default=None, init=False)  # threads and recording
 
     def __repr__(self) -> str:
         return f"Call(Launcher{self.plan.kernel.pattern.shape}: {self.plan})"
@@ -43,32 +43,35 @@ class Call:
         return self.out
 
     def _launch(self) -> None:
-        """Recorded where the device can, if it is not the only time."""
+        """Launch; from the second call on by a recording, if the device supports that."""
         own = recorder(self.plan.device)
         if own is None or not self.launched:
             self.launched = True
             self.plan.launch(self.arguments, self.stream)
             return
         threads = wanted_threads()
-        if self.again is None or self.again[0] != threads:  # which say how many work groups there are
+        if self.again is None or self.again[0] != threads:  # the number of threads determines the work groups
             self.again = threads, own(self.plan.launches(self.arguments), self.stream)
         self.again[1](())
 
 
 class Elsewhere:
-    """The launches of calls, one after the other, on other arrays of the host, for a device that shares its memory.
+    """Sequential launches of calls on other host arrays, for a device that shares host memory.
 
-    The arrays are given by where they begin; their shapes and strides are those that the calls were prepared with. Nothing is checked
-    and nothing packed. Packed weights are kept, and no array. Several threads may call at once.
+    Arrays are given by their addresses. Their shapes and strides are those that the calls were prepared with. Nothing
+    is checked or packed. Packed weights stay cached, and no array does. Thread-safe.
     """
 
     __slots__ = ("_device", "_launch", "_moved", "_stream", "_weights")
 
     def __init__(self, calls: Sequence[Call], places: Sequence[Mapping[str, int]], weights: Sequence[Weights]) -> None:
-        """`places`: for each call, which of the arrays given later each of its operands is."""
+        """Record the launches.
+
+        `places` maps the operands of each call to indices of the arrays given later.
+        """
         self._device, self._weights, self._stream = calls[0].plan.device, weights, calls[0].stream
         launches = list[Launch]()
-        self._moved: list[tuple[int, int]] = []  # of all arguments, and which of the places given each of them gets
+        self._moved: list[tuple[int, int]] = []  # pairs of an argument's index and that of its array
         begin = 0
         for call, names in zip(calls, places, strict=True):
             plan = call.plan
@@ -83,5 +86,5 @@ class Elsewhere:
     def __call__(self, given: Sequence[int]) -> None:
         try:
             self._launch([(at, given[place]) for at, place in self._moved])
-        finally:  # what was launched may still write to memory of the caller's
+        finally:  # launches may still write to the caller's memory
             self._device.synchronize(self._stream)

@@ -1,6 +1,7 @@
-"""y = chain(x, weights): the factors of one layer, in one launch where a device has a family for that, else one after the other.
+"""Chain launcher, y = chain(x, weights): one launch for all factors if a device has a family for that.
 
-Refuses what any factor would refuse before the first one is launched.
+Otherwise the factors are launched sequentially. Arguments that any factor would refuse are refused before the first
+launch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +28,13 @@ from ksgen.words import counted
 
 
 class ChainLauncher(OneLaunch):
-    """One layer: the launchers of its factors, or their patterns, from the one that meets X first to the last one; or a chain.
+    """Launcher of one layer: `ChainLauncher(*factors)` takes launchers, patterns, or a chain.
 
-    `between` is the activation of each factor but the last. `fuse`: "auto" for one launch where that is faster, "yes" for one always, which
-    is an error where it cannot be had, and "no" for a launch of each factor. `out_layout`: of y where a call does not name it; None: as x
-    has it. `stated`: as a `Launcher` takes it; what the factors state does not count."""
+    Factors are listed from the one that meets X first to the last one. `between` is the activation of each factor but
+    the last. `fuse` selects launches: "auto" runs one launch if that is faster, and "no" one launch per factor. "yes"
+    always runs one launch, and is an error if it is unavailable. `out_layout` is the layout of y for calls that name
+    none; None means that of x. `stated` holds the options of a `Launcher`; those that the factors state are ignored.
+    """
 
     parts = "factor"
     between: str
@@ -53,7 +56,7 @@ class ChainLauncher(OneLaunch):
         self.__doc__ = docstring((self.chain,), self.stated, LayerOptions(between, out_layout, fuse))
 
     def stating(self, stated: StatedOptions) -> "ChainLauncher":
-        """The same layer that states this."""
+        """Launcher of the same layer that states these options."""
         if stated == self.stated:
             return self
         return ChainLauncher(*self.factors, between=self.between, fuse=self.fuse, out_layout=self.out_layout, **stated.told)
@@ -77,8 +80,11 @@ class ChainLauncher(OneLaunch):
         precision: str | None = None,
         out_layout: str | None = None,
     ) -> Any:
-        """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor. `out_layout`: of y and
-        the residual, where it is not that of x. What the layer states is as in a call of a `Launcher`."""
+        """Apply every factor; bias, activation and residual belong to the last one.
+
+        `weights` has one array per factor. `out_layout` is the layout of y and the residual, if it differs from that of
+        x. Stated options apply like in a call of a `Launcher`. Returns y.
+        """
         options, out_layout = options_of_call(self.stated, layout, activation, stream, precision), out_layout or self.out_layout
         last_only, layout = self._last_only(bias=bias, residual=residual, out=out), options.layout
         own = self.weights_of_each(weights)
@@ -100,9 +106,9 @@ class ChainLauncher(OneLaunch):
 
     def prepare(self, x: Any, weights: Sequence[Any], *, layout: str | None = None, activation: str | None = None,
                 precision: str | None = None, out_layout: str | None = None, **last_only: Any) -> Call | None:  # fmt: skip
-        """Everything but the launch of all factors as one, as `Launcher.prepare` does; None where they are launched one by one.
+        """Prepare a call of all factors as one launch, like `Launcher.prepare`.
 
-        `last_only`: bias, residual and out, where there are any.
+        `last_only` holds bias, residual and out, if given. Returns None if the factors are launched one by one.
         """
         own, last_only = self.weights_of_each(weights), self._last_only(**last_only)
         options = options_of_call(self.stated, layout, activation, None, precision)
@@ -114,12 +120,12 @@ class ChainLauncher(OneLaunch):
         return call
 
     def _last_only(self, **given: Any) -> dict[str, Any]:
-        """The given arrays of the last factor: bias, residual and out."""
+        """Given arrays of the last factor: bias, residual and out."""
         given |= {name: operand(self, name, given.get(name), getattr(self.stated, name)) for name in ADDED}
         return {name: array for name, array in given.items() if array is not None}
 
     def weights_of_each(self, weights: Sequence[Any]) -> Sequence[Any]:
-        """One array a factor; `LaunchError` on anything else."""
+        """Weights as a list with one array per factor; `LaunchError` on anything else."""
         if (own := listed(weights)) is None:
             raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
         if len(own) != len(self.factors):
@@ -133,19 +139,22 @@ class ChainLauncher(OneLaunch):
         return taken
 
     def views_of_weights(self, own: Sequence[Any]) -> list[ArrayView | None]:
-        """None for those that were packed once."""
+        """Views of the weights; None for those that are already packed."""
         return [None if isinstance(each, Weights) else view(each, "weights") for each in own]
 
     def _layouts(self, layout: str, out_layout: str | None) -> list[str]:
         """Layout of each factor's output."""
-        turn = self.chain.turn  # looks at all factors
+        turn = self.chain.turn  # reads all factors
         return [layout if number < turn else out_layout or layout for number in range(len(self.factors))]
 
     def check(
         self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions, out_layout: str | None = None,
         inputs: str = SAME,
     ) -> int:  # fmt: skip
-        """The batch; `LaunchError` on what any factor would refuse. `inputs`: how the x is stored that the first one's weights multiply."""
+        """Return the batch size; `LaunchError` on arguments that any factor would refuse.
+
+        `inputs` is the storage of the x that the first factor's weights multiply.
+        """
         between, batch = views["x"], 0
         dtype = type_of_call(self, views, options.precision, inputs)
         precision = check_precision(self, options.precision, dtype)
@@ -162,7 +171,7 @@ class ChainLauncher(OneLaunch):
             given = {"x": between} if own is None else {"x": between, "weights": own}
             if number == len(self.factors):
                 given = views | given
-            batch = check_arrays(factor, factor.pattern, layout, given, dtype=None if inputs == SAME else dtype)  # as x tells of none
+            batch = check_arrays(factor, factor.pattern, layout, given, dtype=None if inputs == SAME else dtype)
             common_device(given)
             between = between._replace(shape=y_shape(factor.pattern, layout, batch), strides=None, dtype=dtype)
         return batch
@@ -171,9 +180,12 @@ class ChainLauncher(OneLaunch):
         self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,
         device: str | None = None, out_layout: str | None = None, weights: str | None = None, inputs: str | None = None,
     ) -> str:  # fmt: skip
-        """Whether all factors are one launch on a device, by which family, and why; or what serves each of them. `weights`: how they are
-        stored, such as "int8"; `inputs`: how x is, in eight bits as they are, beside what lies between and y in that precision. None: as
-        the layer states it, else as usual, in float32."""
+        """Explain whether one launch runs all factors on a device, by which family, and why.
+
+        Otherwise it explains each factor. `weights` is the storage of the weights, such as "int8". `inputs` is that of
+        x if it is in eight bits; intermediates and y then have the given precision. None stands for the stated option,
+        else for the default: no quantization, float32.
+        """
         batch, where, out_layout = checked_batch(batch), find_device(device), out_layout or self.out_layout
         precision, layout, last, *stored = explained(self.stated, precision, layout, epilogue, weights, inputs)
         weights, inputs = stored
@@ -192,7 +204,7 @@ class ChainLauncher(OneLaunch):
         return "\n".join([f"{told}: one launch per factor{once}; {found.why}", *each])
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
-        """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
+        """Call of all factors as one launch, on GPU arrays or in place on host arrays; None if unavailable."""
         if not is_layer(self.chains, options.layout, out_layout):
             return None
         arrays: dict[str, Any] = {"x": x, **last_only}
@@ -202,7 +214,7 @@ class ChainLauncher(OneLaunch):
 
 
 def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
-    """The launchers of a layer's factors: given as such or as patterns, one an argument, or all of them as a chain."""
+    """Launchers of a layer's factors, given as launchers or patterns, one per argument, or as one chain."""
     if len(given) == 1 and not isinstance(given[0], Launcher):
         given = Chain.read(given[0]).factors
     if not given:
@@ -211,15 +223,15 @@ def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
 
 
 def layer_of(given: Any) -> ChainLauncher:
-    """One layer of a group: given as a launcher, or as a chain or a pattern in any form."""
+    """Launcher of one layer of a group, given as a launcher, a chain or a pattern in any form."""
     if isinstance(given, ChainLauncher):
         return given
     return ChainLauncher(given, **given.stated.told) if isinstance(given, Launcher) else ChainLauncher(given)
 
 
 def check_intermediates(caller: object, x: ArrayView, stream: Any) -> None:
-    """Raise `LaunchError` if launches of one factor each cannot have arrays between them."""
-    if x.device == "host" or x.kind == "torch":  # which keeps memory for graphs
+    """Raise `LaunchError` if no intermediates can be allocated for one launch per factor."""
+    if x.device == "host" or x.kind == "torch":  # PyTorch keeps memory for graphs
         return
     if x.kind in ("cuda", "dlpack"):
         why = f"nothing makes arrays like x, {type(x.owner).__name__}, for intermediates"
@@ -230,7 +242,10 @@ def check_intermediates(caller: object, x: ArrayView, stream: Any) -> None:
 
 
 def with_precision(caller: object, arrays: Mapping[str, Any], own: Sequence[Any], options: CallOptions) -> CallOptions:
-    """Options with a precision, which x in eight bits does not imply: intermediates and y have one dtype."""
+    """Add the precision to options if x in eight bits does not imply it.
+
+    Intermediates and y have one dtype.
+    """
     if (inputs := inputs_of(own)) == SAME or options.precision is not None:
         return options
     return options._replace(precision=type_of_call(caller, views_of(arrays, None), None, inputs))

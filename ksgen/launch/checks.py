@@ -1,6 +1,6 @@
-"""Whether the arrays of a call fit its pattern and each other, and its words are known. Everything is refused before a launch.
+"""Checks that the arrays and options of a call fit its pattern and each other. Everything is refused before a launch.
 
-`Fits` caches the result for each combination of shapes, precisions and devices. Never asks which device or stream.
+`Fits` caches the result for each combination of shapes, precisions and devices. Never reads devices or streams.
 """
 
 import sys
@@ -22,7 +22,7 @@ from ksgen.spec.precision import stored_types
 from ksgen.spec.storage import BYTE_TYPES, SAME, element_bytes
 from ksgen.values import excerpt
 
-MOST_FITS = 4096  # cached results of checks: one per batch size, and cheap to find again
+MOST_FITS = 4096  # cached results of checks: one per batch size, and cheap to repeat
 
 
 def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def check_words(caller: object, layout: str, activation: str, name: str = "layou
 
 
 def check_precision(caller: object, precision: str | None, dtype: str) -> str:
-    """The precision of a call: the arrays' own, or another one whose arrays are stored the same way."""
+    """Precision of a call: that of the arrays, or another one whose arrays have the same storage type."""
     accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
     if precision is None or is_word(precision, accepted):
         return precision or dtype
@@ -56,7 +56,10 @@ def check_precision(caller: object, precision: str | None, dtype: str) -> str:
 
 
 def type_of_call(caller: object, views: Views, precision: str | None, inputs: str = SAME) -> str:
-    """Dtype of the arrays of a call. If `inputs` says that x is in eight bits, the other arrays decide it, else float32."""
+    """Dtype of the arrays of a call.
+
+    If `inputs` says that x is in eight bits, the other arrays decide it, else float32.
+    """
     x = views["x"].dtype
     if inputs == SAME:
         if x in BYTE_TYPES:
@@ -74,9 +77,10 @@ def type_of_call(caller: object, views: Views, precision: str | None, inputs: st
 def check_arrays(
     caller: object, pattern: Pattern, layout: str, views: Views, job: str = "multiply", dtype: str | None = None
 ) -> int:  # fmt: skip
-    """Raise `LaunchError` on the first array whose shape, precision or strides do not fit; the batch.
+    """Return the batch size; `LaunchError` on the first array whose shape, precision or strides do not fit.
 
-    `views` holds x, and any of weights, bias, residual, grad_y and out. `dtype`: that of all others, where x is in eight bits.
+    `views` holds x, and any of weights, bias, residual, grad_y and out. `dtype` is that of all others, if x is in eight
+    bits.
     """
     x = views["x"]
     batch_axis, feature_axis = (0, 1) if layout == "bsf" else (1, 0)
@@ -100,13 +104,16 @@ def check_arrays(
 
 
 def _accepted(job: str, name: str) -> str:
-    """How the elements of an array may lie."""
+    """Accepted memory layout of an array."""
     slices = job == "multiply" and name in ("x", "out", "residual")
     return "row-major with gaps between its rows at most" if slices else "row-major without gaps"
 
 
 def are_aligned(views: Views) -> bool:
-    """Whether tensor maps can describe x and the output, which may not be there yet, and wide reads what is added to it."""
+    """Whether all arrays are aligned for tensor maps and wide loads.
+
+    The output may be missing.
+    """
     pointers = (views[name].pointer for name in ("x", "bias", "residual", "out") if name in views)
     return all(not isinstance(pointer, int) or pointer % MAP_ALIGNMENT == 0 for pointer in pointers)
 
@@ -119,10 +126,13 @@ def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
 
 
 def check_memory(caller: object, views: Views) -> None:
-    """Raise `LaunchError` on faults that arrays of fitting shapes may still have. Every call checks them again."""
+    """Raise `LaunchError` on faults that arrays of fitting shapes may still have.
+
+    Every call checks them again.
+    """
     _check_gradients(caller, views)
     for name, given in views.items():
-        if isinstance(given.pointer, int) and not given.pointer:  # no array of a shape that fits is empty
+        if isinstance(given.pointer, int) and not given.pointer:  # arrays of fitting shapes are never empty
             raise LaunchError(f"{caller!r}: {name} is of shape {tuple(given.shape)} and lies at address 0; give an array with memory")
         if given.device != "host" and isinstance(given.pointer, int) and given.pointer % element_bytes(given.dtype):
             raise LaunchError(f"{caller!r}: {name} starts inside a {given.dtype}, at {given.pointer:#x}; give a copy of it")
@@ -140,7 +150,10 @@ def _check_gradients(caller: object, views: Views) -> None:
 
 
 def _check_out(caller: object, views: Views) -> None:
-    """`out` may be the residual itself; any other overlap would be read after it was written."""
+    """Raise `LaunchError` if `out` is read-only or overlaps an operand.
+
+    `out` may be the residual itself; any other overlap would be read after it was written.
+    """
     out = views["out"]
     if not out.writeable:
         raise LaunchError(f"{caller!r}: out is read-only; give an array that can be written to")
@@ -152,7 +165,10 @@ def _check_out(caller: object, views: Views) -> None:
 
 
 def _overlap(one: ArrayView, other: ArrayView) -> bool:
-    """Whether two arrays share memory. Adjacent column slices of one array interleave by rows, and do not."""
+    """Whether two arrays share memory.
+
+    Adjacent column slices of one array interleave by rows, and do not.
+    """
     if not isinstance(one.pointer, int) or not isinstance(other.pointer, int):
         return bool(one.pointer == other.pointer)
     first, second = (one, other) if one.pointer <= other.pointer else (other, one)
@@ -160,7 +176,7 @@ def _overlap(one: ArrayView, other: ArrayView) -> bool:
         return False
     if first.strides is None or second.strides is None or first.strides[0] != second.strides[0]:
         return True
-    begin = (second.pointer - first.pointer) % first.strides[0]  # of the second's rows, behind where those of the first begin
+    begin = (second.pointer - first.pointer) % first.strides[0]  # offset of the second's rows from the first's
     lengths = [each.shape[1] * element_bytes(each.dtype) for each in (first, second)]
     return bool(begin < lengths[0] or begin + lengths[1] > first.strides[0])
 
@@ -172,12 +188,12 @@ class Fit:
     batch: int
     place: Place
     kernel: KernelSpec
-    # By device, the planner's generation and alignment. The planner alone keeps them.
+    # By device, the planner's generation and alignment. Only the planner keeps the plans alive.
     plans: dict[tuple[Device, int, bool], ReferenceType[Plan]] = field(default_factory=dict)
 
     @cached_property
     def of_copies(self) -> "Fit":
-        """The same for arrays that are copied to a device, where rows are contiguous."""
+        """Fit of copies on a device, where rows are contiguous."""
         return Fit(self.batch, self.place, replace(self.kernel, stride="dense")) if self.kernel.is_strided else self
 
 
@@ -192,13 +208,15 @@ class Fits:
         return len(self._found)
 
     def find(self, caller: object, options: CallOptions, views: Views, weights: str = SAME, inputs: str = SAME) -> Fit:
-        """What was found when arguments like these were checked first: shapes, precisions, strides and places. `weights`: how those are
-        stored that were packed before; `inputs`: how the x that they multiply is."""
+        """Checked arguments with these shapes, precisions, strides and devices; checked at the first call.
+
+        `weights` is the storage of packed weights; `inputs` is that of the x that they multiply.
+        """
         layout, activation, _, precision = options
         key = (layout, activation, precision, weights, inputs, *[(name, found[FORM]) for name, found in views.items()])
         try:
             return self._found[key]
-        except (KeyError, TypeError):  # what cannot be looked up is refused below
+        except (KeyError, TypeError):  # unhashable or new arguments are checked below
             check_words(caller, layout, activation)
             dtype = type_of_call(caller, views, precision, inputs)
             precision = check_precision(caller, precision, dtype)

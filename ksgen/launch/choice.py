@@ -1,6 +1,6 @@
-"""The choice of family and constants for a kernel on a device: wisdom for the batch, wisdom for the nearest batch, a default.
+"""Choice of family and constants for a kernel on a device. Never builds or loads.
 
-Never builds or loads.
+The sources are wisdom for the batch, wisdom for the nearest batch, and the family's default.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from ksgen.families import Limits, check, cuda_limits, families_for, family_for,
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom
 
-MOST_ENTRIES = 1 << 15  # of a batch; larger ones have the constants of this one
+MOST_ENTRIES = 1 << 15  # largest batch size with its own constants
 
 
 @dataclass(frozen=True)
@@ -25,35 +25,38 @@ class Choice:
     constants: Any
     why: str
     misfit: bool = False  # wisdom had constants that this device cannot run
-    from_wisdom: bool = False  # a search found these constants, for this batch or another, for this template or an older one
-    is_measured: bool = False  # on this device, as the template is now, at this batch or one of its class
+    from_wisdom: bool = False  # from a search, for any batch and any version of the template
+    is_measured: bool = False  # on this device, with the current template, at a batch of this class
 
 
 def limits_of(device: Device) -> Limits:
-    """A device's limits as families see them."""
+    """Limits of a device in the form that families read."""
     return limits_from(device.kind, device.target, device.limits)
 
 
 def usual_limits_of(device: Device) -> Limits:
-    """The same for the usual card of a CUDA target, whatever the device has: what is built without a device is for that card."""
+    """Limits of the usual card of a CUDA target, whatever the device's multiprocessors.
+
+    Kernels that are built without a device are for that card.
+    """
     limits = limits_of(device)
     return replace(limits, multiprocessors=cuda_limits(device.target).multiprocessors) if device.kind == "cuda" else limits
 
 
 def built_beforehand(device: Device) -> list[tuple[str, Limits]]:
-    """What may have been built beforehand and runs on this device: targets, and the limits that constants are chosen for."""
+    """Targets of prebuilt kernels that run on this device, each with the limits for its choice of constants."""
     if device.kind == "native":
-        from ksgen.devices.native import limits_for  # which loads what runs kernels natively
+        from ksgen.devices.native import limits_for  # loads the native runtime
 
         sets = [(each.target, limits_from("native", each.target, limits_for(each))) for each in instruction_sets_here()]
-        own = limits_of(device)  # of what a compiler makes here that knows all of the processor's products, or none
+        own = limits_of(device)  # a compiler here may support all product instructions, or none
         return [(device.target, own), (device.target, replace(own, tiles=(), dots=())), *sets]
     usual = usual_limits_of(device)
     return [(device.target, usual)] if usual != limits_of(device) else []
 
 
 def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
-    """Choose as `choose` does; without wisdom, for all batches up to a power of two alike, so that few texts serve every batch."""
+    """Choose like `choose`; without wisdom, use one choice per power of two, so that few sources serve every batch."""
     choice = choose(kernel, batch, limits, wisdom, aligned)
     if choice.from_wisdom or kernel.batch or not limits.is_cpu:
         return choice
@@ -61,7 +64,7 @@ def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisd
 
 
 def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
-    """The target's table, where the device itself does not say less, and the device's own multiprocessors."""
+    """Limits of the target's table, reduced to those of the device, with its multiprocessors."""
     if kind == "cuda":
         table = cuda_limits(target)
         shared = min(table.shared_bytes, told.shared_bytes_per_block)
@@ -75,7 +78,10 @@ def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
 
 
 def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
-    """The family and constants for a kernel at a batch, of arrays that begin at a multiple of 16 bytes or do not."""
+    """Family and constants for a kernel at a batch.
+
+    `aligned` says whether arrays begin at a multiple of 16 bytes.
+    """
     found = wisdom.lookup(kernel, batch, aligned)
     why = "the family's default: no search has been run for this kernel on this device"
     if found is None and (batches := wisdom.batches(kernel)):
@@ -98,8 +104,10 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
 
 
 def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, aligned: bool = True) -> str:
-    """A family that the cost model expects to be faster than a default that was chosen, in words; empty if there is none. Slow, so no
-    launch asks for it."""
+    """Remark on a family that the cost model expects to be faster than a chosen default; empty if there is none.
+
+    Slow, so launches never call it.
+    """
     found = None if choice.from_wisdom else faster_family(choice.family, kernel, limits, batch, aligned)
     if found is None:
         return ""
@@ -109,14 +117,14 @@ def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, 
 
 
 def _passed_over(entry: Entry | None) -> str:
-    """Why another batch's entry goes before the one of this batch, where its time is the reason."""
+    """Reason to prefer another batch's entry to the one of this batch; empty if its time is not the reason."""
     if entry is None or entry.is_sound:
         return ""
     return ", as that one's time cannot be trusted" if entry.doubt else ", as that one is of another template version"
 
 
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
-    """A family's default for a kernel at a batch, measured or not."""
+    """Default constants of a family for a kernel at a batch, measured or not."""
     family = family_named(name)
     if family not in families_for(kernel, limits, batch):
         raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})")
@@ -124,7 +132,7 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
 
 
 def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:
-    """Raise `ConstantsError` where a device cannot run a kernel under these constants."""
+    """Raise `ConstantsError` if a device cannot run a kernel under these constants."""
     family = family_named(family_name)
     check(family, kernel, constants, limits)
     if not family.serves(kernel, limits):

@@ -1,11 +1,14 @@
-"""DLPack tensors, read out of the capsules that libraries share them in. Never copies; what fits a kernel is for others to say."""
+"""DLPack tensors, read from the capsules in which libraries share them.
+
+Never copies, and does not check whether a tensor fits a kernel.
+"""
 
 import ctypes
 from typing import Any
 
 from ksgen.errors import LaunchError
 
-# As https://dmlc.github.io/dlpack/latest/c_api.html lays it out.
+# Structures of https://dmlc.github.io/dlpack/latest/c_api.html.
 
 PLACES = {1: "host", 2: "cuda", 3: "host", 13: "cuda"}  # CPU, CUDA, pinned host and managed memory
 _DTYPES = {  # by (code, bits)
@@ -49,14 +52,14 @@ class _Versioned(ctypes.Structure):
 _capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", ctypes.pythonapi))
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 _rename_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
-_CAPSULES = {  # name -> its layout, and its name once it is taken: kept here, as the capsule does not copy it
+_CAPSULES = {  # name -> its layout, and its name once consumed: stored here, because capsules do not copy names
     b"dltensor": (_Unversioned, ctypes.c_char_p(b"used_dltensor")),
     b"dltensor_versioned": (_Versioned, ctypes.c_char_p(b"used_dltensor_versioned")),
 }
 
 
 class Managed:
-    """A tensor taken out of its capsule: given back to its producer with the last reference to this."""
+    """A tensor consumed from its capsule; its producer gets it back with the last reference to this."""
 
     def __init__(self, capsule: Any, name: str) -> None:
         self._address = None
@@ -81,7 +84,7 @@ class Managed:
 
 
 def element_type(tensor: _Tensor) -> tuple[str | None, str]:
-    """The precision's name, None for a type that no kernel takes; and the type in words."""
+    """Name of the precision, None for a type that no kernel takes, and a description of the type."""
     known = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     code = _CODES.get(tensor.code, f"code {tensor.code}, ")
     return known, f"{code}{tensor.bits}" + ("" if tensor.lanes == 1 else f" x {tensor.lanes}")

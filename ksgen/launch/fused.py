@@ -1,4 +1,4 @@
-"""All factors of a layer in one launch, where a device has a family for that: which plan, and when it is worth it. Never launches."""
+"""Plans of one launch for all factors of a layer, and the verdict whether it is faster. Never launches."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,19 +26,19 @@ from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
 _UNKNOWN = object()
-LEAST_ENTRIES = 8  # of the batch for each core: below, factors are shared out by their outputs, each by itself
-LEAST_COLUMNS = 16  # the same in batch-size-last, where lanes lie along the batch
-SMALL_BYTES = 2**19  # of all weights in batch-size-first, which one core reads sooner than two meet; more cores were not asked
+LEAST_ENTRIES = 8  # rows of the batch per core: below, each factor's outputs are divided among the cores
+LEAST_COLUMNS = 16  # the same in batch-size-last, where vectors run along the batch
+SMALL_BYTES = 2**19  # of weights in batch-size-first: one core reads them faster than two cores synchronise
 NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
 FROM_END_TO_END = "in batch-size-last each factor by itself reads its rows and weights from end to end"
 WITHIN_AN_ELEMENT = "an array begins within one of its elements"
 STORED_OTHERWISE = "weights of one factor are stored otherwise than another's"
-REMEMBERED = 1024  # plans: one for each layer and batch
+REMEMBERED = 1024  # cached plans: one per layer and batch size
 
 
 @dataclass(frozen=True, eq=False)
 class FusedPlan:
-    """The launch of all factors, and how each one's weights are packed for it."""
+    """Plan of one launch for all factors, and the plans that pack each factor's weights for it."""
 
     whole: Plan
     factors: tuple[Plan, ...]
@@ -53,7 +53,7 @@ class Verdict:
 
 
 def copied_to(device: Device) -> str:
-    """Why arrays of the host are not served by one launch there."""
+    """Reason why one launch does not serve host arrays on that device."""
     return f"arrays of the host are copied to {device.name} for each factor"
 
 
@@ -62,8 +62,11 @@ def fused_plan(
     stream: Any = None, between: str = "none", out_layout: str | None = None, fuse: str = "auto",
     stored: tuple[str, str] | None = (SAME, SAME),
 ) -> FusedPlan | None:  # fmt: skip
-    """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor, or their weights are
-    not stored alike. `stored`: how those are, and how X is. While a graph is recorded on the stream, nothing is built or loaded for it."""
+    """Plan of one launch for a chain, or for several on one X.
+
+    None if separate launches serve them better, or their weights are stored differently. `stored` is the storage of the
+    weights and of X. While a graph is recorded on the stream, nothing is built or loaded.
+    """
     if not is_layer(chains, layout, out_layout) or stored is None:
         return None
     where: Any = device  # devices are hashed by their identity
@@ -99,8 +102,11 @@ def fused_plan(
 
 
 def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") -> Verdict:
-    """Whether a chain's kernel is worth it at a batch: by what searches measured; else on a processor by rule, on a GPU by expectation.
-    With another word for `fuse`: whether it can be had, or not at all."""
+    """Whether a chain's fused kernel is faster at a batch, and why.
+
+    Measured times of searches decide, else a rule on a processor, or expected times on a GPU. With `fuse` "yes" or
+    "no", it says whether the kernel is available.
+    """
     if fuse == "auto":
         if device.shares_host and (why := shared_out(kernel, device.limits.multiprocessors, batch)):
             return Verdict(False, why)
@@ -111,7 +117,7 @@ def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") 
 
 
 def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse: str = "auto") -> Verdict:
-    """The same on such devices, of which nothing was measured: "processor", "cuda" or others."""
+    """Verdict for such devices without measured times; `kind` is "processor", "cuda" or another."""
     if fuse == "no":
         return Verdict(False, "fuse='no'")
     if fuse == "yes":
@@ -165,7 +171,7 @@ def _by_cycles(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict | None
 
 @lru_cache(REMEMBERED)
 def _lacks(kernel: KernelSpec, limits: Limits, kind: str, batch: int) -> str:
-    """Why nothing serves all factors in one launch; empty where something does."""
+    """Reason why no family serves all factors in one launch; empty if one does."""
     if limits.is_cpu:
         return _has_no_chains(kernel, limits)
     if kind != "cuda":
@@ -227,7 +233,10 @@ def least_entries(cores: int, layout: str) -> int:
 
 
 def shared_out(kernel: KernelSpec, cores: int, batch: int) -> str:
-    """Why a processor with so many cores launches each factor by itself, as far as the batch says it; empty where all are one launch."""
+    """Reason why a processor with so many cores divides each factor's outputs among them at this batch size.
+
+    Empty if it does not, so that one launch may run all factors.
+    """
     least = least_entries(cores, kernel.layout)
     if batch >= least or (kernel.layout == "bsf" and kernel.weight_bytes <= SMALL_BYTES):
         return ""
@@ -236,12 +245,12 @@ def shared_out(kernel: KernelSpec, cores: int, batch: int) -> str:
 
 
 def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[Any] | None:
-    """What serves all factors in one launch; None where nothing has room for them."""
+    """Family that serves all factors in one launch; None if none does."""
     return family_for(kernel, limits, batch) if any(meant_for(kernel, limits, batch)) else None
 
 
 def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
-    """Microseconds that the cost model expects of one launch per factor, with the transpose of an intermediate if layouts differ."""
+    """Expected microseconds of one launch per factor, with the transpose of an intermediate if layouts differ."""
     own = sum(default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in factor_kernels(kernel))
     rates = gpu_of(limits.target).rates
     if not kernel.out_layout or not rates:
@@ -282,11 +291,11 @@ def _plan(device: Device, kernel: KernelSpec, batch: int, fuse: str) -> FusedPla
     except ToolchainError:
         if fuse == "yes" or (not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler)):
             raise
-        return None  # a bundle holds one launch where it was expected to be faster, and each factor by itself
+        return None  # a bundle holds fused kernels only if they were expected to be faster
 
 
 def packings(device: Device, whole: Plan) -> tuple[Plan, ...]:
-    """The plans that pack the weights of each factor for a chain's launch, by binaries for the target that the chain's own is for."""
+    """Plans that pack each factor's weights for a chain's launch, for the target of its binary."""
     return tuple(
         PLANNER.plan_of(device, each, whole.batch, choice, whole.binary.target)
         for each, choice in packing_choices(whole.kernel, whole.choice.family, whole.choice.constants)
@@ -294,7 +303,7 @@ def packings(device: Device, whole: Plan) -> tuple[Plan, ...]:
 
 
 def packing_choices(kernel: KernelSpec, family: str, constants: Any) -> list[tuple[KernelSpec, Choice]]:
-    """The kernels of each factor by itself whose texts pack its weights for a chain's launch under such constants."""
+    """Kernels and choices whose sources pack each factor's weights for a chain's launch with such constants."""
     packed_by = family_named(family).packed_by
     factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
     return [(each, Choice(packed_by, own, "part of a chain")) for each, own in zip(factors, constants.parsed, strict=True)]

@@ -1,6 +1,7 @@
-"""ys = group(x, weights): layers beside each other on one x, such as q, k and v; in one launch where a device has a family for that.
+"""Group launcher, ys = group(x, weights): layers on one x, such as q, k and v.
 
-Refuses what any layer would refuse before the first one is launched.
+One launch runs all layers if a device has a family for that. Arguments that any layer would refuse are refused before
+the first launch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from ksgen.words import counted
 
 
 class _Given(NamedTuple):
-    """What a call was given, checked: arrays and their views by the names of a group's operands, and a list of each kind, one a layer."""
+    """Checked arguments of a call: arrays and views by operand name, and one list per kind with an entry per layer."""
 
     arrays: Mapping[str, Any]
     views: dict[str, ArrayView]
@@ -35,7 +36,11 @@ class _Given(NamedTuple):
 
 
 class GroupLauncher(OneLaunch):
-    """Layers on one x. Each is a `ChainLauncher`, the `Launcher` of its only factor, or a chain. What they state they state alike."""
+    """Launcher of layers on one x: `GroupLauncher(*layers)`.
+
+    Each layer is a `ChainLauncher`, the `Launcher` of its only factor, or a chain. All layers must state the same
+    options.
+    """
 
     parts = "layer"
     accepted = "layers with fuse='auto' or 'no'"
@@ -76,10 +81,11 @@ class GroupLauncher(OneLaunch):
         stream: Any = None,
         precision: str | None = None,
     ) -> list[Any]:
-        """The layers' outputs: new arrays, which are slices of one if one launch wrote them, or the arrays of `out`.
+        """Compute the layers' outputs: new arrays, or the arrays of `out`.
 
-        `out` is one array for all layers, or a list of arrays. `weights` has a list of arrays for each layer, one a factor; `bias` and
-        `residual`, where there are any, one array a layer. What the layers state is as in a call of a `Launcher`.
+        New arrays are slices of one if one launch wrote them. `out` is one array for all layers, or a list of arrays.
+        `weights` has a list per layer, with one array per factor. `bias` and `residual`, if given, are lists with one
+        array per layer. Stated options apply like in a call of a `Launcher`. Returns a list with one array per layer.
         """
         given = self._read(x, weights, bias, residual, out, options_of_call(self.stated, layout, activation, stream, precision))
         if fused := self._fused(given):
@@ -103,7 +109,7 @@ class GroupLauncher(OneLaunch):
         out: Any = None,
         precision: str | None = None,
     ) -> Call | None:
-        """Everything but the launch of all layers as one, as `Launcher.prepare` does; None where they are launched one by one."""
+        """Prepare a call of all layers as one launch, like `Launcher.prepare`; None if they are launched one by one."""
         given = self._read(x, weights, bias, residual, out, options_of_call(self.stated, layout, activation, None, precision))
         if call := self._fused(given):
             own = [each for weights_of_it in given.own for each in weights_of_it if not isinstance(each, Weights)]
@@ -114,8 +120,10 @@ class GroupLauncher(OneLaunch):
         self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,
         device: str | None = None, weights: str | None = None, inputs: str | None = None,
     ) -> str:  # fmt: skip
-        """Whether all layers are one launch on a device, by which family, and why; or what serves each of them. Options are as a
-        `ChainLauncher` takes them."""
+        """Explain whether one launch runs all layers on a device, by which family, and why.
+
+        Otherwise it explains each layer. Options are those of `ChainLauncher.explain`.
+        """
         batch, where = checked_batch(batch), find_device(device)
         what = explained(self.stated, precision, layout, epilogue, weights, inputs)
         name, found = self.title, self.verdict(where, batch=batch, **what._asdict())
@@ -125,10 +133,10 @@ class GroupLauncher(OneLaunch):
         each = [layer.explain(batch, device=device, **what._asdict()) for layer in self.layers]
         return "\n".join([f"{name}: layer by layer; {found.why}", *each])
 
-    # ---- what was given
+    # ---- arguments
 
     def _read(self, x: Any, weights: Sequence[Any], bias: Any, residual: Any, out: Any, options: CallOptions) -> _Given:
-        """What a call was given; `LaunchError` on what any layer would refuse."""
+        """Read and check the arguments of a call; `LaunchError` on those that any layer would refuse."""
         own, added = self._own(weights), {"bias": self._added("bias", bias), "residual": self._added("residual", residual)}
         outs, arrays = self._outs(out, options), self._arrays(x, added)
         inputs = self._inputs(own)
@@ -140,7 +148,7 @@ class GroupLauncher(OneLaunch):
         return _Given(arrays, views, own, added, outs, self._check(views, own, outs, options, inputs), options)
 
     def _own(self, weights: Sequence[Any]) -> list[Sequence[Any]]:
-        """A list of arrays for each layer."""
+        """Weights as one list of arrays per layer."""
         own = self._each("weights", weights)
         lone = [len(layer.factors) == 1 and not isinstance(each, list | tuple) for layer, each in zip(self.layers, own, strict=True)]
         found = [layer.weights_of_each([each] if is_lone else each) for layer, each, is_lone in zip(self.layers, own, lone, strict=True)]
@@ -149,7 +157,7 @@ class GroupLauncher(OneLaunch):
         return found
 
     def _inputs(self, own: Sequence[Sequence[Any]]) -> str:
-        """How the x is stored that all layers take."""
+        """Storage of the x that all layers take."""
         found = list(map(inputs_of, own))
         if others := [number for number, each in enumerate(found, 1) if each != found[0]]:
             told = f"those of layer 1 as {found[0]} and those of layer {others[0]} as {found[others[0] - 1]}"
@@ -157,7 +165,7 @@ class GroupLauncher(OneLaunch):
         return found[0]
 
     def _each(self, name: str, given: Any) -> list[Any]:
-        """One for each layer."""
+        """Values of an argument, one per layer."""
         if given is None:
             return [None] * len(self.layers)
         if not isinstance(given, list | tuple) or len(given) != len(self.layers):
@@ -166,17 +174,17 @@ class GroupLauncher(OneLaunch):
         return list(given)
 
     def _added(self, name: str, given: Any) -> list[Any]:
-        """An array for each layer, or None."""
+        """Bias or residual per layer: an array, or None."""
         each, is_stated = self._each(name, None if given is False else given), given is not False and getattr(self.stated, name)
         return [operand(self, name, array, is_stated, "an array per layer, in a list") for array in each]
 
     def _arrays(self, x: Any, added: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """x and what is added, by the names of a group's operands."""
+        """Arrays x, bias and residual by the names of a group's operands."""
         named = ((name, array) for operand in ADDED for name, array in zip(self.names(operand), added[operand], strict=True))
         return {"x": x, **{name: array for name, array in named if array is not None}}
 
     def _outs(self, out: Any, options: CallOptions) -> list[Any]:
-        """An array for each layer; none where none was given."""
+        """Output arrays, one per layer; empty if none was given."""
         if out is None or isinstance(out, list | tuple):
             return [] if out is None else self._each("out", out)
         features, shape = sum(chain.out_features for chain in self.chains), tuple(getattr(out, "shape", ()))
@@ -187,10 +195,10 @@ class GroupLauncher(OneLaunch):
     def _check(
         self, views: dict[str, ArrayView], own: Sequence[Sequence[Any]], outs: Sequence[Any], options: CallOptions, inputs: str
     ) -> int:
-        """The batch; `LaunchError` on what any layer would refuse, and on outputs that meet."""
+        """Return the batch size; `LaunchError` on arguments that any layer would refuse, and on overlapping outputs."""
         results = {f"out of layer {number}": view(out, f"out of layer {number}") for number, out in enumerate(outs, 1)}
         views_of_each = [layer.views_of_weights(weights) for layer, weights in zip(self.layers, own, strict=True)]
-        read = dict[str, ArrayView]()  # of all layers, as an output is written before later layers read theirs
+        read = dict[str, ArrayView]()  # of all layers: an output is written before later layers read their operands
         for number, (weights, found_views) in enumerate(zip(own, views_of_each, strict=True), 1):
             for at, (each, found) in enumerate(zip(weights, found_views, strict=True), 1):
                 if lies_in := each.lies_in if isinstance(each, Weights) else found:
@@ -209,13 +217,13 @@ class GroupLauncher(OneLaunch):
         return batch
 
     def _fused(self, call: _Given) -> Call | None:
-        """All layers in one launch; None where that is not to be had."""
+        """Call of all layers as one launch; None if unavailable."""
         if not is_layer(self.chains, call.options.layout, None):
             return None
         own_views = [found for layer, each in zip(self.layers, call.own, strict=True) for found in layer.views_of_weights(each)]
         outs = dict(zip(self.out_names, call.outs, strict=True)) if call.outs else {}
         views = call.views | {name: view(each) for name, each in outs.items()}
         found = self.one_launch({**call.arrays, **outs}, views, call.own, own_views, call.outs or None, call.batch, call.options)
-        if found and not isinstance(found.out, list):  # of one layer
+        if found and not isinstance(found.out, list):  # a group of one layer
             found.out = [found.out]
         return found

@@ -1,7 +1,7 @@
-"""y = launcher(x, weights): a pattern's kernels, called on the arrays of NumPy, PyTorch, CuPy, PyCUDA, JAX or pyopencl.
+"""Launcher of a pattern's kernels: y = launcher(x, weights).
 
-Reads precision, batch and device off the arguments and launches on the caller's stream. Never searches, and records
-no gradients: `ksgen.torch` does.
+Arrays come from NumPy, PyTorch, CuPy, PyCUDA, JAX or pyopencl. Precision, batch and device follow from the arguments;
+launches go to the caller's stream. Never searches, and records no gradients: `ksgen.torch` does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,14 +33,16 @@ from ksgen.values import excerpt, listed
 
 
 class Launcher:
-    """All kernels of one pattern. Precision, batch and device are read off the arguments of a call.
+    """All kernels of one pattern. Precision, batch and device follow from the arguments of a call.
 
-    Weights are packed before every launch, since no array tells for certain that it did not change; what `pack` gave is not.
-    A CUDA graph holds where a call's arrays and packed weights are: keep the launcher and the weights as long as the graph.
-    One that recorded a call with weights packs them at each replay.
+    `a` is the pattern's first number, or the full pattern, such as "1,192,48,2". `batches` lists batch sizes that get
+    their own kernels. `stated` holds options for calls that name no others: layout, precision and activation.
+    `bias=True` and `residual=True` require these operands; `weights` and `inputs` state the storage of weights and of
+    x.
 
-    `a`: that of the pattern, or all of the pattern, such as "1,192,48,2". `stated`: layout, precision and activation of calls that name
-    no others, bias=True and residual=True where calls must have them, and how the weights of all calls, and x, are stored.
+    Weights are packed before every launch, because no array reveals reliably that it is unchanged. Results of `pack`
+    are not packed again. A CUDA graph stores the addresses of a call's arrays and packed weights: keep the launcher and
+    the weights as long as the graph. A recorded call with unpacked weights packs them at each replay.
     """
 
     def __init__(
@@ -50,9 +52,9 @@ class Launcher:
         self.stated = checked(Chain((self.pattern,)), StatedOptions(**stated))
         if (wanted := listed(batches)) is None:
             raise LaunchError(f"batches={excerpt(batches)}; accepted: a list of batches that get kernels of their own")
-        self.batches = frozenset(map(checked_batch, wanted))  # with kernels of their own
+        self.batches = frozenset(map(checked_batch, wanted))  # batch sizes with their own kernels
         self.rooms = Rooms()
-        self._quantized: WeakKeyDictionary[Quantized, Weights] = WeakKeyDictionary()  # what calls were given, packed once
+        self._quantized: WeakKeyDictionary[Quantized, Weights] = WeakKeyDictionary()  # packed once, for all calls
         self._fits = Fits(self.pattern, self.batches)
         self._gradient_fits = Fits(self.pattern, self.batches, job="gradient")
         self.__doc__ = docstring((Chain((self.pattern,)),), self.stated)
@@ -62,11 +64,11 @@ class Launcher:
         return f"Launcher({', '.join(map(str, self.pattern.shape))}{more})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and other processes start with nothing kept: plans and packed weights belong to this one."""
+        """Pickle without caches: plans and packed weights belong to this process."""
         return partial(Launcher, *self.pattern.shape, sorted(self.batches), **self.stated.told), ()
 
     def stating(self, stated: StatedOptions) -> "Launcher":
-        """The launcher of the same kernels that states this."""
+        """Launcher of the same kernels that states these options."""
         return self if stated == self.stated else Launcher(self.pattern, batches=sorted(self.batches), **stated.told)
 
     def __call__(
@@ -83,17 +85,22 @@ class Launcher:
         precision: str | None = None,
         out_layout: str | None = None,
     ) -> Any:
-        """Y = X K^T, then bias, activation and residual. Host arrays return when it is done; others in stream order.
+        """Compute Y = X K^T, then add bias, activation and residual.
 
-        Options that a call does not name are as the launcher states them, else layout "bsf" and no activation. A bias or residual that it
-        states must be given, or False. `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl"; `weights` is (a, b, c, d), or
-        what `pack` or `ksgen.quantize` gave: weights in eight bits, which are packed once. Those with an `x_scale` take x in eight bits
-        too, as `ksgen.quantize_inputs` gives it, or its bits as uint8; y is then of the `precision`, or as out, bias or residual are, or
-        float32.
-        Without a `stream` it is the one that the arrays work on: PyTorch's and CuPy's current one. The precision is the
-        arrays' own; float32 arrays may ask for "tf32x3", "tf32" or "fp16x3", which multiply on tensor cores (what overflows float16 in
-        the last is NaN, and an error for host arrays), or for "bf16x6", which multiplies on a processor's matrix tiles; complex64 ones
-        for "c64_tf32x3", on tensor cores.
+        `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl". `weights` is (a, b, c, d), or a result of
+        `pack` or `ksgen.quantize`; quantized weights are packed once. Weights with an `x_scale` take x in eight bits,
+        as a result of `ksgen.quantize_inputs` or its bits as uint8. The type of y is then the `precision`, or that of
+        out, bias or residual, or float32.
+
+        Options that a call does not name have their stated values, else layout "bsf" and no activation. A stated bias
+        or residual must be given, or be False. Without a `stream`, the arrays' stream is used: the current one for
+        PyTorch and CuPy.
+
+        The precision is that of the arrays. float32 arrays may ask for "tf32x3", "tf32" or "fp16x3", which multiply on
+        tensor cores, or for "bf16x6", which multiplies on a processor's matrix tiles. With "fp16x3", an overflow of
+        float16 is NaN, and an error for host arrays. complex64 arrays may ask for "c64_tf32x3", on tensor cores.
+
+        Returns y. Host arrays are complete then; others in stream order.
         """
         options = options_of_call(self.stated, layout, activation, stream, precision)
         self._check_layouts(options.layout, out_layout)
@@ -113,14 +120,16 @@ class Launcher:
         precision: str | None = None,
         out_layout: str | None = None,
     ) -> Call:
-        """Everything but the launch: checks, builds, loads, packs. The `Call` that it returns does the rest, and keeps the
-        memory that its launches work in: keep it as long as a graph that recorded it."""
+        """Do everything but the launch: check, build, load and pack; the returned `Call` launches.
+
+        The `Call` owns the memory that its launches use. Keep it as long as a graph that recorded it.
+        """
         options = options_of_call(self.stated, layout, activation, stream, precision)
         self._check_layouts(options.layout, out_layout)
         call = self._prepared(x, weights, bias, residual, out, options)
         given = [each for each in (weights, bias, residual, call.out) if each is not None and each is not False]
         found = [view(x, "x"), *[view(array) for array in given if not isinstance(array, Weights | Quantized)]]
-        # A tensor may be given other memory before the launch, and a stream ends with its object.
+        # A tensor may get other memory before the launch, and a stream dies with its object.
         call.keep += (stream, *map(storage_of, found))
         return call
 
@@ -132,20 +141,20 @@ class Launcher:
     def gradient(
         self, x: Any, grad_y: Any, *, layout: str | None = None, out: Any = None, stream: Any = None, precision: str | None = None
     ) -> Any:
-        """The gradient of the weights, an array (a, b, c, d) like x, from x and the gradient of y = launcher(x, weights).
+        """Gradient of the weights, an array (a, b, c, d) like x.
 
-        Sums are float32 at least, and added in one order: the same arrays give the same bits. Arrays, streams and precisions
-        are as in a call.
+        Its arguments are x and the gradient of y = launcher(x, weights). Sums are float32 at least, in a fixed order:
+        the same arrays give the same bits. Arrays, streams and precisions are those of a call.
         """
         arrays = {"x": x, "grad_y": grad_y} | ({} if out is None else {"out": out})
         return prepared(self, self._gradient_fits, self.rooms, arrays, options_of_call(self.stated, layout, "none", stream, precision))()
 
     def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
-        """Put weights on their device once and for all. Host arrays go to `device`, else to `KSGEN_DEVICE`, else the best.
+        """Pack weights on their device once.
 
-        They must not change while what this gives is used; a write that PyTorch counted is refused at each use, but it counts
-        few of them. `stream` is where the weights were written, where that is not the stream that the array works on. What
-        `ksgen.quantize` gave stays in eight bits.
+        Host arrays go to `device`, else to `KSGEN_DEVICE`, else to the best device. The weights must not change while
+        the result is used. A write that PyTorch counted is refused at each use, but it counts few of them. `stream` is
+        the stream that wrote the weights, if the array works on another one. Quantized weights stay in eight bits.
         """
         handle = stream_handle(stream)
         if isinstance(weights, Quantized):
@@ -167,7 +176,7 @@ class Launcher:
         return pack_quantized(weights, where, found, on)
 
     def _where_they_lie(self, found: ArrayView, device: str | None, stream: Any) -> tuple[Device, Stream]:
-        """The device of weights that are on one, and a stream on which they are complete."""
+        """Device of weights on a device, and a stream on which they are complete."""
         if device is not None:
             raise LaunchError(f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already")
         check_memory(self, {"x": found})
@@ -175,7 +184,10 @@ class Launcher:
         return in_their_context(self, where, on, {"weights": found}), on
 
     def taken(self, weights: Any) -> Any:
-        """Weights as a call takes them: those in eight bits are packed at their first call; others are as they were."""
+        """Weights in the form that a call accepts.
+
+        Quantized ones are packed at their first call; others are unchanged.
+        """
         if not isinstance(weights, Quantized):
             return weights
         packed = self._quantized.get(weights)
@@ -187,14 +199,15 @@ class Launcher:
         self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,
         device: str | None = None, job: str = "multiply", weights: str | None = None, inputs: str | None = None,
     ) -> str:  # fmt: skip
-        """Describe which family and constants serve a call, or with `job="gradient"` one of `gradient`, on which device, and why.
+        """Describe which family and constants serve a call on which device, and why.
 
-        `weights` and `inputs` are the storage of the weights and of x, such as "int8". None stands for what the launcher states, else
-        for the usual: no quantization, float32."""
+        `job="gradient"` asks for a call of `gradient`. `weights` and `inputs` are the storage of the weights and of x,
+        such as "int8". None stands for the stated option, else for the default: no quantization, float32.
+        """
         batch = checked_batch(batch)
         own = self.stated if is_word(job, ("multiply",)) else StatedOptions(self.stated.layout, self.stated.precision)
         precision, layout, epilogue, weights, inputs = explained(own, precision, layout, epilogue, weights, inputs)
-        # What cannot be is refused before a device is opened.
+        # Invalid combinations are refused before a device is opened.
         KernelSpec(self.pattern, precision, layout, epilogue, batch, job, weights=weights, inputs=inputs)
         where, fits = find_device(device), self._gradient_fits if job == "gradient" else self._fits
         kernel = fits.kernel(precision, layout, epilogue, batch, weights, inputs)
@@ -214,7 +227,7 @@ class Launcher:
 
 
 def bytes_saved(kernel: KernelSpec, batch: int) -> str:
-    """How many bytes cross memory where X is in eight bits, and how many would; nothing where it is not."""
+    """Remark on memory traffic with X in eight bits, and without; empty if X is not in eight bits."""
     if not kernel.has_bytes_in:
         return ""
     return f"; {kernel.bytes(batch):,} bytes, with x in {kernel.dtype} {replace(kernel, inputs=SAME).bytes(batch):,}"
@@ -223,7 +236,10 @@ def bytes_saved(kernel: KernelSpec, batch: int) -> str:
 def prepared(
     caller: object, fits: Fits, rooms: Rooms, arrays: Mapping[str, Any], options: CallOptions, packed: Weights | None = None
 ) -> Call:
-    """Everything but the launch. `arrays`: x and all else that was given, by name; `packed` in the place of weights."""
+    """Do everything but the launch.
+
+    `arrays` holds x and all other given arrays by name, and `packed` replaces the weights.
+    """
     views = views_of(arrays, options.stream)
     if packed:
         dtype = views["x"].dtype

@@ -1,4 +1,4 @@
-"""Host memory of any library as NumPy sees it, and new arrays of the library that an argument came from.
+"""Host memory of any library as NumPy arrays, and new arrays of an argument's library.
 
 The only copy is the transpose of a matrix, which separate launches of a layer need if its layouts of X and Y differ.
 """
@@ -15,7 +15,7 @@ from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, is_same_stream, stream_handle, view
 from ksgen.spec.storage import BYTE_TYPES, element_bytes
 
-STREAM_ORDERED = ("torch", "cupy")  # libraries that give freed memory to others only after the stream has used it
+STREAM_ORDERED = ("torch", "cupy")  # libraries that reuse freed memory only in stream order
 TRANSPOSING = ("torch", "cupy")  # libraries that transpose arrays on a device; NumPy transposes arrays of the host
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     HostArray = np.ndarray[Any, Any]
 
 
-ON_LINE_BYTES = 64 * 1024  # arrays from so many bytes on begin at one
+ON_LINE_BYTES = 64 * 1024  # arrays of at least so many bytes begin at a cache line
 
 
 def numpy_dtype(precision: str) -> Any:
-    """NumPy's own, or that of ml_dtypes for bfloat16; of what is in eight bits, that of its bits."""
+    """NumPy's dtype, or that of ml_dtypes for bfloat16; uint8 for eight-bit storage."""
     import numpy as np
 
     if precision in BYTE_TYPES:
@@ -41,7 +41,7 @@ def numpy_dtype(precision: str) -> Any:
 
 
 def size_of(array: ArrayView) -> int:
-    """Bytes from the first element to behind the last one: of an array without gaps, or of rows that may have some between them."""
+    """Bytes from the first element to the end of the last one, including gaps between rows."""
     item_bytes = element_bytes(array.dtype)
     if array.strides is None:
         return prod(array.shape) * item_bytes
@@ -49,7 +49,7 @@ def size_of(array: ArrayView) -> int:
 
 
 def rows_are_whole(array: ArrayView) -> bool:
-    """Whether a matrix with gaps has them between its rows alone."""
+    """Whether a matrix has gaps only between its rows."""
     if len(array.shape) != 2 or array.strides is None:
         return False
     item_bytes, length, (next_row, step) = element_bytes(array.dtype), array.shape[1], array.strides
@@ -62,13 +62,13 @@ def pitch_of(array: ArrayView) -> int:
 
 
 def is_whole(found: ArrayView) -> bool:
-    """Whether it begins at one of its elements' boundaries, as kernels take it."""
+    """Whether an array is aligned to its elements, as kernels require."""
     whole: bool = found.pointer % element_bytes(found.dtype) == 0
     return whole
 
 
 def host_array(found: ArrayView) -> "HostArray":
-    """The same host memory. The view's owner must outlive it."""
+    """View of the same host memory as a NumPy array. The owner must outlive it."""
     import numpy as np
 
     memory: Any = (ctypes.c_char * size_of(found)).from_address(found.pointer)
@@ -76,7 +76,7 @@ def host_array(found: ArrayView) -> "HostArray":
 
 
 def new_host_array(shape: tuple[int, ...], dtype: Any) -> "HostArray":
-    """An uninitialised array; a large one begins at a line of the cache, where a processor's kernels write fastest."""
+    """Allocate an uninitialised array; a large one begins at a cache line, where processor kernels write fastest."""
     import numpy as np
 
     size = prod(shape) * dtype.itemsize
@@ -87,14 +87,15 @@ def new_host_array(shape: tuple[int, ...], dtype: Any) -> "HostArray":
 
 
 def torch_stream(handle: Any, index: Any) -> Any:
-    """A stream of a GPU as PyTorch takes it, from its handle; None is the default one."""
+    """PyTorch stream for a GPU stream's handle; None is the default one."""
     return sys.modules["torch"].cuda.ExternalStream(handle or 0, index)
 
 
 def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype: str | None = None) -> Any:
-    """An uninitialised array of the same library and device, to be written on `stream`, a handle; of the same type too, or of a `dtype`.
+    """Allocate an uninitialised array of the same library and device, to be written on `stream`, a handle.
 
-    PyTorch and CuPy reuse freed memory in the order of the stream that it was allocated on: that must be this one.
+    It has the same type, unless `dtype` names another. PyTorch and CuPy reuse freed memory in the order of the
+    allocation's stream, which must be this one.
     """
     if like.kind == "torch":
         more = {} if dtype is None else {"dtype": getattr(sys.modules["torch"], dtype)}
@@ -131,7 +132,7 @@ def check_transposable(caller: object, found: ArrayView) -> None:
 
 
 def transposed(array: Any, stream: Any) -> Any:
-    """The transpose of a matrix that `check_transposable` let pass, without gaps."""
+    """Contiguous transpose of a matrix that passed `check_transposable`."""
     handle = stream_handle(stream)
     found = view(array, "x", handle if isinstance(handle, int) else None)
     if found.kind == "torch" and (found.device == "host" or stream is None or is_same_stream(handle or 0, found.stream)):

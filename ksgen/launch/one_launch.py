@@ -1,4 +1,4 @@
-"""All factors of a layer, or of several layers on one x, in one launch: whether a call gets it, and why, and the walk to it.
+"""One launch for all factors of a layer, or of several layers on one x: verdict, reason and preparation of a call.
 
 A layer is a group of one: its arrays have the plain names of operands, those of several layers are numbered.
 """
@@ -30,13 +30,13 @@ SOME_ADDED = "only some layers have a bias, or a residual"
 
 
 class OneLaunch:
-    """The part that launchers of layers and of groups share."""
+    """Common base of the launchers of layers and groups."""
 
     chains: tuple[Chain, ...]
-    factors: tuple[Launcher, ...]  # of one chain after the other
+    factors: tuple[Launcher, ...]  # concatenated for all chains
     fuse: str
-    between: str | None  # the activation between the factors of each chain; None where they differ
-    parts: str  # what a launch serves where one for all cannot be had
+    between: str | None  # the activation between the factors of each chain; None if they differ
+    parts: str  # unit of a separate launch: "factor" or "layer"
     accepted = "fuse='auto' or 'no'"
 
     @property
@@ -44,7 +44,7 @@ class OneLaunch:
         return ", beside ".join(map(str, self.chains))
 
     def names(self, operand: str) -> list[str]:
-        """The names of an operand that each chain has for itself."""
+        """Names of an operand that each chain has separately."""
         return [f"{operand}_{number}" for number in range(1, len(self.chains) + 1)] if len(self.chains) > 1 else [operand]
 
     @property
@@ -67,7 +67,7 @@ class OneLaunch:
     def _kernel(
         self, device: Device, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None, weights: str, inputs: str
     ) -> KernelSpec:
-        """The kernel of one launch. Outputs of a group are slices of one array."""
+        """Kernel of one launch. Outputs of a group are slices of one array."""
         stride = "any" if len(self.chains) > 1 and (device.shares_host or layout == "bsf") else "dense"
         return KernelSpec(
             self.chains, precision, layout, epilogue, stride=stride, between=self.between or "none", out_layout=out_layout,
@@ -75,7 +75,10 @@ class OneLaunch:
         )  # fmt: skip
 
     def explain_one_launch(self, found: Verdict, device: Device, batch: int, *what: Any) -> str:
-        """Name the family of the fused launch, with the reason. `what` holds the arguments of `_kernel`."""
+        """Name the family of the fused launch, with the reason.
+
+        `what` holds the arguments of `_kernel`.
+        """
         choice = PLANNER.choice(device, kernel := self._kernel(device, *what), batch)
         return f"one launch, by {choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
 
@@ -83,10 +86,10 @@ class OneLaunch:
         self, arrays: Mapping[str, Any], views: dict[str, ArrayView], own: Sequence[Sequence[Any]],
         own_views: Sequence[ArrayView | None], out: Any, batch: int, options: CallOptions, out_layout: str | None = None,
     ) -> Call | None:  # fmt: skip
-        """The call of all factors, on arrays of a GPU or on arrays of the host in place; None if that cannot be had.
+        """Prepare the call of all factors, on GPU arrays or in place on host arrays; None if unavailable.
 
-        `arrays` holds x, the added arrays and the outputs by the names of operands, `views` the same after checks of their shapes. `own`
-        holds the weights of each chain.
+        `arrays` holds x, the added arrays and the outputs by the names of operands, `views` the same after checks of
+        their shapes. `own` holds the weights of each chain.
         """
         flat = [each for weights in own for each in weights]
         given, every = dict(arrays), dict(views)
@@ -119,7 +122,7 @@ class OneLaunch:
         what, stored = (options.precision or dtype, options.layout, epilogue), stored_alike(own)
         fused = fused_plan(device, self.chains, *what, batch, stride, stream, self.between or "none", out_layout, self.fuse, stored)
         if fused is None:
-            if self.fuse == "yes":  # asked for only then: separate launches would ask at each call
+            if self.fuse == "yes":  # computed only then: separate launches would compute it at each call
                 self._check_asked(STORED_OTHERWISE if stored is None else self.verdict(device, *what, batch, out_layout, *stored).why)
             return None
         packed = []
@@ -131,6 +134,6 @@ class OneLaunch:
         return launch(fused.whole, found, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), out, stream)
 
     def _check_asked(self, why: str) -> None:
-        """Raise `LaunchError` where one launch was asked for and cannot be had."""
+        """Raise `LaunchError` if one launch was asked for and is unavailable."""
         if why and self.fuse == "yes":
             raise LaunchError(f"{self!r}: {why}; accepted: {self.accepted}")

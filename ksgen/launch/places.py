@@ -1,6 +1,7 @@
-"""Operands of a launch: arrays on the device, arrays of the host that the device shares, or copies.
+"""Operands of a launch: arrays on the device, host arrays that the device shares, or copies.
 
-The last step before the launch, of products and gradients alike: outputs, packed weights, workspaces and copies get their memory.
+The last step before the launch, for products and gradients alike. It allocates outputs, packed weights, workspaces and
+copies.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from ksgen.pattern import Chain
 
 
 def on_device(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Packed], out: Any, stream: Stream) -> Call:
-    """On arrays that lie on the device; in stream order."""
+    """Prepare a call on arrays of the device, in stream order."""
     if out is None:
         if views["x"].kind != "torch":  # which keeps memory for graphs
             refuse_capture(plan.device, stream, "allocates its output", "give out=")
@@ -37,7 +38,10 @@ def on_device(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Pac
 
 
 def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Packed], out: Any, stream: Stream) -> Call:
-    """On arrays of the host where they lie, on a device that shares its memory; a call waits until it is done."""
+    """Prepare a call on host arrays in place, for a device that shares host memory.
+
+    The call waits until the launch is complete.
+    """
     device = plan.device
     if out is None:
         out = _new_out(plan, views)
@@ -49,7 +53,7 @@ def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Pac
 
 
 def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
-    """On arrays of the host, which are copied to the device and back at every call."""
+    """Prepare a call on host arrays, which are copied to the device and back at every call."""
     import numpy as np
 
     device = plan.device
@@ -90,7 +94,7 @@ def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Wei
 
 
 def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: Any) -> None:
-    """Raise `LaunchError` where float16 products overflowed: an output of finite host arrays is not finite."""
+    """Raise `LaunchError` if float16 products overflowed: finite host arrays gave a non-finite output."""
     if not (accepted := plan.kernel.arithmetic.range_note):
         return
     import numpy as np
@@ -102,7 +106,10 @@ def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: An
 
 
 def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any:
-    """A new output like x, among the views from now on; of a group, slices of one array, an output each."""
+    """Allocate an output like x, and add it to the views.
+
+    A group gets slices of one array, one per output.
+    """
     kernel = plan.kernel
     dtype = kernel.dtype if kernel.has_bytes_in else None  # else x's own
     shape = kernel.pattern.shape if kernel.job == "gradient" else group_shape(kernel.chains, kernel.y_layout, plan.batch)
@@ -122,14 +129,14 @@ def outputs_in(out: Any, chains: Sequence[Chain], layout: str) -> list[Any]:
 
 
 def _pitches(plan: Plan, views: Mapping[str, ArrayView]) -> dict[str, int]:
-    """How far apart the rows of slices lie."""
+    """Row pitches of sliced arrays, by operand."""
     own = {"y": "out"}
     return {pitch: pitch_of(views[own.get(array, array)]) for array, pitch in pitches_of(plan.kernel).items()}
 
 
 def _bound(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) -> tuple[Arguments, Callable[[], object] | None]:
-    """The operands in order, and what is done to weights before each launch."""
-    if "out" in operands:  # a group's have the names of their operands
+    """Operands in order, and the step on weights before each launch."""
+    if "out" in operands:  # outputs of a group have the names of their operands
         operands[plan.result] = operands["out"]
     before = None
     for name, packed in weights.items():
@@ -145,7 +152,10 @@ def _all_of(steps: Iterable[Callable[[], object]]) -> None:
 
 
 class Workspace(NamedTuple):
-    """What launches take of it, None where they take none, and what keeps it: needed until the last launch was enqueued."""
+    """Address of a workspace, and its owner, which must live until the last launch is enqueued.
+
+    The address is None if launches take none.
+    """
 
     pointer: Any = None
     owner: Any = None
@@ -155,7 +165,7 @@ NONE = Workspace()
 
 
 def new_workspace(plan: Plan, x: ArrayView, stream: Stream) -> Workspace:
-    """A plan's, for launches on that stream alone."""
+    """Allocate a plan's workspace for launches on that stream alone."""
     if not plan.workspace_bytes:
         return NONE
     if x.kind != "torch":  # which keeps memory for graphs

@@ -1,6 +1,6 @@
-"""What a launch of a loaded kernel takes but the arrays: grid, block, shared memory, maps, workspace, packing.
+"""Plan of a loaded kernel: grid, block, shared memory, tensor maps, workspace and packing.
 
-Knows buffers of devices and the order in which kernels take them, never arrays of users, nor how its constants were chosen.
+Knows device buffers and the order of a kernel's arguments, but neither users' arrays nor how its constants were chosen.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,15 +18,15 @@ from ksgen.families.signature import operands_of, result_of
 from ksgen.launch.choice import Choice
 from ksgen.spec import KernelSpec
 
-MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
-MOST_ENCODED = 1024  # maps that a plan keeps: one for each place of what they describe
+MOST_BLOCKS = 2**31 - 1  # in a launch's first dimension
+MOST_ENCODED = 1024  # encoded maps per plan: one per set of addresses
 
 Arguments = NewType("Arguments", tuple[Any, ...])
 """What a launch takes, in the order of its kernel's signature: `Plan.arguments` alone knows that order."""
 
 
 class Step(NamedTuple):
-    """One of several launches, which all take the same arguments."""
+    """One of several launches that take the same arguments."""
 
     kernel: KernelHandle
     grid: int
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Everything that a launch needs but the arrays."""
+    """Everything that a launch needs except the arrays."""
 
     device: Device
     kernel: KernelSpec
@@ -51,16 +51,16 @@ class Plan:
     pack_grid: int
     pack_block: int
     packed_bytes: int
-    packing: str  # equal for plans whose packed weights are the same bytes
+    packing: str  # equal for plans with identical packed weights
     operands: tuple[str, ...]  # operands of a launch in order, without tensor maps and batch size
     maps: tuple[TensorMap, ...] = ()
-    workspace_bytes: int = 0  # of memory that several launches hand on what they found in
-    steps: tuple[Step, ...] = ()  # those launches, in order
-    walks: bool = False  # whether its blocks share out the work among them, however many there are
+    workspace_bytes: int = 0  # for partial results that several launches exchange
+    steps: tuple[Step, ...] = ()  # the launches in order, if there are several
+    walks: bool = False  # whether any number of blocks divides the work among them
     result: str = field(init=False)  # the operand that a launch writes for its caller
     _ordered: Callable[[Mapping[str, Any]], tuple[Any, ...]] = field(init=False)  # the operands in order
-    _described: tuple[int, ...] = field(init=False)  # where among them is what the maps describe
-    _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where that is
+    _described: tuple[int, ...] = field(init=False)  # indices of the operands that the maps describe
+    _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by their addresses
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "result", result_of(self.kernel))
@@ -85,19 +85,22 @@ class Plan:
         return self.loaded.binary
 
     def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
-        """Enqueue the packing of canonical weights; the packed ones are complete in the stream's order."""
+        """Enqueue the packing of canonical weights; the packed ones are complete in stream order."""
         packed = self.device.allocate(self.packed_bytes) if into is None else into
         self.device.launch(self.pack_handle, self.pack_grid, self.pack_block, 0, (weights, packed), stream)
         return packed
 
     def arguments(self, operands: Mapping[str, Any]) -> Arguments:
-        """The operands in order, and the batch. `operands` may hold more than the kernel takes; a workspace that is not there is None."""
+        """Arguments in order: the operands and the batch size.
+
+        `operands` may hold more than the kernel takes; a missing workspace is None.
+        """
         ordered: Any = (*self._ordered(operands), self.batch)
-        arguments: Arguments = ordered  # as its type says, without a call for it
+        arguments: Arguments = ordered  # a plain assignment, because NewType costs a call
         return arguments
 
     def launch(self, arguments: Arguments, stream: Stream) -> None:
-        """Enqueue the launches that belong to it, on what `arguments` gave."""
+        """Enqueue all launches of the plan with these arguments."""
         if self.steps:
             for each in self.launches(arguments):
                 self.device.launch(*each, stream)
@@ -106,20 +109,23 @@ class Plan:
         self.device.launch(self.multiply, self._blocks(), self.block, self.shared_bytes, given, stream)
 
     def launches(self, arguments: Arguments) -> list[Launch]:
-        """What `launch` enqueues."""
+        """Launches that `launch` enqueues."""
         own = Launch(self.multiply, self._blocks(), self.block, self.shared_bytes, (*self._encode(arguments), *arguments))
         return [own if each.kernel is self.multiply else Launch(*each, arguments) for each in self.steps] or [own]
 
     def _blocks(self) -> int:
-        """Number of blocks of the launch that multiplies; on a processor at most the number of threads that it may use."""
+        """Number of blocks of the launch that multiplies; on a processor at most its number of threads."""
         return groups_for(self.grid, self.device.limits.multiprocessors) if self.walks and self.device.limits.is_cpu else self.grid
 
     def workspace(self, stream: Stream = None) -> Buffer:
-        """Memory to give launches on that stream; None where they take none. Freeing it waits for all launches."""
+        """Workspace for launches on that stream; None if they take none.
+
+        Freeing it waits for all launches.
+        """
         return self.device.workspace(self.workspace_bytes, stream) if self.workspace_bytes else None
 
     def _encode(self, arguments: Arguments) -> tuple[bytes, ...]:
-        """The maps of what is at these places, encoded at the first launch on it."""
+        """Encoded maps of the operands at these addresses, cached after the first launch."""
         places = tuple([index(arguments[place]) for place in self._described])
         encoded = self._encoded.get(places)
         if encoded is None:
@@ -132,16 +138,19 @@ class Plan:
 
 @dataclass(eq=False)
 class Loaded:
-    """One source on one device. It serves every batch that its constants were chosen for."""
+    """One source on one device.
+
+    It serves every batch that its constants were chosen for.
+    """
 
     source: Source
     binary: Binary
     handles: Mapping[str, KernelHandle]  # by entry
-    is_used: bool = False  # since the planner last asked
+    is_used: bool = False  # since the planner last checked
 
 
 def load(device: Device, source: Source, binary: Binary) -> Loaded:
-    """A source's binary on the device, with the shared memory that its constants ask for."""
+    """Load a source's binary on the device, with the shared memory that its constants require."""
     launched = family_named(source.family).geometry(source.kernel, source.constants, 1)
     others = {each: device.load(binary, each, 0) for each in source.entries if each != source.entry}
     own = device.load(binary, source.entry, launched.shared_bytes, launched.starts_early)
@@ -149,13 +158,13 @@ def load(device: Device, source: Source, binary: Binary) -> Loaded:
 
 
 def check_grid(kernel: KernelSpec, family: str, constants: Any, batch: int) -> None:
-    """Raise `LaunchError` where one launch cannot have as many blocks as the batch needs."""
+    """Raise `LaunchError` if the batch needs more blocks than one launch can have."""
     if (grid := family_named(family).geometry(kernel, constants, batch).grid) > MOST_BLOCKS:
         raise LaunchError(f"{kernel.name}: a batch of {batch} needs {grid} blocks; a launch has at most {MOST_BLOCKS}")
 
 
 def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, loaded: Loaded) -> Plan:
-    """What launching a loaded kernel at a batch takes."""
+    """Build the plan of a loaded kernel at a batch."""
     family = family_named(choice.family)
     geometry = family.geometry(kernel, choice.constants, batch)
     packing = family.pack_geometry(kernel, choice.constants)

@@ -1,6 +1,7 @@
-"""Plans, made once and kept: wisdom read, constants chosen, a text rendered, its binary found or built, and loaded.
+"""Cached plans: read wisdom, choose constants, render a source, find or build its binary, and load it.
 
-Takes binaries and wisdom from bundles first. Never launches, and holds no lock of other kernels while it compiles or loads one.
+Bundles come first as sources of binaries and wisdom. Never launches, and holds no lock of other kernels while it
+compiles or loads one.
 """
 
 import contextlib
@@ -25,8 +26,8 @@ from ksgen.locks import new_reentrant_lock
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom, file_name, load_wisdom
 
-MOST_PLANS = 4096  # that are kept: one per batch, and cheap to make again
-MOST_LOADED = 1024  # kernels that stay loaded: each takes some ten of the 65,530 maps that Linux gives a process
+MOST_PLANS = 4096  # cached plans: one per batch size, and cheap to rebuild
+MOST_LOADED = 1024  # loaded kernels: each takes some ten of the 65,530 maps that Linux allows a process
 
 _Key = tuple[Device, KernelSpec, str, Any]  # of a loaded kernel: device, kernel, family, constants
 
@@ -34,20 +35,20 @@ _log = logging.getLogger(__name__)
 
 
 class Planner:
-    """Makes plans and keeps them: one lookup for a plan that was made before. Devices live as long as the process."""
+    """Creates and caches plans: a known plan costs one lookup. Devices live as long as the process."""
 
     def __init__(self) -> None:
-        self.generation = 0  # grows when what was planned before no longer holds
+        self.generation = 0  # grows when earlier plans become invalid
         self._plans: dict[tuple[Device, KernelSpec, int, bool], Plan] = {}
-        self.derived: dict[Any, Any] = {}  # what callers made of plans, such as a layer's; dropped when plans are
-        self._loaded: dict[_Key, Loaded] = {}  # those that were used or loaded last come last
-        self._loading: dict[_Key, Any] = {}  # a lock for each kernel that is loaded now
+        self.derived: dict[Any, Any] = {}  # data that callers derive from plans; dropped with them
+        self._loaded: dict[_Key, Loaded] = {}  # the least recently used come first
+        self._loading: dict[_Key, Any] = {}  # a lock per kernel that is being loaded
         self._wisdom: dict[str, Wisdom] = {}
         self._bundles: list[Bundle] = []
         self._guard = new_reentrant_lock()
 
     def use_bundle(self, path: str | Path) -> None:
-        """Take binaries and wisdom from a bundle first, from now on."""
+        """Prefer binaries and wisdom of a bundle from now on."""
         bundle = open_bundle(path)
         with self._guard:
             self._bundles.insert(0, bundle)
@@ -55,7 +56,7 @@ class Planner:
             self.forget()
 
     def forget(self) -> None:
-        """Read wisdom again, from now on: a search has found more."""
+        """Read wisdom again from now on: a search has found more."""
         with self._guard:
             self._plans.clear()
             self.derived.clear()
@@ -65,8 +66,11 @@ class Planner:
     def plan(
         self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True, before_loading: Callable[[], object] | None = None
     ) -> Plan:
-        """The plan for a kernel at a batch; builds and loads at first use. `aligned`: arrays begin at a multiple of 16 bytes.
-        `before_loading` is called where the kernel is not on the device yet, and may refuse."""
+        """Plan for a kernel at a batch; builds and loads at first use.
+
+        `aligned` says whether arrays begin at a multiple of 16 bytes. `before_loading` is called if the kernel is not
+        on the device yet, and may refuse.
+        """
         key = (device, kernel, batch, aligned)
         if found := self._plans.get(key):
             return found
@@ -75,19 +79,21 @@ class Planner:
             before_loading()
         made = self._made(device, kernel, batch, aligned, choice)
         with self._guard:
-            if generation != self.generation:  # what it was made by no longer holds: it serves this call alone
+            if generation != self.generation:  # made from outdated wisdom: it serves this call alone
                 return made
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             return self._plans.setdefault(key, made)
 
     def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
-        """The family and constants that serve a kernel at a batch on a device."""
+        """Family and constants that serve a kernel at a batch on a device."""
         return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
 
     def measured(self, device: Device, kernel: KernelSpec, batch: int) -> Entry | None:
-        """What a search found for a kernel at about this batch on this device, with the time of the text that would serve it now,
-        where that can be trusted."""
+        """Entry of a search for a kernel at about this batch on this device.
+
+        It counts only if its time is reliable and of the current source.
+        """
         found = self._wisdom_of(device).lookup(kernel, batch)
         if found is None or not found.is_sound or not found.median_us:
             return None
@@ -98,8 +104,10 @@ class Planner:
         return found
 
     def _made(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
-        """The plan of a choice; where its kernel cannot be built, one that may have been built beforehand: for the target's usual card,
-        or for any processor with some of this one's instructions."""
+        """Plan of a choice; if its kernel cannot be built, that of a prebuilt one.
+
+        Prebuilt kernels are for the target's usual card, or for any processor with some of this one's instructions.
+        """
         try:
             return self.plan_of(device, kernel, batch, choice)
         except ToolchainError:
@@ -122,12 +130,18 @@ class Planner:
             return self._wisdom[device.name]
 
     def plan_of(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice, target: str | None = None) -> Plan:
-        """The plan of a given choice, which the caller caches. `target` is that of the binary, if it is not the device's own."""
+        """Plan of a given choice, which the caller caches.
+
+        `target` is that of the binary, if it is not the device's own.
+        """
         check_grid(kernel, choice.family, choice.constants, batch)
         return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice, target or device.target))
 
     def _load(self, device: Device, kernel: KernelSpec, choice: Choice, target: str) -> Loaded:
-        """The kernel of a choice. Threads that want the same one wait for the one that loads it; others do not."""
+        """Loaded kernel of a choice.
+
+        Threads that want the same one wait for the one that loads it; others do not.
+        """
         key = (device, kernel, choice.family, choice.constants)
         with self._guard:
             own = self._loading.setdefault(key, new_reentrant_lock())
@@ -146,13 +160,16 @@ class Planner:
         return found
 
     def _keep(self, key: _Key, loaded: Loaded) -> None:
-        """Keep a kernel, and let go of those that were used least recently. Calls and graphs that hold one keep it loaded."""
+        """Cache a kernel, and drop the least recently used ones.
+
+        Calls and graphs that hold one keep it loaded.
+        """
         self._loaded.pop(key, None)
         self._loaded[key] = loaded
         while len(self._loaded) > MOST_LOADED:
             oldest, unused = next(iter(self._loaded.items()))
             del self._loaded[oldest]
-            if unused.is_used:  # since it was looked at last: it gets another turn
+            if unused.is_used:  # used since the last check: it stays for another round
                 unused.is_used = False
                 self._loaded[oldest] = unused
                 continue
@@ -171,12 +188,15 @@ PLANNER = Planner()
 
 
 def plan_for(fit: Fit, device: Device, stream: Stream, aligned: bool) -> Plan:
-    """The plan that serves a call. While a graph is recorded on the stream, nothing is built or loaded for it."""
+    """Plan that serves a call.
+
+    While a graph is recorded on the stream, nothing is built or loaded.
+    """
     key = (device, PLANNER.generation, aligned)
     known = fit.plans.get(key)
     plan = known() if known else None
     if plan is None:
-        once = "call it once before the capture" if fit.kernel.job == "gradient" else ""  # there is no prepare for it
+        once = "call it once before the capture" if fit.kernel.job == "gradient" else ""  # gradients have no prepare
         refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
         plan = PLANNER.plan(device, fit.kernel, fit.batch, aligned, refuse)
         fit.plans[key] = weakref.ref(plan)

@@ -1,4 +1,4 @@
-"""What a launcher states of its calls, as a spec does: their options unless they name others, and operands that they must have."""
+"""Options that a launcher states for its calls, like a spec: defaults of options, and required operands."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ ADDED = ("bias", "residual")
 
 
 def checked(chain: Chain, stated: StatedOptions) -> StatedOptions:
-    """The same; `SpecError` on words that are unknown, or do not go together."""
+    """Validate stated options; `SpecError` on unknown words, or on words that do not fit together."""
     precision = "float32" if stated.precision is None else stated.precision
     KernelSpec(chain[-1], precision, stated.layout, stated.epilogue, weights=stated.weights, inputs=stated.inputs)
     return stated
@@ -24,7 +24,7 @@ def checked(chain: Chain, stated: StatedOptions) -> StatedOptions:
 def options_of_call(
     stated: StatedOptions, layout: str | None, activation: str | None, stream: Any, precision: str | None
 ) -> CallOptions:  # fmt: skip
-    """The options of a call: its own where it names them, else the stated ones."""
+    """Options of a call: its own if it names them, else the stated ones."""
     return CallOptions(
         stated.layout if layout is None else layout,
         stated.activation if activation is None else activation,
@@ -34,7 +34,7 @@ def options_of_call(
 
 
 class Explained(NamedTuple):
-    """What `explain` is asked about, with what is stated for each None."""
+    """Arguments of `explain`, with the stated option for each None."""
 
     precision: str
     layout: str
@@ -44,20 +44,29 @@ class Explained(NamedTuple):
 
 
 def explained(stated: StatedOptions, *asked: Any) -> Explained:
-    """`asked`: precision, layout, epilogue, weights and inputs, each perhaps None."""
+    """Fill in stated options.
+
+    `asked` holds precision, layout, epilogue, weights and inputs, each possibly None.
+    """
     known = Explained(stated.precision or "float32", stated.layout, stated.epilogue, stated.weights, stated.inputs)
     return known._replace(**{name: each for name, each in zip(Explained._fields, asked, strict=True) if each is not None})
 
 
 def operand(caller: object, name: str, given: Any, is_stated: bool, one: str = "an array") -> Any:
-    """The array that a call adds, or None. `LaunchError` where it is stated and missing: a call without it says False."""
+    """The array that a call adds, or None.
+
+    `LaunchError` if it is stated and missing: a call without it passes False.
+    """
     if given is None and is_stated:
         raise LaunchError(f"{caller!r}: {name} is missing, which is stated; accepted: {name}={one}, or {name}=False to leave it out")
     return None if given is False else given
 
 
 def check_storage(caller: object, stated: StatedOptions, own: Sequence[Any]) -> None:
-    """Raise `LaunchError` on weights, one array per factor, that are not stored as is stated. Only the first ones meet X."""
+    """Raise `LaunchError` on weights, one array per factor, whose storage differs from the stated one.
+
+    Only the first ones multiply X.
+    """
     if stated.weights == SAME:
         return
     for number, each in enumerate(own, 1):
@@ -71,7 +80,7 @@ def check_storage(caller: object, stated: StatedOptions, own: Sequence[Any]) -> 
 
 
 def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOptions | None = None) -> str:
-    """A launcher's own docstring: which operands its calls take, and which options they have."""
+    """Docstring of a launcher: operands of its calls, and their options."""
     weights = "; ".join(", ".join(str(pattern.shape) for pattern in chain) for chain in chains)
     stored = "" if stated.weights == SAME else f", stored in {stated.weights} as ksgen.quantize gives them"
     operands = [f"x{'' if stated.inputs == SAME else f' in {stated.inputs}'}", f"weights {weights}{stored}"]

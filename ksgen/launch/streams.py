@@ -1,4 +1,4 @@
-"""The device and stream of a call: the stream that is named, else the one that the arrays work on, as its device takes it."""
+"""Device and stream of a call: the named stream, else the one that the arrays work on."""
 
 import sys
 from collections.abc import Mapping
@@ -18,9 +18,10 @@ OUT_OF_ORDER = 1  # OpenCL's CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
 def where_to_work(
     caller: object, place: Place, arrays: Mapping[str, Any], views: dict[str, ArrayView], stream: Any, packed_on: Device | None = None
 ) -> tuple[Device, Stream, dict[str, ArrayView]]:
-    """The device and stream of a call: the named one, else the one that the arrays work on; and the arrays, ready for it.
+    """Device and stream of a call, and the arrays, ready for it.
 
-    Host arrays follow weights to the device that these were packed on.
+    The stream is the named one, else the one that the arrays work on. Host arrays follow weights to the device that
+    these were packed on.
     """
     if place == "host" and packed_on and (stream is None or packed_on.kind == "cuda"):
         return *stream_on(caller, packed_on, stream), views
@@ -37,7 +38,7 @@ def where_to_work(
 
 
 def agreed_stream(caller: object, views: Views) -> Any:
-    """The stream that the arrays work on, None where none of them tells; `LaunchError` where two differ."""
+    """Stream that the arrays work on, None if none of them reports it; `LaunchError` if two differ."""
     first, agreed = "", None
     for name, given in views.items():
         if given.stream is None:
@@ -51,7 +52,10 @@ def agreed_stream(caller: object, views: Views) -> Any:
 
 
 def device_and_stream(caller: object, place: Place, stream: Any) -> tuple[Device, Stream]:
-    """The device of a place, and the stream as that device takes it. Host arrays follow a queue to its context."""
+    """Device of a place, and the stream in that device's form.
+
+    Host arrays follow a queue to its context.
+    """
     handle = stream_handle(stream)
     if handle is not None and not isinstance(handle, int):
         if place == "host":
@@ -64,7 +68,10 @@ def device_and_stream(caller: object, place: Place, stream: Any) -> tuple[Device
 
 
 def stream_on(caller: object, device: Device, stream: Any) -> tuple[Device, Stream]:
-    """PyCUDA launches on streams that it made itself; another library's goes to the driver runtime, by its handle."""
+    """Device and stream for a launch.
+
+    PyCUDA launches only on its own streams; those of another library go to the driver runtime, by their handle.
+    """
     handle = stream_handle(stream)
     if device.kind == "native":
         if handle is not None:
@@ -87,7 +94,7 @@ def stream_on(caller: object, device: Device, stream: Any) -> tuple[Device, Stre
 
 
 def wait_for_producers(device: Device, handle: Stream, views: Views) -> None:
-    """Arrays that name the stream they are written on are waited for, where the caller names another one."""
+    """Wait for arrays that report another stream than the caller's."""
     for found in views.values():
         if found.kind not in ("cuda", "pyopencl") or found.stream is None or is_same_stream(found.stream, handle):
             continue
@@ -97,20 +104,25 @@ def wait_for_producers(device: Device, handle: Stream, views: Views) -> None:
 
 
 def keep_for_stream(handle: Stream, views: Views) -> None:
-    """Tell PyTorch that another stream uses the memory, which it otherwise reuses in the order of its own stream."""
+    """Report to PyTorch that another stream uses the memory.
+
+    It otherwise reuses memory in the order of its own stream.
+    """
     for found in views.values():
         if found.kind == "torch" and found.device != "host" and not is_same_stream(found.stream, handle):
             found.owner.record_stream(torch_stream(handle, found.device[1]))
 
 
 def in_their_context(caller: object, device: Device, stream: Stream, views: Views) -> Device:
-    """The device, if the arrays lie in the CUDA context that it works in. PyCUDA adopts its user's, and other libraries take the
-    primary one, where the driver runtime serves them; `LaunchError` where neither can.
+    """Device whose CUDA context holds the arrays.
+
+    PyCUDA adopts its user's context. Other libraries use the primary one, in which the driver runtime serves them.
+    `LaunchError` if neither works.
     """
     own = device.context
     contexts = {name: context_of(found.pointer) for name, found in views.items() if own and found.device != "host"}
     for name, held in contexts.items():
-        if held is None and views[name].kind not in STREAM_ORDERED:  # which keep freed memory, and may use the host's
+        if held is None and views[name].kind not in STREAM_ORDERED:  # these keep freed memory, and use the host's
             at = f"{views[name].pointer:#x}"
             raise LaunchError(f"{caller!r}: {name} lies at {at}, where CUDA knows no memory; it may be freed: give an array with memory")
     apart = {name: held for name, held in contexts.items() if held}

@@ -1,8 +1,8 @@
-"""Weights that were packed once and for all, and memory that others are packed into, before each launch.
+"""Packed weights, and buffers into which other weights are packed before each launch.
 
-That an array is as it was cannot be asked of it: PyTorch counts no write of a fused optimizer, through `.data`, by another
-library, of a collective, in a CUDA graph's replay. So nothing is kept but what `Launcher.pack` gave, by its caller's promise;
-what can be noticed against that promise is refused at every use.
+Arrays do not reveal reliably that they are unchanged. PyTorch counts no write of a fused optimizer, through `.data`, by
+another library, of a collective, or in a CUDA graph's replay. So only results of `Launcher.pack` are cached, by its
+caller's promise. Detected violations of that promise are refused at every use.
 """
 
 import weakref
@@ -22,11 +22,11 @@ from ksgen.quantized import Quantized
 from ksgen.spec import PRECISIONS
 from ksgen.spec.storage import SAME, refused_beside
 
-_Place = tuple[Any, Device, str]  # where an array's memory is, the device, and a plan's packing
+_Place = tuple[Any, Device, str]  # address of an array, device, and a plan's packing
 
 
 class Seen:
-    """A snapshot of a PyTorch tensor, which keeps its memory from being reused."""
+    """Snapshot of a PyTorch tensor, which keeps its memory from being reused."""
 
     __slots__ = ("_look", "_memory", "_writes", "tensor")
 
@@ -35,7 +35,7 @@ class Seen:
         self._look, self._writes = look_of(tensor), writes_to(tensor)
 
     def what_happened(self) -> str:
-        """What became of the tensor since, in words; nothing where nothing can be noticed."""
+        """Describe the change of the tensor since; empty if none is detected."""
         if look_of(self.tensor) != self._look:
             return "got other memory"
         return "" if writes_to(self.tensor) == self._writes else "was written to"
@@ -47,27 +47,27 @@ def look_of(tensor: Any) -> tuple[Any, ...]:
 
 
 def writes_to(tensor: Any) -> int | None:
-    """PyTorch's count of writes, of which it misses many; None where it counts none."""
+    """PyTorch's count of writes, which misses many; None if it counts none."""
     return None if tensor.is_inference() else tensor._version
 
 
 class Packed(NamedTuple):
-    """Weights as the launches of a call take them."""
+    """Weights in the form that launches take."""
 
     at: Buffer
     before: Callable[[], object]  # runs before each launch: packs the weights again, or checks that packed ones are unchanged
-    keep: Any = None  # what keeps their memory: needed until the last launch was enqueued
+    keep: Any = None  # owner of their memory, needed until the last launch is enqueued
 
 
 class WrittenError(LaunchError):
-    """Weights that were packed once, and whose tensor was written to since."""
+    """Weights were packed once, and their tensor was written to since."""
 
 
 @dataclass(eq=False)
 class Weights:
-    """What `Launcher.pack` returns: canonical weights on a device, and their packed forms as they become needed.
+    """Result of `Launcher.pack`: canonical weights on a device, with packed forms created on demand.
 
-    The array they came from must not change while they are used.
+    The source array must not change while they are used.
     """
 
     pattern: Pattern
@@ -75,10 +75,10 @@ class Weights:
     device: Device
     canonical: Buffer
     owner: Any = None  # keeps the canonical memory alive
-    lies_in: ArrayView | None = None  # where the caller's array is whose memory this is; None: it is ksgen's own
-    seen: tuple[Seen, ...] = ()  # of the tensors that they came from
-    stored: str = SAME  # as Y is, or how in eight bits; then `canonical` is all that `Quantized.whole` holds
-    inputs: str = SAME  # how the X that they multiply is stored
+    lies_in: ArrayView | None = None  # view of the caller's array that owns the memory; None: ksgen owns it
+    seen: tuple[Seen, ...] = ()  # snapshots of the source tensors
+    stored: str = SAME  # type of Y, or eight-bit storage; `canonical` is then `Quantized.whole`
+    inputs: str = SAME  # storage of the X that they multiply
     _packed: dict[str, Buffer] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -86,26 +86,26 @@ class Weights:
 
     @property
     def words(self) -> str:
-        """How they are stored."""
+        """Name of the storage."""
         return self.dtype if self.stored == SAME else self.stored
 
     def __reduce__(self) -> NoReturn:
         raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the array, and pack it there")
 
     def use(self, plan: Plan, stream: Stream) -> Packed:
-        """What a plan's launches take of them, complete for every stream: packing is waited for, once."""
+        """Packed form for a plan's launches, complete for every stream: the first use waits for packing."""
         assert (plan.kernel.weights, plan.kernel.inputs) == (self.stored, self.inputs)
         self.check()
         packed = self._packed.get(plan.packing)
         return Packed(self._pack(plan, stream) if packed is None else packed, self.check)
 
     def check(self) -> None:
-        """Raise `WrittenError` where the tensor that they came from can be seen to have changed."""
+        """Raise `WrittenError` if a change of the source tensor is detected."""
         if what := self.what_happened():
             raise WrittenError(f"the tensor behind these weights {what} after launcher.pack; pack it again")
 
     def what_happened(self) -> str:
-        """What became of a tensor that they came from, in words; nothing where nothing can be noticed."""
+        """Describe the change of a source tensor; empty if none is detected."""
         for each in self.seen:
             if what := each.what_happened():
                 return what
@@ -119,21 +119,23 @@ class Weights:
 
 
 def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
-    """Host weights, copied to the device."""
+    """Copy host weights to the device."""
     return Weights(pattern, found.dtype, device, uploaded(device, host_array(found)), seen=_seen(found))
 
 
 def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: Stream) -> Weights:
-    """Weights that lie on the device, complete for every stream once what the stream holds is done."""
+    """Wrap weights on the device; they are complete for every stream after the given one is synchronised."""
     refuse_capture(device, stream, "waits for weights")
     device.synchronize(stream)
-    place = found._replace(kind="packed", owner=None)  # only where it lies: gradients were asked about above
+    place = found._replace(kind="packed", owner=None)  # address only: gradients were checked above
     return Weights(pattern, found.dtype, device, found.pointer, found.owner, place, _seen(found))
 
 
 def pack_quantized(weights: Quantized, device: Device, found: ArrayView | None = None, stream: Stream = None) -> Weights:
-    """Weights in eight bits: those of the host are copied to the device; others lie there, as `found` says of their scales, written
-    on the stream."""
+    """Pack quantized weights: host arrays are copied to the device, others stay in place.
+
+    `found` views the scales of weights on the device, and `stream` wrote them.
+    """
     seen = tuple(Seen(each) for each in (weights.values, weights.scale) if hasattr(each, "untyped_storage"))
     options: dict[str, Any] = {"seen": seen, "stored": weights.storage, "inputs": weights.inputs}
     if found is None:
@@ -150,25 +152,27 @@ def _seen(found: ArrayView) -> tuple[Seen, ...]:
 
 
 def check_stored(caller: object, weights: Weights, precision: str) -> None:
-    """Raise `LaunchError` where weights that are stored so are not multiplied in that precision."""
+    """Raise `LaunchError` if weights with this storage are not multiplied in that precision."""
     if weights.stored != SAME and (accepted := refused_beside(weights.stored, precision)):
         raise LaunchError(f"{caller!r}: weights in {weights.stored} with precision={precision}; accepted: x of {accepted}")
 
 
 def stored_alike(chains: Iterable[Sequence[Any]]) -> tuple[str, str] | None:
-    """How the weights of chains on one x are stored, packed ones and arrays, and how that x is; None where they are stored in several
-    ways."""
+    """Common storage of the weights of chains on one x, and of that x; None if they differ.
+
+    Weights may be packed, or arrays.
+    """
     found = {(each.stored if isinstance(each, Weights) else SAME, inputs_of(own)) for own in chains for each in own}
     return found.pop() if len(found) == 1 else None
 
 
 def inputs_of(own: Sequence[Any]) -> str:
-    """How the x is stored that a chain's first weights multiply."""
+    """Storage of the x that a chain's first weights multiply."""
     return own[0].inputs if isinstance(own[0], Weights) else SAME
 
 
 def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Device, precision: str) -> None:
-    """Raise `LaunchError` where packed weights are another pattern's, precision's or device's."""
+    """Raise `LaunchError` if packed weights are for another pattern, precision or device."""
     if weights.pattern != pattern:
         raise LaunchError(f"{caller!r}: these weights were packed for pattern {weights.pattern}")
     if weights.stored == SAME and weights.dtype != precision:
@@ -194,17 +198,17 @@ class _Room:
 class Rooms:
     """Buffers into which a launcher packs the arrays of its calls.
 
-    PyTorch gives memory in the order of the stream, and to a graph for as long as that lives. For other libraries it is the
-    device's own, and stays in its place as long as the array lives: a CUDA graph that recorded a call remains valid. That
-    needs no lock, on any stream: a writer of weights waits for the calls that read them, and without a
-    write, packing again writes the same bytes.
+    PyTorch allocates memory in stream order, and keeps it for a graph's lifetime. For other libraries, it is the
+    device's own, at a fixed address for the array's lifetime: a CUDA graph that recorded a call remains valid. This
+    needs no lock on any stream. A writer of weights waits for the calls that read them, and without a write, packing
+    again writes the same bytes.
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[int, _Room] = {}  # by the array's id, which its reference confirms
+        self._rooms: dict[int, _Room] = {}  # by the array's id, confirmed by its weak reference
 
     def find(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> tuple[Buffer, Any]:
-        """Memory for a plan's packed weights, and what keeps it: needed until the last launch was enqueued."""
+        """Memory for a plan's packed weights, and its owner, needed until the last launch is enqueued."""
         if found.kind == "torch":
             elements = -(-plan.packed_bytes // PRECISIONS[found.dtype].item_bytes)
             room = new_array(found, (elements,), stream_handle(stream))
@@ -222,9 +226,9 @@ class Rooms:
         if kept is None or kept.array() is not array:
             try:
                 kept = self._rooms[id(array)] = _Room(weakref.ref(array, self._forgetter(id(array))))
-            except TypeError:  # it takes no weak references: memory for this call alone
+            except TypeError:  # no weak references: memory for this call alone
                 return buffer
-        for other in [each for each in list(kept.buffers) if each[0] != place[0]]:  # memory that the array has left
+        for other in [each for each in list(kept.buffers) if each[0] != place[0]]:  # for its former memory
             kept.buffers.pop(other, None)
         return kept.buffers.setdefault(place, buffer)
 
@@ -250,5 +254,5 @@ def packed_in(plan: Plan, own: Any, found: ArrayView | None, rooms: Rooms, strea
 
 
 def storage_of(found: ArrayView) -> Any:
-    """The memory under a PyTorch tensor, as an object of its own; None for other arrays, which do not change theirs."""
+    """Storage of a PyTorch tensor; None for other arrays, whose memory is fixed."""
     return found.owner.untyped_storage() if found.kind == "torch" else None

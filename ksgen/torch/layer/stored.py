@@ -337,7 +337,7 @@ class StoredWeights(ChainLayer, nn.Module):
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
         given = rows, added
-        rows, bias, added, own_kind = autocast(rows, self.bias, added, dtype_name(rows.dtype))  # own_kind: None if it cast x
+        rows, bias, added, own_kind = autocast(rows, self.bias, added, dtype_name(rows.dtype))
         if not STORED[self.storage].is_scaled and own_kind is None and rows.dtype != torch.float32:
             return self._cast_multiply(*given).reshape(y_shape)
         self._check_kinds(rows, bias, added)
@@ -374,7 +374,7 @@ class StoredWeights(ChainLayer, nn.Module):
         how = STORAGES[self.storage]
         with torch.no_grad():
             wide = x.float() / self._x_scale
-            self.get_buffer("x_saturated").add_((~(wide.abs() <= how.largest * ROUNDED)).sum())  # NaN too, which integers cannot hold
+            self.get_buffer("x_saturated").add_((~(wide.abs() <= how.largest * ROUNDED)).sum())  # counts NaN too
             kept = wide.clamp(-how.largest, how.largest)
             return (kept.round().nan_to_num(0.0) if how.mantissa is None else kept).to(getattr(torch, how.dtype))
 
