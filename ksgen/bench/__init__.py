@@ -1,4 +1,4 @@
-"""The paper's measurements on this machine: measuring, keeping the results, and reporting them.
+"""Measurements of the paper on this machine: measuring, storing and reporting.
 
     command -> runner -> contenders, clock -> log -> rows -> comparison -> report
 

@@ -1,8 +1,9 @@
-"""The baselines: each puts weights of shape (a, b, c, d) into its own format, ahead of time, and returns a function of X.
+"""Baselines: each converts weights (a, b, c, d) to its own format, ahead of time, and returns a function of X.
 
-Never timed here. All give Y without gaps, in the layout of X. The paper's five (appendix D.1) and `strided` are backends of
-`ksgen.torch`. Added to them are what an expert would write with the same library if `strided` has no views to work on,
-torch.compile, and the part of `bmm` that only moves memory; and, on processors, two other libraries if they are installed.
+The conversion is never timed. All return a contiguous Y, in the layout of X. The paper's five (appendix D.1) and
+`strided` are backends of `ksgen.torch`. Two more are an expert's code with the same library if `strided` has no views
+to work on. Others are torch.compile, and the memory traffic of `bmm` alone. On processors, two other libraries follow
+if they are installed.
 """
 
 from collections.abc import Callable
@@ -21,28 +22,28 @@ from ksgen.torch.operators.products import by_matrix, permuted, permuted_back
 Product = Callable[[Tensor], Tensor]
 Prepare = Callable[[Pattern, str, Tensor], Product]
 
-MOST_DENSIFIED = 4  # d up to which zeros in between are worth their multiplications
-NEEDED = {"lazylinop": ("pandas", "pyopencl")}  # by a library, which does not say so itself
+MOST_DENSIFIED = 4  # largest d at which multiplications by zeros in between may pay
+NEEDED = {"lazylinop": ("pandas", "pyopencl")}  # packages that a library needs without declaring them
 
 
 class UnsupportedError(KsgenError):
-    """A baseline that has no form of its own for this pattern and layout."""
+    """Signals that a baseline does not support this pattern and layout."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """One way: its name, what it is in a few words, how it is made ready, and what it costs."""
+    """A baseline: its name, a short description, its preparation, and its costs."""
 
     name: str
     says: str
     prepare: Prepare
-    elements: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # of its own weight format
-    multiplications: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # for each batch entry
+    elements: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # stored in its own weight format
+    multiplications: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # per row of the batch
     library: str = "torch"
 
 
 def backend(name: str) -> Prepare:
-    """One of `ksgen.torch`'s, its weights prepared once."""
+    """Preparation by a backend of `ksgen.torch`, whose weights are prepared once."""
 
     def prepare(pattern: Pattern, layout: str, weights: Tensor) -> Product:
         chosen = BACKENDS[name]
@@ -59,7 +60,7 @@ def strided(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 
 def three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """`bmm` into memory that is there already."""
+    """Multiply like `bmm`, with preallocated memory."""
     if layout == "bsl" or pattern.d == 1:
         raise UnsupportedError(f"{pattern} in {layout}: strided needs no passes over memory")
     a, b, c, d = pattern.shape
@@ -81,7 +82,7 @@ def three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 
 def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """`strided` for the pattern (a, b d, c d, 1), with zeros."""
+    """Multiply like `strided` for the pattern (a, b d, c d, 1), with zeros."""
     if layout == "bsl" or not 1 < pattern.d <= MOST_DENSIFIED:
         raise UnsupportedError(f"{pattern} in {layout}: zeros in between may pay for d of 2 to {MOST_DENSIFIED} in bsf alone")
     a, b, c, d = pattern.shape
@@ -91,13 +92,13 @@ def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 
 def compiled(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    torch.compiler.reset()  # what it made for other shapes would make this one dynamic
+    torch.compiler.reset()  # code compiled for other shapes would make this one dynamic
     made: Product = torch.compile(backend("einsum")(pattern, layout, weights), dynamic=False)
     return made
 
 
 def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """All that `bmm` moves around its product, which leaves zeros here."""
+    """Memory traffic of `bmm` around its product; the product is replaced by zeros."""
     count, first = pattern.a * pattern.d, layout == "bsf"
     results: dict[int, Tensor] = {}
 
@@ -105,7 +106,7 @@ def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
         blocks = permuted(x, layout, pattern.a, pattern.d)
         batch = blocks.shape[2]
         if 1 not in blocks.stride()[1:]:
-            (blocks.transpose(1, 2) if first else blocks).contiguous()  # torch.bmm does that itself
+            (blocks.transpose(1, 2) if first else blocks).contiguous()  # torch.bmm does the same
         if batch not in results:
             shape = (count, batch, pattern.b) if first else (count, pattern.b, batch)
             results[batch] = x.new_zeros(shape)
@@ -130,7 +131,7 @@ def scipy_sparse(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 
 def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """Its own kernels, by OpenCL on the processor: it copies arrays there and back."""
+    """Multiply with lazylinop's own OpenCL kernels on the processor, which copy arrays there and back."""
     _check_library("lazylinop", weights, (torch.float32, torch.float64))
     if layout != "bsl":
         raise UnsupportedError("lazylinop multiplies columns: batch-size-last alone")
@@ -138,7 +139,7 @@ def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product
         from lazylinop.butterfly import ksm
 
         operator = ksm(weights.numpy(), {"backend": (None, "cpu"), "params": None})
-    except Exception as error:  # it has no errors of its own
+    except Exception as error:  # lazylinop has no error types
         raise UnsupportedError(f"lazylinop cannot make it: {type(error).__name__}: {error}") from error
 
     def product(x: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ def _check_library(name: str, weights: Tensor, dtypes: tuple[torch.dtype, ...]) 
 
 
 def library_version(name: str) -> str:
-    """As part of what a measurement is of."""
+    """Name and version of a library, as part of a measurement's identity."""
     try:
         return f"{name} {metadata.version(name)}"
     except metadata.PackageNotFoundError:
@@ -178,7 +179,7 @@ def _dense_count(pattern: Pattern) -> int:
 
 
 def _dense_extra(pattern: Pattern) -> int:
-    """Laid out anew when it is made, from blocks with their zeros along j."""
+    """Elements of the dense matrix and of the temporaries that build it: blocks with their zeros along j."""
     return 2 * _dense_count(pattern) + _dense_count(pattern) // pattern.a
 
 
@@ -187,13 +188,13 @@ BASELINES = {
     for each in (
         *(Baseline(name, BACKENDS[name].why, backend(name)) for name in ("bmm", "einsum", "bsr")),
         Baseline("dense", BACKENDS["dense"].why, backend("dense"), _dense_extra, _dense_count),
-        # A column index of 64 bits beside each value, and as much again while it is made.
+        # A 64-bit column index per value, and the same again during construction.
         Baseline("sparse", BACKENDS["sparse"].why, backend("sparse"), lambda pattern: 12 * pattern.weight_count),
         Baseline("strided", BACKENDS["strided"].why, strided),
         Baseline("three_passes", "permute, one batched product, permute back, into memory that is there already", three_passes),
         Baseline("densified", "one batched product on views, with zeros in between", densified, _densified_count, _densified_count),
         Baseline("compiled", "torch.compile of the einsum", compiled),
-        # Made of PyTorch's, with column indices of 32 bits.
+        # Derived from PyTorch's matrix, with 32-bit column indices.
         Baseline(
             "scipy", "SciPy's product with compressed sparse rows", scipy_sparse, lambda pattern: 14 * pattern.weight_count, library="scipy"
         ),

@@ -1,4 +1,4 @@
-"""Which layers are measured: named sets of chains, those of a spec, and several of each beside each other. Imports no PyTorch."""
+"""Layers to measure: named sets of chains, those of a spec, and groups of several. Imports no PyTorch."""
 
 import random
 from collections.abc import Iterator
@@ -14,13 +14,16 @@ from ksgen.spec import Epilogue, load, paper_patterns
 
 OF_TRANSFORMERS = ((384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096), (4096, 1024))
 COUNT = 24
-MOST_FEATURES = 8192  # of a random chain: beyond, its dense layer would be most of what is measured
-_BANDS = (512, 2048, MOST_FEATURES)  # where bands of a layer's larger side end
+MOST_FEATURES = 8192  # of a random chain: beyond, its dense layer would dominate the measurement
+_BANDS = (512, 2048, MOST_FEATURES)  # upper ends of the bands of a layer's larger side
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer to measure: its chains, more than one of a group, and what is done besides. None: what the command says."""
+    """A layer to measure: its chains, several for a group, and its other operations.
+
+    None stands for the command's option.
+    """
 
     name: str
     chains: tuple[Chain, ...]
@@ -30,15 +33,18 @@ class Layer:
     precisions: tuple[str, ...] | None = None
     layouts: tuple[str, ...] | None = None
     batches: tuple[int, ...] | None = None
-    fuse: str = "auto"  # of the layer as users have it
+    fuse: str = "auto"  # of the layer in normal use
 
     def beside(self, count: int) -> "Layer":
-        """So many of it on one x, as q, k and v."""
+        """Group of so many equal layers on one x, such as q, k and v."""
         return replace(self, name=f"{self.name}, {count} beside each other", chains=self.chains * count)
 
 
 def transformers() -> dict[str, Chain]:
-    """By name: those of ViT-S/16 and GPT-2 medium in the specs, and monarch, low-rank and butterfly chains of the sizes of transformers."""
+    """Chains of transformers by name: ViT-S/16 and GPT-2 medium from the specs, and other families in their sizes.
+
+    The other families are monarch, low-rank and butterfly chains.
+    """
     found = {
         f"{name} {layer}": chain for name in ("vit", "gpt2") for layer, chain in load(resource("specs") / f"{name}.yaml").layers.items()
     }
@@ -50,8 +56,11 @@ def transformers() -> dict[str, Chain]:
 
 
 def drawn(seed: int = 0, count: int = COUNT) -> dict[str, Chain]:
-    """Random pairs of the paper's patterns that fit each other, by name: in turn from every class of size, and of layers that widen, narrow
-    or do neither. The same for the same seed."""
+    """Random pairs of the paper's patterns that fit each other, by name.
+
+    They alternate between classes of size, and between layers that widen, narrow or do neither. Equal seeds give equal
+    pairs.
+    """
     pick = random.Random(seed)
     strata: dict[tuple[int, int], list[Chain]] = {}
     for chain in _pairs():
@@ -72,12 +81,12 @@ def _pairs() -> Iterator[Chain]:
         taking.setdefault(each.in_features, []).append(each)
     for first in patterns:
         for last in taking.get(first.out_features, ()):
-            if first.d != last.d:  # else the product is one pattern again
+            if first.d != last.d:  # otherwise the product is a single pattern
                 yield Chain((first, last))
 
 
 def of_spec(path: Path) -> list[Layer]:
-    """The layers and groups of a spec, as it says: once for each epilogue."""
+    """Layers and groups of a spec, once per epilogue."""
     found, spec = [], load(path)
     for name, chains in spec.chains_of.items():
         own, wanted = spec.options_of(name), spec.wanted[name]

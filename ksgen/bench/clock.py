@@ -1,4 +1,7 @@
-"""Seconds of calls, by the GPU's own events or the processor's clock. Several calls take turns, so that a disturbance hits all."""
+"""Duration of calls in seconds, by the GPU's events or the processor's clock.
+
+Several calls alternate, so that a disturbance affects all of them.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,8 +16,8 @@ from ksgen.measure.pause import rest
 
 Clock = Callable[[Callable[[], None]], float]
 
-WARMUP_RUNS = 3  # the first allocate, and the second may find what the first of another call left
-_CYCLES_PER_S = 2e9  # of a GPU's clock, about
+WARMUP_RUNS = 3  # the first allocates; the second may still reuse memory of another call's first
+_CYCLES_PER_S = 2e9  # approximate clock rate of a GPU
 _LEAST_BUSY_S, _MOST_BUSY_S = 2e-4, 5e-3
 
 
@@ -25,7 +28,10 @@ def host_clock(call: Callable[[], object]) -> float:
 
 
 def cuda_clock(call: Callable[[], object]) -> float:
-    """By events on PyTorch's stream. Includes the host's time to launch, if the GPU waits for it."""
+    """Time a call by events on PyTorch's stream.
+
+    The result includes the host's launch time if the GPU waits for it.
+    """
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     call()
@@ -35,10 +41,13 @@ def cuda_clock(call: Callable[[], object]) -> float:
 
 
 class BusyCudaClock:
-    """The same, queued behind other work that keeps the GPU busy while the host enqueues the call: launching is not measured."""
+    """CUDA clock that excludes the host's launch time.
+
+    The call is queued behind other work that keeps the GPU busy while the host enqueues.
+    """
 
     def __init__(self) -> None:
-        self._busy_s = _MOST_BUSY_S  # what enqueuing took last time, and half as much again
+        self._busy_s = _MOST_BUSY_S  # 1.5 times the last duration of enqueuing
 
     def __call__(self, call: Callable[[], object]) -> float:
         def enqueue() -> None:
@@ -49,13 +58,13 @@ class BusyCudaClock:
 
 
 def opencl_clock(device: Device) -> Clock:
-    """From the start of the first launch to the end of the last one, by the device's own profile."""
+    """Clock from the start of the first launch to the end of the last one, by the device's own profile."""
     return lambda call: device.time(call, None, runs=1, warmup=0)[0]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median, and the quartiles around it."""
+    """Median and quartiles."""
 
     low: float
     median: float
@@ -70,9 +79,10 @@ class Spread:
 
 
 def seconds_in_turn(calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """Times of each call, round by round. Each round begins with another call.
+    """Times of each call, round by round; each round begins with another call.
 
-    On a processor freed memory is kept, and calls take turns from the first warm-up run on: memory is then laid out as it stays.
+    On a processor, freed memory is kept, and calls alternate from the first warm-up run on: the memory layout is then
+    stable.
     """
     on_gpu = device.type == "cuda"
     if not on_gpu:

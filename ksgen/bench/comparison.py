@@ -1,6 +1,7 @@
-"""Who was faster, by how much, in how many jobs: arithmetic over rows. Shows nothing.
+"""Comparison of contenders: who was faster, by how much, in how many jobs. Only arithmetic over rows.
 
-Only accurate results whose times can be trusted count. A contender's time is that of its best variant: ours of any family and constants.
+Only accurate results with reliable times count. A contender's time is that of its best variant: ours of any family and
+constants.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +41,7 @@ class Duel:
 
     @property
     def factor_where_faster(self) -> float | None:
-        """The median, as the paper gives it: over the patterns where it is faster."""
+        """Median over the patterns where it is faster, as the paper reports it."""
         return median(ratio for ratio in self.ratios if ratio > 1) if self.wins else None
 
     @property
@@ -49,9 +50,9 @@ class Duel:
 
 
 class Results:
-    """The rows of one precision at one batch size: times at different batch sizes are never compared.
+    """Rows of one precision at one batch size: times at different batch sizes are never compared.
 
-    `best`: by layout, job and contender the fastest row that counts. A job is a pattern, or a layer.
+    `best` holds the fastest row that counts, by layout, job and contender. A job is a pattern, or a layer.
     """
 
     def __init__(self, rows: Iterable[Row], precision: str, batch: int) -> None:
@@ -62,7 +63,7 @@ class Results:
             if layout not in (row.layout, BEST):
                 continue
             known = self.best[layout].setdefault(row.job, {})
-            is_part = row.status == OK and row.error is None  # of a product: it has no result to err
+            is_part = row.status == OK and row.error is None  # part of a product: it has no result to check
             if row.median_us is None or row.doubt or not (row.counts or is_part):
                 continue
             for name in {row.implementation, row.by, *([UNTUNED] if row.variant == "default" else [])}:
@@ -75,7 +76,7 @@ class Results:
         return list(dict.fromkeys(row.implementation for row in self.rows if row.counts))
 
     def over(self, one: str, others: Sequence[str], layout: str) -> dict[str, float]:
-        """The best other's time over `one`'s, by job, where `one` and at least one of the others have a time."""
+        """The best other's time over `one`'s, by job, if `one` and at least one of the others have a time."""
         found = {}
         for job, best in self.best[layout].items():
             against = [best[name].us for name in others if name in best]
@@ -84,29 +85,32 @@ class Results:
         return found
 
     def ratios(self, one: str, others: Sequence[str], layout: str) -> Pairs:
-        """The same by pattern."""
+        """The best other's time over `one`'s, by pattern."""
         return [(Pattern.parse(job), ratio) for job, ratio in self.over(one, others, layout).items()]
 
     def duel(self, one: str, others: Sequence[str], layout: str) -> Duel:
         return Duel(tuple(self.over(one, others, layout).values()))
 
     def layouts_ratio(self, name: str) -> Pairs:
-        """The time in bsf over that in bsl."""
+        """Time in bsf over that in bsl, by pattern."""
         first, last = self.best["bsf"], self.best["bsl"]
         both = [job for job in first if name in first[job] and name in last.get(job, {})]
         return [(Pattern.parse(job), first[job][name].us / last[job][name].us) for job in both]
 
     def rewriting_share(self, layout: str) -> Pairs:
-        """The share of bmm's time that its permutations alone take."""
+        """Share of bmm's time that its permutations alone take."""
         return [(pattern, 1 / ratio) for pattern, ratio in self.ratios("rewriting", ["bmm"], layout)]
 
     def shares_of_floor(self, name: str, layout: str) -> dict[str, float]:
-        """Shares of the floor that a contender's fastest variants reach, by job, where there is a floor."""
+        """Shares of the floor that a contender's fastest variants reach, by job, if there is a floor."""
         rows = ((job, best[name]) for job, best in self.best[layout].items() if name in best)
         return {job: row.share_of_floor for job, row in rows if row.share_of_floor}
 
     def energy_ratios(self, one: str, others: Sequence[str]) -> Pairs:
-        """One's energy over the least of the others', each in the better of its layouts. Below 1 it uses less."""
+        """One contender's energy over the least of the others', each in the better of its layouts.
+
+        Below 1 it uses less.
+        """
         least: dict[str, dict[str, float]] = {}
         for row in self.rows:
             if row.joule is not None and row.is_accurate:
@@ -122,7 +126,10 @@ class Results:
 
 @dataclass(frozen=True)
 class Gains:
-    """On a processor, per batch, precision and layout: PyTorch's best times over ours, and our shares of the floor."""
+    """Results on a processor, per batch, precision and layout.
+
+    They are PyTorch's best times over ours, and our shares of the floor.
+    """
 
     batch: int
     precision: str
@@ -132,7 +139,7 @@ class Gains:
 
 
 def gains(rows: Sequence[Row]) -> list[Gains]:
-    """The gains of every batch, precision and layout of a processor's rows that has any."""
+    """Gains for every batch, precision and layout that a processor's rows cover."""
     found = []
     for results, layout in product(comparisons([row for row in rows if row.runtime in PROCESSOR_RUNTIMES]), LAYOUTS):
         if ratios := results.over(OURS, PYTORCH, layout):
@@ -143,13 +150,13 @@ def gains(rows: Sequence[Row]) -> list[Gains]:
 
 
 def comparisons(rows: Sequence[Row]) -> list[Results]:
-    """One per batch size and precision: batch sizes ascending, precisions in the rows' order."""
+    """Results per batch size and precision: batch sizes ascending, precisions in the rows' order."""
     found = dict.fromkeys((row.batch, row.precision) for row in rows)
     return [Results(rows, precision, batch) for batch, precision in sorted(found, key=lambda each: each[0])]
 
 
 def group_by(pairs: Iterable[tuple[Pattern, float]], key: Callable[[Pattern], float]) -> dict[float, list[float]]:
-    """Values grouped by a number of their pattern, in order."""
+    """Group values by a number of their pattern, in ascending order."""
     found: dict[float, list[float]] = {}
     for pattern, value in pairs:
         found.setdefault(key(pattern), []).append(value)

@@ -1,4 +1,4 @@
-"""The contenders: our kernels, by family and constants, and the baselines, each ready to run over a job's arrays."""
+"""Contenders: our kernels, by family and constants, and the baselines, each ready to run on a job's arrays."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,27 +32,30 @@ from ksgen.wisdom.store import load_wisdom
 
 @dataclass(frozen=True)
 class Ready:
-    """A contender over one problem's arrays."""
+    """A contender that is ready to run on one problem's arrays."""
 
     run: Callable[[int], Any]  # one product, on that set of arrays
-    y: Callable[[Any], Tensor]  # what a run gave
+    y: Callable[[Any], Tensor]  # result of a run
     clock: Clock
-    wait: Callable[[], None]  # until all that was run is done
-    rest: Callable[[], None] = lambda: None  # before it is timed
+    wait: Callable[[], None]  # until all runs are complete
+    rest: Callable[[], None] = lambda: None  # before timing
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute a job. Measurements of different days with equal `identity` measure the same thing."""
+    """One method to compute a job.
+
+    Measurements of different days with equal `identity` measure the same thing.
+    """
 
     job: Asked
     implementation: str
     variant: str
     arithmetic: str
     identity: str
-    prepare: Callable[[Any], Ready]  # of the job's own arrays
-    extra_bytes: int  # beside X, Y and the weights
-    multiplications: int  # for each batch entry
+    prepare: Callable[[Any], Ready]  # takes the job's arrays
+    extra_bytes: int  # in addition to X, Y and the weights
+    multiplications: int  # per row of the batch
     family: str = ""
     constants: str = ""
     why: str = ""
@@ -89,8 +92,10 @@ def contenders(job: Job, device: Device, names: tuple[str, ...]) -> list[Contend
 
 
 def ours(job: Job, device: Device) -> Iterator[Contender]:
-    """Every family's default, and "tuned" if wisdom has something better. On a processor, only the family that launchers take, and those
-    that nobody has measured."""
+    """Contenders of our kernels: every family's default, and "tuned" if wisdom has better constants.
+
+    On a processor, only the launchers' choice counts, and families without measurements.
+    """
     limits = limits_of(device)
     for arithmetic in arithmetics(job, device):
         kernel = job.kernel(arithmetic)
@@ -99,7 +104,7 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
             taken = family_for(kernel, limits, job.batch)
             able = [family for family in able if family is taken or not (family.by_default or kernel.arithmetic.families)]
         defaults = [Choice(family.name, family.default(kernel, limits, job.batch), "the family's default") for family in able]
-        if arithmetic != kernel.dtype:  # what tensor cores or tiles do with float32; others would compute plain float32 again
+        if arithmetic != kernel.dtype:  # only tensor cores or tiles differ here; others would repeat plain float32
             asked = kernel.arithmetic.families if limits.is_cpu else ()
             on_cores = [each for each in defaults if operand_of(kernel, each.constants) or each.family in asked]
             defaults = on_cores if on_cores or arithmetic != job.precision else defaults
@@ -110,10 +115,10 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
 
 
 def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
-    """Search for constants of our kernels that wisdom lacks at this batch, or has only stale or with a time in doubt.
+    """Search for constants of our kernels, if wisdom at this batch is missing, stale or unreliable.
 
-    The result is "tuned" from then on. A search that finds nothing says so, and costs only itself. A budget of seconds ends at
-    the deadline, on the clock of `monotonic`.
+    The result is "tuned" from then on. A search that finds nothing warns, and costs only itself. A budget of seconds
+    ends at the deadline, on the clock of `monotonic`.
     """
     from ksgen.tuning import tune as search
     from ksgen.tuning.tuner import parse_budget
@@ -137,7 +142,10 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
 
 
 def arithmetics(job: Asked, device: Device) -> tuple[str, ...]:
-    """The arithmetics of our kernels. Without tensor cores, their modes are left out: each would be plain float32 again. So are tiles'."""
+    """Arithmetics of our kernels.
+
+    Modes of absent tensor cores or matrix tiles are left out: they would repeat plain float32.
+    """
     limits = limits_of(device)
 
     def is_there(name: str) -> bool:
@@ -150,7 +158,7 @@ def arithmetics(job: Asked, device: Device) -> tuple[str, ...]:
 
 
 def torch_device(device: Device) -> torch.device:
-    """Where the baselines run: on our kernels' GPU if they run on CUDA, else on the processor."""
+    """Device of the baselines: our kernels' GPU if they run on CUDA, else the processor."""
     return torch.device("cuda", device.index) if device.kind == "cuda" else torch.device("cpu")
 
 
@@ -183,19 +191,22 @@ def rendered(kernel: KernelSpec, choice: Choice, dialect: str) -> Source:
 
 
 def at(device: Device, tensor: Tensor) -> Any:
-    """Return the address of a tensor for launches: on CUDA, or on a processor whose memory the device shares."""
+    """Address of a tensor for launches: on CUDA, or on a processor whose memory the device shares."""
     return device.shared(tensor.data_ptr()) if device.shares_host else tensor.data_ptr()
 
 
 def by_calls(run: Callable[[int], Any], on_cuda: bool, wait: Callable[[], None] = lambda: None) -> Ready:
-    """Calls that work on PyTorch's own memory. On CUDA they run in its default stream, which is also everybody else's."""
+    """Contender whose calls work on PyTorch's own memory.
+
+    On CUDA they run in its default stream, like all other work.
+    """
     if on_cuda:
         return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
     return Ready(run, lambda y: y, host_clock, wait, rest)
 
 
 def _in_place(plan: Plan, problem: Problem) -> Ready:
-    """Prepared calls on PyTorch's own memory."""
+    """Contender with prepared calls on PyTorch's own memory."""
     device, on_cuda = plan.device, plan.device.kind == "cuda"
     packed, workspace = plan.pack(at(device, problem.weights), None), plan.workspace()
     calls = []
@@ -208,7 +219,7 @@ def _in_place(plan: Plan, problem: Problem) -> Ready:
 
 
 def _on_buffers(plan: Plan, problem: Problem) -> Ready:
-    """On memory of an OpenCL device, which gets copies."""
+    """Contender with copies on memory of an OpenCL device."""
     device = plan.device
     poisoned = problem.weights.new_full(problem.y_shape, float("nan"))
     packed, workspace = plan.pack(_uploaded(device, problem.weights), None), plan.workspace()
@@ -238,7 +249,7 @@ def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:
         product = baseline.prepare(job.pattern, job.layout, problem.weights)
 
         def run(number: int) -> Tensor:
-            return product(problem.sets[number]).contiguous()  # as ours is, if it is not by itself
+            return product(problem.sets[number]).contiguous()  # contiguous like ours
 
         return by_calls(run, where.type == "cuda")
 

@@ -1,6 +1,6 @@
-"""Joules per run by NVML: the GPU's own energy counter, or power samples if it has none, minus the idle power.
+"""Energy per run by NVML: the GPU's energy counter, or power samples if it has none, minus the idle power.
 
-Refuses runs too short for the counter's resolution. Only arithmetic and NVML: knows nothing of what is run.
+Refuses runs too short for the counter's resolution. Only arithmetic and NVML; does not know what is run.
 """
 
 import threading
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ksgen.bench.timing import Timed
 
 LEAST_RUNS = 16  # in one measurement, as in the paper
-LEAST_UPDATES = 20  # of the count, or samples, in one measurement: 5 % of resolution
+LEAST_UPDATES = 20  # counter updates, or samples, per measurement: a resolution of 5 %
 SAMPLE_SECONDS = 0.01
 IDLE_SECONDS = 3.0
 SETTLE_SECONDS = 1.0  # until a GPU that has just worked is idle
@@ -32,23 +32,23 @@ class EnergyError(KsgenError):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a GPU used while something ran."""
+    """Energy of a GPU during some work."""
 
     joule: float
     seconds: float
-    updates: int  # of the count, or samples
+    updates: int  # counter updates, or samples
 
 
 @dataclass(frozen=True)
 class Idle:
-    """What the GPU uses when nothing runs, and how often its counter changes."""
+    """Power of the idle GPU, and the update interval of its counter."""
 
     watt: float
     update_s: float
 
 
 def open_nvml() -> Any:
-    """The NVML module, started. `EnergyError` says what is missing."""
+    """Initialise NVML and return its module. `EnergyError` names what is missing."""
     try:
         import pynvml
     except ModuleNotFoundError as error:
@@ -61,7 +61,10 @@ def open_nvml() -> Any:
 
 
 class Energies:
-    """Joules per run above idle, of runs that go on for that many seconds. Fulfils `bench.timing.Quantity`."""
+    """Joules per run above idle, of runs that last for that many seconds.
+
+    Implements `bench.timing.Quantity`.
+    """
 
     column = "joule"
 
@@ -76,7 +79,7 @@ class Energies:
 
 
 class Meter:
-    """One GPU's energy. `clock` and `pause` are the machine's, except in tests."""
+    """Energy meter of one GPU. `clock` and `pause` are the machine's, except in tests."""
 
     def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float] = monotonic, pause: Callable[[float], None] = sleep) -> None:
         self._nvml, self._handle, self._clock, self._pause = nvml, handle, clock, pause
@@ -90,7 +93,7 @@ class Meter:
         return True
 
     def idle(self) -> Idle:
-        """Measured now. Nothing else may run on the GPU."""
+        """Measure the idle GPU now. Nothing else may run on it."""
         self._pause(SETTLE_SECONDS)
         reading = self.read(lambda: self._pause(IDLE_SECONDS)) if self.source == "power samples" else self._watched()
         if not reading.updates:
@@ -98,7 +101,7 @@ class Meter:
         return Idle(reading.joule / reading.seconds, reading.seconds / reading.updates)
 
     def read(self, work: Callable[[], None]) -> Reading:
-        """Measured while `work` runs, to its end."""
+        """Measure energy while `work` runs to its end."""
         if self.source == "power samples":
             return self._sampled(work)
         before, begin = self._joule(), self._clock()
@@ -107,7 +110,7 @@ class Meter:
         return Reading(self._joule() - before, seconds, 0)
 
     def _watched(self) -> Reading:
-        """How the counter grows on its own, from one change to the last one seen."""
+        """Growth of the counter on the idle GPU, from the first observed change to the last one."""
         start, begin = self._joule(), self._clock()
         changes: list[tuple[float, float]] = []
         last = start
@@ -122,7 +125,7 @@ class Meter:
         return Reading(joule - first, last_at - first_at, len(changes) - 1)
 
     def _sampled(self, work: Callable[[], None]) -> Reading:
-        """The integral of power, by trapezes between samples."""
+        """Integral of power over time, by trapezoids between samples."""
         samples: list[tuple[float, float]] = []
         done = threading.Event()
 
@@ -149,7 +152,10 @@ class Meter:
 
 
 def integral(samples: list[tuple[float, float]], seconds: float) -> float:
-    """Joules over `seconds`, from watts at some moments. The first and last samples stand for what lies before and after them."""
+    """Joules over `seconds`, from power samples.
+
+    The first and last samples extend to the ends of the interval.
+    """
     if len(samples) < 2:
         return samples[0][1] * seconds if samples else 0.0
     between = sum((then - now) * (one + other) / 2 for (now, one), (then, other) in pairwise(samples))
@@ -158,7 +164,10 @@ def integral(samples: list[tuple[float, float]], seconds: float) -> float:
 
 
 def joule_a_run(reading: Reading, runs: int, idle: Idle) -> float:
-    """Joules above idle. `EnergyError` if the measurement was too short, or used no more than idling."""
+    """Joules per run above idle.
+
+    `EnergyError` if the measurement was too short, or used no more than idling.
+    """
     least_s = LEAST_UPDATES * idle.update_s
     if reading.seconds < least_s:
         raise EnergyError(
@@ -175,7 +184,7 @@ def joule_a_run(reading: Reading, runs: int, idle: Idle) -> float:
 
 
 def find_handle(nvml: Any, uuid: str | None, index: int) -> Any:
-    """NVML's handle of CUDA's GPU, found by UUID, since CUDA_VISIBLE_DEVICES renumbers GPUs."""
+    """NVML handle of CUDA's GPU, found by UUID, because CUDA_VISIBLE_DEVICES renumbers GPUs."""
     if uuid:
         with suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")

@@ -1,4 +1,4 @@
-"""Where, when and by what something was measured: the facts that every row carries. Measures nothing."""
+"""Facts of a run that every row carries: device, software versions, commit and date. Measures nothing."""
 
 import subprocess
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from ksgen.errors import ToolchainError
 
 
 def run_facts(device: Device) -> dict[str, str]:
-    """The facts of one process that measures on a device."""
+    """Facts of one process that measures on a device."""
     where = torch_device(device)
     on_cuda = where.type == "cuda"
     return {
@@ -33,7 +33,7 @@ def run_facts(device: Device) -> dict[str, str]:
 
 
 def _compiler(device: Device) -> str:
-    """The compiler's version; empty if there is none: binaries then come from a cache."""
+    """Version of the compiler; empty if there is none: binaries then come from a cache."""
     try:
         compiler = device.compiler() or find_compiler()
     except ToolchainError:
@@ -42,7 +42,7 @@ def _compiler(device: Device) -> str:
 
 
 def commit(folder: Path) -> str:
-    """The commit of the checkout that holds a folder, with a + if files differ from it; empty outside a checkout."""
+    """Commit of the checkout that contains a folder, with a + if files differ; empty outside a checkout."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,7 @@
-"""The report's figures as the paper draws them: boxes by a number of the patterns, whiskers at 5 and 95 %; and scatter plots."""
+"""Figures of the report in the paper's style: boxes by a number of the patterns, and scatter plots.
+
+Whiskers are at 5 and 95 %.
+"""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +26,10 @@ MOST_BOXES = 24  # beyond, neighbouring numbers share one
 def boxes(
     title: str, label: str, unit: str, groups: Mapping[float, Sequence[float]], reference: float | None = 1.0, scale: Sequence[float] = ()
 ) -> str:
-    """A box per group, named with its number of patterns: median in orange, quartiles, whiskers at 5 and 95 %, no outliers.
+    """Draw a box per group, labelled with its number of patterns.
 
-    `scale`: values that the axis covers, so that several figures have one; those of the figure if there are none.
+    A box shows median and quartiles, with whiskers at 5 and 95 % and no outliers. `scale` holds values that the axis
+    covers, so that several figures share it; by default those of the figure.
     """
     merged = _merged(groups)
     with svg.figure(title, svg.Size(WIDTH, HEIGHT), EXTRA) as drawn:
@@ -47,7 +51,7 @@ def boxes(
 
 
 def points(title: str, label: str, unit: str, pairs: Pairs, key: Callable[[Pattern], float]) -> str:
-    """A point per pattern."""
+    """Draw a point per pattern."""
     with svg.figure(title, svg.Size(WIDTH / 2, HEIGHT), EXTRA) as drawn:
         axes = drawn.axes
         axes.plot([key(pattern) for pattern, _ in pairs], [value for _, value in pairs], "o", color=svg.LINE, markersize=2.6, alpha=0.6)
@@ -58,7 +62,7 @@ def points(title: str, label: str, unit: str, pairs: Pairs, key: Callable[[Patte
 
 
 def sorted_gains(found: Sequence[Gains], device: str) -> bytes:
-    """A PNG of a processor's results: speed-ups and shares of the floor, each sorted, with a row per batch and precision."""
+    """Draw a processor's results as a PNG: speed-ups and shares of the floor, sorted, a row per batch and precision."""
     svg.check_matplotlib(EXTRA)
     import matplotlib
     from matplotlib.figure import Figure
@@ -83,7 +87,7 @@ def sorted_gains(found: Sequence[Gains], device: str) -> bytes:
             for axes in (speeds, shares):
                 axes.set_xlabel("patterns, sorted")
                 if axes.lines:
-                    axes.legend(frameon=False, loc="best")  # where it covers the fewest points
+                    axes.legend(frameon=False, loc="best")  # position that covers the fewest points
             if not shares.lines:
                 shares.set_axis_off()
                 shares.text(0.5, 0.5, "\n".join(wrap(NO_FLOOR, 44)), transform=shares.transAxes, ha="center", va="center")
@@ -117,7 +121,7 @@ def _logarithmic(axes: "Axes", which: str, subs: Sequence[int]) -> None:
 
 
 def _merged(groups: Mapping[float, Sequence[float]]) -> list[tuple[str, list[float]]]:
-    """Named groups, at most `MOST_BOXES`, of equally many neighbours."""
+    """Merge neighbouring groups of equal counts into at most `MOST_BOXES` named groups."""
     numbers = sorted(groups)
     at_once = -(-len(numbers) // MOST_BOXES)
     merged = []

@@ -1,6 +1,6 @@
-"""How well a one-line rule predicts where our kernel wins: (b+c)/(bc), and whether the results support a better one.
+"""Quality of one-line rules, such as (b+c)/(bc), that predict where our kernel is faster.
 
-Judges rules on rows; never chooses for a launcher. Claims nothing without results of a GPU.
+Evaluates rules on rows; never chooses for a launcher. Claims nothing without results of a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ from ksgen.measure.ranks import rank_correlation
 from ksgen.pattern import Pattern
 from ksgen.words import counted
 
-LEAST_PATTERNS = 30  # fewer say nothing
+LEAST_PATTERNS = 30  # fewer are not significant
 LEAST_GAIN = 0.05  # of the rank correlation, for a rule to be called better than the paper's
 
 Numbers = NDArray[np.float64]
 Ratios = Sequence[tuple[Pattern, float]]  # the best other's time over ours: above 1 ours is faster
 
 PAPERS = "(b+c)/(bc)"
-RULES: dict[str, Callable[[Pattern], float]] = {  # numbers of a pattern that are claimed to grow with our kernel's gain
+RULES: dict[str, Callable[[Pattern], float]] = {  # numbers of a pattern that should grow with our kernel's gain
     PAPERS: lambda pattern: pattern.rewrite_ratio,
     "d (b+c)/(bc)": lambda pattern: pattern.d * pattern.rewrite_ratio,
     "(b+c)/(bc), and 0 where d = 1": lambda pattern: pattern.rewrite_ratio * (pattern.d > 1),
@@ -41,16 +41,19 @@ RULES: dict[str, Callable[[Pattern], float]] = {  # numbers of a pattern that ar
 
 @dataclass(frozen=True)
 class Judged:
-    """How good a rule is on some results."""
+    """Quality of a rule on some results."""
 
     rule: str
     correlation: float  # of ranks, with the gain
-    accuracy: float | None  # of "ours wins above the threshold", each pattern by a threshold found on the others; None: all are alike
+    accuracy: float | None  # cross-validated, of "ours wins above the threshold"; None: only wins, or none
     threshold: float  # found on all
 
 
 def predictors(results: Results, layout: str) -> Table:
-    """The table of all rules, best first, and the conclusion that the results allow; no rows for fewer than two patterns."""
+    """Table of all rules, best first, with the conclusion that the results allow.
+
+    It has no rows for fewer than two patterns.
+    """
     title = f"What predicts the gain, {results.title}, {LAYOUT_WORDS[layout]}"
     columns, ratios = ("rule", "rank correlation with the gain", "wins foretold"), results.ratios(OURS, OTHERS, layout)
     if len(ratios) < 2:
@@ -68,7 +71,7 @@ def predictors(results: Results, layout: str) -> Table:
 
 
 def judge(ratios: Ratios) -> list[Judged]:
-    """Every rule on the results of one precision and layout, the best first."""
+    """Evaluate every rule on the results of one precision and layout, the best first."""
     gains = np.log([ratio for _, ratio in ratios])
     judged = (_judge(rule, ratios, gains) for rule in RULES)
     return sorted(judged, key=lambda each: (-each.correlation, -(each.accuracy or 0)))
@@ -89,7 +92,7 @@ def _judge(rule: str, ratios: Ratios, gains: Numbers) -> Judged:
     scores = np.array([RULES[rule](pattern) for pattern, _ in ratios])
     wins = gains > 0
     places = np.arange(len(scores))
-    accuracy = None  # where ours always wins, or never, there is nothing to foretell
+    accuracy = None  # nothing to predict if ours always wins, or never
     if 0 < wins.sum() < len(wins):
         hits = [(scores[one] > _threshold(scores[places != one], wins[places != one])) == wins[one] for one in places]
         accuracy = float(np.mean(hits))
@@ -98,7 +101,7 @@ def _judge(rule: str, ratios: Ratios, gains: Numbers) -> Judged:
 
 
 def _threshold(scores: Numbers, wins: NDArray[np.bool_]) -> float:
-    """The threshold above which "ours wins" is right most often: between two scores, or always, or never."""
+    """Threshold above which "ours wins" is right most often: between two scores, or always, or never."""
     known = np.unique(scores)
     if not known.size:
         return 0.0

@@ -1,4 +1,4 @@
-"""Keeps freed memory in the C library during measurements, so that no contender pays for getting pages."""
+"""Settings that keep freed memory in the C library during measurements, so that no contender pays for new pages."""
 
 import ctypes
 from contextlib import suppress
@@ -8,7 +8,7 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """From now on, build large arrays from memory that was used before, as an application would. Linux with glibc only."""
+    """Allocate large arrays from freed memory from now on, like a long-running application. Linux with glibc only."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_MAX, 0)
@@ -16,6 +16,6 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return free memory to the system, so that it knows how much is free."""
+    """Return free memory to the system, so that its report of available memory is right."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

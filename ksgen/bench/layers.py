@@ -1,6 +1,7 @@
-"""Whole layers as jobs of the benchmark: the arrays of one, and everyone who computes it.
+"""Jobs of the benchmark for full layers: their arrays and all contenders.
 
-One launch of all factors, a launch for each, PyTorch's products for each factor, and the dense layer of the same shape.
+Contenders are one launch of all factors, one launch per factor, PyTorch's products per factor, and the dense layer of
+the same shape.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,12 +41,12 @@ from ksgen.spec.kernel import CHAIN, is_layer, layer_launch
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, finish
 
-PREPARING = 3  # calls of a frozen layer until it has prepared itself, as `ksgen.torch.operators.prepared` says
+PREPARING = 3  # calls of a frozen layer until its call is prepared, see `ksgen.torch.operators.prepared`
 
 
 @dataclass(frozen=True)
 class LayerJob(Asked):
-    """One layer."""
+    """A job for one layer."""
 
     layer: Layer
     precision: str
@@ -54,7 +55,7 @@ class LayerJob(Asked):
 
     @property
     def told(self) -> str:
-        """What it is, in words: its factors, and what is done besides."""
+        """Description of the layer: its factors, and its other operations."""
         kernel = self.kernel(self.comparison.baselines)
         turned = (f"to {kernel.y_layout}",) if kernel.out_layout else ()
         between = () if self.layer.between == "none" else (f"{self.layer.between} between",)
@@ -85,13 +86,13 @@ class LayerJob(Asked):
 
     @property
     def bytes(self) -> int:
-        """Includes what separate launches write and read between factors."""
+        """Bytes of the arrays, including intermediates of separate launches."""
         between = sum(each.out_features for chain in self.layer.chains for each in chain.factors[:-1])
         return super().bytes + self.batch * PRECISIONS[self.comparison.baselines].item_bytes * between
 
 
 class LayerArrays:
-    """Weights of every factor, a bias and a residual where the layer adds them, and more sets of X than a cache holds."""
+    """Arrays of a layer: weights per factor, any bias and residual, and more sets of X than a cache holds."""
 
     def __init__(self, job: LayerJob, where: torch.device, seed: int) -> None:
         kernel = job.kernel(job.comparison.baselines)
@@ -113,20 +114,20 @@ class LayerArrays:
 
     @property
     def features(self) -> list[int]:
-        """That each chain gives."""
+        """Number of outputs per chain."""
         return [chain.out_features for chain in self.layer.chains]
 
     def apart(self, y: Tensor) -> list[Tensor]:
-        """The outputs of each chain, beside each other in one array."""
+        """Outputs per chain, as slices of one array."""
         return list(y.split(self.features, 1 if self.y_layout == "bsf" else 0))
 
     def outputs(self) -> list[Tensor]:
-        """New ones, beside each other in one array, that hold no number yet."""
+        """New outputs per chain, as slices of one array filled with NaN."""
         shape = (self.job.batch, sum(self.features)) if self.y_layout == "bsf" else (sum(self.features), self.job.batch)
         return self.apart(self.sets[0].new_full(shape, nan))
 
     def error(self, ys: Sequence[Tensor]) -> float:
-        """Of each chain's outputs, the largest; NaN where one is not finite, or has another shape."""
+        """Largest error of the chains' outputs; NaN if one is not finite, or has another shape."""
         shapes = [own.y_shape for own in self._problem.each]
         if [tuple(y.shape) for y in ys] != shapes:
             return nan
@@ -134,7 +135,7 @@ class LayerArrays:
 
 
 class LayerRunner(Runner):
-    """Measures layers."""
+    """Runner that measures layers."""
 
     def _contenders(self, job: LayerJob) -> list[Contender]:
         return list(layer_contenders(job, self.device, self.protocol.names))
@@ -145,7 +146,7 @@ class LayerRunner(Runner):
 
 
 def layer_contenders(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Contender]:
-    """All named ways that the layer has, ours first."""
+    """All named contenders for the layer, ours first."""
     is_group, is_single = len(job.layer.chains) > 1, sum(map(len, job.layer.chains)) == 1
     for name in OUR_WAYS:
         if name not in names or (name == EACH_LAYER and not is_group) or (name == EACH_FACTOR and is_single):
@@ -181,7 +182,7 @@ def _ours(job: LayerJob, device: Device, name: str, arithmetic: str) -> Iterator
 
 
 def _choices(device: Device, launches: Sequence[KernelSpec], batch: int) -> Iterator[list[Choice]]:
-    """What launchers take; on a processor also the defaults of families that they take only if asked."""
+    """Choices of launchers; on a processor also the defaults of families that they take only on request."""
     yield [PLANNER.choice(device, each, batch) for each in launches]
     limits = limits_of(device)
     if limits.is_cpu:
@@ -195,7 +196,7 @@ def _choices(device: Device, launches: Sequence[KernelSpec], batch: int) -> Iter
 def _prepare(
     device: Device, kernel: KernelSpec, launches: Sequence[KernelSpec], choices: Sequence[Choice], lacks: str, arrays: LayerArrays
 ) -> Ready:
-    """Prepared calls on PyTorch's own memory, whose weights are packed once; each of several is a call of its own."""
+    """Prepare calls on PyTorch's own memory, with weights packed once. Several launches are separate calls."""
     if lacks:
         raise UnsupportedError(lacks)
     plans = [PLANNER.plan_of(device, own, arrays.job.batch, choice) for own, choice in zip(launches, choices, strict=True)]
@@ -205,7 +206,10 @@ def _prepare(
 
 
 def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
-    """What is launched, one chain after the other; the last of each writes where the layer's own launch does."""
+    """Kernels in the order of their launches, chain by chain.
+
+    The last one of each chain writes to the place where one launch would.
+    """
     if name == ONE_LAUNCH or kernel.job != CHAIN:
         return [kernel]
     if name == EACH_LAYER:
@@ -215,7 +219,7 @@ def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
 
 
 def _lacks(device: Device, kernel: KernelSpec, batch: int) -> str:
-    """Why it cannot be had in one launch; empty where it can."""
+    """Reason why one launch is unavailable; empty if it is available."""
     if kernel.job != CHAIN:
         return ""
     found = verdict(device, kernel, batch, "yes")
@@ -223,7 +227,7 @@ def _lacks(device: Device, kernel: KernelSpec, batch: int) -> str:
 
 
 def _sources(device: Device, launches: Sequence[KernelSpec], choices: Sequence[Choice]) -> list[Source]:
-    """The sources of launches, and of what packs for them."""
+    """Sources of launches, and of the kernels that pack for them."""
     found = []
     for kernel, choice in zip(launches, choices, strict=False):  # without choices there is nothing to launch
         packed = packing_choices(kernel, choice.family, choice.constants) if kernel.job == CHAIN else []
@@ -232,7 +236,7 @@ def _sources(device: Device, launches: Sequence[KernelSpec], choices: Sequence[C
 
 
 def _packed(device: Device, plans: Sequence[Plan], weights: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
-    """By the operands of each launch."""
+    """Packed weights of each launch, by operand."""
     left = iter(weights)
     for plan in plans:
         each = packings(device, plan) if plan.kernel.job == CHAIN else (plan,)
@@ -240,7 +244,7 @@ def _packed(device: Device, plans: Sequence[Plan], weights: Sequence[Tensor]) ->
 
 
 class _Calls:
-    """A layer's launches on one set of arrays."""
+    """Launches of a layer on one set of arrays."""
 
     def __init__(
         self, device: Device, arrays: LayerArrays, kernel: KernelSpec, plans: Sequence[Plan], packed: Sequence[dict[str, Any]], x: Tensor
@@ -270,7 +274,7 @@ class _Calls:
         return self.ys
 
     def _turned(self, between: Tensor) -> Tensor:
-        """In the other layout, by a copy."""
+        """Transpose an intermediate by a copy."""
         to = between.t().contiguous()
         self._steps.append(lambda: to.copy_(between.t()))
         return to
@@ -300,7 +304,7 @@ class _Calls:
 
 @dataclass(frozen=True)
 class _Baseline:
-    """One way: what it is in a few words, how it is made ready, and what it multiplies."""
+    """A baseline: a short description, its preparation, and whether it multiplies by the dense matrix."""
 
     says: str
     prepare: Callable[[LayerArrays], Callable[[Tensor], Sequence[Tensor]]]
@@ -324,7 +328,7 @@ def _theirs(job: LayerJob, device: Device, name: str) -> Contender:
 
 
 def _factor_by_factor(prepare: Prepare, arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Every factor by a PyTorch product, then what the layer does besides."""
+    """Multiply by every factor with a PyTorch product, then apply the layer's other operations."""
     layer, turns = arrays.layer, arrays.y_layout != arrays.layout
     between = ACTIVATIONS[layer.between].apply
 
@@ -351,7 +355,7 @@ def _by_views(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 
 def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
-    """`torch.nn.functional.linear` with the chains' matrices below each other."""
+    """Multiply with `torch.nn.functional.linear` by the chains' stacked dense matrices."""
     layer, dtype = arrays.layer, arrays.sets[0].dtype
     if layer.between != "none":
         raise UnsupportedError(f"with {layer.between} between its factors it is no matrix")
@@ -375,7 +379,7 @@ def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
 
 
 def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
-    """`KSLinear` as users have it: frozen, and choosing by itself."""
+    """Multiply with a frozen `KSLinear`, which chooses its backend as for users."""
     layer = arrays.layer
     options: dict[str, Any] = {"layout": arrays.layout, "activation": layer.epilogue.activation, "out_layout": layer.out_layout}
     options |= {"fuse": layer.fuse}

@@ -1,6 +1,6 @@
-"""The share of a vision transformer's forward pass in its feed-forward linear layers: the paper's Table 6, with dense layers.
+"""Share of feed-forward linear layers in a vision transformer's forward pass: the paper's Table 6, with dense layers.
 
-The layers are timed alone, on inputs of their size, taking turns with the whole model.
+The layers are timed alone, on inputs of their size, alternating with the full model.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,20 +24,20 @@ MODELS = {  # as the paper names them
 
 @dataclass(frozen=True)
 class Share:
-    """One model in one precision."""
+    """Share of one model in one precision."""
 
     model: str
     precision: str
     whole_s: float
-    layers_s: float  # of all of them
+    layers_s: float  # of all these layers
     share: float
     paper: float | None
-    others_share: float | None = None  # of the processors, that others took meanwhile
-    doubt: str = ""  # why the share says nothing; empty where it can be trusted
+    others_share: float | None = None  # of processor time that other programs used
+    doubt: str = ""  # why the share is unreliable; empty if it is reliable
 
 
 def measure(names: tuple[str, ...], precisions: tuple[str, ...], where: torch.device, batch: int, repeats: int) -> Iterator[Share]:
-    """A share per model and precision. Only one model at a time is in memory."""
+    """Measure a share per model and precision. Only one model at a time is in memory."""
     watch = Watch()
     for name in names:
         for precision in precisions:
@@ -55,7 +55,7 @@ def measure(names: tuple[str, ...], precisions: tuple[str, ...], where: torch.de
 
 
 def _calls(model: VisionTransformer, shape: TransformerSize, batch: int) -> dict[str, Callable[[], Tensor]]:
-    """The whole model, and the two linear layers of its first block."""
+    """Calls of the full model, and of the two linear layers of its first block."""
     images = model.random_inputs(batch)
     layers = model.get_submodule("blocks.0.feed_forward")
     up, down = layers.get_submodule("up"), layers.get_submodule("down")

@@ -1,7 +1,8 @@
-"""A file of measurements, one JSON object per line, appended as they are made, so that a kill loses at most one.
+"""Log of measurements: one JSON object per line, appended at once, so that a kill loses at most one.
 
-Four kinds of lines: "run" (facts of a process), "ceilings" (the device's measured limits), "contender" (one way to compute one
-job, with its error; it gets a number), "measurement" (the result of one measurement of that contender). Does not interpret them.
+There are four kinds of lines. "run" holds the facts of a process, and "ceilings" the device's measured limits.
+"contender" describes one method to compute one job, with its error. "measurement" is the result of one measurement of
+that contender. Does not interpret them.
 """
 
 import errno
@@ -24,7 +25,7 @@ MOST_BYTES_OF_FILE = 2**28  # two million lines
 
 @dataclass
 class Contender:
-    """One contender's lines: its latest facts, its run and ceilings, all its measurements."""
+    """Lines of one contender: its latest facts, its run and ceilings, and all its measurements."""
 
     facts: Facts
     run: Facts
@@ -34,7 +35,7 @@ class Contender:
 
 @dataclass
 class Content:
-    """All of a log, by the contender's key, in order of first appearance."""
+    """Content of a log, by the contender's key, in order of first appearance."""
 
     contenders: dict[str, Contender] = field(default_factory=dict)
     run: Facts = field(default_factory=dict)  # the latest
@@ -49,7 +50,7 @@ class Content:
             self.ceilings[rest["arithmetic"]] = rest
         elif kind == "contender":
             known = self.contenders.get(rest["key"])
-            # What was measured of another text of the same kernel, or another PyTorch, counts no more.
+            # Measurements of another source of the same kernel, or of another PyTorch, are outdated.
             kept = known.measurements if known and known.facts["identity"] == rest["identity"] else []
             self.contenders[rest["key"]] = Contender(rest, self.run, self.ceilings.get(rest["arithmetic"], {}), kept)
         elif kind == "measurement":
@@ -59,7 +60,10 @@ class Content:
 
 
 def read_log(path: Path) -> Content:
-    """Read a log. A last line that a kill cut off is left out. `KsgenError` names a line that cannot be read."""
+    """Read a log.
+
+    A last line that a kill cut off is left out. `KsgenError` names a line that cannot be read.
+    """
     content = Content()
     try:
         data = read(path, MOST_BYTES_OF_FILE)
@@ -76,7 +80,7 @@ def read_log(path: Path) -> Content:
 
 
 class Log:
-    """The log file, open in one process only."""
+    """Log file, open in one process only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,7 +107,7 @@ class Log:
         os.close(self._file)
 
     def append(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Append a line in one write. Even if this process dies, the system writes all of the line or none of it."""
+        """Append a line in one write: even if this process dies, the system writes all of it or nothing."""
         line = {"kind": kind, **facts}
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         try:

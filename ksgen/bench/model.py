@@ -1,7 +1,7 @@
-"""ViT-S/16 and GPT-2 medium, dense and Kronecker-sparse: the rows of the paper's Tables 4 and 7, as ratios to the dense module.
+"""Dense and Kronecker-sparse ViT-S/16 and GPT-2 medium: the paper's Tables 4 and 7, as ratios to the dense module.
 
-Forward with frozen sparse layers; the same of one token a sequence, as layers see it in decoding; and training steps: forward,
-backward, and an update by stochastic gradient descent.
+The steps are forward passes with frozen sparse layers, forward passes of one token per sequence, like in decoding, and
+training steps. A training step is a forward and a backward pass, and an update by stochastic gradient descent.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from ksgen.torch.layer import KSLinear, freeze, thaw
 
 @dataclass(frozen=True)
 class Module:
-    """A row of the tables."""
+    """Row of the tables."""
 
     path: str  # within a block; "" is the block
     paper_ratio: float  # of the paper's own kernel: ViT-S/16, float32, on an A100
@@ -29,7 +29,7 @@ class Module:
 
 
 FORWARD, TRAINING, DECODE = STEPS = ("forward", "training", "decode")
-RATE = 1e-6  # of learning, so that nothing overflows
+RATE = 1e-6  # learning rate, small enough to avoid overflow
 WHOLE = "whole"
 DENSE = "nn.Linear"  # not "dense", which is the name of a backend
 MODULES = {  # a linear layer is named as its matrix, outputs x inputs
@@ -48,7 +48,10 @@ MODULES = {  # a linear layer is named as its matrix, outputs x inputs
 
 @dataclass(frozen=True)
 class Job:
-    """What to measure. `batch` counts sequences. `tokens` per sequence apply only to GPT-2; ViT-S/16 makes 197 of an image."""
+    """Options of a measurement.
+
+    `batch` counts sequences. `tokens` per sequence apply only to GPT-2; ViT-S/16 has 197 per image.
+    """
 
     model: str
     precisions: tuple[str, ...]
@@ -58,12 +61,12 @@ class Job:
     tokens: int
     repeats: int
     steps: tuple[str, ...] = (FORWARD,)
-    layers: tuple[str, ...] = LAYERS  # those that are sparse
+    layers: tuple[str, ...] = LAYERS  # the sparse ones
 
 
 @dataclass(frozen=True)
 class Row:
-    """One module: seconds of its dense and sparse form, and the ratio of each round."""
+    """Results of one module: seconds of its dense and sparse form, and the ratio of each round."""
 
     module: str
     step: str
@@ -73,14 +76,14 @@ class Row:
     sparse_s: Spread
     ratio: Spread
     paper_ratio: float | None
-    others_share: float | None = None  # of the processors, that others took meanwhile
-    doubt: str = ""  # why the ratio says nothing; empty where it can be trusted
+    others_share: float | None = None  # of processor time that other programs used
+    doubt: str = ""  # why the ratio is unreliable; empty if it is reliable
 
 
 def measure(job: Job) -> Iterator[Row]:
-    """A row per precision, step, module and backend. Dense and sparse take turns.
+    """Measure a row per precision, step, module and backend. Dense and sparse alternate.
 
-    Forward passes record nothing, and their sparse layers are frozen: weights are prepared once.
+    Forward passes record no gradients, and their sparse layers are frozen: weights are prepared once.
     """
     watch, on_processors = Watch(), job.device.type == "cpu"
     for precision, step in product(job.precisions, job.steps):
@@ -99,13 +102,13 @@ def measure(job: Job) -> Iterator[Row]:
 
 
 def modules_of(job: Job) -> dict[str, Module]:
-    """The rows that have a sparse layer."""
+    """Rows that have a sparse layer."""
     held = {"feed_forward": ("up", "down"), "attention": ("qkv", "projection"), "": LAYERS}
     return {name: each for name, each in MODULES.items() if set(held.get(each.path, (each.path.rpartition(".")[2],))) & set(job.layers)}
 
 
 def _variants(job: Job, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
-    """The dense model, and a sparse one per backend, with the same weights."""
+    """Dense model, and a sparse one per backend, with the same weights."""
     with job.device:
         dense = models.build(job.model).to(dtype).eval()
     sparse = deepcopy(dense)
@@ -123,14 +126,14 @@ def _variants(job: Job, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
 
 
 def _call(job: Job, name: str, model: nn.Module, step: str) -> Callable[[], object]:
-    """A run of one module of a model, on the same random inputs for every model."""
+    """Call of one module of a model, on the same random inputs for every model."""
     torch.manual_seed(0)
     part, inputs = _part(replace(job, tokens=1) if step == DECODE else job, name, model)
     if step != TRAINING:
         return lambda: part(*inputs)
     thaw(part)
     optimizer = torch.optim.SGD(part.parameters(), lr=RATE)
-    recorded = [each.requires_grad_() for each in inputs if each.is_floating_point() and part is not model]  # those of a layer within
+    recorded = [each.requires_grad_() for each in inputs if each.is_floating_point() and part is not model]
 
     def train() -> None:
         optimizer.zero_grad()
@@ -143,7 +146,7 @@ def _call(job: Job, name: str, model: nn.Module, step: str) -> Callable[[], obje
 
 
 def _part(job: Job, name: str, model: nn.Module) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A module of a model, and its arguments."""
+    """Module of a model, and its arguments."""
     is_vision = isinstance(model, models.VisionTransformer)
     if name == WHOLE:
         return model, (model.random_inputs(job.batch) if is_vision else model.random_inputs(job.batch, job.tokens),)
@@ -159,7 +162,7 @@ def _part(job: Job, name: str, model: nn.Module) -> tuple[nn.Module, tuple[Tenso
 
 
 def _linear(layer: nn.Module, has_bias: bool) -> nn.Module:
-    """A copy of a layer on its own: without the activation of its place, with or without its bias."""
+    """Standalone copy of a layer: without its activation, and with or without its bias."""
     layer = deepcopy(layer)
     if isinstance(layer, KSLinear):
         layer.activation = "none"

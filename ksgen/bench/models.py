@@ -1,4 +1,4 @@
-"""ViT-S/16 and GPT-2 medium, dense and Kronecker-sparse, in plain PyTorch or from timm and transformers.
+"""Dense and Kronecker-sparse ViT-S/16 and GPT-2 medium, in plain PyTorch or from timm and transformers.
 
 Weights are drawn, never downloaded.
 """
@@ -26,7 +26,7 @@ from ksgen.values import excerpt
 
 @dataclass(frozen=True)
 class TransformerSize:
-    """The blocks of a transformer."""
+    """Size of a transformer's blocks."""
 
     features: int
     depth: int
@@ -38,7 +38,7 @@ class TransformerSize:
 
 @dataclass(frozen=True)
 class Vision:
-    """The two ends of a vision transformer: square images in, classes out."""
+    """Input and output sizes of a vision transformer: square images to classes."""
 
     pixels: int = 224
     patch: int = 16
@@ -47,7 +47,7 @@ class Vision:
 
 @dataclass(frozen=True)
 class Language:
-    """The two ends of a language model: tokens in, tokens out."""
+    """Input and output sizes of a language model: tokens to tokens."""
 
     vocabulary: int = 50257
     positions: int = 1024
@@ -81,7 +81,7 @@ class FeedForward(nn.Module):
         return _added(self.down, ACTIVATIONS[self.activation].apply(self.up(x)), residual)
 
     def fuse(self) -> None:
-        """Moves the activation into the layer before it, which applies it inside its kernel."""
+        """Move the activation into the layer before it, which applies it inside its kernel."""
         if isinstance(self.up, KSLinear):
             self.up.activation, self.activation = self.activation, "none"
 
@@ -100,7 +100,7 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """(batch, 3, pixels, pixels) to (batch, classes)."""
+    """Vision transformer from (batch, 3, pixels, pixels) to (batch, classes)."""
 
     def __init__(self, shape: TransformerSize = VIT_S16, ends: Vision = Vision()) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class VisionTransformer(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """(batch, tokens) to (batch, tokens, vocabulary); the head's weight is the embedding's."""
+    """Language model from (batch, tokens) to (batch, tokens, vocabulary); the head shares the embedding's weight."""
 
     def __init__(self, shape: TransformerSize = GPT2_MEDIUM, ends: Language = Language()) -> None:
         super().__init__()
@@ -145,19 +145,22 @@ class LanguageModel(nn.Module):
 
 
 def _parts(layer: nn.Module, x: Tensor, count: int) -> Sequence[Tensor]:
-    """The outputs in that many parts. Parts that already come apart are not joined first."""
+    """Outputs of a layer in that many parts.
+
+    Outputs that are already separate are not joined first.
+    """
     return layer.parts(x) if isinstance(layer, KSLinears) else layer(x).chunk(count, dim=-1)
 
 
 def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
-    """residual + layer(x), inside the layer's kernel if possible."""
+    """Compute residual + layer(x), inside the layer's kernel if possible."""
     y: Tensor = layer(x, residual) if isinstance(layer, KSLinear) else residual + layer(x)
     return y
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """How a library makes a model, and which of its layers match the spec's, and how many side by side."""
+    """Constructor of a model in a library, and its layers that match the spec's, with their counts."""
 
     build: Callable[[], nn.Module]
     layers: Mapping[str, tuple[str, int]]
@@ -203,19 +206,22 @@ SPECS = {"vit-s16": "vit.yaml", "gpt2-medium": "gpt2.yaml"}
 
 
 def build(name: str, library: str = "torch") -> nn.Module:
-    """A dense model with drawn weights: vit-s16 (torch, timm) or gpt2-medium (torch, transformers)."""
+    """Create a dense model with drawn weights: vit-s16 (torch, timm) or gpt2-medium (torch, transformers)."""
     return _source(name, library).build()
 
 
 def rule(name: str, library: str = "torch") -> dict[str, Beside]:
-    """The chains of the shipped spec for the model's layers, as `convert` takes them."""
+    """Chains of the shipped spec for the model's layers, as a rule for `convert`."""
     source = _source(name, library)
     chains = load(resource("specs") / SPECS[name]).layers
     return {key: Beside(chains[layer], count) for key, (layer, count) in source.layers.items()}
 
 
 def make_sparse(model: nn.Module, rule: Mapping[str, Beside], **options: Any) -> Report:
-    """`convert`, in place. Activations move into the kernels of the layers before them."""
+    """Convert a model in place.
+
+    Activations move into the kernels of the layers before them.
+    """
     report = convert(model, rule, **options)
     for module in model.modules():
         if isinstance(module, FeedForward):

@@ -1,4 +1,4 @@
-"""The jobs of a benchmark, and the arrays of one job on the device, with the float64 truth to judge results by."""
+"""Jobs of a benchmark, and the arrays of one job on the device, with the float64 reference for its results."""
 
 import zlib
 from abc import ABC, abstractmethod
@@ -16,26 +16,26 @@ from ksgen.pattern import Pattern
 from ksgen.reference import multiply
 from ksgen.spec import PRECISIONS, KernelSpec
 
-MOST_SETS = 64  # of X and Y that runs take in turn
-_ENDS, _BETWEEN = 16, 16  # batch entries that are compared: at both ends, where tiles are ragged, and in between
+MOST_SETS = 64  # sets of X and Y that runs alternate between
+_ENDS, _BETWEEN = 16, 16  # compared rows of the batch: at both ends, where tiles are ragged, and in between
 COMPARED = 2 * _ENDS + _BETWEEN
 
 
 class Arrays(Protocol):
-    """What contenders of one job work on."""
+    """Arrays that the contenders of one job work on."""
 
     sets: list[Tensor]  # of X
 
     @property
     def checked(self) -> int:
-        """Batch entries that are compared."""
+        """Number of compared rows of the batch."""
 
     def error(self, y: Any) -> float:
-        """Of what a contender gave, against float64."""
+        """Error of a contender's result against float64."""
 
 
 class Asked(ABC):
-    """What all contenders compute: a product, or a layer."""
+    """Job that all contenders compute: a product, or a layer."""
 
     precision: str  # a name in COMPARISONS
     layout: str
@@ -51,7 +51,7 @@ class Asked(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What its rows say of it."""
+        """Columns of the job in its rows."""
         return {**self.named, "precision": self.precision, "layout": self.layout, "batch": self.batch}
 
     @property
@@ -66,15 +66,15 @@ class Asked(ABC):
     def named(self) -> dict[str, str]: ...
     @abstractmethod
     def kernel(self, arithmetic: str) -> KernelSpec:
-        """All of it in one launch."""
+        """Kernel of the full job in one launch."""
 
     @abstractmethod
     def factor(self, arithmetic: str) -> KernelSpec:
-        """A product of it, whose instructions the device's limits are measured by."""
+        """Kernel of one product of the job, whose instructions measure the device's limits."""
 
     @abstractmethod
     def tolerance(self, arithmetic: str) -> float:
-        """The largest error that rounding explains."""
+        """Largest error that rounding explains."""
 
     @abstractmethod
     def problem(self, where: torch.device, seed: int) -> Arrays: ...
@@ -82,7 +82,7 @@ class Asked(ABC):
 
 @dataclass(frozen=True)
 class Job(Asked):
-    """One product."""
+    """A job for one product."""
 
     pattern: Pattern
     precision: str
@@ -110,12 +110,12 @@ class Job(Asked):
 
 
 def sets_of(x: Tensor, job: Asked) -> list[Tensor]:
-    """X so often that all of a job's arrays are more than a cache holds."""
+    """Copies of X, so many that all of a job's arrays exceed the cache."""
     return [x, *(x.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
 
 
 class Problem:
-    """The weights, and more sets of X than a cache holds. The same for the same job and seed."""
+    """Weights, and more sets of X than a cache holds. Equal jobs and seeds give equal arrays."""
 
     def __init__(self, job: Job, where: torch.device, seed: int) -> None:
         self.job, self.where = job, where
@@ -133,7 +133,7 @@ class Problem:
         return (self.job.batch, outputs) if self.job.layout == "bsf" else (outputs, self.job.batch)
 
     def error(self, y: Tensor) -> float:
-        """Relative error (Frobenius) over the compared batch entries; NaN if any entry of Y is not finite."""
+        """Relative error (Frobenius) over the compared rows of the batch; NaN if any element of Y is not finite."""
         if tuple(y.shape) != self.y_shape or not bool(torch.isfinite(y).all()):
             return float("nan")
         difference = self._sample(y) - self._truth

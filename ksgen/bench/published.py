@@ -1,4 +1,4 @@
-"""What the paper and its authors' files say, to stand beside what is measured here. `published.yaml` is the data."""
+"""Figures from the paper and its authors' files, for comparison with measurements. The data is in `published.yaml`."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +12,7 @@ from ksgen.pattern import Pattern
 
 @dataclass(frozen=True)
 class Claim:
-    """A share of patterns, a median factor, or both, and where the paper says so."""
+    """A share of patterns, a median factor, or both, with the place in the paper."""
 
     precision: str
     where: str
@@ -32,7 +32,7 @@ def claim(name: str) -> Claim:
 
 
 def published_patterns() -> list[Pattern]:
-    """The patterns whose times the authors published."""
+    """Patterns whose times the authors published."""
     return [Pattern.parse(text) for text in published()["times"]]
 
 

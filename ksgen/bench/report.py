@@ -1,6 +1,6 @@
-"""Turns rows into one self-contained HTML page, or Markdown: the paper's tables and figures with this device's numbers.
+"""Convert rows to one self-contained HTML page, or Markdown: the paper's tables and figures for this device.
 
-Judges nothing: `tables`, `figures` and `heuristic` say what is shown. The same rows give the same bytes.
+Judges nothing: `tables`, `figures` and `heuristic` choose the content. The same rows give the same bytes.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Map:
 
 @dataclass
 class Section:
-    """The part of the page for one batch size and precision, or for all of them. Details are folded away."""
+    """Section of the page for one batch size and precision, or for all of them. Details are folded."""
 
     title: str
     says: str = ""
@@ -59,12 +59,15 @@ class Section:
 
 
 def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -> str:
-    """`wholes`: tables of whole models."""
+    """Render the HTML page.
+
+    `wholes` holds tables of full models.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["svg"] = Markup  # figures are ours, and nothing in them is the file's
+    environment.filters["svg"] = Markup  # figures are generated here, and contain nothing from the file
     return environment.get_template("page.html.j2").render(
         title=f"Kronecker-sparse products: {machine or _devices(rows)}",
         no_floor=NO_FLOOR,
@@ -76,7 +79,7 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -
 
 
 def markdown(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -> str:
-    """Every table of the page."""
+    """Render every table of the page as Markdown."""
     parts = [f"# Kronecker-sparse products: {machine or _devices(rows)}\n"]
     for section in _sections(rows, wholes, with_figures=False):
         parts += [f"## {section.title}\n", *([f"{section.says}\n"] if section.says else [])]
@@ -85,14 +88,14 @@ def markdown(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "
 
 
 def picture(rows: Sequence[Row], machine: str = "") -> bytes:
-    """A processor's results as a PNG."""
+    """Draw a processor's results as a PNG."""
     if not (found := gains([row for row in rows if not row.layer])):
         raise KsgenError("the file holds no speed-up on a processor that can be trusted: there is nothing to draw")
     return figures.sorted_gains(found, machine or _devices(rows))
 
 
 def machine_of(file: Path) -> str:
-    """What a line in machine.txt beside a file of results says of the machine; empty where there is none."""
+    """Description of the machine: the line in machine.txt next to a file of results; empty if there is none."""
     path = file.with_name("machine.txt")
     try:
         return read(path, MOST_BYTES_OF_LINE).decode().strip() if path.exists() else ""
@@ -105,7 +108,7 @@ def _devices(rows: Sequence[Row]) -> str:
 
 
 def _sections(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) -> list[Section]:
-    """Products first, then whole layers."""
+    """Sections of the page: products first, then full layers."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     shown = (tables.overview(products), tables.processors(products), tables.layers_in_short(layers), tables.setting(rows))
     found = [Section("Overview", tables=[table for table in shown if table.rows])]

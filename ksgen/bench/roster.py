@@ -1,4 +1,4 @@
-"""The names of all contenders, and the precisions in which they are compared. Imports no PyTorch."""
+"""Names of all contenders, and the precisions in which they are compared. Imports no PyTorch."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ OURS = "ksgen"
 PAPERS = ("bmm", "einsum", "bsr", "dense", "sparse")
 EXPERTS = ("strided", "three_passes", "densified", "compiled")
 LIBRARIES = ("scipy", "lazylinop")  # measured on processors, if installed
-PARTS = ("rewriting",)  # not whole products: neither checked nor compared
-COMPILED = ("compiled",)  # at their first run, for seconds
+PARTS = ("rewriting",)  # incomplete products: neither checked nor compared
+COMPILED = ("compiled",)  # compiled at their first run, for seconds
 PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
 LAYERS = ("qkv", "projection", "up", "down")  # of a transformer's block
 NAMES = (OURS, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_WAYS = ("one_launch", "each_factor", "each_layer")  # of whole layers
-BESIDE = " beside "  # between the chains of a group, where a row names its pattern
-WAYS = (*OUR_WAYS, "layer", "bmm", "views", "dense")  # of whole layers
+BESIDE = " beside "  # separates the chains of a group in a row's pattern
+WAYS = (*OUR_WAYS, "layer", "bmm", "views", "dense")  # contenders for layers
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The precisions that each side may use."""
+    """Precisions that each side may use."""
 
     name: str
     says: str
@@ -31,7 +31,7 @@ class Comparison:
 
 
 def as_precise_as(name: str) -> tuple[str, ...]:
-    """Precisions for the same arrays, with their full range, whose errors are at most twice as large."""
+    """Precisions for the same arrays, with their full range, and errors at most twice as large."""
     own = PRECISIONS[name]
     same = [each for each in PRECISIONS.values() if (each.dtype, each.unit_roundoff) == (own.dtype, own.unit_roundoff)]
     return tuple(each.name for each in same if not each.range_note)

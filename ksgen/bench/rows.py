@@ -1,6 +1,6 @@
-"""Tidy results: one row per contender and job, with where, when and by what it was measured. Reads and writes them.
+"""Tidy results: one row per contender and job, with device, date and software versions. Reads and writes them.
 
-A row's columns are `COLUMNS`; files are the log of `ksgen bench`, CSV, or Parquet where pyarrow is there.
+A row's columns are `COLUMNS`; files are the log of `ksgen bench`, CSV, or Parquet if pyarrow is installed.
 """
 
 import csv
@@ -25,19 +25,19 @@ OK = "ok"
 
 @dataclass(frozen=True)
 class Row:
-    """One contender of one job. What was not measured is None."""
+    """Result of one contender for one job. None stands for missing measurements."""
 
     pattern: str
-    precision: str  # what the comparison allows: float32 is strict, tf32 lets both sides multiply in TF32
+    precision: str  # of the comparison: float32 is strict, tf32 allows TF32 on both sides
     layout: str
     batch: int
     implementation: str  # ksgen, or one of the baselines
-    variant: str  # of ksgen: tuned or default; of bmm: whole, or its rewriting of memory alone
-    arithmetic: str  # what it multiplies in
+    variant: str  # of ksgen: tuned or default
+    arithmetic: str  # precision of the multiplications
     family: str
     constants: str
     why: str  # these constants
-    status: str  # OK, or what kept it from being measured
+    status: str  # OK, or why it was not measured
     reason: str
     measurements: int
     runs: int  # in one measurement
@@ -46,11 +46,11 @@ class Row:
     quartile1_us: float | None
     quartile3_us: float | None
     slowest_us: float | None
-    others_share: float | None  # of the processors, that others took meanwhile
-    doubt: str  # why the median says nothing; empty where it can be trusted
+    others_share: float | None  # of processor time that other programs used
+    doubt: str  # why the median is unreliable; empty if it is reliable
     error: float | None  # relative, Frobenius, against float64
     tolerance: float | None
-    checked: int  # batch entries that were compared
+    checked: int  # compared rows of the batch
     floor_us: float | None
     share_of_floor: float | None
     ceiling_byte_per_s: float | None
@@ -68,7 +68,7 @@ class Row:
     ksgen: str
     commit: str
     date: str
-    layer: str = ""  # the name of a layer, of which `pattern` has all factors; empty for a product
+    layer: str = ""  # name of a layer, whose factors are in `pattern`; empty for a product
 
     @property
     def shape(self) -> Pattern:
@@ -76,23 +76,23 @@ class Row:
 
     @property
     def job(self) -> str:
-        """What all contenders compute: a pattern, or a layer."""
+        """Job that all contenders compute: a pattern, or a layer."""
         return f"{self.layer}: {self.pattern}" if self.layer else self.pattern
 
     @property
     def by(self) -> str:
-        """The contender, and its family if it has one."""
+        """Contender, and its family if it has one."""
         return f"{self.implementation}: {self.family}, {self.arithmetic}" if self.family else self.implementation
 
     @property
     def us(self) -> float:
-        """The median time, where there is one."""
+        """Median time in microseconds, if there is one."""
         assert self.median_us is not None
         return self.median_us
 
     @property
     def is_accurate(self) -> bool:
-        """A fast wrong answer is no result. False for NaN."""
+        """Whether the error is within the tolerance; False for NaN."""
         return self.error is not None and self.tolerance is not None and self.error <= self.tolerance
 
     @property
@@ -101,19 +101,19 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-_ALWAYS = tuple(field.name for field in fields(Row) if field.default is MISSING)  # others are not in older files
+_ALWAYS = tuple(field.name for field in fields(Row) if field.default is MISSING)  # older files lack the others
 _TYPES = get_type_hints(Row)
 
 
 def row_of(contender: Contender) -> Row:
-    """The rows of one contender in a log, with measurements as medians and their spread."""
+    """Row of one contender in a log, with the median and spread of its measurements."""
     facts = {**contender.run, **contender.ceilings, **contender.facts}
     times = sorted(each["us"] for each in contender.measurements if "us" in each)
     joules = [each["joule"] for each in contender.measurements if "joule" in each]
     idle = [each["idle_watt"] for each in contender.measurements if "idle_watt" in each]
     others = [each["others_share"] for each in contender.measurements if each.get("others_share") is not None]
     others_share = median(others) if others else None
-    on_processors = facts.get("runtime") in PROCESSOR_RUNTIMES  # else a GPU's clock counts, and the host's load is not in it
+    on_processors = facts.get("runtime") in PROCESSOR_RUNTIMES  # a GPU's clock does not depend on the host's load
     quartiles = quantiles(times, n=4, method="inclusive") if len(times) > 1 else 3 * times or [None] * 3
     middle = median(times) if times else None
     derived: Facts = {
@@ -135,14 +135,17 @@ def row_of(contender: Contender) -> Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a log, a CSV or a Parquet file. `KsgenError` if there are none, or if the file is none of these."""
+    """Read the rows of a log, a CSV or a Parquet file.
+
+    `KsgenError` if there are none, or if the file is none of these.
+    """
     readers: dict[str, Callable[[Path], list[Row]]] = {".jsonl": _read_log, ".csv": _read_csv, ".parquet": _read_parquet}
     if path.suffix not in readers:
         raise KsgenError(f"{path}: not a results file; accepted: {', '.join(readers)}")
     rows = readers[path.suffix](path)
     if not rows:
         raise KsgenError(f"{path}: holds no results yet; `ksgen bench paper` or `layers` with -o {path.with_suffix('.jsonl')} adds some")
-    return [replace(row, share_of_floor=share_of_floor(row.floor_us, row.median_us)) for row in rows]  # older files have some above 1
+    return [replace(row, share_of_floor=share_of_floor(row.floor_us, row.median_us)) for row in rows]
 
 
 def write_csv(rows: Iterable[Row], path: Path) -> None:
@@ -153,7 +156,10 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> bool:
-    """Write a Parquet file. Returns whether it was written: pyarrow is optional."""
+    """Write a Parquet file.
+
+    Returns whether it was written: pyarrow is optional.
+    """
     try:
         import pyarrow
         from pyarrow import parquet
@@ -217,7 +223,7 @@ def _row_of_text(texts: Mapping[str, str | None], where: str) -> Row:
 
 
 def _kind(name: str) -> type:
-    """str, int, or float for fields that may be None."""
+    """Type of a column: str, int, or float for fields that may be None."""
     return _TYPES[name] if _TYPES[name] in (str, int) else float
 
 

@@ -1,6 +1,7 @@
-"""Runs jobs: every contender of a job is checked, then measured in turn. Each measurement is written down at once.
+"""Runner of jobs: checks every contender of a job, then measures them alternately.
 
-Continues where a log ends. What cannot run becomes a line with its reason. Does not interpret the numbers.
+Each measurement is written at once. A run continues an existing log. A contender that cannot run gets a line with the
+reason. Does not interpret the numbers.
 """
 
 import re
@@ -31,12 +32,12 @@ from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
 from ksgen.measure.trust import LEAST_BLOCKS, doubt
 from ksgen.words import counted
 
-ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels
-HOPELESS, BETTER_PACE = 3.0, 10  # times the fastest contender's time; times the best pace so far, which a pattern may yet have
-MORE = 3  # times as many measurements as the protocol says, while a median is uncertain
-DISTURBED = 5  # times as long as others, that a first run may take: another one is made before it is called too slow
-MATRIX_UNITS = 16  # times float32's multiply-adds, that a processor's may do in 16 bits
-_BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together: on a processor the time is its own
+ACCEPTED = 2.0  # times the rounding error: baselines round at other points than our kernels
+HOPELESS, BETTER_PACE = 3.0, 10  # times the fastest contender's time; times the best pace so far, as a margin
+MORE = 3  # times the protocol's number of measurements, while a median is uncertain
+DISTURBED = 5  # times as long may a first run take: a second one decides whether it is too slow
+MATRIX_UNITS = 16  # times float32's rate may a processor reach in 16 bits
+_BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together, on a GPU and on a processor
 
 
 class _TimeIsUpError(Exception):
@@ -44,14 +45,14 @@ class _TimeIsUpError(Exception):
 
 
 class _TooSlowError(Exception):
-    """A single run takes longer than a contender may take in all."""
+    """A single run takes longer than all runs of a contender may."""
 
 
-Report = Callable[[int, int, str], None]  # jobs done, jobs in all, what is done now
+Report = Callable[[int, int, str], None]  # jobs done, jobs in all, current step
 
 
 class Runner:
-    """One process's measurements of one quantity on one device."""
+    """Measurements of one quantity on one device in one process."""
 
     def __init__(
         self, log: Log, device: Device, protocol: Protocol, quantity: Quantity, facts: Facts, deadline: float, report: Report
@@ -59,10 +60,10 @@ class Runner:
         self.log, self.device, self.protocol, self.quantity = log, device, protocol, quantity
         self.deadline, self.report = deadline, report
         self.where = torch_device(device)
-        self._longest: dict[str, float] = {}  # seconds that a contender's check took, by implementation
-        self._paces: dict[tuple[str, str, str], float] = {}  # seconds a multiplication at best, by implementation, arithmetic and layout
+        self._longest: dict[str, float] = {}  # longest check in seconds, by implementation
+        self._paces: dict[tuple[str, str, str], float] = {}  # least seconds per multiplication
         if self.where.type == "cuda":
-            torch.cuda.set_device(self.where)  # for events, and what keeps it busy
+            torch.cuda.set_device(self.where)  # for events, and the busy work
         else:
             keep_freed_memory()
         before = log.content.run.get("device", device.name)
@@ -76,7 +77,7 @@ class Runner:
         log.append("run", {**facts, "seed": protocol.seed})
 
     def run(self, jobs: Sequence[Asked]) -> int:
-        """Returns how many jobs are complete: all of them, or those that fit the time limit."""
+        """Measure jobs; returns the number of complete ones: all, or those that fit the time limit."""
         self._check_kind()
         waiting: Iterator[Any] = iter(jobs)
         ahead = _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
@@ -95,7 +96,7 @@ class Runner:
         return done
 
     def _check_kind(self) -> None:
-        """Layers and products have files of their own."""
+        """Refuse a log of layers: layers and products have separate files."""
         if any("layer" in each.facts for each in self.log.content.contenders.values()):
             raise KsgenError(f"{self.log.path} holds measurements of `ksgen bench layers`; name another file with -o")
 
@@ -103,14 +104,17 @@ class Runner:
         return monotonic() < self.deadline
 
     def _is_time_for(self, contender: Contender) -> bool:
-        """Whether its check is likely to fit the time left: any of its kind may take as long, seconds if something compiles."""
+        """Whether the contender's check is likely to fit the time left.
+
+        It may take as long as the longest of its kind: seconds if something compiles.
+        """
         return monotonic() + self._longest.get(contender.implementation, 0.0) < self.deadline
 
     def _contenders(self, job: Any) -> list[Contender]:
         return contenders(job, self.device, self.protocol.names)
 
     def _missing(self, contender: Contender) -> int:
-        """Measurements that are still to be made: as many as the protocol says, then one more while the median time is uncertain."""
+        """Number of missing measurements: up to the protocol's, then one more while the median is uncertain."""
         known = self.log.content.contenders.get(contender.key)
         if known is None or known.facts["identity"] != contender.identity:
             return self.protocol.measurements
@@ -123,7 +127,10 @@ class Runner:
         return max(0, min(asked, most) - len(done))
 
     def _build(self, wanted: list[Contender], done: int, total: int) -> None:
-        """Build all kernels of a few jobs at once, on all cores. One that cannot be built says so when it is prepared."""
+        """Build all kernels of a few jobs at once, on all cores.
+
+        Failures are reported when the kernel is prepared.
+        """
         sources = [source for each in wanted if each.sources and self._in_time() for source in each.sources()]
 
         def check_time(*_: object) -> None:
@@ -133,13 +140,13 @@ class Runner:
         if sources:
             self.report(done, total, f"compiling {counted(len(sources), 'kernel')}")
             requests = dict.fromkeys(Request(source.text, source.entry, self.device.target) for source in sources)
-            with suppress(_TimeIsUpError):  # which ends the compilers that run
+            with suppress(_TimeIsUpError):  # ends running compilers
                 build_many(requests, self.device.compiler(), on_done=check_time)
 
     def _measure(self, job: Asked, todo: list[Contender]) -> bool:
         """Measure a job. Returns whether it was finished."""
         if self.where.type == "cuda":
-            torch.cuda.empty_cache()  # what the job before left
+            torch.cuda.empty_cache()  # memory of the previous job
         else:
             return_freed_memory()
         ceilings = {name: self._ceilings(name, job) for name in dict.fromkeys(each.arithmetic for each in todo)}
@@ -169,28 +176,31 @@ class Runner:
         return is_done
 
     def _say_again(self, job: Asked, ready: list[tuple[Contender, Timed, Facts]], before: dict[str, Ceilings]) -> None:
-        """Contenders with the better of the ceilings before and after they were measured: no time may lie below its floor."""
+        """Log contenders again with the better of the ceilings before and after them.
+
+        No time may lie below its floor.
+        """
         after = {name: best_of(before[name], self._ceilings(name, job)) for name in dict.fromkeys(each.arithmetic for each, _, _ in ready)}
         for each, _, facts in ready:
-            if self.log.content.contenders[each.key].facts["status"] == OK:  # it may have failed meanwhile
+            if self.log.content.contenders[each.key].facts["status"] == OK:  # it may have failed since
                 self._say(each, after[each.arithmetic], facts | self._floor(each, after[each.arithmetic]))
 
     def _in_turn(self, ready: list[tuple[Contender, Timed]], ceilings: dict[str, Ceilings]) -> bool:
-        """One measurement of each contender, then the next of each."""
+        """Measure each contender once, then again, until none is missing a measurement."""
         while left := [each for each in ready if self._missing(each[0])]:
             for contender, timed in left:
                 if monotonic() + timed.runs * timed.once_s > self.deadline:
                     return False
                 try:
                     facts = self.quantity.measure(timed)
-                except RuntimeError as refused:  # such as memory that others have taken since it was prepared
+                except RuntimeError as refused:  # such as memory taken by others since the preparation
                     self._say(contender, ceilings[contender.arithmetic], self._refused(refused))
                 else:
                     self.log.append("measurement", {"key": contender.key, **facts})
         return True
 
     def _attempt(self, contender: Contender, problem: Arrays, ceilings: Ceilings, fastest_s: float) -> tuple[Timed | None, Facts]:
-        """Checked, warm, and with as many runs as its time allows; None where the facts say why not."""
+        """Check and warm up a contender, and set its number of runs; None if the facts say why not."""
         job = contender.job
         if why := self._too_large(contender.extra_bytes):
             return None, _refusal("out of memory", why)
@@ -202,7 +212,7 @@ class Runner:
             return None, _refusal("too slow", why)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # PyTorch calls its sparse formats a beta
+                warnings.simplefilter("ignore", UserWarning)  # PyTorch warns that its sparse formats are beta
                 ready = contender.prepare(problem)
                 begin = monotonic()
                 result = ready.run(0)
@@ -228,7 +238,7 @@ class Runner:
         return timed, facts | self._floor(contender, ceilings)
 
     def _check_seconds(self, contender: Contender, once_s: float, at_most: float = 1.0) -> None:
-        """Raise `_TooSlowError` if a run takes so many times as long as a contender may take."""
+        """Raise `_TooSlowError` if a run takes more than `at_most` times a contender's time limit."""
         self._note_pace(contender, once_s)
         if once_s > at_most * self.protocol.most_seconds:
             raise _TooSlowError(f"a run takes {once_s:.1f} s, and a contender may take {self.protocol.most_seconds:g} s in all")
@@ -238,8 +248,9 @@ class Runner:
         return {} if contender.is_part else {"floor_us": ceilings.floor_us(job.kernel(contender.arithmetic), job.batch, MOST_SETS)}
 
     def _hopeless(self, contender: Contender, fastest_s: float) -> str:
-        """Why a contender is not run at all on a processor, where a run may take minutes: even at a pace far better than it ever had,
-        it would take too long, and much longer than another.
+        """Reason to skip a contender on a processor, where a run may take minutes.
+
+        Even at a pace far better than its best so far, it would exceed its limit and be much slower than another.
         """
         pace = self._paces.get(_pace_key(contender), 0.0) if self.device.limits.is_cpu else 0.0
         expected_s = pace / BETTER_PACE * contender.multiplications * contender.job.batch
@@ -257,12 +268,12 @@ class Runner:
         self.log.append("contender", {**contender.facts, **told, **facts})
 
     def _refused(self, error: Exception) -> Facts:
-        """A library's error as a reason. `DeviceError` if the GPU is lost to this process."""
+        """Convert a library's error to a reason. `DeviceError` if this process has lost the GPU."""
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             if self.where.type == "cuda":
                 torch.cuda.empty_cache()
             return _refusal("out of memory", _one_line(error))
-        if self.where.type == "cuda":  # if its context is lost, everything that follows would fail
+        if self.where.type == "cuda":  # if its context is lost, all later work would fail
             try:
                 torch.cuda.synchronize(self.where)
             except RuntimeError:
@@ -270,13 +281,17 @@ class Runner:
         return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
 
     def _too_large(self, need: int) -> str:
-        """Why that many more bytes cannot be had. Running out of a processor's memory raises no error to catch."""
+        """Reason why that many more bytes are unavailable.
+
+        Exhausting a processor's memory raises no error to catch.
+        """
         free = _free_on_gpu(self.where) if self.where.type == "cuda" else _free_memory()
         return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
 
     def _ceilings(self, arithmetic: str, job: Asked) -> Ceilings:
-        """The device's limits, by the instructions of the best family. Measured when first asked for; on a processor before and after every
-        job, since its speed changes with what else runs on the machine.
+        """The device's limits, by the instructions of the best family, measured at first use.
+
+        On a processor they are measured before and after every job, because its speed depends on other programs.
         """
         known = self.log.content.ceilings.get(arithmetic)
         if known and not self.device.limits.is_cpu:
@@ -291,7 +306,7 @@ class Runner:
 
 @contextmanager
 def _allowing(comparison: Comparison) -> Iterator[None]:
-    """Sets PyTorch's products to the comparison's rules: with TF32 or without, and 16-bit sums always in float32."""
+    """Set PyTorch's products to the comparison's rules: with or without TF32, and 16-bit sums always in float32."""
     matmul = torch.backends.cuda.matmul
     names = {
         "allow_tf32": comparison.allows_tf32,
@@ -309,14 +324,14 @@ def _allowing(comparison: Comparison) -> Iterator[None]:
 
 
 def _free_on_gpu(where: torch.device) -> int:
-    """Includes memory that PyTorch holds and does not use."""
+    """Free bytes on the GPU, including memory that PyTorch holds but does not use."""
     free: int = torch.cuda.mem_get_info(where)[0]
     kept: int = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
     return free + kept
 
 
 def _free_memory() -> int:
-    """What Linux says is available; elsewhere no limit is known."""
+    """Available bytes on Linux; unlimited elsewhere."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found = re.search(r"MemAvailable:\s+(\d+) kB", file.read())

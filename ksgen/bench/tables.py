@@ -1,4 +1,7 @@
-"""The report's tables, compared with the paper's numbers. Only text: pages, Markdown and terminals show the same tables."""
+"""Tables of the report, compared with the paper's numbers.
+
+Only text: pages, Markdown and terminals show the same tables.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +29,7 @@ LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last", BEST: "best
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text. The note is a sentence below the table."""
+    """Table with cells as text. The note is a sentence below it."""
 
     title: str
     columns: tuple[str, ...]
@@ -35,7 +38,7 @@ class Table:
 
     @classmethod
     def of(cls, title: str, columns: Sequence[str], lines: Iterable[Iterable[object]], *notes: str) -> "Table":
-        """Make a table of values. None is a cell without a figure."""
+        """Create a table of values. None is a cell without a figure."""
         rows = tuple(tuple(NONE if cell is None else str(cell) for cell in line) for line in lines)
         return cls(title, tuple(columns), rows, " ".join(filter(None, notes)))
 
@@ -62,7 +65,7 @@ def times(factor: float | None) -> str:
 
 
 def overview(rows: Sequence[Row]) -> Table:
-    """One line per batch size, precision and layout: what a reader wants to know first."""
+    """Table with one line per batch size, precision and layout: the most important results."""
     lines = []
     for results, layout in product(comparisons(rows), LAYOUTS):
         papers, others = results.duel(OURS, PAPERS, layout), results.duel(OURS, OTHERS, layout)
@@ -77,12 +80,12 @@ def overview(rows: Sequence[Row]) -> Table:
 
 
 def _without_floor(lines: Sequence[Sequence[object]]) -> str:
-    """Why a line ends without a share of the floor; empty if all have one."""
+    """Reason why a line has no share of the floor; empty if all have one."""
     return NO_FLOOR if any(line[-1] is None for line in lines) else ""
 
 
 def processors(rows: Sequence[Row]) -> Table:
-    """A processor's results in short: a line per batch size, precision and layout."""
+    """Summary of a processor's results: a line per batch size, precision and layout."""
     lines = []
     for found in gains(rows):
         speeds = map(times, (geometric_mean(found.ratios), min(found.ratios), max(found.ratios)))
@@ -95,7 +98,7 @@ def processors(rows: Sequence[Row]) -> Table:
 
 
 def setting(rows: Sequence[Row]) -> Table:
-    """Device, dates and commits; a file may hold several dates and commits."""
+    """Table of device, dates and commits; a file may hold several dates and commits."""
     names = ("device", "target", "driver", "runtime", "compiler", "torch", "baselines_on", "ksgen", "commit", "date")
     measured = [row for row in rows if row.measurements]
     lines = [(name.replace("_", " "), ", ".join(sorted(filter(None, {getattr(row, name) for row in rows})))) for name in names]
@@ -135,7 +138,7 @@ def table5(results: Results) -> Table:
 
 
 def _duel_line(what: str, duel: Duel, results: Results | None = None, name: str = "") -> tuple[object, ...]:
-    """A duel's figures, and the paper's claim of that name if it is of the same precision."""
+    """Figures of a duel, and the paper's claim of that name if it is of the same precision."""
     paper, theirs = _claim(name, results.precision) if results else None, ""
     if paper:
         factor = f" (x{paper.factor:.2f})" if paper.factor else ""
@@ -153,7 +156,7 @@ def _claim(name: str, precision: str) -> Claim | None:
 
 
 def table8(results: Results, layout: str = BEST) -> Table:
-    """Every contender against every other."""
+    """Table of every contender against every other."""
 
     def short(one: str, other: str) -> str:
         duel = results.duel(one, [other], layout)
@@ -167,7 +170,7 @@ def table8(results: Results, layout: str = BEST) -> Table:
 
 
 def layouts(results: Results) -> Table:
-    """Appendix B.5: the cost of a layout for each contender."""
+    """Table for appendix B.5: the cost of a layout per contender."""
     theirs = published()["layout_recomputed"] if results.precision == "float32" else {}
     ratios = {name: found for name in results.names if (found := results.layouts_ratio(name))}
     by_name = [group_by(found, lambda pattern: pattern.d) for found in ratios.values()]
@@ -184,7 +187,7 @@ def layouts(results: Results) -> Table:
 
 
 def rewriting(results: Results) -> Table:
-    """Appendix B.2 and Figure 4."""
+    """Table for appendix B.2 and Figure 4."""
     lines = [
         (layout, f"{ratio:.4f}", len(shares), percent(median(shares)), percent(max(shares)))
         for layout in LAYOUTS
@@ -197,7 +200,7 @@ def rewriting(results: Results) -> Table:
 
 
 def families(results: Results) -> Table:
-    """Compare our families with each other and with PyTorch; no rows if all are of one."""
+    """Table of our families compared with each other and with PyTorch; no rows if there is only one."""
     names = list(dict.fromkeys(row.by for row in results.rows if row.implementation == OURS and row.family and row.counts))
     lines = []
     for name, layout in product(names, LAYOUTS) if len(names) > 1 else ():
@@ -213,7 +216,7 @@ def families(results: Results) -> Table:
 
 
 def energy(rows: Sequence[Row]) -> Table:
-    """Figure 7 in numbers."""
+    """Table with the numbers of Figure 7."""
     lines = []
     for results, (label, others) in product(comparisons(rows), (("bmm and einsum", PAPERS[:2]), ("everyone", OTHERS))):
         theirs = published()["energy_recomputed"].get(results.precision) if label != "everyone" else None
@@ -229,7 +232,7 @@ def energy(rows: Sequence[Row]) -> Table:
 
 
 def authors(rows: Sequence[Row]) -> Table:
-    """Pattern by pattern beside the times that the authors published, where the batch is theirs."""
+    """Table of times per pattern, compared with those that the authors published, at their batch size."""
     lines: list[tuple[str, ...]] = []
     for results, layout in product(comparisons([row for row in rows if row.batch == published()["batch"]]), LAYOUTS):
         for pattern, best in results.best[layout].items():
@@ -247,7 +250,7 @@ def authors(rows: Sequence[Row]) -> Table:
 
 
 def errors(rows: Sequence[Row]) -> Table:
-    """Who is accurate, and who could not be measured."""
+    """Table of errors per contender, with the number of inaccurate results."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.precision, row.implementation, row.arithmetic), []).append(row)
@@ -261,13 +264,13 @@ def errors(rows: Sequence[Row]) -> Table:
 
 
 def in_doubt(rows: Sequence[Row]) -> str:
-    """A sentence about the rows whose times are in doubt; empty if there are none."""
+    """Sentence about the rows with unreliable times; empty if there are none."""
     count, timed = sum(bool(row.doubt) for row in rows), sum(row.median_us is not None for row in rows)
     return f"{count} of {counted(timed, 'time')} cannot be trusted, and count in no table." if count else ""
 
 
 def doubted(rows: Sequence[Row]) -> Table:
-    """Times in doubt: they are in the file, and nothing is concluded from them."""
+    """Table of unreliable times: they are in the file, but no conclusion uses them."""
     lines = []
     for row in (row for row in rows if row.doubt):
         figures = (marked(number(row.median_us), row.doubt), number(row.fastest_us), row.doubt)
@@ -278,7 +281,7 @@ def doubted(rows: Sequence[Row]) -> Table:
 
 
 def absent(rows: Sequence[Row]) -> Table:
-    """What has no time, and why; equal reasons once."""
+    """Table of contenders without a time, with the reason; equal reasons appear once."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.status != OK:
@@ -287,19 +290,19 @@ def absent(rows: Sequence[Row]) -> Table:
     return Table.of("Not measured", ("contender", "status", "jobs", "why"), lines)
 
 
-# ---- layers: everyone's time over that of one launch
+# ---- layers: each contender's time over that of one launch
 
 OTHER_WAYS = tuple(name for name in WAYS if name != ONE_LAUNCH)
 
 
 def _layers_by_kind(rows: Sequence[Row]) -> Iterator[tuple[Results, str, bool]]:
-    """Results of layers that are measured alike, with their layout and whether they are groups, in the rows' order."""
+    """Results of comparable layers, with their layout and whether they are groups, in the rows' order."""
     for precision, layout, batch, is_group in dict.fromkeys((row.precision, row.layout, row.batch, BESIDE in row.pattern) for row in rows):
         yield Results([row for row in rows if is_group == (BESIDE in row.pattern)], precision, batch), layout, is_group
 
 
 def layers_in_short(rows: Sequence[Row]) -> Table:
-    """A few lines for each precision, layout and batch: everyone beside one launch, over all layers."""
+    """Summary of layers: each contender compared with one launch, per precision, layout and batch."""
     lines = []
     for results, layout, is_group in _layers_by_kind(rows):
         title = f"{results.precision} {layout} {results.batch}{' groups' * is_group}"
@@ -313,7 +316,7 @@ def layers_in_short(rows: Sequence[Row]) -> Table:
 
 
 def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
-    """Layer by layer."""
+    """Tables with one line per layer."""
     for results, layout, is_group in _layers_by_kind(rows):
         ratios = [results.over(ONE_LAUNCH, [name], layout) for name in OTHER_WAYS]
         lines = []
@@ -329,13 +332,13 @@ def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
         yield Table.of(title, columns, lines, note, "Only times that can be trusted, of right results.")
 
 
-# ---- whole models: what `ksgen bench model` and `ksgen bench share` wrote
+# ---- full models: results of `ksgen bench model` and `ksgen bench share`
 
 ACCEPTED = "accepted: the JSON of `ksgen bench model` or `ksgen bench share`"
 
 
 def tables_of(path: Path) -> list[Table]:
-    """Tables 4, 6 and 7 from one file."""
+    """Read Tables 4, 6 and 7 from one file."""
     try:
         content = json.loads(read(path, MOST_BYTES_OF_FILE))
         return [shares(content)] if "shares" in content else models(content)
@@ -346,7 +349,7 @@ def tables_of(path: Path) -> list[Table]:
 
 
 def models(content: Mapping[str, Any]) -> list[Table]:
-    """One table per precision and step, sparse over dense."""
+    """Tables per precision and step, sparse over dense."""
     found = []
     for (precision, step), alike in groupby(content["rows"], lambda row: (row["precision"], row["step"])):
         rows, lines = list(alike), []
@@ -366,7 +369,7 @@ def models(content: Mapping[str, Any]) -> list[Table]:
 
 
 def shares(content: Mapping[str, Any]) -> Table:
-    """Table 6."""
+    """Table 6 from the results of `ksgen bench share`."""
     rows = content["shares"]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""How much is measured of one contender: as many measurements of as many runs as the protocol says, less of what is slow."""
+"""Amount of measurement per contender: the protocol's number of measurements and runs, fewer for slow ones."""
 
 from dataclasses import dataclass
 from itertools import count
@@ -12,18 +12,18 @@ from ksgen.measure.trust import Watch
 
 @dataclass(frozen=True)
 class Protocol:
-    """How much is measured."""
+    """Amount of measurement."""
 
     names: tuple[str, ...]  # of contenders
     measurements: int = 10
     runs: int = 10  # in one measurement
-    most_seconds: float = 2.0  # of one contender in one job: slower ones are measured less often, as their rows say
+    most_seconds: float = 2.0  # of one contender in one job: slower ones get fewer measurements
     seed: int = 0
-    tune: str | None = None  # the search's budget for each of our kernels, such as 60s; None: no search
+    tune: str | None = None  # budget of the search per kernel of ours, such as 60s; None: no search
 
 
 class Quantity(PythonProtocol):
-    """What is measured of a contender that is ready: its time, or its energy."""
+    """Measured quantity of a prepared contender: its time, or its energy."""
 
     column: str  # of a measurement's line
 
@@ -43,11 +43,11 @@ class Times:
         return {"us": us, "runs": timed.runs, "others_share": self._watch.others_share()}
 
 
-WAKING_S = 0.02  # a run shorter than this is made once before each measurement: threads that slept take up to half a millisecond to wake
+WAKING_S = 0.02  # shorter runs get a warm-up before each measurement: sleeping threads take 0.5 ms to wake
 
 
 class Timed:
-    """A warm contender, and how often it is run: as the protocol says, or less if that takes too long."""
+    """A warm contender, and its number of runs: the protocol's, or less if that takes too long."""
 
     def __init__(self, ready: Ready, sets: int, protocol: Protocol) -> None:
         self._ready, self._sets, self._next = ready, sets, count()
@@ -61,14 +61,14 @@ class Timed:
         self.most_measurements = max(1, allowed // self.runs)
 
     def seconds(self) -> float:
-        """Per run, averaged over a measurement's runs."""
+        """Seconds per run, averaged over a measurement's runs."""
         self._ready.rest()
         if self.once_s < WAKING_S:
             self.run(1)
         return self._ready.clock(self._run) / self.runs
 
     def run(self, runs: int) -> None:
-        """All runs, to the end, without reading the clock between."""
+        """Execute all runs to the end, without reading the clock between."""
         for _ in range(runs):
             self._ready.run(next(self._next) % self._sets)
         self._ready.wait()
