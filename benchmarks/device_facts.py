@@ -1,10 +1,14 @@
-"""What Hopper's kernels take for granted, asked of this GPU: `python -m benchmarks.device_facts` writes results/<gpu>/facts.json.
+"""Assumptions of Hopper's kernels, checked on this GPU: `python -m benchmarks.device_facts`.
 
-In this order, so that what a later fact rests on is known before it: whether descriptors and boxes lie in shared memory as the
-emulator reads them; what tensor cores do with a float32's lower bits, and how many bits they keep of eight-bit products; how far
-off their sums are; how fast memory is copied and plain cores multiply; how fast tensor cores do, with A in shared memory and in
-registers; how fast boxes come out of the cache, by the length of their rows; what it saves that a factor's launch begins while the
-one before it ends.
+The command writes results/<gpu>/facts.json. Later facts rest on earlier ones, in this order:
+
+1. Layouts of descriptors and boxes in shared memory, compared with the emulator.
+2. Treatment of a float32's lower bits by tensor cores, and bits that sums of eight-bit products keep.
+3. Errors of their sums.
+4. Rates of memory copies and of plain cores.
+5. Rates of tensor cores, with A in shared memory and in registers.
+6. Rates of boxes from the cache, by the length of their rows.
+7. Gain of launches that begin before the previous one ends.
 """
 
 import json
@@ -33,11 +37,11 @@ from tests.ptx import on_gpu, render
 from tests.ptx.cases import BYTES, Case, all_cases, mma, normal, wgmma, wgmma_registers, words
 
 Launch = Callable[[Case], None]
-LOW_BITS = 0x1FFF  # of a float32 that tf32 does not have
-FACTORS = (Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2))  # 384 -> 96 -> 384 features, by a family of Hopper's each
-STAGES, ROWS, LINE_WORDS = 8, 128, 128  # of the box test: boxes on their way, their rows, and words of an array's row
+LOW_BITS = 0x1FFF  # bits of a float32 that tf32 drops
+FACTORS = (Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2))  # 384 -> 96 -> 384 features, each by a family for Hopper
+STAGES, ROWS, LINE_WORDS = 8, 128, 128  # of the box test: boxes in flight, their rows, and words per row of the array
 
-# Products without end on operands that lie still: two warpgroups, one group of instructions on its way for each.
+# Repeated products on fixed operands: two warpgroups, each with one group of instructions in flight.
 RATE = """
 extern "C" __global__ __launch_bounds__(256, 1) void rate(float* y, long long rounds) {
     for (int i = threadIdx.x; i < BYTES / 4; i += 256) reinterpret_cast<unsigned*>(shared_memory)[i] = 0;
@@ -67,7 +71,7 @@ extern "C" __global__ __launch_bounds__(256, 1) void rate(float* y, long long ro
 """
 AT_ONCE = 8
 
-# Boxes without end from an array that the cache holds, some on their way at a time.
+# Repeated boxes from an array in the cache, several in flight.
 FETCH = """
 extern "C" __global__ void fetch(const __grid_constant__ TensorMap x, long long boxes, long long across, long long along) {
     const unsigned full = shared_address(shared_memory + STAGES * BYTES);
@@ -88,7 +92,7 @@ extern "C" __global__ void fetch(const __grid_constant__ TensorMap x, long long 
 
 @dataclass(frozen=True)
 class Rate:
-    """Products a second."""
+    """Rate of tensor-core products with one instruction shape."""
 
     operand: str
     columns: int
@@ -115,7 +119,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Boxes whose rows are so many bytes."""
+    """Boxes whose rows have so many bytes."""
 
     row_bytes: int
 
@@ -156,7 +160,7 @@ FETCHES = [Fetch(row_bytes) for row_bytes in (16, 32, 64, 128)]
 
 
 def reading(launch: Launch) -> dict[str, str]:
-    """Of every case with a descriptor, a box or a swizzle: whether it is as the emulator has it."""
+    """Compare every case with a descriptor, a box or a swizzle with the emulator."""
     wanted = [case for case in all_cases() if case.name.startswith(("wgmma", "box", "batched", "matrices"))]
     return {case.name: verdict(case, launch) for case in wanted}
 
@@ -173,7 +177,7 @@ def verdict(case: Case, launch: Launch) -> str:
 
 
 def lower_bits(launch: Launch) -> dict[str, str]:
-    """What becomes of the bits of operand A that tf32 has no place for."""
+    """Treatment of the bits of operand A that tf32 drops: cut off, rounded or used."""
     found = {}
     for case, depth in ((mma("tf32"), 8), (wgmma_registers("tf32"), 32)):
         a, b = normal((case.args[-1].shape[0], depth)), normal((case.args[-1].shape[1], depth), seed=1)
@@ -190,7 +194,10 @@ def lower_bits(launch: Launch) -> dict[str, str]:
 
 
 def kept_bits(launch: Launch) -> dict[str, int]:
-    """How many bits below the largest product a sum of eight-bit ones keeps: 2^-n beside 1, for n up to 18."""
+    """Number of bits below the largest product that a sum of eight-bit products keeps.
+
+    The test adds 2^-n to 1, for n up to 18.
+    """
     found, powers = {}, np.arange(10)
     for operand, kind in BYTES.items():
         x, w = np.zeros((64, 64), kind), np.zeros((48, 64), kind)
@@ -203,7 +210,7 @@ def kept_bits(launch: Launch) -> dict[str, int]:
 
 
 def sums(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Errors of long sums, next to those of the emulator, which adds as an H100."""
+    """Errors of long sums, next to those of the emulator, which adds like an H100."""
     for name, product in on_gpu.PRODUCTS.items():
         case = product.case()
         launch(case)
@@ -211,7 +218,7 @@ def sums(launch: Launch) -> Iterator[tuple[str, str]]:
 
 
 def measure_rate(device: Device, rate: Rate, rounds: int = 4096) -> float:
-    """TFLOP/s."""
+    """Measure a rate in TFLOP/s."""
     blocks = device.limits.multiprocessors
     handle = device.load(build(rate.text, "rate", device.target, device.compiler()), "rate", rate.shared_bytes)
     y = device.allocate(1024)
@@ -220,7 +227,7 @@ def measure_rate(device: Device, rate: Rate, rounds: int = 4096) -> float:
 
 
 def measure_fetch(device: Device, fetch: Fetch, boxes: int = 2048, lines: int = 64 * ROWS) -> float:
-    """TB/s."""
+    """Measure a rate of boxes in TB/s."""
     blocks = 2 * device.limits.multiprocessors
     handle = device.load(build(fetch.text, "fetch", device.target, device.compiler()), "fetch", fetch.shared_bytes)
     x = device.allocate(4 * LINE_WORDS * lines)
@@ -230,7 +237,7 @@ def measure_fetch(device: Device, fetch: Fetch, boxes: int = 2048, lines: int = 
 
 
 def measure_chain(device: Device, starts_early: bool, batch: int = GPU_BATCH, rounds: int = 200) -> float:
-    """Microseconds a launch, in a chain of `FACTORS` over and over."""
+    """Microseconds per launch, in a repeated chain of `FACTORS`."""
     launches = []
     x = uploaded(device, np.random.default_rng(0).standard_normal((batch, FACTORS[0].in_features), np.float32).astype(np.float16))
     for pattern in FACTORS:
@@ -253,7 +260,7 @@ def measure_chain(device: Device, starts_early: bool, batch: int = GPU_BATCH, ro
 
 
 def measure_early_launches(device: Device) -> dict[str, str]:
-    """One after the other and early, small batches first: the less a launch has to do, the more it saves."""
+    """Compare sequential with early launches, small batches first: short launches gain more."""
     return {
         f"batch {batch}": f"{measure_chain(device, False, batch):.2f} us a launch; {measure_chain(device, True, batch):.2f} early"
         for batch in (GPU_BATCH // 8, GPU_BATCH)
@@ -279,9 +286,9 @@ def facts(device: Device) -> Iterator[tuple[str, Any]]:
 @click.command()
 @click.option("--results", type=click.Path(file_okay=False, path_type=Path), default=Path(__file__).parent / "results")
 def main(results: Path) -> None:
-    """Ask this GPU, print what it says, and write it down."""
+    """Measure the facts of this GPU, print them, and write them to a file."""
     try:
-        device = find_device("driver")  # whose launches take narrow arguments
+        device = find_device("driver")  # its launches support narrow arguments
     except DeviceError as error:
         raise click.ClickException(f"these are facts of a GPU. {error}") from None
     if device.target != "sm_90a":
@@ -292,7 +299,7 @@ def main(results: Path) -> None:
     for topic, told in facts(device):
         found[topic] = told
         click.echo(f"{topic}\n" + "".join(f"  {name:48} {value}\n" for name, value in told.items()))
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")  # after each: a later one may end the process
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")  # a later fact may crash
     click.echo(f"written to {path}")
 
 

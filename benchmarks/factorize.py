@@ -1,8 +1,8 @@
-"""How near `ksgen.torch.factorize` comes to random matrices, and in which time: python benchmarks/factorize.py
+"""Error and time of `ksgen.torch.factorize` on random matrices: python benchmarks/factorize.py
 
 Medians of several runs on this machine's processor, or on its GPU with `--device cuda`. Every run has another matrix of
-standard normal entries, the hardest there is: all its directions are of the same size. `--beside-lazylinop` takes turns with its
-`ksd` on products of long chains, which both should give back.
+standard normal elements. This is the hardest case, because all directions have the same size. `--beside-lazylinop`
+alternates with lazylinop's `ksd` on products of long chains, which both should recover.
 """
 
 import argparse

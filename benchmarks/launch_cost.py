@@ -1,6 +1,8 @@
-"""What a call costs on the host, by part, through both CUDA runtimes, and on a processor: `python -m benchmarks.launch_cost`.
+"""Cost of a call on the host, by part, through both CUDA runtimes, and on a processor:
 
-On a machine without a GPU it runs over the stand-in driver (tests/driver), whose launches are checked and then dropped.
+`python -m benchmarks.launch_cost`.
+
+On a machine without a GPU it runs over the stand-in driver (tests/driver), which checks launches and drops them.
 """
 
 import ctypes
@@ -37,7 +39,7 @@ PROCESSORS = ("native", "opencl")
 
 
 def microseconds(call: Callable[[], Any], rounds: int, calls: int = 50) -> float:
-    """The median over rounds of the mean over calls."""
+    """Median over rounds of the mean over calls."""
     times = []
     for _ in range(rounds):
         begin = perf_counter_ns()
@@ -48,7 +50,7 @@ def microseconds(call: Callable[[], Any], rounds: int, calls: int = 50) -> float
 
 
 def measure(rounds: int) -> dict[str, float]:
-    """The parts, in microseconds, on the device that KSGEN_DEVICE names."""
+    """Measure the parts of a call in microseconds, on the device that KSGEN_DEVICE names."""
     device, ks = find_device(), Launcher(1, 192, 48, 2)
     if device.runtime in PROCESSORS:
         return _measure_processor(device, ks, rounds)
@@ -77,13 +79,16 @@ def measure(rounds: int) -> dict[str, float]:
 
 
 def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, float]:
-    """On host arrays where they lie: every call waits for its kernel, so what is above the kernel alone is the launcher's."""
+    """Measure on host arrays in place.
+
+    Every call waits for its kernel, so the time above the kernel alone is the launcher's.
+    """
     x, weights, out = (np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384)))
     kept = ks.pack(weights, device=f"{device.runtime}:{device.index}")
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
     plan, fit = call.plan, ks._fits.find(ks, CallOptions(), views)
-    call()  # which leaves its arguments in an OpenCL kernel, and starts native threads
+    call()  # binds its arguments to an OpenCL kernel, and starts native threads
     parts: dict[str, Callable[[], Any]] = {
         "a prepared call": call,
         "  the kernel, and what its binding takes": _kernel_call(device, plan, call.arguments),
@@ -105,7 +110,7 @@ def _checked(ks: Launcher, device: Any, views: Views) -> None:
 
 
 def _kernel_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
-    """The kernel on a processor, with everything ready for it."""
+    """Bare kernel call on a processor, with all arguments prepared."""
     if device.runtime == "native":
         values = (ctypes.c_int64 * len(arguments))(*(each if isinstance(each, int) else each.pointer if each else 0 for each in arguments))
         launch, walk = device._launcher, plan.multiply.walk
@@ -120,7 +125,7 @@ def _kernel_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable
 
 
 def _driver_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
-    """The runtime's own launch, with everything ready for it."""
+    """Launch of the runtime alone, with all arguments prepared."""
     grid, block, shared_bytes, kernel = plan.grid, plan.block, plan.shared_bytes, plan.multiply
     if device.runtime == "pycuda":
         device._context.push()
@@ -130,12 +135,12 @@ def _driver_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable
         return lambda: launch((grid, 1), (block, 1, 1), None, *values, shared_size=shared_bytes)
     spare = kernel.spares.take()
     launch, function, address = device._cu.cuLaunchKernel, kernel.function, spare[0].pack(arguments)
-    kernel.spares.put_back(spare)  # which keeps it
+    kernel.spares.put_back(spare)  # keeps its memory alive
     return lambda: launch(function, grid, 1, 1, block, 1, 1, shared_bytes, 0, address, 0)
 
 
 def _hopper_calls(device: Any, pattern: Pattern, x: CudaArray, weights: CudaArray, out: CudaArray) -> dict[str, Call]:
-    """Prepared calls of a kernel that takes a tensor map, launched as it is, and as any other would be; none before Hopper."""
+    """Prepared calls of a kernel with a tensor map, launched early and normally; none before Hopper."""
     kernel, limits = KernelSpec(pattern, "tf32"), limits_of(device)
     if not limits.warpgroups:
         return {}
@@ -147,7 +152,7 @@ def _hopper_calls(device: Any, pattern: Pattern, x: CudaArray, weights: CudaArra
 
 
 def measure_apart(runtime: str, rounds: int) -> dict[str, float] | str:
-    """In a process of the runtime's own; or why it is not here."""
+    """Measure in a separate process for the runtime, or return the reason why it is unavailable."""
     try:
         variables = _variables(runtime)
     except (NotHereError, DeviceError) as error:
@@ -169,7 +174,7 @@ def _variables(runtime: str) -> dict[str, str]:
 
 
 def _processor(runtime: str) -> str:
-    """Its first device that takes the host's memory where it lies."""
+    """First device of a processor runtime that uses host memory in place."""
     listed = [each.selector for each in list_devices() if isinstance(each, Found) and each.runtime == runtime]
     found = next((each for each in listed if find_device(each).shares_host), None)
     if found is None:

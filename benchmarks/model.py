@@ -1,4 +1,4 @@
-"""The cost model, printed: `python -m benchmarks.model NAME`. Measures nothing, and needs no GPU.
+"""Printed results of the cost model: `python -m benchmarks.model NAME`. Measures nothing, and needs no GPU.
 
 | name | prints |
 | --- | --- |
@@ -6,12 +6,12 @@
 | `hopper-shares` | the same for Hopper's families: defaults, the best alone, and with clusters and resident tiles |
 | `fused` | layers: all factors in one launch compared with one launch per factor, or several layers on one X |
 | `ksmm` | the model replayed on the times that the paper's authors published of their own kernel |
-| `predictions` | what ours are predicted to take on an A100, compared with those times |
+| `predictions` | predicted times of our kernels on an A100, compared with those times |
 
-`ksmm_times.csv.gz` holds the best times that the authors found, and the constants that gave them: figures of the public
-repository PascalCarrivain/ksmm at d02b9cc (`kernel_bs_first_float.best` and its three neighbours), those for batch 25088,
-each once. The GPU is not named there. Its rates are an A100's: of the float32 times one is 1.6 % below what that peak
-allows, and none further.
+`ksmm_times.csv.gz` holds the best times that the authors found, with their constants. They are figures of the public
+repository PascalCarrivain/ksmm at d02b9cc (`kernel_bs_first_float.best` and its three neighbours), those for batch
+25088, each once. The repository does not name the GPU. Its rates are an A100's: one float32 time is 1.6 % below the
+limit of that peak, and none is further below.
 """
 
 import csv
@@ -46,7 +46,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, stratified
 from ksgen.tuning.model import Machine
 
-BATCH = LARGE  # of the published times
+BATCH = LARGE  # batch size of the published times
 _PATTERNS = click.option("--patterns", type=click.IntRange(min=1), default=60, show_default=True, help="How many of the stratified ones.")
 
 
@@ -71,8 +71,8 @@ class Expected:
     """Expectation of one kernel's default."""
 
     family: str
-    share: float  # of the floor, of the fastest instructions that any of the families has
-    over_best: float  # times as long as the fastest of the families' defaults
+    share: float  # of the floor, for the fastest instructions of any family
+    over_best: float  # ratio to the fastest of the families' defaults
 
 
 def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool) -> Expected:
@@ -92,8 +92,11 @@ def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool)
 @click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Only this target; may be given again.")
 @click.option("--batch", type=click.IntRange(min=1), default=LARGE, show_default=True)
 def defaults(patterns: int, targets: tuple[str, ...], batch: int) -> None:
-    """Print the medians and minima of the shares, how much longer than the fastest family's default the chosen one takes
-    at most, and which families are chosen how often; on Hopper also with all families."""
+    """Print medians and minima of the defaults' shares of the floor.
+
+    The table also gives the largest ratio of the chosen default's time to that of the fastest family's default, and the
+    count per chosen family. On Hopper it is printed with all families too.
+    """
     click.echo(f"{'target':<18} {'precision':<9} layout  median  min  over best  families")
     for target in targets or TARGETS:
         limits = cuda_limits(target)
@@ -139,8 +142,11 @@ def hopper_shares(kernel: KernelSpec, ceilings: Ceilings) -> dict[str, float]:
 @click.option("--copy", default=4.0, show_default=True, help="TB/s, read plus written.")
 @click.option("--multiply", default=790.0, show_default=True, help="TFLOP/s of 16-bit products; tf32 has half of it.")
 def hopper(patterns: int, copy: float, multiply: float) -> None:
-    """Print the medians and minima of the shares: of the defaults, of blocks that work alone, and with clusters and
-    resident X. A minute or more for 60 patterns."""
+    """Print medians and minima of the shares of the floor.
+
+    The columns are the defaults, blocks without clusters and resident X, and the best with both. 60 patterns take a
+    minute or more.
+    """
     click.echo("precision layout   default: median min   alone: median min   best: median min")
     for layout, precision in product(("bsl", "bsf"), ("float16", "tf32x3")):
         products = PRECISIONS[precision].products
@@ -157,8 +163,10 @@ _ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
 
 
 def layer_row(chain: Chain, precision: str, layout: str, target: str, batch: int, side_by_side: int = 1) -> dict[str, Any]:
-    """Return megabytes and microseconds of one launch per factor together, and of one launch, if it fits. For a group:
-    of one launch per layer, the fewest bytes possible, and of each layer as it is expected to be the fastest."""
+    """Return megabytes and microseconds of one launch per factor in total, and of one launch, if it fits.
+
+    For a group: of one launch per layer, the fewest bytes possible, and each layer's expected fastest form.
+    """
     alone, limits = KernelSpec((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
     kernel = KernelSpec((chain.factors,) * side_by_side, precision, layout, Epilogue())
     each = [alone] * side_by_side if side_by_side > 1 else factor_kernels(kernel)
@@ -175,7 +183,7 @@ def layer_row(chain: Chain, precision: str, layout: str, target: str, batch: int
 
 
 def layer_lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield a table, and what all of them gain."""
+    """Yield a table, and a summary of all gains."""
     yield _ROW.format("chain", "each, MB", "one, MB", "gain", "each, us", "one, us", "gain", "by")
     fewer, gains = [], []
     for name, found in rows.items():
@@ -204,9 +212,11 @@ def layer_lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
 @click.option("--side-by-side", type=click.IntRange(min=1), default=1, show_default=True, help="Layers like each, on one X.")
 @click.option("--json", "as_json", is_flag=True)
 def fused(batch: int, precisions: Sequence[str], layouts: Sequence[str], targets: Sequence[str], side_by_side: int, as_json: bool) -> None:
-    """Print bytes and expected times of the 24 chains of `ksgen bench layers`: one launch per factor compared with one
-    launch; with --side-by-side 3, three layers on one X, such as q, k and v, each launched alone compared with one launch.
-    Bytes are the least that cross memory."""
+    """Print bytes and expected times of the 24 chains of `ksgen bench layers`.
+
+    One launch per factor is compared with one launch. With --side-by-side 3, three layers on one X, such as q, k and v,
+    are compared: one launch per layer, and one launch. Bytes are the least that cross memory.
+    """
     for target, precision, layout in product(targets, precisions, layouts):
         options = precision, layout, target, batch, side_by_side
         rows = {name: layer_row(chain, *options) for name, chain in transformers().items()}
@@ -223,7 +233,7 @@ def fused(batch: int, precisions: Sequence[str], layouts: Sequence[str], targets
 
 A100 = cuda_limits("sm_80")
 BOOKKEEPING = 30  # registers per thread in addition to sums and operands, about: nvcc gave it 48 to 91 in all
-Band = tuple[float, float, float]  # the fifth, the fiftieth and the ninety-fifth of a hundred
+Band = tuple[float, float, float]  # percentiles 5, 50 and 95
 
 
 @dataclass(frozen=True)
@@ -235,13 +245,16 @@ class Tiles:
     tile_batch: int
     thread_out: int
     thread_batch: int
-    vector: int  # elements that are read or written at once
+    vector: int  # elements per read or write
 
 
 class Ksmm:
-    """The authors' kernel, as far as the model asks. A block stages tiles of X and W in two buffers, through registers and
-    with a barrier a stage, has plain multiply-adds in rows of `thread_out` x `thread_batch` sums, and handles one j: in
-    batch-size-first its reads and writes are `d` elements apart."""
+    """The authors' kernel, with the properties that the model reads.
+
+    A block stages tiles of X and W in two buffers, through registers and with a barrier per stage. Plain multiply-adds
+    fill `thread_out` x `thread_batch` sums. A block handles one j: in batch-size-first its reads and writes are `d`
+    elements apart.
+    """
 
     name = "ksmm"
     on_tensor_cores = by_warpgroups = False
@@ -250,7 +263,7 @@ class Ksmm:
         threads = (tiles.tile_out // tiles.thread_out) * (tiles.tile_batch // tiles.thread_batch)
         elements = 2 * tiles.tile_in * (tiles.tile_batch + tiles.tile_out)
         if kernel.item_bytes == 4:
-            elements += tiles.tile_batch * tiles.tile_out  # through which Y is stored
+            elements += tiles.tile_batch * tiles.tile_out  # buffer through which Y is stored
         grid = kernel.pattern.out_features // tiles.tile_out * -(-batch // tiles.tile_batch)
         return Geometry(grid, threads, elements * kernel.item_bytes)
 
@@ -259,7 +272,7 @@ class Ksmm:
 
     def work(self, kernel: KernelSpec, tiles: Tiles, batch: int) -> Work:
         geometry, item, c, is_bsf = self.geometry(kernel, tiles, batch), kernel.item_bytes, kernel.pattern.c, kernel.layout == "bsf"
-        fetched = min(kernel.pattern.d, SECTOR // item) if is_bsf else 1  # for each byte of X that is used: other j are other blocks'
+        fetched = min(kernel.pattern.d, SECTOR // item) if is_bsf else 1  # other blocks read other j
         each = c * item / tiles.tile_out * fetched + c * item / tiles.tile_batch + self._stored_bytes(kernel, tiles)
         stages = geometry.grid * (c // tiles.tile_in)
         return Work(
@@ -273,16 +286,19 @@ class Ksmm:
         )
 
     def _stored_bytes(self, kernel: KernelSpec, tiles: Tiles) -> float:
-        """Return bytes of Y to the cache per output: whole sectors for what one instruction of a warp has of them."""
+        """Return bytes of Y to the cache per output: full sectors for the outputs of one warp instruction."""
         item = kernel.item_bytes
-        if kernel.layout == "bsf":  # a lane stores one element, the next lane's is `thread_out` outputs away
+        if kernel.layout == "bsf":  # a lane stores one element; the next lane's is `thread_out` outputs away
             return min(SECTOR, item * tiles.thread_out * kernel.pattern.d)
         side_by_side = WARP // (tiles.tile_out // tiles.thread_out) if tiles.thread_batch == tiles.vector else 1
         return max(item, SECTOR / (tiles.vector * max(1, side_by_side)))
 
     def _shared_cycles(self, kernel: KernelSpec, tiles: Tiles, threads: int) -> float:
-        """Return cycles of a block. A read of 16 bytes a lane takes a warp four cycles, two where neighbours read the same;
-        both of X, none of W."""
+        """Return cycles of a block.
+
+        A read of 16 bytes per lane takes a warp four cycles, or two if neighbours read the same. That holds for all
+        reads of X, and for none of W.
+        """
         item, c = kernel.item_bytes, kernel.pattern.c
         apart = max(1, tiles.vector * item // 4)
         together = max(1, apart // 2)
@@ -297,7 +313,7 @@ KSMM = Ksmm()
 
 @dataclass(frozen=True)
 class Published:
-    """One kernel's best time, and what the model says of it. Microseconds."""
+    """Best time of one published kernel in microseconds, with the model's predictions."""
 
     kernel: KernelSpec
     tiles: Tiles
@@ -305,8 +321,11 @@ class Published:
 
     @cached_property
     def terms(self) -> dict[str, float]:
-        """The floor (X, weights and Y moved once, all multiply-adds done); the longest of memory, cache, shared memory and
-        multiply-adds, each at its full rate; and multiply-adds and cache, sequentially."""
+        """Terms of the model in microseconds.
+
+        The floor moves X, weights and Y once, and does all multiply-adds. The longest is that of memory, cache, shared
+        memory and multiply-adds, each at its full rate. The last term adds multiply-adds and cache.
+        """
         speed, work = _speed(KSMM, self.kernel, A100), KSMM.work(self.kernel, self.tiles, BATCH)
         memory, from_cache = work.memory_bytes / speed.bytes_per_s, work.cache_bytes / speed.cache_bytes_per_s
         shared = work.shared_bytes / speed.shared_bytes_per_s / speed.multiprocessors
@@ -320,8 +339,11 @@ class Published:
         return _predicted(KSMM, self.kernel, self.tiles)
 
     def ours(self, precision: str) -> tuple[str, Prediction, Band]:
-        """Return the family that a launcher would take in that precision, its prediction with default constants, and the
-        published time over it: at the slow end of the prediction's band, as predicted, at the fast end."""
+        """Return our family in that precision, its prediction, and the published time over it.
+
+        A launcher would take this family, here with default constants. The ratio is given at the slow end of the
+        prediction's band, at the prediction, and at the fast end.
+        """
         kernel = replace(self.kernel, precision=precision)
         family = family_for(kernel, A100, BATCH)
         own = _predicted(family, kernel, family.default(kernel, A100, BATCH))
@@ -350,13 +372,13 @@ def published() -> tuple[Published, ...]:
 
 @dataclass(frozen=True)
 class Replay:
-    """What the model makes of one layout in one precision."""
+    """The model's results for one layout in one precision."""
 
     rows: tuple[Published, ...]
 
     @property
     def bounded(self) -> int:
-        """Rows that took no less than the longest term."""
+        """Number of rows that took at least the longest term."""
         return sum(row.terms["longest"] <= row.us for row in self.rows)
 
     def share(self, term: str) -> Band:
@@ -368,14 +390,16 @@ class Replay:
         return band([row.us / row.predicted.us for row in self.rows])
 
     def ranks(self, term: str = "") -> float:
-        """Correlation of the ranks of predicted (or a term's) and measured slowdown over the floor: sizes, which make any
-        prediction look good, are out of it."""
+        """Rank correlation of the predicted (or a term's) and the measured slowdown over the floor.
+
+        The ratio to the floor removes the size, which makes any prediction look good.
+        """
         given = [(row.terms[term] if term else row.predicted.us) / row.terms["floor"] for row in self.rows]
         return rank_correlation(given, [row.us / row.terms["floor"] for row in self.rows])
 
     @property
     def within(self) -> float:
-        """The share of rows whose time lies in its prediction's band."""
+        """Share of rows whose time lies in its prediction's band."""
         return sum(row.predicted.low <= row.us <= row.predicted.high for row in self.rows) / len(self.rows)
 
 
@@ -391,10 +415,12 @@ def replay(layout: str, precision: str) -> Replay:
 
 @main.command("ksmm")
 def ksmm() -> None:
-    """Print, per precision and layout: how many times are known and how many lie above the longest term; what share of the
-    time that term is, and multiply-adds and cache sequentially; the measured times over the predicted ones and how many of
-    them lie within the predictions' bands; and the rank correlations of the slowdown over the floor, as predicted and by
-    the longest term."""
+    """Print, per precision and layout, how well the model fits the published times.
+
+    The columns are the number of times, and of those above the longest term; the shares of that term, and of
+    multiply-adds and cache in sequence; measured over predicted times, and the share within the predictions' bands; and
+    rank correlations of the slowdown over the floor, as predicted and by the longest term.
+    """
 
     def spelled(figures: Band) -> str:
         return f"{figures[1]:.2f} ({figures[0]:.2f} to {figures[2]:.2f})"
@@ -415,9 +441,11 @@ def ksmm() -> None:
 @click.option("--pattern", "patterns", type=PATTERN, multiple=True, help="Only this one, such as 1,192,48,2; may be given again.")
 @click.option("--brief", is_flag=True, help="Print the medians alone.")
 def predictions(patterns: tuple[Pattern, ...], brief: bool) -> None:
-    """Print, for each published time, what our default before any search is predicted to take and how many times as long
-    theirs took; then the medians of each precision and layout. A prediction comes with the band in which nine of ten of the
-    published times lie around the same model. A minute or two for all patterns."""
+    """Print, for each published time, the predicted time of our untuned default, and their ratio.
+
+    Medians per precision and layout follow. A prediction comes with the band that contains nine of ten published times
+    around the same model. All patterns take a minute or two.
+    """
     if not brief:
         click.echo(f"{'pattern':<18} {'precision':<9} layout {'family':<6} {'predicted us':>30} {'published us':>13}  gain")
     theirs = {"float32": "float32", "tf32x3": "float32", "float16": "float16"}  # by our precision

@@ -1,7 +1,9 @@
-"""What packing weights at each call costs, beside weights that were packed once: `python -m benchmarks.packing_cost [--json]`.
+"""Cost of packing weights at each call, compared with weights packed once.
 
-The kernel alone and behind the packing of its weights, in turn, on the device at hand and by its own clock; medians of --runs.
-What packing costs the host beside that is in `benchmarks.launch_cost`.
+    python -m benchmarks.packing_cost [--json]
+
+The kernel alone and the kernel after packing alternate, on the selected device and by its own clock; medians of --runs.
+The host's cost of packing is in `benchmarks.launch_cost`.
 """
 
 import json
@@ -25,13 +27,13 @@ BATCHES = (1, 16, 1568, 25088)
 
 
 def patterns() -> list[Pattern]:
-    """Those of ViT-S/16, each once."""
+    """Distinct patterns of ViT-S/16."""
     chains = load(resource("specs") / "vit.yaml").layers.values()
     return list(dict.fromkeys(pattern for chain in chains for pattern in chain))
 
 
 def calls(device: Device, plan: Plan) -> dict[str, Callable[[], None]]:
-    """On zeros: what they are does not matter to a kernel's time."""
+    """Calls with and without packing, on zeros: the values do not affect a kernel's time."""
     pattern, dtype = plan.kernel.pattern, numpy_dtype(plan.kernel.dtype)
     sizes = (plan.batch * pattern.in_features, pattern.weight_count, plan.batch * pattern.out_features)
     x, weights, y = (uploaded(device, np.zeros(size, dtype)) for size in sizes)
@@ -49,7 +51,7 @@ def calls(device: Device, plan: Plan) -> dict[str, Callable[[], None]]:
 
 
 def medians_us(device: Device, jobs: dict[str, Callable[[], None]], runs: int) -> dict[str, float]:
-    """Of each job, in turn with the others."""
+    """Median times of the jobs, which alternate."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for run in range(runs):
         for name, job in jobs.items():
@@ -64,7 +66,7 @@ def medians_us(device: Device, jobs: dict[str, Callable[[], None]], runs: int) -
 @click.option("--runs", default=51, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each pattern and batch.")
 def main(batches: tuple[int, ...], precision: str, layout: str, runs: int, as_json: bool) -> None:
-    """Print both times, and how much longer a call takes that packs."""
+    """Print both times, and their ratio."""
     device = find_device()
     if not as_json:
         click.echo(f"{device.name}, {precision}, {layout}")

@@ -1,9 +1,11 @@
-"""Weights in eight bits: how far results are off, and what a batch of one takes: `python -m benchmarks.quantized [--json]`.
+"""Errors of weights in eight bits, and times of a small batch: `python -m benchmarks.quantized [--json]`.
 
-Errors: a block of ViT-S/16 and one of GPT-2 medium, sparse, with drawn weights and inputs (none are downloaded: those of a trained
-model have other errors). Relative, by the Frobenius norm, of each layer's output and of the block's, on inputs that scales were not
-chosen from. Times, with --times: all layers of all blocks of a model once, each on an x of its own: as a decoder reads its weights,
-from memory, one after the other. In turns on all cores.
+Errors are those of a sparse block of ViT-S/16 and one of GPT-2 medium, with drawn weights and inputs. Nothing is
+downloaded; a trained model has other errors. They are relative, by the Frobenius norm, for each layer's output and the
+block's. The inputs differ from those of the calibration.
+
+With --times, each job runs all layers of all blocks of a model once, each on its own x. Like a decoder, it reads the
+weights sequentially from memory. Jobs alternate, on all cores.
 """
 
 import json
@@ -24,13 +26,13 @@ from ksgen.spec import STORAGES, load
 from ksgen.torch import KSLinear, quantize
 
 SHAPES = {"vit-s16": VIT_S16, "gpt2-medium": GPT2_MEDIUM}
-ROWS = 256  # of x, for scales and for errors
-ENTRIES = ("float32", "bfloat16")  # of x
+ROWS = 256  # of x, for calibration and for errors
+ENTRIES = ("float32", "bfloat16")  # dtypes of x
 
 
 @dataclass(frozen=True)
 class Error:
-    """Of one layer, or of a whole block."""
+    """Error of one layer, or of a full block."""
 
     model: str
     storage: str
@@ -45,7 +47,7 @@ class Error:
 
 
 def block_of(name: str) -> Block:
-    """A sparse block with drawn weights."""
+    """Create a sparse block with drawn weights."""
     block = Block(SHAPES[name])
     make_sparse(block, rule(name), from_weights=False)
     block.eval()
@@ -53,7 +55,7 @@ def block_of(name: str) -> Block:
 
 
 def outputs(block: Block, x: Tensor) -> dict[str, Tensor]:
-    """Of each layer and of the block, by name."""
+    """Outputs of each layer and of the block, by name."""
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -65,7 +67,7 @@ def outputs(block: Block, x: Tensor) -> dict[str, Tensor]:
         whole = block(x)
     for handle in handles:
         handle.remove()
-    return found | {"block": whole - x}  # without what passes it as it is
+    return found | {"block": whole - x}  # without the residual
 
 
 def errors(name: str, storages: tuple[str, ...], pers: tuple[str, ...]) -> Iterator[Error]:
@@ -87,7 +89,7 @@ def errors(name: str, storages: tuple[str, ...], pers: tuple[str, ...]) -> Itera
 
 
 def layers_of(name: str, shape: TransformerSize, dtype: torch.dtype) -> list[KSLinear]:
-    """Those of all blocks."""
+    """Layers of all blocks."""
     chains = load(resource("specs") / SPECS[name]).layers
     counts = {"attention": 4} if name == "vit-s16" else {}
     each = [chain for layer, chain in chains.items() for _ in range(counts.get(layer, 1))]
@@ -95,13 +97,13 @@ def layers_of(name: str, shape: TransformerSize, dtype: torch.dtype) -> list[KSL
 
 
 def jobs(name: str, batch: int) -> dict[str, Job]:
-    """All layers once, by how x and how the weights are stored."""
+    """Jobs that run all layers once, by the storage of x and of the weights."""
     found: dict[str, Job] = {}
     for kind in ENTRIES:
         layers = layers_of(name, SHAPES[name], getattr(torch, kind))
         xs = {width: torch.randn(batch, width, dtype=layers[0].weights[0].dtype) for width in {each.in_features for each in layers}}
         for storage in (kind, *STORAGES):
-            if storage in STORAGES:  # values are those of a block's layers again and again, and lie in memory of their own
+            if storage in STORAGES:  # all blocks repeat the values of one, in separate memory
                 made = {each.chain: each for each in layers}
                 made_so = {chain: each.quantize(storage) for chain, each in made.items()}
                 stored: list[nn.Module] = [deepcopy(made_so[each.chain]) for each in layers]
@@ -128,7 +130,7 @@ def jobs(name: str, batch: int) -> dict[str, Job]:
 def main(
     models: tuple[str, ...], storages: tuple[str, ...], pers: tuple[str, ...], times: bool, batch: int, most_seconds: float, as_json: bool
 ) -> None:
-    """Errors of both models' layers, or times of all of them."""
+    """Print errors of both models' layers, or times of all of them."""
     torch.manual_seed(0)
     if times:
         keep_freed_memory()

@@ -1,7 +1,9 @@
-"""README's figures, written from the result files under benchmarks/results: `python benchmarks/readme_figures.py [--check]`.
+"""README's figures, written from the result files under benchmarks/results.
 
-A GPU's results and a processor's have a table each; a picture beside the file is shown, and the line in `machine.txt` is the heading. Never
-by hand: `--check` exits with 1 if README says something else.
+    python benchmarks/readme_figures.py [--check]
+
+Each GPU and each processor has a table. A picture next to the file is shown, and the line in `machine.txt` is the
+heading. Never edit the figures by hand: `--check` exits with 1 if README differs.
 """
 
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ NOTHING = "Nothing has been measured on a GPU yet.\n"
 
 
 def results(folder: Path) -> Iterator[tuple[Path, list[Row]]]:
-    """Each device's file, newest form first: the log, or the table that was kept of it."""
+    """Result file of each device, in its newest form: the log, or the table exported from it."""
     for place in sorted(folder.glob("*/")):
         path = next((place / name for name in ("paper.jsonl", "paper.csv") if (place / name).exists()), None)
         if path and (rows := read_rows(path)):
@@ -44,7 +46,7 @@ def figures(folder: Path) -> str:
 
 
 def _when(rows: list[Row]) -> str:
-    """Date and commit of the rows; of each precision and batch, where they differ."""
+    """Date and commit of the rows; per precision and batch if they differ."""
     found: dict[str, list[str]] = {}
     for row in rows:
         known = found.setdefault(f"{row.date}, commit {row.commit[:12] or 'unknown'}", [])
@@ -56,7 +58,7 @@ def _when(rows: list[Row]) -> str:
 
 
 def updated(readme: str, shown: str) -> str:
-    """README with other figures between its marks."""
+    """Replace the figures between README's marks."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):

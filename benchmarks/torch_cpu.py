@@ -1,8 +1,9 @@
-"""KSLinear's `auto` beside its other backends and nn.Linear, on the processor: `python -m benchmarks.torch_cpu [--json]`.
+"""KSLinear's `auto` compared with its other backends, on the processor: `python -m benchmarks.torch_cpu [--json]`.
 
-One factor without a bias; forward with frozen layers, and forward with gradients of x and the weights. All in turns on all cores, on
-memory that was used before, with a pause before each run. A row says what auto took, how it compares with the best of all and with
-each. A way that takes four times as long as the best leaves after its first turns.
+Layers have one factor and no bias. The steps are forward with frozen layers, and forward with gradients of x and the
+weights. All backends alternate on all cores, on memory that was used before, with a pause before each run. A row shows
+the time of auto, and its ratio to each backend. A backend that takes four times as long as the best is dropped after
+its first rounds.
 """
 
 import json
@@ -25,8 +26,8 @@ PATTERNS = [
     (1, 64, 64, 16), (4, 64, 64, 16), (1, 48, 48, 64), (16, 64, 256, 1), (1, 256, 256, 4), (64, 2, 2, 8),
 ]  # fmt: skip
 WAYS = ("auto", "ksgen", "strided", "bmm", "einsum", "dense")
-FIRST, HOPELESS = 3, 4.0  # turns that all have, the first ones to warm up; and from which share of the best a way leaves
-TURN_US = 2000  # at least, of the fastest way
+FIRST, HOPELESS = 3, 4.0  # first rounds, which all backends run as warm-up; ratio to the best that drops a backend
+TURN_US = 2000  # least duration of a round of the fastest backend
 Job = Callable[[], object]
 
 
@@ -47,20 +48,23 @@ def training(layer: KSLinear, x: torch.Tensor) -> Job:
 
     def run() -> object:
         found = torch.autograd.grad(layer(x), (x, *layer.parameters()), y_gradient)
-        return [each.contiguous() for each in found]  # as parameters keep them, whose layout some ways do not give
+        return [each.contiguous() for each in found]  # like stored gradients, whose layout some backends do not give
 
     return run
 
 
 def medians_us(jobs: dict[str, Job], seconds: float, runs: int) -> dict[str, float]:
-    """Of each job, in turn with the others, until each ran so often or the time is up. Short ones run several times in a turn."""
+    """Median times of the jobs, which alternate, until each has its runs or the time is up.
+
+    Short jobs run several times per round.
+    """
     times: dict[str, list[float]] = {name: [] for name in jobs}
     end, order, repeats = perf_counter_ns() + seconds * 1e9, list(jobs), 1
     for turn in range(FIRST + runs):
         best = min((min(each) for each in times.values() if each), default=inf)
         if turn == FIRST:
             repeats = max(1, int(TURN_US / best))
-        for name in order[::-1] if turn % 2 else order:  # nor always after the same one
+        for name in order[::-1] if turn % 2 else order:  # vary the predecessor of each job
             if turn >= FIRST and min(times[name]) > HOPELESS * best:
                 continue
             rest()
@@ -68,7 +72,7 @@ def medians_us(jobs: dict[str, Job], seconds: float, runs: int) -> dict[str, flo
             for _ in range(repeats):
                 jobs[name]()
             times[name].append((perf_counter_ns() - begin) / 1e3 / repeats)
-        order.append(order.pop(0))  # nobody is always the first after the others
+        order.append(order.pop(0))  # rotate the first job
         if turn >= FIRST + 2 and perf_counter_ns() > end:
             break
     return {name: median(each[FIRST:] or each[1:]) for name, each in times.items()}
@@ -84,7 +88,7 @@ def medians_us(jobs: dict[str, Job], seconds: float, runs: int) -> dict[str, flo
 def main(
     batches: tuple[int, ...], precisions: tuple[str, ...], steps: tuple[str, ...], runs: int, most_seconds: float, as_json: bool
 ) -> None:
-    """Time every way on every pattern."""
+    """Time every backend on every pattern."""
     torch.manual_seed(0)
     keep_freed_memory()
     kept: dict[str, list[tuple[float, float, str]]] = {}

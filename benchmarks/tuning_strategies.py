@@ -1,11 +1,11 @@
-"""How many candidates each strategy of the tuner needs, on the device at hand.
+"""Number of candidates that each strategy of the tuner needs, on the selected device.
 
     python benchmarks/tuning_strategies.py record tables.json    # measures every candidate of a bounded space, for 12 kernels
-    python benchmarks/tuning_strategies.py replay tables.json    # lets strategies loose on what was recorded: prints Markdown
-    python benchmarks/tuning_strategies.py winners               # searches, then measures each winner and the default in turns
+    python benchmarks/tuning_strategies.py replay tables.json    # runs strategies on recorded tables: prints Markdown
+    python benchmarks/tuning_strategies.py winners               # searches, then compares each winner with the default
 
-On two quiet cores recording takes about five minutes and replaying one. `record` goes on where it was stopped. The second table
-is Optuna's (pip install optuna): the strategies of other people, on the same tables.
+On two quiet cores recording takes about five minutes and replaying one. `record` continues where it was stopped. The
+last column is Optuna's sampler (pip install optuna), on the same tables.
 """
 
 import json
@@ -47,14 +47,14 @@ PATTERNS = (
     (1, 192, 48, 2), (2, 48, 192, 1), (6, 64, 64, 1), (1, 128, 128, 3), (1, 64, 64, 16), (4, 64, 256, 4),
     (1, 96, 96, 6), (16, 48, 48, 4), (1, 256, 64, 1), (3, 40, 72, 5), (1, 48, 48, 64), (8, 128, 32, 2),
 )  # fmt: skip
-LAYOUTS = ("bsf", "bsl")  # in turn
-GROUP = 8  # candidates that are measured in turns
+LAYOUTS = ("bsf", "bsl")  # alternating over the patterns
+GROUP = 8  # candidates that are measured alternately
 RUNS = Runs(seconds=0.5)
-MOST_UNROLLED = 512  # multiply-adds of a stage and thread: a processor's compiler takes long beyond
+MOST_UNROLLED = 512  # multiply-adds per stage and thread: beyond, a processor's compiler is slow
 WITHIN = 0.02
 SEEDS = 9
-NEAR_FINALS = 1.15  # times its time in the finals, or the other way round
-TURNS_SECONDS = 1.0  # for a winner, and for the default
+NEAR_FINALS = 1.15  # largest ratio, in either direction, to the time in the finals
+TURNS_SECONDS = 1.0  # for the winner, and for the default
 
 Table = dict[Candidate, float | None]
 
@@ -100,7 +100,7 @@ def _operand(name: str, job: Job, limits: Any) -> str | None:
 
 
 def _bounded(job: Job, machine: Machine, count: int) -> list[Candidate]:
-    """The default, then a sample of the space, the same at every call."""
+    """The default, then a sample of the space, equal at every call."""
     family = family_for(job.kernel, machine.limits)
     default = Candidate(family.name, family.default(job.kernel, machine.limits))
     rest = [
@@ -173,7 +173,7 @@ def replay(file: Path, within: float) -> None:
 @click.option("--budget", help="Of each search, as ksgen tune takes it.")
 @click.option("--device")
 def winners(batch: int, others: str, first: int, kernels: int, budget: str | None, device: str | None) -> None:
-    """Search for kernels, with wisdom and trials of their own. Then measure each winner and the launchers' default in turns."""
+    """Search for kernels, with separate wisdom and trials. Then compare each winner with the launchers' default."""
     batches = [batch, *map(int, filter(None, others.split(",")))]
     print("| kernel | trials | reliable | within 15 % of the finals | " + " | ".join(f"batch {each}" for each in batches) + " |")
     print("| --- | --- | --- | --- |" + " --- |" * len(batches))
@@ -203,7 +203,10 @@ def winners(batch: int, others: str, first: int, kernels: int, budget: str | Non
 
 
 def _beside_default(device: Device, kernel: KernelSpec, batch: int, winner: Choice) -> str:
-    """The winner's time over that of what launchers take without wisdom, block by block in turns, with the interval of the median."""
+    """Ratio of the winner's time to that of the launchers' default, with the interval of its median.
+
+    Blocks of both alternate.
+    """
     default = choose_for_many(kernel, batch, limits_of(device), Wisdom())
     if (default.family, default.constants) == (winner.family, winner.constants):
         return "the default"
@@ -260,7 +263,7 @@ def _needs(cold: Pool, warm: Pool, times: Table, within: float) -> dict[str, flo
 
 
 def _order(strategy: Strategy, times: Sequence[float | None]) -> list[int]:
-    """One candidate after the other."""
+    """Order in which a strategy visits the candidates."""
     order: list[int] = []
     while (index := strategy.ask()) is not None:
         order.append(index)
@@ -275,7 +278,10 @@ def _shuffled(pool: Pool, seed: int) -> Strategy:
 
 
 class _Tpe:
-    """Optuna's default sampler over the constants of one family, the default first. What it asks for is the nearest in the table."""
+    """Optuna's default sampler over the constants of one family, starting with the default.
+
+    Its proposals map to the nearest candidate in the table.
+    """
 
     def __init__(self, optuna: Any, pool: Pool, seed: int) -> None:
         self._failed = optuna.trial.TrialState.FAIL
