@@ -1,10 +1,10 @@
-"""Decode with weights in eight bits: a language model generates tokens, one at a time, by float32 weights and by quantized ones.
+"""Decode with weights in eight bits: a language model generates tokens from float32 and from quantized weights.
 
     python examples/decode_8bit.py                    # eight blocks of GPT-2 medium's size, in half a minute
     python examples/decode_8bit.py --storage e4m3
 
-With one token at a time the time is that of reading the weights. They are drawn, so what is generated means nothing: the share of equal
-tokens says how far the models are apart.
+With one token at a time, reading the weights dominates the time. The weights are drawn, so the generated tokens mean
+nothing. The share of equal tokens shows how far the models differ.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from ksgen.torch import convert, freeze, quantize
 
 
 def chains(count: int, size: int) -> dict[str, list[tuple[int, int, int, int]]]:
-    """Two factors a layer, for count * size features: with 16 and 64, those of specs/gpt2.yaml."""
+    """Two factors per layer, for count * size features; 16 and 64 give those of specs/gpt2.yaml."""
     widths = {"qkv": 3, "projection": 1, "up": 4}
     found = {name: [(count, size, size, 1), (1, width * size, size, count)] for name, width in widths.items()}
     return found | {"down": [(count, size, 4 * size, 1), (1, size, size, count)]}
 
 
 def decode(model: nn.Module, tokens: Tensor, count: int) -> tuple[Tensor, str]:
-    """The likeliest next tokens, each by the last one alone, and how long one takes."""
+    """Generate the likeliest next tokens, each from the last one alone, and describe the time per token."""
     taken_us, watch = [], Watch()
     with torch.no_grad():
         for _ in range(count + 2):
@@ -41,7 +41,7 @@ def decode(model: nn.Module, tokens: Tensor, count: int) -> tuple[Tensor, str]:
 
 
 def equal(model: nn.Module, tokens: Tensor) -> float:
-    """The share of tokens for which the model gives the next one too."""
+    """Share of tokens for which the model predicts the same next one."""
     with torch.no_grad():
         found = torch.cat([model(each).argmax(-1) for each in tokens[:, :-1].split(1, 1)], 1)
     return float((found == tokens[:, 1:]).float().mean())
@@ -64,7 +64,7 @@ def main() -> None:
     convert(model, chains(count, size), from_weights=False)
     quantized = deepcopy(model)
     print(quantize(quantized, given.storage))
-    freeze(model)  # packs once, as nobody writes to the weights
+    freeze(model)  # packs once: the weights stay unchanged
     first = torch.zeros(1, 1, dtype=torch.long)
     wanted, took = decode(model, first, 4 if given.short else given.tokens)
     _, others_took = decode(quantized, first, 4 if given.short else given.tokens)

@@ -1,9 +1,10 @@
-"""A small classifier of digits with dense, masked and Kronecker-sparse layers: accuracy, memory, and a plot.
+"""Train a small classifier of digits with dense, masked and Kronecker-sparse layers: accuracy, memory, and a plot.
 
     python examples/digits.py                    # and digits.png, if matplotlib is installed
     python examples/digits.py --epochs 30 --width 2048
 
-The masked layers hold the same free numbers as the sparse ones, in dense matrices full of zeros: what PyTorch offers by itself.
+The masked layers have the same free parameters as the sparse ones, in dense matrices full of zeros. This is what
+PyTorch offers without ksgen.
 """
 
 import argparse
@@ -15,12 +16,13 @@ from torch.nn import functional
 
 from ksgen.torch import KSLinear
 
-GLYPHS = ["75557", "26227", "71747", "71717", "55711", "74717", "74757", "71222", "75757", "75717"]  # a digit a row: its three dots
+# One string per digit, one character per row of a digit; its bits are the three dots.
+GLYPHS = ["75557", "26227", "71747", "71717", "55711", "74717", "74757", "71222", "75757", "75717"]
 DOTS = torch.tensor([[[int(row) >> bit & 1 for bit in (2, 1, 0)] for row in glyph] for glyph in GLYPHS])
 
 
 def digits(count: int) -> tuple[Tensor, Tensor]:
-    """Digits at random places in noise, as (count, 8 x 8), and what they are."""
+    """Draw digits at random places in noise, as (count, 8 x 8), with their labels."""
     labels, x = torch.randint(10, (count,)), 0.25 * torch.randn(count, 8, 8)
     for image, label, row, column in zip(x, labels, torch.randint(1, 3, (count,)), torch.randint(2, 4, (count,)), strict=True):
         image[row : row + 5, column : column + 3] += DOTS[label]
@@ -28,7 +30,7 @@ def digits(count: int) -> tuple[Tensor, Tensor]:
 
 
 class Masked(nn.Linear):
-    """A dense layer of which only the entries on a pattern's support count, drawn as `KSLinear` draws them."""
+    """Dense layer with only the entries on a pattern's support, drawn like those of `KSLinear`."""
 
     def __init__(self, pattern: tuple[int, int, int, int]) -> None:
         drawn = KSLinear([pattern]).to_dense().detach()
@@ -41,7 +43,7 @@ class Masked(nn.Linear):
 
 
 def train(model: nn.Module, epochs: int, examples: int) -> list[float]:
-    """Accuracy on other digits after each epoch."""
+    """Train a model; returns the accuracy on other digits after each epoch."""
     torch.manual_seed(0)
     (x, labels), (test_x, test_labels) = digits(examples), digits(2000)
     optimizer, accuracy = torch.optim.Adam(model.parameters(), 1e-3), []

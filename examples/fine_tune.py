@@ -3,8 +3,8 @@
     python examples/fine_tune.py
     python examples/fine_tune.py --features 512 --layers 8 --steps 300
 
-A small GPT-2 learns to go on with sequences that count by a step. Then its feed-forward layers become Kronecker-sparse, their weights the
-nearest to those it has learnt, and it learns on.
+A small GPT-2 learns to continue sequences that count by a step. Then its feed-forward layers become Kronecker-sparse,
+with weights nearest to the learned ones, and training continues.
 """
 
 import argparse
@@ -25,7 +25,7 @@ NUMBERS, LENGTH = 64, 32
 
 
 def sequences(count: int) -> Tensor:
-    """Rows that count up by a step of their own, around the clock of `NUMBERS`."""
+    """Draw rows that count up by a random step, modulo `NUMBERS`."""
     first, step = torch.randint(NUMBERS, (count, 1)), torch.randint(1, 8, (count, 1))
     return (first + step * torch.arange(LENGTH)) % NUMBERS
 
@@ -41,7 +41,7 @@ def train(model: GPT2LMHeadModel, steps: int) -> None:
 
 
 def told(model: GPT2LMHeadModel) -> str:
-    """The loss on new sequences, and the size."""
+    """Describe the loss on new sequences, and the model's size."""
     torch.manual_seed(1)
     tokens = sequences(256)
     model.eval()

@@ -1,10 +1,10 @@
-"""Learn a fast Fourier transform from data: a layer of butterfly factors sees vectors and their transforms, and never its formula.
+"""Learn a fast Fourier transform from data: a layer of butterfly factors sees vectors and their transforms.
 
     python examples/learn_fft.py                 # 64 points, in a minute
     python examples/learn_fft.py --size 256 --steps 10000
 
-Outputs are in the order in which a fast transform leaves them: with their digits reversed. Beside what is learned from random weights
-stands the exact transform of `ksgen.transforms`, as which a layer may begin.
+The layer never sees the formula. Outputs have the order of a fast transform, with their digits reversed. The result
+from random weights is compared with the exact transform of `ksgen.transforms`, which may also initialise a layer.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from ksgen.torch import KSLinear
 
 
 def examples(count: int, size: int, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors, and their unitary Fourier transforms in the order of the chain."""
+    """Draw vectors, and their unitary Fourier transforms in the order of the chain."""
     x = torch.randn(count, size, dtype=torch.complex64)
     y = torch.empty_like(x)
     y[:, order] = torch.fft.fft(x, norm="ortho")
@@ -25,7 +25,7 @@ def examples(count: int, size: int, order: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def error(layer: nn.Module, size: int, order: Tensor) -> float:
-    """Of new vectors: relative, root mean square."""
+    """Relative root mean square error on new vectors."""
     x, y = examples(1000, size, order)
     with torch.no_grad():
         return float((layer(x) - y).norm() / y.norm())

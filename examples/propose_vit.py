@@ -1,8 +1,8 @@
-"""Which chains could take the places of ViT-S/16's linear layers, on this machine or on a GPU that is only named.
+"""Propose chains to replace ViT-S/16's linear layers, on this machine or for another GPU.
 
 python examples/propose_vit.py                                # this machine, by the cost model
 python examples/propose_vit.py --device sm_90a --precision float16
-python examples/propose_vit.py --measure --most 1             # timed as layers, beside nn.Linear
+python examples/propose_vit.py --measure --most 1             # timed as layers, against nn.Linear
 """
 
 import argparse
@@ -15,7 +15,7 @@ from ksgen.torch import propose
 
 
 def layers(model: nn.Module) -> dict[tuple[int, int], list[str]]:
-    """The linear layers of the blocks, by inputs and outputs: one proposal serves all that are alike."""
+    """Linear layers of the blocks, by inputs and outputs: one proposal serves all equal ones."""
     found: dict[tuple[int, int], list[str]] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and name.startswith("blocks."):

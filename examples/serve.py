@@ -1,4 +1,4 @@
-"""Serve a layer from a bundle: packed where there is a compiler, and served where there is none.
+"""Serve a layer from a bundle: packed on a machine with a compiler, and served without one.
 
 python examples/serve.py pack up.ksb             # builds the kernels of specs/vit.yaml's layer `up` for this device
 python examples/serve.py serve up.ksb            # answers POST /up with a JSON list of rows, until Ctrl-C
@@ -26,7 +26,7 @@ from ksgen.paths import resource
 from ksgen.spec import KernelSpec, load
 
 CHAIN = load(resource("specs") / "vit.yaml").layers["up"]
-ROWS = 16  # of a request, for which the constants are chosen
+ROWS = 16  # per request; the constants are chosen for this batch size
 
 
 def pack(path: Path) -> None:
@@ -54,8 +54,8 @@ class Up(BaseHTTPRequestHandler):
 
 
 def serve(path: Path, port: int, is_short: bool) -> None:
-    if find_device().kind != "native":  # whose few lines that launch kernels are compiled on the machine itself
-        os.environ["KSGEN_NO_COMPILE"] = "1"  # what the bundle lacks is an error
+    if find_device().kind != "native":  # native devices compile a small launch function on the machine
+        os.environ["KSGEN_NO_COMPILE"] = "1"  # a kernel that the bundle lacks is an error
     ksgen.use_bundle(path)
     random, launchers = np.random.default_rng(0), [ksgen.Launcher(*pattern.shape) for pattern in CHAIN]
     Up.factors = [(each, each.pack(random.standard_normal(each.pattern.shape, dtype="f4") / each.pattern.c)) for each in launchers]

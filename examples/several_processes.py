@@ -1,8 +1,10 @@
-"""Train one model on several processes: a whole copy on each, shards of it, or parts of every layer. The losses are the same.
+"""Train one model on several processes, by three methods: replicas, shards, or tensor parallelism.
+
+The losses are equal.
 
     torchrun --nproc-per-node 2 examples/several_processes.py
 
-On one machine or several, with a GPU for each process where there are any. The model learns what another one computes.
+It runs on one machine or several, with a GPU per process if available. The model learns the outputs of another one.
 """
 
 import argparse
@@ -24,7 +26,7 @@ parser.add_argument("--features", type=int, default=256, help="a multiple of 64"
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--short", action="store_true", help="few features, a few steps")
 distributed.is_torchelastic_launched() or parser.exit(2, "torchrun --nproc-per-node 2 examples/several_processes.py starts it\n")
-options, ROWS = parser.parse_args(), 256  # of a batch, over all processes
+options, ROWS = parser.parse_args(), 256  # batch size over all processes
 features, steps = (64, 8) if options.short else (options.features, options.steps)
 UP = [(1, 64, 64, features // 64), (16, features // 4, features // 16, 1)]  # to four times the features
 DOWN = [(16, features // 16, features // 4, 1), (1, 64, 64, features // 64)]
@@ -36,7 +38,10 @@ def drawn(seed: int) -> nn.Sequential:
 
 
 def train(model: nn.Module, own: slice) -> list[float]:
-    """The loss over the whole batch at each step, where this process takes its own rows."""
+    """Train a model; returns the loss over the full batch at each step.
+
+    `own` selects the rows of this process.
+    """
     optimizer, losses = torch.optim.AdamW(model.parameters(), 3e-3), []
     for step in range(steps):
         x = torch.randn(ROWS, features, generator=torch.Generator().manual_seed(step)).to(kind)[own]
@@ -50,7 +55,7 @@ def train(model: nn.Module, own: slice) -> list[float]:
 
 
 kind = "cuda" if torch.cuda.is_available() else "cpu"
-distributed.init_process_group("nccl" if kind == "cuda" else "gloo")  # which reads what torchrun says of the others
+distributed.init_process_group("nccl" if kind == "cuda" else "gloo")  # reads torchrun's environment variables
 rank, count = distributed.get_rank(), distributed.get_world_size()
 if kind == "cuda":
     torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -76,4 +81,4 @@ if rank == 0:
     print(*(layer.explain(ROWS).splitlines()[0] for layer in (model[0], model[2])), sep="\n")
     print(f"saved from {count} and loaded whole: outputs differ by {apart:.1e}")
 distributed.destroy_process_group()
-time.sleep(0.2)  # gloo's threads live on and may still hold tensors: whoever lets go of one after the interpreter has ended aborts
+time.sleep(0.2)  # gloo's threads may still hold tensors; releasing one after interpreter shutdown aborts
