@@ -312,7 +312,7 @@ class Report:
     """
 
     layers: tuple[Replaced, ...]
-    parameters: tuple[int, int]  # of the whole model, before and after
+    parameters: tuple[int, int]  # of the full model, before and after
 
     def __repr__(self) -> str:
         before, after = self.parameters

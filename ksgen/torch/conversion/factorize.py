@@ -30,8 +30,8 @@ from ksgen.torch.conversion.projection import (
 from ksgen.torch.operators.checks import check_flags, check_tensors
 from ksgen.values import excerpt, whole_number
 
-LEAST_STEPS = 100  # of refinement, if SVDs give no bound
-STARTS = 3  # of refinement then: the SVDs' factors, and random ones
+LEAST_STEPS = 100  # least steps of refinement, if SVDs give no bound
+STARTS = 3  # starting points of refinement then: the SVDs' factors, and random ones
 
 
 @dataclass(frozen=True)

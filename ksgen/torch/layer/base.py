@@ -24,7 +24,7 @@ class ChainLayer:
     out_layout: str | None = None
     _kind = "KSLinear"  # in messages: FSDP2 gives the class another name
     is_stored = False  # whether its weights are stored in another type than x
-    _parallel: Any = None  # how it is split over processes: a `ksgen.torch.parallel.Parallel`
+    _parallel: Any = None  # split over processes: a `ksgen.torch.parallel.Parallel`
     __call__: Callable[..., Any]  # of nn.Module
     _multiplied: Callable[[Tensor, Tensor | None], Tensor]  # takes checked tensors
 
@@ -67,7 +67,7 @@ class ChainLayer:
         if isinstance(x, Tensor) and x.layout is torch.jagged:
             return self._of_jagged(x, residual)
         check_tensors(self._name(), x=x, residual=residual)
-        # PyTorch writes the next line into exported programs, and shows it where one is loaded too early.
+        # PyTorch writes the next line into exported programs, and shows it if one is loaded too early.
         return self._multiplied(x, residual)  # needs: import ksgen.torch
 
     def _as_leaf(self, x: fx.Proxy, residual: Any) -> fx.Proxy:

@@ -243,7 +243,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return cast
 
 
-# ---- Y = X K^T, or X K where transposed, with the conjugate of K
+# ---- Y = X K^T, or X K if transposed, with the conjugate of K
 
 
 def _compute(

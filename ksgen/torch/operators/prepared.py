@@ -279,7 +279,7 @@ def _call(prepare: Callable[..., Call | None], job: _Job, x: Tensor, weights: Se
     Arguments that launchers refuse are left to the usual path.
     """
     flat = [each for own in weights for each in (own if isinstance(own, list) else [own])]
-    if not all(isinstance(each, Weights) for each in flat):  # they thawed meanwhile
+    if not all(isinstance(each, Weights) for each in flat):  # the weights have thawed
         raise NotPreparedError
     given = {name: each for name, each in given.items() if each is not None}
     try:
@@ -415,7 +415,7 @@ def _factor(
 
     `layout_of_job` is the layout under which its times are looked up.
     """
-    if not isinstance(packed, Weights):  # they thawed meanwhile
+    if not isinstance(packed, Weights):  # the weights have thawed
         raise NotPreparedError
     layout, shape, ways = job.layout, packed.pattern.shape, dict[str, Step]()
     given: dict[str, Any] = {"bias": bias, "activation": activation, "residual": job.residual, "out": job.y}

@@ -1,7 +1,7 @@
 """Products and weight gradients by PyTorch's batched products, as an expert writes them: on views if memory allows.
 
-There is one matrix of b x c per block, a*d in all: `by_matrix` is (a, d, b, c). In batch-size-last, and in
-batch-size-first with d = 1, the blocks of X and Y are views that a batched product reads and writes in place. In
+There is one matrix of b x c per block, a*d in all: `by_matrix` is (a, d, b, c). A batched product reads and writes
+blocks of X and Y in place if they are views. They are in batch-size-last, and in batch-size-first with d = 1. In
 batch-size-first with d > 1 the elements of a block are not contiguous, so X and Y are permuted. `multiply` and
 `weight_gradient` write to their own memory and are not differentiable; `permuted_multiply` and
 `permuted_weight_gradient` are.
