@@ -26,7 +26,7 @@ from ksgen.pattern import Chain
 def on_device(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Packed], out: Any, stream: Stream) -> Call:
     """Prepare a call on arrays of the device, in stream order."""
     if out is None:
-        if views["x"].kind != "torch":  # which keeps memory for graphs
+        if views["x"].kind != "torch":  # PyTorch keeps memory for graphs
             refuse_capture(plan.device, stream, "allocates its output", "give out=")
         out = _new_out(plan, views, None if plan.device.kind == "opencl" else stream_handle(stream))
     workspace = new_workspace(plan, views["x"], stream)
@@ -168,7 +168,7 @@ def new_workspace(plan: Plan, x: ArrayView, stream: Stream) -> Workspace:
     """Allocate a plan's workspace for launches on that stream alone."""
     if not plan.workspace_bytes:
         return NONE
-    if x.kind != "torch":  # which keeps memory for graphs
+    if x.kind != "torch":  # PyTorch keeps memory for graphs
         prepared = "record the call that launcher.prepare(...) gave before the capture"
         remedy = "give PyTorch's tensors" if plan.kernel.job == "gradient" else prepared
         refuse_capture(plan.device, stream, "allocates memory to work in", remedy)
