@@ -81,8 +81,8 @@ class Spread:
 def seconds_in_turn(calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, list[float]]:
     """Times of each call, round by round; each round begins with another call.
 
-    On a processor, freed memory is kept, and calls alternate from the first warm-up run on: the memory layout is then
-    stable.
+    On a processor, freed memory is not returned to the system, and calls alternate from the first warm-up run on. The
+    memory layout is then stable.
     """
     on_gpu = device.type == "cuda"
     if not on_gpu:

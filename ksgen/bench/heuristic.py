@@ -18,7 +18,7 @@ from ksgen.pattern import Pattern
 from ksgen.words import counted
 
 LEAST_PATTERNS = 30  # fewer are not significant
-LEAST_GAIN = 0.05  # of the rank correlation, for a rule to be called better than the paper's
+LEAST_GAIN = 0.05  # least gain in rank correlation of a better rule than the paper's
 
 Numbers = NDArray[np.float64]
 Ratios = Sequence[tuple[Pattern, float]]  # the best other's time over ours: above 1 ours is faster

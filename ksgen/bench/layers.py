@@ -379,7 +379,7 @@ def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
 
 
 def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Multiply with a frozen `KSLinear`, which chooses its backend as for users."""
+    """Multiply with a frozen `KSLinear`, which chooses its backend like in normal use."""
     layer = arrays.layer
     options: dict[str, Any] = {"layout": arrays.layout, "activation": layer.epilogue.activation, "out_layout": layer.out_layout}
     options |= {"fuse": layer.fuse}

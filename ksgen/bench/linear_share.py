@@ -14,7 +14,7 @@ from ksgen.bench.models import VIT_S16, TransformerSize, Vision, VisionTransform
 from ksgen.bench.published import published
 from ksgen.measure.trust import Watch, doubt
 
-MODELS = {  # as the paper names them
+MODELS = {  # names in the paper
     "ViT-S/16": (VIT_S16, Vision()),
     "ViT-B/16": (replace(VIT_S16, features=768, heads=12), Vision()),
     "ViT-L/16": (replace(VIT_S16, features=1024, heads=16, depth=24), Vision()),

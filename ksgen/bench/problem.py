@@ -24,7 +24,7 @@ COMPARED = 2 * _ENDS + _BETWEEN
 class Arrays(Protocol):
     """Arrays that the contenders of one job work on."""
 
-    sets: list[Tensor]  # of X
+    sets: list[Tensor]  # copies of X
 
     @property
     def checked(self) -> int:

@@ -14,7 +14,7 @@ PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
 LAYERS = ("qkv", "projection", "up", "down")  # of a transformer's block
 NAMES = (OURS, *OTHERS, *PARTS)
-ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_WAYS = ("one_launch", "each_factor", "each_layer")  # of whole layers
+ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_WAYS = ("one_launch", "each_factor", "each_layer")  # kinds of layer launches
 BESIDE = " beside "  # separates the chains of a group in a row's pattern
 WAYS = (*OUR_WAYS, "layer", "bmm", "views", "dense")  # contenders for layers
 

@@ -35,7 +35,7 @@ from ksgen.words import counted
 ACCEPTED = 2.0  # times the rounding error: baselines round at other points than our kernels
 HOPELESS, BETTER_PACE = 3.0, 10  # times the fastest contender's time; times the best pace so far, as a margin
 MORE = 3  # times the protocol's number of measurements, while a median is uncertain
-DISTURBED = 5  # times as long may a first run take: a second one decides whether it is too slow
+DISTURBED = 5  # factor on the time limit for a first run: a second run decides whether it is too slow
 MATRIX_UNITS = 16  # times float32's rate may a processor reach in 16 bits
 _BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together, on a GPU and on a processor
 
