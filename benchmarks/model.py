@@ -52,7 +52,7 @@ _PATTERNS = click.option("--patterns", type=click.IntRange(min=1), default=60, s
 
 @click.group()
 def main() -> None:
-    """Print what the cost model expects. Nothing is measured."""
+    """Print results of the cost model. Nothing is measured."""
 
 
 def _speed(family: Modelled[Any], kernel: KernelSpec, limits: Limits) -> Speed:
@@ -94,8 +94,8 @@ def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool)
 def defaults(patterns: int, targets: tuple[str, ...], batch: int) -> None:
     """Print medians and minima of the defaults' shares of the floor.
 
-    The table also gives the largest ratio of the chosen default's time to that of the fastest family's default, and the
-    count per chosen family. On Hopper it is printed with all families too.
+    Another column is the largest ratio of the chosen default's time to that of the fastest family's default. The last
+    one counts the chosen families. On Hopper, all families are printed too.
     """
     click.echo(f"{'target':<18} {'precision':<9} layout  median  min  over best  families")
     for target in targets or TARGETS:
@@ -144,8 +144,8 @@ def hopper_shares(kernel: KernelSpec, ceilings: Ceilings) -> dict[str, float]:
 def hopper(patterns: int, copy: float, multiply: float) -> None:
     """Print medians and minima of the shares of the floor.
 
-    The columns are the defaults, blocks without clusters and resident X, and the best with both. 60 patterns take a
-    minute or more.
+    The columns are the defaults, the best without clusters and resident X, and the best of all constants. 60 patterns
+    take a minute or more.
     """
     click.echo("precision layout   default: median min   alone: median min   best: median min")
     for layout, precision in product(("bsl", "bsf"), ("float16", "tf32x3")):
@@ -417,9 +417,10 @@ def replay(layout: str, precision: str) -> Replay:
 def ksmm() -> None:
     """Print, per precision and layout, how well the model fits the published times.
 
-    The columns are the number of times, and of those above the longest term; the shares of that term, and of
-    multiply-adds and cache in sequence; measured over predicted times, and the share within the predictions' bands; and
-    rank correlations of the slowdown over the floor, as predicted and by the longest term.
+    The first columns count the times, and those above the longest term. Two columns give that term, and multiply-adds
+    plus cache, as shares of the time. Two more give measured over predicted times, and the share within the
+    predictions' bands. The last two are rank correlations of the slowdown over the floor, as predicted and by the
+    longest term.
     """
 
     def spelled(figures: Band) -> str:
