@@ -3,8 +3,7 @@
     python examples/digits.py                    # and digits.png, if matplotlib is installed
     python examples/digits.py --epochs 30 --width 2048
 
-The masked layers have the same free parameters as the sparse ones, in dense matrices full of zeros. This is what
-PyTorch offers without ksgen.
+The masked layers have the free parameters of the sparse ones, in dense matrices full of zeros, as in plain PyTorch.
 """
 
 import argparse

@@ -38,10 +38,7 @@ def drawn(seed: int) -> nn.Sequential:
 
 
 def train(model: nn.Module, own: slice) -> list[float]:
-    """Train a model; returns the loss over the full batch at each step.
-
-    `own` selects the rows of this process.
-    """
+    """Train a model on this process's rows; returns the loss over the full batch at each step."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), 3e-3), []
     for step in range(steps):
         x = torch.randn(ROWS, features, generator=torch.Generator().manual_seed(step)).to(kind)[own]
