@@ -1,6 +1,4 @@
-"""Train one model on several processes, by three methods: replicas, shards, or tensor parallelism.
-
-The losses are equal.
+"""Train one model on several processes, by replicas, shards or tensor parallelism. The losses are equal.
 
     torchrun --nproc-per-node 2 examples/several_processes.py
 
