@@ -114,6 +114,8 @@ class Entry:
             specialised, row.get("job", "multiply"), between=row.get("between", "none"), out_layout=row.get("out_layout"),
             weights=row.get("weights", SAME), inputs=row.get("inputs", SAME),
         )  # fmt: skip
+        if (job := row.get("job", "multiply")) != kernel.job:
+            raise ValueError(f"job={excerpt(job)} of a kernel whose job is {kernel.job}")
         family = family_named(row["family"])
         constants = family.constants(row["constants"])
         if any(isinstance(value, int) and value > MOST_CONSTANT for value in row["constants"].values()):

@@ -249,6 +249,14 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path
         (lambda text: text.replace('"a day"', '"a day", "note": 5'), "file: entry 1: note=5 is no text in one line; delete"),
         (lambda text: text.replace('"a day"', '"a day", "note": "a\\nb"'), "file: entry 1: note='a\\nb' is no text in one line; delete"),
         (lambda text: text.replace("1.5", '"soon"'), "file: entry 1: median_us='soon' is no time"),
+        (
+            lambda text: text.replace('"pattern"', '"job": "chain", "pattern"', 1),
+            "file: entry 1: job='chain' of a kernel whose job is multiply; delete",
+        ),
+        (
+            lambda text: text.replace('"pattern"', '"before": [[1, 96, 2, 1]], "pattern"', 1),
+            "file: entry 1: job='multiply' of a kernel whose job is chain; delete",
+        ),
         (lambda text: '{"entries": {"a": 1}}', "file: not a wisdom file (entries is {'a': 1}, not a list)"),
     ],
 )
