@@ -1,4 +1,4 @@
-"""Tests mirror the modules of ksgen; `emulator/` is the GPU that is played on the processor. A warning of a compiler is an error here."""
+"""Tests mirror the modules of ksgen. `emulator/` emulates GPUs on the processor. A compiler warning is an error."""
 
 import os
 

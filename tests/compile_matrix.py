@@ -4,7 +4,7 @@
                                    [--instructions]
 
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
-and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a besides: the first SLICED
+and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a also: the first SLICED
 for slices, with a residual, which has a pitch too; for them and sm_89, those with weights in eight bits, where they have
 texts of their own, and with X so the first SLICED that the family serves; and, where a family says so, the first MANY in
 float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for every kernel,
@@ -46,7 +46,7 @@ from tests.support import sass
 FEW, MANY, SLICED = 6, 40, 2
 SAMPLE = Pattern(1, 768, 192, 2)  # d = 2, everything even: no access is narrow for want of alignment
 BLACKWELL = ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121")  # no wgmma: what serves there is what serves on sm_80
-SELDOM = ("sm_103", "sm_110", "sm_121")  # beside their neighbours, sm_100 and sm_120: only where they are named, or with --everything
+SELDOM = ("sm_103", "sm_110", "sm_121")  # like sm_100 and sm_120; compiled only if named, or with --everything
 MAIN_TARGETS = ("sm_80", "sm_90a")
 MAIN_PRECISIONS = ("float32", "float16", "tf32x3")
 SERIALISED = ("C7510", "C7511", "C7512")  # ptxas waits for each wgmma before the next, for one reason or another
@@ -103,7 +103,7 @@ PROMISES = {
         stored=("bfloat16",),
         inputs=tuple(STORAGES),
     ),
-    # two layers of two factors and one of one, whose texts stand beside each other
+    # two layers of two factors and one of one factor, with their sources side by side
     "few_group": Promise(
         ("sm_80", "sm_90a"),
         register_error=104,
@@ -194,7 +194,7 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1, 
         ]
         return rendered(wanted)
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
-    if everything or target in (*MAIN_TARGETS, "sm_89", "sm_120"):  # the last two multiply eight bits as they are
+    if everything or target in (*MAIN_TARGETS, "sm_89", "sm_120"):  # the last two multiply eight bits directly
         many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.stored)
         jobs += [KernelSpec(*each, weights=weights) for *each, weights in sorted(many) if each[1] in taken_beside(weights)]
         for storage, precision, layout in product(promise.inputs, sorted(set(taken_beside()) & set(promise.precisions)), LAYOUTS):
@@ -204,8 +204,7 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1, 
 
 
 def sampled(wanted: Iterable[KernelSpec], serves: Callable[[KernelSpec], bool]) -> Iterator[KernelSpec]:
-    """Of the kernels that are served, each that has something which none before it has: in a layout, a job, a precision, a stride, or a
-    way to store weights or X."""
+    """Yield each served kernel with a new layout, job, precision, stride or storage of weights or X."""
     seen: set[tuple[str, str, object]] = set()
     for kernel in wanted:
         own = {(kernel.layout, name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")}
@@ -332,7 +331,7 @@ def bound_of(outcome: Outcome) -> tuple[str, str]:
 
 
 def notes_of(outcome: Outcome) -> list[str]:
-    """What ptxas advises, beside what it reports of every kernel."""
+    """Return the advice of ptxas, without its report on every kernel."""
     return outcome.result.provenance.get("notes", "").splitlines() if isinstance(outcome.result, Binary) else []
 
 

@@ -1,9 +1,9 @@
 """python -m tests.counts: what a kernel's launches ask of the memories and the matrix units, counted in the emulator (tests/emulator).
 
-A kernel of ksgen, by its pattern, stands beside what its family's `work` says of it. Any other CUDA text is counted by a launch
+A kernel of ksgen, by its pattern, is compared with its family's `work`. Any other CUDA source is counted by a launch
 written down in YAML:
 
-    text: peer.cu               # beside the YAML
+    text: peer.cu               # next to the YAML
     entry: multiply
     grid: [64, 2]
     block: 256
@@ -12,7 +12,7 @@ written down in YAML:
     early: true
     arguments:
       - bytes: 4194304          # an array of zeros
-      - npy: indices.npy        # an array, beside the YAML
+      - npy: indices.npy        # an array, next to the YAML
       - int32: 256              # a number, of any type that NumPy has
       - null                    # no array
 """

@@ -26,7 +26,7 @@ _GRACE_SECONDS = 15  # that a command may take to stop by itself
 
 @dataclass(frozen=True)
 class Stage:
-    """One command, and the most that it may take; a command with a time limit of its own is told it."""
+    """One command and the most seconds it may take. A command with its own time limit receives that number."""
 
     name: str
     arguments: tuple[str, ...]

@@ -179,7 +179,7 @@ def _compiler(device: Device) -> str:
 
 
 def run_tests(folder: Path, seconds: float = _TEST_SECONDS, only: str = "") -> Outcomes:
-    """On all cores at once: most of the time goes to compilers. What has not begun in time is skipped, and says so."""
+    """Run tests on all cores, because compilers take most of the time. Tests that cannot begin in time are skipped."""
     report = (folder / "tests.jsonl").absolute()
     report.unlink(missing_ok=True)
     workers = min(usable_cores(), _MOST_WORKERS)

@@ -18,7 +18,7 @@ TIME_IS_UP = "the time was up"
 
 
 class Report:
-    """Whoever speaks to the user writes it: with several workers, the one that started them."""
+    """Report of the tests, written by the process that speaks to the user, not by its workers."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Before what the test is given, which may take long."""
+    """Skip a test before its fixtures, which may take long."""
     if time() > float(os.environ.get(END, "inf")):
         pytest.skip(TIME_IS_UP)
 

@@ -79,7 +79,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: st
 
 
 def test_a_warning_is_one_line_without_its_place_in_the_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of ksgen, wherever they point to. What other libraries warn of is theirs."""
+    """Warnings of ksgen are shortened, wherever they point to. Warnings of other libraries are not."""
 
     def told(**_: object) -> None:
         warn("another is\ntaken in its place")

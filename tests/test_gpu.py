@@ -1,8 +1,8 @@
-"""On an NVIDIA GPU: the families' matrix and the PTX cases of the emulator on the device, and PyTorch's streams and graphs.
+"""Tests on an NVIDIA GPU: the families' matrix, the emulator's PTX cases, and PyTorch's streams and graphs.
 
-The emulator and the device agree, or one of them has a bug: where nothing is rounded to the last bit, elsewhere each
-within its check, with the largest difference as the test's property `ulps`. The emulator takes minutes: it runs beside the device
-only where KSGEN_GPU_BESIDE_EMULATOR=1 asks for it.
+The emulator and the device agree in all bits where nothing is rounded, and elsewhere within each check.
+The test's property `ulps` records the largest difference. The emulator takes minutes: only
+KSGEN_GPU_BESIDE_EMULATOR=1 runs it.
 """
 
 import os

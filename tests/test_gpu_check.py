@@ -332,7 +332,7 @@ gpu_children.run(["sh", "-c", "echo $$; exec sleep 600"], 600, Path({str(tmp_pat
 
 
 def is_gone(process: int) -> bool:
-    """Ended, or ends within a second; a process that nobody waits for may stay listed as a zombie."""
+    """Return whether the process ends within a second. It may stay listed as a zombie if its parent does not wait."""
     for _ in range(50):
         try:
             if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X"):

@@ -1,4 +1,4 @@
-"""Where ksgen finds what it ships, and keeps what it makes."""
+"""Tests of paths: where ksgen finds what it ships, and where it stores what it makes."""
 
 import json
 import os

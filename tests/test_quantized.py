@@ -142,7 +142,7 @@ def test_an_error_of_other_weights_is_refused() -> None:
 
 
 def test_launchers_take_what_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is, packed once; or packed beforehand. On arrays of any precision that is multiplied so."""
+    """Launchers pack such weights once, or take packed ones, with arrays of any supported precision."""
     chosen_native(monkeypatch)
     own, made = Launcher(2, 6, 8, 3), ksgen.quantize(WEIGHTS, "e4m3")
     packed = own.pack(made)
@@ -248,7 +248,7 @@ def test_what_saturates_of_x_is_refused_or_counted() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("storage", "layout"), list(product(STORAGES, ["bsf", "bsl"])))
 def test_launchers_take_x_in_eight_bits(storage: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its own type or as bits; y is float32, or as what is given besides, or as is asked."""
+    """X has its own type or is raw bits. The type of y is float32, that of the other arrays, or the requested one."""
     chosen_native(monkeypatch)
     own, given = Launcher(2, 6, 8, 3), quantize_inputs(X if layout == "bsf" else np.ascontiguousarray(X.T), storage)
     made = quantize(WEIGHTS, storage, x_scale=given.scale)
@@ -329,7 +329,7 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
 
 
 def test_layers_and_groups_take_x_in_eight_bits_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What float32 lies between gives the bits of a launch for each; types come from what is given besides."""
+    """A float32 intermediate gives the bits of one launch per factor. Types follow the other arrays."""
     chosen_native(monkeypatch)
     monkeypatch.setattr("ksgen.launch.fused.LEAST_ENTRIES", 1)
     first, given = Launcher(2, 6, 8, 3), quantize_inputs(X, "e4m3")

@@ -1,4 +1,4 @@
-"""Which layers the benchmark measures: the named sets, and those of a spec."""
+"""Tests of the layers that the benchmark measures: the named sets, and the layers of a spec."""
 
 from pathlib import Path
 

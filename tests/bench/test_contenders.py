@@ -60,7 +60,7 @@ def test_nothing_is_called_tuned_that_no_search_found(precision: str, cpu: Any) 
 @pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
 @pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float16", "bsl"), ("float16", "bsf")])
 def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA: pointers of tensors, the default stream; the device is the emulator."""
+    """Our kernels take pointers of tensors and the default stream, as on CUDA. The device is the emulator."""
     gpu: Any = FakeGpu()
     job = Job(Pattern(1, 16, 8, 2), precision, layout, 24)
     problem = Problem(job, torch.device("cpu"), 0)

@@ -41,7 +41,7 @@ def test_the_times_are_those_that_the_benchmarks_pages_quote() -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "layout", "bytes_an_output"),
-    [  # X for a tile's outputs, W for its batch, Y as it is stored; by hand
+    [  # X per tile's outputs, W per tile's batch, Y as stored; computed by hand
         (Pattern(1, 192, 48, 2), "bsf", 2 * 48 * 4 / 64 + 48 * 4 / 16 + 32),
         (Pattern(6, 64, 64, 1), "bsf", 64 * 4 / 64 + 64 * 4 / 32 + 16),
         (Pattern(1, 768, 192, 2), "bsf", 2 * 192 * 4 / 64 + 192 * 4 / 32 + 32),
@@ -59,7 +59,7 @@ def test_bytes_of_the_second_level_cache(pattern: Pattern, layout: str, bytes_an
 
 
 def test_cycles_of_shared_memory() -> None:
-    """Of 64 x 64 tiles with 8 x 8 sums: 64 threads are two warps, which read 2 times 2 and 2 times 4 cycles an input."""
+    """Two warps share a tile of 64 x 64 with 8 x 8 sums per thread. Each reads for 2 * 2 and 2 * 4 cycles per input."""
     kernel, tiles = KernelSpec(Pattern(1, 64, 64, 1), layout="bsl"), Tiles(64, 16, 64, 8, 8, 4)
     work = KSMM.work(kernel, tiles, 64)
     staged, passed = 64 * (64 + 64) * 4, 2 * 64 * 64 * 4

@@ -1,4 +1,4 @@
-"""What is said of layers: tables of everyone's time over that of one launch, and a report of them."""
+"""Tests of reports on layers: tables of each method's time relative to one launch."""
 
 import pytest
 

@@ -88,7 +88,7 @@ def test_sparse_layers_are_measured_with_prepared_weights(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("_small")
 def test_decoding_is_a_token_per_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By frozen layers, whatever the tokens of a forward pass."""
+    """Frozen layers decode one token per sequence, whatever the token count of a forward pass."""
     batches: list[int] = []
     multiply = KSLinear.forward
     monkeypatch.setattr(KSLinear, "forward", lambda self, x, *_: (batches.append(x[..., 0].numel()), multiply(self, x))[1])
@@ -106,7 +106,7 @@ def test_decoding_is_a_token_per_sequence(monkeypatch: pytest.MonkeyPatch) -> No
     ("model", "backends"), [("vit-s16", ("auto", "einsum")), pytest.param("gpt2-medium", ("einsum",), marks=pytest.mark.slow)]
 )
 def test_training_steps_move_every_weight(model: str, backends: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of dense and sparse parts alike, with nothing frozen; and what a layer within hands back is computed too."""
+    """A step moves dense and sparse weights alike, and freezes none. It also computes what inner layers return."""
     seen: list[tuple[bool, bool, bool]] = []
     before: dict[int, object] = {}
     make = torch.optim.SGD
@@ -161,7 +161,7 @@ def test_the_papers_down_projection_alone(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_small")
 def test_dense_and_sparse_get_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which layers are called, on what, and with which bias and activation."""
+    """Both kinds of layers are called on the same shapes, with the same bias and activation."""
     called = []
     forward = KSLinear.forward
 

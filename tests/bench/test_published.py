@@ -1,4 +1,4 @@
-"""The paper's own numbers, and that ours stand beside them."""
+"""Tests that reports show our numbers next to the paper's own."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What is said of results: duels, tables beside the paper's numbers, rules that predict the gain, the page and the Markdown."""
+"""Tests of reports: duels, tables next to the paper's numbers, rules that predict the gain, the page and Markdown."""
 
 import re
 from dataclasses import replace

@@ -67,7 +67,7 @@ def test_contenders_take_turns_and_every_row_is_complete(cpu: Any, tmp_path: Pat
 
 
 def test_a_processors_floor_is_measured_for_every_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its speed changes with what else runs on the machine: the better of before and after counts. A GPU's is measured once."""
+    """A processor's speed varies with other work: the better of two times counts. A GPU's is measured once."""
     rates = iter((1, 2, 4, 3))
     monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings((rate := next(rates)) * 1e9, rate * 1e6))
     jobs = [JOB, replace(JOB, layout="bsl")]
@@ -111,7 +111,7 @@ def test_the_time_limit_leaves_whole_measurements(cpu: Any, tmp_path: Path) -> N
 
 
 def test_the_time_limit_is_held_within_a_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on with what is done: 10 s a check, 3 s a measurement."""
+    """The clock advances 10 s per check and 3 s per measurement."""
     now, did = [0.0], []
     attempt = Runner._attempt
 

@@ -16,7 +16,7 @@ def test_the_papers_tables_with_the_papers_numbers() -> None:
     results = Results(FOUR, "float32", 25088)
     three = lines(tables.table3(results))
     assert three["ksgen faster than the paper's five"] == ("2", "50 %", "x1.60", "x1.10", "88 % (x1.39), Table 3")
-    assert "ksgen faster than the expert's" not in three  # nobody measured them
+    assert "ksgen faster than the expert's" not in three  # not measured
     five = lines(tables.table5(results))
     assert five["bsl: ksgen faster than min(bmm, einsum, bsr, dense, sparse)"][-1] == "88 % (x1.39), Table 5"
     assert five["bsf: ksgen faster than min(bmm, einsum, bsr, dense, sparse)"] == ("1", "0 %", "-", "x0.50", "20 % (x1.28), Table 5")

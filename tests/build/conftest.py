@@ -1,4 +1,4 @@
-"""What tests of builds share: a cache of a test's own, and a search for compilers that begins anew."""
+"""Fixtures for tests of builds: a private cache, and a fresh search for compilers."""
 
 import pytest
 

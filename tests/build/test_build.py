@@ -1,4 +1,4 @@
-"""From text to binary: who compiles, who waits, who reads, and what is said when nobody can."""
+"""Tests of builds from source to binary: compiling, waiting, reading, and the message if no compiler works."""
 
 import errno
 import json
@@ -402,7 +402,7 @@ def test_interrupt_ends_the_compilers(monkeypatch, tmp_path):
 
 
 def has_ended(process: int) -> bool:
-    """A process that nobody waits for may stay listed as a zombie."""
+    """Return whether the process has ended. It may stay listed as a zombie if its parent does not wait."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):

@@ -355,7 +355,7 @@ def test_same_entry_put_twice(cache):
 
 
 def test_clearing_while_others_read_and_write(cache):
-    """Everyone gets the whole binary or nothing, and nobody fails."""
+    """Every reader gets the whole binary or nothing, and no call fails."""
     answers = []
     failures = []
 

@@ -104,7 +104,7 @@ def test_full_disk_is_named(tmp_path, monkeypatch):
 
 
 def is_gone(process: int) -> bool:
-    """Ended; a process that nobody waits for may stay listed as a zombie."""
+    """Return whether the process has ended. It may stay listed as a zombie if its parent does not wait."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):

@@ -190,7 +190,7 @@ def test_sums_and_what_they_are_made_of_stay_in_registers(
 
 
 def innermost_loop(assembly: str) -> list[str]:
-    """Of loops that multiply and add, the shortest."""
+    """Return the shortest loop that multiplies and adds."""
     lines, places, loops = assembly.splitlines(), {}, []
     for at, line in enumerate(lines):
         if label := re.match(r"(\.L\w+):", line):

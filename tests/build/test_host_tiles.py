@@ -39,7 +39,7 @@ class State(ctypes.Structure):
 
 
 def aligned() -> State:
-    """At a multiple of 64, as instructions want it."""
+    """Return a state at a multiple of 64 bytes, as the instructions require."""
     memory = (ctypes.c_uint8 * 128)()
     state = State.from_buffer(memory, -ctypes.addressof(memory) % 64)
     assert ctypes.sizeof(state) == 64
@@ -105,7 +105,7 @@ def test_products_are_those_of_exact_arithmetic_bit_by_bit(operand: str, kind: s
 
 
 def test_what_is_rounded_up_to_the_least_normal_is_no_zero_and_what_is_not_is() -> None:
-    """By the model: the rounding of an unbounded exponent decides."""
+    """The model decides by rounding with an unbounded exponent."""
     from fractions import Fraction
 
     least = Fraction(2) ** -126
@@ -115,7 +115,7 @@ def test_what_is_rounded_up_to_the_least_normal_is_no_zero_and_what_is_not_is() 
 
 
 def test_the_least_normal_is_decided_as_the_model_decides_it(played: ctypes.CDLL) -> None:
-    """Sums one place below it, at a tie and beside it."""
+    """The sums lie one place below the least normal number, at a tie, and next to the tie."""
     a, b, c = np.zeros((16, 32), TYPES["bf16"]), np.zeros((16, 16, 2), TYPES["bf16"]), np.zeros((16, 16), np.float32)
     a[:, 0], a[:, 2] = 2.0**-63, -(2.0**-75)
     b[0, :, 0] = 2.0**-63
@@ -230,7 +230,7 @@ def disassembled(kernel: KernelSpec, panel: int, folder: Path, more: tuple[str, 
 
 
 def loops(lines: list[str]) -> list[list[str]]:
-    """What lies between a jump back and where it leads, and holds products: the innermost such loops alone, in order."""
+    """Return the innermost loops with products, in order: each from a jump's target to the jump back."""
     at = {found[1]: number for number, line in enumerate(lines) if (found := re.match(r"\s+([0-9a-f]+):", line))}
     spans = []
     for number, line in enumerate(lines):
@@ -275,7 +275,7 @@ def test_each_tile_that_is_loaded_is_multiplied_twice(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("precision", "layout", "loads", "products"), [("bfloat16", "bsf", 4, 4), ("bf16x6", "bsl", 14, 24)])
 def test_so_it_is_in_a_chain(precision: str, layout: str, loads: int, products: int, tmp_path: Path) -> None:
-    """In the loop of a factor that compilers do not unroll; and neither factor is a call of functions."""
+    """Compilers do not unroll the loop of such a factor. Neither factor becomes a function call."""
     kernel = KernelSpec((Pattern(2, 64, 2048, 1), Pattern(1, 64, 64, 2)), precision, layout)
     lines = disassembled(kernel, int(layout == "bsl"), tmp_path)
     whole = [words for loop in loops(lines) if (words := tile_words(loop)).count("tdpbf16ps") == products]

@@ -1,4 +1,4 @@
-"""What is told of a refused source: the first complaint, the place where it was kept, the command to repeat."""
+"""Tests of reports on a refused source: the first complaint, the path of the source, the command to repeat."""
 
 import os
 from pathlib import Path

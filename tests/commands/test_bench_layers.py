@@ -80,7 +80,7 @@ def test_the_command_and_its_report(tmp_path: Path) -> None:
 def test_options_take_the_place_of_what_a_spec_says(
     options: tuple[str, ...], names: list[str], activations: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a layer that gives y in another layout is no part of a group."""
+    """A layer that gives y in another layout is not part of a group."""
     spec = tmp_path / "own.yaml"
     chain = "{chain: ['2,4,8,1', '1,12,8,1'], activation: gelu"
     layers = f"up: {chain}}}, turned: {chain}, out_layout: bsl}}"
@@ -138,7 +138,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: st
         cli.main()
     told = capsys.readouterr()
     assert (ended.value.code, told.out) == (2, "")
-    assert told.err.splitlines()[-1].startswith(f"ksgen: {message}"), told.err  # where others keep the machine busy, that is said first
+    # a notice about a busy machine may come first
+    assert told.err.splitlines()[-1].startswith(f"ksgen: {message}"), told.err
 
 
 @pytest.mark.usefixtures("small")

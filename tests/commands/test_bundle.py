@@ -174,7 +174,7 @@ def test_a_bundle_serves_layers_and_groups_in_one_launch(sets: list[str], tmp_pa
 
 @pytest.mark.slow
 def test_processors_with_tiles_run_a_bundle_for_them(sets: list[str], tmp_path: Path) -> None:
-    """Here tiles are played: what is built for them runs on a processor that is said to have them."""
+    """Emulated tiles run binaries for tiles on a processor that only reports to have tiles."""
     if "x86-64-v4-bf16" not in sets:
         pytest.skip("this processor lacks the vectors that such a kernel uses beside tiles")
     (tmp_path / "one.yaml").write_text('kernels: [{pattern: "2,5,5,3", precision: bf16x6, batch: 5}]\n')
@@ -237,7 +237,7 @@ def test_a_compiler_that_makes_no_such_code_is_named(tmp_path: Path, spec: Path)
 
 
 def test_a_bundle_of_another_version_is_told(sets: list[str], tmp_path: Path) -> None:
-    """Its kernels are for this processor, but what runs them has changed since."""
+    """The bundle's kernels fit this processor, but the code that runs them has changed since."""
     target = INSTRUCTION_SETS[sets[0]].target
     binary = Binary(b"old", "ksgen_launch", target, provenance={"compiler": "c++", "compiler_version": "1", "options": ""})
     write_bundle(tmp_path / "old.ksb", [(Request("of old", "ksgen_launch", target), binary)])
@@ -261,7 +261,7 @@ def test_what_is_no_target_is_refused(arch: str, says: str, spec: Path) -> None:
 
 
 def test_bundles_for_another_kind_of_processor(tmp_path: Path) -> None:
-    """Where a compiler builds for it; what it holds is not run here."""
+    """A cross-compiler builds the bundle. Its binary does not run here."""
     other = next(each for each in INSTRUCTION_SETS.values() if each not in instruction_sets_here() and each.machine == "aarch64")
     try:
         compiler_for(other.target)

@@ -1,4 +1,4 @@
-"""`ksgen doctor`: what is there, what installs the rest, and why a machine cannot build or run kernels as it is."""
+"""Tests of `ksgen doctor`: what is installed, what installs the rest, and why a machine cannot build or run kernels."""
 
 import json
 import os
@@ -26,7 +26,7 @@ NVRTC_12 = NVRTC.replace("cuda]", "cuda12]")
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[pytest.MonkeyPatch, Path]:
-    """With gcc on PATH, without NVRTC."""
+    """Provide a machine with gcc on PATH and without NVRTC."""
     (tmp_path / "gcc").symlink_to("/bin/true")
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), "/usr/bin", "/bin"]))

@@ -1,7 +1,7 @@
 """Command lines at random: exit code 0, 1 or 2, never a traceback, and nothing written but what was asked for.
 
-The console script's own `main` runs in this process. What takes time is played: no compiler runs (`build_many` answers at
-once) and nothing is measured (`measure`); what chooses, renders, writes and prints is the real thing.
+The console script's own `main` runs in this process. Stand-ins replace what takes time: `build_many` compiles
+nothing, and `measure` measures nothing. The code that chooses, renders, writes and prints is the real one.
 """
 
 import io
@@ -32,7 +32,7 @@ from tests.support.damage import fuzzing
 pytestmark = pytest.mark.slow
 
 SMALL = 'kernels: ["2,9,5,3", {pattern: [1,4,4,1], precision: float16, batch: 70}]\nlayers: {both: [[2,3,4,1], [1,5,6,1]]}\n'
-SAID = ("--device-name ", "compiling ")  # on stderr, of a name that nobody knows, and of each target
+SAID = ("--device-name ", "compiling ")  # on stderr, for an unknown name and for each target
 FOUND = Entry(KernelSpec(Pattern(6, 64, 64, 1)), 64, "simt", SimtConstants(64, 32, 8, 1, 8, 8, 3, 1, "async"), {"median_us": 1.5})
 KNOWN = {"one.json": dump("gpu", Wisdom([FOUND])), "two.json": dump_export({name: Wisdom([FOUND]) for name in ("gpu", "other")})}
 FILES = KNOWN | {
@@ -65,7 +65,7 @@ def fake_measure(device: Any, kernel: KernelSpec, batch: int, runs: int = 10, se
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where commands run: what lies around it, and HOME, stay as they are."""
+    """Provide the folder in which commands run. They must not change HOME or the surrounding folder."""
     around = tmp_path_factory.mktemp("around")
     home = Path.cwd()
     with pytest.MonkeyPatch.context() as patch:

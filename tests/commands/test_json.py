@@ -61,7 +61,7 @@ def numbers(content: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[str]:
-    """Those with --json."""
+    """Yield the names of the commands that have --json."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*words, name))

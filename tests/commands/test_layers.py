@@ -11,7 +11,7 @@ FIRST, SECOND = Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3)
 
 
 def test_a_layer_is_what_launchers_ask_for() -> None:
-    """Of a group: kernels of slices, as its outputs lie beside each other in one array. A single product is no layer."""
+    """The kernels of a group are slices, because its outputs share one array. A single product is no layer."""
     pair = chain_in("2,9,5,3 1,4,18,3")
     assert pair == Chain((FIRST, SECOND))
     layers = (

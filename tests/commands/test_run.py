@@ -210,7 +210,7 @@ def test_what_is_no_layer_of_a_spec(words: tuple[str, ...], told: str, tmp_path:
 @pytest.mark.slow
 @needs_device
 def test_a_batch_beyond_memory_is_told_where_it_was_given(tmp_path: Path) -> None:
-    """In the spec, of a layer or of all, or on the command line."""
+    """The batch is given in the spec, for one layer or for all, or on the command line."""
     layer = "  up: {chain: [[2,9,5,3], [1,4,18,3]], batch: 9000000000}\n"
     own = spec_in(tmp_path, f"layers:\n{layer}")
     done = ksgen("run", "--spec", str(own))

@@ -1,4 +1,4 @@
-"""Which device is chosen, what is told when there is none, and what a CUDA device does with a kernel."""
+"""Tests of devices: which one is chosen, the message if there is none, and how a CUDA device runs a kernel."""
 
 import sys
 from types import SimpleNamespace

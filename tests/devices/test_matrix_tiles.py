@@ -81,7 +81,7 @@ def test_without_tiles_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_system_is_asked_by_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what it answers is believed: here, what this processor has."""
+    """The system's answer decides, even on a processor that has tiles."""
     assert isinstance(tiles_are_permitted(), bool)
     asked = []
 

@@ -56,7 +56,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     "precision", ["float32", "float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "bfloat16"))]
 )
 def test_every_type_and_way(precision: str, layout: str, along: str) -> None:
-    """With ragged edges, a panel or none, and every number of lanes that a vector of some processor has."""
+    """Every type and vectorization has ragged edges, a panel or none, and each processor's number of lanes."""
     for lanes, shape, batch in ((2, (2, 3, 5, 2), 9), (4, (1, 9, 5, 4), 33), (8, (1, 6, 7, 24), 17), (16, (2, 24, 5, 16), 50)):
         kernel = vector.kernel_of(shape, precision, layout, Epilogue(True, "none", True))
         vector.agrees(kernel, vector.constants_of(kernel, along, lanes), batch)
@@ -67,7 +67,7 @@ def test_every_type_and_way(precision: str, layout: str, along: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 192, 48, 2), (1, 24, 32, 3), (1, 40, 16, 24), (2, 37, 50, 1), (1, 13, 50, 7)])
 def test_what_memory_held_before_is_not_computed_with(shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were it subnormal, sums that nobody reads would take eight times as long. Signalling NaNs tell: they raise a flag."""
+    """Subnormal values in unread sums would take eight times as long. Signalling NaNs raise a flag if they are used."""
     monkeypatch.setattr(threads, "threads_of_environment", lambda: 1)
     flags = ctypes.CDLL("libm.so.6" if sys.platform == "linux" else None)
     launcher = Launcher(*shape)
@@ -161,7 +161,7 @@ def wrong_at_once(calls: Sequence[Callable[[], Any]], wanted: np.ndarray) -> int
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("has_openmp", [True, False])
 def test_many_threads_of_python_at_once(has_openmp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On OpenMP's threads, and on a crew that serves one of them at a time."""
+    """OpenMP's threads run the calls, or a pool that serves one of them at a time."""
     if not has_openmp:
         monkeypatch.setattr(native, "_openmp", lambda: None)
     monkeypatch.setattr(threads, "threads_of_environment", lambda: 3)
@@ -232,7 +232,7 @@ def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any, mon
 
 
 def test_a_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its parent's it has none: to wait for them would be for ever."""
+    """A child has no threads of its parent. It would wait for them forever."""
     code = """
 import os, signal
 from tests.devices.test_native import product
@@ -422,7 +422,7 @@ def test_another_instruction_set_s_library_is_not_loaded(device: Device, monkeyp
 
 
 def test_what_was_built_for_this_very_processor_serves_every_batch(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one whose own constants would be others than those of the power of two above it."""
+    """The batch's own constants may differ from those of the power of two above it."""
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     kernel, limits, wisdom = KernelSpec(Pattern(1, 48, 48, 2)), limits_of(device), Wisdom()
     choices = ((batch, choose(kernel, batch, limits, wisdom), choose_for_many(kernel, batch, limits, wisdom)) for batch in range(2, 1000))

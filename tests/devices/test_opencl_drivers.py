@@ -159,7 +159,7 @@ def test_a_folder_for_temporary_files_that_is_full_is_named(monkeypatch, tmp_pat
 
 
 def test_links_to_a_driver_lie_in_no_folder_of_another_user(monkeypatch, tmp_path):
-    """Its name can be computed, so that another user could have made it, or a link in its place."""
+    """The folder's name can be computed, so another user could create it, or a link in its place."""
     spaced, theirs = tmp_path / "a b", tmp_path / "theirs"
     for folder in (spaced, theirs):
         folder.mkdir()

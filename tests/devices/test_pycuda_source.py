@@ -30,7 +30,7 @@ extern "C" __global__ void scale(float* y) { y[threadIdx.x] = scaled(y[threadIdx
 
 @pytest.fixture
 def device(runtime: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Of PyCUDA's, on a machine that has compiled nothing yet."""
+    """Provide PyCUDA's device on a machine that has compiled nothing yet."""
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc on PATH")
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))

@@ -17,10 +17,10 @@ from tests.emulator.build import put
 
 VERSION = "2026.1"
 HINT = "PyCUDA is not built for the stand-in driver; build it with: make pycuda"
-_NEEDS = ("pytools", "siphash24", "mako")  # beside what ksgen needs itself
+_NEEDS = ("pytools", "siphash24", "mako")  # in addition to ksgen's own requirements
 _PROFILER = "nvidia-cuda-profiler-api"  # a header of PyCUDA's that NVIDIA's packages have apart from nvcc
 
-# PyCUDA's build reads this file in the home folder. It compiles one source after the other unless it is told otherwise.
+# PyCUDA's build reads this file in the home folder. It compiles sources sequentially by default.
 _CONFIGURATION = """
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +41,7 @@ CCompiler.compile = compile_side_by_side
 
 
 def site_folder() -> Path:
-    """Where it lies, to be put on PYTHONPATH, or would lie."""
+    """Return the folder for PYTHONPATH that holds PyCUDA, or will hold it."""
     key = "\0".join([VERSION, sys.version, str(find_toolkit()), _CONFIGURATION, *_NEEDS])
     root = Path(os.environ.get("KSGEN_PYCUDA_FOLDER") or platformdirs.user_cache_path("ksgen-tests"))
     return root / f"pycuda-{VERSION}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
@@ -73,7 +73,7 @@ def _configure(home: Path) -> None:
 
 
 def _install(target: Path, home: Path, *packages: str) -> None:
-    """With another home folder, but the user's own settings of pip; without pip's cache, which may hold another build of PyCUDA."""
+    """Install with another home folder and the user's pip settings. Pip's cache may hold another build of PyCUDA."""
     settings = os.environ.get("PIP_CONFIG_FILE") or str(Path("~/.config/pip/pip.conf").expanduser())
     variables = os.environ | {"HOME": str(home), "PIP_CONFIG_FILE": settings, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-deps", "--target", str(target), *packages]

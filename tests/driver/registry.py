@@ -1,4 +1,4 @@
-"""Which emulator build plays a binary: the registry that the stand-in driver reads, a file for each cubin, named by its SHA-256."""
+"""Registry for the stand-in driver: one file per cubin, named by its SHA-256, that names the emulator build to run."""
 
 import hashlib
 import os
@@ -30,6 +30,6 @@ def register(cubin: bytes, source: str) -> None:
 
 
 def _line(kernel: Kernel, number: int) -> str:
-    """As `library/modules.cpp` reads it. `number` is the kernel's own in the emulator's executable."""
+    """Format a kernel as `library/modules.cpp` reads it. `number` is its number in the emulator's executable."""
     counts = (number, kernel.registers, kernel.shared_bytes, kernel.most_threads, kernel.cluster, len(kernel.parameters))
     return " ".join([kernel.name, *map(str, counts), *(f"{offset} {size}" for offset, size in kernel.parameters)])

@@ -33,7 +33,7 @@ def read(source: Source, batch: int) -> dict[str, tuple[int, int, int, list[str]
 
 
 def value(rule: str, known: dict[str, int]) -> int:
-    """As a reader would find it."""
+    """Compute the value of a rule as a reader would."""
     rule, _, how = rule.partition(", ") if not rule.startswith("min(") else (rule, "", "")
     if how == "rounded up":
         one, other = rule.split(" / ")

@@ -1,4 +1,4 @@
-"""The folder that emit writes: its own files are replaced together, and nobody else's is lost."""
+"""Tests of the folder that emit writes: its own files are replaced together, and no other file is lost."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def manifest(folder: Path) -> Any:
 
 
 def whole(folder: Path) -> dict[str, str]:
-    """Its files, all of which the manifest lists."""
+    """Return the folder's files. The manifest must list all of them."""
     found = content(folder)
     assert "unfinished" not in manifest(folder)
     assert not list(folder.glob(".ksgen*"))
@@ -51,7 +51,7 @@ def whole(folder: Path) -> dict[str, str]:
 
 
 def refusal(folder: Path, files: Mapping[str, str] = SECOND) -> str:
-    """What is said where nothing is written and nothing changed."""
+    """Return the message of a refused write, which must change no file."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(KsgenError) as caught:
         write(folder, files)

@@ -106,7 +106,7 @@ def test_each_family_has_its_template() -> None:
     [
         ("simt.cu.j2", {"simt", "simt_chain"}),  # which extends it
         ("wgmma_shared.cu.j2", {"wgmma_shared", "wgmma_permuted"}),  # which begins with it
-        ("few.cu.j2", {"few", "few_chain", "few_group"}),  # of which the last begins with the second
+        ("few.cu.j2", {"few", "few_chain", "few_group"}),  # few_group begins with few_chain
         ("few_chain.cu.j2", {"few_chain", "few_group"}),
         ("include/few/place_bsf.j2", {"few", "few_chain", "few_group"}),
         ("include/text.j2", set(FAMILIES)),

@@ -23,7 +23,7 @@ Of what is asynchronous, any build catches:
 - warps of a warpgroup that differ in their products, or in what they do about their registers (`setmaxnreg`), whose
   pool is that of the `__launch_bounds__`;
 - descriptors with bits that mean nothing, or off their swizzle's pattern; tensor maps that the driver would refuse,
-  and boxes whose rows are shorter than their swizzle's span, which nobody here has seen;
+  and boxes whose rows are shorter than their swizzle's span, whose behaviour is unknown;
 - addresses of another block where an instruction takes its own block's alone, and anything that reaches a block
   whose threads have all exited (the race build: which may have).
 

@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GlobalTally:
-    """Of one kind of access to global memory."""
+    """Counts for one kind of access to global memory."""
 
     requests: int = 0
     sectors: int = 0  # of each request by itself
@@ -26,7 +26,7 @@ class GlobalTally:
 
 @dataclass(frozen=True)
 class SharedTally:
-    """Of one kind of access to shared memory."""
+    """Counts for one kind of access to shared memory."""
 
     requests: int = 0
     bytes: int = 0  # what lanes share, once
@@ -37,7 +37,7 @@ class SharedTally:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one launch, or of several together. Kinds are those of `runtime/counts.h`: load, store, copy_async, bulk_load and so on."""
+    """Counts for one launch or several. `runtime/counts.h` names the kinds, such as load, store or bulk_load."""
 
     global_: Mapping[str, GlobalTally] = field(default_factory=dict)
     shared: Mapping[str, SharedTally] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Counts:
         return sum(tally.bytes for tally in self.shared.values())
 
     def __add__(self, other: "Counts") -> "Counts":
-        """Of both launches, one after the other."""
+        """Add the counts of two launches that run sequentially."""
         return Counts(
             global_=_added(GlobalTally, self.global_, other.global_),
             shared=_added(SharedTally, self.shared, other.shared),
@@ -94,7 +94,7 @@ def _values(tally: Any) -> list[int]:
 
 
 def read_counts(report: Mapping[str, Any]) -> Counts:
-    """From what `runtime/counts.h` writes."""
+    """Read the counts that `runtime/counts.h` writes."""
     rest = {name: value for name, value in report.items() if name not in ("global", "shared")}
     return Counts(
         global_={name: GlobalTally(**tally) for name, tally in report["global"].items()},

@@ -1,4 +1,4 @@
-"""What the emulator counts, in small kernels of which each number can be told by hand."""
+"""Tests of the emulator's counts, in small kernels whose numbers follow by hand."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def count(body: str, *args: Any, grid: int = 1, block: int = 32, shared_bytes: i
 
 
 def shared_reads(address: str, kind: str = "float") -> SharedTally:
-    """Of one read by each lane, at this element of what the lanes have written."""
+    """Count one read per lane, at this element of the array that the lanes have written."""
     declared = "extern __shared__ __align__(16) float s[]; for (int i = 0; i < 64; ++i) s[i * 32 + at] = x[i * 32 + at]; __syncthreads();"
     use = "for (int e = 0; e < 4; ++e) y[at * 4 + e] = found.at[e];" if kind == "Wide" else "y[at] = found;"
     counts = count(f"{declared} const {kind} found = *(const {kind}*)(s + ({address})); {use}", shared_bytes=64 * 32 * 4)
@@ -111,7 +111,8 @@ def test_lanes_that_want_different_words_of_a_bank_take_turns(address: str, bank
         ("4 * at", SharedTally(1, 512, 4, 4, 4)),
         ("4 * (at / 2)", SharedTally(1, 256, 2, 2, 2)),  # n and n ^ 1
         ("4 * (at % 2 + at / 4 * 2)", SharedTally(1, 256, 2, 2, 2)),  # n and n ^ 2
-        ("4 * (at % 8)", SharedTally(1, 128, 1, 4, 4)),  # others: 128 bytes come back in a cycle, whoever shares them
+        # others: 128 bytes return per cycle, whichever lanes share them
+        ("4 * (at % 8)", SharedTally(1, 128, 1, 4, 4)),
         ("0", SharedTally(1, 16, 1, 2, 2)),
         ("4 * (at % 8 * 8)", SharedTally(1, 128, 8, 4, 32)),
     ],
@@ -127,7 +128,8 @@ def test_neighbours_that_an_unrolled_loop_writes_are_one_wide_access() -> None:
     assert count(written.format(5), shared_bytes=1024).shared["store"].requests == 4  # not aligned
     apart = written.replace("+ e]", "+ 128 * e]", 1)
     assert count(apart.format(4), shared_bytes=2048).shared["store"].requests == 4
-    assert count("for (int e = 0; e < 4; ++e) y[at * 4 + e] = x[e * 32 + at];").global_["store"].requests == 4  # nobody knows how x lies
+    # the alignment of x is unknown
+    assert count("for (int e = 0; e < 4; ++e) y[at * 4 + e] = x[e * 32 + at];").global_["store"].requests == 4
 
 
 # ---- asynchronous copies

@@ -508,7 +508,7 @@ extern "C" __global__ void kernel(unsigned long long* y) {{
 
 
 def test_a_title_makes_no_other_build() -> None:
-    """So a change of one template's comment leaves the builds of its texts warm."""
+    """A change of one template's comment keeps the builds of its sources."""
     texts = ("// old 1\nint a;", "// new 2\nint a;", "// old 1\nint b;", "// old 1\n// more\nint a;", "// old 1\n// less\nint a;")
     digests = [_digest(text, "none") for text in texts]
     assert digests[0] == digests[1]

@@ -26,7 +26,7 @@ LIBRARIES = "/usr/aarch64-linux-gnu"  # where Debian keeps what programs for ARM
 ALL = (True, "gelu", True)
 CASES = [
     Case((2, 24, 7, 2), batches=(14,), family="vector", epilogue=ALL),
-    Case((1, 5, 6, 3), batches=(33,), family="vector"),  # turned
+    Case((1, 5, 6, 3), batches=(33,), family="vector"),  # transposed
     Case((2, 5, 9, 3), layout="bsl", batches=(33,), family="vector", epilogue=(True, "silu", False)),
     Case((1, 16, 5, 4), "float64", batches=(9,), family="vector", epilogue=(False, "gelu_tanh", True)),
     Case((1, 8, 5, 1), "float16", batches=(9,), family="vector"),
@@ -104,7 +104,7 @@ def test_sums_fill_the_registers_and_none_is_spilled(
 
 
 def shortest_loop(assembly: str, products: int) -> list[str]:
-    """Of loops with so many multiply-adds."""
+    """Return the shortest loop with at least that many multiply-adds."""
     lines, places, loops = assembly.splitlines(), {}, []
     for at, line in enumerate(lines):
         if label := re.match(r"(\.L\w+):", line):

@@ -43,7 +43,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, parts: int = 2) -> AmxConstants:
-    """Short blocks; rows where they lie if they can be read there; outputs past the caches in every other block."""
+    """Choose short blocks, rows read in place if possible, and streaming stores in every other block size."""
     steps = AmxTiling(kernel, AmxConstants(block, outputs, 1, 1, 0, 1)).steps
     panels = 0 if reads_in_place(kernel) else 1 + outputs // 32 % 2
     found = AmxConstants(block, outputs, 1, panels, block // 32 % 2, (steps + 1) // 2)
@@ -164,7 +164,7 @@ def relative_error(c: int, precision: str) -> float:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("c", [2, 48, 192, 1024])
 def test_six_products_are_more_precise_than_float32s_own(c: int) -> None:
-    """Multiply-adds of float32 one after the other, as plain kernels do them."""
+    """Plain kernels add the products in float32 sequentially."""
     problem = make_problem(kernel_of((1, 32, c, 1)), 64)
     x, weights, total = problem.x, problem.weights[0, :, :, 0], np.zeros((64, 32), np.float32)
     for inputs, column in zip(x.T, weights.T, strict=True):
@@ -196,7 +196,7 @@ def test_components_are_the_number() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_is_not_finite_reaches_its_own_outputs_alone(precision: str, layout: str) -> None:
-    """In the last batch entry above all, behind which rows are empty; in the weights of one output; in what tiles hold beside the edges."""
+    """Non-finite values stand in the last row of the batch, next to empty rows, and in one output's weights."""
     for shape in ((2, 5, 7, 2), (1, 17, 33, 3), (2, 20, 40, 1)):
         kernel = kernel_of(shape, precision, layout)
         problem = make_problem(kernel, 37)
@@ -247,7 +247,7 @@ def test_beyond_finite_numbers_it_is_plain_float32(layout: str, d: int) -> None:
     np.testing.assert_allclose(got[finite], plain[finite], rtol=1e-4, atol=1e-4)
 
 
-# ---- nothing beside the arrays is touched
+# ---- nothing outside the arrays is touched
 
 BOTH = Epilogue(True, "none", True)
 FENCED = [  # every way to copy, to read in place and to store, and edges of every kind
@@ -414,7 +414,7 @@ def test_without_tiles_it_is_plain_float32(precision: str, device: Device, monke
 
 @pytest.mark.slow
 def test_packed_weights_do_not_depend_on_constants(device: Device) -> None:
-    """So a chain's launch takes those of products alone."""
+    """A chain's launch can thus take weights that were packed for products alone."""
     kernel = kernel_of((2, 17, 70, 3), "bfloat16")
     problem, found = make_problem(kernel, 5), []
     for constants in (constants_of(kernel), replace(constants_of(kernel, 96, 64, 1), depth=1)):

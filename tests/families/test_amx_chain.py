@@ -1,5 +1,7 @@
-"""All factors of a layer in one launch by matrix tiles, played where the processor has none: right, the bits of a launch for each, within
-its arrays; which constants it accepts, and who takes it.
+"""Tests of all factors of a layer in one launch with matrix tiles, which are emulated if the processor has none.
+
+The launch is correct, has the bits of one launch per factor, and stays within its arrays. Its rules and its callers
+are tested too.
 """
 
 from collections.abc import Iterator
@@ -55,7 +57,7 @@ def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, past: i
 
 
 def roundings_of(kernel: KernelSpec) -> int:
-    """That each factor's outputs are rounded to the type of X counts in 16 bits; in float32 sums err more."""
+    """Count the roundings: one per factor for 16-bit outputs, else one, because float32 sums err more."""
     return len(kernel.factors) if kernel.arithmetic.rounds_once else 1
 
 
@@ -91,7 +93,7 @@ def test_the_matrix_holds_all_there_is() -> None:
 
 
 def one_by_one(device: Device, kernel: KernelSpec, constants: AmxChainConstants, batch: int, arrays: dict[str, Array]) -> Array:
-    """By a launch of `amx` for each factor."""
+    """Multiply with one launch of `amx` per factor."""
     rows = arrays["x"]
     for number, (factor, own) in enumerate(zip(factor_kernels(kernel), constants.parsed, strict=True)):
         features = factor.pattern.out_features
@@ -115,7 +117,7 @@ SAME_BITS = [
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "precision", "layout", "between"), SAME_BITS)
 def test_it_gives_the_bits_of_a_launch_for_each_factor(name: str, precision: str, layout: str, between: str, device: Device) -> None:
-    """What lies between is stored as X is, so it is rounded as a launch rounds it. Whatever the constants."""
+    """The intermediate is stored in X's type and rounded as in separate launches, whatever the constants."""
     kernel = chain_of(CHAINS[name], precision, layout, ALL, between=between)
     every = constants_of(kernel), AmxChainConstants(64, tiles_of(kernel, 64, copied=True), 1)
     for batch in (1, 64, 97):
@@ -195,8 +197,9 @@ def test_the_residual_may_be_the_output(layout: str, device: Device) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
 def test_what_is_not_finite_stays_in_its_batch_entry(precision: str, layout: str, device: Device) -> None:
-    """In the last one above all, behind which rows are empty. In float32's grade sums that are not finite are computed again from what
-    lies between, so these are the ones of one launch per factor too."""
+    """The last row of the batch, next to empty rows, is not finite. Float32 grade computes its sums again from the
+    intermediate, so one launch per factor gives the expected values.
+    """
     kernel = chain_of(CHAINS["d 2 and 3"], precision, layout)
     arrays, constants = arrays_of(kernel, 69), constants_of(kernel)
     entry = arrays["x"][-1] if layout == "bsf" else arrays["x"][:, -1]
@@ -209,7 +212,7 @@ def test_what_is_not_finite_stays_in_its_batch_entry(precision: str, layout: str
     np.testing.assert_array_equal(arrays["y"].astype(np.float32), truth.astype(np.float32))
 
 
-# ---- nothing beside the arrays is touched
+# ---- nothing outside the arrays is touched
 
 
 def run_fenced() -> None:
@@ -239,7 +242,7 @@ LAYER = (Pattern(2, 33, 40, 1), Pattern(1, 20, 33, 2))  # 80 -> 66 -> 40
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
 def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Device) -> None:
-    """One launch by order, with the bits of a launch for each."""
+    """One launch on request gives the bits of one launch per factor."""
     kernel = chain_of(LAYER, "float32", epilogue=ALL, between="gelu")
     arrays = arrays_of(kernel, 200)
     weights, added = [arrays["weights 0"], arrays["weights 1"]], {name: arrays[name] for name in ("bias", "residual")}

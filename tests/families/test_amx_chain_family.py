@@ -1,4 +1,4 @@
-"""Which chains matrix tiles serve in one launch, which constants they accept, and which they take of themselves."""
+"""Tests of the amx_chain family: chains that it serves in one launch, constants that it accepts, and its defaults."""
 
 from dataclasses import replace
 from itertools import product
@@ -123,7 +123,7 @@ def test_candidates_read_rows_where_they_lie_and_copy_them() -> None:
 
 @pytest.mark.parametrize(("precision", "layout"), list(product(("bfloat16", "bf16x6"), LAYOUTS)))
 def test_a_block_stays_in_the_second_level_cache_where_that_can_be(precision: str, layout: str) -> None:
-    """Weights of all factors, panel, sums and what lies between. Of weights that leave no room for it, the block is what is least dear."""
+    """The cache holds a block's weights, panel, sums and intermediate, or the cheapest block is chosen."""
     for patterns in (VIT, (Pattern(16, 64, 64, 1), Pattern(1, 16, 16, 64))):
         kernel = chain_of(patterns, precision, layout)
         shape = AmxChainTiling(kernel, FAMILY.default(kernel, CPU, 6272))
@@ -174,7 +174,7 @@ def test_its_work_is_that_of_its_factors() -> None:
 
 
 def test_the_model_knows_what_a_cache_does_not_hold() -> None:
-    """A block whose weights leave the second level pays for their lines, and for what lies between."""
+    """A block whose weights exceed the second-level cache pays for their lines, and for the intermediate."""
     kernel = chain_of((Pattern(16, 256, 64, 1), Pattern(1, 64, 64, 64)), "bf16x6")
     near, far = AmxChainConstants(32, "64 1 1, 64 1 1", 1), AmxChainConstants(256, "64 1 1, 64 1 1", 1)
     held = AmxChainTiling(kernel, far).held

@@ -36,12 +36,12 @@ def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision:
 
 
 def test_rows_that_meet_in_a_cache_are_copied() -> None:
-    """Rows of 2 KiB lie in two sets of a first-level cache by turns; those of 96 numbers in all of them."""
+    """Rows of 2 KiB alternate between two sets of a first-level cache. Rows of 96 numbers use all sets."""
     assert [FAMILY.default(kernel_of((1, 256, c, 1), "bfloat16"), CPU, 6272).panel for c in (96, 1024)] == [0, 2]
 
 
 def test_planes_are_parts_where_their_weights_are_worth_keeping() -> None:
-    """In batch-size-first not of few inputs and outputs, which memory bounds, nor where two planes share a line."""
+    """Batch-size-first excludes planes with few inputs and outputs, and planes that share a cache line."""
     for shape, parts in (((32, 384, 384, 4), 32), ((48, 192, 48, 4), 1), ((2, 384, 384, 64), 4), ((2, 384, 384, 100), 1)):
         assert FAMILY.default(kernel_of(shape, "bfloat16"), CPU, 6272).parts == parts
     assert FAMILY.default(kernel_of((2, 384, 384, 64), "bfloat16", "bsl"), CPU, 6272).parts == 128

@@ -1,4 +1,4 @@
-"""Which kernels the amx family serves, and which constants it accepts."""
+"""Tests of the amx family: kernels that it serves, and constants that it accepts."""
 
 from dataclasses import replace
 from itertools import product

@@ -109,7 +109,7 @@ def test_a_kernel_specialised_to_one_batch() -> None:
 
 
 def test_long_sums_err_less_than_float32s_own() -> None:
-    """Of six products, beside multiply-adds of float32 one after the other."""
+    """Six products are compared with sequential multiply-adds in float32."""
     kernel, batch = kernel_of((1, 16, 16, 1), "bf16x6"), 1024
     x, grad_y = arrays_of(kernel, batch)
     truth = reference.gradient(kernel.pattern, x, grad_y, "bsf")
@@ -140,7 +140,7 @@ def test_bits_do_not_depend_on_how_many_groups_there_are(precision: str, layout:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_is_not_finite_reaches_its_own_weights_alone(precision: str, layout: str) -> None:
-    """In the last batch entry above all, behind which tiles are empty."""
+    """Non-finite values stand in the last row of the batch, next to empty tiles."""
     for shape in ((2, 20, 7, 2), (1, 17, 33, 3)):
         kernel = kernel_of(shape, precision, layout)
         x, grad_y = arrays_of(kernel, 37)
@@ -177,7 +177,7 @@ def test_a_thread_gets_its_tiles_back(family: str) -> None:
     assert "tile_" not in begun.partition("{")[2]
 
 
-# ---- nothing beside the arrays is touched
+# ---- nothing outside the arrays is touched
 
 FENCED = [  # every way to copy, and edges of every kind
     ((2, 20, 40, 1), "bfloat16", "bsf"),

@@ -45,7 +45,7 @@ def test_operands_are_whole_tiles() -> None:
 
 
 def test_what_comes_next_is_fetched_once() -> None:
-    """By all two by two tiles of a plane together."""
+    """All two-by-two tiles of a plane together prefetch each line once."""
     for pattern, layout in (((1, 96, 98, 2), "bsf"), ((1, 96, 98, 40), "bsf"), ((2, 96, 98, 3), "bsl")):
         found = shape(pattern, layout=layout)
         rows = 64 if layout == "bsf" else 98

@@ -50,7 +50,7 @@ def rounded(dialect: str, x: np.ndarray, folder: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("dialect", ["cuda", "opencl"])
 def test_the_snippet_rounds_as_the_instruction_does(dialect: str, tmp_path: Path) -> None:
-    """To nearest, ties to even, with subnormals and overflow to Inf, behind every upper half; every NaN becomes 0x7fff."""
+    """Values round to nearest, ties to even, with subnormals and overflow to Inf. Every NaN becomes 0x7fff."""
     x = (np.arange(65536, dtype=np.uint32)[:, None] << 16 | LOW).ravel().view(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = np.where(np.isnan(x), 0x7FFF, x.astype(ml_dtypes.bfloat16).view(np.uint16))

@@ -1,4 +1,4 @@
-"""Weights in bfloat16 beside float32: rounded once, multiplied as they are, packed in two bytes, with sums in float32."""
+"""Weights in bfloat16 with X in float32: rounded once, multiplied directly, packed in two bytes, summed in float32."""
 
 from dataclasses import replace
 from typing import Any
@@ -44,7 +44,7 @@ def whole_of(values: np.ndarray) -> Quantized:
 
 
 def test_each_weight_is_rounded_to_nearest() -> None:
-    """Ties to even; NaN and infinity stay; beyond the largest is infinity; nothing is said to saturate."""
+    """Ties round to even, NaN and infinity stay, and larger values become infinity. None counts as saturated."""
     one, step = np.float32(1), np.float32(2**-7)
     given = np.array([one + step / 2, one + 3 * step / 2, one + 0.51 * step, np.nan, np.inf, -3.4e38, 2**-133, 1e-45], np.float32)
     made = quantize(given.reshape(1, 2, 2, 2), "bfloat16")

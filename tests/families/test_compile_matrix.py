@@ -86,7 +86,7 @@ def test_kernels_of_slices_are_compiled_for_the_main_targets(family: str) -> Non
     [("mma", ("float32", "float16", "bfloat16"), LAYOUTS), ("wgmma_shared", ("float16", "bfloat16"), ("bsf",))],
 )
 def test_kernels_with_x_in_eight_bits_are_compiled(family: str, precisions: tuple[str, ...], layouts: tuple[str, ...]) -> None:
-    """Of patterns that the family serves."""
+    """Each precision and layout of the family has a kernel for both eight-bit floats."""
     found = [each.kernel for each in sources(family, "sm_90a", every=1000) if each.kernel.has_bytes_in]
     assert {(each.precision, each.layout, each.inputs) for each in found} == {*product(precisions, layouts, ("e4m3", "e5m2"))}
 

@@ -41,7 +41,7 @@ STORED = {precision.dtype for precision in PRECISIONS.values()}  # plain familie
 
 
 def one_of_each_size(*sizes: int) -> list[tuple[str, str, str]]:
-    """For what depends on the size of an element, not on its format: a precision of each of these sizes in bytes."""
+    """Return a precision per size in bytes, for tests that depend on the size of elements and not on their format."""
     found = {(family, layout, PRECISIONS[name].item_bytes): (family, name, layout) for family, name, layout in SERVED}
     return [each for (*_, size), each in found.items() if size in sizes]
 
@@ -63,7 +63,7 @@ def in_rings(family: str, precision: str, layout: str, name: str) -> Any:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "precision", "layout", "name"), [in_rings(*each) for each in MATRIX])
 def test_agrees_with_float64(family: str, precision: str, layout: str, name: str) -> None:
-    """On random arrays and on small integers by turns, so that each batch is launched once."""
+    """Random arrays and small integers alternate, so that each batch is launched once."""
     source, run = source_of(family, kernel_of(patterns_of(family, precision)[name], precision, layout)), in_emulator()
     for batch, check_one in zip(batches_for(source), cycle((kernels.check, kernels.check_exact)), strict=False):
         check_one(source, batch, run)
@@ -93,7 +93,7 @@ def test_epilogues(family: str, layout: str, activation: str) -> None:
     ("family", "precision", "layout"), [each for each in one_of_each_size(2, 4, 8, 16) if JOB_OF[each[0]] == "multiply"]
 )
 def test_what_is_added_is_read_where_it_lies(family: str, precision: str, layout: str) -> None:
-    """In Y's own place; and off the boundaries that wide reads keep to, where Y is not."""
+    """Bias and residual are read in Y's own place, and at addresses that are less aligned than Y."""
     pattern = patterns_of(family, precision)["blocks" if family == "wgmma_shared" else "aligned"]
     source = source_of(family, kernel_of(pattern, precision, layout, Epilogue(True, "relu", True)))
     kernels.check(source, 72, in_emulator(), in_place=True)
@@ -284,7 +284,7 @@ def test_many_patterns_constants_and_batches(family: str, data: st.DataObject) -
 
 
 def test_steps_from_the_default_reach_every_constant() -> None:
-    """So that the rules are tried, and not only the default."""
+    """The rules are tried beyond the default."""
     for family, precision, layout in SERVED:
         if family.startswith("wgmma"):  # whose cases are drawn from its space
             continue

@@ -1,6 +1,6 @@
-"""What is special to the family for few batch entries: who shares rows of weights, small batches, counted bytes, its rules and defaults.
+"""Tests of the small-batch family: blocks that share rows of weights, small batches, counted bytes, rules and defaults.
 
-What it has in common with the others is in `test_families.py`.
+`test_families.py` tests what it has in common with other families.
 """
 
 from dataclasses import asdict, replace
@@ -65,7 +65,7 @@ def test_sums_that_warps_share_are_right_and_leave_inf_and_nan_where_they_are(pr
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("pattern", [(1, 40, 64, 1), (2, 12, 20, 3)])
 def test_slices_and_memory_that_is_not_aligned(pattern: tuple[int, ...], layout: str) -> None:
-    """Of the first, whole pieces of X are copied in batch-size-first, where the pitch and the place allow it."""
+    """The first pattern copies whole vectors of X in batch-size-first, if pitch and address allow it."""
     kernel = replace(kernel_of(pattern, "float16", layout, Epilogue(residual=True)), stride="any")
     assert (FewTiling(kernel, FEW.default(kernel, LIMITS, 5)).x_vector == 8) == (layout == "bsf" and pattern[-1] == 1)
     source = source_of("few", kernel, FEW.default(kernel, LIMITS, 5))
@@ -182,7 +182,7 @@ def test_each_rule_refuses_its_case(changes: dict[str, int], says: str) -> None:
 
 @pytest.mark.parametrize(("target", "early"), [("sm_80", 0), ("sm_89", 0), ("sm_90", 1), ("sm_90a", 1), ("sm_120", 1)])
 def test_launches_begin_early_where_a_gpu_can(target: str, early: int) -> None:
-    """In a chain of factors, or in a graph, each then waits by itself for what is before it."""
+    """Each launch of a chain or a graph then waits for the previous one by itself."""
     kernel = kernel_of((1, 64, 64, 4), "float16", "bsf")
     constants = FEW.default(kernel, cuda_limits(target), 1)
     assert constants.early == early
@@ -216,7 +216,7 @@ def test_defaults_fit_and_are_the_best_of_those_looked_at(target: str) -> None:
 
 
 def test_as_many_outputs_as_multiprocessors_give_each_of_them_a_block_or_more() -> None:
-    """So long sums need no parts in several blocks. With fewer outputs the warps of a block share a row; the other multiprocessors idle."""
+    """Long sums need no split over blocks. The warps of a block share a row if outputs are fewer; other SMs idle."""
     blocks = {}
     for outputs in (16, 64, 132, 1024):
         kernel = kernel_of((1, outputs, 8192, 1), "float16", "bsf")
@@ -253,7 +253,7 @@ def test_what_it_serves() -> None:
 @pytest.mark.parametrize(("target", "layout"), list(product(("sm_80", "sm_90a"), LAYOUTS)))
 @pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.second)])
 def test_it_is_chosen_for_few_entries_alone(count: int, target: str, layout: str) -> None:
-    """In float32 and float16, of patterns of every size: always for one entry or never far from it, and never for more than 32."""
+    """Every pattern chooses it in float32 at batches 1 and 8, and half of them in float16. No batch above 32 does."""
     limits, patterns = cuda_limits(target), stratified(count)
     for precision in ("float32", "float16"):
         taken = dict.fromkeys((1, 8, 33, 64, 25088), 0)

@@ -1,4 +1,4 @@
-"""Two factors of a layer in one launch for few batch entries: right, the bits of separate launches, within its arrays; counts and rules."""
+"""Two factors in one launch for small batches: correct, bits of separate launches, in bounds; counts and rules."""
 
 import re
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(layo
 def test_weights_and_x_in_eight_bits(
     patterns: tuple[Pattern, ...], precision: str, layout: str, weights: str, inputs: str, more: dict[str, Any]
 ) -> None:
-    """What lies between is scaled before its activation, and stored as Y is."""
+    """The intermediate is scaled before its activation, and stored in Y's type."""
     kernel, run, batch = (
         chain_of(patterns, precision, layout, ALL, between="gelu", weights=weights, inputs=inputs, **more),
         in_emulator(),

@@ -1,4 +1,4 @@
-"""Layers on one X in one launch for few batch entries: right, the bits of separate launches, within their arrays; counts and rules."""
+"""Layers on one X in one launch for small batches: correct, bits of separate launches, in bounds; counts, rules."""
 
 from dataclasses import replace
 from itertools import islice
@@ -31,7 +31,7 @@ FAMILY = FewGroup()
 LIMITS = cuda_limits("sm_90a")
 Chains = tuple[tuple[Pattern, ...], ...]
 QKV: Chains = (EVEN, EVEN, EVEN)  # one text
-GROUPED: Chains = (EVEN, EVEN[:1], EVEN, (Pattern(2, 40, 64, 1),))  # 128 -> 128, 96, 128 and 80: one factor beside two
+GROUPED: Chains = (EVEN, EVEN[:1], EVEN, (Pattern(2, 40, 64, 1),))  # 128 -> 128, 96, 128 and 80: one factor next to two
 ODD: Chains = (UNEVEN, (Pattern(4, 7, 10, 3),), (Pattern(1, 5, 120, 1),))  # 120 -> 19, 84 and 5: every size with a rest
 SINGLE: Chains = ((Pattern(2, 37, 13, 3),), (Pattern(1, 50, 78, 1),), (Pattern(1, 9, 2, 39),))  # one factor each, X in rows of three kinds
 WIDE = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1))  # whose second a does not divide the first one's: a block would read more of X
@@ -213,7 +213,7 @@ def test_what_the_cost_model_says_moved_is_what_moves(chains: Chains, precision:
 # ---- constants, and what is served
 
 
-GOOD = FewGroupConstants(1, "4 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1")  # of EVEN beside its first factor
+GOOD = FewGroupConstants(1, "4 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1")  # for EVEN and its first factor
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_chain_is_its_factors_with_constants_of_their_own(name: str, precision
 
 @pytest.mark.parametrize(("name", "precision"), CHAINS)
 def test_registers_are_bounded(name: str, precision: str) -> None:
-    """By the blocks that must fit a multiprocessor."""
+    """The number of blocks that must fit on one SM bounds the registers."""
     family, kernel = FAMILIES[name], chain_of(EVEN, precision, "bsf")
     constants = family.default(kernel, LIMITS)
     assert first_broken(family.rules(), kernel, constants) is None

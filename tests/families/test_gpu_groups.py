@@ -78,7 +78,7 @@ def test_agrees_with_float64_and_with_a_launch_for_each_layer(
 @pytest.mark.parametrize(("family", "precision"), [("mma_chain", "bfloat16"), ("simt_chain", "float32")])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_slices(family: str, precision: str, layout: str) -> None:
-    """Outputs that lie beside each other in one array have rows apart."""
+    """Outputs that share one array have gaps between their rows."""
     kernel = group_of(PAIR, precision, layout, ALL, stride="any")
     source, arrays = source_of(kernel, family), arrays_of(kernel, 5)
     for number, got in enumerate(run_group(source, arrays, in_emulator())):
@@ -86,7 +86,7 @@ def test_slices(family: str, precision: str, layout: str) -> None:
 
 
 def test_a_group_reads_x_in_stages() -> None:
-    """On slices, for each chain again, whose first factors would take it in two ways."""
+    """Slices of X are read again per chain, because the first factors read them differently."""
     kernel, family = group_of(APART, "float16", "bsf", ALL, stride="any"), MmaChain()
     constants = next(each for each in family.space(kernel, LIMITS) if each.stream and each.stages == 3)
     check(family, kernel, constants, LIMITS)
@@ -135,8 +135,9 @@ def test_x_is_copied_once_for_all_chains_that_read_it_in_one_order() -> None:
 @pytest.mark.parametrize(("family", "precision"), [("mma_chain", "float16"), ("simt_chain", "float32")])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_what_the_cost_model_says_moved_is_what_moves(family: str, precision: str, layout: str) -> None:
-    """Bytes exactly, but where two i of an output share a sector. `simt_chain` reads X for the second chain again, of which the
-    emulator counts a block's first reading alone."""
+    """Bytes agree exactly, unless two i of an output share a sector. `simt_chain` reads X again for the second chain.
+    The emulator counts only a block's first reading.
+    """
     kernel = group_of(PAIR, precision, layout)
     source, run, batch = source_of(kernel, family), Counting(timeout_s=300), 256
     run_group(source, arrays_of(kernel, batch), run, behind=0)

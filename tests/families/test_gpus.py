@@ -153,7 +153,7 @@ def test_its_kernels_run_and_are_right(toy: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_target_of_the_compiler_that_the_table_lacks_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With a row of its own, and so with its own constants."""
+    """The target gets a row of its own, and thus its own constants."""
     try:
         compiler = find_compiler()
     except ToolchainError as error:

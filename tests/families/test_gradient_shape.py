@@ -26,7 +26,7 @@ def test_copies_meet_few_bank_conflicts(layout: str) -> None:
 
 
 def test_lanes_that_a_read_of_shared_memory_serves_at_once_share_it() -> None:
-    """As those of `simt`: a warp's 16-byte reads take two cycles."""
+    """Lanes share reads as in `simt`: a warp's 16-byte reads take two cycles."""
     text = render(kernel((1, 64, 64, 2))).text
     along = dict(re.findall(r"(lane_in|lane_out) = ([^,;]+)[,;]", text))
     places = {name: [eval(said.replace("/", "//"), {"lane": lane}) for lane in range(32)] for name, said in along.items()}

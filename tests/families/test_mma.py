@@ -107,7 +107,7 @@ def test_constants_are_read_and_refused_by_name() -> None:
 
 
 def test_what_is_read_of_a_residual_has_registers_of_its_own() -> None:
-    """In chunks, all of a run before the first is needed: 128 sums beside them spilled on sm_80, as they do not without a residual."""
+    """All chunks of a run are read before the first is needed. They spilled on sm_80 next to 128 sums."""
     limits, many = cuda_limits("sm_80"), MmaConstants(128, 256, 32, 1, 2, 4, 4, 0, 1)
     plain, added = (KernelSpec(Pattern(1, 1536, 384, 1), "float16", "bsf", Epilogue(residual=has)) for has in (False, True))
     assert MmaTiling(plain, many).registers <= MOST_REGISTERS < MmaTiling(added, many).registers

@@ -86,7 +86,7 @@ def test_an_activation_between_factors(
 @pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
 @pytest.mark.parametrize(("patterns", "precision"), [(EVEN, "float16"), (RAGGED[:2], "tf32x3")])
 def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]) -> None:
-    """What separate launches give that turn what lies between, to the bit; slices too, and within the arrays."""
+    """The bits are those of separate launches that transpose the intermediate. Slices agree too, within the arrays."""
     kernel, run = chain_of(patterns, precision, layouts[0], ALL, out_layout=layouts[1], between="relu", stride="any"), in_emulator()
     source = source_of(kernel)
     for batch in (1, source.constants.tile_batch + 3):
@@ -120,7 +120,7 @@ def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(patterns: tuple[Pa
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_inf_and_nan_stay_in_their_blocks(layout: str) -> None:
-    """In X: what they reach by the reference, and no more; padding between the factors is no way for them."""
+    """Inf and NaN in X reach only the outputs of the reference. Padding between the factors does not spread them."""
     kernel, run = chain_of(RAGGED[:2], "float16", layout), in_emulator()
     source, arrays = source_of(kernel), arrays_of(kernel, 9)
     x = arrays["x"] if layout == "bsf" else arrays["x"].T
@@ -141,7 +141,7 @@ def test_tiles_of_the_search_space_agree(step: int) -> None:
 
 
 def test_each_factor_alone_fits_too() -> None:
-    """Its text packs its weights, and has stages for the product."""
+    """A factor's source packs its weights, and has stages for the product."""
     kernel, limits = chain_of((Pattern(1, 16, 64, 16), Pattern(1, 64, 16, 16)), "bfloat16", "bsf"), cuda_limits("sm_80")
     found = list(FAMILY.space(kernel, limits))
     assert found

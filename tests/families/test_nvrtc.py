@@ -29,7 +29,7 @@ def nvrtc(request: pytest.FixtureRequest) -> Compiler:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("family", PROMISES)
 def test_sources_compile(family: str, nvrtc: Compiler) -> None:
-    """For each precision and layout, kernels that differ in their job, stride or storage."""
+    """The kernels differ in job, stride or storage, for each precision and layout."""
     targets = [each for each in TARGETS.get(nvrtc.version, MAIN_TARGETS) if each in PROMISES[family].targets]
     if not targets:
         pytest.skip(f"NVRTC {nvrtc.version} knows no target of {family}")

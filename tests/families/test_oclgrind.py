@@ -43,8 +43,9 @@ class Outcome:
 
 
 def check(folder: Path, cases: Sequence[Case], checks: dict[str, str], change: tuple[str, str] = NO_CHANGE) -> dict[str, Outcome]:
-    """Runs cases one after the other in a process that has no other driver, which takes a second to start; `change` is a part of the
-    text, and what takes its place.
+    """Run cases sequentially in a process without any other driver, which takes a second to start.
+
+    `change` is a part of the source and its replacement.
     """
     (folder / "oclgrind.icd").write_text(f"{DRIVER}\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OCL", "OPENCL", "KSGEN"))}
@@ -123,7 +124,7 @@ BROKEN_GRADIENTS = {
 
 
 SLOT = "workspace + block_index() * (extent)SLOT"
-BROKEN_VECTORS = {  # no check knows that a workspace was never written, as it is full of NaN: "wrong" is what the result is then
+BROKEN_VECTORS = {  # no check knows that a workspace was never written: it is full of NaN, and the result is "wrong"
     "X beyond the batch": (VECTOR[0], EVERYTHING, "min(row, count - HEIGHT)", "row", "Invalid read"),
     "Y beyond the batch": (VECTOR[3], EVERYTHING, "r < LANES && entry + row + r < count", "r < LANES", "Invalid write"),
     "X that is not there": (VECTOR[4], EVERYTHING, "line[last] = widen(from[last]);", ";", "wrong"),
@@ -165,7 +166,7 @@ def test_a_broken_text_is_reported(tmp_path: Path, name: str) -> None:
 
 
 def main(cases: Sequence[Case], change: tuple[str, str]) -> Iterator[Outcome]:
-    """In the process that `check` starts: builds and runs the cases on the only device there, and compares."""
+    """Build, run and compare the cases in the process that `check` starts, on its only device."""
     from ksgen.devices import find_device
     from ksgen.emit.render import Source, render
     from ksgen.launch import planner

@@ -1,4 +1,4 @@
-"""Weights in eight bits on GPUs: `few` keeps them so to its registers, `simt` and `mma` widen them as they are packed."""
+"""Weights in eight bits on GPUs: `few` widens them in registers, `simt` and `mma` widen them during packing."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_agrees_with_float64(family: str, shape: tuple[int, ...], precision: str
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("storage", STORAGES)
 def test_every_value_is_widened_exactly(storage: str) -> None:
-    """From registers, by instructions and without; and as they are packed."""
+    """Values widen in registers, with and without conversion instructions, and during packing."""
     how, truth = STORAGES[storage], reference.values_of(STORAGES[storage])
     bits = np.flatnonzero(np.abs(truth) <= how.largest).astype(np.uint8)  # NaN is not
     values = bits.view(numpy_type(how)).reshape(-1, 1, 1, 1)  # each of an i, with an input of its own
@@ -64,7 +64,7 @@ def test_every_value_is_widened_exactly(storage: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_serves_them(layout: str) -> None:
-    """Few entries read a weight as a byte; no family serves them whose kernels were not made for it."""
+    """Small batches read a weight as one byte. Families without kernels for eight-bit weights do not serve them."""
     kernel = kernel_of((1, 768, 192, 2), "float16", "int8", layout, Epilogue())
     assert [each.name for each in families_for(kernel, LIMITS)] == ["mma", "simt", "few"]
     assert family_for(kernel, LIMITS, 1).name == "few"

@@ -1,4 +1,4 @@
-"""X in eight bits, as its weights are: widened where it is read, or multiplied by tensor cores as it is; the same numbers either way."""
+"""X and weights in eight bits: X is widened when read, or multiplied directly by tensor cores, with equal results."""
 
 from dataclasses import replace
 from itertools import product
@@ -183,7 +183,7 @@ def test_what_serves_it(layout: str) -> None:
 
 
 def test_who_takes_it_through_several_factors() -> None:
-    """Processors, and on GPUs blocks of few entries; of many, each factor is a launch of its own, which is said."""
+    """Processors fuse it, and GPUs for small batches. Large batches take one launch per factor, with a reason."""
     pair = (Pattern(6, 64, 64, 1), Pattern(1, 768, 384, 1))
     kernel = KernelSpec((pair,), "bfloat16", "bsf", Epilogue(), weights="e4m3", inputs="e4m3")
     assert [each.name for each in families_for(kernel, LIMITS)] == ["few_chain"]
@@ -219,7 +219,7 @@ def test_what_a_kernel_may_be() -> None:
         with pytest.raises(SpecError, match=told):
             KernelSpec(pattern, **options)
     whole = KernelSpec((Pattern(2, 8, 9, 1), pattern), "float16", weights="e4m3", inputs="e4m3")
-    assert [each.inputs for each in factor_kernels(whole)] == ["e4m3", "same"]  # what lies between is stored as Y is
+    assert [each.inputs for each in factor_kernels(whole)] == ["e4m3", "same"]  # the intermediate is stored in Y's type
     one = KernelSpec(pattern, "float16", weights="e4m3", inputs="e4m3")
     assert one.name == "ks_2x9x8x1_float16_e4m3_inputs_bsf"
     assert one.told["inputs"] == "e4m3"
@@ -269,7 +269,7 @@ def test_processors_agree_natively(storage: str, monkeypatch: pytest.MonkeyPatch
     [("e4m3", "bfloat16", "bsf", None), ("int8", "float32", "bsl", "bsf"), ("e5m2", "float16", "bsf", "bsl")],
 )
 def test_processors_take_it_through_a_group_of_chains(storage: str, precision: str, layout: str, out_layout: str | None) -> None:
-    """Ragged in all sizes; a chain alone where one layout is turned into the other. Lanes along the outputs, and along the batch."""
+    """All sizes are ragged. Lanes run along outputs or the batch. A change of layout takes a single chain."""
     chains = ((Pattern(2, 9, 20, 3), Pattern(1, 7, 54, 1)), (Pattern(1, 21, 40, 3),))
     one = KernelSpec(
         chains[: 1 if out_layout else 2], precision, layout, ALL, between="gelu", out_layout=out_layout, weights=storage, inputs=storage

@@ -87,7 +87,7 @@ void broken(int* values) {{ {statement} }}
     ],
 )
 def test_what_is_wrong_is_reported(sanitizer: str, statement: str, says: str, tmp_path: Path) -> None:
-    """Texts that are: beyond an array, overflowing, and work groups at one place, of which the first waits for another thread."""
+    """The sources access beyond an array, overflow, or let two work groups race for one address."""
     programs = device(sanitizer, tmp_path)
     text = "#define ENTRY(X, Y) __kernel\n" + BROKEN.format(statement=statement)
     handle = programs.load(programs.compiler().compile(text, "broken", programs.target), "broken", 0)

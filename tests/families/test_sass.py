@@ -60,7 +60,8 @@ ROWS = [
 ROWS += [
     Row("simt", "float32", layout, ("sm_100", "sm_103"), {"FFMA2": 256, "LDGSTS.128": STAGES}, ("FFMA2", 8)) for layout in ("bsf", "bsl")
 ]
-# chains: the same of each factor, before the loop and in it; what lies between goes to shared memory. On sm_80 tiles are small here
+# chains: the same per factor, before the loop and in it; the intermediate goes to shared memory.
+# The tiles are small on sm_80.
 ROWS += [
     Row("simt_chain", precision, layout, ("sm_80", "sm_90a"), {"LDGSTS.128": 4, "STS.128": 1, **moves}, multiply)
     for precision, layout, moves, multiply in (
@@ -75,7 +76,7 @@ ROWS += [
     for precision in ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
     for layout in ("bsf", "bsl")
 ]
-# chains: the same of each factor; what lies between goes to shared memory. A lane has two outputs of two j beside each other
+# chains: the same of each factor; the intermediate goes to shared memory. A lane has two outputs of two adjacent j
 ROWS += [
     Row("mma_chain", precision, layout, ("sm_80", "sm_90a"), {"LDGSTS.128": 6, "HMMA": 30, "STS": 4, store: 8}, ("HMMA", 1))
     for precision, layout, store in (
@@ -83,15 +84,15 @@ ROWS += [
         ("tf32", "bsf", "STG.128"), ("tf32x3", "bsf", "STG.128"), ("fp16x3", "bsf", "STG.128"),  # in bsl these have no room
     )
 ]  # fmt: skip
-# few entries: weights 16 bytes at a time straight to registers, six on their way or more (on sm_89, where a thread has one output by
-# default, two), and X from shared memory as wide
+# small batches: 16-byte loads of weights to registers, at least six in flight, and of X from shared memory.
+# The default on sm_89 has one output per thread, and two loads in flight.
 ROWS += [
     Row("few", precision, layout, targets, {"LDG.128": loads, "LDS.128": 8, "SHFL": 3, "STG": 1}, ("FFMA", least), batch=8)
     for targets, loads in ((("sm_80", "sm_90a"), 6), (("sm_89",), 2))
     for precision, least in (("float32", 4), ("float16", 8), ("bfloat16", 8))
     for layout in ("bsf", "bsl")
 ]
-# two factors for few entries, and a group of such a layer and one of one factor: the same of each
+# two factors for small batches, and a group of such a layer and one of one factor: the same of each
 ROWS += [
     Row(family, precision, layout, ("sm_80", "sm_90a"), {"LDG.128": 6, "LDS.128": 8, "SHFL": shuffles, "STG": 1}, ("FFMA", least), batch=8)
     for family, shuffles in (("few_chain", 6), ("few_group", 9))
@@ -192,7 +193,7 @@ def test_a_main_loop_has_the_instructions_that_the_cost_model_counts(family: str
     ids=str,
 )
 def test_addresses_of_copies_take_a_step_for_each_round(pattern: Pattern, layout: str, least: float) -> None:
-    """By multiples of the pitch, multiply-adds are 0.73 and 0.87 of the main loop's instructions."""
+    """Multiples of the pitch left multiply-adds at 0.73 and 0.87 of the main loop's instructions."""
     sass.needed_disassembler()
     kernel = KernelSpec(pattern, "float32", layout)
     source = render(kernel, FAMILIES["simt"].default(kernel, cuda_limits("sm_90a")), family="simt")
@@ -243,7 +244,7 @@ def test_bias_and_residual_are_read_as_wide_as_y_is_stored(family: str, precisio
 def test_warpgroups_keep_to_the_registers_that_they_took(
     family: str, precision: str, layout: str, wanted: dict[str, int], groups: int, cluster: int
 ) -> None:
-    """ptxas is told the most of any warp, and a register beyond a warp's own is an error of the machine."""
+    """The highest register count of any warp goes to ptxas. A register beyond a warp's own is a machine error."""
     sass.needed_disassembler()
     chosen, limits, kernel = FAMILIES[family], cuda_limits("sm_90a"), KernelSpec(PATTERN, precision, layout)
     able = [
@@ -276,7 +277,7 @@ def test_warpgroups_keep_to_the_registers_that_they_took(
 def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(
     family: str, precision: str, layout: str, changes: dict[str, int]
 ) -> None:
-    """Which a compiler might do that takes what a kernel only reads for constant."""
+    """A compiler might hoist such reads if it assumes that read-only arrays are constant."""
     sass.needed_disassembler()
     kernel, limits = KernelSpec(PATTERN, precision, layout, Epilogue(bias=True, residual=True)), cuda_limits("sm_90a")
     constants = replace(FAMILIES[family].default(kernel, limits), **changes)

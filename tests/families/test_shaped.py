@@ -78,7 +78,7 @@ def test_constants_and_rules_are_those_of_its_class() -> None:
     [
         (1, Limits(3000), True),
         (1, Limits(2999), False),
-        (2, Limits(7024), True),  # each but the last takes 1 KiB beside its own
+        (2, Limits(7024), True),  # each but the last takes 1 KiB in addition
         (2, Limits(7023), False),
         (1, Limits(3000, threads=127), False),
         (5, Limits(10**6, registers=5 * 128 * 100), True),

@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
     @property
     def source(self) -> Source:
-        """Its text with the default constants. Some take half a second to find: too long for what every worker collects."""
+        """Source with the default constants. Some take half a second to find, which is too long at collection."""
         constants = FAMILIES[self.family].default(self.kernel, self.limits)
         return render(self.kernel, constants, family=self.family, dialect="opencl" if self.limits.is_cpu else "cuda")
 
@@ -64,7 +64,7 @@ def parameters(text: str, entry: str) -> list[tuple[str, str]]:
 
 
 def names(text: str, entry: str) -> list[str]:
-    """Of the parameters behind the tensor maps."""
+    """Return the names of the parameters behind the tensor maps."""
     return [name for kind, name in parameters(text, entry) if not kind.endswith("TensorMap")]
 
 

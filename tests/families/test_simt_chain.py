@@ -83,7 +83,7 @@ def test_an_activation_between_factors(
 @pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
 @pytest.mark.parametrize(("patterns", "precision"), [(NARROW, "float32"), (RAGGED, "float64")])
 def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]) -> None:
-    """What separate launches give that turn what lies between, to the bit; slices too, and within the arrays."""
+    """The bits are those of separate launches that transpose the intermediate. Slices agree too, within the arrays."""
     kernel, run = chain_of(patterns, precision, layouts[0], ALL, out_layout=layouts[1], between="relu", stride="any"), in_emulator()
     source = source_of(kernel)
     for batch in (1, source.constants.tile_batch + 3):
@@ -118,7 +118,7 @@ def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(patterns: tuple[Pa
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_inf_and_nan_stay_in_their_blocks(layout: str) -> None:
-    """In X: what they reach by the reference, and no more; padding between the factors is no way for them."""
+    """Inf and NaN in X reach only the outputs of the reference. Padding between the factors does not spread them."""
     kernel, run = chain_of(RAGGED[:2], "float32", layout), in_emulator()
     source, arrays = source_of(kernel), arrays_of(kernel, 9)
     x = arrays["x"] if layout == "bsf" else arrays["x"].T
@@ -143,7 +143,7 @@ def test_tiles_of_the_search_space_agree(step: int) -> None:
 
 
 def test_each_factor_alone_fits_too() -> None:
-    """Its text packs its weights, and has stages for the product."""
+    """A factor's source packs its weights, and has stages for the product."""
     kernel = chain_of(PLANES, "float32", "bsf")
     found = list(FAMILY.space(kernel, LIMITS))
     assert found
@@ -206,7 +206,7 @@ def test_where_both_serve_the_cost_decides(target: str, family: str) -> None:
 
 
 def test_shared_memory_is_two_halves_and_a_ring() -> None:
-    """What lies between, in turns; and sums on their way to rows of Y."""
+    """The halves hold the intermediates alternately, and sums on their way to rows of Y."""
     kernel = chain_of((*EVEN, *EVEN), "float32", "bsf")
     shape = SimtChainTiling(kernel, FAMILY.default(kernel, LIMITS))
     between, tile = [96, 128, 96], shape.constants.tile_batch

@@ -50,7 +50,7 @@ def test_defaults_take_little_padding() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120"])
 def test_defaults_of_slices_leave_the_registers_that_pitches_take(target: str) -> None:
-    """Where rows of features lie a number of the call's apart; in the other layout the batch is such a number in every kernel."""
+    """Slices in batch-size-first have a pitch per call. Kernels in batch-size-last always have one: the batch."""
     limits = cuda_limits(target)
     for pattern, precision, layout in product(stratified(30), ("float32", "float64"), LAYOUTS):
         dense = KernelSpec(pattern, precision, layout)

@@ -45,7 +45,7 @@ SLICED = list(_served())
 
 
 def one_of_each_size(*sizes: int) -> list[tuple[str, str, str]]:
-    """For what depends on the size of an element, not on its format."""
+    """Return a precision per size in bytes, for tests that depend on the size of elements and not on their format."""
     found = {(family, layout, PRECISIONS[name].item_bytes): (family, name, layout) for family, name, layout in SLICED}
     return [each for (*_, size), each in found.items() if size in sizes]
 
@@ -140,7 +140,7 @@ def test_of_warps_along_j_and_of_resident_x(precision: str, pattern: tuple[int, 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_of_single_precision_through_registers(layout: str) -> None:
-    """As where there is no cp.async: in batch-size-first too, X is then read in wide accesses."""
+    """Kernels for GPUs without cp.async read X in wide accesses, in batch-size-first too."""
     source = source_of("simt", sliced(patterns_of("simt", "float32")["aligned"], "float32", layout), limits=cuda_limits("sm_75"))
     assert source.constants.copy == "registers"
     for rows in ROWS:

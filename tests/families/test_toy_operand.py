@@ -30,7 +30,7 @@ SCALE = np.full(1, 2.5, np.float32)
 
 @dataclass(frozen=True)
 class ScaledConstants(SimtConstants):
-    """Those of SIMT: a family is known by the type of its constants."""
+    """Constants of SIMT under a type of their own, which identifies the family."""
 
 
 class Scaled(Simt):

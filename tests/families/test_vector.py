@@ -82,15 +82,16 @@ def constants_of(
 
 
 def planned(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> Plan:
-    """By the family whose constants these are."""
+    """Plan the kernel with the family that the constants belong to."""
     family = family_of(constants)
     check(family, kernel, constants)
     return PLANNER.plan_of(device, kernel, batch, Choice(family.name, constants, "a test's"))
 
 
 def launch(device: Device, plan: Plan, places: list[Array], pitches: Mapping[str, int] | None = None) -> None:
-    """On x, weights, y, and what the epilogue adds; packed weights and workspace hold NaN before, and what lies behind them stays.
-    `pitches`: of a kernel of slices."""
+    """Launch on x, weights, y and the epilogue's arrays. Packed weights and workspace hold NaN before, and memory
+    behind them must not change. `pitches` belong to kernels of slices.
+    """
     packed, workspace = nothing(plan.packed_bytes + 256), workspace_of(plan)
     added = [name for name in ("bias", "residual") if name in plan.operands]
     named = dict(zip(("x", "unpacked", "y", *added), places, strict=True)) | {"weights": packed, "workspace": workspace}
@@ -202,7 +203,7 @@ def test_two_inputs_at_a_time_only_where_the_processor_multiplies_pairs() -> Non
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocks_along_the_batch_are_whole_tiles(layout: str) -> None:
-    """But the last one: a tile that ends within a block is multiplied whole and stored element by element."""
+    """The last block may be shorter. A tile that ends within a block is computed whole, then stored by elements."""
     kernel = kernel_of((1, 64, 64, 3), layout=layout)
     whole = VectorConstants("batch", 16, 8, 3, 336, 1, 1, 0)
     assert VectorTiling(kernel, whole).step == 48
@@ -211,8 +212,9 @@ def test_blocks_along_the_batch_are_whole_tiles(layout: str) -> None:
 
 
 def test_few_entries_keep_all_cores_busy() -> None:
-    """Where a plane's outputs are turned too: parts of it store them one by one. Not of few weights, or where planes are enough.
-    Entries that are fewer still are not turned."""
+    """Parts of a plane store its transposed outputs one by one, unless weights are few or planes suffice. Smaller
+    batches are not transposed.
+    """
 
     def parts(shape: tuple[int, ...], batch: int) -> tuple[int, bool]:
         kernel = kernel_of(shape)
@@ -253,7 +255,7 @@ def test_few_entries_keep_all_cores_busy() -> None:
     ],
 )
 def test_vectors_that_take_other_inputs_until_they_repeat(shape: tuple[int, ...], precision: str, tile: tuple[int, int] | None) -> None:
-    """Of many entries, each made by a shuffle for two vectors or three, where that is faster than to turn inputs: with AVX-512."""
+    """A shuffle per two or three vectors makes the inputs of large batches if it beats a transpose: with AVX-512."""
     found = FAMILY.default(kernel_of(shape, precision), CPU, 6272)
     assert (found.along, tile and (found.height, found.width)) == ("outputs" if tile else "batch", tile)
     narrow = FAMILY.default(kernel_of(shape, precision), replace(CPU, vector_bytes=32), 6272)
@@ -294,7 +296,7 @@ def test_inputs_that_are_copied_as_pairs_are_spread_where_runs_are_longer() -> N
 
 @needs_opencl
 def test_gelu_is_right_everywhere() -> None:
-    """Its erf is a quotient of polynomials that ends at 1 and -1: beyond them, at zeros, and where nothing is a number."""
+    """The erf is a quotient of polynomials that ends at 1 and -1. Values lie beyond them, at zeros, and at NaN."""
     values = np.linspace(-8, 8, 100001, dtype=np.float32)
     launcher, one = Launcher(1, 1, 1, 1), np.ones((1, 1, 1, 1), np.float32)
 
@@ -316,7 +318,7 @@ def test_gelu_is_right_everywhere() -> None:
     "precision", ["float32", "float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "bfloat16"))]
 )
 def test_outputs_past_the_caches_are_the_same_bits(precision: str, layout: str, along: str) -> None:
-    """Where vectors of outputs lie on their own boundary, where only some do, and where none do."""
+    """Vectors of outputs are aligned everywhere, at some places, or at none."""
     for shape, epilogue in (((2, 32, 9, 4), Epilogue()), ((1, 24, 5, 32), Epilogue(True, "relu", True)), ((3, 7, 6, 4), Epilogue())):
         kernel = kernel_of(shape, precision, layout, epilogue)
         constants = replace(constants_of(kernel, along, 8 if precision == "float64" else 16), past=0)
@@ -334,7 +336,7 @@ def test_outputs_past_the_caches_are_the_same_bits(precision: str, layout: str, 
 @needs_opencl
 @pytest.mark.parametrize(("precision", "line"), [("float64", 8), ("float32", 16), ("bfloat16", 32)])
 def test_where_outputs_begin_within_a_line_makes_no_difference(precision: str, line: int) -> None:
-    """In batch-size-last the first block is shorter then, down to nothing, where all rows begin there."""
+    """The first block is then shorter in batch-size-last, possibly empty, if all rows begin at the same offset."""
     kernel = kernel_of((2, 5, 7, 3), precision, "bsl", Epilogue(True, residual=True))
     for batch, units in ((2 * line, 1), (5 * line, 2), (5 * line + 1, 2)):
         problem = make_problem(kernel, batch)
@@ -417,7 +419,7 @@ def test_the_matrix_holds_all_there_is() -> None:
 @pytest.mark.parametrize("along", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_defaults_agree_at_any_batch(layout: str, along: str) -> None:
-    """As launchers take them: on arrays at odd places, bias and residual included, with the residual's own array as output."""
+    """Launchers take arrays at odd addresses, with bias, and with the residual's own array as output."""
     processor()
     shape = (2, 16, 5, 4) if along == "outputs" else (2, 5, 7, 3)
     ks = Launcher(*shape)
@@ -510,14 +512,14 @@ def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
     test_any_pattern_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
 
 
-# ---- nothing beside the arrays is touched, and nothing of one batch entry reaches another
+# ---- nothing outside the arrays is touched, and no row of the batch affects another
 
 
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("layout", "along", "pairs"), list(product(LAYOUTS, WAYS, (0, 1))))
 def test_what_is_not_finite_reaches_its_own_outputs_alone(layout: str, along: str, pairs: int) -> None:
-    """In the last batch entry above all, behind which lanes are empty; and in the weights of one output."""
+    """Non-finite values stand in the last row of the batch, next to empty lanes, and in the weights of one output."""
     kernel = kernel_of((2, 5, 7, 2), "bfloat16" if pairs else "float32", layout)
     problem = make_problem(kernel, 37)
     x, weights = problem.x, problem.weights
@@ -695,7 +697,7 @@ def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layo
     ("precision", "vector_bytes", "past"), [("float32", 64, 1), ("float64", 64, 1), ("bfloat16", 64, 0), ("float32", 32, 0)]
 )
 def test_turned_outputs_leave_past_the_caches_by_whole_lines_alone(precision: str, vector_bytes: int, past: int) -> None:
-    """By half a line at a time they took four times as long."""
+    """Streaming stores of half a line took four times as long."""
     limits = replace(CPU, vector_bytes=vector_bytes)
     turned = FAMILY.default(kernel_of((1, 192, 192, 3), precision), limits, 6272)
     assert (turned.along, turned.past) == ("batch", past)
@@ -707,7 +709,7 @@ def test_turned_outputs_leave_past_the_caches_by_whole_lines_alone(precision: st
     [
         ("float32", 64, (1, 48, 48, 12), (6, 4), 1),
         ("bfloat16", 64, (1, 48, 48, 12), (6, 4), 1),
-        ("bfloat16", 64, (1, 64, 64, 48), (8, 3), 0),  # 96 bytes, and what is beside them a chunk later
+        ("bfloat16", 64, (1, 64, 64, 48), (8, 3), 0),  # 96 bytes, and their neighbours one chunk later
         ("float32", 32, (1, 48, 48, 12), (4, 3), 0),
         ("float32", 32, (1, 96, 384, 8), (6, 2), 1),
     ],
@@ -733,7 +735,7 @@ def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str
         (64, (1, 128, 128, 16), 6272, "outputs"),
         (32, (1, 512, 512, 4), 6272, "outputs"),  # an input is repeated for all lanes
         (32, (1, 72, 72, 8), 6272, "batch"),
-        (32, (1, 72, 71, 8), 6272, "outputs"),  # too few multiply-adds for what is turned
+        (32, (1, 72, 71, 8), 6272, "outputs"),  # too few multiply-adds for the transpose
         (32, (2, 96, 104, 64), 6272, "batch"),
         (32, (2, 96, 105, 64), 6272, "outputs"),  # too many features to stay near
         (32, (1, 128, 512, 8), 17, "batch"),

@@ -48,7 +48,9 @@ def chain_of(
 
 
 def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) -> VectorChainConstants:
-    """Of each factor's way, `o` or `b`: ragged tiles, in blocks of two units; inputs in place where they may be read there."""
+    """Choose ragged tiles in blocks of two units, along outputs (`o`) or the batch (`b`) per factor. Inputs are read in
+    place if possible.
+    """
     tiles = []
     for factor, way in zip(factor_kernels(kernel), ways, strict=True):
         along, height, width = ("outputs", 3, 2) if way == "o" else ("batch", 2, 1)
@@ -80,7 +82,7 @@ def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
 
 
 def truth_of(kernel: KernelSpec, arrays: dict[str, Array], chain: int = 0) -> Array:
-    """Of one of a group's chains, or of the only one."""
+    """Compute the expected outputs of one of a group's chains, or of the only chain."""
     y, first, patterns = arrays["x"].astype(wide_type(arrays["x"])), sum(map(len, kernel.chains[:chain])), kernel.chains[chain].factors
     weights = [arrays[f"weights {first + number}"] for number in range(len(patterns))]
     for pattern, each in zip(patterns[:-1], weights, strict=False):
@@ -93,7 +95,7 @@ def truth_of(kernel: KernelSpec, arrays: dict[str, Array], chain: int = 0) -> Ar
 
 
 def is_right(kernel: KernelSpec, got: Array, truth: Array, roundings: int = 1) -> bool:
-    """`roundings`: to the type of Y; more than one where what lies between is rounded to it."""
+    """Compare with the truth. `roundings` counts roundings to Y's type: several if intermediates are rounded too."""
     error = np.linalg.norm(got.astype(np.float64) - truth)  # a NaN is not
     terms = max(sum(each.c for each in chain) for chain in kernel.chains)
     return bool(error <= roundings * tolerance(kernel.precision, 2 * terms) * np.linalg.norm(truth))
@@ -136,7 +138,7 @@ def agrees(kernel: KernelSpec, constants: Any, batch: int, roundings: int = 1) -
 
 
 CASES = [
-    # whose rows between factors are no multiple of a line: stored past the caches they would be a fault
+    # rows of the intermediates are no multiple of a line: streaming stores of them would fault
     ((Pattern(2, 36, 8, 1), Pattern(1, 24, 72, 1), Pattern(1, 10, 24, 1)), "bfloat16", "bsf", "ooo", 8, Epilogue()),
     (TWO, "float32", "bsf", "ob", 8, ALL),
     (TWO, "float32", "bsl", "bb", 16, Epilogue()),
@@ -154,14 +156,14 @@ CASES = [
 @needs_opencl
 @pytest.mark.parametrize(("patterns", "precision", "layout", "ways", "lanes", "epilogue"), CASES)
 def test_agrees_with_float64(patterns: tuple[Pattern, ...], precision: str, layout: str, ways: str, lanes: int, epilogue: Epilogue) -> None:
-    """At batches around a tile, a unit, and a block of two units."""
+    """The batches lie around a tile, a unit, and a block of two units."""
     kernel = chain_of(patterns, precision, layout, epilogue)
     constants = constants_of(kernel, ways, lanes)
     for batch in (1, 2, lanes, 3 * lanes - 1, 3 * lanes + 1, 6 * lanes - 1, 6 * lanes, 6 * lanes + 1, 100, 333):
         agrees(kernel, constants, batch)
 
 
-BETWEEN = [  # with as many ways to store what lies between as there are; the activation behind the last factor is another one, or the same
+BETWEEN = [  # every method of storing intermediates; the last factor's activation is another one, or the same
     (THREE, "float32", "bsl", "bob", 4, Epilogue(activation="relu"), "gelu", 0),
     (WIDE, "bfloat16", "bsf", "obo", 16, ALL, "relu", 0),
     (TWO, "float64", "bsf", "bb", 4, Epilogue(), "gelu", 0),
@@ -227,7 +229,7 @@ PAIRS = [  # inputs of one j lie in pairs already; odd c; a factor of one input
 def test_two_inputs_at_a_time_give_the_bits_of_a_launch_for_each_factor(
     patterns: tuple[Pattern, ...], layout: str, ways: str, lanes: int, epilogue: Epilogue
 ) -> None:
-    """What lies between is of the type of X, rounded as a launch would round it."""
+    """The intermediate has X's type, and is rounded as in separate launches."""
     kernel, device = chain_of(patterns, "bfloat16", layout, epilogue), processor()
     constants = constants_of(kernel, ways, lanes, pairs=1)
     for batch in (1, 2, lanes, 3 * lanes + 1, 6 * lanes, 6 * lanes + 1, 100):
@@ -305,7 +307,7 @@ def run_fenced() -> None:
 
 @needs_opencl
 def test_no_access_beyond_the_ends_of_arrays() -> None:
-    """In a process of its own, on the binaries of the cache."""
+    """A process of its own runs the binaries of the cache."""
     processor()
     done = subprocess.run(
         [sys.executable, "-c", "from tests.families.test_vector_chain import run_fenced; run_fenced()"],
@@ -329,7 +331,7 @@ def test_what_is_not_finite_stays_in_its_batch_entry(layout: str) -> None:
 
 # ---- launchers
 
-MANY = 100  # batch entries: enough for any machine that these tests run on, see `few_cores`
+MANY = 100  # rows of the batch: enough for any machine that these tests run on, see `few_cores`
 
 
 @pytest.fixture
@@ -385,7 +387,8 @@ def test_launchers_take_it_and_it_is_what_one_by_one_gives(few_cores: Device, wa
     first, last = (Launcher(*each.shape) for each in TWO)
     between = first(arrays["x"], arrays["weights 0"], layout=layout)
     alone = last(between, arrays["weights 1"], layout=layout, bias=arrays["bias"], activation="gelu", residual=arrays["residual"])
-    near = 4 * tolerance(precision, 14) * np.linalg.norm(alone.astype(np.float64))  # the one rounds what lies between
+    # one of them rounds the intermediate
+    near = 4 * tolerance(precision, 14) * np.linalg.norm(alone.astype(np.float64))
     assert np.linalg.norm(y.astype(np.float64) - alone.astype(np.float64)) <= near
     assert called(kernel, arrays, out=arrays["residual"], fuse=fuse) is arrays["residual"]
     np.testing.assert_array_equal(arrays["residual"], y)

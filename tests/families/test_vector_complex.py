@@ -30,7 +30,7 @@ CASES = [(pattern, COMPLEX[number // 2 % 2 ^ number % 2], layout) for number, (p
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(("pattern", "precision", "layout"), CASES)
 def test_products_agree(pattern: tuple[int, ...], precision: str, layout: str, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain, and with a bias and a residual; of few entries, of whole tiles and of a rest."""
+    """Products agree plain, and with bias and residual, at a batch of one, of whole tiles, and with a remainder."""
     monkeypatch.setenv("KSGEN_DEVICE", runtime)
     for batch, epilogue in ((1, Epilogue(bias=True, residual=True)), (67, Epilogue(bias=True, residual=True)), (96, Epilogue())):
         problem = make_problem(KernelSpec(Pattern(*pattern), precision, layout, epilogue), batch)
@@ -55,7 +55,7 @@ def test_gradients_have_the_conjugates_of_x(
 @needs_device
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_chain_is_its_factors(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one launch, on a processor."""
+    """A processor multiplies by both factors in one launch."""
     monkeypatch.setenv("KSGEN_DEVICE", "native:0")
     patterns = [Pattern(1, 6, 6, 10), Pattern(6, 10, 10, 1)]
     problems = [make_problem(KernelSpec(pattern, "complex64", layout), 37) for pattern in patterns]
@@ -68,7 +68,7 @@ def test_a_chain_is_its_factors(layout: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_tiles_leave_room_for_what_is_kept_twice() -> None:
-    """And a search offers none of more lanes than a vector of OpenCL's has halves for."""
+    """Searches offer at most half as many lanes as an OpenCL vector has elements."""
     for bytes_of_a_vector, registers in ((64, 32), (32, 16), (16, 16)):
         limits = Limits(1 << 16, registers=0, is_cpu=True, vector_bytes=bytes_of_a_vector, multiprocessors=4)
         for precision, layout, pattern in product(COMPLEX, LAYOUTS, PATTERNS):
@@ -84,7 +84,7 @@ def test_tiles_leave_room_for_what_is_kept_twice() -> None:
 
 @pytest.mark.parametrize("family", ["vector", "vector_gradient"])
 def test_vectors_of_more_parts_than_opencl_has_are_refused(family: str) -> None:
-    """Its widest vectors have 16."""
+    """The widest vectors of OpenCL have 16 elements."""
     limits = Limits(1 << 16, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=4)
     kernel = KernelSpec(Pattern(1, 48, 48, 1), "complex64", job="multiply" if family == "vector" else "gradient")
     constants = replace(FAMILIES[family].default(kernel, limits), lanes=16)

@@ -1,4 +1,4 @@
-"""The cost model of a processor's families: beside times that one was seen to take, and term by term."""
+"""Tests of the processor families' cost model, against times measured on a processor, and term by term."""
 
 import json
 from dataclasses import replace

@@ -56,7 +56,7 @@ def allows(kernel: KernelSpec, along: str, lanes: int) -> bool:
 
 
 def launch(device: Device, plan: Plan, arrays: list[Array]) -> None:
-    """On these arrays, in a workspace in which nothing was ever written; what lies behind it stays as it is."""
+    """Launch on these arrays with an unwritten workspace. Memory behind the workspace must not change."""
     workspace = workspace_of(plan)
     named = dict(zip(("x", "grad_y", "grad", "workspace"), (*arrays, workspace), strict=True))
     plan.launch(plan.arguments({name: device.shared(each.ctypes.data) for name, each in named.items()}), None)
@@ -65,7 +65,7 @@ def launch(device: Device, plan: Plan, arrays: list[Array]) -> None:
 
 
 def planned(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> Plan:
-    """By the family whose constants these are."""
+    """Plan the kernel with the family that the constants belong to."""
     family = family_of(constants)
     check(family, kernel, constants)
     return PLANNER.plan_of(device, kernel, batch, Choice(family.name, constants, "a test's"))
@@ -237,7 +237,7 @@ def test_what_is_not_finite_reaches_its_own_weights_alone(layout: str, along: st
     assert np.isfinite(got).sum() == np.isfinite(truth).sum() > got.size // 2
 
 
-# ---- nothing beside the arrays is touched
+# ---- nothing outside the arrays is touched
 
 
 FENCED = [  # every way to copy, and edges of every kind

@@ -1,4 +1,4 @@
-"""Weights in eight bits on processors: multiplied as they are, packed in as many bytes, and widened to the numbers that they stand for."""
+"""Weights in eight bits on processors: multiplied directly, packed in one byte each, widened to the encoded values."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -58,7 +58,7 @@ def test_agrees_natively(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("runtime", ["opencl", "native"])
 def test_every_value_is_widened_exactly(runtime: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By lanes of outputs, as few entries have, and by lanes of the batch: all finite values of the format, subnormal ones too."""
+    """Lanes of outputs (small batches) and of the batch widen all finite values, subnormal ones included."""
     device = processor() if runtime == "opencl" else chosen_native(monkeypatch)
     how, truth = STORAGES[storage], reference.values_of(STORAGES[storage])
     bits = np.flatnonzero(np.isfinite(truth) & (np.abs(truth) <= how.largest)).astype(np.uint8)
@@ -75,7 +75,7 @@ def test_every_value_is_widened_exactly(runtime: str, storage: str, monkeypatch:
 
 @pytest.mark.parametrize("along", vector.WAYS)
 def test_packed_weights_stay_in_eight_bits(along: str) -> None:
-    """A quarter of float32's, and scales: also where lanes of the batch read them as reals."""
+    """Packed weights take a quarter of float32's bytes plus scales, also if lanes of the batch read them as scalars."""
     plain = kernel_of((6, 64, 64, 1), "float32", "same", "bsl")
     constants = vector.constants_of(plain, along, 16, (8, 2))
     for storage in STORAGES:
@@ -140,7 +140,7 @@ def test_a_layer_takes_one_launch_where_all_its_weights_are_stored_alike(monkeyp
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_few_entries_by_default_constants(layout: str) -> None:
-    """As a decoder calls them: at batches 1 to 16, with weights of which most tiles are full."""
+    """A decoder calls them at batches 1 to 16, with weights whose tiles are mostly full."""
     device = processor()
     kernel = kernel_of((2, 48, 32, 1), "bfloat16", "int8", layout, Epilogue(True, "silu", True))
     for batch in (1, 16):

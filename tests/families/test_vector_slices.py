@@ -60,7 +60,7 @@ def agrees(kernel: KernelSpec, constants: Any, batch: int, gaps: Mapping[str, in
 
 
 def cases() -> Iterator[object]:
-    """Of the patterns, ways, precisions and epilogues that dense arrays have there."""
+    """Yield slices for the patterns, vectorizations, precisions and epilogues that test dense arrays."""
     for number, row in enumerate(alone.matrix()):
         kernel, constants = row.values  # type: ignore[attr-defined]
         yield pytest.param(of_slices(kernel), constants, GAPS[number // 2 % len(GAPS)], id=row.id)  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: Any, gaps: dict[str,
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("along", alone.WAYS)
 def test_outputs_past_the_caches_where_each_row_begins_at_a_vector(along: str, layout: str) -> None:
-    """And where the first does and the others do not."""
+    """Gaps align every row, or only the first."""
     kernel = of_slices(alone.kernel_of((1, 32, 5, 4), layout=layout, epilogue=alone.EPILOGUES[3]))
     constants = replace(alone.constants_of(kernel, along, 8), past=1)
     for gap in (8, 16, 3):

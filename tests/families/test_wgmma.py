@@ -114,7 +114,7 @@ def test_every_thread_waits_for_the_grid_before_and_the_next_may_begin_after_the
 
 @pytest.mark.parametrize("c", [192, 1024])
 def test_error_of_float32_grade_sums(c: int) -> None:
-    """As far off as the warp-wide family: twice a float32 sum at most, whatever c."""
+    """The error is that of the warp-wide family: at most twice that of a float32 sum, whatever c is."""
     each = kernel("tf32x3", pattern=(1, 16, c, 1))
     problem = make_problem(each, 128)
     error, _ = compare(problem, multiply(problem, source_of("wgmma_registers", each), in_emulator()))

@@ -66,7 +66,7 @@ def test_agrees_with_float64(shape: tuple[int, ...], precision: str, storage: st
 @pytest.mark.parametrize("per", ["factor", "i", "output"])
 @pytest.mark.parametrize("storage", FLOATS)
 def test_scales_of_each_kind_reach_their_outputs(storage: str, per: str) -> None:
-    """Of weights whose sizes differ from output to output by a hundredfold."""
+    """The sizes of the weights differ a hundredfold from output to output."""
     kernel = kernel_of((3, 42, 160, 1), "bfloat16", storage)
     problem = make_problem(kernel, 70)
     assert problem.inputs is not None
@@ -132,7 +132,7 @@ def test_what_is_cut_off_is_cut_off_within_128_inputs() -> None:
     """Thirteen bits below the largest, as the emulator has it of the instruction; the sum of a stage is added in float32."""
     kernel, kind = kernel_of((1, 16, 256, 1), "float16", "e4m3", PLAIN), numpy_type(STORAGES["e4m3"])
     x = np.full((1, 256), 2.0**-6)
-    x[0, 0] = 256  # beside which what is less than a 2^13th of it is lost
+    x[0, 0] = 256  # values below a 2^13th of it are lost
     weights = np.ones((1, 16, 256, 1), kind)
     given = Quantized(kernel.pattern, "e4m3", "factor", weights, np.ones((1, 1, 1, 1), np.float32), x_scale=1.0)
     problem = Problem(
@@ -210,7 +210,8 @@ def test_wisdom_selects_it_and_a_search_looks_at_it() -> None:
     [
         ({"tile_in": 64}, "tile_in=64 must be 128 with X in eight bits; try 128$"),
         ({"tile_in": 256}, "tile_in=256 must be 128 with X in eight bits; try 128$"),
-        ({"tile_out": 256}, "sums fit a thread's registers: 256; got tile_out=256; try tile_out=200$"),  # twice, as they are promoted
+        # twice, because of promotion
+        ({"tile_out": 256}, "sums fit a thread's registers: 256; got tile_out=256; try tile_out=200$"),
     ],
 )
 def test_each_rule_has_two_sides(changes: dict[str, int], says: str) -> None:
@@ -280,7 +281,7 @@ def test_nothing_in_a_text_is_unused(constants: Any, c: int) -> None:
 
 
 def test_scales_are_read_after_the_grid_before() -> None:
-    """Which may have packed them: through a restricted pointer nvcc would load them before the wait."""
+    """The previous grid may have packed the scales. A restricted pointer would let nvcc load them before the wait."""
     text = text_of(kernel_of((1, 40, 272, 1))).text
     assert "RESTRICT weights" not in text
     before, after = text[text.index("\nENTRY(THREADS, 1)") : text.index("\nENTRY(PACK_THREADS")].split("wait_for_previous_grid();")

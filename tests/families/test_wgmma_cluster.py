@@ -1,4 +1,4 @@
-"""Which clusters a search tries, and how a launch is whole clusters."""
+"""Tests of clusters: which ones a search tries, and that a launch has whole clusters."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ def test_a_launch_is_whole_clusters_that_fit_the_device() -> None:
     alone, source = source_of("registers flat", (1, 1)), source_of("registers flat", (4, 1))
     family = FAMILIES[source.family]
     grids = [[family.geometry(each.kernel, each.constants, batch).grid for batch in (1, 256, 257)] for each in (alone, source)]
-    assert grids == [[4, 16, 20], [16, 16, 32]]  # two i, two tiles along the outputs, tiles of 64 batch entries
+    assert grids == [[4, 16, 20], [16, 16, 32]]  # two i, two tiles along the outputs, tiles of 64 rows of the batch
     many = family.geometry(source.kernel, source.constants, 25088)
     assert [many.launched(multiprocessors) for multiprocessors in (132, 131, 5, 3)] == [132, 128, 4, 4]
     assert family.geometry(source.kernel, source.constants, 1).launched(132) == 16
@@ -29,7 +29,7 @@ def test_what_is_shared_is_read_once_a_cluster() -> None:
     alone = source_of("registers flat", (1, 1))
     before = family.work(alone.kernel, alone.constants, 256)
     of_w = 16 * 5 * 64 * 16 * 2  # tiles, j, inputs, outputs, bytes
-    of_x = 16 * 64 * 8 * 32  # tiles, batch entries, sectors in which 24 inputs of 5 j lie, bytes
+    of_x = 16 * 64 * 8 * 32  # tiles, rows of the batch, sectors in which 24 inputs of 5 j lie, bytes
     for along_batch, along_out in CLUSTERS:
         source = source_of("registers flat", (along_batch, along_out))
         work = family.work(source.kernel, source.constants, 256)

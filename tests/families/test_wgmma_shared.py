@@ -37,7 +37,7 @@ def test_each_rule_of_shared_has_two_sides(changes: dict[str, int], says: str) -
     "constants", [SharedConstants(64, 32, 16, 1, 2), SharedConstants(192, 48, 32, 3, 3), SharedConstants(256, 16, 48, 2, 2)]
 )
 def test_a_residual_comes_to_where_y_leaves_as_boxes(constants: SharedConstants) -> None:
-    """For one to three warpgroups, tile after tile in the same place, over ragged outputs and batches."""
+    """One to three warpgroups take tile after tile in the same place, over ragged outputs and batches."""
     each = replace(kernel(layout="bsl", pattern=(2, 37, 24, 3)), epilogue=Epilogue(True, "relu", True))
     source = text_of(SHARED, each, constants)
     check_result(source, 300, in_emulator(), in_place=True)

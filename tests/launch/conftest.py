@@ -84,7 +84,7 @@ def ks() -> Launcher:
 
 @pytest.fixture
 def permuting(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launcher:
-    """Its kernels permute X into a workspace, multiply there, and permute Y back."""
+    """Provide a launcher whose kernels permute X into a workspace, multiply there, and permute Y back."""
 
     def choose(_: Planner, device: Any, kernel: Any, batch: int, aligned: bool = True) -> Any:
         return choice_by_name("wgmma_permuted", kernel, batch, limits_of(device))
@@ -95,5 +95,5 @@ def permuting(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launcher:
 
 @pytest.fixture
 def forget_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How arrays of each library are read is found anew."""
+    """Forget the readers that were found for each library's arrays."""
     monkeypatch.setattr(arrays, "_readers", {})

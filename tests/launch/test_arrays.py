@@ -1,4 +1,4 @@
-"""What `view` reads from every kind of array, and what it refuses. Libraries that are not here are played by stand-ins."""
+"""Tests of `view`: what it reads from every kind of array, and what it refuses. Stand-ins replace missing libraries."""
 
 import sys
 from types import SimpleNamespace

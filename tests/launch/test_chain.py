@@ -64,7 +64,7 @@ LAYER = ((2, 48, 64, 1), (1, 64, 48, 2))
     ("precision", "asked", "batch"), [("float16", None, 40), ("float32", "tf32x3", 40), ("float32", None, 3000), ("float64", None, 3000)]
 )
 def test_a_layer_is_one_launch_on_a_gpu(gpu: FakeGpu, precision: str, asked: str | None, batch: int) -> None:
-    """And each factor's weights are packed before it, or once."""
+    """The weights of each factor are packed before the launch, or once."""
     layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
     x, bias, residual = draw(batch, 128, precision=precision), draw(128, precision=precision), draw(batch, 128, precision=precision)
     weights = [draw(*shape, precision=precision) for shape in LAYER]
@@ -125,7 +125,7 @@ def test_what_is_no_activation_between_factors() -> None:
 @pytest.mark.parametrize("batch", [3, 300])
 @pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
 def test_x_in_one_layout_and_y_in_the_other(batch: int, layouts: tuple[str, str]) -> None:
-    """Of host arrays, in one launch and in several; of one factor and of three."""
+    """Host arrays take one launch or several, for one factor and for three."""
     for shapes in (((2, 9, 5, 3),), ((2, 9, 5, 3), (1, 4, 18, 3), (1, 7, 12, 1))):
         layer = ChainLauncher(*(Launcher(*shape) for shape in shapes))
         x, weights, residual = draw(batch, 30), [draw(*shape) for shape in shapes], draw(batch, layer.chain.out_features)
@@ -191,7 +191,7 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
 
 @needs_opencl
 def test_fuse_says_how_many_launches_of_host_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the rule would say otherwise: one launch of few entries, and several of many."""
+    """The option overrides the rule: one launch for small batches, several for large ones."""
     monkeypatch.setattr("ksgen.launch.fused.SMALL_BYTES", 0)
     factors, weights = [Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3)], [draw(2, 9, 5, 3), draw(1, 4, 18, 3)]
     for fuse, batch, is_one in (("yes", 3, True), ("auto", 3, False), ("no", 3000, False), ("auto", 3000, True), ("yes", 3000, True)):
@@ -259,7 +259,7 @@ def test_a_prepared_layer_keeps_what_it_reads(gpu: FakeGpu) -> None:
 
 
 def test_a_group_of_one_layer_on_the_hosts_arrays(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU they are copied for each factor."""
+    """A GPU gets copies of the arrays for each factor."""
     monkeypatch.setattr(streams, "device_for", lambda place: gpu)
     layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
     x, weights = draw(40, 128, precision="float16"), [draw(*each, precision="float16") for each in LAYER]

@@ -1,4 +1,4 @@
-"""Which constants serve a kernel, where nothing or too much is known of it. Choices by wisdom: `tests/wisdom`."""
+"""Tests of constants for kernels about which nothing or too much is known. `tests/wisdom` tests choices by wisdom."""
 
 from dataclasses import replace
 

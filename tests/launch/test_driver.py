@@ -396,7 +396,7 @@ def test_a_capture_takes_in_streams_that_wait_for_it_and_must_wait_for_them(cuda
 
 
 def encode(given: TensorMap, address: int, **changed: Any) -> bytes:
-    """By ctypes: a map's own address has to be a multiple of 64, which cuda-bindings' objects are not."""
+    """Encode a map through ctypes. Its address must be a multiple of 64, unlike those of cuda-bindings' objects."""
     said = {"sizes": given.sizes, "strides": given.strides, "box": given.box, "steps": [1] * len(given.box)} | changed
     room = ctypes.create_string_buffer(128 + 63)
     begin = ctypes.addressof(room) + -ctypes.addressof(room) % 64

@@ -65,7 +65,7 @@ print(set(y.tolist()))
 @on_both
 @pytest.mark.parametrize("served", ["13000", "12030+", "12020+"])
 def test_early_launches_in_a_graph_are_plain_where_the_driver_cannot_record_them(served: str, runtime: str) -> None:
-    """From CUDA 12.3 on graphs hold them."""
+    """Graphs record them from CUDA 12.3 on."""
     assert script(EARLY_IN_A_GRAPH, runtime, KSGEN_DRIVER_CUDA=served) == ["{32}"]
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong on a GPU ends in one clear KsgenError, and the process goes on, or is told that it cannot.
+"""Tests of faults on a GPU: each ends in one clear KsgenError, which reports if the process cannot go on.
 
 All on the stand-in machine, whose driver fails on request. What ends a process's use of the GPU has a process of its own.
 """
@@ -80,7 +80,7 @@ def faults(device: Any) -> Iterator[Callable[[str], None]]:
     request(b"")
 
 
-FAILING = {  # call -> what it fails with, and what is told; beside each runtime's own words
+FAILING = {  # call -> status, message, and the runtime's own words
     "cuMemAlloc": (2, "allocating 4440 bytes", "out.of.memory"),
     "cuMemcpyHtoDAsync": (1, "uploading 4440 bytes", "invalid.(argument|value)"),
     "cuMemcpyDtoHAsync": (1, "downloading 7992 bytes", "invalid.(argument|value)"),

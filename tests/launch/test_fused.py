@@ -1,4 +1,4 @@
-"""When all factors of a layer are worth one launch. What that launch gives: `tests/families/test_vector_chain.py`."""
+"""Tests of when a layer's factors are fused. `tests/families/test_vector_chain.py` tests the fused launch."""
 
 import re
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_one_factor_is_no_layer_but_two_beside_each_other_are(monkeypatch: pytes
 
 @pytest.mark.parametrize(("times", "is_one"), [((5.0, 3.0, 2.5), True), ((6.0, 3.0, 2.5), False)])
 def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], is_one: bool) -> None:
-    """Of the whole and of each factor, all of them near this batch; without one of them the rule does."""
+    """Times of the chain and of each factor near this batch decide. The rule decides if one of them is missing."""
     device: Any = Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="")
     kernel = KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue(True, "relu"))
     chains = (PAIR.factors, *((each,) for each in PAIR))
@@ -96,7 +96,7 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
 
 @pytest.mark.parametrize("doubtful", [(), (0,), (1,), (2,), (0, 1, 2)])
 def test_times_in_doubt_decide_nothing(monkeypatch: pytest.MonkeyPatch, doubtful: tuple[int, ...]) -> None:
-    """Of one launch, or of either factor: then the rule does, which says otherwise than these times."""
+    """The rule decides, against these times, if a time of the launch or of a factor is unreliable."""
     device: Any = Imagined(shares_host=True, limits=CPU, kind="native", target="", name="nobody's")
     kernel = KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue())
     limits, entries = fused.limits_of(device), []
@@ -128,8 +128,9 @@ def of_tiles(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("chain", "is_one"),
     [
-        (Chain((Pattern(32, 32, 32, 1), Pattern(1, 32, 32, 32))), True),  # what lies between would go through memory
-        (Chain((Pattern(32, 128, 32, 1), Pattern(1, 32, 32, 128))), False),  # weights that the second level does not hold beside it
+        (Chain((Pattern(32, 32, 32, 1), Pattern(1, 32, 32, 32))), True),  # the intermediate would go through memory
+        # weights do not fit next to it in the second-level cache
+        (Chain((Pattern(32, 128, 32, 1), Pattern(1, 32, 32, 128))), False),
     ],
 )
 def test_of_tiles_that_nobody_timed_the_cost_model_decides(chain: Chain, is_one: bool, of_tiles: Any) -> None:
@@ -143,7 +144,7 @@ def test_of_tiles_that_nobody_timed_the_cost_model_decides(chain: Chain, is_one:
 
 
 def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16; where products alone were timed, they do."""
+    """Vectors serve bfloat16 by default. Tiles serve each factor once products alone were timed."""
     kernel, rule = KernelSpec((PAIR.factors,), "bfloat16", "bsf", Epilogue()), "intermediates stay in the cache"
     assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, rule)
     monkeypatch.setattr(type(FAMILIES["amx"]), "by_default", True)
@@ -155,7 +156,7 @@ def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: 
 
 
 def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By order either."""
+    """An explicit request for fusion changes nothing."""
     kernel = KernelSpec((PAIR.factors,), "bf16x6", "bsf", Epilogue())
     group = KernelSpec((PAIR.factors, PAIR.factors), "bf16x6", "bsf", Epilogue())
     says = "amx serves each factor, and amx_chain is for all factors of one layer in one launch, of dense arrays in one layout: processors"

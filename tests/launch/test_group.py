@@ -1,4 +1,4 @@
-"""Layers beside each other on one x: right, in one launch where a device has one, each output where it is wanted; what is refused."""
+"""Layers on one x: correct, in one launch if a device has one, with each output in its place; what is refused."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ CHAINS = (  # 24 features in; one, two and three factors
     (Pattern(1, 4, 8, 3), Pattern(3, 6, 4, 1), Pattern(1, 5, 9, 2)),
 )
 OUT = [chain[-1].out_features for chain in CHAINS]  # 21, 54 and 10
-MANY = 100  # batch entries: enough for one launch on two cores
+MANY = 100  # rows of the batch: enough for one launch on two cores
 Array = np.ndarray[Any, Any]
 
 
@@ -114,7 +114,7 @@ def test_outputs_lie_beside_each_other(either: Device, launched: list[str], layo
     for number, y in enumerate(ys):
         own = {name: each[number] for name, each in chosen.items()}
         assert is_right(y, truth_of(x, number, weights[number], layout, activation="relu", **own))
-    if either.shares_host and is_one:  # one launch writes them beside each other
+    if either.shares_host and is_one:  # one launch writes them into one array
         assert len({id(y.base) for y in ys}) == 1
         assert ys[0].base.shape == ((batch, sum(OUT)) if layout == "bsf" else (sum(OUT), batch))
     if either.shares_host:
@@ -252,7 +252,7 @@ def fused_group(*fuses: str, between: str = "none") -> GroupLauncher:
 def test_a_group_is_one_launch_where_a_layer_says_so(
     launched: list[str], fuses: tuple[str, ...], is_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of few entries too, which are shared out otherwise; and it says so."""
+    """Small batches, which are divided differently, follow the option too. `explain` reports it."""
     chosen_native(monkeypatch)
     monkeypatch.setattr("ksgen.launch.fused.SMALL_BYTES", 0)
     own, x, weights = fused_group(*fuses), rows(24, "bsf", 1), weights_of()
@@ -284,7 +284,7 @@ def test_outputs_that_meet_are_refused() -> None:
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("prepares", [False, True])
 def test_an_output_over_any_layer_s_weights_is_refused(number: int, prepares: bool) -> None:
-    """Also over those of a later layer, which are read after the first output was written."""
+    """The weights of a later layer count too, because they are read after the first output was written."""
     shared, weights = rows(21, "bsf"), weights_of()
     count = weights[number][-1].size
     weights[number][-1] = shared.reshape(-1)[-count:].reshape(weights[number][-1].shape)
@@ -371,7 +371,7 @@ def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, launched: list[str], preci
 def test_what_a_search_found_for_few_entries_is_launched(
     gpu: FakeGpu, group_us: float, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where one launch took less than the layers one by one: 4.5 us."""
+    """One launch is chosen if it took less than the 4.5 us of separate layers."""
     gpu.name = f"GPU of {group_us} us"  # planners keep wisdom by names
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
     monkeypatch.setattr(group_module, "find_device", lambda _: gpu)

@@ -32,7 +32,7 @@ def test_a_new_array_is_of_the_same_precision(precision: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1000, 64), (64, 1001), (3, 5), (0, 7)])
 def test_a_large_array_begins_at_a_line_of_the_cache(shape: tuple[int, int]) -> None:
-    """NumPy's own begin 16 bytes behind one: stores past the caches, which kernels make, could not be."""
+    """NumPy's own arrays begin 16 bytes behind a line, which rules out streaming stores."""
     for _ in range(4):
         made = new_array(view(np.zeros((2, 3), np.float32)), shape)
         assert made.shape == shape

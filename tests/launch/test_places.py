@@ -1,4 +1,4 @@
-"""Where a launch finds its operands: on the device, on memory that it shares with the host, on copies."""
+"""Tests of where operands lie: on the device, in memory shared with the host, or in copies."""
 
 from typing import Any
 

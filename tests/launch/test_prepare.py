@@ -55,7 +55,7 @@ def test_a_graph_of_weights_packs_them_at_every_replay(gpu: FakeGpu, ks: Launche
 
 
 def test_a_graph_of_tensors_packs_them_at_every_replay_whoever_wrote(gpu: FakeGpu, ks: Launcher) -> None:
-    """A training step, say: a replay's writes are counted by nobody."""
+    """No counter sees the writes of a replay, such as those of a training step."""
     x, weights = inputs()
     tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
     ks(ready, tensor, out=out)

@@ -1,4 +1,4 @@
-"""From emitting to comparing through PyCUDA and cuda-bindings: on an NVIDIA GPU, and on the stand-in machine where there is none.
+"""Tests of PyCUDA and cuda-bindings, from emitting to comparing, on an NVIDIA GPU or else on the stand-in machine.
 
 The stand-in's streams run as late as may be, so that a missing wait or a wrong stream shows as NaN; a GPU's may hide it.
 """
@@ -218,7 +218,7 @@ def test_a_chain_whose_launches_begin_early(device: Any, early_chain: ChainLaunc
 @on_both
 @pytest.mark.parametrize(("family", "layout"), [("wgmma_shared", "bsl"), ("wgmma_registers", "bsf")])
 def test_blocks_in_clusters(device: Any, family: str, layout: str) -> None:
-    """By a plain launch: the text says how many, and its grid is whole clusters."""
+    """A plain launch suffices: the source sets the cluster size, and the grid has whole clusters."""
     kernel, limits = KernelSpec(Pattern(2, 24, 24, 2), "float16", layout), limits_of(device)
     if not limits.warpgroups:
         pytest.skip(f"{device.name} has no warpgroup instructions")
@@ -231,7 +231,7 @@ def test_blocks_in_clusters(device: Any, family: str, layout: str) -> None:
 
 @pytest.fixture
 def permuting(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
-    """Its calls are three launches with a workspace between them."""
+    """Provide a launcher whose calls are three launches with a workspace between them."""
     if not limits_of(device).warpgroups:
         pytest.skip(f"{device.name} has no warpgroup instructions")
 
@@ -558,7 +558,7 @@ def test_a_graph_replays_on_new_data(device: Any, ks: Launcher) -> None:
 
 @on_both
 def test_a_graph_replays_launches_that_begin_early(device: Any, early_chain: ChainLauncher) -> None:
-    """Behind each other, and behind those that pack the weights anew."""
+    """Launches wait for each other, and for launches that pack the weights again."""
     x, weights, between, y = chain_arrays()
     given, own, middle, out = (
         CudaArray(device, x),

@@ -68,7 +68,7 @@ def test_slices_of_numpy_arrays(either: Device, layout: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_beside_each_other_in_one_array(either: Device, layout: str) -> None:
-    """From one part of an array into the next one, and the residual itself as output."""
+    """A launch reads one part of an array and writes the next one, which is also the residual."""
     ks, weights = Launcher(2, 5, 5, 3), draw(2, 5, 5, 3)
     features, count = 30, 30 if layout == "bsf" else BATCH
     whole = draw(BATCH, 3 * features) if layout == "bsf" else draw(features, 3 * BATCH)
@@ -132,7 +132,7 @@ class Slice:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("runtime", ["pycuda", "driver"])
 def test_slices_of_arrays_on_a_gpu(runtime: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One factor, and layers whose outputs lie beside each other, in one launch."""
+    """One factor, and layers whose outputs share one array, take one launch."""
     monkeypatch.setenv("KSGEN_DEVICE", runtime)
     try:
         device = find_device(runtime)
@@ -200,7 +200,7 @@ def test_an_output_among_the_inputs_is_refused() -> None:
     ks, weights, flat = Launcher(2, 5, 5, 3), draw(2, 5, 5, 3), draw((BATCH + 1) * 90)
 
     def columns_from(begin: int, rows: int = BATCH, pitch: int = 90) -> Array:
-        """So many rows of 30, from an element on."""
+        """Return that many rows of 30, from an element on."""
         return flat[begin : begin + rows * pitch].reshape(rows, pitch)[:, :30]
 
     for x, out, residual in (

@@ -157,7 +157,7 @@ def test_only_what_every_entry_states_alike_counts() -> None:
 
 
 def test_layers_state_their_own() -> None:
-    """Not what their factors do."""
+    """Options of the factors do not apply to the layer."""
     factor = Launcher("1,5,12,1", bias=True, activation="gelu")
     layer, x, weights = ChainLauncher(FIRST, factor), draw(3, 8), [draw(*FIRST.shape), draw(*THEN.shape)]
     close(layer(x, weights), reference.multiply(THEN, reference.multiply(FIRST, x, weights[0], "bsf"), weights[1], "bsf"))

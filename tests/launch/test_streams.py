@@ -1,4 +1,4 @@
-"""Which device and stream a call works on, and what is waited for."""
+"""Tests of the device and stream that a call works on, and of what it waits for."""
 
 import sys
 from types import SimpleNamespace
@@ -60,7 +60,7 @@ def test_stream_0_is_the_default_one_and_none_is_the_arrays_own(gpu: FakeGpu, ks
 
 
 def test_pytorch_is_told_of_a_stream_that_is_not_its_current_one(gpu: FakeGpu, ks: Launcher, entered: list[int]) -> None:
-    """Else it gives the memory of a tensor that is freed after the call to others, while kernels there still read it."""
+    """PyTorch would otherwise reuse the memory of a freed tensor while kernels still read it."""
     x, weights = inputs()
     for stream, told in ((None, []), (6, []), (5, [(5, 0)]), (0, [(0, 0)])):
         tensors = [FakeTensor(gpu, each, stream=6) for each in (x, weights, np.zeros((BATCH, PATTERN.out_features), np.float32))]

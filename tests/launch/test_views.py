@@ -1,4 +1,4 @@
-"""What a call was given: options that nobody changes, arrays that are read once, for the stream that they will be used on."""
+"""Tests of call arguments: options that do not change, and arrays read once, for the stream that uses them."""
 
 from typing import Any
 

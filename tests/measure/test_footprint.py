@@ -60,7 +60,7 @@ def test_it_is_what_a_check_holds(kernel: KernelSpec, batch: int) -> None:
 
 @pytest.mark.parametrize("command", [["run"], ["tune"]])
 def test_more_than_there_is_is_refused_in_words(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the sets of arrays that timing takes in turn, and packed weights."""
+    """The estimate includes the sets of arrays that timing alternates between, and packed weights."""
     told = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 2**22 if name == "SC_PHYS_PAGES" else told(name))  # whatever this machine has
     arguments = [*command, "--device", "opencl", "--pattern", "1,2147483647,1,1", "--batch", "1"]

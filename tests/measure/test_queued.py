@@ -36,7 +36,7 @@ class Clocked:
         self.gpu_s = max(self.gpu_s, self.host_s) + gpu_s
 
     def time(self, call: Callable[[], None], stream: Any, runs: int, warmup: int) -> list[float]:
-        """As the runtimes do: an event, the call, another event."""
+        """Time a call as the runtimes do: an event, the call, another event."""
         assert warmup == 0
         seconds = []
         for _ in range(runs):
@@ -55,7 +55,7 @@ def test_a_launch_takes_what_the_gpu_takes(monkeypatch: pytest.MonkeyPatch, gpu_
 
 
 def test_without_the_wait_it_takes_what_the_host_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is what the wait is for. It needs a compiler, which may not be there."""
+    """The wait hides the host's time. It needs a compiler, which may be missing."""
     device = Clocked(monkeypatch, 2.0, 7.0)
 
     def refuse(device: Any) -> None:

@@ -1,4 +1,4 @@
-"""Spearman's rank correlation, beside numbers worked out by hand."""
+"""Tests of Spearman's rank correlation against numbers worked out by hand."""
 
 from math import isnan
 

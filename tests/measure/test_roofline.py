@@ -99,7 +99,7 @@ def test_a_processors_probes_do_what_is_counted(precision: str, dots: tuple[str,
 
 @pytest.fixture
 def with_tiles(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """A native device that says it has tiles, which are played where there are none."""
+    """Provide a native device that reports tiles, which are emulated if the processor has none."""
     needs_play()
     found = find_device("native")
     monkeypatch.setattr(found, "limits", replace(found.limits, tiles=("bf16", "f16")))

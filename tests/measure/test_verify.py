@@ -101,13 +101,13 @@ GRADIENT = KernelSpec(Pattern(1, 9, 5, 2), job="gradient")
 
 
 def plan_in_parts(gpu: Any, parts: int, batch: int) -> Plan:
-    """Of a gradient that is summed in so many parts of the batch."""
+    """Plan a gradient that is summed in that many parts of the batch."""
     default = choice_by_name("gradient", GRADIENT, batch, limits_of(gpu))
     return Planner().plan_of(gpu, GRADIENT, batch, Choice("gradient", replace(default.constants, parts=parts), "a test"))
 
 
 def test_what_launches_leave_to_each_other_is_poisoned_before_a_check(gpu: Any) -> None:
-    """So that none passes by what an earlier candidate left there."""
+    """No candidate passes because of values that an earlier one left there."""
     permuted = Planner().plan_of(gpu, PERMUTED, 40, choice_by_name("wgmma_permuted", PERMUTED, 40, limits_of(gpu)))
     for right in (permuted, plan_in_parts(gpu, 2, 1000)):
         bench = Bench(gpu, make_problem(right.kernel, right.batch))
@@ -159,7 +159,7 @@ def test_measuring_a_kernel_and_a_device() -> None:
 
 
 def test_a_chains_problem_has_weights_of_every_factor() -> None:
-    """Its truth is that of the factors one after the other, and its tolerance the sum of theirs."""
+    """The truth applies the factors sequentially. The tolerance is the sum of the factors' tolerances."""
     factors = (Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3))
     problem = make_problem(KernelSpec(factors), 70)
     between = reference.multiply(factors[0], problem.x, *problem.before, "bsf")

@@ -172,7 +172,7 @@ def narrow() -> Case:
 
 
 def eight_bits() -> Case:
-    """Every e4m3 beside another, as float16."""
+    """Convert every e4m3 value to float16, in pairs with the reversed sequence."""
     first = np.arange(256, dtype=np.uint16)
     x, y = first | first[::-1] << 8, np.zeros(256, np.uint32)
     values = reference.values_of(STORAGES["e4m3"]).astype(np.float16)
@@ -184,7 +184,7 @@ def eight_bits() -> Case:
 
 
 def halves() -> Case:
-    """To float16 and back: ties, subnormals, overflow."""
+    """Convert to float16 and back: ties, subnormals, overflow."""
     x = np.array([1, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.996, 65520, 2.0**-24, 2.0**-25, -(2.0**-14), 0, np.inf] + [0.1] * 22, np.float32)
     y = np.zeros(32, np.float32)
     with np.errstate(over="ignore"):

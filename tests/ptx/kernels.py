@@ -160,7 +160,7 @@ extern "C" __global__ void grids(const float* x, float* y) {
 }
 """
 
-# A box of an array into shared memory and out again, to the same place of another array, and its image besides.
+# A box of an array into shared memory and out again, to the same place of another array, and its image too.
 BOX = """
 extern "C" __global__ void box(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to, unsigned char* image,
                                int bytes, int x0, int x1, int x2, int x3) {
@@ -251,7 +251,7 @@ extern "C" __global__ __launch_bounds__(128) void product(const unsigned* x, con
 """
 
 # Y[(i, k, j), s] = sum over l of X[(i, l, j), s] W[i, k, l, j] in bfloat16, a whole kernel as Hopper wants it: one warpgroup
-# brings X by boxes and packed weights by bulk copies, two multiply 64 batch entries each, and boxes take Y away.
+# brings X by boxes and packed weights by bulk copies, two multiply 64 rows of the batch each, and boxes take Y away.
 BATCHED_SHARED_BYTES = 2 * (2 * 4096 + 4096) + 2 * 7168 + 4 * 8
 BATCHED = """
 constexpr int A = 2, B = 48, C = 80, D = 2, DEPTH = 32, STEPS = (C + DEPTH - 1) / DEPTH, STAGES = 2, GROUPS = 2;

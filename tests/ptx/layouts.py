@@ -1,4 +1,4 @@
-"""Where element (mn, k) of a wgmma operand lies in shared memory, and the descriptor that says so.
+"""Layout of wgmma operands in shared memory: the place of element (mn, k), and the descriptor that encodes it.
 
 Written from the canonical layouts in the PTX manual, apart from the emulator's own reading of descriptors.
 """
@@ -77,5 +77,5 @@ class Layout:
         return content
 
     def descriptor(self, start: int) -> int:
-        """For a start in bytes from the base of shared memory, whose address the kernel adds."""
+        """Return the descriptor for a start in bytes from the base of shared memory, which the kernel adds."""
         return start >> 4 | self.leading >> 4 << 16 | self.stride >> 4 << 32 | SWIZZLE_CODES[self.swizzle] << 62

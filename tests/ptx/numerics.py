@@ -129,7 +129,7 @@ class Product:
         return rng.standard_normal((ROWS, self.c), np.float32), (rng.uniform(-1, 1, (COLUMNS, self.c)) / sqrt(self.c)).astype(np.float32)
 
     def case(self) -> Case:
-        """Its launch, for the emulator and for a GPU: right to what the mode must reach, whatever the cores' sums do."""
+        """Return the launch for the emulator or a GPU. Its check accepts the mode's error, however the cores add."""
         x, w = self.operands
         y = np.full((ROWS, COLUMNS), np.nan, np.float32)
         most = 2e-5 if self.mode.startswith("tf32x3") else 1e-3

@@ -1,4 +1,4 @@
-"""The cases and the numerics on a GPU, beside the emulator."""
+"""The cases and the numerics on a GPU, compared with the emulator."""
 
 import re
 from typing import Any

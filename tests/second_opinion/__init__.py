@@ -1,1 +1,1 @@
-"""Emitted texts, as nvcc compiles them to PTX, on a simulator that nobody here wrote: `python -m tests.second_opinion`."""
+"""Run emitted sources, compiled to PTX by nvcc, on an independent simulator: `python -m tests.second_opinion`."""

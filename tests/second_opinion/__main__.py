@@ -1,4 +1,4 @@
-"""A second opinion on what the emulator proves: nvcc's PTX of emitted texts, on a simulator that nobody here wrote.
+"""A second opinion on what the emulator proves: nvcc's PTX of emitted sources, on an independent simulator.
 
 python -m tests.second_opinion SOURCE      SOURCE is what `git clone` takes: a folder or an address of ClusterSim's repository
 
@@ -59,7 +59,7 @@ def cases() -> Iterator[Case]:
 
 
 def in_bytes(pattern: tuple[int, ...], layout: str, storage: str) -> KernelSpec:
-    """With X and weights in eight bits, which are widened to float16 where no instruction multiplies them."""
+    """Return a kernel with X and weights in eight bits. They widen to float16 if no instruction multiplies them."""
     return replace(kernel_of(pattern, "bfloat16", layout), weights=storage, inputs=storage)
 
 

@@ -78,7 +78,7 @@ def test_errors_name_file_line_and_key(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_the_record_says_what_ml_dtypes_does(storage: str) -> None:
-    """By the definition of the format, for each of the 256 patterns of bits."""
+    """The definition of the format gives the value of each of the 256 bit patterns."""
     how = STORAGES[storage]
     theirs = np.arange(256, dtype=np.uint8).view(numpy_type(how)).astype(np.float64)
     theirs[np.isinf(theirs)] = np.nan

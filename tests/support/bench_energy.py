@@ -6,7 +6,7 @@ IDLE_WATT, BUSY_WATT = 70.0, 400.0
 
 
 class Nvml:
-    """Its counter, in mJ, is brought up to date every `update_s`; without one, asking for it is an error, as NVML's is."""
+    """Stand-in for NVML. Its counter in mJ advances every `update_s`; a reading without a counter fails."""
 
     class NVMLError(Exception):
         pass

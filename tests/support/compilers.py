@@ -16,7 +16,7 @@ extern "C" __global__ void scale(float* y, const float* x) {
 }
 extern "C" __global__ void scale_pack(float* y) { y[0] = 0.0f; }
 """
-# Stands in for nvcc: says what nvcc says, keeps a journal of its calls and does what its last line is told to do.
+# Stands in for nvcc: prints its messages, keeps a journal of its calls, and runs the behaviour on its last line.
 FAKE_NVCC = """#!/bin/sh
 echo "$*" >> {journal}
 case "$1" in
@@ -57,7 +57,7 @@ def says(text: str) -> str:
 
 def hasty(folder: Path, level: str = "-O1") -> Path:
     """The host's compiler with -O1 in place of more, which takes two thirds as long: for tests of what calls kernels, not of kernels.
-    By its version, binaries of it are told from others in caches.
+    Its version separates its binaries from others in caches.
     """
     real = shlex.join(find_host_compiler().command)
     return write_program(folder / "hasty-c++", HASTY.format(real=real, level=level))

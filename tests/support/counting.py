@@ -27,7 +27,7 @@ class Counting:
 
 
 def count_kernel(source: Source, batch: int, timeout_s: int = 300) -> tuple[Counts, Counts]:
-    """Of the kernel's launch, and of those before and after it together; at the batch or the next that its family takes."""
+    """Count the kernel's launch, and all launches around it, at the given batch or the next that its family takes."""
     run = Counting(timeout_s)
     result(make_problem(source.kernel, batch_for(source, batch)), source, run)
     if source.kernel.job == "multiply":

@@ -13,7 +13,7 @@ _ON_CUDA = 2  # DLPack's number
 
 
 class DeviceArray:
-    """A copy of a host array, or memory that nobody wrote if there is no content."""
+    """A copy of a host array, or unwritten memory if there is no content."""
 
     def __init__(self, device: Device, content: Array, *, is_written: bool = True) -> None:
         self.device, self.shape, self.dtype = device, content.shape, content.dtype
@@ -27,7 +27,7 @@ class DeviceArray:
         return index(self.memory)
 
     def content(self, stream: Any = None) -> Array:
-        """Its content once the stream's work is done."""
+        """Return the content once the stream's work is done."""
         host = np.empty(self.shape, self.dtype)
         self.device.download(host, self.memory, stream)
         return host

@@ -24,7 +24,7 @@ _TYPES = {"float32": "<f4", "float64": "<f8", "float16": "<f2"}
 
 @dataclass
 class TextCompiler:
-    """Its binaries are the text itself."""
+    """Compiler whose binaries are the source itself."""
 
     name: str = "text"
     version: str = "1"
@@ -91,7 +91,7 @@ class FakeGpu:
         return Memory(self.own(content), nbytes, self._free, content)
 
     def _free(self, content: Array) -> None:
-        """As cuMemFree: it waits for all that runs, which no capture allows."""
+        """Free as cuMemFree does: it waits for all running work, which no capture allows."""
         if self.graph is not None:
             self.freed_in_capture += 1
         for stream in list(self._queues):

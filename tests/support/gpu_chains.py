@@ -1,4 +1,4 @@
-"""Chains of GPUs in the emulator, and groups of them: one launch of all factors, and a launch for each of them, on the same arrays."""
+"""Chains and groups for GPUs in the emulator: one launch of all factors and one launch per factor, on equal arrays."""
 
 from dataclasses import replace
 from typing import Any
@@ -101,7 +101,7 @@ def one_by_one(source: Source, arrays: dict[str, Array], run: Run, constants: li
 
 
 def read_again(source: Source, batch: int) -> int:
-    """Bytes of X that `mma_chain` reads in stages more than once, of which the emulator counts a block's first reading alone."""
+    """Bytes of X that `mma_chain` reads again in stages. The emulator counts only a block's first reading."""
     shape: Any = family_named(source.family).shape(source.kernel, source.constants)  # type: ignore[attr-defined]
     readings: int = sum(factor.readings for factor in shape.factors if factor.streamed)
     return max(0, readings - 1) * source.kernel.item_bytes * batch * source.kernel.in_features

@@ -14,7 +14,7 @@ from tests.support.compilers import hasty
 
 @pytest.fixture(scope="module", autouse=True)
 def compiles_hastily(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """In this process, whose processor was found before, and in those that it starts."""
+    """Compile hastily in this process, which found its processor before, and in processes that it starts."""
     with _compiling(tmp_path_factory, "-O1"):
         yield
 

@@ -58,7 +58,7 @@ IN_EIGHTS = {  # and for the one whose b and c are multiples of 8
     "aligned": (2, 48, 16, 4),
     "wide": (1, 136, 24, 2),
 }
-BATCHES = {"multiply": (1, 7, 8, 63, 64, 65, 129), "gradient": (1, 7, 64, 129, 300)}  # of which the last has several parts
+BATCHES = {"multiply": (1, 7, 8, 63, 64, 65, 129), "gradient": (1, 7, 64, 129, 300)}  # 300 has several parts
 EMULATED = 3  # multiprocessors: few, so that persistent blocks have several tiles each
 BEHIND = 4096  # elements of a buffer behind its array
 DENSE: dict[str, int] = {}  # by array, elements from a row's end to the next row: none
@@ -111,7 +111,7 @@ def ragged_of(family: str, precision: str, layout: str) -> tuple[int, ...]:
 
 
 def batch_for(source: Source, batch: int) -> int:
-    """That batch, or the next one that the family takes."""
+    """Return the batch, or the next one that the family takes."""
     family = family_named(source.family)
     return next(each for each in count(batch) if family.takes(source.kernel, each, True))
 
@@ -259,9 +259,11 @@ def multiply(
     problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0, in_place: bool = False,
     gaps: Mapping[str, int] = DENSE, **shifts: int,
 ) -> Array:  # fmt: skip
-    """Y of one launch, NaN before, or the residual `in_place`. Behind X lie so many elements of Inf and NaN, and behind Y what
-    must stay as it is. X and Y begin `shift` elements past a 16-byte boundary, `bias` and `residual` as many as they say. Of a
-    kernel of slices, as many elements as `gaps` say lie between rows: Inf and NaN in X and the residual, what must stay in Y."""
+    """Compute Y in one launch, over NaN or, `in_place`, over the residual. `behind` elements of Inf and NaN follow X.
+    Elements that must not change follow Y. X and Y begin `shift` elements past a 16-byte boundary. `shifts` states the
+    same of `bias` and `residual`. Kernels of slices have `gaps` elements between rows: Inf and NaN in X and the
+    residual, elements that must not change in Y.
+    """
     family, x, kind = family_named(source.family), problem.given_x, numpy_dtype(problem.kernel.dtype)
     bad = np.array([np.nan, np.inf, -np.inf])
     columns = {"x": x.shape[1], "y": problem.y_shape[1], "residual": problem.y_shape[1]}
@@ -295,8 +297,10 @@ def multiply(
 
 
 def differentiate(problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0) -> Array:
-    """The weights' gradient of one launch, or two where the batch has parts; NaN before, and so are the parts. Behind X and dY
-    lie so many elements of Inf and NaN, and behind the gradient what must stay as it is."""
+    """Compute the weights' gradient in one launch, or in two if the batch has parts. Gradient and parts are NaN before.
+
+    `behind` elements of Inf and NaN follow X and dY. Elements that must not change follow the gradient.
+    """
     assert problem.grad_y is not None
     family, kernel, dtype = family_named(source.family), problem.kernel, problem.x.dtype
     bad = np.resize([np.nan, np.inf, -np.inf], behind).astype(dtype)

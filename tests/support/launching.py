@@ -60,7 +60,7 @@ def packs(gpu: FakeGpu) -> int:
 
 
 def written(tensor: FakeTensor, content: Any) -> None:
-    """By who is counted by nobody: a fused optimizer, a collective, `.data`."""
+    """Write without a write counter, as a fused optimizer, a collective or `.data` does."""
     tensor.data.content[...] = content
 
 

@@ -14,7 +14,7 @@ from ksgen.launch.planner import PLANNER
 
 
 def chosen_native(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """For launchers, and for what asks tests' own `processor()`."""
+    """Choose the native device for launchers, and for code that asks for the tests' `processor()`."""
     try:
         found = find_device("native")
     except DeviceError as absent:
@@ -26,7 +26,7 @@ def chosen_native(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 @contextmanager
 def saying_it_has_tiles(device: Device, wisdom: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """With nothing found by a search."""
+    """Yield the device with tiles in its limits and without wisdom."""
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(wisdom))
     monkeypatch.setattr(device, "limits", replace(device.limits, tiles=("bf16", "f16")))
     PLANNER.forget()

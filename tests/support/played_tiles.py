@@ -66,7 +66,7 @@ def library(folder: Path, define: str = "#define EMULATED_TILES") -> ctypes.CDLL
 
 
 def rounded(value: Fraction) -> float:
-    """To float32's nearest, ties to even; what is subnormal once it is rounded becomes zero."""
+    """Round to the nearest float32, ties to even. Results that are subnormal become zero."""
     if value == 0:
         return 0.0
     exponent = math.frexp(float(value))[1] - 1
@@ -78,7 +78,7 @@ def rounded(value: Fraction) -> float:
 
 
 def _taken(value: float) -> float:
-    """As an instruction takes a float32: subnormals are zeros."""
+    """Return a float32 as an instruction reads it: subnormals are zeros."""
     return 0.0 if abs(value) < 2.0**LEAST else value
 
 

@@ -70,7 +70,7 @@ def factor_passes(device: Device, case: Case, batch: int) -> bool:
 
 
 def slices_pass(device: Device, case: Case, batch: int) -> bool:
-    """Between rows lie Inf and NaN, or what must stay as it is."""
+    """Check slices. Inf and NaN, or elements that must not change, lie between rows."""
     from tests.support.kernels import multiply, on_device  # takes a second, which most cases need not wait for
 
     kernel = case.kernel
@@ -81,7 +81,7 @@ def slices_pass(device: Device, case: Case, batch: int) -> bool:
 
 
 def chain_passes(device: Device, case: Case, batch: int) -> bool:
-    """Of a chain, a group, or a kernel of slices."""
+    """Check a chain, a group, or a kernel of slices."""
     kernel = case.kernel
     choice = case.choice(kernel, device, batch)
     whole = PLANNER.plan_of(device, kernel, batch, choice)
@@ -161,7 +161,7 @@ CHAIN = [
         (((2, 5, 4, 3),),),
         gaps=(1, 2, 3),
     ),
-    Case(  # vectors of inputs that reach beyond a row's last ones: of X, and of what lies between
+    Case(  # vectors of inputs that reach beyond a row's last ones: of X, and of the intermediate
         LAST,
         batches=(31,),
         family="vector_chain",

@@ -36,14 +36,16 @@ KINDS = {  # of instructions, by how their opcodes begin; what none of them name
 
 
 def find_cuobjdump() -> str | None:
-    """cuobjdump with nvdisasm beside it, which it runs: from Python packages, else from PATH."""
+    """Find cuobjdump with nvdisasm next to it, which it runs, in Python packages or else on PATH."""
     folders = [*(str(toolkit / "bin") for toolkit in _packaged_toolkits()), None]
     found = (shutil.which("cuobjdump", path=folder) for folder in folders if shutil.which("nvdisasm", path=folder))
     return next((each for each in found if each), None)
 
 
 def compiled(text: str, entry: str, target: str) -> Binary:
-    """By the CUDA compiler, or kept from before. Skips the test if there is no compiler. What it refuses is an error."""
+    """Compile with the CUDA compiler, or reuse the cached binary. Skips the test without a compiler; a refused source
+    is an error.
+    """
     try:
         compiler = find_compiler()
     except ToolchainError as error:

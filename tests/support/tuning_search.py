@@ -1,4 +1,4 @@
-"""A store and wisdom of a test's own, a small space to search, a machine that nobody disturbs, and one whose times are made up."""
+"""Tools for tests of searches: a private store and wisdom, a small space, an idle machine, one with invented times."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ def time_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_doubts(device: str, store: TrialStore | None = None) -> None:
-    """What searches left becomes what they leave where nothing disturbs them, whoever else uses this machine."""
+    """Remove notes of disturbance from trials and wisdom, as if this machine had been idle."""
     own = store or TrialStore()
     for trial in own.trials():
         own.add(replace(trial, note=""))

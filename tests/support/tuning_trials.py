@@ -1,4 +1,4 @@
-"""Trials that nobody measured, for tests of how trials are shown."""
+"""Invented trials, for tests of how trials are shown."""
 
 from functools import cache
 from typing import Any
@@ -26,7 +26,7 @@ def space_of(kernel: KernelSpec, family: str) -> tuple[Any, ...]:
 
 
 def some_trials(of_each: int = 12) -> list[Trial]:
-    """Of both kernels and all families, but for one for fewer entries; times fall, then rise, and every fifth candidate is pruned."""
+    """Return trials of both kernels and all their families. Times fall, then rise. Every fifth candidate is pruned."""
     found = []
     for kernel in KERNELS:
         for name in [family.name for family in meant_for(kernel, GPU)]:

@@ -1,4 +1,4 @@
-"""Which families and constants a search may look at, and what it learns from other jobs."""
+"""Tests of the families and constants that a search may try, and of what it learns from other jobs."""
 
 from dataclasses import replace
 

@@ -119,7 +119,7 @@ def test_all_cores_compile_while_the_device_measures_one_at_a_time(store: TrialS
 
 def test_several_devices_measure_at_once(store: TrialStore) -> None:
     engine = ImaginedEngine(devices=3)
-    engine.measuring_s = 0.05  # long beside what else a busy machine does
+    engine.measuring_s = 0.05  # long compared with other work of a busy machine
     tune(engine, store, budget=Budget(candidates=40))
     assert engine.measures.most == 3
 
@@ -166,7 +166,7 @@ def test_an_engine_that_is_lost_ends_the_search_with_its_own_words(store: TrialS
 
 
 class PatientEngine(ImaginedEngine):
-    """Its device never answers, until the engine is closed."""
+    """Engine whose device does not answer until the engine is closed."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()
@@ -182,7 +182,7 @@ class PatientEngine(ImaginedEngine):
 
 
 def test_whatever_comes_between_ends_the_searches_that_wait(store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a test that takes too long, and is interrupted, would go on waiting."""
+    """An interrupted test would otherwise go on waiting."""
 
     def interrupted(searches: Sequence[object]) -> None:
         raise GeneratorExit("the time is up")

@@ -1,4 +1,4 @@
-"""What a search is made of, as numbers alone: the cost model, occupancy, what pools hold, and how strategies choose."""
+"""Tests of a search's parts, as numbers: the cost model, occupancy, the content of pools, strategies' choices."""
 
 from dataclasses import replace
 from math import inf

@@ -1,4 +1,4 @@
-"""Which figures are marked as unsure."""
+"""Tests of marks on unreliable figures."""
 
 import pytest
 

@@ -30,7 +30,7 @@ def landscape(pool: Pool) -> dict[int, float]:
 
 
 def replay(strategy: Strategy, times: dict[int, float], under_way: int = 4) -> list[int]:
-    """The order in which candidates are asked for, so many of them before the first is told."""
+    """Return the order in which candidates are requested, with that many requested before the first result."""
     order: list[int] = []
     waiting: list[int] = []
     while True:

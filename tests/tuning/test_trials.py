@@ -96,7 +96,7 @@ def test_two_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_whoever_opens_it_at_the_same_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As two processes meet, once in two hundred times: SQLite refuses one of them at once, whatever its time limit is."""
+    """SQLite refuses one of two processes that meet, once in two hundred times, whatever its time limit is."""
     path, refusals = tmp_path / "trials.sqlite", iter((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY))
     usual = trials._open
 
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_written_is_still_read(tmp_path: Path, monkeypatch
     known.add(stages(5))
     monkeypatch.setattr("ksgen.tuning.trials.BUSY_SECONDS", 0.05)
     with sqlite3.connect(path, isolation_level=None) as other:
-        other.execute("begin immediate")  # nobody else can write
+        other.execute("begin immediate")  # no other connection can write
         store = in_memory(path)
         assert store.trials() == [stages(5), stages(9)]
         other.execute("rollback")
@@ -182,7 +182,7 @@ def test_a_store_that_breaks_on_the_way_keeps_what_it_had(tmp_path: Path, monkey
 
 
 def test_it_needs_no_memory_that_processes_share(tmp_path: Path) -> None:
-    """Such as a write-ahead log does, which a network file system has not."""
+    """A write-ahead log needs such memory, which a network file system lacks."""
     path = tmp_path / "trials.sqlite"
     with closing(sqlite3.connect(path)) as database:
         database.execute("pragma journal_mode = wal")  # as an earlier version left it

@@ -269,7 +269,7 @@ def test_a_damaged_file_is_one_clear_error(damage: object, message: str) -> None
 
 
 def test_an_entry_from_before_a_constant_with_a_default_means_that_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all of them, so that a file that was written then can still be read, and added to."""
+    """Older files without any such constant can still be read and extended."""
     monkeypatch.setattr(wisdoms, "wisdom_dir", lambda: tmp_path)
     kernel = replace(KERNEL, precision="float16")
     constants = FAMILIES["wgmma_registers"].default(kernel, GPU)

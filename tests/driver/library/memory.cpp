@@ -1,5 +1,5 @@
 // Device memory. Its addresses lie where the host may not look; its content is kept elsewhere, poisoned and of exact size.
-// An address is never given twice, and what lies between two allocations belongs to none.
+// An address is never given twice, and the gap between two allocations belongs to none.
 #include <sys/mman.h>
 
 #include <cstdio>

@@ -29,7 +29,7 @@ SQUARE = Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))  # 24 -> 24
 
 
 class Conv1D(nn.Module):
-    """As in transformers: the weight is (in_features, out_features)."""
+    """Stand-in for Conv1D of transformers, whose weight is (in_features, out_features)."""
 
     def __init__(self, nf: int, nx: int) -> None:
         super().__init__()
@@ -324,7 +324,7 @@ def test_a_model_of_heads_alone_is_refused() -> None:
 
 @pytest.mark.parametrize(("are_alike", "count"), [(True, 1), (False, 3)])
 def test_a_budget_makes_one_chain_or_three_of_q_k_and_v(are_alike: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rank 6 together, where three chains within the budget have 4 each; or of 4 each, where one chain has 7."""
+    """The budget fits one chain for weights of rank 6 together, and three chains for weights of rank 4 each."""
     monkeypatch.setenv("KSGEN_DEVICE", "no such device")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 72))

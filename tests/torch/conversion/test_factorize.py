@@ -1,4 +1,4 @@
-"""factorize: the nearest product where there is one, the proven bound where there is that, and what is said otherwise."""
+"""Tests of factorize: the nearest product if there is one, the proven bound if there is one, else a report."""
 
 from collections.abc import Iterator
 from dataclasses import replace

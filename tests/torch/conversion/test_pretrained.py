@@ -46,7 +46,7 @@ def logits_of(model: Any) -> Any:
 
 
 def test_t5_reads_the_type_of_its_weight() -> None:
-    """In 16 bits it keeps wo in float32, and casts what it gives to wo, by wo.weight.dtype."""
+    """T5 in 16 bits keeps wo in float32, and casts its input to wo.weight.dtype."""
     model = t5()
     convert(model, {"wi": UP, "wo": DOWN})
     expected = logits_of(model)

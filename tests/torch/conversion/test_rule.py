@@ -1,4 +1,4 @@
-"""A model's rule: told, saved beside its weights, read back, and by it the same outputs in a fresh process."""
+"""Tests of a model's rule: describe it, save it with the weights, read it, and get equal outputs in a new process."""
 
 import json
 import subprocess

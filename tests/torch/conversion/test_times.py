@@ -1,4 +1,4 @@
-"""Times of chains: whose they are, what they are made of, and where nobody can say. How long anything takes is not tested."""
+"""Tests of times of chains: their device, their origin, and when they are unknown. No duration is tested."""
 
 from itertools import count
 from types import SimpleNamespace

@@ -12,7 +12,7 @@ UP = [(6, 64, 64, 1), (1, 768, 192, 2)]
 
 
 class Parallel:
-    """As much as `explain` asks of `ksgen.torch.parallel.Parallel`, without a group of processes."""
+    """Stand-in for `ksgen.torch.parallel.Parallel`, with all that `explain` needs and no process group."""
 
     def __init__(self, layer: KSLinear, style: str) -> None:
         self.split = split(style, layer.chain, 2)

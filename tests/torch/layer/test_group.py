@@ -1,4 +1,4 @@
-"""KSLinear layers beside each other: values and gradients as of each alone; when one launch serves them; what is refused."""
+"""Groups of KSLinear layers: values and gradients of each layer alone, when one launch serves them, what is refused."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if that had been measured to be faster."""
+    """Run groups in one launch, as if measurements had favoured it."""
     monkeypatch.setattr(group, "faster", lambda job, ways: "ksgen")
 
 
@@ -126,7 +126,7 @@ def test_auto_takes_the_faster_and_says_so(launched: list[int], monkeypatch: pyt
     together, x = KSLinears(own), rows(MANY)
     with torch.no_grad():
         together(x)
-        assert len(launched) >= choice.TURNS  # it was timed beside each alone
+        assert len(launched) >= choice.TURNS  # it was timed against each layer alone
         assert "all layers: " in together.explain(MANY)
         assert {line[0] for line in together.explain(MANY).splitlines()} >= {"1", "2", "3"}
         (key,) = [each for each in choice._measured if isinstance(each[0][0], tuple) and each[0][0][0] == "group"]
@@ -150,7 +150,7 @@ def test_in_batch_size_last_each_layer_goes_its_own_way(monkeypatch: pytest.Monk
 
 
 def test_on_a_gpu_the_cost_model_decides(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And explain says what it said. Where one launch cannot be built, layers go one by one from then on."""
+    """The group's explanation shows the verdict. Layers run one by one from then on if one launch cannot be built."""
     own, x, asked = layers(activation="relu"), rows(MANY), []
     together = KSLinear.group(own)
     verdicts = [Verdict(True, "it is faster"), Verdict(False, "it is slower")]
@@ -216,7 +216,7 @@ def test_other_modules_in_a_layers_place() -> None:
 
 
 def test_compiled_and_exported(launched: list[int]) -> None:
-    """As each alone: their operators are visible."""
+    """The operators of each layer are visible, as in a layer alone."""
     own, x = layers(), rows(MANY)
     together = KSLinear.group(own)
     with torch.no_grad():
@@ -228,7 +228,7 @@ def test_compiled_and_exported(launched: list[int]) -> None:
 
 @pytest.mark.usefixtures("in_one_launch")
 def test_layers_that_are_turned_later_are_refused(launched: list[int]) -> None:
-    """Also where shapes would allow it: of x with as many entries as features."""
+    """The refusal includes shapes that would fit: x with as many rows as features."""
     for turned in ((1,), (0, 1)):
         together, x = KSLinear.group([KSLinear([(2, 8, 4, 3)], fuse="yes", backend="ksgen") for _ in range(2)]).eval(), rows(48)
         together.freeze()

@@ -114,7 +114,7 @@ def test_activation_and_residual() -> None:
 
 
 def between_by_pytorch(layer: KSLinear, x: Any, activation: Any) -> Any:
-    """The layer's factors one after the other, by dense products."""
+    """Multiply by the layer's factors sequentially, as dense products."""
     first, last = (to_dense(each) for each in layer.weights)
     return functional.linear(activation(functional.linear(x, first)), last, layer.bias)
 
@@ -144,7 +144,7 @@ def test_an_activation_between_factors(backend: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("backend", ["ksgen", "bmm"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_y_in_another_layout(backend: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one launch or several, with gradients or without, kept or computed again: what the layer gives in one layout, turned."""
+    """The result is the transpose of the layer's y in one layout, in all combinations of launches and gradients."""
     use_kernels(monkeypatch)
     other = LAYOUTS[1 - LAYOUTS.index(layout)]
     for chain in ([(2, 9, 5, 3), (1, 4, 18, 3)], [(2, 9, 5, 3)]):
@@ -186,7 +186,7 @@ def test_what_is_not_done_with_y_in_another_layout_is_refused() -> None:
 
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_fuse_says_how_many_launches(is_frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the values; what gradients are recorded of is launched factor by factor."""
+    """The option applies to values alone. Recorded gradients take one launch per factor."""
     use_kernels(monkeypatch)
     launched: list[str] = []
     for name in ("launch", "launches"):  # the latter of what is recorded, once, and launched again and again

@@ -1,4 +1,4 @@
-"""Where chains can be split, what each process then has, and what is sent: of known layers, by hand."""
+"""Tests of splits of known layers, by hand: where a chain splits, what each process holds, and what is sent."""
 
 import re
 

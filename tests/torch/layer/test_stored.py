@@ -61,7 +61,7 @@ def test_jagged_tensors() -> None:
 
 
 def test_a_prepared_call_serves_no_other_option() -> None:
-    """Options may be set anew after a call, as those of `KSLinear`."""
+    """Options may be set again after a call, as in `KSLinear`."""
     _, made = layer_of()
     x = torch.randn(4, 48)
     with torch.no_grad():
@@ -78,7 +78,7 @@ def test_a_prepared_call_serves_no_other_option() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("layout", "dtype"), list(product(("bsf", "bsl"), DTYPES)))
 def test_multiplies_by_what_its_values_stand_for(layout: str, dtype: torch.dtype) -> None:
-    """With bias, activation and residual; twice, by a call that is prepared; by views of larger tensors; and of three dimensions."""
+    """The layer agrees with bias, activation and residual, in prepared calls, on views and in three dimensions."""
     storage = {torch.float32: "int8", torch.float16: "e4m3", torch.bfloat16: "e5m2"}[dtype]
     _, made = layer_of(storage, layout=layout, activation="gelu", dtype=dtype)
     wide = wide_of(made)
@@ -127,7 +127,7 @@ def test_an_option_that_is_set_later_is_checked_at_once() -> None:
 
 
 def test_an_option_of_the_layer_that_it_was_made_of_is_refused() -> None:
-    """It would be an attribute that nobody reads."""
+    """No code would read the attribute."""
     _, made = layer_of()
     for name, value in {"out_layout": "bsl", "backend": "strided", "precision": "float16", "intermediates": "recompute"}.items():
         with pytest.raises(LaunchError, match=f"{name} is no option of it; accepted: layout, activation, between, fuse"):
@@ -161,7 +161,7 @@ def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeyp
 
 @pytest.mark.parametrize("way", ["by a prepared call", "the usual way", "by operators"])
 def test_a_write_of_another_thread_before_a_launch_is_no_error(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the look at the weights, and before their launch looks at them."""
+    """The write happens between the first check of the weights and the check of their launch."""
     x, is_apart = torch.randn(4, 48), way == "by operators"
     layer = KSLinear(CHAIN, bias=False)
     made = layer.quantize("int8", **({"x": x, "x_too": True} if way == "the usual way" else {}))
@@ -209,7 +209,7 @@ def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: py
 
 
 def test_writes_in_inference_mode_are_seen() -> None:
-    """Its tensors are made outside it; those that were put in later are looked at anew at each call."""
+    """The layer's tensors are made outside inference mode. Tensors set later are checked again at each call."""
     layer, x = KSLinear(CHAIN, bias=False), torch.randn(4, 48)
     with torch.inference_mode():
         made = layer.quantize("int8")
@@ -227,7 +227,7 @@ def test_writes_in_inference_mode_are_seen() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
 def test_an_activation_between_factors_stays_there(fuse: str) -> None:
-    """With gradients and without, for few entries and many, for compilers; in one launch or one launch per factor."""
+    """Gradients, batch size, compilers and the number of launches do not change the result."""
     _, made = layer_of(between="gelu", fuse=fuse)
     wide = wide_of(made)
     for batch in (3, 64 * 16):
@@ -281,7 +281,7 @@ def test_a_write_a_load_and_a_move_are_seen() -> None:
 
 
 def test_a_cast_is_about_x() -> None:
-    """Values and scales stay as they are."""
+    """Values and scales stay unchanged."""
     for storage in ("int8", "e4m3"):
         _, made = layer_of(storage)
         state = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in made.state_dict().items()}
@@ -395,7 +395,7 @@ def test_training_mode_keeps_what_was_packed() -> None:
 
 
 def test_it_is_a_layer_as_others_are() -> None:
-    """By its class and for `torch.fx`; but it has no weights to train, split, save in a rule or declare frozen."""
+    """The layer is one by its class and for `torch.fx`. It has no weights to train, split, save in a rule or freeze."""
     _, made = layer_of(activation="none")
     x = torch.randn(3, 48)
     assert isinstance(made, KSLinear)
@@ -436,7 +436,7 @@ def test_what_is_refused() -> None:
 
 
 def test_weights_in_bfloat16() -> None:
-    """For x of float32: values are PyTorch's own, there is nothing to scale, and a cast of the model leaves them so."""
+    """Values for x of float32 are PyTorch's own. They need no scale, and a cast of the model keeps them."""
     layer, made = layer_of("bfloat16", activation="gelu")
     x = torch.randn(5, 48, requires_grad=True)
     for own, given in zip(made.values, layer.weights, strict=True):
@@ -472,7 +472,7 @@ def test_weights_in_bfloat16() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("storage", "layout"), [("int8", "bsf"), ("e4m3", "bsl"), ("e5m2", "bsf")])
 def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
-    """With the scale of the x that it was made for; what is beyond is counted, and saved."""
+    """X gets the scale of the x that the layer was made for. Saturated values are counted and saved."""
     layer = KSLinear(CHAIN, layout=layout, activation="gelu", between="relu")
     x = torch.randn(40, 48) if layout == "bsf" else torch.randn(48, 40)
     made = layer.quantize(storage, x=x, x_too=True)
@@ -515,7 +515,7 @@ def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
 
 
 def test_a_layer_whose_x_is_in_eight_bits_is_one_launch_where_that_is_asked_for() -> None:
-    """Of the same bits as one launch per factor, as float32 lies between."""
+    """One launch agrees with one launch per factor, because the intermediate is float32."""
     x = torch.randn(40, 48)
     apart = KSLinear(CHAIN, between="relu", fuse="no").quantize("e4m3", x=x, x_too=True)
     whole = KSLinear(CHAIN, between="relu", fuse="yes").quantize("e4m3", x=x, x_too=True)
@@ -562,7 +562,7 @@ def test_what_is_refused_of_x_in_eight_bits() -> None:
 
 
 def test_a_chain_that_cannot_be_built_goes_factor_by_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, as `KSLinear` does, and from then on."""
+    """A GPU falls back as `KSLinear` does, and from then on."""
     _, made = layer_of(bias=False)
     x, asked, told = torch.randn(4, 48), [], []
     with torch.no_grad():

@@ -121,7 +121,7 @@ def scaled(weight: Any) -> None:
     ],
 )
 def test_an_initializer_that_is_refused_changes_nothing(initialize: Callable[[Any], Any]) -> None:
-    """Nor one that drew the factors before its write that is refused, nor one through a view of the values."""
+    """The initializers write at once, after drawing the factors, or through a view of the values."""
     layer = make()
     before = [each.clone() for each in layer.weights]
     with pytest.raises(LaunchError, match=r"would write to weight, which is the product of the factors in `weights`; accepted: "):

@@ -1,4 +1,4 @@
-"""The backends: each right against float64, in both layouts, differentiable, and by the weights as they are."""
+"""Tests of the backends: each agrees with float64 in both layouts, is differentiable, and takes unchanged weights."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who multiplies under backend="auto": the heuristic, what was measured, and the faster of two ways."""
+"""Tests of backend="auto": the heuristic, the measurements, and the faster of two methods."""
 
 import warnings
 from dataclasses import replace

@@ -89,7 +89,7 @@ def test_what_is_only_noted_to_be_conjugated_is_so(backend: str) -> None:
 
 
 def test_a_frozen_layer_takes_what_is_conjugated_or_begins_within_an_element(backend: str) -> None:
-    """After its calls are prepared."""
+    """Prepared calls take such inputs too."""
     for dtype, real in ((torch.complex64, torch.float32), (torch.complex128, torch.float64)):
         layer = KSLinear([(1, 4, 4, 4)], dtype=dtype, backend=backend).eval().freeze()
         x = torch.randn(5, 16, dtype=dtype)
@@ -103,14 +103,14 @@ def test_a_frozen_layer_takes_what_is_conjugated_or_begins_within_an_element(bac
 
 
 def test_autocast_leaves_complex_numbers_as_they_are(backend: str) -> None:
-    """As it does for `torch.nn.functional.linear`."""
+    """Autocast does the same in `torch.nn.functional.linear`."""
     layer, x = KSLinear([(2, 4, 4, 1)], dtype=torch.complex64, backend=backend), torch.randn(3, 8, dtype=torch.complex64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.to_dense(), layer.bias), rtol=0, atol=1e-5)
 
 
 def test_weights_are_drawn_as_wide_as_real_ones() -> None:
-    """Of each part, and by `nn.init` too."""
+    """The real and the imaginary part are drawn so, by `nn.init` too."""
     torch.manual_seed(0)
     layer = KSLinear([(8, 64, 64, 1)], dtype=torch.complex64)
     (weights,) = layer.weights

@@ -1,5 +1,7 @@
-"""Weights that change, whoever writes to them: what was made of them is used again only while they are frozen, and frozen
-layers thaw, in words, at every change that can be seen."""
+"""Tests of weights that change: derived values are used again only while the layer is frozen.
+
+Frozen layers thaw, with a warning, at every change that can be seen.
+"""
 
 import copy
 import gc
@@ -83,7 +85,7 @@ def stepped(kind: Any, **options: Any) -> Write:
 
 
 def by_collective(layer: KSLinear) -> None:
-    """As DDP's broadcasts: with one process, scattering is what writes something else."""
+    """Write as DDP's broadcasts do. A scatter is what changes values with one process."""
     for weights, other in zip(layer.weights, others(layer), strict=True):
         torch.distributed.scatter(weights.data, [other])
 
@@ -148,7 +150,7 @@ def _one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-# ---- weights that nobody froze
+# ---- weights that are not frozen
 
 
 @pytest.mark.exhaustive
@@ -183,7 +185,7 @@ def test_gradients_of_x_are_by_the_new_weights(write: str, way: str, monkeypatch
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was made of weights, in order."""
+    """Record the names of functions that derive values from weights, in order."""
     made: list[str] = []
 
     def noted(function: Any, name: str) -> Any:
@@ -496,7 +498,7 @@ def test_autocast_is_right_too(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(layer.freeze()(x), expected)
         by_data(layer)
         thawed = copy.deepcopy(layer)(x)
-        torch.testing.assert_close(layer(x), thawed)  # cast anew at each call
+        torch.testing.assert_close(layer(x), thawed)  # cast again at each call
 
 
 def test_weights_that_cannot_stay_are_refused_and_a_later_parametrization_thaws(monkeypatch: pytest.MonkeyPatch) -> None:

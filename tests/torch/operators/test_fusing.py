@@ -1,4 +1,4 @@
-"""What inductor's graph becomes: activations and sums inside the product, where no gradient is recorded."""
+"""Tests of inductor's graphs: activations and sums move into the product if no gradient is recorded."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What lies between factors while gradients are recorded: kept or computed again, with the same gradients, counted in bytes."""
+"""Tests of intermediates while gradients are recorded: stored or recomputed, with equal gradients, counted in bytes."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def x_of(dtype: Any = torch.float32) -> Any:
 
 
 def saved_values(layer: KSLinear, x: Any) -> int:
-    """Values for each batch entry that a forward pass keeps, besides parameters."""
+    """Count the values per row of the batch that a forward pass stores, without parameters."""
     own, found = {each.data_ptr() for each in layer.parameters()}, {}
 
     def keep(tensor: Any) -> Any:
@@ -59,7 +59,7 @@ def test_what_is_kept_counted(monkeypatch: pytest.MonkeyPatch, chain: list[Any],
     use_kernels(monkeypatch)
     layer = layer_of(chain, intermediates, activation=activation, backend="ksgen")
     assert saved_values(layer, x_of()) == values
-    if is_recomputed(intermediates, layer.chain, ("none", activation)):  # whoever multiplies
+    if is_recomputed(intermediates, layer.chain, ("none", activation)):  # with any backend
         assert saved_values(layer_of(chain, intermediates, activation=activation, backend="bmm"), x_of()) == values
 
 

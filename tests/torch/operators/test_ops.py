@@ -29,7 +29,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.fixture(params=["PyTorch", "kernels"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """By PyTorch's products, as where no compiler is; and by ksgen's kernels, through OpenCL."""
+    """Select PyTorch's products, as without a compiler, or ksgen's kernels through OpenCL."""
     torch.manual_seed(0)
     if request.param == "kernels":
         use_kernels(monkeypatch)
@@ -51,7 +51,7 @@ def tensors(shape: tuple[int, ...], layout: str, dtype: Any = torch.float64, req
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_are_read_where_they_lie(path: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the values and gradients of copies; and without any copy, by kernels."""
+    """Slices give the values and gradients of copies. Kernels make no copy."""
     shape = SHAPES[2]
     a, b, c, d = shape
     x, residual = (matrix(3 * BATCH, features, layout, torch.float32) for features in (a * c * d, 2 * a * b * d))
@@ -127,7 +127,7 @@ def test_derivatives_of_products_on_views(shape: tuple[int, ...], layout: str, m
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_operator_itself_is_differentiable(path: str, activation: str, layout: str) -> None:
-    """With the activation inside: the backward pass computes its input again. And with the transposed K."""
+    """The backward pass computes the input of the fused activation again. The transposed K is differentiable too."""
 
     def fused(*given: Any) -> Any:
         return torch.ops.ksgen.multiply(*given, layout, None, activation, False, "ksgen")

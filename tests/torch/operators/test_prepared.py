@@ -118,7 +118,7 @@ def test_one_launch_is_timed_in_batch_size_last_where_entries_are_many(monkeypat
 @pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
 @pytest.mark.parametrize("patterns", CHAINS)
 def test_y_in_another_layout_than_x(patterns: Any, fuse: str, layout: str, other: str, served: list[Any]) -> None:
-    """By one launch or one by one; of one factor too."""
+    """The result takes one launch or one per factor, and holds for a single factor too."""
     options: dict[str, Any] = {"layout": layout, "activation": "gelu", "bias": True, "out_layout": other}
     for batch in ((1,), (2, 40)):
         layer, usual = layer_of(patterns, fuse=fuse, **options), layer_of(patterns, backend="einsum", **options)
@@ -160,7 +160,7 @@ def test_what_is_not_plain_inference_goes_the_usual_way(served: list[Any]) -> No
 
 
 def test_forward_mode_is_not_lost(served: list[Any]) -> None:
-    """Which `no_grad` does not end."""
+    """The mode stays active under `no_grad`."""
     layer = layer_of(bias=False)
     x = x_of(layer, 4)
     wanted = warmed(layer, x)
@@ -386,7 +386,7 @@ def test_infinity_stays_in_its_own_outputs() -> None:
 
 @pytest.mark.parametrize("has_record", [True, False])
 def test_factors_in_turn_on_other_arrays(has_record: bool, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
-    """By one call, or one by one where a device has none for several launches; a bias that is written to counts at once."""
+    """One call runs all launches, or one per factor if a device records none. A write to a bias counts at once."""
     monkeypatch.setattr(prepared, "faster", lambda job, ways: "in turn" if "in turn" in ways else next(iter(ways)))
     if not has_record:
         monkeypatch.delattr("ksgen.devices.native.NativeDevice.record")

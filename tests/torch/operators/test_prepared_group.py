@@ -57,7 +57,7 @@ def x_of(group: Any, *shape: int, dtype: Any = torch.float32) -> Any:
 
 
 def alone(group: Any, x: Any) -> list[Any]:
-    """By PyTorch's own products, of layers that are not frozen."""
+    """Multiply with PyTorch's own products, in layers that are not frozen."""
     found = []
     with torch.no_grad():
         for each in group:
@@ -163,7 +163,7 @@ def test_a_write_to_the_weights_ends_it(change: Callable[[Any], None], told: str
 
 
 def test_a_layer_that_thaws_takes_the_groups_calls_along(served: list[Any]) -> None:
-    """Nobody sees what is written then."""
+    """Writes after a thaw are not tracked."""
     group = group_of()
     x = x_of(group, 20)
     warmed(group, x)
@@ -321,7 +321,7 @@ def test_several_threads_at_once(way: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_of_a_call_is_kept(way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
-    """Nor a group that is gone, nor its layers."""
+    """A deleted group and its layers are freed too."""
     choose(monkeypatch, way)
     group = group_of()
     x = x_of(group, 64)
@@ -361,7 +361,7 @@ def test_a_group_tells_what_was_timed() -> None:
 
 
 def test_a_model_of_both_kinds_of_layers() -> None:
-    """Whoever freezes all its layers need not tell them apart; a write that nobody sees counts after `thaw`."""
+    """Code that freezes all layers need not distinguish them. An unseen write counts after `thaw`."""
     group, x = group_of([CHAINS[1]]), torch.randn(4, 24)
     quantized = group[0].quantize("int8")
     model = nn.Sequential(group, quantized)

@@ -120,7 +120,7 @@ def _given(name: str, value: Any) -> Callable[[Any, Tensor], None]:
 
 
 def _pruned(layer: Any, x: Tensor) -> None:
-    """Its weights are made anew at each look: what serves is without nine tenths of them."""
+    """Pruning recomputes the weights at each access. The layer multiplies without nine tenths of them."""
     prune.random_unstructured(layer.weights, "0", 0.9)
     wanted = multiply(multiply(x, layer.weights[0]), layer.weights[1], layer.bias)
     assert torch.equal(layer(x), wanted)

@@ -51,7 +51,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 
 
 def compare(style: Any, patterns: Any, layout: str, options: dict[str, Any], activation: str = "gelu", bias: bool = True) -> None:
-    """Multiplies by a layer that is split over all processes beside the whole one: values, gradients, and what is sent."""
+    """Compare a layer that is split over all processes with the whole layer: values, gradients, and what is sent."""
     torch.manual_seed(0)
     mesh, alone = init_device_mesh("cpu", (4,)), KSLinear(patterns, layout=layout, activation=activation, bias=bias)
     split = parallel.parallelize_module(deepcopy(alone), mesh, style(**options))
@@ -300,7 +300,7 @@ def test_a_checkpoint_goes_from_four_processes_to_two(four: Processes, tmp_path:
 
 
 def refusals() -> list[str]:
-    """What each mistake is told."""
+    """Return the message for each mistake."""
     line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     split = parallel.parallelize_module(KSLinear(LAST), line, KSColwise())
     unplain = parallel.parallelize_module(KSLinear(LAST), line, KSColwise())

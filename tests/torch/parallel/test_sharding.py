@@ -52,7 +52,7 @@ def shard(model: nn.Sequential) -> nn.Sequential:
 
 
 def train_and_evaluate() -> list[tuple[int, ...]]:
-    """One process of two, beside a model that it has alone. The shapes of its shards."""
+    """Train and evaluate as one of two processes, compared with an unsharded model. Returns its shards' shapes."""
     model, alone, x = shard(make()), make(), torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(1))
     local = [tuple(each.to_local().shape) for each in model.parameters() if each.dim() == 4]
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_training_and_evaluation_are_as_in_one_process(two: Processes) -> None:
 
 
 def freeze_and_train() -> list[str]:
-    """Steps and loads between evaluations of a model that was, or should be, frozen. What is told."""
+    """Step and load between evaluations of a model that was frozen, or should be. Returns its warnings."""
     x, told = torch.randn(3, 24, generator=torch.Generator().manual_seed(1)), []
     alone, model = make().eval(), make().eval()
     freeze(model)
