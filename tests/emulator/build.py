@@ -23,13 +23,13 @@ _HERE = Path(__file__).parent
 _COMMON_FLAGS = ("-std=c++17", "-w", "-fno-pie", "-ffp-contract=off", "-fno-omit-frame-pointer")
 # These checks call handlers of the runtime's own, in every build.
 _CHECKS = ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all", "-fstack-clash-protection")
-# Variables that nobody set hold 0xfe bytes (NaN as 16-bit floats, -1.7e38 as float); arrays in flight stay where they are.
+# Unset variables hold 0xfe bytes (NaN as 16-bit floats, -1.7e38 as float); arrays in flight stay where they are.
 _UNSET = ("-ftrivial-auto-var-init=pattern", "-fstack-reuse=none")
 _KERNEL_FLAGS = (*_COMMON_FLAGS, "-O1", "-g1", "-fno-exceptions", "-fno-rtti", *_CHECKS, *_UNSET)
 # The runtime tells the sanitizers itself what it does; calls to memcpy or memset would tell them twice.
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O3", "-fno-tree-loop-distribute-patterns")
 _OWN_LIBRARIES = ("-static-libstdc++", "-static-libgcc")
-# What counts is told of each access by ThreadSanitizer's pass, with functions of the runtime's own behind it. An access of a
+# ThreadSanitizer's pass reports each access to functions of the runtime, which count it. An access of a
 # struct is one only as long as nothing takes the struct apart.
 _WHOLE_STRUCTS = ("-fno-tree-sra", "-fno-tree-fre", "-fno-tree-pre", "-fno-thread-jumps")
 COUNTS = "counts"
@@ -43,12 +43,12 @@ _SANITIZERS: dict[str, tuple[str, ...]] = {
 _CALLED = re.compile(r"\b(\w+)\s*\(|\bSIMT_KERNEL\b")
 _BOUNDS, _CLUSTER = "__launch_bounds__", "__cluster_dims__"
 _DYNAMIC_SHARED = re.compile(r"\bextern\s+SIMT_SHARED\b([^;{]*?)(\w+)\s*\[\s*\]\s*;")
-# What becomes of a dynamic shared array's declaration: its alignment is told to the runtime by a section of its own.
+# Replacement for a dynamic shared array's declaration: a section passes its alignment to the runtime.
 _DECLARED = (
     "struct simt_declared_{name} {{ {declared} first; }}; using {element} = decltype(simt_declared_{name}::first);"
     ' static __attribute__((section("simt_alignment"), used)) const unsigned simt_alignment_of_{name} = alignof(simt_declared_{name});'
 )
-# Blocks run one after the other, so one static copy serves; its section lets the runtime fill it with NaN.
+# Blocks run sequentially, so one static copy serves; its section lets the runtime fill it with NaN.
 _STATIC_SHARED = 'static __attribute__((section("simt_shared")))'
 
 
@@ -110,7 +110,7 @@ def find_lines(executable: Path, addresses: tuple[int, ...]) -> dict[int, list[i
 
 
 def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> None:
-    """Writes scratch/entry/kernel, and beside it the names of the kernels that it can launch, in its own order."""
+    """Write scratch/entry/kernel, and next to it the names of its kernels, in the executable's order."""
     preprocessed, entry = scratch / "kernel.ii", scratch / "entry"
     entry.mkdir()
     flags = (*_KERNEL_FLAGS, *_machine_flags(), *_SANITIZERS[sanitize])
@@ -171,7 +171,7 @@ def _take_kernels(text: str) -> tuple[str, list[_Kernel]]:
 
 
 def _closing(text: str, position: int) -> int:
-    """Where the parenthesis ends that was opened before the position."""
+    """Return the position behind the parenthesis that closes the one opened before `position`."""
     depth = 1
     while depth > 0:
         depth += {"(": 1, ")": -1}.get(text[position], 0)

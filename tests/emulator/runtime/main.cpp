@@ -1,4 +1,4 @@
-// Runs one launch: reads the job file, runs the blocks one after the other, writes the buffers to the result file.
+// Runs one launch: reads the job file, runs the blocks sequentially, writes the buffers to the result file.
 // usage: <executable> <job> <result>. The layout of both files is that of emulator.py.
 #include <algorithm>
 #include <cstdio>
@@ -84,7 +84,7 @@ struct Argument {
 
 static std::vector<Argument> arguments;
 
-// Where the caller's address lies here; as it is where it lies in no buffer, and nothing lies here either.
+// Translates the caller's address into this process. An address outside all buffers is returned unchanged.
 static unsigned char* translate(unsigned char* address) {
   for (const Buffer& buffer : buffers) {
     if (unsigned char* here = buffer.at(reinterpret_cast<size_t>(address))) return here;
@@ -125,7 +125,7 @@ static void check_slack() {
   }
 }
 
-// Clusters run one after the other; a cluster is `cluster_size` neighbours along x.
+// Clusters run sequentially; a cluster is `cluster_size` neighbours along x.
 static void run(const Entry& entry, unsigned cluster_size) {
   scheduler.prepare(cluster_size, entry);
   std::vector<int> clusters(size_t(gridDim.x) * gridDim.y * gridDim.z / cluster_size);
