@@ -1,0 +1,157 @@
+"""Docstrings and comments use the field's words, and a docstring stands without the name of its function."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SKIPPED = ("tests/ptx/mistakes/", "tests/test_language.py")  # planted mistakes, and the examples here
+
+ORPHAN = re.compile(r"(After|And|As|Before|Behind|Beside|By|From|In|Of|Or|That|Their|Those|Where|Which|Whose|With)\b")
+PHRASES = {
+    "what lies between": "intermediate",
+    "batch entries": "rows of the batch",
+    "few entries": "small batches",
+    "turned": "transposed",
+    "past the cache": "streaming store",
+    "past the caches": "streaming store",
+    "is told": "receives, reads",
+    "are told": "receive, read",
+    "is said": "is reported",
+    "said once": "warns once",
+    "nobody": "unknown, or the thing that does not act",
+    "whoever": "the thing that acts",
+    "what is made of": "what is derived from",
+    "what was made of": "what is derived from",
+    "beside": "next to, compared with",
+    "besides": "in addition, also",
+    "anew": "again",
+    "one after the other": "sequentially",
+    "in doubt": "unreliable",
+    "doubtful": "unreliable",
+    "is played": "is emulated",
+    "are played": "are emulated",
+    "a launch for each": "one launch per",
+    "as it is": "unchanged, directly",
+    "as they are": "unchanged, directly",
+}
+PHRASE = re.compile(rf"(?<![-\w])({'|'.join(PHRASES)})(?!\w)")
+
+# Files to rewrite. A clean file leaves the list, and no file joins it.
+LEFT: set[str] = {
+    "ksgen/bench/baselines.py",
+    "ksgen/bench/chains.py",
+    "ksgen/bench/clock.py",
+    "ksgen/bench/contenders.py",
+    "ksgen/bench/facts.py",
+    "ksgen/bench/host_memory.py",
+    "ksgen/bench/layers.py",
+    "ksgen/bench/log.py",
+    "ksgen/bench/problem.py",
+    "ksgen/bench/published.py",
+    "ksgen/bench/report.py",
+    "ksgen/bench/rows.py",
+    "ksgen/bench/tables.py",
+    "ksgen/families/gradient_mma/shape.py",
+    "ksgen/launch/call.py",
+    "ksgen/launch/chain.py",
+    "ksgen/launch/group.py",
+    "ksgen/spec/__init__.py",
+    "ksgen/spec/reader.py",
+    "ksgen/torch/conversion/adapter.py",
+    "ksgen/torch/conversion/convert.py",
+    "ksgen/torch/conversion/projection.py",
+    "ksgen/torch/conversion/propose.py",
+    "ksgen/torch/conversion/rule.py",
+    "ksgen/torch/conversion/times.py",
+    "ksgen/torch/layer/base.py",
+    "ksgen/torch/layer/group.py",
+    "ksgen/torch/layer/linear.py",
+    "ksgen/torch/layer/splits.py",
+    "ksgen/torch/layer/stored.py",
+    "ksgen/torch/layer/weight.py",
+    "ksgen/torch/operators/backends.py",
+    "ksgen/torch/operators/choice.py",
+    "ksgen/torch/operators/frozen.py",
+    "ksgen/torch/operators/ops.py",
+    "ksgen/torch/operators/prepared.py",
+    "ksgen/torch/parallel/__init__.py",
+    "ksgen/tuning/search.py",
+    "ksgen/wisdom/store.py",
+}
+
+
+def files() -> Iterator[tuple[str, str]]:
+    """Yield name and source of every Python file of the package and its tests."""
+    for folder in ("ksgen", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if not name.startswith(SKIPPED):
+                yield name, path.read_text(encoding="utf-8")
+
+
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each docstring."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            text = ast.get_docstring(node)
+            if text is not None:
+                yield node.body[0].lineno, text
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each comment."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def orphans(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and complaint of each docstring whose first words need the function's name before them."""
+    if re.search(rf'"""\s*{ORPHAN.pattern}', source):  # most files need no parser
+        for line, text in docstrings(source):
+            if ORPHAN.match(text):
+                yield line, f"{text.splitlines()[0]!r} leans on a name; write a statement or an imperative"
+
+
+def phrases(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and complaint of each docstring or comment with a phrase that the field does not use."""
+    flat = " ".join(source.lower().split())
+    if not any(re.search(rf"\b{phrase}\b", flat) for phrase in PHRASES if phrase in flat):  # most files need no parser
+        return
+    has_comments = any(PHRASE.search(line.partition("#")[2].lower()) for line in source.splitlines())
+    for line, text in (*docstrings(source), *(comments(source) if has_comments else ())):
+        prose = " ".join(re.sub("`[^`]*`", "", text).lower().split())  # without code
+        for phrase in PHRASE.findall(prose):
+            yield line, f"{phrase!r}; the field writes: {PHRASES[phrase]}"
+
+
+def test_prose_is_the_fields() -> None:
+    found = {name: places for name, source in files() if (places := [*orphans(source), *phrases(source)])}
+    new = [f"{name}:{line}: {what}" for name in sorted(found.keys() - LEFT) for line, what in found[name]]
+    assert not new, "\n".join(new)
+    assert found.keys() >= LEFT, f"clean now, so take out of LEFT: {sorted(LEFT - found.keys())}"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ('def f():\n    """Of a block: its tiles."""\n', ["'Of a block: its tiles.' leans on a name"]),
+        ('class A:\n    """\n    With a panel.\n    """\n', ["'With a panel.' leans on a name"]),
+        ('def f():\n    """Return the tiles of a block."""\n', []),
+        ('"""Offsets stay."""\nx = "Of a string"\n', []),
+        ("x = 1  # made anew\n", ["'anew'; the field writes: again"]),
+        ('"""Outputs lie\nbeside each other."""\n', ["'beside'; the field writes: next to"]),
+        ('"""Option `--beside`."""\nname = "beside"  # of `beside`\n', []),
+        ('"""Rows of the batch."""\nmessage = "nobody"\n', []),
+    ],
+)
+def test_dialect_is_found_in_prose_alone(source: str, says: list[str]) -> None:
+    found = [*orphans(source), *phrases(source)]
+    assert len(found) == len(says)
+    assert all(what.startswith(wanted) for (_, what), wanted in zip(found, says, strict=True)), found
