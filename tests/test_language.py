@@ -42,49 +42,6 @@ PHRASES = {
 }
 PHRASE = re.compile(rf"(?<![-\w])({'|'.join(PHRASES)})(?!\w)")
 
-# Files to rewrite. A clean file leaves the list, and no file joins it.
-LEFT: set[str] = {
-    "ksgen/bench/baselines.py",
-    "ksgen/bench/chains.py",
-    "ksgen/bench/clock.py",
-    "ksgen/bench/contenders.py",
-    "ksgen/bench/facts.py",
-    "ksgen/bench/host_memory.py",
-    "ksgen/bench/layers.py",
-    "ksgen/bench/log.py",
-    "ksgen/bench/problem.py",
-    "ksgen/bench/published.py",
-    "ksgen/bench/report.py",
-    "ksgen/bench/rows.py",
-    "ksgen/bench/tables.py",
-    "ksgen/families/gradient_mma/shape.py",
-    "ksgen/launch/call.py",
-    "ksgen/launch/chain.py",
-    "ksgen/launch/group.py",
-    "ksgen/spec/__init__.py",
-    "ksgen/spec/reader.py",
-    "ksgen/torch/conversion/adapter.py",
-    "ksgen/torch/conversion/convert.py",
-    "ksgen/torch/conversion/projection.py",
-    "ksgen/torch/conversion/propose.py",
-    "ksgen/torch/conversion/rule.py",
-    "ksgen/torch/conversion/times.py",
-    "ksgen/torch/layer/base.py",
-    "ksgen/torch/layer/group.py",
-    "ksgen/torch/layer/linear.py",
-    "ksgen/torch/layer/splits.py",
-    "ksgen/torch/layer/stored.py",
-    "ksgen/torch/layer/weight.py",
-    "ksgen/torch/operators/backends.py",
-    "ksgen/torch/operators/choice.py",
-    "ksgen/torch/operators/frozen.py",
-    "ksgen/torch/operators/ops.py",
-    "ksgen/torch/operators/prepared.py",
-    "ksgen/torch/parallel/__init__.py",
-    "ksgen/tuning/search.py",
-    "ksgen/wisdom/store.py",
-}
-
 
 def files() -> Iterator[tuple[str, str]]:
     """Yield name and source of every Python file of the package and its tests."""
@@ -133,9 +90,7 @@ def phrases(source: str) -> Iterator[tuple[int, str]]:
 
 def test_prose_is_the_fields() -> None:
     found = {name: places for name, source in files() if (places := [*orphans(source), *phrases(source)])}
-    new = [f"{name}:{line}: {what}" for name in sorted(found.keys() - LEFT) for line, what in found[name]]
-    assert not new, "\n".join(new)
-    assert found.keys() >= LEFT, f"clean now, so take out of LEFT: {sorted(LEFT - found.keys())}"
+    assert not found, "\n".join(f"{name}:{line}: {what}" for name, places in found.items() for line, what in places)
 
 
 @pytest.mark.parametrize(

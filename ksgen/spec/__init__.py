@@ -7,9 +7,9 @@
       bias: false                        # then, in this order: + bias,
       activation: none                   #   none, relu, gelu, gelu_tanh, silu,
       residual: false                    #   + residual
-      gradients: false                   # what training needs besides: weights' gradients, and transposed patterns for that of x
+      gradients: false                   # kernels of training too: weights' gradients, and transposed patterns for that of x
       stride: dense                      # any: slices of larger arrays, whose rows lie apart; [dense, any]: both
-      weights: same                      # same: stored as y; int8, e4m3, e5m2: in eight bits, with scales; bfloat16, beside float32
+      weights: same                      # same: stored as y; int8, e4m3, e5m2: in eight bits, with scales; bfloat16, with x in float32
       inputs: same                       # of x; or in eight bits as weights are
     kernels:
       - 6,64,64,1                        # a pattern a,b,c,d with the defaults
@@ -20,7 +20,7 @@
       mix: {chain: {family: monarch, in_features: 1024, out_features: 1024, split_in: 32, split_out: 32}}
       heads: {group: [[[2,48,192,1], [1,192,48,2]], [[6,64,64,1]]], bias: true}  # chains that take the same x, side by side
       deep: {chain: [[6,64,64,1], [1,768,192,2]], between: relu}  # the activation of each factor but the last
-      turned: {chain: [[6,64,64,1], [1,768,192,2]], out_layout: bsl}  # of y, where it is not that of x
+      transposed: {chain: [[6,64,64,1], [1,768,192,2]], out_layout: bsl}  # of y, where it is not that of x
       whole: {chain: [[6,64,64,1], [1,768,192,2]], fuse: yes}  # auto: one launch where that is faster; yes: always; no: one a factor
     patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults
 

@@ -80,13 +80,13 @@ class KernelOptions:
 
     @property
     def _stored(self) -> list[tuple[str, str]]:
-        """How weights are stored and how X is: in eight bits as they are, where that is among `inputs`."""
+        """Storage of weights and of X. X is stored in eight bits like the weights if `inputs` has that."""
         if lone := [each for each in self.inputs if each not in (SAME, *self.weights)]:
             raise SpecError(f"inputs={lone[0]} with weights={', '.join(self.weights)}; accepted: inputs as weights are stored, or same")
         return [(weights, inputs) for weights in self.weights for inputs in self.inputs if inputs in (SAME, weights)]
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
-        """What training needs besides: the gradient of the weights, and that of X, which the transposed pattern multiplies."""
+        """Yield kernels that only training needs: the gradient of the weights, and the transposed product for that of X."""
         if True in self.gradients:
             if quantized := [each for each in self.weights if each != SAME]:
                 raise SpecError(f"gradients=true with weights={quantized[0]}; accepted: weights: same, which alone are trained")
@@ -98,7 +98,7 @@ class KernelOptions:
         return replace(self, bias=(False,), activation=("none",), residual=(False,))
 
     def between_factors(self) -> "KernelOptions":
-        """Of a factor whose X and Y are a layer's own: dense, and X is not in eight bits."""
+        """Options of a factor whose X and Y are intermediates of a layer: dense, and X is not in eight bits."""
         return replace(self.without_epilogue(), stride=("dense",), inputs=(SAME,))
 
 
@@ -120,7 +120,7 @@ class _Layer:
     chains: tuple[Chain, ...]
     is_group: bool
     options: KernelOptions  # of its kernels
-    besides: LayerOptions
+    layer_options: LayerOptions
 
 
 def read_spec(text: str, file: str, name: str) -> Spec:
@@ -146,7 +146,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
         kernels,
         {title: each.chains[0] for title, each in layers.items() if not each.is_group},
         {title: each.chains for title, each in layers.items() if each.is_group},
-        {title: each.besides for title, each in layers.items()},
+        {title: each.layer_options for title, each in layers.items()},
         launches,
         {title: tuple(each.options.kernels(each.chains[0][-1])) for title, each in layers.items()},
         {**{title: _stated([each.options]) for title, each in layers.items()}, **_stated_of_patterns(requests)},
@@ -199,12 +199,12 @@ def _layer(name: str, entry: Entry, defaults: KernelOptions) -> _Layer:
 def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
     """The epilogue is the layer's, so that only the last factor has it. Slices are what the first one reads and the last one writes."""
     *before, last = chain
-    place, options, out_layout = layer.place, layer.options, layer.besides.out_layout
+    place, options, out_layout = layer.place, layer.options, layer.layer_options.out_layout
     turn = chain.turn  # looks at all factors
     for number, pattern in enumerate(before):
         own = options.between_factors() if number else options.without_epilogue()
         layout = (out_layout,) if out_layout and number >= turn else own.layout
-        yield SpecRequest(place, pattern, replace(own, activation=(layer.besides.between,), layout=layout))
+        yield SpecRequest(place, pattern, replace(own, activation=(layer.layer_options.between,), layout=layout))
     own = replace(options, inputs=(SAME,)) if before else options
     yield SpecRequest(place, last, replace(own, layout=(out_layout,)) if out_layout else own)
 
@@ -212,11 +212,11 @@ def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
 def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
     """All factors in one, with the options of the last one: none where each is to be launched by itself, or there is only one."""
     found: list[KernelSpec] = []
-    chains, besides = layer.chains, layer.besides
+    chains, layer_options = layer.chains, layer.layer_options
     with blaming(layer.place):
-        for last in layer.options.kernels(chains[0][-1]) if besides.fuse != "no" else ():
-            if is_layer(chains, last.layout, besides.out_layout):
-                own: dict[str, Any] = {"between": besides.between, "out_layout": besides.out_layout}
+        for last in layer.options.kernels(chains[0][-1]) if layer_options.fuse != "no" else ():
+            if is_layer(chains, last.layout, layer_options.out_layout):
+                own: dict[str, Any] = {"between": layer_options.between, "out_layout": layer_options.out_layout}
                 own |= {"weights": last.weights, "inputs": last.inputs}
                 whole = KernelSpec(tuple(chains), last.precision, last.layout, last.epilogue, stride=last.stride, **own)
                 found.append(replace(whole, batch=last.batch))

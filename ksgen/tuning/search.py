@@ -66,7 +66,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a search: the fastest trial, and the first guess, measured beside it."""
+    """The result of a search: the fastest trial, and the first guess, measured in turns with it."""
 
     job: Job
     best: Trial

@@ -2,7 +2,7 @@
 
 One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes
 precedence over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins
-over a fresh one; nor does one whose time is in doubt win over a sound one. An entry that cannot be read costs only
+over a fresh one; nor does one whose time is unreliable win over a sound one. An entry that cannot be read costs only
 itself: launchers go on without it, with a warning; commands that write wisdom, or were asked for it, refuse. Renders
 and measures nothing.
 """

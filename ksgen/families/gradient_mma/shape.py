@@ -78,8 +78,10 @@ class GradientMmaTiling(Parts):
 
     @property
     def is_spread(self) -> bool:
-        """Whether features have their chunks of batch entries in orders of their own, so that copies of words meet other banks: where
-        there are few planes, which keep them apart by themselves."""
+        """Whether each feature has its own order of chunks of the batch, so that copies of words meet other banks.
+
+        With many planes these keep the copies apart by themselves.
+        """
         return self.is_bsf and self.copy == "async" and self.constants.tile_d <= FEW_PLANES
 
     @property
