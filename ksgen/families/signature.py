@@ -28,7 +28,12 @@ def operands_of(signature: tuple[str, ...], kernel: KernelSpec) -> tuple[str, ..
 
 def each_chains(kernel: KernelSpec, operand: str) -> tuple[str, ...]:
     """Names of an operand for each chain of a group."""
-    return tuple(f"{operand}_{number}" for number in range(1, len(kernel.chains) + 1)) if kernel.is_group else (operand,)
+    return numbered(operand, len(kernel.chains))
+
+
+def numbered(operand: str, chains: int) -> tuple[str, ...]:
+    """Names of an operand that each of so many chains has; one chain's has the plain name."""
+    return tuple(f"{operand}_{number}" for number in range(1, chains + 1)) if chains > 1 else (operand,)
 
 
 def features_of(kernel: KernelSpec) -> dict[str, int]:

@@ -129,6 +129,18 @@ def given_scales(kernel: KernelSpec) -> Constexpr:
     return Constexpr("SCALES_GIVEN", begin, "values before the scales of weights that are not packed yet", "long long")
 
 
+def row_constexprs(kernel: KernelSpec, result: str = "Y") -> list[Constexpr]:
+    """Distances between rows of the batch in dense arrays: of X, and of Y or its gradient."""
+    features = {"X": ("X", kernel.in_features), "Y": (result, kernel.pattern.out_features)}
+    return [
+        Constexpr(
+            f"{letter}_ENTRY", count if kernel.layout == "bsf" else 1,
+            f"elements from one row of the batch of {array} to the next", "long long",
+        )
+        for letter, (array, count) in features.items()
+    ]  # fmt: skip
+
+
 def epilogue_constexprs(kernel: KernelSpec) -> list[Constexpr]:
     return [
         Constexpr("HAS_BIAS", kernel.epilogue.bias, "whether a bias is added, one per output feature"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
-from ksgen.families.signature import weights_of
+from ksgen.families.signature import numbered, weights_of
 from ksgen.launch.arrays import ArrayView, CallOptions, common_device
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_memory, type_of_call
@@ -43,12 +43,12 @@ class OneLaunch:
     def title(self) -> str:
         return ", beside ".join(map(str, self.chains))
 
-    def names(self, operand: str) -> list[str]:
+    def names(self, operand: str) -> tuple[str, ...]:
         """Names of an operand that each chain has separately."""
-        return [f"{operand}_{number}" for number in range(1, len(self.chains) + 1)] if len(self.chains) > 1 else [operand]
+        return numbered(operand, len(self.chains))
 
     @property
-    def out_names(self) -> list[str]:
+    def out_names(self) -> tuple[str, ...]:
         return self.names("y" if len(self.chains) > 1 else "out")
 
     def verdict(
@@ -99,10 +99,10 @@ class OneLaunch:
         place = common_device(every)
         inputs = inputs_of(own[0])
         dtype = type_of_call(self, views, options.precision, inputs)
-        for each in flat:
-            if isinstance(each, Weights):
-                check_stored(self, each, options.precision or dtype)
-        if len(self.chains) == 1:  # a group checked the memory of each layer
+        if len(self.chains) == 1:  # a group checked each layer
+            for each in flat:
+                if isinstance(each, Weights):
+                    check_stored(self, each, options.precision or dtype)
             check_memory(self, every)
         added = [{name in views for name in self.names(operand)} for operand in ADDED]
         why_not = SOME_ADDED if any(len(each) > 1 for each in added) else BETWEEN_DIFFERS if self.between is None else ""

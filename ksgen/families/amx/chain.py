@@ -27,7 +27,7 @@ from ksgen.families.chains import factor_kernels, listed, numbers_of, own_of_fac
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import PackedElsewhere
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
-from ksgen.families.tiles import Constants, divide_up
+from ksgen.families.tiles import Constants, divide_up, row_constexprs
 from ksgen.families.vector.cycles import LAUNCH, TASK
 from ksgen.families.vector.defaults import MANY, alike
 from ksgen.families.vector.family import GROUPS_AT_ONCE, output_reads
@@ -259,20 +259,13 @@ class AmxChain(PackedElsewhere[AmxChainConstants]):
         }
 
     def constexprs(self, kernel: KernelSpec, constants: AmxChainConstants) -> list[Constexpr]:
-        shape, is_bsf = AmxChainTiling(kernel, constants), kernel.layout == "bsf"
-        y_entry = kernel.pattern.out_features if is_bsf else 1
+        shape = AmxChainTiling(kernel, constants)
         return [
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
             Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
             Constexpr("UNIT", PAIR, "rows of the batch of which blocks are whole multiples"),
-            Constexpr(
-                "X_ENTRY",
-                kernel.in_features if is_bsf else 1,
-                "elements from one row of X to the next, along the batch",
-                "long long",
-            ),
-            Constexpr("Y_ENTRY", y_entry, "elements from one row of Y to the next, along the batch", "long long"),
+            *row_constexprs(kernel),
             Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
         ]
 

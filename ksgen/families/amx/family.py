@@ -15,7 +15,7 @@ from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
-from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
+from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
 from ksgen.families.vector.family import GROUPS_AT_ONCE, output_reads
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
@@ -99,25 +99,14 @@ class Amx(Shaped[AmxConstants]):
         return words | {"variants": (*of_lanes(shape), *words["variants"]), "picture": tile_picture(shape)}
 
     def constexprs(self, kernel: KernelSpec, constants: AmxConstants) -> list[Constexpr]:
-        shape, is_bsf, pattern = AmxTiling(kernel, constants), kernel.layout == "bsf", kernel.pattern
+        shape = AmxTiling(kernel, constants)
         return [
             *factor_constexprs(shape),
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
             Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
             Constexpr("UNIT", PAIR, "rows of the batch of which blocks are whole multiples"),
-            Constexpr(
-                "X_ENTRY",
-                kernel.in_features if is_bsf else 1,
-                "elements from one row of the batch of X to the next",
-                "long long",
-            ),
-            Constexpr(
-                "Y_ENTRY",
-                pattern.out_features if is_bsf else 1,
-                "elements from one row of the batch of Y to the next",
-                "long long",
-            ),
+            *row_constexprs(kernel),
             Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
         ]
 

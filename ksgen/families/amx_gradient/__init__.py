@@ -18,7 +18,7 @@ from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import GRADIENT
-from ksgen.families.tiles import pattern_constexprs
+from ksgen.families.tiles import pattern_constexprs, row_constexprs
 from ksgen.families.vector_gradient import SHARED_OUT
 from ksgen.families.vector_gradient.defaults import TASKS
 from ksgen.spec import KernelSpec
@@ -106,7 +106,7 @@ class AmxGradient(Shaped[AmxGradientConstants]):
         }  # fmt: skip
 
     def constexprs(self, kernel: KernelSpec, constants: AmxGradientConstants) -> list[Constexpr]:
-        shape, is_bsf, pattern = AmxGradientTiling(kernel, constants), kernel.layout == "bsf", kernel.pattern
+        shape = AmxGradientTiling(kernel, constants)
         return [
             *pattern_constexprs(kernel),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
@@ -131,18 +131,7 @@ class AmxGradient(Shaped[AmxGradientConstants]):
             Constexpr("X_BASE", shape.x_base, "offset of X in the private buffer, in operands, behind dY", "long long"),
             Constexpr("PART", shape.part, "sums per part of the batch", "long long"),
             Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
-            Constexpr(
-                "X_ENTRY",
-                pattern.in_features if is_bsf else 1,
-                "elements from one row of the batch of X to the next",
-                "long long",
-            ),
-            Constexpr(
-                "Y_ENTRY",
-                pattern.out_features if is_bsf else 1,
-                "elements from one row of the batch of dY to the next",
-                "long long",
-            ),
-            Constexpr("IS_BATCH_LAST", not is_bsf, "whether the rows of the batch are contiguous per feature"),
+            *row_constexprs(kernel, "dY"),
+            Constexpr("IS_BATCH_LAST", kernel.layout != "bsf", "whether the rows of the batch are contiguous per feature"),
             Constexpr("ROWS", ROWS, "rows of a tile"),
         ]

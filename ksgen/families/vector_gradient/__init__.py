@@ -12,7 +12,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import GRADIENT
-from ksgen.families.tiles import divide_up, pattern_constexprs
+from ksgen.families.tiles import divide_up, pattern_constexprs, row_constexprs
 from ksgen.families.vector.planes import lanes_of, round_up, tile_picture
 from ksgen.families.vector_gradient.cycles import gradient_cycles
 from ksgen.families.vector_gradient.defaults import TASKS, default, multiplies_pairs, tile_sizes
@@ -136,7 +136,7 @@ class VectorGradient(Shaped[VectorGradientConstants]):
         }
 
     def constexprs(self, kernel: KernelSpec, constants: VectorGradientConstants) -> list[Constexpr]:
-        shape, pattern, is_bsf = VectorGradientTiling(kernel, constants), kernel.pattern, kernel.layout == "bsf"
+        shape, pattern = VectorGradientTiling(kernel, constants), kernel.pattern
         return [
             *pattern_constexprs(kernel),
             Constexpr("LANES", constants.lanes, "lanes per vector register"),
@@ -157,18 +157,7 @@ class VectorGradient(Shaped[VectorGradientConstants]):
             Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
             Constexpr("DY_BASE", shape.dy_base, "offset of dY in the private buffer"),
             Constexpr("X_STEP", shape.x_step, "elements from one l to the next"),
-            Constexpr(
-                "X_ENTRY",
-                pattern.in_features if is_bsf else 1,
-                "elements from one row of the batch of X to the next",
-                "long long",
-            ),
-            Constexpr(
-                "Y_ENTRY",
-                pattern.out_features if is_bsf else 1,
-                "elements from one row of the batch of dY to the next",
-                "long long",
-            ),
+            *row_constexprs(kernel, "dY"),
             Constexpr("IN_FEATURES", pattern.in_features, "inputs per row of the batch"),
             Constexpr("OUT_FEATURES", pattern.out_features, "outputs per row of the batch"),
             *self._along(shape),
