@@ -62,3 +62,22 @@ def truth(x: Any, weights: Any, layout: str, bias: Any = None, activation: str =
 def error(found: Any, expected: Any) -> float:
     """The relative error, by Frobenius norms."""
     return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+BIAS_CHANGES = ("write", "data", "spread", "replace", "remove")
+
+
+def change_bias(layer: Any, change: str) -> None:
+    """Change a layer's bias in one of `BIAS_CHANGES`."""
+    import torch
+
+    if change == "write":
+        layer.bias += 1
+    elif change == "data":
+        layer.bias.data = torch.full((layer.out_features,), 3.0)
+    elif change == "spread":
+        layer.bias.data = torch.arange(2.0 * layer.out_features)[::2]
+    elif change == "replace":
+        layer.bias = torch.nn.Parameter(torch.full((layer.out_features,), 5.0))
+    else:
+        layer.bias = None

@@ -17,7 +17,7 @@ from ksgen.errors import KsgenError, LaunchError, ToolchainError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.operators import frozen, prepared  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
-from tests.support.torch_cases import wrong_in_threads  # noqa: E402
+from tests.support.torch_cases import BIAS_CHANGES, change_bias, wrong_in_threads  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="prepared calls are for kernels on the processor")
 CHAINS = ([(2, 24, 16, 1)], [(1, 24, 16, 3)], [(2, 8, 16, 2), (1, 24, 32, 1)])
@@ -202,18 +202,9 @@ def test_the_bias_is_read_at_each_call(served: list[Any]) -> None:
     x = x_of(layer, 4)
     warmed(layer, x)
     with torch.no_grad():
-        for change in ("write", "data", "spread", "replace", "remove"):
+        for change in BIAS_CHANGES:
             for each in (layer, usual):
-                if change == "write":
-                    each.bias += 1
-                elif change == "data":
-                    each.bias.data = torch.full((layer.out_features,), 3.0)
-                elif change == "spread":
-                    each.bias.data = torch.arange(2.0 * layer.out_features)[::2]
-                elif change == "replace":
-                    each.bias = nn.Parameter(torch.full((layer.out_features,), 5.0))
-                else:
-                    each.bias = None
+                change_bias(each, change)
             assert torch.allclose(layer(x), usual(x), atol=1e-5), change
 
 

@@ -17,7 +17,7 @@ from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.layer.group import KSLinears  # noqa: E402
 from ksgen.torch.operators import frozen, prepared  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
-from tests.support.torch_cases import wrong_in_threads  # noqa: E402
+from tests.support.torch_cases import BIAS_CHANGES, change_bias, wrong_in_threads  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="prepared calls are for kernels on the processor")
 CHAINS = ([(3, 5, 4, 2), (1, 7, 10, 3)], [(2, 9, 4, 3)], [(1, 4, 8, 3), (3, 6, 4, 1), (1, 5, 9, 2)])  # 24 -> 21, 54, 10
@@ -204,18 +204,9 @@ def test_the_bias_is_read_at_each_call(way: str, monkeypatch: pytest.MonkeyPatch
     x = x_of(group, 20)
     warmed(group, x)
     layer = group[1]
-    for change in ("write", "data", "spread", "replace", "remove"):
+    for change in BIAS_CHANGES:
         with torch.no_grad():
-            if change == "write":
-                layer.bias += 1
-            elif change == "data":
-                layer.bias.data = torch.full((layer.out_features,), 3.0)
-            elif change == "spread":
-                layer.bias.data = torch.arange(2.0 * layer.out_features)[::2]
-            elif change == "replace":
-                layer.bias = nn.Parameter(torch.full((layer.out_features,), 5.0))
-            else:
-                layer.bias = None
+            change_bias(layer, change)
         check(group, x)
 
 
