@@ -44,7 +44,7 @@ class Quantized:
 
     def __repr__(self) -> str:
         of_x = "" if self.x_scale is None else f", for x in {self.storage} times {self.x_scale:.6g}"
-        return f"Quantized({self.pattern}, {self.storage}, {scales_told(self.storage, self.per)}, {self.told}{of_x})"
+        return f"Quantized({self.pattern}, {self.storage}, {describe_scales(self.storage, self.per)}, {self.told}{of_x})"
 
     @property
     def inputs(self) -> str:
@@ -120,7 +120,7 @@ class QuantizedInputs:
         return self.values.astype(np.float32) * np.float32(self.scale)
 
 
-def scales_told(storage: str, per: str) -> str:
+def describe_scales(storage: str, per: str) -> str:
     """Words for the scales of weights in this storage."""
     return f"a scale per {per}" if STORED[storage].is_scaled else "no scales"
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, SpecError
 from ksgen.pattern import Chain
-from ksgen.quantized import scales_told
+from ksgen.quantized import describe_scales
 from ksgen.spec.kernel import is_word
 from ksgen.spec.storage import STORED
 from ksgen.torch.conversion.convert import put
@@ -57,7 +57,7 @@ class QuantizedReport:
             rows.append([each.name, str(each.chain), f"{after:,}", share, f"{each.error:.4f}", saturated])
         titles = ("layer", "chain", "bytes", "share", "error of y" if self.is_calibrated else "error of K", "saturated")
         before, after = self.bytes
-        what = f"{counted(len(self.layers), 'layer')} in {self.storage}, {scales_told(self.storage, self.per)}"
+        what = f"{counted(len(self.layers), 'layer')} in {self.storage}, {describe_scales(self.storage, self.per)}"
         return f"{table_of(titles, rows)}{what}: {before:,} bytes became {after:,}."
 
 

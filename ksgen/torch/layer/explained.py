@@ -4,13 +4,13 @@ from typing import Any
 
 from ksgen.errors import LaunchError
 from ksgen.launch.fused import Verdict
-from ksgen.quantized import scales_told
+from ksgen.quantized import describe_scales
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import layout_word
 from ksgen.torch.layer.splits import explain as explain_splits
-from ksgen.torch.operators.backends import explain, told_of_intermediates
+from ksgen.torch.operators.backends import describe_intermediates, explain
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import chain_launcher, has_kernels, is_one_launch, launcher, told_of
+from ksgen.torch.operators.choice import chain_launcher, describe_times, has_kernels, is_one_launch, launcher
 from ksgen.torch.operators.prepared import BACKENDS, told_of_steps
 
 
@@ -37,13 +37,13 @@ def explained(layer: Any, batch: int, processes: int) -> str:
             found = is_one_launch(own, first.device, kind, layer.layout, last, batch, out_layout=layer.out_layout)
         lines.insert(0, f"{'one launch' if found.is_one else 'one launch per factor'}: {found.why}")
     if layer.backend in BACKENDS and layer.precision is None:
-        lines += told_of(
+        lines += describe_times(
             patterns, first.dtype, layout_word(layer.layout, layer.out_layout), last.activation, last.bias, batch, layer.between
         )
     lines += told_of_steps(layer, batch)
     if layer.intermediates != "keep":
         activations = (layer.between, last.activation)
-        lines.append(told_of_intermediates(layer.intermediates, chain, activations, batch, first.element_size()))
+        lines.append(describe_intermediates(layer.intermediates, chain, activations, batch, first.element_size()))
     if split is not None:
         lines.insert(0, split.explain(batch, first.element_size(), has_bias))
     elif processes > 1:
@@ -65,8 +65,9 @@ def _explained_stored(layer: Any, batch: int) -> str:
         whole = own.explain(batch, precision=kind, layout=layer.layout, epilogue=last, **one)
         first, *apart = whole.splitlines()
         lines.append(first)
+    scales = describe_scales(layer.storage, layer.per)
     for number, (each, count) in enumerate(zip(layer.chain, layer.saturated, strict=True), 1):
-        stored = f"{each}: {layer.storage} weights with {scales_told(layer.storage, layer.per)}, {count} of {each.weight_count} saturated"
+        stored = f"{each}: {layer.storage} weights with {scales}, {count} of {each.weight_count} saturated"
         has_bytes_in = number == 1 and layer._x_scale is not None
         if has_bytes_in:
             stored += f"; x in {layer.storage} times {layer._x_scale:.6g}, {layer.saturated_inputs} of its elements saturated so far"

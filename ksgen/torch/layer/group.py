@@ -18,6 +18,7 @@ from ksgen.torch.operators import frozen, prepared
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import (
     KERNEL_DEVICES,
+    describe_times,
     faster,
     group_launcher,
     has_kernels,
@@ -25,7 +26,6 @@ from ksgen.torch.operators.choice import (
     job_of,
     never_one_launch,
     size_of,
-    told_of,
 )
 from ksgen.torch.operators.frozen import operand
 from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
@@ -89,7 +89,7 @@ class KSLinears(nn.ModuleList):
                 found = self._verdict(layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch)
             lines.insert(0, f"{'one launch' if found.is_one else 'layer by layer'}: {found.why}")
         shapes = list(map(prepared.shapes_of, self._linears()))
-        told = told_of(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
+        told = describe_times(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
         return "\n".join([*lines, *told])
 
     def to_dense(self) -> Tensor:

@@ -16,7 +16,7 @@ from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.chain import ChainLauncher
 from ksgen.launch.weights import WrittenError, writes_to
 from ksgen.pattern import Pattern
-from ksgen.quantized import ROUNDED, Quantized, scales_told
+from ksgen.quantized import ROUNDED, Quantized, describe_scales
 from ksgen.spec import STORAGES, Epilogue
 from ksgen.spec.storage import SAME, STORED, refused_beside, taken_beside
 from ksgen.torch.layer.base import ChainLayer
@@ -441,4 +441,4 @@ class StoredWeights(ChainLayer, nn.Module):
     def _stored_words(self) -> list[str]:
         saturated = f"{sum(self.saturated)} of {self.chain.weight_count} saturated"
         x = [] if self._x_scale is None else [f"x in {self.storage} times {self._x_scale:.6g}"]
-        return [f"weights={self.storage}", scales_told(self.storage, self.per), saturated, *x]
+        return [f"weights={self.storage}", describe_scales(self.storage, self.per), saturated, *x]

@@ -207,7 +207,7 @@ def _is_recorded(*tensors: Tensor | None) -> bool:
     return not is_exported and not is_transformed()
 
 
-def told_of_intermediates(intermediates: str, chain: Chain, activations: Activations, batch: int, item_bytes: int) -> str:
+def describe_intermediates(intermediates: str, chain: Chain, activations: Activations, batch: int, item_bytes: int) -> str:
     """Line of `explain` about intermediates in training."""
     size = f"{between(chain, activations) * batch * item_bytes / 1e6:.3g} MB at batch {batch}"
     way = "computed again in the backward pass" if is_recomputed(intermediates, chain, activations) else "kept for the backward pass"

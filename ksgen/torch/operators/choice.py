@@ -188,7 +188,7 @@ def job_of(
     return (kind, *map(tuple, patterns), dtype, layout, activation, bias, residual, between)
 
 
-def told_of(
+def describe_times(
     patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int, between: str = "none"
 ) -> list[str]:
     """Lines with the measured times of a layer's methods, the fastest first.

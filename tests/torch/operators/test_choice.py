@@ -112,7 +112,7 @@ def test_times_that_were_disturbed_decide_and_it_is_said(share: float | None, sl
     key = ((job, 8, "ksgen"), torch.get_num_threads())
     monkeypatch.setattr(choice, "_measured", {key: {"ksgen": 2.0}})
     monkeypatch.setattr(choice, "_doubts", {key: said})
-    assert choice.told_of([(2, 9, 5, 3)], torch.float32, "bsf", "none", False, 8) == [f"all factors: ksgen 2000000 us{told}"]
+    assert choice.describe_times([(2, 9, 5, 3)], torch.float32, "bsf", "none", False, 8) == [f"all factors: ksgen 2000000 us{told}"]
 
 
 def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> None:
