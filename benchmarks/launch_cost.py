@@ -59,14 +59,14 @@ def measure(rounds: int) -> dict[str, float]:
     kept = ks.pack(weights)
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._fits.find(ks, CallOptions(), views)
+    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views)
     kernel = plan.multiply
     parts: dict[str, Callable[[], Any]] = {
         "a prepared call": call,
         "  the driver, and what its binding takes": _driver_call(device, plan, call.arguments),
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
         "  reading an array, each": lambda: view(x, "x"),
-        "  what fits shapes like these": lambda: ks._fits.find(ks, CallOptions(), views),
+        "  what fits shapes like these": lambda: ks._checks.find(ks, CallOptions(), views),
         "  checking the memory": lambda: _checked(ks, device, views),
         "  device and stream": lambda: device_and_stream(ks, fit.place, None),
         "  selecting the binary": lambda: plan_for(fit, device, None, True),
@@ -87,14 +87,14 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
     kept = ks.pack(weights, device=f"{device.runtime}:{device.index}")
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._fits.find(ks, CallOptions(), views)
+    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views)
     call()  # binds its arguments to an OpenCL kernel, and starts native threads
     parts: dict[str, Callable[[], Any]] = {
         "a prepared call": call,
         "  the kernel, and what its binding takes": _kernel_call(device, plan, call.arguments),
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
         "  reading an array, each": lambda: view(x, "x"),
-        "  what fits shapes like these": lambda: ks._fits.find(ks, CallOptions(), views),
+        "  what fits shapes like these": lambda: ks._checks.find(ks, CallOptions(), views),
         "  checking the memory": lambda: check_memory(ks, views),
         "  selecting the binary": lambda: plan_for(fit, device, None, True),
         "  packed weights": lambda: kept.use(plan, None),

@@ -67,8 +67,8 @@ def _driver() -> ctypes.CDLL:
 def install_line(extra: str) -> str:
     """Such as `pip install -e '.[cpu]' in ksgen's checkout`."""
     try:
-        told = metadata.distribution("ksgen").read_text("direct_url.json")
-        origin = json.loads(told) if told else {}
+        fields = metadata.distribution("ksgen").read_text("direct_url.json")
+        origin = json.loads(fields) if fields else {}
     except (metadata.PackageNotFoundError, ValueError):
         is_checkout = (Path(__file__).parents[1] / "pyproject.toml").is_file()
         origin = {"dir_info": {"editable": True}} if is_checkout else {}

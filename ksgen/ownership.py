@@ -38,9 +38,9 @@ class UntrustedError(PermissionError):
 
 
 def trusts_all() -> bool:
-    if (said := os.environ.get("KSGEN_TRUST", "")) not in ("", "all"):
-        raise KsgenError(f"KSGEN_TRUST={excerpt(said)}; accepted: all, or unset")
-    return bool(said)
+    if (setting := os.environ.get("KSGEN_TRUST", "")) not in ("", "all"):
+        raise KsgenError(f"KSGEN_TRUST={excerpt(setting)}; accepted: all, or unset")
+    return bool(setting)
 
 
 def check_owner(path: Path, status: os.stat_result) -> None:

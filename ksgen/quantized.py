@@ -44,7 +44,7 @@ class Quantized:
 
     def __repr__(self) -> str:
         of_x = "" if self.x_scale is None else f", for x in {self.storage} times {self.x_scale:.6g}"
-        return f"Quantized({self.pattern}, {self.storage}, {describe_scales(self.storage, self.per)}, {self.told}{of_x})"
+        return f"Quantized({self.pattern}, {self.storage}, {describe_scales(self.storage, self.per)}, {self.description}{of_x})"
 
     @property
     def inputs(self) -> str:
@@ -52,7 +52,7 @@ class Quantized:
         return SAME if self.x_scale is None else self.storage
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """How many weights were beyond the largest value and became it."""
         return f"{self.saturated} of {counted(self.pattern.weight_count, 'weight')} saturated"
 
@@ -144,9 +144,9 @@ def quantize_inputs(x: Any, storage: str, *, scale: float | None = None, saturat
     own = float(np.float32(chosen)) if scale is None else checked_x_scale(scale)
     values, saturated = _values(wide, np.asarray(own, np.float32), how)
     if saturated and not saturate:
-        told, most = counted(saturated, "element"), own * how.largest
+        what, most = counted(saturated, "element"), own * how.largest
         raise LaunchError(
-            f"scale={own:.6g}: {told} of x beyond {most:.6g}, the largest of {storage} then; accepted: a larger scale, or saturate=True"
+            f"scale={own:.6g}: {what} of x beyond {most:.6g}, the largest of {storage} then; accepted: a larger scale, or saturate=True"
         )
     return QuantizedInputs(storage, _like(x, values, how), own, saturated)
 
@@ -312,9 +312,9 @@ def _checked_weights(weights: Any, how: Storage) -> Array:
     return wide
 
 
-def _check_finite(wide: Array, told: str) -> None:
+def _check_finite(wide: Array, what: str) -> None:
     if count := int(np.count_nonzero(~np.isfinite(wide))):
-        raise LaunchError(f"{count} of {told} not finite; accepted: finite ones, which eight bits can stand for")
+        raise LaunchError(f"{count} of {what} not finite; accepted: finite ones, which eight bits can stand for")
 
 
 def _checked_scale(scale: Any, pattern: Pattern, per: str) -> Array:

@@ -59,15 +59,15 @@ def predictors(results: Results, layout: str) -> Table:
     if len(ratios) < 2:
         return Table.of(title, columns, ())
     judged, patterns, wins = judge(ratios), len(ratios), sum(ratio > 1 for _, ratio in ratios)
-    told = f"Ours wins in {wins} of {counted(patterns, 'pattern')}"
+    description = f"Ours wins in {wins} of {counted(patterns, 'pattern')}"
     if 0 < wins < patterns:
-        told += "; a pattern is judged by a threshold found on the others, and always saying the same is right in "
-        told += f"{max(wins, patterns - wins)}."
+        description += "; a pattern is judged by a threshold found on the others, and always saying the same is right in "
+        description += f"{max(wins, patterns - wins)}."
     else:
-        told += ": there are no wins and losses to tell apart."
+        description += ": there are no wins and losses to tell apart."
     is_gpu = all(row.runtime not in PROCESSOR_RUNTIMES for row in results.rows)
     lines = [(each.rule, f"{each.correlation:.2f}", percent(each.accuracy)) for each in judged]
-    return Table.of(title, columns, lines, conclusion(judged, patterns, is_gpu), told)
+    return Table.of(title, columns, lines, conclusion(judged, patterns, is_gpu), description)
 
 
 def judge(ratios: Ratios) -> list[Judged]:

@@ -54,7 +54,7 @@ class LayerJob(Asked):
     batch: int
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Description of the layer: its factors, and its other operations."""
         kernel = self.kernel(self.comparison.baselines)
         turned = (f"to {kernel.y_layout}",) if kernel.out_layout else ()
@@ -63,11 +63,11 @@ class LayerJob(Asked):
 
     @property
     def words(self) -> str:
-        return f"{self.layer.name}: {self.told}"
+        return f"{self.layer.name}: {self.description}"
 
     @property
     def named(self) -> dict[str, str]:
-        return {"pattern": self.told, "layer": self.layer.name}
+        return {"pattern": self.description, "layer": self.layer.name}
 
     def kernel(self, arithmetic: str) -> KernelSpec:
         layer = self.layer

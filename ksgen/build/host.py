@@ -75,8 +75,8 @@ class HostCompiler:
 
     def macros(self, target: str) -> frozenset[str]:
         """Macros that the compiler defines for a target, such as `__AVX2__`."""
-        said = current_children.get().run((*self.command, *self.options(target), "-dM", "-E", "-x", "c++", os.devnull))
-        return frozenset(re.findall(r"^#define (\w+)", said.log, re.MULTILINE))
+        answer = current_children.get().run((*self.command, *self.options(target), "-dM", "-E", "-x", "c++", os.devnull))
+        return frozenset(re.findall(r"^#define (\w+)", answer.log, re.MULTILINE))
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
         self.check_target(target, entry)
@@ -249,8 +249,8 @@ def _absolute(word: str) -> str:
 
 @functools.cache
 def _first_line(command: tuple[str, ...]) -> str:
-    said = current_children.get().run((*command, "--version"))
-    line = next(iter(said.log.splitlines()), "").strip()
-    if said.returncode or not line:
-        raise ToolchainError(f"{shlex.join(command)} --version ends with {said.returncode} and says {line or 'nothing'}; {REMEDY}")
+    answer = current_children.get().run((*command, "--version"))
+    line = next(iter(answer.log.splitlines()), "").strip()
+    if answer.returncode or not line:
+        raise ToolchainError(f"{shlex.join(command)} --version ends with {answer.returncode} and says {line or 'nothing'}; {REMEDY}")
     return line

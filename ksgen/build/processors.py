@@ -97,8 +97,8 @@ def tiles_are_permitted() -> bool:
     """Asks Linux once for the process: its threads' state grows by eight kilobytes with their first tile."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
-    said: int = ctypes.CDLL(None, use_errno=True).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
-    return said == 0
+    status: int = ctypes.CDLL(None, use_errno=True).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
+    return status == 0
 
 
 def set_of(target: str) -> InstructionSet | None:

@@ -264,8 +264,8 @@ def check_target(target: str, compiler: CudaCompiler) -> None:
 
 
 def _refusal(compiler: CudaCompiler, text: str, entry: str, target: str, log: str) -> ToolchainError:
-    told = f"{entry}: {compiler.name} {compiler.version} refused it for {target}"
-    return refusal(told, f"{entry}.cu", text, log, lambda kept: compiler.command(kept, entry, target))
+    message = f"{entry}: {compiler.name} {compiler.version} refused it for {target}"
+    return refusal(message, f"{entry}.cu", text, log, lambda kept: compiler.command(kept, entry, target))
 
 
 def is_of_the_machine(log: str, source: str) -> bool:
@@ -398,9 +398,9 @@ def _nvcc_targets(path: str) -> tuple[str, ...]:
 
 def _ask(path: str, question: str, answer: str) -> list[str]:
     with working_folder(path) as folder:
-        said = current_children.get().run((path, question), folder).log
-    if not (found := re.findall(answer, said)):
-        raise _NoAnswerError(f"{path} {question} says {excerpt(said.strip())}; that is not nvcc")
+        log = current_children.get().run((path, question), folder).log
+    if not (found := re.findall(answer, log)):
+        raise _NoAnswerError(f"{path} {question} says {excerpt(log.strip())}; that is not nvcc")
     return found
 
 

@@ -142,10 +142,10 @@ def _driver() -> list[Finding]:
 
     if not (served := served_cuda()):
         return []
-    told = cuda_driver_version(served)
+    version = cuda_driver_version(served)
     if served < _OLDEST_CUDA * 1000:
-        return [Finding("CUDA driver", "", f"{told}: it loads no binary of CUDA {_OLDEST_CUDA} or later", "update it to 525 or later")]
-    return [Finding("CUDA driver", told)]
+        return [Finding("CUDA driver", "", f"{version}: it loads no binary of CUDA {_OLDEST_CUDA} or later", "update it to 525 or later")]
+    return [Finding("CUDA driver", version)]
 
 
 def _compilers(target: str) -> list[Finding]:

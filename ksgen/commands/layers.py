@@ -83,7 +83,7 @@ class Layer:
         return bool(self.given)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Options or arguments that describe a layer, in the words of the command line."""
         return " with ".join([counted(len(self.patterns), "pattern"), *([", ".join(self.given)] if self.given else [])])
 

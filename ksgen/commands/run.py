@@ -158,7 +158,7 @@ def _of_patterns(
         accepted = "one, such as ksgen run 1,192,48,2; one per factor of a layer; or --spec FILE"
         raise PatternError(f"got 0 patterns{' of a layer' if layer.is_asked_for else ''}; accepted: {accepted}")
     if job == "gradient" and (len(patterns) > 1 or layer.is_asked_for):
-        raise PatternError(f"--job gradient of {layer.told}; accepted: one pattern, such as ksgen run 1,192,48,2 --job gradient")
+        raise PatternError(f"--job gradient of {layer.description}; accepted: one pattern, such as ksgen run 1,192,48,2 --job gradient")
     weights, inputs = wanted.stored
     whole = layer.launch(*wanted.usual, epilogue, weights, inputs)  # refuses factors that do not fit each other
     kernel = whole or KernelSpec(patterns[0], *wanted.usual, epilogue, job=job, weights=weights, inputs=inputs)

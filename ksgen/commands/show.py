@@ -112,8 +112,8 @@ def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _
             of_each.setdefault(kernel.pattern, []).append(kernel)
     kernels = [found for each in of_each.values() if (found := _first(wanted, each))]
     if not kernels:
-        told = " and ".join(f"{name} {value}" for name, value in vars(wanted).items() if value)
-        raise SpecError(f"{spec}: no kernel in it has {told}")
+        line = " and ".join(f"{name} {value}" for name, value in vars(wanted).items() if value)
+        raise SpecError(f"{spec}: no kernel in it has {line}")
     layers = {}
     for name, chains in loaded.chains_of.items():
         if last := next(filter(wanted.counts, loaded.wanted[name]), None):
@@ -264,15 +264,15 @@ def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | No
 def _print_layer(name: str, layer: _Layer, facts: dict[str, Any]) -> None:
     for number, (chain, sizes) in enumerate(zip(layer.chains, facts.get("chains", [facts]), strict=True)):
         of_group = f"[{number}]" if len(layer.chains) > 1 else ""
-        told = "{chain}, {in_features} -> {out_features}, {share:.1%} of dense".format(chain=chain, **sizes)
-        click.echo(f"{name}{of_group}: {told}")
+        line = "{chain}, {in_features} -> {out_features}, {share:.1%} of dense".format(chain=chain, **sizes)
+        click.echo(f"{name}{of_group}: {line}")
     if not (launch := facts.get("launch")):
         return
     others = "layer by layer" if len(layer.chains) > 1 else "one launch per factor"
     if "why" in launch:
         chosen = ", ".join(f"{word}={value}" for word, value in launch.get("constants", {}).items())
-        told = f"one launch, {launch['family']}: {chosen}; {launch['chosen_by']}" if launch["one_launch"] else others
-        click.echo(f"  {launch['kernel']}: {told}; {launch['why']}")
+        line = f"one launch, {launch['family']}: {chosen}; {launch['chosen_by']}" if launch["one_launch"] else others
+        click.echo(f"  {launch['kernel']}: {line}; {launch['why']}")
         return
     words = {family: f"one launch, {family}" if family else others for family in launch["by_device"].values()}
     click.echo(f"  {launch['kernel']}, batch {launch['batch']}: {_by_family(launch['by_device'], words)}")

@@ -242,10 +242,10 @@ def cuda_driver_version(cuda_version: int) -> str:
 
     served = f"CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}"
     try:
-        told = re.search(r"\d{3,}(\.\d+)+", Path("/proc/driver/nvidia/version").read_text())
+        version = re.search(r"\d{3,}(\.\d+)+", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
-        told = None
-    return f"{told[0]}, {served}" if told else served
+        version = None
+    return f"{version[0]}, {served}" if version else served
 
 
 def host_memory(nbytes: int) -> HostArray:

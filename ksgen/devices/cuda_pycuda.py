@@ -265,11 +265,11 @@ class PyCudaDevice:
 
     def _error(self, doing: str, error: Exception) -> DeviceError:
         """PyCUDA's own errors keep the driver's sentence and drop its code."""
-        told = str(error) if self.is_open else _GONE
+        message = str(error) if self.is_open else _GONE
         if self.is_open and not isinstance(error, DriverError):
-            lost = CONTEXT_LOST if any(words in told for words in words_of_a_lost_context()) else ""
-            told = f"{type(error).__name__}: {told}{lost}"
-        return DeviceError(f"PyCUDA on {self.name}, {doing}: {told}")
+            lost = CONTEXT_LOST if any(words in message for words in words_of_a_lost_context()) else ""
+            message = f"{type(error).__name__}: {message}{lost}"
+        return DeviceError(f"PyCUDA on {self.name}, {doing}: {message}")
 
 
 class _Kernel:

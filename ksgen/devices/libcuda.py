@@ -220,17 +220,17 @@ def words_of_a_lost_context() -> list[str]:
     return [_text("cuGetErrorString", status) for status in _STICKY]
 
 
-def refused_binary(told: str, binary: Binary) -> KsgenError:
+def refused_binary(message: str, binary: Binary) -> KsgenError:
     """The error for a binary that was not loaded. Where the driver refused it, with the versions of compiler and
     driver."""
-    if not any(_text("cuGetErrorString", status) in told for status in _REFUSED):
-        return DeviceError(told)
+    if not any(_text("cuGetErrorString", status) in message for status in _REFUSED):
+        return DeviceError(message)
     made = binary.provenance.get("compiler", "an unknown compiler"), binary.provenance.get("compiler_version", "")
     versions = f"{' '.join(made).strip()} built it for {binary.target}, and the driver is {cuda_driver_version(served_cuda())}"
     if not 0 < served_cuda() // 1000 < int(made[1].partition(".")[0] or 0):
-        return DeviceError(f"{told}; {versions}")
+        return DeviceError(f"{message}; {versions}")
     remedy = f"update the driver, or take a compiler of CUDA {served_cuda() // 1000}: {install_line(cuda_extra())}"
-    return ToolchainError(f"{told}; {versions}, which loads no binaries of a later CUDA; {remedy}")
+    return ToolchainError(f"{message}; {versions}, which loads no binaries of a later CUDA; {remedy}")
 
 
 def _text(function: str, status: int) -> str:

@@ -243,8 +243,8 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
 
     layers = {name: listed(chain) for name, chain in spec.layers.items()}
     groups: dict[str, Any] = {"groups": {name: list(map(listed, chains)) for name, chains in spec.groups.items()}} if spec.groups else {}
-    told = {name: options.told for name, options in spec.options.items() if options.told}
-    groups |= {"options": told} if told else {}
+    options = {name: options.non_defaults for name, options in spec.options.items() if options.non_defaults}
+    groups |= {"options": options} if options else {}
     title = {"title": spec.title} if spec.title else {}
     return {"ksgen": __version__, "spec": spec.name, **title, "layers": layers, **groups, "kernels": [entry(source) for source in sources]}
 
@@ -282,7 +282,7 @@ def _launcher_classes(spec: Spec) -> list[str]:
 
 def _options(spec: Spec, layer: str) -> dict[str, Any]:
     """Options of a layer's launcher that differ from their defaults."""
-    return spec.options_of(layer).told | spec.stated_of(layer).told
+    return spec.options_of(layer).non_defaults | spec.stated_of(layer).non_defaults
 
 
 def _layer(chain: Chain, options: Mapping[str, Any]) -> str:
@@ -292,7 +292,7 @@ def _layer(chain: Chain, options: Mapping[str, Any]) -> str:
 
 def _arguments(spec: Spec, pattern: Pattern) -> str:
     batches = sorted({kernel.batch for kernel in spec.kernels if kernel.pattern == pattern and kernel.batch is not None})
-    options = ({"batches": batches} if batches else {}) | spec.stated_of(pattern).told
+    options = ({"batches": batches} if batches else {}) | spec.stated_of(pattern).non_defaults
     return ", ".join(map(str, pattern.shape)) + _as_arguments(options)
 
 

@@ -21,7 +21,7 @@ from ksgen.launch.streams import device_and_stream
 from ksgen.launch.weights import Weights, inputs_of, storage_of
 from ksgen.pattern import Chain
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue
-from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, activations_of, checked_batch, is_layer, is_turned, is_word
+from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, activations_of, checked_batch, is_layer, is_transposed, is_word
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
@@ -59,11 +59,11 @@ class ChainLauncher(OneLaunch):
         """Launcher of the same layer that states these options."""
         if stated == self.stated:
             return self
-        return ChainLauncher(*self.factors, between=self.between, fuse=self.fuse, out_layout=self.out_layout, **stated.told)
+        return ChainLauncher(*self.factors, between=self.between, fuse=self.fuse, out_layout=self.out_layout, **stated.non_defaults)
 
     def __repr__(self) -> str:
-        told = LayerOptions(self.between, self.out_layout, self.fuse).told | self.stated.told
-        more = "".join(f", {name}={value!r}" for name, value in told.items())
+        description = LayerOptions(self.between, self.out_layout, self.fuse).non_defaults | self.stated.non_defaults
+        more = "".join(f", {name}={value!r}" for name, value in description.items())
         return f"ChainLauncher({', '.join(map(repr, self.factors))}{more})"
 
     def __call__(
@@ -92,12 +92,12 @@ class ChainLauncher(OneLaunch):
         if fused := self._fused(x, own, last_only, options, out_layout):
             return fused()
         layouts, found = self._layouts(layout, out_layout), view(x, "x")
-        if is_turned(layout, out_layout):
+        if is_transposed(layout, out_layout):
             check_transposable(self, found)
         if len(self.factors) > 1:
             check_intermediates(self, found, stream)
         for number, (factor, weights_of_it) in enumerate(zip(self.factors, own, strict=True)):
-            if is_turned(layout, out_layout) and number == self.chain.turn:
+            if is_transposed(layout, out_layout) and number == self.chain.turn:
                 x = transposed(x, stream)
             is_last = number + 1 == len(self.factors)
             more = {"activation": options.activation, **last_only} if is_last else {"activation": self.between}
@@ -190,18 +190,18 @@ class ChainLauncher(OneLaunch):
         precision, layout, last, *stored = explained(self.stated, precision, layout, epilogue, weights, inputs)
         weights, inputs = stored
         found = self.verdict(where, precision, layout, last, batch, out_layout, *stored)
-        told = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
-        told += f" from {layout} to {out_layout}" if is_turned(layout, out_layout) else ""
+        description = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
+        description += f" from {layout} to {out_layout}" if is_transposed(layout, out_layout) else ""
         if found.is_one:
             why = self.explain_one_launch(found, where, batch, precision, layout, last, out_layout, *stored)
-            return f"{told} at batch {batch} on {where.name}: {why}"
+            return f"{description} at batch {batch} on {where.name}: {why}"
         epilogues = [*[Epilogue(activation=self.between)] * (len(self.factors) - 1), last]
         what: dict[str, Any] = {"precision": precision, "device": device, "weights": weights}
         each = []
         for number, (factor, own, its) in enumerate(zip(self.factors, epilogues, self._layouts(layout, out_layout), strict=True)):
             each.append(factor.explain(batch, layout=its, epilogue=own, inputs=SAME if number else inputs, **what))
-        once = f", and what factor {self.chain.turn + 1} takes is transposed by a copy" if is_turned(layout, out_layout) else ""
-        return "\n".join([f"{told}: one launch per factor{once}; {found.why}", *each])
+        once = f", and what factor {self.chain.turn + 1} takes is transposed by a copy" if is_transposed(layout, out_layout) else ""
+        return "\n".join([f"{description}: one launch per factor{once}; {found.why}", *each])
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
         """Call of all factors as one launch, on GPU arrays or in place on host arrays; None if unavailable."""
@@ -226,7 +226,7 @@ def layer_of(given: Any) -> ChainLauncher:
     """Launcher of one layer of a group, given as a launcher, a chain or a pattern in any form."""
     if isinstance(given, ChainLauncher):
         return given
-    return ChainLauncher(given, **given.stated.told) if isinstance(given, Launcher) else ChainLauncher(given)
+    return ChainLauncher(given, **given.stated.non_defaults) if isinstance(given, Launcher) else ChainLauncher(given)
 
 
 def check_intermediates(caller: object, x: ArrayView, stream: Any) -> None:

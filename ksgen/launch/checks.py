@@ -22,7 +22,7 @@ from ksgen.spec.precision import stored_types
 from ksgen.spec.storage import BYTE_TYPES, SAME, element_bytes
 from ksgen.values import excerpt
 
-MOST_FITS = 4096  # cached results of checks: one per batch size, and cheap to repeat
+MOST_CHECKED = 4096  # cached results of checks: one per batch size, and cheap to repeat
 
 
 def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
@@ -182,7 +182,7 @@ def _overlap(one: ArrayView, other: ArrayView) -> bool:
 
 
 @dataclass(eq=False)
-class Fit:
+class CheckedArguments:
     """Arguments whose shapes, precisions and devices were checked, with their kernel and its plans."""
 
     batch: int
@@ -192,22 +192,22 @@ class Fit:
     plans: dict[tuple[Device, int, bool], ReferenceType[Plan]] = field(default_factory=dict)
 
     @cached_property
-    def of_copies(self) -> "Fit":
-        """Fit of copies on a device, where rows are contiguous."""
-        return Fit(self.batch, self.place, replace(self.kernel, stride="dense")) if self.kernel.is_strided else self
+    def of_copies(self) -> "CheckedArguments":
+        """Arguments of copies on a device, where rows are contiguous."""
+        return CheckedArguments(self.batch, self.place, replace(self.kernel, stride="dense")) if self.kernel.is_strided else self
 
 
-class Fits:
+class ArgumentChecks:
     """Validated argument signatures of one launcher and job."""
 
     def __init__(self, pattern: Pattern, batches: Collection[int | None], job: str = "multiply") -> None:
         self.pattern, self._batches, self._job = pattern, batches, job
-        self._found: dict[Hashable, Fit] = {}
+        self._found: dict[Hashable, CheckedArguments] = {}
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def find(self, caller: object, options: CallOptions, views: Views, weights: str = SAME, inputs: str = SAME) -> Fit:
+    def find(self, caller: object, options: CallOptions, views: Views, weights: str = SAME, inputs: str = SAME) -> CheckedArguments:
         """Checked arguments with these shapes, precisions, strides and devices; checked at the first call.
 
         `weights` is the storage of packed weights; `inputs` is that of the x that they multiply.
@@ -225,9 +225,9 @@ class Fits:
         kernel = self.kernel(precision, layout, Epilogue("bias" in views, activation, "residual" in views), batch, weights, inputs)
         if any(found.strides is not None for found in views.values()):
             kernel = replace(kernel, stride="any")
-        if len(self._found) >= MOST_FITS:
+        if len(self._found) >= MOST_CHECKED:
             self._found.clear()
-        fit = self._found[key] = Fit(batch, place, kernel)
+        fit = self._found[key] = CheckedArguments(batch, place, kernel)
         return fit
 
     def kernel(

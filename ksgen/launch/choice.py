@@ -63,17 +63,17 @@ def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisd
     return choose(kernel, min(MOST_ENTRIES, 1 << (batch - 1).bit_length()), limits, wisdom, aligned)
 
 
-def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
+def limits_from(kind: str, target: str, device: DeviceLimits) -> Limits:
     """Limits of the target's table, reduced to those of the device, with its multiprocessors."""
     if kind == "cuda":
         table = cuda_limits(target)
-        shared = min(table.shared_bytes, told.shared_bytes_per_block)
-        threads = min(table.threads, told.threads_per_block)
-        return replace(table, shared_bytes=shared, threads=threads, multiprocessors=told.multiprocessors)
+        shared = min(table.shared_bytes, device.shared_bytes_per_block)
+        threads = min(table.threads, device.threads_per_block)
+        return replace(table, shared_bytes=shared, threads=threads, multiprocessors=device.multiprocessors)
     return Limits(
-        told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False,
-        vector_bytes=told.vector_bytes, has_arm_vectors=told.has_arm_vectors, tiles=told.tiles, dots=told.dots,
-        multiprocessors=told.multiprocessors,
+        device.shared_bytes_per_block, device.threads_per_block, registers=0, is_cpu=device.is_cpu, async_copies=False,
+        vector_bytes=device.vector_bytes, has_arm_vectors=device.has_arm_vectors, tiles=device.tiles, dots=device.dots,
+        multiprocessors=device.multiprocessors,
     )  # fmt: skip
 
 
@@ -97,8 +97,8 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
                 where += f", the nearest to {batch}{_passed_over(wisdom.of(kernel, batch))}"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
             doubt = f"; its time cannot be trusted: {found.doubt}" if found.doubt else ""
-            said = f"{who} measured at {where}{doubt}"
-            return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=found.is_sound)
+            why = f"{who} measured at {where}{doubt}"
+            return Choice(found.family, found.constants, why, from_wisdom=True, is_measured=found.is_sound)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
 

@@ -165,8 +165,8 @@ def _by_cycles(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict | None
 
     one = cycles(family, kernel)
     apart = sum(cycles(family_for(each, limits), each) for each in factor_kernels(kernel))
-    told = f"the cost model, which no time has checked, expects {one:.3g} cycles of one launch at batch {batch}"
-    return Verdict(one < apart, f"{told}, and {apart:.3g} of one for each factor")
+    description = f"the cost model, which no time has checked, expects {one:.3g} cycles of one launch at batch {batch}"
+    return Verdict(one < apart, f"{description}, and {apart:.3g} of one for each factor")
 
 
 @lru_cache(REMEMBERED)
@@ -194,10 +194,10 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
         one = PLANNER.measured(device, whole, batch)
         if one is None or (apart := _apart(device, whole, batch, one.batch)) is None:
             continue
-        told = f"searches measured {one.median_us:.3g} us of one launch at batch {one.batch}, and {apart:.3g} us"
+        description = f"searches measured {one.median_us:.3g} us of one launch at batch {one.batch}, and {apart:.3g} us"
         copy = ", with the copy that transposes an intermediate" if kernel.out_layout else ""
         others = "of the layers one by one" if kernel.is_group else f"of one for each factor{copy}"
-        return Verdict((one.median_us or 0.0) < apart, f"{told} {others}")
+        return Verdict((one.median_us or 0.0) < apart, f"{description} {others}")
     return None
 
 
@@ -278,8 +278,8 @@ def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
     if not one_us:
         return Verdict(False, f"the speed of {limits.target} is unknown")
     others = "of the layers one by one" if kernel.is_group else "of one for each factor"
-    told = f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {others_us:.3g} us {others}"
-    return Verdict(one_us < others_us, told)
+    description = f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {others_us:.3g} us {others}"
+    return Verdict(one_us < others_us, description)
 
 
 def _plan(device: Device, kernel: KernelSpec, batch: int, fuse: str) -> FusedPlan | None:

@@ -160,8 +160,8 @@ class GroupLauncher(OneLaunch):
         """Storage of the x that all layers take."""
         found = list(map(inputs_of, own))
         if others := [number for number, each in enumerate(found, 1) if each != found[0]]:
-            told = f"those of layer 1 as {found[0]} and those of layer {others[0]} as {found[others[0] - 1]}"
-            raise LaunchError(f"{self!r}: first weights multiply x in different storage, {told}; accepted: one storage for all of them")
+            how = f"those of layer 1 as {found[0]} and those of layer {others[0]} as {found[others[0] - 1]}"
+            raise LaunchError(f"{self!r}: first weights multiply x in different storage, {how}; accepted: one storage for all of them")
         return found[0]
 
     def _each(self, name: str, given: Any) -> list[Any]:

@@ -16,18 +16,28 @@ from ksgen.errors import LaunchError
 from ksgen.families import family_named
 from ksgen.launch.arrays import ArrayView, CallOptions, stream_handle, view, views_of
 from ksgen.launch.call import Call
-from ksgen.launch.checks import Fits, are_aligned, check_memory, check_weights
+from ksgen.launch.checks import ArgumentChecks, are_aligned, check_memory, check_weights
 from ksgen.launch.choice import expectation, limits_of
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import on_device, on_host, on_shared
 from ksgen.launch.planner import PLANNER, plan_for
 from ksgen.launch.stated import ADDED, check_storage, checked, docstring, explained, operand, options_of_call
 from ksgen.launch.streams import device_and_stream, in_their_context, where_to_work
-from ksgen.launch.weights import Rooms, Weights, check_packed, check_stored, pack_host, pack_in_place, pack_quantized, packed_in, storage_of
+from ksgen.launch.weights import (
+    PackBuffers,
+    Weights,
+    check_packed,
+    check_stored,
+    pack_host,
+    pack_in_place,
+    pack_quantized,
+    packed_in,
+    storage_of,
+)
 from ksgen.pattern import Chain, Pattern
 from ksgen.quantized import Quantized
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import StatedOptions, checked_batch, is_turned, is_word
+from ksgen.spec.kernel import StatedOptions, checked_batch, is_transposed, is_word
 from ksgen.spec.storage import BYTE_TYPES, SAME
 from ksgen.values import excerpt, listed
 
@@ -53,23 +63,23 @@ class Launcher:
         if (wanted := listed(batches)) is None:
             raise LaunchError(f"batches={excerpt(batches)}; accepted: a list of batches that get kernels of their own")
         self.batches = frozenset(map(checked_batch, wanted))  # batch sizes with their own kernels
-        self.rooms = Rooms()
+        self.buffers = PackBuffers()
         self._quantized: WeakKeyDictionary[Quantized, Weights] = WeakKeyDictionary()  # packed once, for all calls
-        self._fits = Fits(self.pattern, self.batches)
-        self._gradient_fits = Fits(self.pattern, self.batches, job="gradient")
+        self._checks = ArgumentChecks(self.pattern, self.batches)
+        self._gradient_checks = ArgumentChecks(self.pattern, self.batches, job="gradient")
         self.__doc__ = docstring((Chain((self.pattern,)),), self.stated)
 
     def __repr__(self) -> str:
-        more = "".join(f", {name}={value!r}" for name, value in self.stated.told.items())
+        more = "".join(f", {name}={value!r}" for name, value in self.stated.non_defaults.items())
         return f"Launcher({', '.join(map(str, self.pattern.shape))}{more})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without caches: plans and packed weights belong to this process."""
-        return partial(Launcher, *self.pattern.shape, sorted(self.batches), **self.stated.told), ()
+        return partial(Launcher, *self.pattern.shape, sorted(self.batches), **self.stated.non_defaults), ()
 
     def stating(self, stated: StatedOptions) -> "Launcher":
         """Launcher of the same kernels that states these options."""
-        return self if stated == self.stated else Launcher(self.pattern, batches=sorted(self.batches), **stated.told)
+        return self if stated == self.stated else Launcher(self.pattern, batches=sorted(self.batches), **stated.non_defaults)
 
     def __call__(
         self,
@@ -134,7 +144,7 @@ class Launcher:
         return call
 
     def _check_layouts(self, layout: str, out_layout: str | None) -> None:
-        if is_turned(layout, out_layout):
+        if is_transposed(layout, out_layout):
             turns = f"ChainLauncher({self!r}), which gives y in another layout than x"
             raise LaunchError(f"{self!r}: out_layout={excerpt(out_layout)} beside layout={excerpt(layout)}; accepted: {turns}")
 
@@ -147,7 +157,9 @@ class Launcher:
         the same arrays give the same bits. Arrays, streams and precisions are those of a call.
         """
         arrays = {"x": x, "grad_y": grad_y} | ({} if out is None else {"out": out})
-        return prepared(self, self._gradient_fits, self.rooms, arrays, options_of_call(self.stated, layout, "none", stream, precision))()
+        return prepared(
+            self, self._gradient_checks, self.buffers, arrays, options_of_call(self.stated, layout, "none", stream, precision)
+        )()
 
     def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
         """Pack weights on their device once.
@@ -209,8 +221,8 @@ class Launcher:
         precision, layout, epilogue, weights, inputs = explained(own, precision, layout, epilogue, weights, inputs)
         # Invalid combinations are refused before a device is opened.
         KernelSpec(self.pattern, precision, layout, epilogue, batch, job, weights=weights, inputs=inputs)
-        where, fits = find_device(device), self._gradient_fits if job == "gradient" else self._fits
-        kernel = fits.kernel(precision, layout, epilogue, batch, weights, inputs)
+        where, checks = find_device(device), self._gradient_checks if job == "gradient" else self._checks
+        kernel = checks.kernel(precision, layout, epilogue, batch, weights, inputs)
         choice = PLANNER.choice(where, kernel, batch)
         family = f"{choice.family} ({family_named(choice.family).why})"
         why = f"{choice.why}{expectation(choice, kernel, batch, limits_of(where))}{bytes_saved(kernel, batch)}"
@@ -223,7 +235,7 @@ class Launcher:
         arrays = {"x": x} if packed else {"x": x, "weights": weights}
         added = operand(self, "bias", bias, stated.bias), operand(self, "residual", residual, stated.residual), out
         arrays |= {name: array for name, array in zip((*ADDED, "out"), added, strict=True) if array is not None}
-        return prepared(self, self._fits, self.rooms, arrays, options, packed)
+        return prepared(self, self._checks, self.buffers, arrays, options, packed)
 
 
 def bytes_saved(kernel: KernelSpec, batch: int) -> str:
@@ -234,7 +246,12 @@ def bytes_saved(kernel: KernelSpec, batch: int) -> str:
 
 
 def prepared(
-    caller: object, fits: Fits, rooms: Rooms, arrays: Mapping[str, Any], options: CallOptions, packed: Weights | None = None
+    caller: object,
+    checks: ArgumentChecks,
+    buffers: PackBuffers,
+    arrays: Mapping[str, Any],
+    options: CallOptions,
+    packed: Weights | None = None,
 ) -> Call:
     """Do everything but the launch.
 
@@ -244,15 +261,15 @@ def prepared(
     if packed:
         dtype = views["x"].dtype
         check_stored(caller, packed, options.precision or ("float32" if dtype in BYTE_TYPES else dtype))
-    fit = fits.find(caller, options, views, packed.stored, packed.inputs) if packed else fits.find(caller, options, views)
+    fit = checks.find(caller, options, views, packed.stored, packed.inputs) if packed else checks.find(caller, options, views)
     check_memory(caller, views)
     device, stream, views = where_to_work(caller, fit.place, arrays, views, options.stream, packed.device if packed else None)
     if packed:
-        check_packed(caller, packed, fits.pattern, device, views["x"].dtype)
+        check_packed(caller, packed, checks.pattern, device, views["x"].dtype)
     is_host, out = fit.place == "host", arrays.get("out")
     if is_host and not (device.shares_host and all(is_whole(found) for found in views.values())):
         return on_host(caller, plan_for(fit.of_copies, device, stream, True), views, packed, out, stream)
     plan = plan_for(fit, device, stream, is_host or are_aligned(views))
     own = packed or arrays.get("weights")  # a gradient has none
-    weights = {} if own is None else {"weights": packed_in(plan, own, views.get("weights"), rooms, stream)}
+    weights = {} if own is None else {"weights": packed_in(plan, own, views.get("weights"), buffers, stream)}
     return (on_shared if is_host else on_device)(plan, views, weights, out, stream)

@@ -129,7 +129,7 @@ class OneLaunch:
         for number, (factor, plan, each) in enumerate(zip(self.factors, fused.factors, flat, strict=True), 1):
             if isinstance(each, Weights):
                 check_packed(self, each, factor.pattern, device, dtype)
-            packed.append(packed_in(plan, each, every.get(f"weights of factor {number}"), factor.rooms, stream))
+            packed.append(packed_in(plan, each, every.get(f"weights of factor {number}"), factor.buffers, stream))
         launch = on_shared if place == "host" else on_device
         return launch(fused.whole, found, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), out, stream)
 

@@ -19,7 +19,7 @@ from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError, ToolchainError
-from ksgen.launch.checks import Fit
+from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, choose_for_many, limits_of
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
 from ksgen.locks import new_reentrant_lock
@@ -187,7 +187,7 @@ class Planner:
 PLANNER = Planner()
 
 
-def plan_for(fit: Fit, device: Device, stream: Stream, aligned: bool) -> Plan:
+def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: bool) -> Plan:
     """Plan that serves a call.
 
     While a graph is recorded on the stream, nothing is built or loaded.

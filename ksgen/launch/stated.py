@@ -75,8 +75,8 @@ def check_storage(caller: object, stated: StatedOptions, own: Sequence[Any]) -> 
         if found != (stated.weights, inputs):
             which = "weights" if len(own) == 1 else f"weights of factor {number}"
             remedy = f"what ksgen.quantize(weights, {stated.weights!r}{'' if inputs == SAME else ', x_scale=...'}) gives"
-            told = " and ".join(f"{name}={value}" for name, value in zip(("weights", "inputs"), found, strict=True))
-            raise LaunchError(f"{caller!r}: {which} are stored as {told}; accepted, as is stated: {remedy}")
+            stored_as = " and ".join(f"{name}={value}" for name, value in zip(("weights", "inputs"), found, strict=True))
+            raise LaunchError(f"{caller!r}: {which} are stored as {stored_as}; accepted, as is stated: {remedy}")
 
 
 def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOptions | None = None) -> str:
@@ -85,7 +85,7 @@ def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOpt
     stored = "" if stated.weights == SAME else f", stored in {stated.weights} as ksgen.quantize gives them"
     operands = [f"x{'' if stated.inputs == SAME else f' in {stated.inputs}'}", f"weights {weights}{stored}"]
     operands += [f"{name} (or {name}=False)" for name in ADDED if getattr(stated, name)]
-    layer = {} if of_layer is None else dict(of_layer.told)
+    layer = {} if of_layer is None else dict(of_layer.non_defaults)
     words = {"layout": stated.layout, "activation": stated.activation, "precision": stated.precision or "that of the arrays"}
     words |= {name: layer.pop(name) for name in ("out_layout",) if name in layer}
     features = f"{chains[0].in_features} to {', '.join(str(each.out_features) for each in chains)} features"

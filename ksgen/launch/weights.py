@@ -188,14 +188,14 @@ def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Dev
 
 
 @dataclass(eq=False, slots=True)
-class _Room:
+class _PackedForms:
     """Buffers that hold the packed forms of one array."""
 
     array: weakref.ref[Any]
     buffers: dict[_Place, Buffer] = field(default_factory=dict)
 
 
-class Rooms:
+class PackBuffers:
     """Buffers into which a launcher packs the arrays of its calls.
 
     PyTorch allocates memory in stream order, and keeps it for a graph's lifetime. For other libraries, it is the
@@ -205,27 +205,27 @@ class Rooms:
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[int, _Room] = {}  # by the array's id, confirmed by its weak reference
+        self._forms: dict[int, _PackedForms] = {}  # by the array's id, confirmed by its weak reference
 
     def find(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> tuple[Buffer, Any]:
         """Memory for a plan's packed weights, and its owner, needed until the last launch is enqueued."""
         if found.kind == "torch":
             elements = -(-plan.packed_bytes // PRECISIONS[found.dtype].item_bytes)
-            room = new_array(found, (elements,), stream_handle(stream))
-            pointer = view(room).pointer
-            return plan.device.shared(pointer) if found.device == "host" else pointer, room
+            buffer = new_array(found, (elements,), stream_handle(stream))
+            pointer = view(buffer).pointer
+            return plan.device.shared(pointer) if found.device == "host" else pointer, buffer
         place = found.pointer, plan.device, plan.packing
-        kept = self._rooms.get(id(array))
+        kept = self._forms.get(id(array))
         if kept is not None and kept.array() is array and place in kept.buffers:
             return kept.buffers[place], None
         refuse_capture(plan.device, stream, "packs its weights for the first time")
         return self._keep(array, place, buffer := plan.device.allocate(plan.packed_bytes)), buffer
 
     def _keep(self, array: Any, place: _Place, buffer: Buffer) -> Buffer:
-        kept = self._rooms.get(id(array))
+        kept = self._forms.get(id(array))
         if kept is None or kept.array() is not array:
             try:
-                kept = self._rooms[id(array)] = _Room(weakref.ref(array, self._forgetter(id(array))))
+                kept = self._forms[id(array)] = _PackedForms(weakref.ref(array, self._forgetter(id(array))))
             except TypeError:  # no weak references: memory for this call alone
                 return buffer
         for other in [each for each in list(kept.buffers) if each[0] != place[0]]:  # for its former memory
@@ -233,7 +233,7 @@ class Rooms:
         return kept.buffers.setdefault(place, buffer)
 
     def _forgetter(self, number: int) -> Callable[[weakref.ref[Any]], None]:
-        everything = self._rooms
+        everything = self._forms
 
         def forget(reference: weakref.ref[Any]) -> None:
             kept = everything.get(number)
@@ -243,14 +243,14 @@ class Rooms:
         return forget
 
 
-def packed_in(plan: Plan, own: Any, found: ArrayView | None, rooms: Rooms, stream: Stream) -> Packed:
+def packed_in(plan: Plan, own: Any, found: ArrayView | None, buffers: PackBuffers, stream: Stream) -> Packed:
     """Weights for a plan's launches: packed once, or an array that is packed before each launch."""
     if isinstance(own, Weights):
         return own.use(plan, stream)
     assert found is not None
-    at, room = rooms.find(own, found, plan, stream)
+    at, buffer = buffers.find(own, found, plan, stream)
     source = plan.device.shared(found.pointer) if found.device == "host" else found.pointer
-    return Packed(at, partial(plan.pack, source, stream, at), room)
+    return Packed(at, partial(plan.pack, source, stream, at), buffer)
 
 
 def storage_of(found: ArrayView) -> Any:

@@ -79,7 +79,7 @@ class _DescribesChanges:
     """Options that are described only where they differ from their defaults."""
 
     @property
-    def told(self) -> dict[str, Any]:
+    def non_defaults(self) -> dict[str, Any]:
         """Options that differ from their defaults, by name."""
         return {name: value for name, value in vars(self).items() if value != getattr(type(self), name)}
 
@@ -302,7 +302,7 @@ class KernelSpec:
         return "_".join(("ks", patterns, self.precision, *self.stored, self.layout_word, *steps, *batch, *job))
 
     @property
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Fields as plain values; fields newer than the first specs are left out while they have their defaults."""
         usual = {"stride": "dense", "between": "none", "out_layout": None, "weights": SAME, "inputs": SAME}
         options = {name: value for name, value in asdict(self).items() if name != "chains" and (name not in usual or value != usual[name])}
@@ -311,8 +311,8 @@ class KernelSpec:
     @property
     def digest(self) -> str:
         """Eight hex digits over every field; the default job is left out."""
-        told = {name: value for name, value in self.told.items() if (name, value) != ("job", "multiply")}
-        canonical = json.dumps(told, sort_keys=True, separators=(",", ":"))
+        fields = {name: value for name, value in self.as_json.items() if (name, value) != ("job", "multiply")}
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
     def flops(self, batch: int) -> int:
@@ -354,19 +354,19 @@ def chains_from_json(fields: Mapping[str, Any], read: Callable[[Any], Pattern]) 
     return tuple(Chain(tuple(map(read, chain))) for chain in (first, *fields.get("beside", ())))
 
 
-def is_turned(layout: str, out_layout: str | None) -> bool:
+def is_transposed(layout: str, out_layout: str | None) -> bool:
     """Whether Y has another layout than X."""
     return out_layout not in (None, layout)
 
 
 def is_layer(chains: Sequence[Chain], layout: str, out_layout: str | None) -> bool:
     """Whether there are several factors, or one whose Y has another layout than its X."""
-    return sum(map(len, chains)) > 1 or is_turned(layout, out_layout)
+    return sum(map(len, chains)) > 1 or is_transposed(layout, out_layout)
 
 
 def layout_word(layout: str, out_layout: str | None) -> str:
     """`bsf`, or `bsf_to_bsl`."""
-    return f"{layout}_to_{out_layout}" if is_turned(layout, out_layout) else layout
+    return f"{layout}_to_{out_layout}" if is_transposed(layout, out_layout) else layout
 
 
 def layer_launch(chains: Sequence[Chain], precision: str, layout: str, epilogue: Epilogue, **options: Any) -> KernelSpec:

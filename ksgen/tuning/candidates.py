@@ -53,9 +53,9 @@ def by_state(trials: Sequence[Trial]) -> str:
 def reasons(trials: Sequence[Trial]) -> list[str]:
     """The most common reasons why candidates were not measured, such as `12 pruned: it spills registers`."""
     counts = Counter(_fate(trial) for trial in trials if trial.state != "measured").most_common()
-    said = [f"{count} {fate}" for fate, count in counts[:MOST_REASONS]]
+    lines = [f"{count} {fate}" for fate, count in counts[:MOST_REASONS]]
     others = sum(count for _, count in counts[MOST_REASONS:])
-    return [*said, f"{others} for other reasons"] if others else said
+    return [*lines, f"{others} for other reasons"] if others else lines
 
 
 def microseconds(time_us: float) -> str:
@@ -83,5 +83,5 @@ def _cells(number: int, trial: Trial) -> tuple[str, ...]:
 
 
 def _fate(trial: Trial) -> str:
-    said = "; ".join(text for text in (trial.reason, trial.note) if text)
-    return shorten(f"{trial.state}: {said}" if said else trial.state, MOST_LETTERS)
+    reasons = "; ".join(text for text in (trial.reason, trial.note) if text)
+    return shorten(f"{trial.state}: {reasons}" if reasons else trial.state, MOST_LETTERS)

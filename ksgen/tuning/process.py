@@ -153,9 +153,9 @@ class Worker:
         status = self._child.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
-        said = next((f" ({line.strip()[:200]})" for line in reversed(lines) if line.strip()), "")
+        last_line = next((f" ({line.strip()[:200]})" for line in reversed(lines) if line.strip()), "")
         self.close()
         if is_late or status == -signal.SIGALRM:
             return LostError(f"not done after {self._limit_s:g} s", at, "hung")
         died = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return LostError(f"the process died of it: {died}{said}", at)
+        return LostError(f"the process died of it: {died}{last_line}", at)

@@ -133,9 +133,9 @@ class Model:
         others = np.arange(len(pool), len(pool.points.jobs))
         # What cannot run counts as the slowest that does: its likes can hardly run either.
         useless = [index for index in self._done if self._times and index not in self._times]
-        told = np.array([*self._times, *useless], int)
+        tried = np.array([*self._times, *useless], int)
         worst = max(self._times.values(), default=0.0)
-        known = np.concatenate([told, others])
+        known = np.concatenate([tried, others])
         times = np.concatenate([list(self._times.values()), [worst] * len(useless), pool.others])
         under_way = np.array([index for index in self._asked if index not in self._done], int)
         if len(under_way):

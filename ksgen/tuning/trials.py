@@ -169,7 +169,7 @@ def _readable_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _kernel_text(kernel: KernelSpec) -> str:
-    return json.dumps(kernel.told, sort_keys=True)
+    return json.dumps(kernel.as_json, sort_keys=True)
 
 
 def _row(trial: Trial) -> dict[str, Any]:

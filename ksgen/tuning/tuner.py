@@ -136,8 +136,8 @@ class Tuner:
     def _budget(self) -> Budget:
         """Budget of a job. By default smaller on a processor, which compiles for a second and measures for a tenth."""
         asked = self.options.budget
-        is_told = asked != Budget() or self.options.strategy != "model"
-        return asked if is_told or not self.limits.is_cpu else Budget(candidates=CPU_CANDIDATES)
+        is_stated = asked != Budget() or self.options.strategy != "model"
+        return asked if is_stated or not self.limits.is_cpu else Budget(candidates=CPU_CANDIDATES)
 
     def _save(self, entry: Entry) -> None:
         with self._guard:

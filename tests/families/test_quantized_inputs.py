@@ -222,7 +222,7 @@ def test_what_a_kernel_may_be() -> None:
     assert [each.inputs for each in factor_kernels(whole)] == ["e4m3", "same"]  # the intermediate is stored in Y's type
     one = KernelSpec(pattern, "float16", weights="e4m3", inputs="e4m3")
     assert one.name == "ks_2x9x8x1_float16_e4m3_inputs_bsf"
-    assert one.told["inputs"] == "e4m3"
+    assert one.as_json["inputs"] == "e4m3"
     assert (one.x_item_bytes, one.item_bytes) == (1, 2)
 
 

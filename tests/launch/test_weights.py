@@ -71,7 +71,7 @@ def test_tensors_are_packed_before_every_launch(gpu: FakeGpu, ks: Launcher, writ
             check(out.content, x, factor * weights)
             gpu.waits.clear()
     assert [entry.endswith("_pack") for entry, _ in gpu.launches] == [True, False] * 6
-    assert not ks.rooms._rooms  # nothing is kept of a tensor
+    assert not ks.buffers._forms  # nothing is kept of a tensor
 
 
 def test_streams_pack_for_themselves(gpu: FakeGpu, ks: Launcher, entered: list[int]) -> None:
@@ -96,7 +96,7 @@ def test_an_array_that_takes_a_dead_ones_place_is_packed_anew(gpu: FakeGpu, ks: 
         gpu.synchronize()
         check(out.content, x, weights)
         del array
-    assert not ks.rooms._rooms
+    assert not ks.buffers._forms
 
 
 def test_an_arrays_room_stays_in_its_place_and_goes_when_the_array_moves(gpu: FakeGpu, ks: Launcher) -> None:
@@ -109,7 +109,7 @@ def test_an_arrays_room_stays_in_its_place_and_goes_when_the_array_moves(gpu: Fa
     ks(ready, array, out=out)
     gpu.synchronize()
     check(out.content, x, 2 * weights)
-    assert [len(room.buffers) for room in ks.rooms._rooms.values()] == [1]
+    assert [len(buffer.buffers) for buffer in ks.buffers._forms.values()] == [1]
 
 
 def test_arrays_without_weak_references_are_packed_for_the_call(gpu: FakeGpu, ks: Launcher) -> None:

@@ -102,7 +102,7 @@ def test_the_activation_between_factors_is_that_of_all_but_a_layers_last() -> No
     first, second, third = spec.layers["up"]
     expected = [(first, "relu"), (second, "relu"), (third, "gelu"), (first, "silu"), (second, "none"), (first, "none")]
     assert [(each.pattern, each.epilogue.activation) for each in spec.kernels] == expected
-    assert {name: options.told for name, options in spec.options.items()} == {
+    assert {name: options.non_defaults for name, options in spec.options.items()} == {
         "up": {"between": "relu"}, "pair": {"between": "silu"}, "plain": {},
     }  # fmt: skip
     assert spec.options_of("none of these") == LayerOptions()
@@ -114,7 +114,7 @@ def test_what_gives_another_layout_has_the_kernels_of_both() -> None:
     first, second, third = spec.layers["up"]
     expected = [(first, "bsf"), (first, "bsl"), (second, "bsl"), (third, "bsl")]
     assert [(each.pattern, each.layout) for each in spec.kernels] == expected
-    assert spec.options_of("up").told == {"out_layout": "bsl"}
+    assert spec.options_of("up").non_defaults == {"out_layout": "bsl"}
 
 
 def test_layers_kernels_and_pattern_sets_share_kernels() -> None:

@@ -18,10 +18,10 @@ KERNEL = KernelSpec(Pattern(6, 64, 64, 1), "bfloat16", weights="int8")
 
 def test_a_kernel_says_how_its_weights_are_stored() -> None:
     assert KERNEL.name == "ks_6x64x64x1_bfloat16_int8_bsf"
-    assert KERNEL.told["weights"] == "int8"
+    assert KERNEL.as_json["weights"] == "int8"
     plain = replace(KERNEL, weights="same")
     assert plain.name == "ks_6x64x64x1_bfloat16_bsf"
-    assert "weights" not in plain.told
+    assert "weights" not in plain.as_json
     assert len({KERNEL.digest, plain.digest, replace(KERNEL, weights="e5m2").digest}) == 3
     assert (plain.weight_bytes, KERNEL.weight_bytes) == (2 * 6 * 64 * 64, 6 * 64 * 64 + 4 * 6 * 64)
     assert plain.bytes(3) - KERNEL.bytes(3) == plain.weight_bytes - KERNEL.weight_bytes

@@ -105,7 +105,7 @@ def _layers_of(spec: Spec) -> dict[str, Beside]:
             raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
         if spec.options_of(name).out_layout and any(kernel.layout != "bsf" for kernel in spec.launches[name]):
             raise SpecError(f"layer {name}: layout=bsl with out_layout; accepted: layout=bsf, in which the layers of a model take x")
-        found[name] = Beside(chains[0], len(chains), spec.options_of(name).told)
+        found[name] = Beside(chains[0], len(chains), spec.options_of(name).non_defaults)
     return found
 
 

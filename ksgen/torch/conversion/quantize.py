@@ -89,13 +89,13 @@ def quantize_model(
         raise SpecError(f"inputs were given with storage={storage}, which has no scales; accepted: a model without inputs")
     met = {} if inputs is None else _met(model, found, inputs)
     new = {name: _quantized_of(name, layer, storage, per, met.get(name), x_too) for name, layer in found.items()}
-    told = tuple(_told(name, layer, new[name], met.get(name)) for name, layer in found.items())
+    layers = tuple(_layer_report(name, layer, new[name], met.get(name)) for name, layer in found.items())
     made = {layer: new[name] for name, layer in found.items()}
     for name, layer in list(model.named_modules(remove_duplicate=False)):  # a layer with several names stays shared
         if layer in made:
             put(model, name, made[layer])
     write_stored(model, found, storage)
-    return QuantizedReport(storage, per, bool(met), told)
+    return QuantizedReport(storage, per, bool(met), layers)
 
 
 def _quantized_of(name: str, layer: KSLinear, storage: str, per: str, x: Tensor | None, x_too: bool) -> QuantizedKSLinear:
@@ -135,7 +135,7 @@ def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[
     return met
 
 
-def _told(name: str, before: KSLinear, after: QuantizedKSLinear, x: Tensor | None) -> QuantizedLayer:
+def _layer_report(name: str, before: KSLinear, after: QuantizedKSLinear, x: Tensor | None) -> QuantizedLayer:
     sizes = sum(each.numel() * each.element_size() for each in before.weights), after.weight_bytes
     with torch.no_grad():
         wanted = _seen_by(x, [each.float() for each in before.weights], before)

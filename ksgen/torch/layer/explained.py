@@ -29,8 +29,8 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         kernel = KernelSpec(pattern, layer.precision or dtype_name(weights.dtype), layout, epilogue)
         lines.append(f"{pattern}: {explain(layer.backend, kernel, batch, weights.device)}")
     patterns = tuple(pattern.shape for pattern in chain)
-    is_told = first.device.type == "cuda" or layer.fuse != "auto"  # on processors, times of "auto" follow below
-    if (len(chain) > 1 or layer.out_layout) and is_told and layer.backend in BACKENDS:
+    is_stated = first.device.type == "cuda" or layer.fuse != "auto"  # on processors, times of "auto" follow below
+    if (len(chain) > 1 or layer.out_layout) and is_stated and layer.backend in BACKENDS:
         found = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
         if first.device.type == "cuda":
             own = chain_launcher(patterns, layer.between, layer.fuse)

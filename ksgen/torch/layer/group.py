@@ -19,12 +19,12 @@ from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import (
     KERNEL_DEVICES,
     describe_times,
+    disable_fusion,
     faster,
     group_launcher,
     has_kernels,
     is_one_launch,
     job_of,
-    never_one_launch,
     size_of,
 )
 from ksgen.torch.operators.frozen import operand
@@ -89,8 +89,8 @@ class KSLinears(nn.ModuleList):
                 found = self._verdict(layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch)
             lines.insert(0, f"{'one launch' if found.is_one else 'layer by layer'}: {found.why}")
         shapes = list(map(prepared.shapes_of, self._linears()))
-        told = describe_times(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
-        return "\n".join([*lines, *told])
+        times = describe_times(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
+        return "\n".join([*lines, *times])
 
     def to_dense(self) -> Tensor:
         """Dense matrix of all layers, concatenated."""
@@ -163,7 +163,7 @@ class KSLinears(nn.ModuleList):
         try:
             return self._in_one_launch(x)
         except ToolchainError as error:
-            never_one_launch(self._own_launcher(), error)
+            disable_fusion(self._own_launcher(), error)
             return None
 
     def _verdict(self, device: Any, precision: str, batch: int) -> Verdict:

@@ -109,8 +109,8 @@ class Split:
         return f"{self}; forward {self._sent(forward)}; backward {self._sent(backward)}"
 
     def _sent(self, steps: list[tuple[str, str, int]]) -> str:
-        told = [f"{step} of {what}, {_size(self._bytes(step, size))} from each" for step, what, size in steps if step]
-        return " and ".join(told) or "sends nothing"
+        traffic = [f"{step} of {what}, {_size(self._bytes(step, size))} from each" for step, what, size in steps if step]
+        return " and ".join(traffic) or "sends nothing"
 
     def _bytes(self, step: str, size: int) -> float:
         """Bytes that a process sends in a ring: its part once to every other process, twice for an all-reduce."""

@@ -22,7 +22,7 @@ from ksgen.spec.storage import SAME, STORED, refused_beside, taken_beside
 from ksgen.torch.layer.base import ChainLayer
 from ksgen.torch.operators.backends import multiply_between
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import chain_launcher, has_kernels, is_one_launch, launcher, never_one_launch
+from ksgen.torch.operators.choice import chain_launcher, disable_fusion, has_kernels, is_one_launch, launcher
 from ksgen.torch.operators.ops import autocast, contiguous, is_plain, multiply, rows_of
 from ksgen.torch.operators.products import finish
 
@@ -109,7 +109,7 @@ def on_gpu(layer: Any, own: ChainLauncher, x: Tensor, parts: Sequence[Quantized]
             whole: Tensor = own(x, parts, **options)
             return whole
         except ToolchainError as error:
-            never_one_launch(own, error)
+            disable_fusion(own, error)
     y: Tensor = chain_launcher(layer._shapes, layer.between, "no")(x, parts, **options)
     return y
 

@@ -20,7 +20,7 @@ from ksgen.spec import KernelSpec
 from ksgen.torch.operators import products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_fuse, dtype_name
 from ksgen.torch.operators.choice import BackendChoice, choose, has_kernels, launcher
-from ksgen.torch.operators.frozen import is_kept, made_of
+from ksgen.torch.operators.frozen import derived, is_kept
 from ksgen.torch.operators.ops import autocast, is_plain, is_transformed, multiply, multiply_chain, turned_at
 from ksgen.torch.operators.products import finish, permuted, permuted_back, permuted_multiply, to_dense
 
@@ -44,7 +44,7 @@ class Backend:
         """
         if self.is_sparse and is_transformed():  # PyTorch's transforms take no sparse tensors
             return BACKENDS["bmm"](x, weights, layout)
-        ready = weights if self.prepare is None else made_of(weights, self.prepare)
+        ready = weights if self.prepare is None else derived(weights, self.prepare)
         try:
             return self.multiply(x, ready, layout, Pattern(*weights.shape))
         except RuntimeError as error:
@@ -158,8 +158,8 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     choice = choose(kernel, batch, device) if backend == "auto" else BackendChoice("ksgen", "as asked for")
     if choice.backend != "ksgen":
         return f"{choice.backend}: {choice.why}; {BACKENDS[choice.backend].why}"
-    told = launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
-    return f"ksgen: {choice.why}; {told}"
+    description = launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
+    return f"ksgen: {choice.why}; {description}"
 
 
 # ---- intermediates while gradients are recorded: stored for the backward pass, or recomputed there from x

@@ -172,7 +172,7 @@ def measured(job: Hashable) -> Mapping[str, float]:
     return _measured.get((job, torch.get_num_threads()), {})
 
 
-def _told_doubt(key: Hashable) -> str:
+def _describe_doubt(key: Hashable) -> str:
     """Remark after the times of a key: why they are unreliable; empty if they are reliable."""
     return f"; these times cannot be trusted: {why}" if (why := _doubts.get(key, "")) else ""
 
@@ -202,7 +202,7 @@ def describe_times(
         words = WAYS_OF_GROUPS if kind in OF_GROUPS else WAYS_OF_LAYERS if len(patterns) > 1 else {}
         for key, seconds in [(key, each) for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())]:
             times = [f"{words.get(way, way)} {seconds[way] * 1e6:.0f} us" for way in sorted(seconds, key=seconds.__getitem__)]
-            found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}{_told_doubt(key)}")
+            found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}{_describe_doubt(key)}")
     return found
 
 
@@ -229,8 +229,8 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
             return BackendChoice("ksgen", "it is timed beside PyTorch's products when it is met first, and the fastest is taken")
         seconds = measured(job)
         first, *others = sorted(seconds, key=seconds.__getitem__)
-        told = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)
-        return BackendChoice(first, f"{seconds[first] * 1e6:.0f} us here, {told}{_told_doubt((job, torch.get_num_threads()))}")
+        slower = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)
+        return BackendChoice(first, f"{seconds[first] * 1e6:.0f} us here, {slower}{_describe_doubt((job, torch.get_num_threads()))}")
     if kernel in _unbuilt:
         return BackendChoice("strided", f"no kernel can be built: {_unbuilt[kernel]}")
     return _choose(kernel, batch, ("cuda", device.index) if device.type == "cuda" else "host", PLANNER.generation)
@@ -278,7 +278,7 @@ def _verdict(own: Any, device: Any, *job: Any) -> Verdict:
     return found
 
 
-def never_one_launch(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
+def disable_fusion(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
     """Disable the fused launch for this layer or group from now on; warns once."""
     _not_one[own] = str(error)
     warn(f"{own.title} takes one launch per {own.parts}, as one for all cannot be had: {error}")

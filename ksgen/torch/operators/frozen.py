@@ -78,7 +78,7 @@ _kept: WeakValueDictionary[int, _Kept] = WeakValueDictionary()  # by the id of t
 _in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # thawed memory that graphs still read
 
 
-def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
+def derived(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
     """Compute make(weights), once for frozen weights.
 
     For others, or if a derivative is recorded, compute unkept(weights) at each call.
@@ -212,15 +212,15 @@ def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kep
 
 def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
     """Thaw the layers whose weights changed; the warnings follow after all of them."""
-    told = {}
+    messages = {}
     for kept, what in changes:
         for layer in list(kept.layers):
             if (frozen := _frozen.get(layer)) is None:
                 continue
             weight = next(name for name, each in frozen.weights.items() if each is kept)
-            told[layer] = f"{frozen.name} is frozen no more: {weight} {what}; freeze() it again once its weights stay as they are"
+            messages[layer] = f"{frozen.name} is frozen no more: {weight} {what}; freeze() it again once its weights stay as they are"
             thaw(layer)
-    for message in sorted(told.values()):
+    for message in sorted(messages.values()):
         warn(message)
 
 
@@ -284,7 +284,7 @@ def operand(weights: Tensor, transposed: bool) -> Any:
 
     Gradients of x need the adjoint. Frozen weights are packed once; others before each launch.
     """
-    return made_of(weights, _pack_transposed, _transpose) if transposed else made_of(weights, _pack, lambda own: own)
+    return derived(weights, _pack_transposed, _transpose) if transposed else derived(weights, _pack, lambda own: own)
 
 
 def as_trained(weights: Tensor) -> Tensor:

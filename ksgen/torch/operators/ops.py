@@ -24,22 +24,22 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.spec import LAYOUTS, Epilogue
-from ksgen.spec.kernel import is_turned, layout_word
+from ksgen.spec.kernel import is_transposed, layout_word
 from ksgen.spec.precision import gradient_of
 from ksgen.torch.operators import products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_tensors, check_words, dtype_name
 from ksgen.torch.operators.choice import (
     chain_launcher,
+    disable_fusion,
     faster,
     has_kernels,
     is_one_launch,
     job_of,
     launcher,
-    never_one_launch,
     serve,
     size_of,
 )
-from ksgen.torch.operators.frozen import as_trained, is_kept, made_of, operand
+from ksgen.torch.operators.frozen import as_trained, derived, is_kept, operand
 from ksgen.torch.operators.products import ACTIVATIONS, finish
 
 Product = Callable[..., Tensor]
@@ -112,7 +112,7 @@ def step_job(
 
 def multiply_by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str) -> Tensor:
     """Multiply with plain PyTorch operators, so that autograd can differentiate."""
-    y = products.permuted_multiply(x, made_of(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
+    y = products.permuted_multiply(x, derived(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
     return finish(y, bias, activation, residual, layout)
 
 
@@ -163,7 +163,7 @@ def multiply_chain(
             try:
                 return by_launcher()
             except ToolchainError as error:
-                never_one_launch(own, error)
+                disable_fusion(own, error)
         return one_by_one()
     job = job_of("chain", [each.shape for each in weights], x.dtype, layout_word(layout, out_layout), activation, *added, between)
     ways = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
@@ -184,7 +184,7 @@ def turned_at(
     def as_it_is(rows: Tensor) -> Tensor:
         return rows
 
-    turns = is_turned(layout, out_layout)
+    turns = is_transposed(layout, out_layout)
     own = [out_layout or layout if turns and number >= turn else layout for number in range(len(weights))]
     return [(transposed if turns and number == turn else as_it_is, *each) for number, each in enumerate(zip(weights, own, strict=True))]
 
@@ -264,12 +264,12 @@ def _compute(
         return product
 
     def on_views() -> Tensor:
-        matrices = made_of(weights, products.by_matrix)
+        matrices = derived(weights, products.by_matrix)
         y = products.multiply(x, matrices.mH if transposed else matrices, layout)
         return finish(y, bias, activation, residual, layout)
 
     def by_whole_matrix() -> Tensor:
-        matrix = made_of(weights, products.to_dense)
+        matrix = derived(weights, products.to_dense)
         return finish(products.by_whole_matrix(x, matrix, layout), bias, activation, residual, layout)
 
     ways = {"ksgen": by_kernels, "strided": on_views}

@@ -28,7 +28,7 @@ from ksgen.torch.operators import choice, frozen, ops, products
 from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, faster, group_launcher, has_kernels, job_of, launcher, size_of
-from ksgen.torch.operators.frozen import made_of
+from ksgen.torch.operators.frozen import derived
 from ksgen.torch.operators.products import finish
 
 BACKENDS = ("auto", "ksgen")  # backends with prepared calls
@@ -425,7 +425,7 @@ def _factor(
         if not ways:
             raise NotPreparedError
         return ways["ksgen"]
-    matrices, blocks = made_of(weights, products.by_matrix), made_of(weights, products.blocks_of)
+    matrices, blocks = derived(weights, products.by_matrix), derived(weights, products.blocks_of)
 
     def on_views(x: Tensor, residual: Tensor | None) -> Tensor:
         return finish(products.multiply(x, matrices, layout), bias, activation, residual, layout)
@@ -435,7 +435,7 @@ def _factor(
 
     ways |= {"strided": on_views, "bmm": permuted}
     if weights.element_size() == 2:  # like in `ksgen.torch.operators.ops`
-        ways["dense"] = _by_whole_matrix(made_of(weights, products.to_dense), layout, bias, activation)
+        ways["dense"] = _by_whole_matrix(derived(weights, products.to_dense), layout, bias, activation)
     kind = job_of("prepared", [shape], job.x.dtype, layout_of_job, activation, bias is not None, job.residual is not None)
     timed = {name: partial(way, job.x, job.residual) for name, way in ways.items()}
     return ways[faster((kind, size_of(job.batch), *ways), timed)]

@@ -134,7 +134,7 @@ def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.M
     job: Any = (own, device, "float16", "bsf", Epilogue(), 64)
     assert choice.is_one_launch(*job).is_one
     with pytest.warns(UserWarning, match="a chain takes one launch per factor, as one for all cannot be had: no compiler"):
-        choice.never_one_launch(own, ToolchainError("no compiler"))
+        choice.disable_fusion(own, ToolchainError("no compiler"))
     found = choice.is_one_launch(*job)
     assert (found.is_one, found.why) == (False, "one for all cannot be had: no compiler")
     monkeypatch.setattr(choice, "_not_one", {})

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from ksgen.errors import DeviceError, LaunchError, ToolchainError  # noqa: E402
-from ksgen.launch.checks import Fits  # noqa: E402
+from ksgen.launch.checks import ArgumentChecks  # noqa: E402
 from ksgen.launcher import ChainLauncher, Launcher  # noqa: E402
 from ksgen.measure.verify import tolerance  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
@@ -68,8 +68,8 @@ def test_slices_are_read_where_they_lie(path: str, layout: str, monkeypatch: pyt
     for one, other in zip(given, copies, strict=True):
         torch.testing.assert_close(one.grad, other.grad)
     names = []
-    prepare = Fits.find
-    monkeypatch.setattr(Fits, "find", lambda *given: names.append((found := prepare(*given)).kernel.name) or found)
+    prepare = ArgumentChecks.find
+    monkeypatch.setattr(ArgumentChecks, "find", lambda *given: names.append((found := prepare(*given)).kernel.name) or found)
     with torch.no_grad():
         y = multiply(x, weights, None, residual, layout=layout, backend="auto" if path == "PyTorch" else "ksgen")
     torch.testing.assert_close(y, finish(truth(x, weights, layout), None, "none", residual, layout).float(), rtol=1e-4, atol=1e-4)
