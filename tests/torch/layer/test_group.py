@@ -161,7 +161,7 @@ def test_on_a_gpu_the_cost_model_decides(launched: list[int], monkeypatch: pytes
 
     monkeypatch.setattr(group, "_place_of", lambda _: "cuda")
     monkeypatch.setattr(group, "is_one_launch", expected)
-    monkeypatch.setattr(group, "never_one_launch", lambda _own, error: verdicts.pop(0))
+    monkeypatch.setattr(group, "disable_fusion", lambda _own, error: verdicts.pop(0))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
     with torch.no_grad():
         wanted = torch.cat([layer(x) for layer in own], -1)

@@ -577,7 +577,7 @@ def test_a_chain_that_cannot_be_built_goes_factor_by_factor(monkeypatch: pytest.
         return Verdict(not told, "this test")
 
     monkeypatch.setattr(stored, "is_one_launch", expected)
-    monkeypatch.setattr(stored, "never_one_launch", lambda own, error: told.append((own, str(error))))
+    monkeypatch.setattr(stored, "disable_fusion", lambda own, error: told.append((own, str(error))))
     options = {"layout": "bsf", "activation": "none", "bias": None, "residual": None, "precision": "float32"}
     for _ in range(2):
         torch.testing.assert_close(stored.on_gpu(made, whole, x, made._ready_parts(), options), wanted)
