@@ -77,7 +77,9 @@ def _instructions() -> Iterator[tuple[str, Instruction]]:
         for count in (1, 2, 4):
             results = ",".join(["=r"] * count)
             for shape in (f"m8n8.x{count}", f"x{count}.m8n8"):  # ptxas takes either order
-                yield memory(f"ldmatrix.sync.aligned.{shape}{word}.shared.b16", f"{{{results}}},[r]", f"load_matrices<{transposed}>")
+                for space, address in ((".shared", "r"), ("", "l")):  # without a space: a generic address
+                    opcode = f"ldmatrix.sync.aligned.{shape}{word}{space}.b16"
+                    yield memory(opcode, f"{{{results}}},[{address}]", f"load_matrices<{transposed}>")
         yield memory(f"stmatrix.sync.aligned.m8n8.x4{word}.shared.b16", "[r],{r,r,r,r}", f"store_matrices<{transposed}>")
     for kind, k in (("f16", 16), ("bf16", 16), ("tf32", 8), ("e4m3", 32), ("e5m2", 32)):
         operand = f"simt::Operand::{kind.upper()}"
@@ -182,7 +184,7 @@ _STEP = re.compile(
     r"|(?P<label>\w+):(?!:)"
     r"|(?:@(?P<negated>!?)(?P<guard>\w+)\s+)?(?P<opcode>[a-z]\w*(?:(?:\.|::)\w+)*)(?P<operands>[^;]*);)"
 )
-_ATOM = re.compile(r"[=*]?[%\w]+")
+_ATOM = re.compile(r"[=*]?-?[%\w]+")
 _MANY = re.compile(r"=f,(=f,?){7,}")
 _MARKER = re.compile(r'^# (\d+) "([^"]*)".*\n', re.MULTILINE)
 
@@ -248,7 +250,7 @@ def _bind(statement: Statement, number: int, operand: str, is_output: bool) -> N
     _, kind, expression = found.groups()
     name = f"ptx_{number}"
     if is_output:
-        statement.bindings.append(f"{_TYPES[kind]}& {name} = {expression};")
+        statement.bindings.append(f"auto& {name} = ptx::result<{_TYPES[kind]}>({expression});")
     elif kind == _CONSTANT:
         statement.bindings.append(f"constexpr unsigned {name} = {expression};")
     else:
@@ -316,7 +318,7 @@ def _instruction(statement: Statement, opcode: str, operands: str) -> str:
 
 def _kind(statement: Statement, atom: str) -> str:
     """The constraint of an operand in an instruction."""
-    if re.fullmatch(r"0x[\da-fA-F]+U?|\d+U?", atom):
+    if re.fullmatch(r"0x[\da-fA-F]+U?|-?\d+U?", atom):
         return _CONSTANT
     return statement.registers[atom].kind if atom in statement.registers else atom
 
@@ -335,7 +337,8 @@ def _is_value(wanted: str) -> bool:
 
 
 def _takes(wanted: str, given: str) -> bool:
-    return given == wanted.lstrip("=*") or (wanted, given) == ("r", _CONSTANT)
+    """Registers of the constraint r have no type but a size: they may stand for a float."""
+    return given == wanted.lstrip("=*") or (wanted, given) == ("r", _CONSTANT) or (wanted.lstrip("="), given) == ("f", "r")
 
 
 def _operand(statement: Statement, wanted: str, atom: str, opcode: str) -> str:
@@ -345,15 +348,17 @@ def _operand(statement: Statement, wanted: str, atom: str, opcode: str) -> str:
         if _kind(statement, atom) == _CONSTANT:
             return atom
         raise _RefusedError(f"{opcode}: {atom} is no register of the statement")
+    is_float_in_r = (wanted.lstrip("="), register.kind) == ("f", "r")
     if wanted.startswith("="):
         if not register.is_writable:
             raise _RefusedError(f"{opcode}: writes {atom}, an input")
         register.is_readable = True
-        return register.expression
+        return f"reinterpret_cast<float&>({register.expression})" if is_float_in_r else register.expression
     if not register.is_readable:
         raise _RefusedError(f"{opcode}: reads {atom}, which nothing has written")
     is_input = atom.startswith("%") and not register.is_writable and register.kind != _CONSTANT
-    return f"ptx::{register.kind}({register.expression})" if is_input and wanted[0] != "*" else register.expression
+    value = f"ptx::{register.kind}({register.expression})" if is_input and wanted[0] != "*" else register.expression
+    return f"__uint_as_float({value})" if is_float_in_r else value
 
 
 def _arguments(statement: Statement, form: Instruction, given: str, opcode: str) -> str:

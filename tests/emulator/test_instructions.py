@@ -38,25 +38,39 @@ extern "C" __global__ void matrices(const unsigned* x, unsigned* y) {
     for (int j = 0; j < 4; ++j) s[32 * j + i] = x[32 * j + i];
     __syncwarp();
     const unsigned one = at(s + (i < 8 ? 4 * i : 1)), two = at(s + (i < 16 ? 4 * i + 64 : 3));  // later lanes: no address of a row
-    unsigned w[6];
+    unsigned w[7];
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(w[0]) : "r"(one) : "memory");
     asm volatile("ldmatrix.sync.aligned.x1.m8n8.trans.shared.b16 {%0}, [%1];" : "=r"(w[1]) : "r"(one) : "memory");
     asm volatile("ldmatrix.sync.aligned.x2.m8n8.shared.b16 {%0, %1}, [%2];" : "=r"(w[2]), "=r"(w[3]) : "r"(two) : "memory");
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(w[4]), "=r"(w[5]) : "r"(two) : "memory");
-    for (int j = 0; j < 6; ++j) y[32 * j + i] = w[j];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.b16 {%0}, [%1];" : "=r"(w[6]) : "l"(s + 4 * (i % 8)) : "memory");
+    for (int j = 0; j < 7; ++j) y[32 * j + i] = w[j];
 }
 """
 
 HALVES = """
 extern "C" __global__ void halves(const unsigned* a, const unsigned* b, unsigned* y) {
     const int g = threadIdx.x / 4, t = threadIdx.x % 4;
-    unsigned low = y[4 * g + t], high = y[4 * (g + 8) + t];
+    int low = y[4 * g + t], high = y[4 * (g + 8) + t];
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
                  : "+r"(low), "+r"(high)
                  : "r"(a[8 * g + t]), "r"(a[8 * (g + 8) + t]), "r"(a[8 * g + t + 4]), "r"(a[8 * (g + 8) + t + 4]),
                    "r"(b[8 * g + t]), "r"(b[8 * g + t + 4]));
     y[4 * g + t] = low;
     y[4 * (g + 8) + t] = high;
+}
+"""
+
+WORDS = """
+extern "C" __global__ void words(const int* a, const int* b, int* y) {
+    const int g = threadIdx.x / 4, t = threadIdx.x % 4;
+    int d[4];
+    for (int i = 0; i < 4; ++i) d[i] = y[8 * (g + i / 2 * 8) + 2 * t + i % 2];
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[8 * g + t]), "r"(a[8 * (g + 8) + t]), "r"(a[8 * g + t + 4]), "r"(a[8 * (g + 8) + t + 4]),
+                   "r"(b[8 * g + t]), "r"(b[8 * g + t + 4]));
+    for (int i = 0; i < 4; ++i) y[8 * (g + i / 2 * 8) + 2 * t + i % 2] = d[i];
 }
 """
 
@@ -71,8 +85,8 @@ extern "C" __global__ void product(const float* a, const float* b, float* y) {
     const unsigned long long of_a = at(s) >> 4 | 64ull << 16 | 8ull << 32, of_b = at(s + 512) >> 4 | 8ull << 16 | 8ull << 32;
     float d[4] = {1, 1, 1, 1};
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0, %1, %2, %3}, %4, %5, %6, %7, %8;"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(of_a), "l"(of_b), "n"(ADDS), "n"(SCALE), "n"(1));
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0, %1, %2, %3}, %4, %5, %6, %7, SCALE_B;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(of_a), "l"(of_b), "n"(ADDS), "n"(SCALE_A));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
@@ -120,6 +134,10 @@ def source(kernel: str, **words: int) -> str:
     return ADDRESS + kernel
 
 
+def product(adds: int, scale_a: int, scale_b: int) -> str:
+    return source(PRODUCT, ADDS=adds, SCALE_A=scale_a, SCALE_B=scale_b)
+
+
 def integers(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
     return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtype)
 
@@ -160,10 +178,10 @@ def test_waiting_for_all_copies_needs_no_group() -> None:
 
 def test_one_and_two_matrices_are_loaded() -> None:
     x = np.arange(256, dtype=np.uint16).reshape(4, 8, 8)
-    y = np.zeros((6, LANES), np.uint32)
+    y = np.zeros((7, LANES), np.uint32)
     run_cuda(source(MATRICES), "matrices", 1, LANES, 0, [x.view(np.uint32), y])
-    wanted = [x[0], x[0].T, x[2], x[3], x[2].T, x[3].T]
-    np.testing.assert_array_equal(y.view(np.uint16).reshape(6, 8, 8), np.stack(wanted))
+    wanted = [x[0], x[0].T, x[2], x[3], x[2].T, x[3].T, x[0]]
+    np.testing.assert_array_equal(y.view(np.uint16).reshape(7, 8, 8), np.stack(wanted))
 
 
 def test_sums_of_16_bits_are_rounded_once() -> None:
@@ -175,17 +193,24 @@ def test_sums_of_16_bits_are_rounded_once() -> None:
     np.testing.assert_allclose(y.astype(np.float64), exact, rtol=2**-11, atol=1e-5)
 
 
-@pytest.mark.parametrize("adds", [0, 1])
-def test_products_take_constants_for_whether_they_add(adds: int) -> None:
-    a, b, y = integers(1, 64, 8), integers(2, 8, 8), np.zeros((64, 8), np.float32)
-    run_cuda(source(PRODUCT, ADDS=adds, SCALE=1), "product", 1, 128, 2304, [a, b, y])
-    np.testing.assert_array_equal(y, a @ b.T + adds)
+def test_sums_may_stand_in_registers_of_integers() -> None:
+    a, b, y = integers(1, 16, 8), integers(2, 8, 8), integers(3, 16, 8)
+    exact = y + a @ b.T
+    run_cuda(source(WORDS), "words", 1, LANES, 0, [a.view(np.int32), b.view(np.int32), y.view(np.int32)])
+    np.testing.assert_array_equal(y, exact)
 
 
-def test_products_that_subtract_are_refused() -> None:
+@pytest.mark.parametrize(("adds", "scale_a", "scale_b"), [(0, 1, 1), (1, 1, 1), (1, -1, 1), (0, 1, -1), (1, -1, -1)])
+def test_products_take_constants_for_whether_they_add_and_for_signs(adds: int, scale_a: int, scale_b: int) -> None:
     a, b, y = integers(1, 64, 8), integers(2, 8, 8), np.zeros((64, 8), np.float32)
-    with pytest.raises(SimtError, match="A times -1 and B times 1; the emulator takes 1 alone"):
-        run_cuda(source(PRODUCT, ADDS=1, SCALE=-1), "product", 1, 128, 2304, [a, b, y])
+    run_cuda(product(adds, scale_a, scale_b), "product", 1, 128, 2304, [a, b, y])
+    np.testing.assert_array_equal(y, scale_a * scale_b * (a @ b.T) + adds)
+
+
+def test_other_scales_than_signs_are_refused() -> None:
+    a, b, y = integers(1, 64, 8), integers(2, 8, 8), np.zeros((64, 8), np.float32)
+    with pytest.raises(SimtError, match="A times 2 and B times -1; accepted are 1 and -1"):
+        run_cuda(product(1, 2, -1), "product", 1, 128, 2304, [a, b, y])
 
 
 def test_shared_memory_is_read_by_addresses_of_either_width() -> None:
@@ -216,11 +241,12 @@ def test_copies_that_arrive_are_needed_before_a_phase_ends() -> None:
         (source(COPIES), "copies", "sm_80"),
         (source(MATRICES), "matrices", "sm_80"),
         (source(HALVES), "halves", "sm_80"),
-        (source(PRODUCT, ADDS=1, SCALE=1), "product", "sm_90a"),
+        (source(WORDS), "words", "sm_80"),
+        (product(1, -1, -1), "product", "sm_90a"),
         (source(LOADS), "loads", "sm_80"),
         (source(TOKENS), "tokens", "sm_90a"),
     ],
-    ids=["copies", "matrices", "halves", "product", "loads", "tokens"],
+    ids=["copies", "matrices", "halves", "words", "product", "loads", "tokens"],
 )
 def test_nvcc_takes_the_text(kernel: str, entry: str, target: str) -> None:
     assert build(kernel, entry, target).data

@@ -15,7 +15,7 @@ WAIT = 'asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(n) : "m
 def test_operands_stand_in_their_places() -> None:
     text = 'asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(pair(high, 1)), "f"(low)); next();'
     assert translate(text) == (
-        "({ unsigned& ptx_0 = both; auto&& ptx_1 = pair(high, 1); auto&& ptx_2 = low;"
+        "({ auto& ptx_0 = ptx::result<unsigned>(both); auto&& ptx_1 = pair(high, 1); auto&& ptx_2 = low;"
         " ptx::narrow_f16x2(ptx_0, ptx::f(ptx_1), ptx::f(ptx_2)); (void)0; }); next();"
     )
     text = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %2, %1, %3}, [%4];"\n: "=r"(w[0]), "=r"(w[1]), '

@@ -19,6 +19,13 @@ __forceinline__ unsigned short h(short value) { return value; }
 template <typename T> float f(T) = delete;
 __forceinline__ float f(float value) { return value; }
 
+// What holds a result: an integer may be signed.
+template <typename T, typename U>
+__forceinline__ T& result(U& place) {
+  static_assert(sizeof(T) == sizeof(U) && U(1) / 2 == T(1) / 2, "a result of another type than its constraint's");
+  return reinterpret_cast<T&>(place);
+}
+
 __forceinline__ const void* pointer(unsigned long long address) { return reinterpret_cast<const void*>(address); }
 __forceinline__ unsigned both(unsigned short high, unsigned short low) { return unsigned(high) << 16 | low; }
 
@@ -96,6 +103,10 @@ __forceinline__ void load_matrices(unsigned* const (&words)[COUNT], unsigned row
   simt::ldmatrix(found, COUNT, row, TRANSPOSED);
   for (int i = 0; i < COUNT; ++i) *words[i] = found[i];
 }
+template <bool TRANSPOSED, int COUNT>  // a generic address
+__forceinline__ void load_matrices(unsigned* const (&words)[COUNT], unsigned long long row) {
+  load_matrices<TRANSPOSED>(words, unsigned(__cvta_generic_to_shared(pointer(row))));
+}
 template <bool TRANSPOSED>
 __forceinline__ void store_matrices(unsigned row, const unsigned (&words)[4]) {
   simt::stmatrix(row, words, TRANSPOSED);
@@ -126,20 +137,23 @@ __forceinline__ T* array_of(const char* name, T* const (&registers)[COUNT]) {
   }
   return registers[0];
 }
-__forceinline__ void refuse_scales(int of_a, int of_b) {
-  if (of_a != 1 || of_b != 1) simt::fail("wgmma", "A times %d and B times %d; the emulator takes 1 alone", of_a, of_b);
+__forceinline__ bool subtracts(int scale_a, int scale_b) {
+  if ((scale_a != 1 && scale_a != -1) || (scale_b != 1 && scale_b != -1)) {
+    simt::fail("wgmma", "A times %d and B times %d; accepted are 1 and -1", scale_a, scale_b);
+  }
+  return scale_a != scale_b;
 }
 template <simt::Operand KIND, int COUNT>
 __forceinline__ void multiply_shared(float* const (&sums)[COUNT], unsigned long long a, unsigned long long b, bool adds,
-                                     int scales_a, int scales_b, bool transposes_a = false, bool transposes_b = false) {
-  refuse_scales(scales_a, scales_b);
-  simt::wgmma(array_of("sums", sums), nullptr, a, b, adds, {2 * COUNT, KIND, transposes_a, transposes_b});
+                                     int scale_a, int scale_b, bool transposes_a = false, bool transposes_b = false) {
+  simt::wgmma(array_of("sums", sums), nullptr, a, b, adds,
+              {2 * COUNT, KIND, transposes_a, transposes_b, subtracts(scale_a, scale_b)});
 }
 template <simt::Operand KIND, int COUNT>
 __forceinline__ void multiply_registers(float* const (&sums)[COUNT], const unsigned* const (&a)[4], unsigned long long b,
-                                        bool adds, int scales_a, int scales_b, bool transposes_b = false) {
-  refuse_scales(scales_a, scales_b);
-  simt::wgmma(array_of("sums", sums), array_of("A", a), 0, b, adds, {2 * COUNT, KIND, false, transposes_b});
+                                        bool adds, int scale_a, int scale_b, bool transposes_b = false) {
+  simt::wgmma(array_of("sums", sums), array_of("A", a), 0, b, adds,
+              {2 * COUNT, KIND, false, transposes_b, subtracts(scale_a, scale_b)});
 }
 __forceinline__ void wgmma_fence() { simt::wgmma_fence(); }
 __forceinline__ void wgmma_commit_group() { simt::wgmma_commit(); }

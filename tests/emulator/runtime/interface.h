@@ -66,7 +66,7 @@ void fence_proxy_async();
 struct WgmmaShape {
   short columns;
   Operand operand;
-  bool transposes_a, transposes_b;
+  bool transposes_a, transposes_b, subtracts;
 };
 
 // A is in shared memory where `a` is null.

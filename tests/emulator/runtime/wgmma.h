@@ -64,7 +64,11 @@ inline void land_step(WarpMatrices& warp, const MatrixStep& step) {
   const int depth = 32 / element_bytes_of(step.shape.operand), columns = step.shape.columns;
   const SumRule rule = sum_rule(step.shape.operand);
   for (int lane = 0; lane < 32; ++lane) check_operands(step, warp.sums[step.sums[lane]], lane);
-  const std::vector<float> x = read_a(step), w = read_operand(step, all_b(step));
+  std::vector<float> x = read_a(step);
+  const std::vector<float> w = read_operand(step, all_b(step));
+  if (step.shape.subtracts) {
+    for (float& value : x) value = -value;
+  }
   for (int lane = 0; lane < 32; ++lane) {
     SumsInFlight& sums = warp.sums[step.sums[lane]];
     for (int i = 0; i < columns / 2; ++i) {
@@ -113,8 +117,8 @@ inline void check_agreement(const MatrixStep& step) {
   if (first.accumulates != own.accumulates) differs = "whether it adds";
   if (first.has_a_in_registers != own.has_a_in_registers) differs = "where A lies";
   if (first.shape.columns != own.shape.columns || first.shape.operand != own.shape.operand ||
-      first.shape.transposes_a != own.shape.transposes_a || first.shape.transposes_b != own.shape.transposes_b) {
-    differs = "its shape";
+      first.shape.transposes_a != own.shape.transposes_a || first.shape.transposes_b != own.shape.transposes_b || first.shape.subtracts != own.shape.subtracts) {
+    differs = "its shape or its sign";
   }
   if (differs != nullptr) fail("collective", "wgmma differs from another warp's of the warpgroup in %s", differs);
 }
