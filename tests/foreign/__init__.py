@@ -83,7 +83,7 @@ class Case:
     pieces: Sequence[Piece]
     entry: str
     grid: int | tuple[int, ...]
-    block: int
+    block: int | tuple[int, ...]
     operands: Callable[[], Operands]
     tolerance: float
     damages: Sequence[tuple[str, str]]

@@ -8,6 +8,7 @@ using uint8_t = unsigned char;
 using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
 using int32_t = int;
+using int64_t = long long;
 using bf16 = __nv_bfloat16;
 using nv_bfloat16 = __nv_bfloat16;
 using nv_bfloat162 = __nv_bfloat162;
@@ -17,10 +18,16 @@ struct alignas(64) CUtensorMap {
 };
 
 inline __nv_bfloat162 __float22bfloat162_rn(float2 both) { return __floats2bfloat162_rn(both.x, both.y); }
+inline __half2 __float22half2_rn(float2 both) { return __floats2half2_rn(both.x, both.y); }
 inline void memset(void* to, int value, size_t bytes) { __builtin_memset(to, value, bytes); }
 __forceinline__ void cudaGridDependencySynchronize() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 namespace std {
+template <typename T, typename U>
+constexpr bool is_same_v = false;
+template <typename T>
+constexpr bool is_same_v<T, T> = true;
+
 template <typename T>
 constexpr T max(T x, T y) {
   return x < y ? y : x;
