@@ -27,6 +27,16 @@ template <typename T, typename U>
 constexpr bool is_same_v = false;
 template <typename T>
 constexpr bool is_same_v<T, T> = true;
+template <bool FIRST, typename T, typename U>
+struct conditional {
+  using type = U;
+};
+template <typename T, typename U>
+struct conditional<true, T, U> {
+  using type = T;
+};
+template <bool FIRST, typename T, typename U>
+using conditional_t = typename conditional<FIRST, T, U>::type;
 
 template <typename T>
 constexpr T max(T x, T y) {
