@@ -8,6 +8,7 @@ An instruction that `INSTRUCTIONS` does not list, operands that it does not take
 `volatile` or "memory" are refused, each by name.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ def _instructions() -> Iterator[tuple[str, Instruction]]:
     yield pure("cvt.rna.tf32.f32", "=r,f", "narrow_tf32")
     yield pure("fma.rn.f32x2", "=l,l,l,l", "multiply_add_f32x2")
     yield pure("setp.ne.b32", "=p,r,r", "set_if_not_equal")
+    yield pure("mov.u32", "=r,%laneid", "lane")
     yield effect("mov.u32", "=r,%cluster_ctarank", "cluster_rank")
     yield effect("setmaxnreg.inc.sync.aligned.u32", "n", "registers_increase")
     yield effect("setmaxnreg.dec.sync.aligned.u32", "n", "registers_decrease")
@@ -77,10 +79,11 @@ def _instructions() -> Iterator[tuple[str, Instruction]]:
         for count in (1, 2, 4):
             results = ",".join(["=r"] * count)
             for shape in (f"m8n8.x{count}", f"x{count}.m8n8"):  # ptxas takes either order
-                for space, address in ((".shared", "r"), ("", "l")):  # without a space: a generic address
-                    opcode = f"ldmatrix.sync.aligned.{shape}{word}{space}.b16"
-                    yield memory(opcode, f"{{{results}}},[{address}]", f"load_matrices<{transposed}>")
-        yield memory(f"stmatrix.sync.aligned.m8n8.x4{word}.shared.b16", "[r],{r,r,r,r}", f"store_matrices<{transposed}>")
+                for space, address in ((".shared", "r"), (".shared", "l"), ("", "l")):  # without a space: a generic address
+                    function = f"matrices<{count}, {transposed}, {'false' if space else 'true'}>"
+                    yield memory(f"ldmatrix.sync.aligned.{shape}{word}{space}.b16", f"{{{results}}},[{address}]", f"load_{function}")
+                    words = results.replace("=", "")
+                    yield memory(f"stmatrix.sync.aligned.{shape}{word}{space}.b16", f"[{address}],{{{words}}}", f"store_{function}")
     for kind, k in (("f16", 16), ("bf16", 16), ("tf32", 8), ("e4m3", 32), ("e5m2", 32)):
         operand = f"simt::Operand::{kind.upper()}"
         sums, own = "{=f,=f,=f,=f},{r,r,r,r},{r,r},{f,f,f,f}", f"m16n8k{k}.row.col.f32.{kind}.{kind}.f32"
@@ -120,11 +123,13 @@ def _instructions() -> Iterator[tuple[str, Instruction]]:
     to_shared = "shared::cluster.global{tile}.mbarrier::complete_tx::bytes"
     for word, blocks in (("", ""), (".multicast::cluster", ",h")):
         yield memory(f"cp.async.bulk.{to_shared.format(tile='')}{word}", f"[r],[l],r,[r]{blocks}", "copy_bulk")
-        for dimensions in range(1, 6):
+        for dimensions, tile in itertools.product(range(1, 6), ("", ".tile")):
             box, corner = f"cp.async.bulk.tensor.{dimensions}d", f"{{{','.join('r' * dimensions)}}}"
-            yield memory(f"{box}.{to_shared.format(tile='.tile')}{word}", f"[r],[l,{corner}],[r]{blocks}", "load_box")
+            for hint, policy in (("", ""), (".L2::cache_hint", ",l")):  # a hint changes no result
+                opcode = f"{box}.{to_shared.format(tile=tile)}{word}{hint}"
+                yield memory(opcode, f"[r],[l,{corner}],[r]{blocks}{policy}", "load_box")
             if not word:
-                yield memory(f"{box}.global.shared.tile.bulk_group", f"[l,{corner}],[r]", "store_box")
+                yield memory(f"{box}.global.shared{tile}.bulk_group", f"[l,{corner}],[r]", "store_box")
     yield memory("cp.async.bulk.commit_group", "", "bulk_commit")
     yield memory("cp.async.bulk.wait_group", "n", "bulk_wait<false>")
     yield memory("cp.async.bulk.wait_group.read", "n", "bulk_wait<true>")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ksgen.build.build import build
-from tests.emulator import SimtError, is_installed, run_cuda
+from tests.emulator import SimtError, TensorMap, is_installed, run_cuda
 from tests.support.program import needs_compiler
 
 LANES = 32
@@ -45,6 +45,41 @@ extern "C" __global__ void matrices(const unsigned* x, unsigned* y) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(w[4]), "=r"(w[5]) : "r"(two) : "memory");
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.b16 {%0}, [%1];" : "=r"(w[6]) : "l"(s + 4 * (i % 8)) : "memory");
     for (int j = 0; j < 7; ++j) y[32 * j + i] = w[j];
+}
+"""
+
+STORES = """
+extern "C" __global__ void stores(const unsigned* x, unsigned* y) {
+    __shared__ __align__(16) unsigned s[3 * 32];
+    unsigned i;
+    asm("mov.u32 %0, %%laneid;" : "=r"(i));
+    const unsigned* const two = s + 32 + 4 * (i % 16);
+    asm volatile("stmatrix.sync.aligned.x1.m8n8.shared.b16 [%0], {%1};" ::"r"(at(s + 4 * (i % 8))), "r"(x[i]) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+                 ::"l"(__cvta_generic_to_shared(two)), "r"(x[32 + i]), "r"(x[64 + i]) : "memory");
+    __syncwarp();
+    for (int j = 0; j < 3; ++j) y[32 * j + i] = s[32 * j + i];
+}
+"""
+
+BOXES = """
+struct alignas(64) Map { unsigned char bytes[128]; };
+extern "C" __global__ void boxes(const __grid_constant__ Map x, const __grid_constant__ Map y) {
+    extern __shared__ __align__(128) unsigned s[];
+    unsigned* const barrier = s + 8 * 16;
+    if (threadIdx.x != 0) return;
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at(barrier)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 512;" ::"r"(at(barrier)) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%3, %4}], [%2], %5;"
+                 ::"r"(at(s)), "l"(&x), "r"(at(barrier)), "r"(16), "r"(8), "l"(0x1000000000000000ull) : "memory");
+    asm volatile("{.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0, 9;\n@!p bra AGAIN;}"
+                 ::"r"(at(barrier)) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"(&y), "r"(at(s)), "r"(0), "r"(0) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 """
 
@@ -184,6 +219,20 @@ def test_one_and_two_matrices_are_loaded() -> None:
     np.testing.assert_array_equal(y.view(np.uint16).reshape(7, 8, 8), np.stack(wanted))
 
 
+def test_one_and_two_matrices_are_stored() -> None:
+    x = np.arange(192, dtype=np.uint16).reshape(3, 8, 8)
+    y = np.zeros((3, LANES), np.uint32)
+    run_cuda(source(STORES), "stores", 1, LANES, 0, [x.view(np.uint32), y])
+    np.testing.assert_array_equal(y.view(np.uint16).reshape(3, 8, 8), np.stack([x[0], x[1].T, x[2].T]))
+
+
+def test_boxes_take_a_hint_for_caches_and_need_not_name_tiles() -> None:
+    x, y = np.arange(16 * 32, dtype=np.uint32).reshape(16, 32), np.zeros((8, 16), np.uint32)
+    maps = [TensorMap(each, each.shape[::-1], each.strides[:1], (16, 8)) for each in (x, y)]
+    run_cuda(source(BOXES), "boxes", 1, LANES, 520, maps)
+    np.testing.assert_array_equal(y, x[8:, 16:])
+
+
 def test_sums_of_16_bits_are_rounded_once() -> None:
     a, b, y = (
         np.random.default_rng(seed).normal(size=shape).astype(np.float16) for seed, shape in ((1, (16, 16)), (2, (8, 16)), (3, (16, 8)))
@@ -240,13 +289,15 @@ def test_copies_that_arrive_are_needed_before_a_phase_ends() -> None:
     [
         (source(COPIES), "copies", "sm_80"),
         (source(MATRICES), "matrices", "sm_80"),
+        (source(STORES), "stores", "sm_90a"),
+        (source(BOXES), "boxes", "sm_90a"),
         (source(HALVES), "halves", "sm_80"),
         (source(WORDS), "words", "sm_80"),
         (product(1, -1, -1), "product", "sm_90a"),
         (source(LOADS), "loads", "sm_80"),
         (source(TOKENS), "tokens", "sm_90a"),
     ],
-    ids=["copies", "matrices", "halves", "words", "product", "loads", "tokens"],
+    ids=["copies", "matrices", "stores", "boxes", "halves", "words", "product", "loads", "tokens"],
 )
 def test_nvcc_takes_the_text(kernel: str, entry: str, target: str) -> None:
     assert build(kernel, entry, target).data

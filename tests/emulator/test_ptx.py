@@ -20,7 +20,7 @@ def test_operands_stand_in_their_places() -> None:
     )
     text = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %2, %1, %3}, [%4];"\n: "=r"(w[0]), "=r"(w[1]), '
     text += '"=r"(w[2]), "=r"(w[3]) : "r"(row) : "memory");'
-    assert "ptx::load_matrices<true>({&ptx_0, &ptx_2, &ptx_1, &ptx_3}, ptx::r(ptx_4));" in translate(text)
+    assert "ptx::load_matrices<4, true, false>({&ptx_0, &ptx_2, &ptx_1, &ptx_3}, ptx::r(ptx_4));" in translate(text)
     assert translate(text).count("\n") == 1  # so that later lines stay where they are
     assert translate('asm volatile("" : "+f"(x)::"memory");') == "((void)0);"
 

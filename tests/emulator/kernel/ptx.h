@@ -97,19 +97,20 @@ __forceinline__ void copy_async_arrive(unsigned barrier) {
 
 // ---- matrices
 
-template <bool TRANSPOSED, int COUNT>
-__forceinline__ void load_matrices(unsigned* const (&words)[COUNT], unsigned row) {
+// Of a row: a shared address of either width, or a generic one.
+template <bool IS_GENERIC>
+__forceinline__ unsigned shared_row(unsigned long long row) {
+  return unsigned(IS_GENERIC ? __cvta_generic_to_shared(pointer(row)) : row);
+}
+template <int COUNT, bool TRANSPOSED, bool IS_GENERIC>
+__forceinline__ void load_matrices(unsigned* const (&words)[COUNT], unsigned long long row) {
   unsigned found[COUNT];
-  simt::ldmatrix(found, COUNT, row, TRANSPOSED);
+  simt::ldmatrix(found, COUNT, shared_row<IS_GENERIC>(row), TRANSPOSED);
   for (int i = 0; i < COUNT; ++i) *words[i] = found[i];
 }
-template <bool TRANSPOSED, int COUNT>  // a generic address
-__forceinline__ void load_matrices(unsigned* const (&words)[COUNT], unsigned long long row) {
-  load_matrices<TRANSPOSED>(words, unsigned(__cvta_generic_to_shared(pointer(row))));
-}
-template <bool TRANSPOSED>
-__forceinline__ void store_matrices(unsigned row, const unsigned (&words)[4]) {
-  simt::stmatrix(row, words, TRANSPOSED);
+template <int COUNT, bool TRANSPOSED, bool IS_GENERIC>
+__forceinline__ void store_matrices(unsigned long long row, const unsigned (&words)[COUNT]) {
+  simt::stmatrix(shared_row<IS_GENERIC>(row), words, COUNT, TRANSPOSED);
 }
 template <simt::Operand KIND>
 __forceinline__ void multiply_fragments(float* const (&to)[4], const unsigned (&a)[4], const unsigned (&b)[2],
@@ -180,6 +181,7 @@ __forceinline__ void mbarrier_try_wait_for(bool& is_complete, unsigned barrier, 
 }
 __forceinline__ void fence_mbarrier_init() { simt::fence_mbarrier_init(); }
 __forceinline__ void fence_proxy_async() { simt::fence_proxy_async(); }
+__forceinline__ void lane(unsigned& found) { found = simt::lane(); }
 __forceinline__ void cluster_rank(unsigned& rank) { rank = simt::cluster_rank(); }
 __forceinline__ void cluster_address(unsigned& there, unsigned address, unsigned rank) {
   there = simt::cluster_address(address, rank);
@@ -198,10 +200,19 @@ __forceinline__ void copy_bulk(unsigned to, unsigned long long from, unsigned by
                                int blocks = simt::AS_ADDRESSED) {
   simt::copy_bulk(to, pointer(from), bytes, barrier, blocks);
 }
+template <int DIMENSIONS, typename... HINT>
+__forceinline__ void load_box(unsigned to, unsigned long long map, const unsigned (&corner)[DIMENSIONS], unsigned barrier,
+                              unsigned short blocks, HINT...) {
+  simt::load_box(to, pointer(map), reinterpret_cast<const int*>(corner), DIMENSIONS, barrier, blocks);
+}
+template <int DIMENSIONS>
+__forceinline__ void load_box(unsigned to, unsigned long long map, const unsigned (&corner)[DIMENSIONS], unsigned barrier) {
+  simt::load_box(to, pointer(map), reinterpret_cast<const int*>(corner), DIMENSIONS, barrier, simt::AS_ADDRESSED);
+}
 template <int DIMENSIONS>
 __forceinline__ void load_box(unsigned to, unsigned long long map, const unsigned (&corner)[DIMENSIONS], unsigned barrier,
-                              int blocks = simt::AS_ADDRESSED) {
-  simt::load_box(to, pointer(map), reinterpret_cast<const int*>(corner), DIMENSIONS, barrier, blocks);
+                              unsigned long long) {  // the policy of caches
+  load_box(to, map, corner, barrier);
 }
 template <int DIMENSIONS>
 __forceinline__ void store_box(unsigned long long map, const unsigned (&corner)[DIMENSIONS], unsigned from) {

@@ -44,7 +44,7 @@ void* dynamic_shared();
 enum class Operand : unsigned char { F32, TF32, F16, BF16, E4M3, E5M2 };
 
 void ldmatrix(unsigned* words, int count, unsigned row, bool transposed);
-void stmatrix(unsigned row, const unsigned* words, bool transposed);
+void stmatrix(unsigned row, const unsigned* words, int count, bool transposed);
 void mma(float* sums, const unsigned* a, unsigned b0, unsigned b1, Operand kind);
 
 void mbarrier_init(unsigned barrier, unsigned arrivals);

@@ -41,12 +41,12 @@ void ldmatrix(unsigned* words, int count, unsigned row, bool transposed) {
   }
 }
 
-void stmatrix(unsigned row, const unsigned* words, bool transposed) {
+void stmatrix(unsigned row, const unsigned* words, int count, bool transposed) {
   const Call call;
   const unsigned char* rows[32];
-  meet_with_rows("stmatrix", row, 4, rows);
+  meet_with_rows("stmatrix", row, count, rows);
   if (lane() == 0) count_matrices(rows, true);
-  for (int matrix = 0; matrix < 4; ++matrix) {
+  for (int matrix = 0; matrix < count; ++matrix) {
     for (int which = 0; which < 2; ++which) {
       unsigned char* to = element_in_matrix(rows, matrix, lane(), which, transposed);
       note_write(to, 2, scheduler.current()->code);
