@@ -255,7 +255,7 @@ def _bind(statement: Statement, number: int, operand: str, is_output: bool) -> N
     _, kind, expression = found.groups()
     name = f"ptx_{number}"
     if is_output:
-        statement.bindings.append(f"auto& {name} = ptx::result<{_TYPES[kind]}>({expression});")
+        statement.bindings.append(f"auto& {name} = ::ptx::result<{_TYPES[kind]}>({expression});")
     elif kind == _CONSTANT:
         statement.bindings.append(f"constexpr unsigned {name} = {expression};")
     else:
@@ -318,7 +318,7 @@ def _instruction(statement: Statement, opcode: str, operands: str) -> str:
         raise _RefusedError(f'{opcode}: the statement does not list "memory", so that accesses may be moved across it')
     if form.is_volatile and not statement.is_volatile:
         raise _RefusedError(f"{opcode}: the statement is not volatile, so that it may be moved or left out")
-    return f"ptx::{form.function}({_arguments(statement, form, given, opcode)})"
+    return f"::ptx::{form.function}({_arguments(statement, form, given, opcode)})"
 
 
 def _kind(statement: Statement, atom: str) -> str:
@@ -362,7 +362,7 @@ def _operand(statement: Statement, wanted: str, atom: str, opcode: str) -> str:
     if not register.is_readable:
         raise _RefusedError(f"{opcode}: reads {atom}, which nothing has written")
     is_input = atom.startswith("%") and not register.is_writable and register.kind != _CONSTANT
-    value = f"ptx::{register.kind}({register.expression})" if is_input and wanted[0] != "*" else register.expression
+    value = f"::ptx::{register.kind}({register.expression})" if is_input and wanted[0] != "*" else register.expression
     return f"__uint_as_float({value})" if is_float_in_r else value
 
 

@@ -142,6 +142,14 @@ extern "C" __global__ void loads(const float* x, float* y) {
 }
 """
 
+REGISTERS = """
+extern "C" __global__ void __launch_bounds__(256, 1) registers(unsigned* y) {
+    if (threadIdx.x < 128) asm volatile("setmaxnreg.FIRST.sync.aligned.u32 %0;" ::"n"(COUNT));
+    else asm volatile("setmaxnreg.inc.sync.aligned.u32 248;");
+    y[threadIdx.x] = 1;
+}
+"""
+
 TOKENS = """
 extern "C" __global__ void tokens(const unsigned* x, unsigned* y) {
     __shared__ unsigned s[64];
@@ -268,6 +276,23 @@ def test_shared_memory_is_read_by_addresses_of_either_width() -> None:
     np.testing.assert_array_equal(y, x[::-1] - x)
 
 
+def registers(first: str, count: int) -> str:
+    return source(REGISTERS.replace("FIRST", first), COUNT=count)
+
+
+@pytest.mark.parametrize(("first", "count"), [("dec", 40), ("inc", 248)])
+def test_kernels_begin_with_no_more_registers_than_their_largest_increase(first: str, count: int) -> None:
+    y = np.zeros(256, np.uint32)
+    run_cuda(registers(first, count), "registers", 1, 256, 0, [y])  # 65536 / 256 are more than 248
+    assert (y == 1).all()
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+def test_increases_to_fewer_registers_than_at_the_launch_are_refused(order: str) -> None:
+    with pytest.raises(SimtError, match="registers_increase<232>: the warp has 248"):
+        run_cuda(registers("inc", 232), "registers", 1, 256, 0, [np.zeros(256, np.uint32)], order=order)
+
+
 @pytest.mark.parametrize("order", ["forward", "reverse", 1])
 def test_phases_are_waited_for_by_their_tokens(order: str | int) -> None:
     x, y = np.arange(192, dtype=np.uint32).reshape(3, 64), np.zeros((3, 64), np.uint32)
@@ -295,9 +320,10 @@ def test_copies_that_arrive_are_needed_before_a_phase_ends() -> None:
         (source(WORDS), "words", "sm_80"),
         (product(1, -1, -1), "product", "sm_90a"),
         (source(LOADS), "loads", "sm_80"),
+        (registers("dec", 40), "registers", "sm_90a"),
         (source(TOKENS), "tokens", "sm_90a"),
     ],
-    ids=["copies", "matrices", "stores", "boxes", "halves", "words", "product", "loads", "tokens"],
+    ids=["copies", "matrices", "stores", "boxes", "halves", "words", "product", "loads", "registers", "tokens"],
 )
 def test_nvcc_takes_the_text(kernel: str, entry: str, target: str) -> None:
     assert build(kernel, entry, target).data

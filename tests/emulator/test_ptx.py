@@ -15,12 +15,12 @@ WAIT = 'asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(n) : "m
 def test_operands_stand_in_their_places() -> None:
     text = 'asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(pair(high, 1)), "f"(low)); next();'
     assert translate(text) == (
-        "({ auto& ptx_0 = ptx::result<unsigned>(both); auto&& ptx_1 = pair(high, 1); auto&& ptx_2 = low;"
-        " ptx::narrow_f16x2(ptx_0, ptx::f(ptx_1), ptx::f(ptx_2)); (void)0; }); next();"
+        "({ auto& ptx_0 = ::ptx::result<unsigned>(both); auto&& ptx_1 = pair(high, 1); auto&& ptx_2 = low;"
+        " ::ptx::narrow_f16x2(ptx_0, ::ptx::f(ptx_1), ::ptx::f(ptx_2)); (void)0; }); next();"
     )
     text = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %2, %1, %3}, [%4];"\n: "=r"(w[0]), "=r"(w[1]), '
     text += '"=r"(w[2]), "=r"(w[3]) : "r"(row) : "memory");'
-    assert "ptx::load_matrices<4, true, false>({&ptx_0, &ptx_2, &ptx_1, &ptx_3}, ptx::r(ptx_4));" in translate(text)
+    assert "ptx::load_matrices<4, true, false>({&ptx_0, &ptx_2, &ptx_1, &ptx_3}, ::ptx::r(ptx_4));" in translate(text)
     assert translate(text).count("\n") == 1  # so that later lines stay where they are
     assert translate('asm volatile("" : "+f"(x)::"memory");') == "((void)0);"
 
@@ -28,7 +28,7 @@ def test_operands_stand_in_their_places() -> None:
 def test_predicates_and_branches_become_those_of_the_language() -> None:
     text = 'asm volatile("{\\n.reg .pred p;\\nAGAIN:\\nsetp.ne.b32 p, %0, 0x10;\\n@!p bra AGAIN;\\n}" ::"r"(x));'
     code = translate(text)
-    assert "({ __label__ AGAIN_; auto&& ptx_0 = x;  bool p_; AGAIN_:; ptx::set_if_not_equal(p_, ptx::r(ptx_0), 0x10);" in code
+    assert "({ __label__ AGAIN_; auto&& ptx_0 = x;  bool p_; AGAIN_:; ::ptx::set_if_not_equal(p_, ::ptx::r(ptx_0), 0x10);" in code
     assert "if (!p_) goto AGAIN_;" in code
 
 
@@ -36,7 +36,7 @@ def test_other_statements_stay_where_only_some_are_asked_for() -> None:
     text = f'asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(half)); {WAIT}'
     kept = translate(text, only=lambda opcodes: "cvt.f32.f16" in opcodes)
     assert kept.endswith(WAIT)
-    assert "ptx::widen_f16(ptx_0, ptx::h(ptx_1))" in kept
+    assert "::ptx::widen_f16(ptx_0, ::ptx::h(ptx_1))" in kept
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 // setmaxnreg: warpgroups hand registers back to the block's pool, and take more when there are enough.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "calls.h"
@@ -46,11 +47,25 @@ void registers_decrease(int count) {
   scheduler.wake(&scheduler.block().registers);
 }
 
+// ptxas has a kernel begin with no more registers than its largest increase asks for. The warps' counts are lowered only here, so
+// that the pool stays as large as without that.
+inline void begin_with_largest_increase(Block& block, int& held, int count) {
+  const int at_launch = scheduler.registers();
+  if (count < held && held == at_launch) {
+    held = count;
+    block.least_increase_at_launch = std::min(block.least_increase_at_launch, count);
+  }
+  block.largest_increase = std::max(block.largest_increase, count);
+  const int begun = std::min(at_launch, block.largest_increase), least = block.least_increase_at_launch;
+  if (least < begun) fail("registers", "registers_increase<%d>: the warp has %d", least, begun);
+}
+
 void registers_increase(int count) {
   const Call call;
   check_register_count("registers_increase", count);
   Block& block = scheduler.block();
   int& held = block.registers[scheduler.current()->warp()];
+  begin_with_largest_increase(block, held, count);
   if (count < held) fail("registers", "registers_increase<%d>: the warp has %d", count, held);
   meet_for_registers("registers_increase", {true, count});
   const int pool = scheduler.registers() * scheduler.size();

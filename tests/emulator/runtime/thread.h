@@ -101,6 +101,7 @@ struct Block {
   std::vector<WorkClockPool> product_clocks;   // by warp
   std::vector<Warpgroup> warpgroups;
   std::vector<int> registers;  // that each warp holds, a thread
+  int largest_increase = 0, least_increase_at_launch = 256;  // of registers: by any warp, by one that held more since the launch
 };
 
 // Threads met at what seem to be two different calls. Only the debug information tells whether the compiler has just
