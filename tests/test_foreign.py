@@ -90,7 +90,7 @@ def test_the_command_says_what_is_missing_and_what_is_wrong(
     monkeypatch.setattr(command, "CASES", [replace(CASE, repository="elsewhere"), CASE])
     assert command.main(str(folder)) == 0
     said = capsys.readouterr().out
-    assert f"elsewhere    not in {folder}" in said
+    assert f"elsewhere      not in {folder}" in said
     assert "error 0.0e+00 of at most 1e-06; refused unchanged 1, damages seen 1" in said
     monkeypatch.setattr(command, "CASES", [replace(CASE, changes=[Change("absent", "")])])
     assert command.main(str(folder)) == 1

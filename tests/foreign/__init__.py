@@ -18,6 +18,7 @@ from tests.emulator import SimtError, TensorMap, run_cuda
 
 Array = np.ndarray[Any, Any]
 
+NO_MEMORY, UNKNOWN = 'does not list "memory"', "no instruction that is known here"  # refusals
 STAND_INS = Path(__file__).parent / "stand_ins.h"
 _FLAGS = re.DOTALL | re.MULTILINE
 _INCLUDES = re.compile(r"^[ \t]*#[ \t]*(?:include|pragma once)\b.*$", re.MULTILINE)
@@ -34,6 +35,7 @@ class Piece:
     path: str  # in the repository
     keep: str = ".*"
     namespace: str = ""
+    repository: str = ""  # if it is not the case's
 
     def read(self, repository: Path) -> str:
         text = (repository / self.path).read_text(encoding="utf-8")
@@ -94,9 +96,13 @@ class Case:
     early: bool = False
     target: str = "sm_90a"
 
+    @property
+    def repositories(self) -> set[str]:
+        return {self.repository, *(piece.repository for piece in self.pieces if piece.repository)}
+
     def source(self, folder: Path, without: Change | None = None, damage: tuple[str, str] | None = None) -> str:
         """The source of a launch, without one of the changes, or damaged."""
-        text = "\n".join([self.before, *(piece.read(folder / self.repository) for piece in self.pieces), self.after])
+        text = "\n".join([self.before, *(piece.read(folder / (piece.repository or self.repository)) for piece in self.pieces), self.after])
         for change in self.changes:
             if change is not without:
                 text = change.apply(text)

@@ -12,7 +12,7 @@ from tests.foreign.cases import CASES
 
 def line(verdict: Verdict) -> str:
     case = verdict.case
-    head = f"{case.repository:<12} {case.name:<32}"
+    head = f"{case.repository:<14} {case.name:<32}"
     if verdict.complaints:
         return "\n    ".join([f"{head} NOT AS EXPECTED", *verdict.complaints])
     seen = f"refused unchanged {verdict.refusals}, damages seen {verdict.damages}"
@@ -27,16 +27,16 @@ def judged(case: Case, folder: Path) -> Verdict:
 
 
 def main(folder: str) -> int:
-    known = sorted({case.repository for case in CASES})
+    known = sorted(set().union(*(case.repositories for case in CASES)))
     missing = [name for name in known if not Path(folder, name).is_dir()]
     for name in missing:
-        print(f"{name:<12} not in {folder}")
+        print(f"{name:<14} not in {folder}")
     if len(missing) == len(known):
         print(f"{folder} has none of {', '.join(known)}: clone them there")
         return 1
     wrong = 0
     for case in CASES:
-        if case.repository not in missing:
+        if case.repositories.isdisjoint(missing):
             verdict = judged(case, Path(folder))
             print(line(verdict), flush=True)
             wrong += bool(verdict.complaints)
