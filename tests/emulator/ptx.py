@@ -62,6 +62,7 @@ def _instructions() -> Iterator[tuple[str, Instruction]]:
 
     for address in ("r", "l"):  # a shared one has 32 bits, and may be given in 64
         yield memory("ld.shared.f32", f"=f,[{address}]", "load_shared")
+        yield memory("st.shared.f32", f"[{address}],f", "store_shared")
     for registers, letter in (("2", "r,r"), ("4", "r,r,r,r")):
         yield effect(f"st.global.v{registers}.u32", f"[l],{{{letter}}}", "store_words")
     for hint in ("", ".L2::64B", ".L2::128B", ".L2::256B"):  # bytes that the cache may fetch, which changes no result

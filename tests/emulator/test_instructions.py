@@ -132,7 +132,9 @@ extern "C" __global__ void product(const float* a, const float* b, float* y) {
 LOADS = """
 extern "C" __global__ void loads(const float* x, float* y) {
     __shared__ float s[32];
-    s[threadIdx.x] = x[threadIdx.x];
+    const float own = x[threadIdx.x];
+    if (threadIdx.x % 2) asm volatile("st.shared.f32 [%0], %1;" ::"r"(at(s + threadIdx.x)), "f"(own) : "memory");
+    else asm volatile("st.shared.f32 [%0], %1;" ::"l"(__cvta_generic_to_shared(s + threadIdx.x)), "f"(own) : "memory");
     __syncwarp();
     const size_t wide = __cvta_generic_to_shared(s + 31 - threadIdx.x);
     float first, second;

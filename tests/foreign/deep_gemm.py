@@ -3,9 +3,12 @@
 The product needs parts of CUTLASS, which are taken from its own repository.
 """
 
+from collections.abc import Callable, Sequence
+
 import ml_dtypes
 import numpy as np
 
+from tests.emulator import TensorMap
 from tests.foreign import NO_MEMORY, UNKNOWN, Case, Change, Operands, Piece, tensor_map
 from tests.foreign.arrays import normal, wide
 
@@ -53,7 +56,7 @@ TRANSPOSE = Case(
 # ---- one thread loads boxes, a warpgroup multiplies and stores boxes
 
 
-def _deep_operands() -> Operands:
+def _bf16_operands() -> Operands:
     m, n, k = 128, 64, 256
     a, b = (normal(seed, *shape).astype(ml_dtypes.bfloat16) for seed, shape in ((1, (m, k)), (2, (n, k))))
     y = np.full((m, n), np.nan, ml_dtypes.bfloat16)
@@ -62,7 +65,19 @@ def _deep_operands() -> Operands:
     return Operands([*map(np.uint32, (m, n, k)), *maps], lambda: y, wide_a @ wide_b.T)
 
 
-DEEP_GEMM_BEFORE = """
+def _fp8_operands() -> Operands:
+    """A scale for each row of A and 128 of k, and for 128 by 128 of B."""
+    m, n, k = 128, 64, 512
+    a, b = (normal(seed, *shape).astype(ml_dtypes.float8_e4m3fn) for seed, shape in ((1, (m, k)), (2, (n, k))))
+    of_a, of_b = (np.exp(normal(seed, *shape) / 4).astype(np.float32) for seed, shape in ((3, (k // 128, m)), (4, (1, k // 128))))
+    y = np.full((m, n), np.nan, ml_dtypes.bfloat16)
+    wide_a, wide_b, scales_a, scales_b = wide(a, b, of_a, of_b)
+    exact = (wide_a * scales_a.T.repeat(128, axis=1)) @ (wide_b * scales_b.repeat(128, axis=1)).T
+    maps = [tensor_map(a.view(np.uint8), (128, 64)), tensor_map(b.view(np.uint8), (128, 64)), tensor_map(y, (64, 64))]
+    return Operands([of_b, *map(np.uint32, (m, n, k)), *maps, TensorMap(of_a, (m, k // 128), (4 * m,), (64, 1))], lambda: y, exact)
+
+
+BEFORE = """
 #include <initializer_list>
 #define __CUDA_ARCH__ 900
 #define CUTE_ARCH_MMA_SM90A_ENABLED
@@ -91,6 +106,7 @@ using TmaDescriptor = CUtensorMap;
 template <size_t... I> struct index_sequence {};
 template <size_t N> using make_index_sequence = index_sequence<__integer_pack(N)...>;
 template <typename T> struct numeric_limits { static constexpr T max() { return T(~T(0)); } };
+template <int N> struct Int {};
 template <typename T> constexpr T max(T x, T y) { return std::max(x, y); }
 inline uint32_t cast_smem_ptr_to_uint(const void* at) { return (uint32_t)__cvta_generic_to_shared(at); }
 struct SM90_TMA_REDUCE_ADD_2D;
@@ -100,7 +116,7 @@ struct __nv_fp8_e4m3 { unsigned char bits; };
 namespace deep_gemm::ptx { void st_shared(const float2*, float2); }  // of results in float32
 namespace deep_gemm::comm { inline void cluster_sync_with_relaxed_arrive() { __trap(); } }
 """
-DEEP_GEMM_KERNEL = """
+BF16_KERNEL = """
 extern "C" __global__ void __launch_bounds__(256, 1)
 gemm(uint32_t m, uint32_t n, uint32_t k, const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
      const __grid_constant__ CUtensorMap y) {
@@ -109,7 +125,15 @@ gemm(uint32_t m, uint32_t n, uint32_t k, const __grid_constant__ CUtensorMap a, 
                                  deep_gemm::GemmType::Normal, false, cutlass::bfloat16_t>(nullptr, m, n, k, a, b, y);
 }
 """
-_CUTE, _ARCH = "include/cute/arch", "include/cutlass/arch"
+FP8_KERNEL = """
+extern "C" __global__ void __launch_bounds__(256, 1)
+gemm(float* of_b, uint32_t m, uint32_t n, uint32_t k, const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
+     const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap of_a) {
+  deep_gemm::sm90_fp8_gemm_1d2d_impl<cute::UMMA::Major::K, 0, 0, 0, 1, 64, 64, 128, 128, 128, 128, 3, 128, 128, 1, false, 1,
+                                     deep_gemm::GemmType::Normal, cutlass::bfloat16_t,
+                                     deep_gemm::epilogue::transform::EpilogueIdentity>(of_b, nullptr, m, n, k, a, b, y, of_a);
+}
+"""
 
 
 def _cutlass(path: str, keep: str, namespace: str = "") -> Piece:
@@ -120,15 +144,11 @@ _SM90 = "cute/arch/mma_sm90"
 _BOXES = r"SM90_TMA_(?:LOAD|LOAD_MULTICAST|STORE)_[23]D"
 _MMA, _OF_HEADS = r"^template <int N_, typename MMA>\s+struct ", r"^// ReSharper[^\n]*\ntemplate <uint32_t kHeadDim>"
 _UNUSED = r"test_wait|try_wait|invalidate|expect_transaction|complete_transaction"
-DEEP_GEMM_PIECES = [
+PIECES = [
     _cutlass("cute/arch/mma_sm100_desc.hpp", r"^enum class Major .*?^\};", "cute::UMMA"),
     _cutlass(f"{_SM90}_desc.hpp", r"^enum class LayoutType .*?^\};", "cute::SM90::GMMA"),
     _cutlass(f"{_SM90}_gmma.hpp", r"^enum class (?:Major|ScaleOut|ScaleIn) \{.*?^\};", "cute::SM90::GMMA"),
     _cutlass(f"{_SM90}_desc.hpp", r"^union GmmaDescriptor.*?^\};", "cute"),
-    *(
-        _cutlass(f"{_SM90}_gmma{more}.hpp", r"^template <[^>]*>\s+struct MMA_64x\d+x16_F32BF16BF16_SS\s.*?^\};", "cute::SM90::GMMA")
-        for more in ("", "_ext")
-    ),
     _cutlass("cute/arch/copy_sm90_desc.hpp", r"^enum class CacheHintSm\d+ .*?^\};", "cute::TMA"),
     _cutlass("cute/arch/copy_sm90_desc.hpp", r"^CUTE_HOST_DEVICE\s+void\s+prefetch_tma_descriptor\(.*?^\}", "cute"),
     _cutlass("cute/arch/copy_sm90_tma.hpp", rf"^struct {_BOXES}\s.*?^\}};", "cute"),
@@ -145,41 +165,85 @@ DEEP_GEMM_PIECES = [
     Piece(f"{_DEEP}/ptx/utils.cuh", r"^CUTLASS_DEVICE uint32_t get_lane_idx\(.*?^\}", "deep_gemm::ptx"),
     Piece(f"{_DEEP}/ptx/ld_st.cuh", r"^template <typename dtype_t>\s+struct SM90_U32x2_STSM_N .*?^\};", "deep_gemm::ptx"),
     Piece(f"{_DEEP}/ptx/wgmma.cuh"),
-    Piece(f"{_DEEP}/mma/sm90.cuh", rf"{_MMA}BF16MMA .*?(?={_MMA}TF32MMARS)", "deep_gemm::mma::sm90"),
     Piece(f"{_DEEP}/mma/sm90.cuh", rf"^/// Shared memory descriptor.*?(?={_OF_HEADS})", "deep_gemm::mma::sm90"),
     Piece(f"{_DEEP}/scheduler/gemm.cuh"),
-    Piece(f"{_DEEP}/impls/sm90_bf16_gemm.cuh"),
 ]
-DEEP_GEMM = Case(
-    "sm90_bf16_gemm: TMA, wgmma", "DeepGEMM", DEEP_GEMM_PIECES, "gemm", 1, 256, _deep_operands, 2e-2,
-    [
-        (r"full_barriers\[stage_idx\]->wait\(phase\);", ""),
-        (r"(// Wait consumer release\s+)empty_barriers\[stage_idx\]->wait\(phase \^ 1\);", r"\1"),
-        (r"ptx::warpgroup_wait<0>\(\);", ""),
-        (r"cute::tma_store_fence\(\);", ""),
-        (r"cudaGridDependencySynchronize\(\);", ""),
-        (r"col \^= row % \(kSwizzleDMode / 16\);", ""),
-        (r"phase \^= stage_idx == 0;", ""),
-        (r"b_desc_base_lo, 0, \(k \* WGMMA::K\)", "b_desc_base_lo, 0, (k * WGMMA::K ^ 16)"),
-    ],
-    [
-        Change(r"  //\s+// DEPRECATED APIs.*?(?=^\};)", ""),
-        Change(r"cutlass::arch::synclog_emit\w+\(.*?\);", ""),
-        Change(r"(?<=CUTLASS_GLOBAL )__launch_bounds__\([^\n]*\) void", "void"),  # a template, called by a kernel of ours
-        Change(r"CUTLASS_GLOBAL", "inline"),
-        Change(r"const __grid_constant__ cute::TmaDescriptor", "const cute::TmaDescriptor&"),
-        Change(r"extern __shared__ __align__\(1024\) uint8_t smem_buffer\[\];(?=\s+DG)", ""),
-        Change(r"\n  struct PREFETCH\s.*?\n  \};", "", f"bulk.prefetch.tensor.*{UNKNOWN}"),
-        Change(rf"  CUTLASS_(?:HOST_)?DEVICE\s+(?:static )?(?:bool|void) (?:{_UNUSED})\(.*?^  \}}\n", "", UNKNOWN),
-        Change(r"  CUTLASS_(?:HOST_)?DEVICE\s+(?:static )?void arrive_and_expect_tx\([^{]*cta_id[^{]*\{.*?^  \}\n", "", UNKNOWN),
-        Change(r"  CUTLASS_DEVICE\s+(?:static )?void arrive(?:_and_wait)?(?:_internal)?_unaligned\(.*?^  \}\n", "", UNKNOWN),
-        Change(r'("fence\.proxy\.async\.shared::cta;"|"cp\.async\.bulk\.commit_group;")\)', r'\1 ::: "memory")', NO_MEMORY),
-        Change(r'("stmatrix[^;]*;\\n"[^;]*)\);', r'\1 : "memory");', NO_MEMORY),
-        Change(
-            r"(__syncwarp\(\);\s+\})(\s+\}\s+#else)", r"\1 cute::tma_store_wait<0>();\2",
-            "exits while store_box may still read shared memory",
-        ),
-    ],
-    DEEP_GEMM_BEFORE, DEEP_GEMM_KERNEL, 8192 + 3 * 2 * 8192 + 48, early=True,
-)  # fmt: skip
-DEEP_GEMMS = [TRANSPOSE, DEEP_GEMM]
+DAMAGES = [
+    (r"full_barriers\[stage_idx\]->wait\(phase\);", ""),
+    (r"(// Wait consumer release\s+)empty_barriers\[stage_idx\]->wait\(phase \^ 1\);", r"\1"),
+    (r"ptx::warpgroup_wait<0>\(\);", ""),
+    (r"cute::tma_store_fence\(\);", ""),
+    (r"cudaGridDependencySynchronize\(\);", ""),
+    (r"col \^= row % \(kSwizzleDMode / 16\);", ""),
+    (r"phase \^= stage_idx == 0;", ""),
+]
+_DEVICE = r"  CUTLASS_(?:HOST_)?DEVICE\s+(?:static )?"
+CHANGES = [
+    Change(r"  //\s+// DEPRECATED APIs.*?(?=^\};)", ""),
+    Change(r"cutlass::arch::synclog_emit\w+\(.*?\);", ""),
+    Change(r"(?<=CUTLASS_GLOBAL )__launch_bounds__\([^\n]*\) void", "void"),  # a template, called by a kernel of ours
+    Change(r"CUTLASS_GLOBAL", "inline"),
+    Change(r"const __grid_constant__ cute::TmaDescriptor", "const cute::TmaDescriptor&"),
+    Change(r"extern __shared__ __align__\(1024\) uint8_t smem_buffer\[\];(?=\s+DG)", ""),
+    Change(r"\n  struct PREFETCH\s.*?\n  \};", "", f"bulk.prefetch.tensor.*{UNKNOWN}"),
+    Change(rf"{_DEVICE}(?:bool|void) (?:{_UNUSED})\(.*?^  \}}\n", "", UNKNOWN),
+    Change(rf"{_DEVICE}void arrive_and_expect_tx\([^{{]*cta_id[^{{]*\{{.*?^  \}}\n", "", UNKNOWN),
+    Change(rf"{_DEVICE}void arrive(?:_and_wait)?(?:_internal)?_unaligned\(.*?^  \}}\n", "", UNKNOWN),
+    Change(r'("fence\.proxy\.async\.shared::cta;"|"cp\.async\.bulk\.commit_group;")\)', r'\1 ::: "memory")', NO_MEMORY),
+    Change(r'("stmatrix[^;]*;\\n"[^;]*)\);', r'\1 : "memory");', NO_MEMORY),
+    Change(
+        r"(__syncwarp\(\);\s+\})(\s+\}\s+#else)", r"\1 cute::tma_store_wait<0>();\2",
+        "exits while store_box may still read shared memory",
+    ),
+]  # fmt: skip
+
+
+def _gemm(
+    name: str,
+    atoms: str,
+    more: Sequence[Piece],
+    operands: Callable[[], Operands],
+    kernel: str,
+    shared_bytes: int,
+    damages: Sequence[tuple[str, str]],
+    changes: Sequence[Change] = (),
+) -> Case:
+    """A product by atoms of CUTLASS."""
+    struct = rf"^template <[^>]*>\s+struct {atoms}\s.*?^\}};"
+    products = [_cutlass(f"{_SM90}_gmma{extended}.hpp", struct, "cute::SM90::GMMA") for extended in ("", "_ext")]
+    impl = Piece(f"{_DEEP}/impls/{name}.cuh")
+    return Case(
+        f"{name}: TMA, wgmma", "DeepGEMM", [*PIECES[:4], *products, *PIECES[4:], *more, impl], "gemm", 1, 256, operands, 2e-2,
+        [*DAMAGES, *damages], [*CHANGES, *changes], BEFORE, kernel, shared_bytes, early=True,
+    )  # fmt: skip
+
+
+_OF_SM90, _PTX = "deep_gemm::mma::sm90", "deep_gemm::ptx"
+DEEP_GEMMS = [
+    TRANSPOSE,
+    _gemm(
+        "sm90_bf16_gemm", r"MMA_64x\d+x16_F32BF16BF16_SS",
+        [Piece(f"{_DEEP}/mma/sm90.cuh", rf"{_MMA}BF16MMA .*?(?={_MMA}TF32MMARS)", _OF_SM90)],
+        _bf16_operands, BF16_KERNEL, 8192 + 3 * 2 * 8192 + 48,
+        [(r"b_desc_base_lo, 0, \(k \* WGMMA::K\)", "b_desc_base_lo, 0, (k * WGMMA::K ^ 16)")],
+    ),
+    _gemm(
+        "sm90_fp8_gemm_1d2d", r"MMA_64x\d+x32_F32E4M3E4M3_SS_TN",
+        [
+            Piece(f"{_DEEP}/mma/sm90.cuh", rf"{_MMA}FP8MMA .*?(?={_MMA}BF16MMA)", _OF_SM90),
+            Piece(f"{_DEEP}/ptx/ld_st.cuh", r"^CUTLASS_DEVICE (?:float ld|void st)_shared\(const float\* .*?^\}", _PTX),
+            Piece(f"{_DEEP}/epilogue/transform.cuh"),
+        ],
+        _fp8_operands, FP8_KERNEL, 8192 + 3 * 2 * 8192 + 3 * 256 + 16 + 48,
+        [
+            (r"b_desc_base_lo \+ k \* WGMMA::K", "b_desc_base_lo + (k ^ 1) * WGMMA::K"),
+            (r"scale_a_1 \* scale_b_0", "scale_a_0 * scale_b_0"),
+            (r"accum, k\);", "accum, 1);"),
+        ],
+        [
+            Change(r"scheduler\.get_global_idx<", "scheduler.template get_global_idx<"),
+            Change(r"epilogue_type_t::apply_index_n<", "epilogue_type_t::template apply_index_n<"),
+            Change(r'("(?:ld|st)\.shared\.f32[^;]*; *"[^;]*)\);', r'\1 : "memory");', NO_MEMORY),
+        ],
+    ),
+]  # fmt: skip

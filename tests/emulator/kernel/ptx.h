@@ -73,6 +73,9 @@ __forceinline__ void store_words(unsigned long long to, const unsigned (&words)[
 }
 __forceinline__ void load_shared(float& to, unsigned from) { to = *static_cast<const float*>(simt::shared_pointer(from)); }
 __forceinline__ void load_shared(float& to, unsigned long long from) { load_shared(to, unsigned(from)); }
+__forceinline__ void store_shared(unsigned long long to, float value) {
+  *static_cast<float*>(simt::shared_pointer(unsigned(to))) = value;
+}
 template <bool SKIPS_L1>
 __forceinline__ void copy_async(unsigned to, unsigned long long from, unsigned bytes, unsigned given) {
   if (bytes != 16 && (SKIPS_L1 || (bytes != 4 && bytes != 8))) {
