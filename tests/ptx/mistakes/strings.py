@@ -39,9 +39,7 @@ MATRICES = [
     Mistake("A's rows exchanged", "mma bf16", "{ %4, %5, %6, %7}", "{ %5, %4, %7, %6}", WRONG),
     Mistake("B's halves exchanged", "mma tf32", "{ %8, %9}", "{ %9, %8}", WRONG),
     Mistake("sums exchanged", "mma f16", "{ %8, %9}, { %0, %1, %2, %3};", "{ %8, %9}, { %0, %1, %3, %2};", WRONG),
-    Mistake(
-        "A's registers for the sums", "mma f16", "{ %8, %9}, { %0, %1, %2, %3};", "{ %8, %9}, { %4, %5, %6, %7};", REFUSED, "the operands"
-    ),
+    Mistake("A's registers for the sums", "mma f16", "{ %8, %9}, { %0, %1, %2, %3};", "{ %8, %9}, { %4, %5, %6, %7};", WRONG),
     Mistake("operands of another type", "mma bf16", "f32.bf16.bf16.f32", "f32.f16.f16.f32", WRONG),
     Mistake("operands of another eight bits", "mma e4m3", "f32.e4m3.e4m3.f32", "f32.e5m2.e5m2.f32", WRONG),
     Mistake("operands of two types", "mma e4m3", "f32.e4m3.e4m3.f32", "f32.e4m3.e5m2.f32", REFUSED, "e4m3.e5m2.f32: no instruction"),
@@ -61,7 +59,8 @@ PRODUCTS = [
     Mistake("A in another order", REGISTER_A, "{%14, %15, %16, %17}", "{%15, %14, %16, %17}", "wgmma", "A: operand 1 lies not behind"),
     Mistake("fewer columns", SHARED_A, "m64n48k16", "m64n40k16", REFUSED, r"24 times =f.*|it takes \{20 times =f\}"),
     Mistake("columns for another type", SHARED_A, "f32.bf16.bf16", "f32.f16.f16", WRONG),
-    Mistake("A subtracted", SHARED_A, "adds, 1, 1", "adds, -1, 1", REFUSED, "cannot read|the operands are"),
+    Mistake("A subtracted", SHARED_A, "adds, 1, 1", "adds, -1, 1", WRONG),
+    Mistake("A doubled", SHARED_A, "adds, 1, 1", "adds, 2, 1", "wgmma", "A times 2 and B times 1; accepted are 1 and -1"),
     Mistake("registers not fenced", SHARED_A, "wgmma.fence.sync.aligned;", "", "wgmma", "no wgmma_fence since the start", orders=EITHER),
     Mistake("group not committed", SHARED_A, "wgmma.commit_group.sync.aligned;", "", "async", "exits while wgmma may still be"),
     Mistake("products not waited for", SHARED_A, "wgmma.wait_group.sync.aligned %0;", "", "async", "exits while wgmma may still be"),
