@@ -74,7 +74,7 @@ extern "C" __global__ void boxes(const __grid_constant__ Map x, const __grid_con
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
                  " [%0], [%1, {%3, %4}], [%2], %5;"
                  ::"r"(at(s)), "l"(&x), "r"(at(barrier)), "r"(16), "r"(8), "l"(0x1000000000000000ull) : "memory");
-    asm volatile("{.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0, 9;\n@!p bra AGAIN;}"
+    asm volatile("{.reg .pred p;\\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0, 9;\\n@!p bra AGAIN;}"
                  ::"r"(at(barrier)) : "memory");
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
                  ::"l"(&y), "r"(at(s)), "r"(0), "r"(0) : "memory");
