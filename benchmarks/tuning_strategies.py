@@ -141,7 +141,10 @@ def _from_json(row: dict[str, Any]) -> tuple[Job, Machine, Table]:
     job = Job(KernelSpec(Pattern(*row["pattern"]), row["precision"], row["layout"]), row["batch"])
     ceilings = {name: Ceilings(**values) for name, values in row["ceilings"].items()}
     machine = Machine(row["target"], Limits(**row["limits"]), row["multiprocessors"], ceilings)
-    times = {Candidate(each["family"], family_named(each["family"]).constants(each["constants"])): each["us"] for each in row["candidates"]}
+    times = {
+        Candidate((family := family_named(each["family"])).name, family.constants(each["constants"])): each["us"]
+        for each in row["candidates"]
+    }
     return job, machine, times
 
 

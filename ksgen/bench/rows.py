@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 from ksgen.bench.log import MOST_BYTES_OF_FILE, Contender, Facts, read_log
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
+from ksgen.families import present_names
 from ksgen.files import read, replaced
 from ksgen.measure.roofline import share_of_floor
 from ksgen.measure.trust import doubt
@@ -145,7 +146,7 @@ def read_rows(path: Path) -> list[Row]:
     rows = readers[path.suffix](path)
     if not rows:
         raise KsgenError(f"{path}: holds no results yet; `ksgen bench paper` or `layers` with -o {path.with_suffix('.jsonl')} adds some")
-    return [replace(row, share_of_floor=share_of_floor(row.floor_us, row.median_us)) for row in rows]
+    return [replace(row, share_of_floor=share_of_floor(row.floor_us, row.median_us), family=present_names(row.family)) for row in rows]
 
 
 def write_csv(rows: Iterable[Row], path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from ksgen.families import Family, Geometry
 from ksgen.families.signature import operands_of, pitches_of
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
 
 _BY_HAND = (
     "Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 bytes of shared",
@@ -18,8 +19,9 @@ def launch_lines(family: Family[Any], kernel: KernelSpec, constants: Any, entry:
     grid."""
     if family.maps(kernel, constants, kernel.batch or 1):
         return _comment(["Launched by ksgen's launchers, which describe X to it by a tensor map."])
-    if family.packed_by:
-        return _comment([f"Launched by ksgen's launchers, which pack the weights of each factor as {family.packed_by} does for it alone."])
+    if kernel.job == CHAIN:
+        packed_by = family.packed_by or family.name
+        return _comment([f"Launched by ksgen's launchers, which pack the weights of each factor as {packed_by} does for it alone."])
     launches = (_gradient if kernel.job == "gradient" else _product)(family, kernel, constants, entry)
     return _comment([*_BY_HAND, *launches])
 

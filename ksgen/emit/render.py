@@ -22,7 +22,7 @@ from ksgen.families.ptx import Wgmma
 from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
-from ksgen.spec.kernel import is_word
+from ksgen.spec.kernel import CHAIN, is_word
 from ksgen.spec.precision import part_of
 from ksgen.spec.storage import STORED
 from ksgen.values import excerpt
@@ -62,7 +62,7 @@ class Source:
         """Names of all entries in the source."""
         geometry = family_named(self.family).geometry(self.kernel, self.constants, self.kernel.batch or 1)
         passes = [self.entry_of(each.name) for each in (*geometry.before, *geometry.after)]
-        second = [self.pack_entry] if family_named(self.family).packs else []
+        second = [self.pack_entry] if family_named(self.family).packs and self.kernel.job != CHAIN else []
         return list(dict.fromkeys([self.entry, *second, *passes]))
 
     def entry_of(self, name: str) -> str:
@@ -75,11 +75,10 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     if not is_word(dialect, DIALECTS):
         raise KsgenError(f"unknown dialect {excerpt(dialect)}; accepted: {', '.join(DIALECTS)}")
     if constants is None:
-        chosen = family_named(family) if family else family_for(kernel, PORTABLE[dialect])
+        named = family_named(family) if family else family_for(kernel, PORTABLE[dialect])
         limits = PORTABLE[dialect]
-        constants = chosen.default(kernel, limits if chosen.serves(kernel, limits) else NEWEST)
-    else:
-        chosen = family_of(constants)
+        constants = named.default(kernel, limits if named.serves(kernel, limits) else NEWEST)
+    chosen = family_of(constants)
     check(chosen, kernel, constants)
     entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
     template = template_of(chosen.name)
@@ -188,7 +187,7 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
     """The kernel's name, with a hash of the constants where they are not the portable default."""
     if family in meant_for(kernel, portable) and family is family_for(kernel, portable) and constants == family.default(kernel, portable):
         return kernel.name
-    tag = hashlib.sha256(json.dumps([family.name, asdict(constants)], sort_keys=True).encode()).hexdigest()[:8]
+    tag = hashlib.sha256(json.dumps([constants.entry_family or family.name, asdict(constants)], sort_keys=True).encode()).hexdigest()[:8]
     return f"{kernel.name}_{tag}"
 
 

@@ -46,12 +46,21 @@ FAMILIES: dict[str, Family[Any]] = {
     )
 }
 
+# earlier names, which callers and files may still give, with the families that have their kernels now
+ALIASES: dict[str, Family[Any]] = {}
+
 
 def family_named(name: str) -> Family[Any]:
-    """The family of that name; `ConstantsError` lists the known ones."""
-    if not is_word(name, FAMILIES):
+    """Family of that name, or of an earlier name; `ConstantsError` lists the known ones."""
+    if not is_word(name, FAMILIES) and not is_word(name, ALIASES):
         raise ConstantsError(f"unknown kernel family {excerpt(name)}; known: {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+    return FAMILIES[name] if name in FAMILIES else ALIASES[name]
+
+
+def present_names(names: str) -> str:
+    """Replace earlier names in a list of families, which commas separate; unknown names stay."""
+    present = (ALIASES[name].name if name in ALIASES else name for name in names.split(", "))
+    return ", ".join(dict.fromkeys(present))
 
 
 def families_for(
@@ -110,7 +119,7 @@ def faster_family(
 
 def family_of(constants: Any) -> Family[Any]:
     """The family whose constants these are."""
-    return next(family for family in FAMILIES.values() if type(constants) is family.constants_type)
+    return next(family for family in FAMILIES.values() if type(constants) in (family.constants_type, *family.other_types))
 
 
 def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
@@ -121,6 +130,7 @@ def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
 
 
 __all__ = [
+    "ALIASES",
     "FAMILIES",
     "MAP_ALIGNMENT",
     "Constexpr",
@@ -140,4 +150,5 @@ __all__ = [
     "faster_family",
     "meant_for",
     "operand_of",
+    "present_names",
 ]

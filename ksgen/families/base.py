@@ -167,8 +167,9 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
     """One method to compute a kernel. `name` is its template's stem and its key in wisdom."""
 
     constants_type: type[ConstantsT]
+    other_types: tuple[type[ConstantsT], ...]  # constants of kernels that `constants_type` does not describe, such as chains
     why: str  # its purpose, in a few words
-    packs: bool  # whether its source has a second entry
+    packs: bool  # whether its source has a second entry; sources of chains never have one
     packed_by: str  # the family that packs the weights of each factor of a chain; empty: itself
     signature: tuple[str, ...]  # the operands that its kernels may take, in order: `signature.py`
     by_default: bool  # whether launchers may choose it without wisdom; says nothing of what was measured

@@ -40,6 +40,7 @@ class Shaped(Generic[ConstantsT]):
 
     name: str
     constants_type: type[ConstantsT]
+    other_types: tuple[type[ConstantsT], ...] = ()
     why: str
     listed: tuple[Rule[ConstantsT], ...]
     signature: tuple[str, ...] = PRODUCT
@@ -71,7 +72,7 @@ class Shaped(Generic[ConstantsT]):
         return first_broken(self.rules(), kernel, constants) is None
 
     def constants(self, values: Mapping[str, Any]) -> ConstantsT:
-        return read_constants(self.name, self.constants_type, values)
+        return read_constants(self.name, (self.constants_type, *self.other_types), values)
 
     # ---- resources
 

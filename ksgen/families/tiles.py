@@ -1,10 +1,10 @@
 """Shared parts of families of tiled kernels: reading and showing constants, numbers of tiles, the copies of a block,
 and constants that every source states."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from math import gcd
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr
@@ -30,23 +30,35 @@ def power_of_two_in(value: int, most: int) -> int:
 class Constants:
     """A family's constants: a frozen dataclass of numbers and words."""
 
+    entry_family: ClassVar[str] = ""  # earlier name of their family, by which entries are still named; empty: its name
+
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in vars(self).items())
 
 
-def read_constants(family: str, kind: type[ConstantsT], values: Mapping[str, Any]) -> ConstantsT:
-    """Read a family's constants from names and values; `ConstantsError` if a name or a type does not match its class.
+def read_constants(family: str, kinds: Sequence[type[ConstantsT]], values: Mapping[str, Any]) -> ConstantsT:
+    """Read a family's constants from names and values, as the first class that has these names.
 
-    A constant with a default may be missing: values from before the constant existed meant its default.
+    `ConstantsError` if none does, or if a type does not match. A constant with a default may be missing: values from
+    before the constant existed meant its default.
     """
-    wanted: dict[str, Any] = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-    needed = {field.name for field in fields(kind) if field.default is MISSING}  # type: ignore[arg-type]
-    if not needed <= set(values) <= set(wanted):
-        raise ConstantsError(f"{family} constants are {', '.join(wanted)}; got {', '.join(map(str, values))}")
+    kind = next((kind for kind in kinds if _needed(kind) <= set(values) <= set(_wanted(kind))), None)
+    if kind is None:
+        accepted = "; or ".join(", ".join(_wanted(each)) for each in kinds)
+        raise ConstantsError(f"{family} constants are {accepted}; got {', '.join(map(str, values))}")
+    wanted = _wanted(kind)
     for name, value in values.items():
         if type(value) is not wanted[name]:
             raise ConstantsError(f"{family} constant {name}={excerpt(value)} must be {'a word' if wanted[name] is str else 'an integer'}")
     return kind(**values)
+
+
+def _wanted(kind: type[Any]) -> dict[str, Any]:
+    return {field.name: field.type for field in fields(kind)}
+
+
+def _needed(kind: type[Any]) -> set[str]:
+    return {field.name for field in fields(kind) if field.default is MISSING}
 
 
 @dataclass(frozen=True)

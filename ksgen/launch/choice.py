@@ -10,7 +10,7 @@ from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device
 from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, check, cuda_limits, families_for, family_for, family_named, faster_family
+from ksgen.families import Limits, check, cuda_limits, family_for, family_named, faster_family
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom
 
@@ -126,9 +126,9 @@ def _passed_over(entry: Entry | None) -> str:
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
     """Default constants of a family for a kernel at a batch, measured or not."""
     family = family_named(name)
-    if family not in families_for(kernel, limits, batch):
+    if not (family.serves(kernel, limits) and family.takes(kernel, batch, True)):
         raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})")
-    return Choice(name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
+    return Choice(family.name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
 
 
 def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:

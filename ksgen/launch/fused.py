@@ -304,6 +304,6 @@ def packings(device: Device, whole: Plan) -> tuple[Plan, ...]:
 
 def packing_choices(kernel: KernelSpec, family: str, constants: Any) -> list[tuple[KernelSpec, Choice]]:
     """Kernels and choices whose sources pack each factor's weights for a chain's launch with such constants."""
-    packed_by = family_named(family).packed_by
+    packed_by = family_named(family).packed_by or family
     factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
     return [(each, Choice(packed_by, own, "part of a chain")) for each, own in zip(factors, constants.parsed, strict=True)]

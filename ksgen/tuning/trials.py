@@ -182,7 +182,8 @@ def _trial(row: dict[str, Any]) -> Trial | None:
         own = json.loads(row["kernel"])
         chains, epilogue = chains_from_json(own, lambda shape: Pattern(**shape)), Epilogue(**own.pop("epilogue"))
         options = {name: value for name, value in own.items() if name not in ("pattern", "before", "beside")}
-        constants = family_named(row["family"]).constants(json.loads(row["constants"]))
-        return Trial(**row | {"kernel": KernelSpec(chains, epilogue=epilogue, **options), "constants": constants})
+        family = family_named(row["family"])
+        constants = family.constants(json.loads(row["constants"]))
+        return Trial(**row | {"kernel": KernelSpec(chains, epilogue=epilogue, **options), "family": family.name, "constants": constants})
     except (KsgenError, ValueError, TypeError, KeyError, AttributeError):
         return None

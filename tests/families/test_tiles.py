@@ -35,7 +35,7 @@ def test_numbers() -> None:
 
 
 def test_constants_are_read_by_name_and_what_came_later_has_its_default() -> None:
-    assert read_constants("few", Few, {"tile_in": 4, "copy": "async"}) == Few(4, "async", 8)
+    assert read_constants("few", (Few,), {"tile_in": 4, "copy": "async"}) == Few(4, "async", 8)
     assert str(Few(4, "async")) == "tile_in=4, copy=async, tile_out=8, tile_d=1"
 
 
@@ -51,7 +51,7 @@ def test_constants_are_read_by_name_and_what_came_later_has_its_default() -> Non
 )
 def test_other_names_and_types_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConstantsError) as caught:
-        read_constants("few", Few, values)
+        read_constants("few", (Few,), values)
     assert str(caught.value) == message
 
 
