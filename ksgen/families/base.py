@@ -167,7 +167,6 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
     """One method to compute a kernel. `name` is its template's stem and its key in wisdom."""
 
     constants_type: type[ConstantsT]
-    other_types: tuple[type[ConstantsT], ...]  # constants of kernels that `constants_type` does not describe, such as chains
     why: str  # its purpose, in a few words
     packs: bool  # whether its source has a second entry; sources of chains never have one
     packed_by: str  # the family that packs the weights of each factor of a chain; empty: itself
@@ -175,6 +174,11 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
     by_default: bool  # whether launchers may choose it without wisdom; says nothing of what was measured
 
     for_few: bool  # whether it is meant for small batches: larger batches use it only by wisdom or by name
+
+    @property
+    def other_types(self) -> tuple[type[ConstantsT], ...]:
+        """Classes of constants for kernels that `constants_type` does not describe, such as chains."""
+        ...
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...
 

@@ -15,6 +15,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families.rules import Rule, first_broken, refusal
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.spec.storage import SAME
 
 
@@ -115,8 +116,8 @@ def refused_factor(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec
 
 
 def own_of_factors(kernel: KernelSpec, constants: Any) -> list[tuple[KernelSpec, Any]]:
-    """Each factor as a kernel of its own, with its constants."""
-    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
+    """Each factor as a kernel of its own, with its constants; a kernel of one factor is its own."""
+    return list(zip(factor_kernels(kernel) if kernel.job == CHAIN else [kernel], constants.parsed, strict=True))
 
 
 def rule_of_tiles(rules: tuple[Rule[Any], ...]) -> Rule[Any]:
@@ -134,3 +135,12 @@ def rule_of_tiles(rules: tuple[Rule[Any], ...]) -> Rule[Any]:
         return refused_factor(rules, own_of_factors(kernel, constants))
 
     return Rule("tiles holds what each factor's own rules allow", holds, why)
+
+
+def rules_for(kind: type[Any], rules: tuple[Rule[Any], ...]) -> tuple[Rule[Any], ...]:
+    """Rules that hold for all constants but those of one class, which they are tested on."""
+
+    def narrowed(rule: Rule[Any]) -> Rule[Any]:
+        return replace(rule, holds=lambda kernel, constants: type(constants) is not kind or rule.holds(kernel, constants))
+
+    return tuple(narrowed(rule) for rule in rules)

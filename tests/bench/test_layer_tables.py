@@ -12,7 +12,7 @@ def layer_row(name: str, us: float | None, layer: str = "up", pattern: str = "2,
 
 
 ROWS = [
-    layer_row("one_launch", 10.0, family="vector_chain", share_of_floor=0.5),
+    layer_row("one_launch", 10.0, family="vector", share_of_floor=0.5),
     layer_row("one_launch", 8.0, family="amx_chain", arithmetic="bf16x6", share_of_floor=0.4),
     layer_row("bmm", 16.0),
     layer_row("dense", 4.0),

@@ -93,7 +93,7 @@ def test_x_in_eight_bits() -> None:
 def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     why, *of_each = doubts
     figures = {
-        "entry": "ks", "batch": 70, "device": "a device", "runtime": "native", "family": "vector_chain", "why": "a test",
+        "entry": "ks", "batch": 70, "device": "a device", "runtime": "native", "family": "vector", "why": "a test",
         "passed": True, "error": 1e-8, "tolerance": 1e-6, "checked_batch_entries": 70,
         "median_us": 40.0, "low_us": 39.0, "high_us": 41.0, "blocks": 8, "gflop_per_s": 3.0, "gbyte_per_s": 4.0,
         "floor_us": 20.0, "share_of_floor": None if why else 0.5, "doubt": why,

@@ -85,7 +85,7 @@ def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None
 def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
     chains = [KernelSpec((first, Pattern(2, 8, 8, 2))) for first in (Pattern(2, 16, 6, 1), Pattern(1, 32, 6, 1))]
     chains += [replace(chains[0], between="relu"), replace(chains[0], out_layout="bsl")]
-    sources = [render(each, family="vector_chain", dialect="opencl") for each in chains]
+    sources = [render(each, family="vector", dialect="opencl") for each in chains]
     assert (
         len({source.text for source in sources}) == len({source.entry for source in sources}) == len({each.digest for each in chains}) == 4
     )
@@ -96,7 +96,7 @@ def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
 def test_the_chains_beside_each_other_change_the_text_the_name_and_the_digest() -> None:
     one, other = (Pattern(2, 8, 8, 2),), (Pattern(1, 5, 32, 1), Pattern(1, 3, 5, 1))
     groups = [KernelSpec((one, *others)) for others in ((one,), (other,), (one, other))]
-    sources = [render(each, family="vector_chain", dialect="opencl") for each in groups]
+    sources = [render(each, family="vector", dialect="opencl") for each in groups]
     assert [source.kernel.name for source in sources] == [
         "ks_2x8x8x2_and_2x8x8x2_float32_bsf",
         "ks_2x8x8x2_and_1x5x32x1_1x3x5x1_float32_bsf",
@@ -136,8 +136,8 @@ def test_the_entry_carries_a_hash_where_the_constants_are_not_the_default() -> N
 def test_bad_constants_and_dialects_are_refused() -> None:
     with pytest.raises(ConstantsError, match="ks_2x64x48x4_float32_bsf: tile_d=8 must be at most d=4; try 4"):
         render(KERNEL, replace(CONSTANTS, tile_d=8))
-    with pytest.raises(KsgenError, match="vector_chain has no CUDA text; accepted: dialect=opencl"):
-        render(KernelSpec((Pattern(2, 16, 6, 1), Pattern(2, 8, 8, 2))), family="vector_chain")
+    with pytest.raises(KsgenError, match="vector has no CUDA text; accepted: dialect=opencl"):
+        render(KernelSpec((Pattern(2, 16, 6, 1), Pattern(2, 8, 8, 2))), family="vector")
     for family in ("mma", "simt_chain"):
         chain = KernelSpec((Pattern(2, 32, 16, 1), Pattern(2, 16, 16, 2)))
         with pytest.raises(KsgenError, match=f"{family} has no OpenCL text; accepted: dialect=cuda"):

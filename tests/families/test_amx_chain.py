@@ -257,7 +257,7 @@ def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Dev
     assert is_right(kernel, np.asarray(found), truth_of(kernel, arrays))
     told = one.explain(200, precision=precision)
     assert ": one launch, by amx_chain, block=" in told
-    assert ChainLauncher(*launchers).prepare(arrays["x"], weights).plan.choice.family == "vector_chain"
+    assert ChainLauncher(*launchers).prepare(arrays["x"], weights).plan.choice.family == "vector"
 
 
 def test_by_the_cost_model_unless_a_layer_says_it(with_tiles: Device) -> None:

@@ -27,12 +27,12 @@ VIT = (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))
 def test_which_kernels_it_serves() -> None:
     kernel = chain_of(TWO, "bf16x6")
     assert family_for(kernel, CPU).name == family_for(replace(kernel, precision="tf32x3"), CPU).name == "amx_chain"
-    assert family_for(kernel, replace(CPU, tiles=())).name == "vector_chain"
-    assert family_for(replace(kernel, precision="float32"), CPU).name == "vector_chain"
+    assert family_for(kernel, replace(CPU, tiles=())).name == "vector"
+    assert family_for(replace(kernel, precision="float32"), CPU).name == "vector"
     for precision, tiles in (("bfloat16", "bf16"), ("float16", "f16")):
         each = replace(kernel, precision=precision)
-        assert [family.name for family in families_for(each, CPU)] == ["amx_chain", "vector_chain"]
-        assert family_for(each, CPU).name == "vector_chain"  # until it is measured
+        assert [family.name for family in families_for(each, CPU)] == ["amx_chain", "vector"]
+        assert family_for(each, CPU).name == "vector"  # until it is measured
         assert not FAMILY.serves(each, replace(CPU, tiles=tuple({"bf16", "f16"} - {tiles})))
     others = (
         replace(kernel, precision="float32"),

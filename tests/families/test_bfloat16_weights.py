@@ -135,7 +135,7 @@ def test_chains_and_groups_on_processors(beside: tuple[tuple[Pattern, ...], ...]
         between="gelu",
     )  # fmt: skip
     found = measure(device, own, 40, runs=0)
-    assert found.plan.choice.family == "vector_chain"
+    assert found.plan.choice.family == "vector"
     assert found.passed, found.error
 
 

@@ -24,13 +24,13 @@ from ksgen.families import FAMILIES
 from ksgen.launch.choice import limits_from, limits_of
 from ksgen.measure.verify import measure
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.storage import STORAGES, taken_beside
 from tests.build.test_host import innermost_loop
 
 PATTERN, CHAIN = Pattern(2, 9, 5, 2), (Pattern(2, 20, 10, 1), Pattern(1, 9, 20, 2))
 BATCH = 21
-ON_PROCESSORS = ("vector", "vector_chain", "vector_gradient", "amx", "amx_chain", "amx_gradient")
+ON_PROCESSORS = [name for name in FAMILIES if "vector" in name or "amx" in name]
 
 pytestmark = pytest.mark.libraries
 
@@ -57,15 +57,15 @@ def matrix() -> Iterator[object]:
     """Each family, precision, storage and layout that a processor with matrix tiles serves."""
     limits = replace(limits_for(INSTRUCTION_SETS["x86-64-v4-amx-fp16"]), multiprocessors=2)
     limits = limits_from("native", INSTRUCTION_SETS["x86-64-v4-amx-fp16"].target, limits)
-    for family, precision, layout, weights in product(ON_PROCESSORS, PRECISIONS, LAYOUTS, ("same", *STORAGES)):
-        is_gradient = family.endswith("gradient")
-        if weights != "same" and (is_gradient or precision not in taken_beside(weights)):
+    for job, precision, layout, weights in product((*JOBS, "chain"), PRECISIONS, LAYOUTS, ("same", *STORAGES)):
+        if weights != "same" and (job == "gradient" or precision not in taken_beside(weights)):
             continue
-        kernel = KernelSpec(PATTERN, precision, layout, job="gradient" if is_gradient else "multiply", weights=weights)
-        if family.endswith("chain"):
+        if job == "chain":
             kernel = KernelSpec([CHAIN], precision, layout, Epilogue(bias=True), weights=weights)
-        if FAMILIES[family].serves(kernel, limits):
-            yield pytest.param(family, kernel, id=f"{family} {precision} {layout} {weights}")
+        else:
+            kernel = KernelSpec(PATTERN, precision, layout, job=job, weights=weights)
+        for family in (name for name in ON_PROCESSORS if FAMILIES[name].serves(kernel, limits)):
+            yield pytest.param(family, kernel, id=f"{family} {job} {precision} {layout} {weights}")
 
 
 @pytest.mark.slow
@@ -84,7 +84,8 @@ def test_agrees_with_float64(family: str, kernel: KernelSpec, clang: HostCompile
 
 def test_all_that_processors_have_is_compiled() -> None:
     rows = [row.values for row in matrix()]  # type: ignore[attr-defined]
-    assert {family for family, _ in rows} == {name for name in FAMILIES if "vector" in name or "amx" in name}
+    assert {family for family, _ in rows} == set(ON_PROCESSORS)
+    assert {kernel.job for _, kernel in rows} == {*JOBS, "chain"}
     assert {kernel.precision for _, kernel in rows} >= {"float32", "float64", "float16", "bfloat16", "complex64", "complex128", "bf16x6"}
     assert {kernel.weights for _, kernel in rows} == {"same", *STORAGES}
 

@@ -138,7 +138,7 @@ BROKEN_VECTORS = {  # no check knows that a workspace was never written: it is f
     "inputs of another j": (VECTOR[11], EVERYTHING, "each[same], own[n]", "each[0], own[n]", "wrong"),
     "a pair of vectors behind the last": (VECTOR[12], EVERYTHING, "(2 * l + 1) * D + LANES <= C * D", "1", "Invalid read"),
     "a row's end behind the last": (VECTOR[15], EVERYTHING, "!(REACHES && is_last)", "1", "Invalid read"),
-    "a chain's row's end behind the last": (CHAIN[3], EVERYTHING, "block + 1 == blocks", "0", "Invalid read"),
+    "a chain's row's end behind the last": (CHAIN[3], EVERYTHING, "last == batch", "0", "Invalid read"),
     "a chain's groups that keep one place": (CHAIN[0], RACES, SLOT, "workspace", "data race at global memory"),
     "a chain's X beyond the batch": (CHAIN[1], EVERYTHING, "last < min(end, at + LANES); ++last)", "last <= end; ++last)", "Invalid read"),
     "a chain's Y beyond the batch": (CHAIN[1], EVERYTHING, "+ here, count - here, bias", "+ here, LANES, bias", "Invalid write"),

@@ -274,7 +274,7 @@ def test_processors_take_it_through_a_group_of_chains(storage: str, precision: s
     one = KernelSpec(
         chains[: 1 if out_layout else 2], precision, layout, ALL, between="gelu", out_layout=out_layout, weights=storage, inputs=storage
     )
-    family, device = FAMILIES["vector_chain"], processor()
+    family, device = FAMILIES["vector"], processor()
     for batch in (5, 33):
         problem = make_problem(one, batch)
         plan = PLANNER.plan_of(device, one, batch, Choice(family.name, family.default(one, vector.CPU, batch), "this test"))

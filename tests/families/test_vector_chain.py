@@ -17,7 +17,7 @@ from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, families_for, family_of
 from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains
-from ksgen.families.vector import VectorChain, VectorChainConstants, VectorConstants, VectorTiling
+from ksgen.families.vector import Vector, VectorChainConstants, VectorConstants, VectorTiling
 from ksgen.families.vector.shape import lie_in_pairs
 from ksgen.launch.choice import Choice
 from ksgen.launch.fused import LEAST_ENTRIES
@@ -33,7 +33,7 @@ from tests.families import test_vector as alone
 from tests.measure.test_verify import needs_opencl
 from tests.support.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, workspace_of
 
-FAMILY = VectorChain()
+FAMILY = Vector()
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
 TWO = (Pattern(3, 5, 4, 2), Pattern(1, 7, 10, 3))  # 24 -> 30 -> 21
 THREE = (Pattern(2, 6, 5, 1), Pattern(1, 3, 2, 6), Pattern(3, 9, 6, 1))  # 10 -> 12 -> 18 -> 27
@@ -105,7 +105,7 @@ def plans_of(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> 
     check(family := family_of(constants), kernel, constants)
     whole = PLANNER.plan_of(device, kernel, batch, Choice(family.name, constants, "a test's"))
     alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
-    chosen = [Choice(family.packed_by, each, "a test's") for each in constants.parsed]
+    chosen = [Choice(family.packed_by or family.name, each, "a test's") for each in constants.parsed]
     return whole, [PLANNER.plan_of(device, each, batch, choice) for each, choice in zip(alone, chosen, strict=True)]
 
 
@@ -344,14 +344,14 @@ def few_cores(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 class Watched:
-    """Counts what launchers launch: entries of factors alone, and of chains."""
+    """Counts what launchers launch: jobs of factors alone, and of chains."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.families: list[str] = []
+        self.jobs: list[str] = []
         launched = Plan.launch
 
         def watched(plan: Plan, arguments: tuple[Any, ...], stream: Any) -> None:
-            self.families.append(plan.choice.family)
+            self.jobs.append(plan.kernel.job)
             launched(plan, arguments, stream)
 
         monkeypatch.setattr(Plan, "launch", watched)
@@ -382,7 +382,7 @@ def test_launchers_take_it_and_it_is_what_one_by_one_gives(few_cores: Device, wa
     arrays = arrays_of(kernel, MANY)
     fuse = "yes" if layout == "bsl" else "auto"
     y = called(kernel, arrays, fuse=fuse)
-    assert watched.families == ["vector_chain"]
+    assert watched.jobs == ["chain"]
     assert is_right(kernel, y, truth_of(kernel, arrays))
     first, last = (Launcher(*each.shape) for each in TWO)
     between = first(arrays["x"], arrays["weights 0"], layout=layout)
@@ -399,7 +399,7 @@ def test_in_batch_size_last_factors_go_one_by_one_unless_one_launch_is_asked_for
     kernel = chain_of(TWO, layout="bsl", epilogue=ALL)
     arrays = arrays_of(kernel, MANY)
     assert is_right(kernel, called(kernel, arrays), truth_of(kernel, arrays))
-    assert watched.families == ["vector"] * 2
+    assert watched.jobs == ["multiply"] * 2
 
 
 @needs_opencl
@@ -412,7 +412,7 @@ def test_weights_that_change_are_packed_anew_and_packed_ones_are_kept(few_cores:
         for _ in range(2):
             arrays["weights 0"] *= 2
             assert is_right(kernel, ks(arrays["x"], weights), truth_of(kernel, arrays))
-    assert watched.families == ["vector_chain"] * 4
+    assert watched.jobs == ["chain"] * 4
 
 
 @needs_opencl
@@ -425,8 +425,8 @@ def test_what_it_does_not_serve_goes_one_by_one(few_cores: Device, watched: Watc
         assert is_right(kernel, called(kernel, arrays), truth_of(kernel, arrays))
     monkeypatch.setattr(few_cores, "shares_host", False)
     assert is_right(kernel, called(kernel, many), truth_of(kernel, many))
-    assert watched.families == ["vector"] * 6
-    assert [each.name for each in families_for(kernel, CPU)] == ["vector_chain"]
+    assert watched.jobs == ["multiply"] * 6
+    assert [each.name for each in families_for(kernel, CPU)] == ["vector"]
     assert [each.name for each in families_for(kernel, cuda_limits("sm_90a"))] == ["simt_chain"]
     assert not list(families_for(kernel, cuda_limits("sm_75")))
     assert not list(families_for(kernel, replace(CPU, is_cpu=False)))
@@ -438,7 +438,7 @@ def test_precisions_of_tensor_cores_are_plain_float32(few_cores: Device, watched
     arrays = arrays_of(kernel, MANY)
     for precision in ("tf32x3", "tf32"):
         assert is_right(kernel, called(kernel, arrays, precision=precision), truth_of(kernel, arrays))
-    assert watched.families == ["vector_chain"] * 2
+    assert watched.jobs == ["chain"] * 2
 
 
 @needs_opencl
@@ -449,7 +449,7 @@ def test_arrays_that_do_not_fit_are_refused_before_anything_runs(few_cores: Devi
         called(kernel, arrays, out=arrays["x"][:, :21])
     with pytest.raises(LaunchError, match=r"overlap|memory"):
         called(kernel, arrays, out=arrays["x"].reshape(-1)[: MANY * 21].reshape(MANY, 21))
-    assert not watched.families
+    assert not watched.jobs
 
 
 # ---- constants

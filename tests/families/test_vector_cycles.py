@@ -104,7 +104,7 @@ def test_half_idle_cores_and_many_small_tasks_cost() -> None:
 
 
 def test_a_chain_takes_as_long_as_its_factors() -> None:
-    family = family_named("vector_chain")
+    family = family_named("vector")
     kernel = KernelSpec((Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2)))
     constants = family.default(kernel, LIMITS, BATCH)
     alone = family_named("vector")

@@ -97,7 +97,7 @@ def test_what_serves_them() -> None:
     with pytest.raises(ConstantsError, match="pairs=1 must be 0 with weights in eight bits"):
         check(FAMILY, replace(kernel, precision="bfloat16", layout="bsf"), refused)
     chain = KernelSpec((Pattern(6, 64, 64, 1), Pattern(1, 64, 64, 6)), weights="int8")
-    assert family_for(chain, CPU).name == "vector_chain"
+    assert family_for(chain, CPU).name == "vector"
 
 
 @pytest.mark.exhaustive
@@ -111,7 +111,7 @@ def test_a_chain_in_one_launch(precision: str, layout: str, monkeypatch: pytest.
         between="gelu", out_layout="bsf",
     )  # fmt: skip
     found = measure(device, kernel, 40, runs=0)
-    assert found.plan.choice.family == "vector_chain"
+    assert found.plan.choice.family == "vector"
     assert found.passed, found.error
 
 

@@ -46,11 +46,13 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The families of what was launched."""
-    families: list[str] = []
+    """The family and job of each launch."""
+    found: list[str] = []
     launch = Plan.launch
-    monkeypatch.setattr(Plan, "launch", lambda plan, *given: (families.append(plan.choice.family), launch(plan, *given))[1])
-    return families
+    monkeypatch.setattr(
+        Plan, "launch", lambda plan, *given: (found.append(f"{plan.choice.family} {plan.kernel.job}"), launch(plan, *given))[1]
+    )
+    return found
 
 
 def group(fuse: str = "auto") -> GroupLauncher:
@@ -118,7 +120,7 @@ def test_outputs_lie_beside_each_other(either: Device, launched: list[str], layo
         assert len({id(y.base) for y in ys}) == 1
         assert ys[0].base.shape == ((batch, sum(OUT)) if layout == "bsf" else (sum(OUT), batch))
     if either.shares_host:
-        assert launched == (["vector_chain"] if is_one else ["vector"] * 6)
+        assert launched == (["vector chain"] if is_one else ["vector multiply"] * 6)
 
 
 @pytest.mark.exhaustive
@@ -194,7 +196,7 @@ def test_layers_of_one_factor_take_their_weights_alone(either: Device, launched:
         for y, each in zip(own(x, given), weights, strict=True):
             assert is_right(y, reference.multiply(pattern, x, each, "bsf"))
     if either.shares_host:
-        assert launched == ["vector_chain"] * 2
+        assert launched == ["vector chain"] * 2
 
 
 @pytest.mark.libraries
@@ -260,7 +262,7 @@ def test_a_group_is_one_launch_where_a_layer_says_so(
     assert (own.title + " at batch 1" in own.explain(1)) == is_one
     for number, y in enumerate(ys):
         assert is_right(y, truth_of(x, number, weights[number], "bsf"))
-    assert (launched.count("vector_chain") == len(launched) == 1) == is_one
+    assert (launched.count("vector chain") == len(launched) == 1) == is_one
 
 
 def test_where_one_launch_of_a_group_cannot_be_had_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +348,7 @@ def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, launched: list[str], preci
     assert all(y is wanted for y, wanted in zip(ys, given["out"], strict=True))
     assert [entry.endswith("_pack") for entry, _ in gpu.launches] == [True] * 5 + [False]
     assert gpu.launches[-1][0].startswith("ks_2x48x64x1_1x64x48x2_and_2x24x64x1_and_2x48x64x1_1x64x48x2")
-    assert launched == [family]
+    assert launched == [f"{family} chain"]
     are_right(own, given, layout, precision)
     packed = [
         [factor.pack(each) for factor, each in zip(layer.factors, listed, strict=True)]

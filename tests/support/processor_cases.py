@@ -91,9 +91,8 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
     rows = {name: spread(arrays[name], gap) for name, gap in gaps.items()}
     at: dict[str, Any] = {name: uploaded(device, array) for name, array in (arrays | rows).items()}
     at |= {pitch: arrays[name].shape[1] + gaps[name] for name, pitch in pitches_of(kernel).items()}
-    parsed = [choice.constants] if case.kernel.job == "multiply" else choice.constants.parsed
     packed_by = family_named(case.family).packed_by or case.family
-    for name, number, factor, own in zip(weights_of(kernel), count(), factor_kernels(kernel), parsed, strict=False):
+    for name, number, factor, own in zip(weights_of(kernel), count(), factor_kernels(kernel), choice.constants.parsed, strict=False):
         plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice(packed_by, own, "a test's"))
         at[name] = plan.pack(at[f"weights {number}"], None)
     at["workspace"] = uploaded(device, np.full(whole.workspace_bytes, 0xFF, np.uint8))
@@ -144,18 +143,18 @@ CHAIN = [
         "bsf",
         (True, "gelu", True),
         (31,),
-        "vector_chain",
+        "vector",
         {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1", "past": 1},
         FIRST,
     ),
-    Case(LAST, "float16", "bsl", batches=(14,), family="vector_chain", constants=ALONG_BATCH, before=FIRST),
+    Case(LAST, "float16", "bsl", batches=(14,), family="vector", constants=ALONG_BATCH, before=FIRST),
     Case(  # a group, of slices
         LAST,
         "float32",
         "bsf",
         (True, "relu", True),
         (31,),
-        "vector_chain",
+        "vector",
         {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1; batch 8 2 1 1", "past": 1},
         FIRST,
         (((2, 5, 4, 3),),),
@@ -164,7 +163,7 @@ CHAIN = [
     Case(  # vectors of inputs that reach beyond a row's last ones: of X, and of the intermediate
         LAST,
         batches=(31,),
-        family="vector_chain",
+        family="vector",
         constants={"block": 12, "tiles": "outputs 8 2 3 0, outputs 8 2 3 0", "past": 0},
         before=((2, 5, 5, 3),),
     ),

@@ -41,7 +41,7 @@ def test_a_trial_comes_back_as_it_was_added_also_to_another_process_view(tmp_pat
 def test_a_chains_trial_comes_back_and_others_are_kept_as_before_there_were_chains(tmp_path: Path) -> None:
     chain = KernelSpec((Pattern(2, 3, 4, 1), Pattern(1, 8, 6, 1)))
     trials = [
-        replace(TRIAL, kernel=chain, family="vector_chain", constants=VectorChainConstants(48, "batch 8 3 2 1, batch 8 3 2 1", 0)),
+        replace(TRIAL, kernel=chain, family="vector", constants=VectorChainConstants(48, "batch 8 3 2 1, batch 8 3 2 1", 0)),
         TRIAL,
     ]
     store = TrialStore(tmp_path / "trials.sqlite")

@@ -36,7 +36,7 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
     assert isinstance(found, ksgen.tuning.Tuned)
     assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "vector_gradient"
     layer = Chain((Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3)))
-    assert ksgen.tune(layer, batch=70, budget=1).best.family == "vector_chain"
+    assert ksgen.tune(layer, batch=70, budget=1).best.family == "vector"
     with pytest.raises(SpecError, match=r"job='gradient' of a chain; accepted: multiply"):
         ksgen.tune(layer, job="gradient")
     for given in ([], None):

@@ -109,7 +109,7 @@ def test_a_time_counts_near_the_batch_of_the_present_text_and_where_it_fits(monk
 def test_a_chains_entry_reads_back_as_it_was_written() -> None:
     processor = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
     chain = replace(KERNEL, chains=(Pattern(6, 16, 16, 1), KERNEL.pattern))
-    found = Entry(chain, 1000, "vector_chain", FAMILIES["vector_chain"].default(chain, processor, 1000), {"median_us": 1.5})
+    found = Entry(chain, 1000, "vector", FAMILIES["vector"].default(chain, processor, 1000), {"median_us": 1.5})
     text = dump("EPYC", Wisdom([found]))
     assert json.loads(text)["entries"][0]["before"] == [[6, 16, 16, 1]]
     (again,) = parse(text, "file")
@@ -118,7 +118,7 @@ def test_a_chains_entry_reads_back_as_it_was_written() -> None:
     assert Wisdom([again]).lookup(replace(chain, epilogue=Epilogue(True, "relu"), between="gelu"), 1000) == found
     for more in ({"between": "relu"}, {"out_layout": "bsl"}):
         other = replace(chain, **more)
-        entry = Entry(other, 1000, "vector_chain", FAMILIES["vector_chain"].default(other, processor, 1000), {"median_us": 1.5})
+        entry = Entry(other, 1000, "vector", FAMILIES["vector"].default(other, processor, 1000), {"median_us": 1.5})
         assert Entry.from_json(json.loads(json.dumps(entry.as_json()))) == entry
         assert Wisdom([entry]).lookup(chain, 1000) is None
 
@@ -126,7 +126,7 @@ def test_a_chains_entry_reads_back_as_it_was_written() -> None:
 def test_a_groups_entry_serves_this_group_alone_and_slices_too() -> None:
     processor = Limits(2**18, registers=0, is_cpu=True, vector_bytes=32, multiprocessors=4, async_copies=False)
     group = KernelSpec(((KERNEL.pattern,), (KERNEL.pattern,)), "float32", "bsf", Epilogue())
-    found = Entry(group, 1000, "vector_chain", FAMILIES["vector_chain"].default(group, processor, 1000), {"median_us": 1.5})
+    found = Entry(group, 1000, "vector", FAMILIES["vector"].default(group, processor, 1000), {"median_us": 1.5})
     (again,) = parse(dump("a device", Wisdom([found])), "file")
     assert again == found
     for asked in (group, replace(group, stride="any"), replace(group, epilogue=Epilogue(True, "relu"))):

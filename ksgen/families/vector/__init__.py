@@ -1,7 +1,7 @@
-"""The vector families, for processors: one factor, and all factors of a layer."""
+"""The vector family, for processors: one factor, or all factors of a layer."""
 
-from ksgen.families.vector.chain import VectorChain, VectorChainConstants
+from ksgen.families.vector.chain import VectorChainConstants, VectorChainTiling
 from ksgen.families.vector.family import Vector
 from ksgen.families.vector.shape import VectorConstants, VectorTiling
 
-__all__ = ["Vector", "VectorChain", "VectorChainConstants", "VectorConstants", "VectorTiling"]
+__all__ = ["Vector", "VectorChainConstants", "VectorChainTiling", "VectorConstants", "VectorTiling"]

@@ -1,13 +1,17 @@
 """Default constants of the vector family before any search, chosen by rule."""
 
 from dataclasses import replace
+from math import lcm
 
 from ksgen.families.base import Limits
+from ksgen.families.chains import FactorPlace, factor_kernels, places, transposes
 from ksgen.families.tiles import divide_up
+from ksgen.families.vector.chain import VectorChainConstants
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.families.vector.shape import CONFLICTING_BYTES, LINE_BYTES, VectorConstants, VectorTiling, lie_in_pairs, needs_panel
 from ksgen.families.vector.spread import period_of
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
 
 BLOCK_BYTES = 128 * 1024  # of a block's inputs, so that they stay in a second-level cache
 TRANSPOSED_VECTORS = 2  # per tile of transposed outputs, at most: a chunk of the batch stays near
@@ -28,6 +32,7 @@ SPREAD_WORTH = 96  # multiply-adds per input or output up to which spreading pay
 # inputs of a row up to which spreading pays, in place and copied
 SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024
 SPREAD_RUN = 6  # j from which on spreading pays if inputs are copied as pairs
+CHAIN_BYTES = 512 * 1024  # of a block's inputs and outputs of its widest factor
 FEW_LANES = 0.8  # share of a tile's lanes that must be outputs, for lanes along the outputs
 
 
@@ -55,8 +60,46 @@ def alike(batch: int) -> int:
     return batch if batch <= FEW else 1 << (batch - 1).bit_length()
 
 
-def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants:
+def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants | VectorChainConstants:
     batch = kernel.batch or alike(batch or MANY)
+    return (_default_of_chain if kernel.job == CHAIN else _default_of_factor)(kernel, limits, batch)
+
+
+def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> VectorChainConstants:
+    factors = list(zip(places(kernel), factor_kernels(kernel), strict=True))
+    alone = [_default_in_chain(kernel, at, factor, limits, batch) for at, factor in factors]
+    pairs = int(any(each.pairs for each in alone))
+    alone = [replace(each, parts=1, pairs=pairs) for each in alone]
+    copied = [each.layout == "bsl" or (pairs and at.at == 0 and kernel.stride != "dense") for at, each in factors]
+    alone = [replace(each, panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]
+    shapes = [VectorTiling(factor, own) for (_, factor), own in zip(factors, alone, strict=True)]
+    return VectorChainConstants.of(kernel, _common_block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors)), alone)
+
+
+def _default_in_chain(kernel: KernelSpec, at: FactorPlace, factor: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
+    """Default constants of a factor by itself; lanes are along the batch in the factor that changes the layout."""
+    found = _default_of_factor(factor, limits, batch)
+    if not transposes(kernel, at) or found.along == "batch":
+        return found
+    return replace(along_batch(factor, limits, found.lanes, batch), pairs=found.pairs)
+
+
+def _common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> int:
+    """Rows of the batch per block, at most `most`: whole tiles of every factor, because a partial tile costs as much as
+    a whole one.
+
+    A factor's inputs and outputs of one block stay in the cache. Batch-size-last is the exception, because shorter
+    pieces of rows cost more.
+    """
+    features = max(each.pattern.in_features + each.pattern.out_features for each in places(kernel))
+    held = MOST_ROWS if "bsf" not in (kernel.layout, kernel.y_layout) else min(MOST_ROWS, CHAIN_BYTES // (4 * features))
+    whole, unit = lcm(*(shape.tile_entries for shape in shapes)), lcm(*(shape.unit for shape in shapes))
+    if whole <= min(2 * MOST_ROWS, most):
+        return max(1, min(held, most) // whole) * whole
+    return max(unit, min(held, most) // unit * unit)
+
+
+def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
     lanes = lanes_of(kernel, limits)
     along_outputs = (
         are_few(kernel, limits, lanes, batch)

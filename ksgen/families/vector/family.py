@@ -1,26 +1,34 @@
-"""The vector family: a processor's vector registers full of sums, for every pattern, batch and layout.
+"""The vector family: a processor's vector registers full of sums, for every pattern, batch and layout, and for all
+factors of a layer in one launch.
 
-Decides the tiles of `vector.cl.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
+Decides the tiles of `vector.cl.j2`; its design is docs/kernels.md. Never renders, compiles or runs. Weights are packed
+as for each factor alone.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.chains import FactorPlace, own_of_factors, places, rule_of_tiles, rules_for, transposes
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains, layout_of
 from ksgen.families.tiles import divide_up, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.families.vector.chain import VectorChainConstants, VectorChainTiling
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, spread_sizes, tile_sizes
-from ksgen.families.vector.planes import lanes_of, tile_picture
+from ksgen.families.vector.planes import lanes_of, round_up, tile_picture
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.spec.precision import BF16
 
 GROUPS_AT_ONCE = 8  # per core, so that a late one leaves its neighbours' work to others
 LANES = (4, 8, 16)
+
+AnyVectorConstants = VectorConstants | VectorChainConstants
 
 
 RULES: tuple[Rule[VectorConstants], ...] = (
@@ -56,25 +64,60 @@ RULES: tuple[Rule[VectorConstants], ...] = (
 )
 
 
-class Vector(Shaped[VectorConstants]):
-    """Products by fused multiply-adds on a processor's vector units."""
+def _transposing(kernel: KernelSpec, constants: VectorChainConstants) -> list[VectorConstants]:
+    """Constants of the factors that change the layout."""
+    return [own for at, own in zip(places(kernel), constants.parsed, strict=True) if transposes(kernel, at)]
+
+
+def _of_x(kernel: KernelSpec, constants: VectorChainConstants) -> list[VectorConstants]:
+    """Constants of the factors that read X."""
+    return [own for at, own in zip(places(kernel), constants.parsed, strict=True) if at.at == 0]
+
+
+_CHAIN_RULES: tuple[Rule[VectorChainConstants], ...] = (
+    Rule("job is chain", lambda k, c: k.job == CHAIN),
+    rule_of_tiles(RULES),
+    Rule(
+        "pairs is 0 where tiles reads the X of slices where it lies",
+        lambda k, c: not c.pairs or k.stride == "dense" or all(own.panel for own in _of_x(k, c)),
+    ),
+    Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
+    Rule(
+        "tiles has lanes along the batch in the factor that turns one layout into the other",
+        lambda k, c: all(own.along == "batch" for own in _transposing(k, c)),
+    ),
+)
+
+
+class Vector(Shaped[VectorConstants | VectorChainConstants]):
+    """Products by fused multiply-adds on a processor's vector units: of one factor, or of all factors of a layer."""
 
     name = "vector"
     signature = PRODUCT_WITH_WORKSPACE
     constants_type = VectorConstants
-    listed = RULES
+    other_types = (VectorChainConstants,)
+    listed = (*rules_for(VectorConstants, RULES), *rules_for(VectorChainConstants, _CHAIN_RULES))
     why = "vector registers full of sums: processors"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return limits.is_cpu and kernel.job == "multiply"
+        return limits.is_cpu and kernel.job != "gradient"
 
-    def shape(self, kernel: KernelSpec, constants: VectorConstants) -> VectorTiling:
-        return VectorTiling(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: AnyVectorConstants) -> VectorChainTiling:
+        return VectorChainTiling(kernel, constants)
 
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> VectorConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyVectorConstants:
         return default(kernel, limits, batch)
 
-    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[VectorConstants]:
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
+        return (self._space_of_chain if kernel.job == CHAIN else self._space_of_factor)(kernel, limits)
+
+    def _space_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
+        usual = self.default(kernel, limits)
+        unit = VectorChainTiling(kernel, usual).unit
+        for block in sorted({max(unit, entries // unit * unit) for entries in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}):
+            yield from (replace(usual, block=block, past=past) for past in (0, 1))
+
+    def _space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
         lanes = lanes_of(kernel, limits)
         planes = kernel.pattern.a * kernel.pattern.d
         pairs = (1, 0) if multiplies_pairs(kernel, limits) else (0,)
@@ -88,58 +131,87 @@ class Vector(Shaped[VectorConstants]):
                 if self.keeps_rules(kernel, constants) and not VectorTiling(kernel, constants).is_split:
                     yield constants
 
-    def packed_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
-        return VectorTiling(kernel, constants).packed_bytes
+    def packed_bytes(self, kernel: KernelSpec, constants: AnyVectorConstants) -> int:
+        return 0 if kernel.job == CHAIN else VectorChainTiling(kernel, constants).factors[0].packed_bytes
 
-    def geometry(self, kernel: KernelSpec, constants: VectorConstants, batch: int) -> Geometry:
-        shape = VectorTiling(kernel, constants)
-        grid = divide_up(batch, constants.block) * constants.parts
-        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * shape.real_bytes)
+    def geometry(self, kernel: KernelSpec, constants: AnyVectorConstants, batch: int) -> Geometry:
+        shape = VectorChainTiling(kernel, constants)
+        grid = divide_up(batch, constants.block) * shape.parts
+        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * kernel.real_bytes)
 
-    def work(self, kernel: KernelSpec, constants: VectorConstants, batch: int) -> Work:
-        shape = VectorTiling(kernel, constants)
-        entries = (
-            divide_up(batch, constants.height) * constants.height
-            if shape.is_along_outputs
-            else divide_up(batch, constants.lanes) * constants.lanes
-        )
-        lanes = shape.columns * shape.column_weights
+    def work(self, kernel: KernelSpec, constants: AnyVectorConstants, batch: int) -> Work:
+        each = [VectorTiling(*own) for own in own_of_factors(kernel, constants)]
         moved = kernel.bytes(batch) + output_reads(kernel, constants.past, batch)
         return Work(
-            divide_up(batch, constants.block) * constants.parts, moved, moved, 0, entries * lanes,
-            cycles=multiply_cycles(shape, batch),
+            divide_up(batch, constants.block) * each[0].constants.parts, moved, moved, 0, sum(multiply_adds(own, batch) for own in each),
+            cycles=sum(multiply_cycles(own, batch) for own in each),
         )  # fmt: skip
 
-    def pack_geometry(self, kernel: KernelSpec, constants: VectorConstants) -> Geometry:
-        return Geometry(VectorTiling(kernel, constants).columns, 1, 0)
+    def pack_geometry(self, kernel: KernelSpec, constants: AnyVectorConstants) -> Geometry:
+        return Geometry(0 if kernel.job == CHAIN else VectorChainTiling(kernel, constants).factors[0].columns, 1, 0)
 
-    def words(self, kernel: KernelSpec, constants: VectorConstants) -> Mapping[str, Any]:
-        is_shifted = kernel.layout == "bsl" and constants.along == "batch" and bool(constants.past)
-        return factor_words(VectorTiling(kernel, constants)) | {
-            "n": "",
-            "source": "byte" if kernel.has_bytes_in else "stored",
-            "target": "stored",
-            "kept": "outputs",
-            "as_kept": "as_outputs",
-            "widen": "widen_byte" if kernel.has_bytes_in else "widen",
-            "x_of_block": x_of_block(kernel),
-            "out_of_block": out_of_block(kernel),
+    def words(self, kernel: KernelSpec, constants: AnyVectorConstants) -> Mapping[str, Any]:
+        shape = VectorChainTiling(kernel, constants)
+        words = factor_words(last := shape.factors[-1])  # its activation is that of every last factor
+        between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
+        is_shifted = kernel.layout == "bsl" and last.constants.along == "batch" and bool(constants.past) and not shape.is_chain
+        names = [f"A tile of factor {number}" if shape.is_chain else "A tile of Y" for number in range(1, len(shape.factors) + 1)]
+        tiles = [tile_picture(name, each.constants, OF_ROWS, OF_LANES) for name, each in zip(names, shape.factors, strict=True)]
+        return words | {
+            "variants": (*words["variants"], *(between if kernel.between != "none" else ())),
+            "is_chain": shape.is_chain,
             "shift": "y_pitch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0" if is_shifted else "0",
-            "picture": tile_picture("A tile of Y", constants, OF_ROWS, OF_LANES),
+            "picture": "//\n".join(tiles),
+            "results": each_chains(kernel, "y"),
+            "factors": [self._factor(shape, number, place) for number, place in enumerate(places(kernel))],
         }
 
-    def constexprs(self, kernel: KernelSpec, constants: VectorConstants) -> list[Constexpr]:
-        shape = VectorTiling(kernel, constants)
+    def _factor(self, shape: VectorChainTiling, number: int, at: FactorPlace) -> dict[str, Any]:
+        """Template variables of one factor: its constants and snippets, where its inputs come from and its outputs
+        go. A factor alone has no number, and its constants are the source's."""
+        own = shape.factors[number]
+        is_first, is_last, has_pairs = at.at == 0, at.is_last, bool(own.constants.pairs)
+        between, is_kept, widen = ("between", "outputs", "widen") if has_pairs else ("real", "lanes", "")
+        place = f"own + {shape.panels} + {{}} * (extent){shape.between}"
+        if has_pairs:
+            place = f"(GLOBAL between*)({place})"
+        pitch_in = own.kernel.pattern.in_features if own.x_layout == "bsf" else shape.pitch
+        pitch_out = own.kernel.pattern.out_features if own.kernel.layout == "bsf" else shape.pitch
+        return factor_words(own) | {
+            "number": number + 1,
+            "n": f"_{number + 1}" if shape.is_chain else "",
+            "kernel": own.kernel,
+            "along": own.constants.along,
+            "constexprs": factor_constexprs(own) if shape.is_chain else [],
+            "source": between if not is_first else "byte" if own.kernel.has_bytes_in else "stored",
+            "target": "stored" if is_last else between,
+            "kept": "outputs" if is_last else is_kept,
+            "as_kept": "as_outputs" if is_last or has_pairs else "",
+            "widen": widen if not is_first else "widen_byte" if own.kernel.has_bytes_in else "widen",
+            # an intermediate's buffer has room behind it
+            "is_last_block": "last == batch" if is_first else "false",
+            "from_there": f"{x_of_block(shape.kernel)}, x_pitch" if is_first else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
+            "to_there": out_of_block(shape.kernel, at.chain) if is_last else f"{place.format(at.at % 2)}, {pitch_out}, 0, 0, 0",
+        }
+
+    def constexprs(self, kernel: KernelSpec, constants: AnyVectorConstants) -> list[Constexpr]:
+        shape = VectorChainTiling(kernel, constants)
         return [
-            *factor_constexprs(shape),
+            *([] if shape.is_chain else factor_constexprs(shape.factors[0])),
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
-            Constexpr("LANES", constants.lanes, "lanes per vector register"),
+            Constexpr("LANES", shape.factors[0].constants.lanes, "lanes per vector register"),
             Constexpr("IS_PAST", constants.past, "whether outputs leave by streaming stores"),
             Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
-            Constexpr("UNIT", shape.step, "rows of the batch of which blocks are whole multiples"),
+            Constexpr("UNIT", shape.unit, "rows of the batch of which blocks are whole multiples"),
             Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
         ]
+
+
+def multiply_adds(shape: VectorTiling, batch: int) -> int:
+    """Multiply-adds of a factor, with those of padding."""
+    rows = round_up(batch, shape.constants.height if shape.is_along_outputs else shape.constants.lanes)
+    return rows * shape.columns * shape.column_weights
 
 
 # rows and lanes of a tile: for lanes along the outputs, and along the batch
@@ -152,7 +224,7 @@ def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
 
 
 def factor_words(shape: VectorTiling) -> dict[str, Any]:
-    """Variables of a factor's template, alone or in a chain."""
+    """Variables of a factor's template."""
     value = {1: "uchar", 2: "ushort"}.get(shape.weight_bytes, "")
     return (
         shape.words
@@ -206,7 +278,7 @@ def _from_first(kernel: KernelSpec, array: str) -> str:
 
 
 def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
-    """Constants of a factor, alone or in a chain."""
+    """Constants of a factor."""
     kernel, constants = shape.kernel, shape.constants
     pattern, ahead = kernel.pattern, shape.ahead
     values = "values" if kernel.is_quantized else "elements"

@@ -191,8 +191,8 @@ def test_fuse_says_how_many_launches(is_frozen: bool, monkeypatch: pytest.Monkey
     launched: list[str] = []
     for name in ("launch", "launches"):  # the latter of what is recorded, once, and launched again and again
         own = getattr(Plan, name)
-        monkeypatch.setattr(Plan, name, lambda plan, *given, own=own: launched.append(plan.choice.family) or own(plan, *given))
-    for fuse, batch, family in (("yes", 3, "vector_chain"), ("no", 800, "vector")):
+        monkeypatch.setattr(Plan, name, lambda plan, *given, own=own: launched.append(plan.kernel.job) or own(plan, *given))
+    for fuse, batch, job in (("yes", 3, "chain"), ("no", 800, "multiply")):
         layer, x = make(fuse=fuse, backend="ksgen"), torch.randn(batch, 24)
         expected = layer(x)
         assert f"fuse={fuse}" in repr(layer)
@@ -201,7 +201,7 @@ def test_fuse_says_how_many_launches(is_frozen: bool, monkeypatch: pytest.Monkey
         with torch.no_grad():
             for _ in range(3):
                 torch.testing.assert_close(layer(x), expected)
-        assert set(launched) == {family}
+        assert set(launched) == {job}
 
 
 @pytest.mark.exhaustive
@@ -213,14 +213,14 @@ def test_so_it_is_of_matrix_tiles(is_frozen: bool, monkeypatch: pytest.MonkeyPat
         launched: list[str] = []
         for name in ("launch", "launches"):
             own = getattr(Plan, name)
-            monkeypatch.setattr(Plan, name, lambda plan, *given, own=own: launched.append(plan.choice.family) or own(plan, *given))
+            monkeypatch.setattr(Plan, name, lambda plan, *given, own=own: launched.append(plan.kernel.job) or own(plan, *given))
         x, found = torch.randn(200, 24), []
-        for fuse, family in (("yes", "amx_chain"), ("no", "amx")):
+        for fuse, job in (("yes", "chain"), ("no", "multiply")):
             layer = make(fuse=fuse, backend="ksgen", precision="bf16x6")
             layer = layer.eval().freeze() if is_frozen else layer
             with torch.no_grad():
                 found.append(layer(x))
-            assert set(launched) == {family}
+            assert set(launched) == {job}
             launched.clear()
         torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 

@@ -342,7 +342,7 @@ def test_it_says_what_it_is() -> None:
     assert whole.startswith("3,8,16,1 then 2,6,4,3: one launch per factor; ")
     made.fuse = "yes"
     one, *each = made.explain(1).splitlines()
-    assert ": one launch, by vector_chain, " in one
+    assert ": one launch, by vector, " in one
     assert each == [f"{pattern}: int8 weights with a scale per output, 0 of {pattern.weight_count} saturated" for pattern in made.chain]
     assert first.startswith(
         "3,8,16,1: int8 weights with a scale per output, 0 of 384 saturated; ks_3x8x16x1_float32_int8_bsf at batch 1 on"
@@ -523,7 +523,7 @@ def test_a_layer_whose_x_is_in_eight_bits_is_one_launch_where_that_is_asked_for(
     with torch.no_grad():
         torch.testing.assert_close(whole(x), apart(x), rtol=1e-6, atol=1e-6)
     one, *each = whole.explain(40).splitlines()
-    assert ("one launch, by vector_chain" in one, " bytes, with x in float32 " in one, len(each)) == (True, True, len(CHAIN))
+    assert ("one launch, by vector" in one, " bytes, with x in float32 " in one, len(each)) == (True, True, len(CHAIN))
     assert "one launch per factor; fuse='no'" in apart.explain(40)
 
 
