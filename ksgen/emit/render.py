@@ -13,7 +13,18 @@ from typing import Any
 from ksgen import __version__
 from ksgen.emit.by_hand import launch_lines
 from ksgen.emit.folder import write_folder
-from ksgen.emit.templates import DIALECTS, VECTOR_WORDS, WORDS, dialects_of, dictionaries, fill, part_words, template_digest, template_of
+from ksgen.emit.templates import (
+    DIALECTS,
+    VECTOR_WORDS,
+    WORDS,
+    dialects_of,
+    dictionaries,
+    fill,
+    has_parts,
+    part_words,
+    template_digest,
+    template_of,
+)
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of, meant_for
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
@@ -121,7 +132,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     kinds = (kernel.precision, kernel.dtype, kernel.arithmetic.of_parts)
     of_kernel = (f"between_{kernel.between}", chosen.name, kernel.layout, kernel.epilogue.activation, *kinds)
     variants = (*words["variants"], *numbers, *of_kernel)
-    text = fill(template, words, dictionaries(chosen.name, dialect), variants)
+    in_parts = kernel.job == CHAIN and has_parts(template)
+    text = fill(template, words, dictionaries(chosen.name, dialect, in_parts), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 
 

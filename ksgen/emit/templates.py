@@ -185,20 +185,21 @@ def dialects_of(family: str) -> tuple[str, ...]:
     if template.endswith(".cl.j2"):
         return ("opencl",)
     own = family_named(family)  # OpenCL lacks instructions of tensor cores, and the wide loads of small-batch kernels
-    return ("cuda",) if _has_parts(template) or own.on_tensor_cores or own.for_few else tuple(DIALECTS)
+    return ("cuda",) if has_parts(template) or own.on_tensor_cores or own.for_few else tuple(DIALECTS)
 
 
-def _has_parts(template: str) -> bool:
-    """Whether the template's sources have parts with snippets of their own."""
+def has_parts(template: str) -> bool:
+    """Whether the template's sources of chains have parts with snippets of their own."""
     return "with_words" in (resource("templates") / template).read_text(encoding="utf-8")
 
 
-def dictionaries(family: str, dialect: str) -> tuple[str, ...]:
-    """Snippet libraries that the family's sources in a dialect may use, in order."""
+def dictionaries(family: str, dialect: str, in_parts: bool = False) -> tuple[str, ...]:
+    """Snippet libraries that the family's sources in a dialect may use, in order; `in_parts`: outside of the parts of a
+    source that has parts with snippets of their own."""
     if template_of(family).endswith(".cl.j2"):
         own = TILE_WORDS if family.startswith("amx") else VECTOR_WORDS
-        return tuple(each for each in own if each not in part_words(family)) if _has_parts(template_of(family)) else own
-    if _has_parts(template_of(family)):
+        return tuple(each for each in own if not in_parts or each not in part_words(family))
+    if in_parts:
         return tuple(each for each in WORDS[dialect] if each not in (*PART_WORDS, "parts", "warpgroups"))
     others = {"tile" if family.startswith("gradient") else "parts"} | (set() if family.startswith("wgmma") else {"warpgroups"})
     if not family_named(family).on_tensor_cores:
@@ -216,8 +217,6 @@ def template_digest(family: str) -> str:
     root = resource("templates")
     found = {root / template_of(family), *(root / "include").glob("*.j2"), *(root / "include" / family).glob("*.j2")}
     named = {name for dialect in dialects_of(family) for name in dictionaries(family, dialect)}
-    if _has_parts(template_of(family)):
-        named.update(part_words(family))
     found.update(root / "include" / "words" / f"{name}.j2" for name in named)
     read: set[Path] = set()
     while new := found - read:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.amx import Amx, AmxChain
+from ksgen.families.amx import Amx
 from ksgen.families.amx_gradient import AmxGradient
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
 from ksgen.families.expected import FEW, WORTH, batch_like, default_us, plain_pays
@@ -26,7 +26,6 @@ FAMILIES: dict[str, Family[Any]] = {
     family.name: family
     for family in (
         Amx(),
-        AmxChain(),
         Vector(),
         AmxGradient(),
         VectorGradient(),
@@ -46,7 +45,7 @@ FAMILIES: dict[str, Family[Any]] = {
 }
 
 # earlier names, which callers and files may still give, with the families that have their kernels now
-ALIASES: dict[str, Family[Any]] = {"vector_chain": FAMILIES["vector"]}
+ALIASES: dict[str, Family[Any]] = {"vector_chain": FAMILIES["vector"], "amx_chain": FAMILIES["amx"]}
 
 
 def family_named(name: str) -> Family[Any]:

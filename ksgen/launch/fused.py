@@ -144,11 +144,8 @@ def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
     if not _may_be_by_tiles(kernel, limits):
         return ""
     alone = replace(kernel, chains=(Chain((kernel.pattern,)),), between="none", out_layout=None, stride="dense")
-    name = family_for(alone, limits).name
-    whole = f"{name}_chain"
-    if family_for(kernel, limits).name == whole:
-        return ""
-    return f"{name} serves each factor, and {whole} is for {family_named(whole).why}"
+    family = family_for(alone, limits)
+    return "" if family.serves(kernel, limits) else f"{family.name} serves each factor, but not all in one launch; it is for: {family.why}"
 
 
 @lru_cache(REMEMBERED)

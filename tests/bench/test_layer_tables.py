@@ -13,7 +13,7 @@ def layer_row(name: str, us: float | None, layer: str = "up", pattern: str = "2,
 
 ROWS = [
     layer_row("one_launch", 10.0, family="vector", share_of_floor=0.5),
-    layer_row("one_launch", 8.0, family="amx_chain", arithmetic="bf16x6", share_of_floor=0.4),
+    layer_row("one_launch", 8.0, family="amx", arithmetic="bf16x6", share_of_floor=0.4),
     layer_row("bmm", 16.0),
     layer_row("dense", 4.0),
     layer_row("one_launch", 10.0, "down"),
@@ -37,7 +37,7 @@ def test_layer_by_layer() -> None:
     alone, groups = each_layer(ROWS)
     assert alone.title == "Layers, float32, batch-size-last, batch 16"
     assert alone.columns == ("layer", "one launch, us", "of the floor", "by", "each_factor", "each_layer", "layer", "bmm", "views", "dense")
-    first = ("up: 2,4,8,1 then 1,8,8,1", "8", "40 %", "amx_chain, bf16x6", "-", "-", "-", "x2.00", "-", "x0.50")
+    first = ("up: 2,4,8,1 then 1,8,8,1", "8", "40 %", "amx, bf16x6", "-", "-", "-", "x2.00", "-", "x0.50")
     assert alone.rows[0] == first
     assert alone.rows[2] == ("geometric mean", "", "", "", "-", "-", "-", "x4.24", "-", "x0.50")
     assert [line[0] for line in alone.rows[2:]] == ["geometric mean", "median", "least", "most"]

@@ -127,7 +127,7 @@ def test_tiles_that_are_not_chosen_by_default_are_contenders_too(native: Any, mo
     monkeypatch.setattr(layers, "limits_of", lambda device: tiles)
     job = LayerJob(Layer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 1568)
     found = list(layer_contenders(job, native, (ONE_LAUNCH, EACH_FACTOR)))
-    families = [(ONE_LAUNCH, "vector"), (ONE_LAUNCH, "amx_chain"), (EACH_FACTOR, "vector"), (EACH_FACTOR, "amx")]
+    families = [(ONE_LAUNCH, "vector"), (ONE_LAUNCH, "amx"), (EACH_FACTOR, "vector"), (EACH_FACTOR, "amx")]
     assert [(each.implementation, each.family) for each in found] == families
     assert len({each.key for each in found}) == 4
-    assert [source.family for source in found[1].sources()] == ["amx_chain", "amx", "amx"]  # and what packs for it
+    assert [source.family for source in found[1].sources()] == ["amx", "amx", "amx"]  # and what packs for it

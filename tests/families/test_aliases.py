@@ -1,64 +1,81 @@
 """Earlier names of families: wherever a caller or a file may give one, the present family is meant."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from ksgen.bench.rows import read_rows, write_csv
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
-from ksgen.families import ALIASES, FAMILIES, cuda_limits, family_named, present_names
+from ksgen.families import ALIASES, FAMILIES, Limits, family_named, family_of, present_names
 from ksgen.families.simt import SimtConstants
 from ksgen.families.tiles import read_constants
 from ksgen.launch.choice import choice_by_name
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom.store import Entry, Wisdom, dump, parse
 from tests.support.bench_rows import row
 
-KERNEL, GPU = KernelSpec(Pattern(1, 64, 48, 2)), cuda_limits("sm_80")
+CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16", "f16"))
+FACTOR, LAST = Pattern(1, 64, 48, 2), Pattern(2, 24, 64, 1)
+KERNELS = {
+    "multiply": KernelSpec(FACTOR, "bfloat16"),
+    CHAIN: KernelSpec((FACTOR, LAST), "bfloat16"),
+    "gradient": KernelSpec(FACTOR, "bfloat16", job="gradient"),
+}
 CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 
 
-@pytest.fixture(autouse=True)
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALIASES, "plain", FAMILIES["simt"])
+def kernel_of(alias: str) -> KernelSpec:
+    return KERNELS["gradient" if "gradient" in alias else CHAIN]
+
+
+def entry_of(alias: str) -> Entry:
+    kernel = kernel_of(alias)
+    return Entry(kernel, 40, family_named(alias).name, family_named(alias).default(kernel, CPU, 40), {"median_us": 1.5})
 
 
 def test_no_alias_is_the_name_of_a_family_and_each_means_one() -> None:
     assert not set(ALIASES) & set(FAMILIES)
     assert all(family_named(name).name in FAMILIES for name in ALIASES)
-    assert present_names("plain, mma, simt, other") == "simt, mma, other"
-    with pytest.raises(ConstantsError, match=r"unknown kernel family 'plainer'; known: amx, "):
-        family_named("plainer")
+    assert present_names("vector_chain, mma, vector, other") == "vector, mma, other"
+    with pytest.raises(ConstantsError, match=r"unknown kernel family 'vector_chains'; known: amx, vector, "):
+        family_named("vector_chains")
 
 
-def test_a_family_asked_for_by_an_earlier_name_is_chosen_by_its_present_one() -> None:
-    assert choice_by_name("plain", KERNEL, 40, GPU) == choice_by_name("simt", KERNEL, 40, GPU)
-    assert render(KERNEL, family="plain").text == render(KERNEL, family="simt").text
+@pytest.mark.parametrize("alias", ALIASES)
+def test_a_family_asked_for_by_an_earlier_name_is_chosen_by_its_present_one(alias: str) -> None:
+    found = choice_by_name(alias, kernel_of(alias), 40, CPU)
+    assert found.family == family_named(alias).name
+    assert family_of(found.constants) is FAMILIES[found.family]
+    assert alias in (found.constants.entry_family, found.family)
 
 
-def test_wisdom_of_an_earlier_name_is_read_and_written_by_the_present_one() -> None:
-    entry = Entry(KERNEL, 40, "simt", CONSTANTS, {"median_us": 1.5})
-    text = dump("a device", Wisdom([entry]))
-    assert parse(text.replace('"family": "simt"', '"family": "plain"'), "a file") == [entry]
-    assert json.loads(text)["entries"][0]["family"] == "simt"
+@pytest.mark.parametrize("alias", ALIASES)
+def test_wisdom_of_an_earlier_name_is_read_and_written_by_the_present_one(alias: str) -> None:
+    entry = entry_of(alias)
+    row = json.loads(text := dump("a device", Wisdom([entry])))["entries"][0]
+    assert (row["family"], row["constants"]) == (family_named(alias).name, asdict(entry.constants))
+    assert parse(text.replace(f'"family": "{entry.family}"', f'"family": "{alias}"'), "a file") == [entry]
 
 
-def test_trials_of_an_earlier_name_are_read(tmp_path: Path) -> None:
-    trial = Trial(KERNEL, 40, "a device", "plain", CONSTANTS, "01234567", "measured", median_us=1.5)
+@pytest.mark.parametrize("alias", ALIASES)
+def test_trials_of_an_earlier_name_are_read(alias: str, tmp_path: Path) -> None:
+    entry = entry_of(alias)
+    trial = Trial(entry.kernel, 40, "a device", alias, entry.constants, "01234567", "measured", median_us=1.5)
     store = TrialStore(tmp_path / "trials.sqlite")
     store.add(trial)
-    assert TrialStore(tmp_path / "trials.sqlite").trials() == [replace(trial, family="simt")]
+    assert TrialStore(tmp_path / "trials.sqlite").trials() == [replace(trial, family=entry.family)]
 
 
 def test_results_of_an_earlier_name_are_read(tmp_path: Path) -> None:
-    write_csv([row(family="plain"), row(family="plain, mma, simt")], tmp_path / "rows.csv")
-    assert [each.family for each in read_rows(tmp_path / "rows.csv")] == ["simt", "simt, mma"]
+    write_csv([row(family="amx_chain"), row(family="vector_chain, mma, vector")], tmp_path / "rows.csv")
+    assert [each.family for each in read_rows(tmp_path / "rows.csv")] == ["amx", "vector, mma"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +85,7 @@ class RenamedConstants(SimtConstants):
 
 
 def test_a_family_reads_the_constants_that_have_the_names_given() -> None:
-    values = {name: getattr(CONSTANTS, name) for name in vars(CONSTANTS)}
+    values: dict[str, Any] = vars(CONSTANTS)
     kinds = (SimtConstants, RenamedConstants)
     assert read_constants("simt", kinds, values) == CONSTANTS
     assert read_constants("simt", kinds, values | {"more": 1}) == RenamedConstants(*values.values(), more=1)
@@ -76,9 +93,14 @@ def test_a_family_reads_the_constants_that_have_the_names_given() -> None:
         read_constants("simt", kinds, {"less": 1})
 
 
-def test_entries_keep_the_name_that_they_had_under_an_earlier_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = render(KERNEL, CONSTANTS).entry
-    monkeypatch.setattr(SimtConstants, "entry_family", "simt")
-    assert render(KERNEL, CONSTANTS).entry == usual
-    monkeypatch.setattr(SimtConstants, "entry_family", "plain")
-    assert render(KERNEL, CONSTANTS).entry != usual
+ENTRIES = {  # of the time when these families had these names
+    "vector_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_65fc0b30",
+    "amx_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_db6c997e",
+}
+
+
+@pytest.mark.parametrize(("alias", "entry"), ENTRIES.items())
+def test_entries_keep_the_name_that_they_had_under_an_earlier_family(alias: str, entry: str) -> None:
+    assert set(ENTRIES) == set(ALIASES)
+    kernel = kernel_of(alias)
+    assert render(kernel, family_named(alias).default(kernel, CPU, 4096), dialect="opencl").entry == entry

@@ -251,12 +251,12 @@ def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Dev
     one, each = (ChainLauncher(*launchers, between="gelu", fuse=fuse) for fuse in ("yes", "no"))
     call = one.prepare(arrays["x"], weights, **what)
     assert call is not None
-    assert "by amx_chain" in str(call.plan)
+    assert "by amx" in str(call.plan)
     found = one(arrays["x"], weights, **what)
     np.testing.assert_array_equal(found, each(arrays["x"], weights, **what))
     assert is_right(kernel, np.asarray(found), truth_of(kernel, arrays))
     told = one.explain(200, precision=precision)
-    assert ": one launch, by amx_chain, block=" in told
+    assert ": one launch, by amx, block=" in told
     assert ChainLauncher(*launchers).prepare(arrays["x"], weights).plan.choice.family == "vector"
 
 
@@ -277,6 +277,8 @@ def test_what_it_does_not_serve_goes_one_by_one(with_tiles: Device) -> None:
     assert layer.prepare(wide[:, :80], weights, precision="bf16x6") is None
     assert is_right(kernel, np.asarray(layer(wide[:, :80], weights, precision="bf16x6")), truth_of(kernel, arrays))
     group = GroupLauncher(layer, layer)
-    assert "layer by layer; amx serves each factor, and amx_chain is for" in group.explain(200, precision="bf16x6")
+    assert "layer by layer; amx serves each factor, but not all in one launch; it is for: matrix tiles" in group.explain(
+        200, precision="bf16x6"
+    )
     for y in group(arrays["x"], [weights, weights], precision="bf16x6"):
         assert is_right(kernel, np.asarray(y), truth_of(kernel, arrays))

@@ -1,4 +1,4 @@
-"""Tests of the amx_chain family: chains that it serves in one launch, constants that it accepts, and its defaults."""
+"""Tests of chains of the amx family: those that it serves in one launch, constants that it accepts, and its defaults."""
 
 from dataclasses import replace
 from itertools import product
@@ -9,7 +9,7 @@ from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import FAMILIES, check, families_for, family_for
 from ksgen.families.amx import AmxChainConstants, AmxConstants
-from ksgen.families.amx.chain import AmxChainTiling, chain_cycles
+from ksgen.families.amx.chain import AmxChainTiling, multiply_cycles
 from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, SECOND_LEVEL_BYTES, THIRD_LEVEL, dots, launch_cycles
 from ksgen.families.chains import factor_kernels
 from ksgen.launch.choice import choice_by_name
@@ -17,8 +17,7 @@ from ksgen.launch.fused import packing_choices
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue
 from tests.families.test_vector_chain import chain_of
-from tests.support.amx_kernels import CHAIN_FAMILY as FAMILY
-from tests.support.amx_kernels import CHAINS, CPU, PRECISIONS
+from tests.support.amx_kernels import CHAINS, CPU, FAMILY, PRECISIONS
 
 TWO = CHAINS["d 2 and 3"]
 VIT = (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))
@@ -26,12 +25,12 @@ VIT = (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))
 
 def test_which_kernels_it_serves() -> None:
     kernel = chain_of(TWO, "bf16x6")
-    assert family_for(kernel, CPU).name == family_for(replace(kernel, precision="tf32x3"), CPU).name == "amx_chain"
+    assert family_for(kernel, CPU).name == family_for(replace(kernel, precision="tf32x3"), CPU).name == "amx"
     assert family_for(kernel, replace(CPU, tiles=())).name == "vector"
     assert family_for(replace(kernel, precision="float32"), CPU).name == "vector"
     for precision, tiles in (("bfloat16", "bf16"), ("float16", "f16")):
         each = replace(kernel, precision=precision)
-        assert [family.name for family in families_for(each, CPU)] == ["amx_chain", "vector"]
+        assert [family.name for family in families_for(each, CPU)] == ["amx", "vector"]
         assert family_for(each, CPU).name == "vector"  # until it is measured
         assert not FAMILY.serves(each, replace(CPU, tiles=tuple({"bf16", "f16"} - {tiles})))
     others = (
@@ -40,7 +39,6 @@ def test_which_kernels_it_serves() -> None:
         replace(kernel, out_layout="bsl"),
         replace(kernel, chains=(*kernel.chains, TWO)),
         replace(kernel, precision="bfloat16", weights="int8"),
-        factor_kernels(kernel)[0],
     )
     assert [FAMILY.serves(each, CPU) for each in others] == [False] * len(others)
     assert not FAMILY.serves(kernel, replace(CPU, is_cpu=False))
@@ -48,17 +46,17 @@ def test_which_kernels_it_serves() -> None:
 
 def test_by_name_it_is_had_before_it_is_measured() -> None:
     kernel = chain_of(TWO, "bfloat16")
-    assert choice_by_name("amx_chain", kernel, 500, CPU).constants == FAMILY.default(kernel, CPU, 500)
-    with pytest.raises(ConstantsError, match=r"amx_chain does not serve it on this device \(it is for: all factors of one layer in one"):
-        choice_by_name("amx_chain", replace(kernel, stride="any"), 500, CPU)
-    with pytest.raises(KsgenError, match="amx_chain has no CUDA text; accepted: dialect=opencl"):
-        render(kernel, family="amx_chain", dialect="cuda")
+    assert choice_by_name("amx", kernel, 500, CPU).constants == FAMILY.default(kernel, CPU, 500)
+    with pytest.raises(ConstantsError, match=r"amx does not serve it on this device \(it is for: matrix tiles, of one layer of dense"):
+        choice_by_name("amx", replace(kernel, stride="any"), 500, CPU)
+    with pytest.raises(KsgenError, match="amx has no CUDA text; accepted: dialect=opencl"):
+        render(kernel, family="amx", dialect="cuda")
 
 
 def test_each_factor_is_packed_as_for_a_product_alone() -> None:
     kernel = chain_of(TWO, "bfloat16", epilogue=Epilogue(True))
     constants = AmxChainConstants(64, "32 1 1, 64 1 2", 1)
-    packed = packing_choices(kernel, "amx_chain", constants)
+    packed = packing_choices(kernel, "amx", constants)
     assert [(each.pattern, each.epilogue, choice.family) for each, choice in packed] == [(each, Epilogue(), "amx") for each in TWO]
     assert [choice.constants for _, choice in packed] == [AmxConstants(64, 32, 1, 1, 0, 1), AmxConstants(64, 64, 1, 1, 1, 2)]
 
@@ -137,7 +135,7 @@ def test_a_block_stays_in_the_second_level_cache_where_that_can_be(precision: st
     large = chain_of((Pattern(16, 256, 64, 1), Pattern(1, 64, 64, 64)), precision, layout)
     best = FAMILY.default(large, CPU, 6272)
     others = [replace(best, block=block) for block in (32, 64, 128)]
-    assert all(chain_cycles(AmxChainTiling(large, best), 8192) <= chain_cycles(AmxChainTiling(large, each), 8192) for each in others)
+    assert all(multiply_cycles(AmxChainTiling(large, best), 8192) <= multiply_cycles(AmxChainTiling(large, each), 8192) for each in others)
 
 
 def test_every_core_has_a_block() -> None:
@@ -181,7 +179,7 @@ def test_the_model_knows_what_a_cache_does_not_hold() -> None:
     assert held.kept + held.weights > SECOND_LEVEL_BYTES
     small = chain_of((Pattern(2, 64, 64, 1), Pattern(1, 64, 64, 2)), "bf16x6")
     per_dot = [
-        chain_cycles(shape, 8192) / sum(dots(factor, 8192) for factor in shape.factors)
+        multiply_cycles(shape, 8192) / sum(dots(factor, 8192) for factor in shape.factors)
         for shape in (AmxChainTiling(small, near), AmxChainTiling(kernel, near))
     ]
     assert per_dot[1] > per_dot[0] + 1
@@ -205,10 +203,10 @@ def test_behind_the_first_factor_nothing_is_fetched_ahead() -> None:
 
 def test_each_factor_has_constants_and_activations_of_its_own() -> None:
     kernel = chain_of(TWO, "bfloat16", epilogue=Epilogue(True, "gelu", True), between="relu")
-    text = render(kernel, GOOD, family="amx_chain", dialect="opencl").text
+    text = render(kernel, GOOD, family="amx", dialect="opencl").text
     one, other = text[text.index("// ==== factor 1") :].split("// ==== factor 2")
     assert [("select(value, (lanes)0" in part, "erf_of" in part) for part in (one, other)] == [(True, False), (False, True)]
-    plain = render(replace(kernel, between="none"), GOOD, family="amx_chain", dialect="opencl").text
+    plain = render(replace(kernel, between="none"), GOOD, family="amx", dialect="opencl").text
     parts = plain[plain.index("// ==== factor 1") :].split("// ==== factor 2")
     assert ["lanes activate(lanes value) { return value; }" in part for part in parts] == [True, False]
     for part, b in ((one, 20), (other, 17)):

@@ -182,7 +182,7 @@ def test_families_that_need_wisdom_are_no_default_and_those_that_cannot_take_a_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting = {name for name, family in FAMILIES.items() if not family.by_default}
-    assert waiting == {"amx", "amx_chain", "amx_gradient", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}
+    assert waiting == {"amx", "amx_gradient", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}
     kernel = kernel_of(ALIGNED["blocks"], "float16", "bsl")
     assert FAMILIES["wgmma_shared"].serves(kernel, LIMITS)
     assert not FAMILIES["wgmma_shared"].serves(kernel, cuda_limits("sm_100"))

@@ -148,8 +148,6 @@ def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: 
     kernel, rule = KernelSpec((PAIR.factors,), "bfloat16", "bsf", Epilogue()), "intermediates stay in the cache"
     assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, rule)
     monkeypatch.setattr(type(FAMILIES["amx"]), "by_default", True)
-    assert fused.verdict(of_tiles, kernel, 6272).why.startswith("amx serves each factor, and amx_chain is for")
-    monkeypatch.setattr(type(FAMILIES["amx_chain"]), "by_default", True)
     fused._by_cycles.cache_clear()
     assert re.fullmatch(CYCLES, fused.verdict(of_tiles, kernel, 6272).why)
     fused._by_cycles.cache_clear()
@@ -159,11 +157,13 @@ def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any
     """An explicit request for fusion changes nothing."""
     kernel = KernelSpec((PAIR.factors,), "bf16x6", "bsf", Epilogue())
     group = KernelSpec((PAIR.factors, PAIR.factors), "bf16x6", "bsf", Epilogue())
-    says = "amx serves each factor, and amx_chain is for all factors of one layer in one launch, of dense arrays in one layout: processors"
+    says = (
+        "amx serves each factor, but not all in one launch; it is for: matrix tiles, of one layer of dense arrays in one layout: processors"
+    )
     for other in (group, replace(kernel, stride="any"), replace(kernel, out_layout="bsl")):
         for fuse in ("auto", "yes"):
             found = fused.verdict(of_tiles, other, 6272, fuse)
-            assert (found.is_one, found.why) == (False, f"{says} that have matrix tiles")
+            assert (found.is_one, found.why) == (False, f"{says} that have them")
     assert fused.verdict(of_tiles, replace(group, precision="bfloat16"), 6272).is_one  # by vectors
 
 

@@ -87,9 +87,9 @@ def test_a_record_agrees_with_itself(precision: Precision) -> None:
     assert not precision.tiles or (precision.tiles.parts > 1) == (precision.tiles.products > 1) == (
         precision.item_bytes > precision.tiles.operand.item_bytes
     )
-    for family, job in zip(precision.families, ("multiply", "chain", "gradient"), strict=False):
+    for job in ("multiply", "chain", "gradient") if precision.families else ():
         factors = [Pattern(1, 512, 8, 1), Pattern(2, 48, 64, 4)][0 if job == "chain" else 1 :]
-        assert FAMILIES[family].serves(KernelSpec(factors, precision.name, job=job), ALL_TILES)
+        assert any(FAMILIES[name].serves(KernelSpec(factors, precision.name, job=job), ALL_TILES) for name in precision.families)
     for alias in precision.aliases:
         assert alias not in PRECISIONS
         assert named_otherwise(alias) == precision.name

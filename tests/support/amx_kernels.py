@@ -1,10 +1,10 @@
 """Kernels by matrix tiles, and a processor that has them, for the tests of their families."""
 
 from ksgen.families import Limits
-from ksgen.families.amx import Amx, AmxChain
+from ksgen.families.amx import Amx
 from ksgen.pattern import Pattern
 
-FAMILY, CHAIN_FAMILY = Amx(), AmxChain()
+FAMILY = Amx()
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), multiprocessors=2, async_copies=False)
 PRECISIONS = ("bfloat16", "bf16x6", "float16", "tf32x3")
 PATTERNS = {

@@ -12,7 +12,7 @@ from ksgen.families.amx.shape import LINE_BYTES, PAIR, ROWS, TILE_ITEMS, AmxTili
 from ksgen.families.base import Work
 from ksgen.families.expected import unevenness
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector.cycles import EXPOSED, LAUNCH, TASK
+from ksgen.families.vector.cycles import EXPOSED
 from ksgen.families.vector.planes import round_up
 
 DOT = 16  # cycles per product of two tiles
@@ -48,12 +48,6 @@ class Lines(NamedTuple):
 def dots(shape: AmxTiling, batch: int) -> int:
     """Products of two tiles in one launch."""
     return divide_up(batch, ROWS) * shape.packed_tiles * shape.steps * shape.products.products
-
-
-def multiply_cycles(shape: AmxTiling, batch: int) -> float:
-    """Cycles of all cores together, for one launch."""
-    tasks = divide_up(batch, shape.constants.block) * shape.constants.parts
-    return factor_cycles(shape, held_of(shape), batch) + TASK * tasks + LAUNCH
 
 
 def factor_cycles(shape: AmxTiling, held: Held, batch: int) -> float:

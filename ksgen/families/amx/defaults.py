@@ -5,16 +5,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ksgen.families.amx.cycles import multiply_cycles
+from ksgen.families.amx.chain import AmxChainConstants, AmxChainTiling, AmxFactor, multiply_cycles, passing_bytes
+from ksgen.families.amx.cycles import Held, factor_cycles
 from ksgen.families.amx.shape import INPUTS, LINE_BYTES, PAIR, AmxConstants, AmxTiling, products_of
 from ksgen.families.base import Limits
+from ksgen.families.chains import factor_kernels
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import MANY, PAST_BYTES, alike
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
 
 # rows of the batch: each weight, which comes from the second-level cache, is multiplied by so many
 BLOCKS = (128, 96, 64, 32)
+CHAIN_BLOCKS = (256, 192, *BLOCKS)  # more than for a single product, because all weights pass once per block
 MOST_OUTPUTS = 256  # per j, whose sums wait
 DEPTHS = (1, 2, 3, 4, 5, 6, 8)  # tiles along the inputs
 SETS_BYTES, WAYS = 4096, 4  # of a first-level cache: lines at this distance share a set, which may hold so many of them
@@ -33,13 +37,39 @@ def least_of(kernel: KernelSpec) -> AmxTiling:
     return AmxTiling(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1))
 
 
-def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstants:
+def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstants | AmxChainConstants:
+    """Constants with the fewest expected cycles: per core of a chain, of all cores of a factor."""
     batch = kernel.batch or alike(batch or MANY)
-    found = min(_options(kernel, batch), key=lambda constants: multiply_cycles(AmxTiling(kernel, constants), batch))
-    return _with_parts(AmxTiling(kernel, found), limits, batch)
+
+    def cycles(constants: AmxConstants | AmxChainConstants) -> float:
+        return multiply_cycles(AmxChainTiling(kernel, constants), batch)
+
+    if kernel.job != CHAIN:
+        return _with_parts(AmxTiling(kernel, min(_options(kernel, batch), key=cycles)), limits, batch)
+    # a long block exceeds the second-level cache, and for a short one all weights pass more often
+    most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has one
+    return min((of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in CHAIN_BLOCKS)), key=cycles)
 
 
-def in_place(kernel: KernelSpec, found: AmxConstants) -> AmxConstants:
+def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
+    """Constants with the best tiles of each factor in such a block, by the model."""
+    factors = factor_kernels(kernel)
+    least = [AmxConstants(block, PAIR, 1, 1, 0, 1) for _ in factors]
+    shape = AmxChainTiling(kernel, AmxChainConstants.of(kernel, block, least, 0))
+    past, weights = past_of(factors[-1], batch), shape.packed_bytes
+    kept = shape.places * shape.between * 4 + passing_bytes(kernel, block, past)
+    best: list[AmxConstants] = []
+    for factor in factors:
+        panels = (2, 1) if least_of(factor).planes > 1 else (1,)
+        every = product(outputs_and_depths(factor), panels)
+        tried = [AmxConstants(block, outputs, 1, panel, 0, depth) for (outputs, depth), panel in every]
+        options = [AmxFactor(factor, own, not best) for own in tried]
+        found = min(options, key=lambda own: factor_cycles(own, Held(kept + own.slot * 4, weights), batch))
+        best.append(_in_place(factor, found.constants))
+    return AmxChainConstants.of(kernel, block, best, past)
+
+
+def _in_place(kernel: KernelSpec, found: AmxConstants) -> AmxConstants:
     """Read rows in place, if they can be."""
     return replace(found, panel=0) if _lie_ready(kernel, found.block) else found
 

@@ -1,25 +1,34 @@
-"""The amx family: a processor's matrix tiles, for every pattern, batch and layout.
+"""The amx family: a processor's matrix tiles, for every pattern, batch and layout, and for all factors of a layer in one
+launch.
 
-Decides the tiles of `amx.cl.j2`; its design is docs/kernels/amx.md. Never renders, compiles or runs.
+Decides the tiles of `amx.cl.j2`; its design is docs/kernels/amx.md. Never renders, compiles or runs. Weights are packed as
+for each factor alone.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots, multiply_cycles
-from ksgen.families.amx.defaults import default, least_of, reads_in_place
+from ksgen.families.amx.chain import AmxChainConstants, AmxChainTiling, multiply_cycles
+from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots
+from ksgen.families.amx.defaults import CHAIN_BLOCKS, default, least_of, of_block, reads_in_place
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS, AmxConstants, AmxTiling, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.chains import own_of_factors, rule_of_tiles, rules_for
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
+from ksgen.families.vector.defaults import MANY
 from ksgen.families.vector.family import GROUPS_AT_ONCE, output_reads
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.spec.precision import on_tiles
+
+AnyAmxConstants = AmxConstants | AmxChainConstants
 
 RULES: tuple[Rule[AmxConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
@@ -38,29 +47,44 @@ RULES: tuple[Rule[AmxConstants], ...] = (
 )
 
 
-class Amx(Shaped[AmxConstants]):
-    """Products of matrix tiles on a processor."""
+def _is_one_layer(kernel: KernelSpec) -> bool:
+    return not kernel.is_group and kernel.out_layout is None and not kernel.is_strided
+
+
+_CHAIN_RULES: tuple[Rule[AmxChainConstants], ...] = (
+    Rule("job is chain", lambda k, c: k.job == CHAIN),
+    Rule("job is that of one layer, of dense arrays in one layout", lambda k, c: _is_one_layer(k)),
+    rule_of_tiles(RULES),
+)
+
+
+class Amx(Shaped[AnyAmxConstants]):
+    """Products of matrix tiles on a processor: of one factor, or of all factors of a layer."""
 
     name = "amx"
     signature = PRODUCT_WITH_WORKSPACE
     constants_type = AmxConstants
-    listed = RULES
-    why = "matrix tiles: processors that have them"
+    other_types = (AmxChainConstants,)
+    listed = (*rules_for(AmxConstants, RULES), *rules_for(AmxChainConstants, _CHAIN_RULES))
+    why = "matrix tiles, of one layer of dense arrays in one layout: processors that have them"
     by_default = False  # no machine with tiles has timed it
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and not kernel.is_quantized and not kernel.is_strided and has_tiles_for(kernel, limits)
+        return kernel.job != "gradient" and _is_one_layer(kernel) and not kernel.is_quantized and has_tiles_for(kernel, limits)
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return not kernel.is_strided
 
-    def shape(self, kernel: KernelSpec, constants: AmxConstants) -> AmxTiling:
-        return AmxTiling(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: AnyAmxConstants) -> AmxChainTiling:
+        return AmxChainTiling(kernel, constants)
 
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AmxConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyAmxConstants:
         return default(kernel, limits, batch)
 
-    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AmxConstants]:
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyAmxConstants]:
+        return iter(dict.fromkeys(_space_of_chain(kernel))) if kernel.job == CHAIN else self._space_of_factor(kernel)
+
+    def _space_of_factor(self, kernel: KernelSpec) -> Iterator[AnyAmxConstants]:
         least = least_of(kernel)
         depths = sorted({divide_up(least.steps, divide_up(least.steps, depth)) for depth in (2, 4, 6, 8)})
         for block, outputs, parts, panel, past, depth in product(
@@ -70,38 +94,62 @@ class Amx(Shaped[AmxConstants]):
             if outputs - PAIR < kernel.pattern.b and self.keeps_rules(kernel, constants):
                 yield constants
 
-    def packed_bytes(self, kernel: KernelSpec, constants: AmxConstants) -> int:
-        return AmxTiling(kernel, constants).packed_bytes
+    def packed_bytes(self, kernel: KernelSpec, constants: AnyAmxConstants) -> int:
+        return 0 if kernel.job == CHAIN else AmxChainTiling(kernel, constants).packed_bytes
 
-    def geometry(self, kernel: KernelSpec, constants: AmxConstants, batch: int) -> Geometry:
-        grid = divide_up(batch, constants.block) * constants.parts
-        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=AmxTiling(kernel, constants).slot * kernel.real_bytes)
+    def geometry(self, kernel: KernelSpec, constants: AnyAmxConstants, batch: int) -> Geometry:
+        shape = AmxChainTiling(kernel, constants)
+        grid = divide_up(batch, constants.block) * shape.parts
+        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * kernel.real_bytes)
 
-    def work(self, kernel: KernelSpec, constants: AmxConstants, batch: int) -> Work:
-        shape = AmxTiling(kernel, constants)
-        moved = kernel.bytes(batch) - kernel.pattern.weight_count * kernel.item_bytes + shape.packed_bytes
-        moved += output_reads(kernel, constants.past, batch)
+    def work(self, kernel: KernelSpec, constants: AnyAmxConstants, batch: int) -> Work:
+        shape = AmxChainTiling(kernel, constants)
+        weights = sum(pattern.weight_count for pattern in kernel.factors) * kernel.item_bytes
+        moved = kernel.bytes(batch) - weights + shape.packed_bytes + output_reads(kernel, constants.past, batch)
+        products = sum(dots(factor, batch) for factor in shape.factors)
         return Work(
-            self.geometry(kernel, constants, batch).grid, moved, moved, 0, dots(shape, batch) * DOT_MULTIPLY_ADDS,
+            divide_up(batch, constants.block) * shape.parts, moved, moved, 0, products * DOT_MULTIPLY_ADDS,
             cycles=multiply_cycles(shape, batch),
         )  # fmt: skip
 
-    def packed_for(self, kernel: KernelSpec, constants: AmxConstants) -> object:
+    def packed_for(self, kernel: KernelSpec, constants: AnyAmxConstants) -> object:
         # tiles cover all outputs whatever the constants: one copy of the weights serves every batch, and chains
         return None
 
-    def pack_geometry(self, kernel: KernelSpec, constants: AmxConstants) -> Geometry:
-        return Geometry(AmxTiling(kernel, constants).packed_tiles, 1, 0)
+    def pack_geometry(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Geometry:
+        return Geometry(0 if kernel.job == CHAIN else AmxChainTiling(kernel, constants).factors[0].packed_tiles, 1, 0)
 
-    def words(self, kernel: KernelSpec, constants: AmxConstants) -> Mapping[str, Any]:
-        shape = AmxTiling(kernel, constants)
-        words = factor_words(shape)
-        return words | {"variants": (*of_lanes(shape), *words["variants"]), "picture": tile_picture(shape)}
+    def words(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Mapping[str, Any]:
+        shape = AmxChainTiling(kernel, constants)
+        words = factor_words(last := shape.factors[-1])
+        return words | {
+            "is_chain": shape.is_chain,
+            "variants": words["variants"] if shape.is_chain else (*of_lanes(last), *words["variants"]),
+            "picture": tile_picture(last),
+            "factors": [self._factor(shape, number) for number in range(len(shape.factors))],
+        }
 
-    def constexprs(self, kernel: KernelSpec, constants: AmxConstants) -> list[Constexpr]:
-        shape = AmxTiling(kernel, constants)
+    def _factor(self, shape: AmxChainTiling, number: int) -> dict[str, Any]:
+        """Template variables of one factor of a chain: its constants and snippets, where its inputs come from and its
+        outputs go."""
+        own, is_last = shape.factors[number], number + 1 == len(shape.factors)
+        words, activation = factor_words(own), own.kernel.epilogue.activation
+        pitch = "0" if own.is_bsf else str(shape.pitch)  # of rows of features, constants know it
+        places = [f"(GLOBAL stored*)(own + {shape.work_space + each * shape.between})" for each in range(2)]
+        return words | {
+            "number": number + 1,
+            "n": f"_{number + 1}" if shape.is_chain else "",
+            "kernel": own.kernel,
+            "constexprs": factor_constexprs(own),
+            "variants": (*of_lanes(own), activation, *words["variants"]),
+            "from_there": f"{places[(number - 1) % 2]}, {pitch}" if number else "x + first * X_ENTRY, batch",
+            "to_there": "y + first * Y_ENTRY, batch" if is_last else f"{places[number % 2]}, {pitch}",
+        }
+
+    def constexprs(self, kernel: KernelSpec, constants: AnyAmxConstants) -> list[Constexpr]:
+        shape = AmxChainTiling(kernel, constants)
         return [
-            *factor_constexprs(shape),
+            *([] if shape.is_chain else factor_constexprs(shape.factors[0])),
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
             Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
@@ -111,13 +159,24 @@ class Amx(Shaped[AmxConstants]):
         ]
 
 
+def _space_of_chain(kernel: KernelSpec) -> Iterator[AmxChainConstants]:
+    """Yield blocks, kinds of stores, and limits of each factor's outputs and depth."""
+    for block in CHAIN_BLOCKS:
+        best = own_of_factors(kernel, of_block(kernel, block, kernel.batch or MANY))
+        for outputs, depth in product((64, 128, 256), (2, 4, 8)):
+            own = [replace(each, outputs=min(each.outputs, outputs), depth=min(each.depth, depth)) for _, each in best]
+            for past in (0, 1):
+                yield AmxChainConstants.of(kernel, block, own, past)
+                yield AmxChainConstants.of(kernel, block, [replace(each, panel=1) for each in own], past)
+
+
 def of_lanes(shape: AmxTiling) -> tuple[str, ...]:
     """Names of the variants of snippets for an activation that vectors have of their own, if they do."""
     return {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",)}.get(shape.kernel.epilogue.activation, ())
 
 
 def factor_words(shape: AmxTiling) -> dict[str, Any]:
-    """Variables of a factor's template, alone or in a chain."""
+    """Variables of a factor's template."""
     kernel = shape.kernel
     extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
     wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
@@ -149,7 +208,7 @@ def tile_picture(shape: AmxTiling) -> str:
 
 
 def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
-    """Constants of a factor, alone or in a chain."""
+    """Constants of a factor."""
     kernel, constants, pattern = shape.kernel, shape.constants, shape.kernel.pattern
     in_place = pattern.c // INPUTS if not constants.panel else shape.steps
     return [
