@@ -103,7 +103,8 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
         if limits.is_cpu:
             taken = family_for(kernel, limits, job.batch)
             able = [family for family in able if family is taken or not (family.by_default or kernel.arithmetic.families)]
-        defaults = [Choice(family.name, family.default(kernel, limits, job.batch), "the family's default") for family in able]
+        found = [(family.name, each) for family in able for each in family.defaults(kernel, limits, job.batch)]
+        defaults = [Choice(name, each, "the family's default") for name, each in found]
         if arithmetic != kernel.dtype:  # only tensor cores or tiles differ here; others would repeat plain float32
             asked = kernel.arithmetic.families if limits.is_cpu else ()
             on_cores = [each for each in defaults if operand_of(kernel, each.constants) or each.family in asked]

@@ -197,7 +197,7 @@ def dictionaries(family: str, dialect: str, in_parts: bool = False) -> tuple[str
     """Snippet libraries that the family's sources in a dialect may use, in order; `in_parts`: outside of the parts of a
     source that has parts with snippets of their own."""
     if template_of(family).endswith(".cl.j2"):
-        own = TILE_WORDS if family.startswith("amx") else VECTOR_WORDS
+        own = VECTOR_WORDS if family == "vector" else TILE_WORDS
         return tuple(each for each in own if not in_parts or each not in part_words(family))
     if in_parts:
         return tuple(each for each in WORDS[dialect] if each not in (*PART_WORDS, "parts", "warpgroups"))

@@ -5,8 +5,8 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.amx import Amx
-from ksgen.families.amx_gradient import AmxGradient
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
+from ksgen.families.cpu_gradient import AmxGradientConstants, CpuGradient, VectorGradientConstants
 from ksgen.families.expected import FEW, WORTH, batch_like, default_us, plain_pays
 from ksgen.families.few import Few, FewChain, FewGroup
 from ksgen.families.gradient import Gradient
@@ -16,7 +16,6 @@ from ksgen.families.operands import multiplied_by
 from ksgen.families.rules import Rule
 from ksgen.families.simt import Simt, SimtChain
 from ksgen.families.vector import Vector
-from ksgen.families.vector_gradient import VectorGradient
 from ksgen.families.wgmma import WgmmaPermuted, WgmmaRegisters, WgmmaShared
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import is_word
@@ -27,8 +26,7 @@ FAMILIES: dict[str, Family[Any]] = {
     for family in (
         Amx(),
         Vector(),
-        AmxGradient(),
-        VectorGradient(),
+        CpuGradient(),
         WgmmaShared(),
         WgmmaRegisters(),
         Mma(),
@@ -45,7 +43,12 @@ FAMILIES: dict[str, Family[Any]] = {
 }
 
 # earlier names, which callers and files may still give, with the families that have their kernels now
-ALIASES: dict[str, Family[Any]] = {"vector_chain": FAMILIES["vector"], "amx_chain": FAMILIES["amx"]}
+ALIASES: dict[str, Family[Any]] = {
+    "vector_chain": FAMILIES["vector"],
+    "amx_chain": FAMILIES["amx"],
+    "vector_gradient": CpuGradient(VectorGradientConstants),
+    "amx_gradient": CpuGradient(AmxGradientConstants),
+}
 
 
 def family_named(name: str) -> Family[Any]:

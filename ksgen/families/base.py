@@ -182,6 +182,10 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...
 
+    def runs(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
+        """Whether it serves the kernel with constants of this kind."""
+        ...
+
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         """Whether it serves that batch, for arrays that begin at a multiple of 16 bytes (`aligned`) or anywhere."""
         ...
@@ -192,6 +196,11 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ConstantsT:
         """Default constants before any search, for batches of about `batch` rows if given."""
+        ...
+
+    def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[ConstantsT]:
+        """The default, and the best guesses of kinds of constants that it was not chosen from, for searches and
+        benchmarks."""
         ...
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]: ...

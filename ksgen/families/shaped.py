@@ -54,6 +54,12 @@ class Shaped(Generic[ConstantsT]):
     def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Tiling:
         raise NotImplementedError
 
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        raise NotImplementedError
+
+    def runs(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
+        return self.serves(kernel, limits)
+
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return True
 
@@ -70,6 +76,12 @@ class Shaped(Generic[ConstantsT]):
 
     def keeps_rules(self, kernel: KernelSpec, constants: ConstantsT) -> bool:
         return first_broken(self.rules(), kernel, constants) is None
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ConstantsT:
+        raise NotImplementedError
+
+    def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[ConstantsT]:
+        return [self.default(kernel, limits, batch)]
 
     def constants(self, values: Mapping[str, Any]) -> ConstantsT:
         return read_constants(self.name, (self.constants_type, *self.other_types), values)

@@ -135,7 +135,7 @@ def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limi
     """Raise `ConstantsError` if a device cannot run a kernel under these constants."""
     family = family_named(family_name)
     check(family, kernel, constants, limits)
-    if not family.serves(kernel, limits):
-        raise ConstantsError(f"{kernel.name}: {family.name} does not run on this device ({family.why})")
+    if not family.runs(kernel, constants, limits):
+        raise ConstantsError(f"{kernel.name}: {family.name} does not run on this device ({family.why}): {constants}")
     if not limits.async_copies and getattr(constants, "copy", None) == "async":
         raise ConstantsError(f"{kernel.name}: the device has no asynchronous copies: {constants}")

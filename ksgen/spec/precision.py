@@ -104,7 +104,7 @@ class Precision:
 
 
 SIX_PRODUCTS = TileProducts(BF16, parts=3, products=6)  # of bfloat16, for float32
-BY_TILES = ("amx", "amx_gradient")
+BY_TILES = ("amx", "cpu_gradient")
 
 PRECISIONS = {
     each.name: each

@@ -122,7 +122,8 @@ class Tuner:
             raise NotBegunError(f"{job}: the search was stopped before it came to this one")
         default = self.default(job)
         guesses = ([Candidate(incumbent.family, incumbent.constants)] if incumbent else []) + [default]
-        guesses += [Candidate(name, family_named(name).default(job.kernel, self.limits, job.batch)) for name in machine.ceilings]
+        for name in machine.ceilings:
+            guesses += [Candidate(name, each) for each in family_named(name).defaults(job.kernel, self.limits, job.batch)]
         pool = make_pool(job, machine, list_space(job, machine), guesses, self._trials_of_others())
         strategy = STRATEGIES[self.options.strategy](pool)
         setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say)

@@ -106,7 +106,7 @@ def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
     without_doubts(find_device("opencl:0").name)
     (alone,) = json.loads(tune(*SMALL, "--job", "gradient", "--budget", "2", "--json").stdout)["kernels"]
     for each in (again, alone):
-        assert (each["job"], each["family"], each["measured_now"]) == ("gradient", "vector_gradient", 0)
+        assert (each["job"], each["family"], each["measured_now"]) == ("gradient", "cpu_gradient", 0)
     run = CliRunner().invoke(cli, ["run", *SMALL, "--job", "gradient", "--json"])
     assert json.loads(run.stdout)["why"].startswith("wisdom, measured at batch 70")
 

@@ -21,7 +21,7 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 
 ROOT = Path(__file__).parents[2]
 KERNEL = KernelSpec(Pattern(2, 64, 48, 4))
-ON_PROCESSORS = {name for name in FAMILIES if name.startswith(("vector", "amx"))}
+ON_PROCESSORS = {name for name in FAMILIES if name.startswith(("vector", "amx", "cpu"))}
 
 
 @pytest.fixture
@@ -115,13 +115,13 @@ def test_each_family_has_its_template() -> None:
         ("include/text.j2", set(FAMILIES)),
         ("include/gradient/sum.j2", {"gradient", "gradient_mma"}),  # which borrows it
         ("include/gradient_mma/load_registers.j2", {"gradient_mma"}),
-        ("include/vector/tile.j2", {"vector", "vector_gradient"}),
+        ("include/vector/tile.j2", {"vector", "cpu_gradient"}),
         ("include/words/cuda.j2", set(FAMILIES) - ON_PROCESSORS),
         ("include/words/opencl.j2", ON_PROCESSORS | {"simt", "gradient"}),
         ("include/words/vector.j2", ON_PROCESSORS),
-        ("include/words/amx.j2", {"amx", "amx_gradient"}),
-        ("include/amx/mend_none.j2", {"amx", "amx_gradient"}),
-        ("include/amx_gradient/mend_none.j2", {"amx_gradient"}),
+        ("include/words/amx.j2", {"amx", "cpu_gradient"}),
+        ("include/amx/mend_none.j2", {"amx", "cpu_gradient"}),
+        ("include/cpu_gradient/tiles_mend_none.j2", {"cpu_gradient"}),
         ("include/words/operands.j2", {"mma", "mma_chain", "gradient_mma", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
         ("include/words/warpgroups.j2", {"wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
         ("probe.cu.j2", set()),

@@ -33,8 +33,8 @@ CASES = [
     Case((1, 6, 5, 2), "bfloat16", "bsl", batches=(17,), family="vector"),
     Case((1, 16, 5, 8), "bfloat16", batches=(13,), family="vector", constants=tiles("outputs", 4, 6, 4, 12, 2, 1)),
     CHAIN[1],
-    Case((2, 9, 10, 2), batches=(21,), family="vector_gradient"),
-    Case((1, 7, 5, 3), "float16", "bsl", batches=(21,), family="vector_gradient"),
+    Case((2, 9, 10, 2), batches=(21,), family="cpu_gradient"),
+    Case((1, 7, 5, 3), "float16", "bsl", batches=(21,), family="cpu_gradient"),
 ]
 
 
@@ -78,7 +78,7 @@ LIMITS = limits_from("native", ARM.target, limits_for(ARM))
         ((1, 256, 256, 2), "bsf", "vector", (6, 4)),
         ((1, 48, 48, 3), "bsf", "vector", (12, 2)),
         ((1, 96, 384, 6), "bsl", "vector", (6, 4)),
-        ((1, 48, 96, 3), "bsl", "vector_gradient", (6, 4)),
+        ((1, 48, 96, 3), "bsl", "cpu_gradient", (6, 4)),
     ],
 )
 def test_sums_fill_the_registers_and_none_is_spilled(
@@ -91,7 +91,7 @@ def test_sums_fill_the_registers_and_none_is_spilled(
     tmp_path: Path,
 ) -> None:
     """32 registers of four floats."""
-    kernel = KernelSpec(Pattern(*pattern), precision, layout, job="gradient" if family == "vector_gradient" else "multiply")
+    kernel = KernelSpec(Pattern(*pattern), precision, layout, job="gradient" if family == "cpu_gradient" else "multiply")
     constants = family_named(family).default(kernel, LIMITS)
     if precision == "float32":
         assert (constants.height, constants.width, constants.lanes) == (*size, 4)

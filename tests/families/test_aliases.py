@@ -96,6 +96,8 @@ def test_a_family_reads_the_constants_that_have_the_names_given() -> None:
 ENTRIES = {  # of the time when these families had these names
     "vector_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_65fc0b30",
     "amx_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_db6c997e",
+    "vector_gradient": "ks_1x64x48x2_bfloat16_bsf_gradient_3f9234ae",
+    "amx_gradient": "ks_1x64x48x2_bfloat16_bsf_gradient_7116e612",
 }
 
 

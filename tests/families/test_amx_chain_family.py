@@ -1,4 +1,4 @@
-"""Tests of chains of the amx family: those that it serves in one launch, constants that it accepts, and its defaults."""
+"""Tests of chains of the amx family: the kernels and constants that it accepts, and its defaults."""
 
 from dataclasses import replace
 from itertools import product

@@ -73,16 +73,16 @@ def test_tiles_leave_room_for_what_is_kept_twice() -> None:
         limits = Limits(1 << 16, registers=0, is_cpu=True, vector_bytes=bytes_of_a_vector, multiprocessors=4)
         for precision, layout, pattern in product(COMPLEX, LAYOUTS, PATTERNS):
             kernel = KernelSpec(Pattern(*pattern), precision, layout)
-            for found, family in ((kernel, "vector"), (replace(kernel, job="gradient"), "vector_gradient")):
+            for found, family in ((kernel, "vector"), (replace(kernel, job="gradient"), "cpu_gradient")):
                 constants = FAMILIES[family].default(found, limits)
-                is_kept_down = family == "vector_gradient" and constants.along == "batch"
+                is_kept_down = family == "cpu_gradient" and constants.along == "batch"
                 kept = constants.height if is_kept_down else constants.width
                 assert constants.height * constants.width + 2 * kept + 2 <= registers
                 assert constants.lanes == max(2, bytes_of_a_vector // found.real_bytes)
                 check(FAMILIES[family], found, constants)
 
 
-@pytest.mark.parametrize("family", ["vector", "vector_gradient"])
+@pytest.mark.parametrize("family", ["vector", "cpu_gradient"])
 def test_vectors_of_more_parts_than_opencl_has_are_refused(family: str) -> None:
     """The widest vectors of OpenCL have 16 elements."""
     limits = Limits(1 << 16, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=4)

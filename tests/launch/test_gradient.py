@@ -110,7 +110,7 @@ def test_explain_names_the_family_of_a_gradient() -> None:
     ks = Launcher(*SHAPE, batches=[7])
     told = ks.explain(BATCH, job="gradient")
     assert told.startswith("ks_2x9x5x3_float32_bsf_gradient at batch 300 on ")
-    assert "vector_gradient (the weights' gradient from vector registers full of sums: processors), along=" in told
+    assert "cpu_gradient (the weights' gradient from vector registers full of sums, or by matrix tiles: processors), along=" in told
     assert ks.explain(7, job="gradient").startswith("ks_2x9x5x3_float32_bsf_batch7_gradient")
     with pytest.raises(SpecError, match="job='grad'; did you mean gradient"):
         ks.explain(BATCH, job="grad")

@@ -169,8 +169,8 @@ CHAIN = [
     ),
 ]
 VECTOR_GRADIENT = [
-    Case((2, 5, 3, 2), batches=(14,), family="vector_gradient", constants=tiles("outputs", 8, 3, 2, 6, 2, 1, "pieces")),
-    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector_gradient", constants=tiles("batch", 4, 2, 2, 8, 2, 2, "pieces")),
+    Case((2, 5, 3, 2), batches=(14,), family="cpu_gradient", constants=tiles("outputs", 8, 3, 2, 6, 2, 1, "pieces")),
+    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="cpu_gradient", constants=tiles("batch", 4, 2, 2, 8, 2, 2, "pieces")),
 ]
 AMX = [
     Case(
@@ -190,13 +190,13 @@ AMX = [
         family="amx",
         constants={"block": 32, "outputs": 32, "parts": 2, "panel": 1, "past": 1, "depth": 1},
     ),
-    Case((1, 17, 33, 3), "bf16x6", batches=(70,), family="amx_gradient", constants={"block": 32, "outputs": 32, "parts": 3, "pieces": 1}),
+    Case((1, 17, 33, 3), "bf16x6", batches=(70,), family="cpu_gradient", constants={"block": 32, "outputs": 32, "parts": 3, "pieces": 1}),
     Case(
         (2, 20, 7, 2),
         "bfloat16",
         "bsl",
         batches=(70,),
-        family="amx_gradient",
+        family="cpu_gradient",
         constants={"block": 32, "outputs": 32, "parts": 2, "pieces": 2},
     ),
     Case(

@@ -34,7 +34,7 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
     generation, told = PLANNER.generation, []
     found = ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=5, family="simt", progress=told.append)
     assert isinstance(found, ksgen.tuning.Tuned)
-    assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "vector_gradient"
+    assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "cpu_gradient"
     layer = Chain((Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3)))
     assert ksgen.tune(layer, batch=70, budget=1).best.family == "vector"
     with pytest.raises(SpecError, match=r"job='gradient' of a chain; accepted: multiply"):

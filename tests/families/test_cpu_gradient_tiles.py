@@ -14,12 +14,13 @@ from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
-from ksgen.families import check, family_for, family_named
-from ksgen.families.amx_gradient import AmxGradient, AmxGradientConstants, AmxGradientTiling
+from ksgen.families import FAMILIES, Limits, check, family_for, family_named
+from ksgen.families.cpu_gradient import AmxGradientConstants, AmxGradientTiling, CpuGradient, VectorGradientConstants
+from ksgen.launch.choice import check_fit, choice_by_name
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.spec import LAYOUTS, KernelSpec
-from tests.families.test_vector_gradient import agrees, arrays_of, gradient, kernel_of, launch, planned
+from tests.families.test_cpu_gradient_vectors import agrees, arrays_of, gradient, kernel_of, launch, planned
 from tests.support.amx_kernels import CPU, PATTERNS, PRECISIONS
 from tests.support.hasty import compiles_unoptimized
 from tests.support.host_memory import Array, Fenced, stay_within_their_arrays
@@ -28,7 +29,7 @@ from tests.support.played_tiles import needs_play
 
 __all__ = ["compiles_unoptimized"]  # which pytest finds by its name
 
-FAMILY = AmxGradient()
+FAMILY = CpuGradient(AmxGradientConstants)
 BATCHES = (1, 31, 64, 131)
 
 
@@ -220,8 +221,8 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
 def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Device) -> None:
     kernel = kernel_of((2, 20, 34, 2), precision)
     ks = Launcher(*kernel.pattern.shape)
-    assert "amx_gradient (the weights' gradient by matrix tiles" in ks.explain(300, job="gradient", precision=precision)
-    assert "vector_gradient" in ks.explain(300, job="gradient")
+    assert "by matrix tiles: processors), block=" in ks.explain(300, job="gradient", precision=precision)
+    assert "by matrix tiles: processors), along=" in ks.explain(300, job="gradient")
     x, grad_y = arrays_of(kernel, 300)
 
     def error(got: Array) -> float:
@@ -235,11 +236,31 @@ def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Dev
 
 def test_which_processors_it_serves() -> None:
     kernel = kernel_of((2, 9, 5, 3), "bf16x6")
-    assert family_for(kernel, CPU).name == "amx_gradient"
-    assert family_for(kernel, replace(CPU, tiles=())).name == "vector_gradient"
-    assert family_for(kernel, replace(CPU, tiles=("f16",))).name == "vector_gradient"
-    assert family_for(replace(kernel, precision="bfloat16"), CPU).name == "vector_gradient", "not measured yet"
-    assert family_for(replace(kernel, precision="bfloat16"), CPU, all_families=True).name == "amx_gradient"
+
+    def kind(limits: Limits = CPU, **changes: str) -> type:
+        asked = replace(kernel, **changes)
+        family = family_for(asked, limits)
+        assert family.name == "cpu_gradient"
+        return type(family.default(asked, limits))
+
+    assert kind() is AmxGradientConstants
+    assert kind(replace(CPU, tiles=())) is kind(replace(CPU, tiles=("f16",))) is VectorGradientConstants
+    assert kind(precision="bfloat16") is VectorGradientConstants, "not measured yet"
+    family, bfloat16 = FAMILIES["cpu_gradient"], replace(kernel, precision="bfloat16")
+    guesses = [family.default(bfloat16, CPU, 300), FAMILY.default(bfloat16, CPU, 300)]
+    assert family.defaults(bfloat16, CPU, 300) == guesses  # a search and a benchmark look at both
+    for each, limits in ((kernel, CPU), (bfloat16, replace(CPU, tiles=()))):
+        assert family.defaults(each, limits, 300) == [family.default(each, limits, 300)]
+    assert type(choice_by_name("amx_gradient", bfloat16, 300, CPU).constants) is AmxGradientConstants
+    with pytest.raises(ConstantsError, match="amx_gradient does not serve it on this device"):
+        choice_by_name("amx_gradient", bfloat16, 300, replace(CPU, tiles=()))
+    by_tiles = FAMILY.default(bfloat16, CPU, 300)
+    check_fit("cpu_gradient", by_tiles, bfloat16, CPU)
+    with pytest.raises(ConstantsError, match=r"cpu_gradient does not run on this device \(.* by matrix tiles: processors\): block="):
+        check_fit("cpu_gradient", by_tiles, bfloat16, replace(CPU, tiles=()))
+    space = [type(each) for each in family.space(bfloat16, CPU)]
+    assert {*space} == {VectorGradientConstants, AmxGradientConstants}
+    assert {type(each) for each in FAMILY.space(bfloat16, CPU)} == {AmxGradientConstants}
     assert family_for(replace(kernel, job="multiply"), CPU).name == "amx"
 
 

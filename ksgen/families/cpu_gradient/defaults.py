@@ -1,18 +1,24 @@
-"""Default constants of a processor's gradient before any search, chosen by rule."""
+"""Default constants of a processor's gradients before any search, chosen by rule. No processor with tiles has measured
+those of tiles."""
 
 from dataclasses import replace
 from itertools import product
 
+from ksgen.families.amx.shape import INPUTS, PAIR
 from ksgen.families.base import Limits
+from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
+from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector.defaults import complex_registers, cost, prefers_outputs
+from ksgen.families.vector.defaults import MANY, complex_registers, cost, prefers_outputs
 from ksgen.families.vector.planes import lanes_of, round_up
-from ksgen.families.vector_gradient.shape import VectorGradientConstants, VectorGradientTiling
 from ksgen.spec import KernelSpec
 
 TASKS = 4  # work groups per core, so that a late one leaves its neighbours' work to others
 COLUMN_BYTES = 24 * 1024  # of dY, so that they stay in a first-level cache while lanes are along the outputs
 PANEL_BYTES = 512 * 1024  # per block, so that they stay in a second-level cache
+KEPT_BYTES = 768 * 1024  # of a work group's private buffer by tiles: with its sums it stays in the second-level cache
+MOST_OUTPUTS = 256  # per j that share a copy of its inputs
+BLOCKS = (512, 384, 256, 192, 128, 96, 64, 32)  # by tiles: longer ones add to the sums in memory less often
 # per block along the batch: enough to amortize adding up across lanes, few enough for a first-level cache
 VECTORS = (16, 64)
 SPARE = 8  # factor by which X and dY must outweigh the parts' sums
@@ -34,9 +40,9 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
     return [(height, width) for height, width in sizes if used(height, width) <= registers]
 
 
-def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGradientConstants:
+def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGradientConstants:
     """Choose constants by rule. Batches between two powers of two share their constants, and so their source."""
-    batch = kernel.batch or 1 << ((batch or 1 << 20) - 1).bit_length()
+    batch = kernel.batch or 1 << ((batch or MANY) - 1).bit_length()
     lanes = lanes_of(kernel, limits)
     along = "outputs" if prefers_outputs(kernel, lanes, batch) else "batch"
     _, b, c, d = kernel.pattern.shape
@@ -81,3 +87,22 @@ def shared_out(kernel: KernelSpec, limits: Limits, batch: int, blocks: int, sums
     parts = max(count for count in range(1, tasks + 1) if tasks % count == 0 and (count <= most or count == 1))
     pieces = min(divide_up(tasks, parts), units)
     return max(parts, min(blocks, divide_up(tasks, pieces))), pieces
+
+
+def default_by_tiles(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxGradientConstants:
+    """Choose constants by rule. Batches between two powers of two share their constants, and so their source."""
+    batch = kernel.batch or 1 << ((batch or MANY) - 1).bit_length()
+    outputs = min(MOST_OUTPUTS, round_up(kernel.pattern.b, PAIR))
+    found = AmxGradientConstants(INPUTS, outputs, 1, 1)
+    while found.outputs > PAIR and not _fits(AmxGradientTiling(kernel, found)):
+        found = replace(found, outputs=found.outputs - PAIR)
+    block = next((block for block in BLOCKS if _fits(AmxGradientTiling(kernel, replace(found, block=block)))), INPUTS)
+    found = replace(found, block=min(block, round_up(batch, INPUTS)))
+    shape = AmxGradientTiling(kernel, found)
+    parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, found.block), shape.part, shape.units)
+    return replace(found, parts=parts, pieces=pieces)
+
+
+def _fits(shape: AmxGradientTiling) -> bool:
+    """Whether a block's operands stay in the second-level cache."""
+    return shape.slot * 4 <= KEPT_BYTES

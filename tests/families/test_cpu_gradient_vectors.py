@@ -1,4 +1,4 @@
-"""The gradient family for processors, run through OpenCL on host memory as it lies: right, within its arrays, the same bits always."""
+"""Gradients from vector registers full of sums, run on host memory as it lies: right, within its arrays, the same bits always."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_of
-from ksgen.families.vector_gradient import VectorGradient, VectorGradientConstants, VectorGradientTiling
+from ksgen.families.cpu_gradient import CpuGradient, VectorGradientConstants, VectorGradientTiling
 from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
@@ -27,7 +27,7 @@ from ksgen.spec import LAYOUTS, KernelSpec
 from tests.measure.test_verify import needs_opencl
 from tests.support.host_memory import NOTHING, Array, Fenced, placed, processor, workspace_of
 
-FAMILY = VectorGradient()
+FAMILY = CpuGradient(VectorGradientConstants)
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
 PATTERNS = {
     "short d": (2, 20, 7, 2),
@@ -192,7 +192,7 @@ def test_launchers_take_it_on_a_processor(layout: str) -> None:
     kernel = kernel_of((2, 9, 5, 3), layout=layout)
     processor()
     ks = Launcher(*kernel.pattern.shape)
-    assert "vector_gradient (the weights' gradient from vector registers full of sums: processors), along=" in ks.explain(
+    assert "cpu_gradient (the weights' gradient from vector registers full of sums, or by matrix tiles: processors), along=" in ks.explain(
         300, job="gradient", layout=layout
     )
     x, grad_y = arrays_of(kernel, 300)
@@ -270,7 +270,7 @@ def run_fenced() -> None:
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     processor()
     done = subprocess.run(
-        [sys.executable, "-c", "from tests.families.test_vector_gradient import run_fenced; run_fenced()"],
+        [sys.executable, "-c", "from tests.families.test_cpu_gradient_vectors import run_fenced; run_fenced()"],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
@@ -340,8 +340,8 @@ def test_processors_with_dot_products_take_pairs() -> None:
 
 def test_which_devices_it_serves() -> None:
     kernel = kernel_of((2, 9, 5, 3))
-    assert family_for(kernel, CPU).name == "vector_gradient"
-    assert family_for(replace(kernel, precision="tf32x3"), CPU).name == "vector_gradient"
+    assert family_for(kernel, CPU).name == "cpu_gradient"
+    assert family_for(replace(kernel, precision="tf32x3"), CPU).name == "cpu_gradient"
     assert family_for(kernel, replace(CPU, is_cpu=False)).name == "gradient"
     assert family_for(kernel, cuda_limits("sm_90a")).name == "gradient"
     assert family_for(replace(kernel, job="multiply"), CPU).name == "vector"

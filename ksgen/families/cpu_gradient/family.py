@@ -1,0 +1,168 @@
+"""The gradient family for processors: the weights' gradient, for every pattern, batch and layout, from vector registers
+full of sums or by matrix tiles.
+
+Decides the tiles of `cpu_gradient.cl.j2`; its design is docs/kernels/vector_gradient.md and docs/kernels/amx.md. Never
+renders, compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+from ksgen.families.amx.shape import INPUTS, PAIR, has_tiles_for
+from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
+from ksgen.families.chains import rules_for
+from ksgen.families.cpu_gradient.defaults import TASKS, default_by_tiles, default_by_vectors, multiplies_pairs, tile_sizes
+from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
+from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
+from ksgen.families.rules import Rule
+from ksgen.families.shaped import Shaped
+from ksgen.families.signature import GRADIENT
+from ksgen.families.vector.planes import lanes_of, round_up
+from ksgen.spec import KernelSpec
+from ksgen.spec.precision import BF16, on_tiles
+
+AnyGradientConstants = VectorGradientConstants | AmxGradientConstants
+
+LEAST_VECTORS = 8  # a tile of a search, where a pattern has as many
+SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16)) if parts * pieces == 16]  # among work groups
+
+_VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
+    Rule("job is gradient", lambda k, c: k.job == "gradient"),
+    Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
+    Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, 4, 8, 16)),
+    Rule("lanes is at most 8 in complex numbers", lambda k, c: c.lanes <= 8 or not k.arithmetic.is_complex),
+    Rule(
+        "every constant but pairs is at least 1",
+        lambda k, c: all(v >= 1 for name, v in asdict(c).items() if name != "pairs" and not isinstance(v, str)),
+    ),
+    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
+    Rule("height is at most c", lambda k, c: c.height <= k.pattern.c),
+    Rule("width is at most b along the batch", lambda k, c: c.along == "outputs" or c.width <= k.pattern.b),
+    Rule("block is a multiple of lanes along the batch", lambda k, c: c.along == "outputs" or c.block % c.lanes == 0),
+    Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
+    Rule(
+        "pairs is 0 but in bfloat16 with four lanes or more, and in batch-size-last with lanes along the outputs",
+        lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16 and (k.layout == "bsf" or c.along == "batch")),
+    ),
+    Rule(
+        "block is even with pairs, and along the batch a multiple of twice the lanes",
+        lambda k, c: c.block % VectorGradientTiling(k, c).unit == 0,
+    ),
+    Rule(
+        "along=outputs needs a d that divides the lanes, or more j than lanes",
+        lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
+    ),
+    Rule(
+        "pieces is at most the columns that work groups take apart",
+        lambda k, c: c.pieces <= VectorGradientTiling(k, c).units,
+        lambda k, c: VectorGradientTiling(k, c).units,
+    ),
+)
+
+_TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
+    Rule("job is gradient", lambda k, c: k.job == "gradient"),
+    Rule("precision is one that matrix tiles multiply", lambda k, c: k.arithmetic.tiles is not None, lambda k, c: ", ".join(on_tiles())),
+    Rule("every constant is at least 1", lambda k, c: min(asdict(c).values()) >= 1),
+    Rule("block is a multiple of 32", lambda k, c: c.block % INPUTS == 0),
+    Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
+    Rule(
+        "pieces is at most the columns that work groups take apart",
+        lambda k, c: c.pieces <= AmxGradientTiling(k, c).units,
+        lambda k, c: AmxGradientTiling(k, c).units,
+    ),
+)
+
+
+class CpuGradient(Shaped[AnyGradientConstants]):
+    """Sums over the batch on a processor: by fused multiply-adds of its vector units, or by its matrix tiles.
+
+    Without wisdom, tiles are used where the precision asks for them. `only` restricts defaults and search to one of
+    the two.
+    """
+
+    name = "cpu_gradient"
+    signature = GRADIENT
+    constants_type = VectorGradientConstants
+    other_types = (AmxGradientConstants,)
+    listed = (*rules_for(VectorGradientConstants, _VECTOR_RULES), *rules_for(AmxGradientConstants, _TILE_RULES))
+    why = "the weights' gradient from vector registers full of sums, or by matrix tiles: processors"
+
+    def __init__(self, only: type[AnyGradientConstants] | None = None) -> None:
+        self.only = only
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return limits.is_cpu and kernel.job == "gradient" and (self.only is not AmxGradientConstants or has_tiles_for(kernel, limits))
+
+    def runs(self, kernel: KernelSpec, constants: AnyGradientConstants, limits: Limits) -> bool:
+        by_tiles = isinstance(constants, AmxGradientConstants)
+        return self.serves(kernel, limits) and (not by_tiles or has_tiles_for(kernel, limits))
+
+    def shape(self, kernel: KernelSpec, constants: AnyGradientConstants) -> VectorGradientTiling | AmxGradientTiling:
+        if isinstance(constants, AmxGradientConstants):
+            return AmxGradientTiling(kernel, constants)
+        return VectorGradientTiling(kernel, constants)
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyGradientConstants:
+        by_tiles = self.only is AmxGradientConstants or (not self.only and self.name in kernel.arithmetic.families)
+        return (default_by_tiles if by_tiles and has_tiles_for(kernel, limits) else default_by_vectors)(kernel, limits, batch)
+
+    def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[AnyGradientConstants]:
+        found = self.default(kernel, limits, batch)
+        is_alone = self.only or self.name in kernel.arithmetic.families or not has_tiles_for(kernel, limits)
+        return [found] if is_alone else [found, default_by_tiles(kernel, limits, batch)]
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGradientConstants]:
+        if self.only is not AmxGradientConstants:
+            yield from self._space_by_vectors(kernel, limits)
+        if self.only is not VectorGradientConstants and has_tiles_for(kernel, limits):
+            yield from self._space_by_tiles(kernel)
+
+    def _space_by_vectors(self, kernel: KernelSpec, limits: Limits) -> Iterator[VectorGradientConstants]:
+        lanes = lanes_of(kernel, limits)
+        for along in ("outputs", "batch"):
+            sizes = tile_sizes(kernel, along, lanes, limits)
+            least = min(LEAST_VECTORS, max(height * width for height, width in sizes))
+            wide = [(height, width) for height, width in sizes if height * width >= least]
+            pairs = (1, 0) if multiplies_pairs(kernel, limits, along) else (0,)
+            for (height, width), block, (parts, pieces), paired in product(wide, (96, 192, 384), SHARED_OUT, pairs):
+                constants = VectorGradientConstants(along, lanes, height, width, round_up(block, lanes), parts, pieces, paired)
+                if self.keeps_rules(kernel, constants):
+                    yield constants
+
+    def _space_by_tiles(self, kernel: KernelSpec) -> Iterator[AmxGradientConstants]:
+        for block, outputs, (parts, pieces) in product((64, 128, 256, 512), (32, 64, 128, 256), SHARED_OUT):
+            constants = AmxGradientConstants(block, outputs, parts, pieces)
+            if outputs - PAIR < kernel.pattern.b and self.keeps_rules(kernel, constants):
+                yield constants
+
+    # ---- a launch
+
+    def packed_bytes(self, kernel: KernelSpec, constants: AnyGradientConstants) -> int:
+        return self.shape(kernel, constants).part_bytes * constants.parts
+
+    def geometry(self, kernel: KernelSpec, constants: AnyGradientConstants, batch: int) -> Geometry:
+        shape = self.shape(kernel, constants)
+        parts = shape.parts(batch)
+        return Geometry(
+            parts * constants.pieces, 1, 0, parts * shape.part_bytes, at_once=TASKS, group_bytes=shape.slot * kernel.real_bytes,
+            after=(Pass("sum", self.pack_geometry(kernel, constants)),),
+        )  # fmt: skip
+
+    def pack_geometry(self, kernel: KernelSpec, constants: AnyGradientConstants) -> Geometry:
+        return Geometry(self.shape(kernel, constants).sum_groups, 1, 0)
+
+    def work(self, kernel: KernelSpec, constants: AnyGradientConstants, batch: int) -> Work:
+        shape, moved = self.shape(kernel, constants), kernel.bytes(batch)
+        parts = shape.parts(batch)
+        return Work(
+            parts * constants.pieces, moved, moved + shape.sums_bytes(batch), 0, shape.multiply_adds(batch), cycles=shape.cycles(batch),
+            passed_bytes=parts * shape.part_bytes,
+        )  # fmt: skip
+
+    def words(self, kernel: KernelSpec, constants: AnyGradientConstants) -> Mapping[str, Any]:
+        return self.shape(kernel, constants).words | {"by_tiles": isinstance(constants, AmxGradientConstants)}
+
+    def constexprs(self, kernel: KernelSpec, constants: AnyGradientConstants) -> list[Constexpr]:
+        return self.shape(kernel, constants).constexprs

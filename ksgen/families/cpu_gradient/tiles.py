@@ -1,0 +1,175 @@
+"""Gradients by matrix tiles: constants, sizes derived from them, expected cycles, and variables of the template. Columns
+are a plane's inputs with one group of its outputs. Nothing here was measured.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ksgen.families.amx.cycles import DOT, DOT_MULTIPLY_ADDS, ITEM, TILE_BYTES
+from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, TilePlanes
+from ksgen.families.base import Constexpr
+from ksgen.families.drawing import DrawnSide, draw
+from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
+from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_BYTES, TASK
+from ksgen.families.vector.planes import round_up
+from ksgen.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class AmxGradientConstants(Constants):
+    """Constants that a search may change."""
+
+    entry_family: ClassVar[str] = "amx_gradient"
+
+    block: int  # rows of the batch whose sums stay in tiles
+    outputs: int  # outputs per j that are copied and multiplied together
+    parts: int  # parts of the batch, at most, with sums of their own
+    pieces: int  # pieces of the weights, one per work group
+
+
+@dataclass(frozen=True)
+class AmxGradientTiling(TilePlanes):
+    """Sizes derived from a kernel and its constants, in elements of the sums' type."""
+
+    kernel: KernelSpec
+    constants: AmxGradientConstants
+
+    # ---- columns: a plane's inputs with one group of its outputs
+
+    @property
+    def groups(self) -> int:
+        """Groups of a plane's outputs."""
+        return divide_up(self.kernel.pattern.b, self.constants.outputs)
+
+    @property
+    def units(self) -> int:
+        """Columns, which pieces are whole multiples of."""
+        return self.planes * self.groups
+
+    @property
+    def tiles_out(self) -> int:
+        """Tiles of a group's outputs, of one j."""
+        return min(self.constants.outputs, round_up(self.kernel.pattern.b, PAIR)) // ROWS
+
+    @property
+    def tiles_in(self) -> int:
+        """Tiles of an (i, j)'s inputs."""
+        return divide_up(self.kernel.pattern.c, LANES)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles per column."""
+        return self.run * self.tiles_out * self.tiles_in
+
+    # ---- parts of the batch
+
+    @property
+    def steps(self) -> int:
+        """Tiles along a block of the batch."""
+        return self.constants.block // INPUTS
+
+    @property
+    def part(self) -> int:
+        """Sums of one part of the batch."""
+        return self.units * self.tiles * TILE_SUMS
+
+    @property
+    def part_bytes(self) -> int:
+        return self.part * self.kernel.real_bytes
+
+    def parts(self, batch: int) -> int:
+        """Parts of a batch, as `parts_of` in the source counts them."""
+        return min(self.constants.parts, divide_up(batch, self.constants.block))
+
+    # ---- the private buffer of a work group
+
+    @property
+    def x_base(self) -> int:
+        """Offset of X behind dY, in 16-bit operands."""
+        return self.run * self.tiles_out * self.steps * self.step_items
+
+    @property
+    def slot(self) -> int:
+        return round_up((self.x_base + self.run * self.tiles_in * self.steps * self.step_items) // 2, LINE_BYTES)
+
+    # ---- a launch
+
+    @property
+    def sum_groups(self) -> int:
+        """Work groups that add the parts: one per tile."""
+        return self.units * self.tiles
+
+    def dots(self, batch: int) -> int:
+        """Products of two tiles in one launch."""
+        return divide_up(batch, INPUTS) * self.sum_groups * self.products.products
+
+    def multiply_adds(self, batch: int) -> int:
+        return self.dots(batch) * DOT_MULTIPLY_ADDS
+
+    def sums_bytes(self, batch: int) -> int:
+        """Bytes of sums that the blocks of the batch read and write beyond the second-level cache."""
+        return 0
+
+    def cycles(self, batch: int) -> float:
+        """Cycles of all cores together, for one launch."""
+        constants, pattern = self.constants, self.kernel.pattern
+        blocks, parts = divide_up(batch, constants.block), self.parts(batch)
+        inputs = self.dots(batch) / 2 * TILE_BYTES * self.products.parts / self.products.products  # outputs stay in the first-level cache
+        sums = blocks * self.units * self.tiles * TILE_SUMS * 4 * 2
+        sharing = max(1.0, constants.pieces / self.planes)  # pieces that each copy a plane's inputs
+        copied = ITEM * batch * (sharing * pattern.in_features + pattern.out_features)
+        added = parts * self.part / 8
+        multiplied = max(DOT * self.dots(batch), inputs / SECOND_LEVEL_BYTES) + sums / SECOND_LEVEL_BYTES
+        return multiplied + copied + added + TASK * (blocks + parts * constants.pieces) + LAUNCH
+
+    # ---- the source
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """Variables of the template."""
+        is_split = self.products.parts > 1
+        return {
+            "reals": "lanes",
+            "lanes": LANES,
+            "layout": self.kernel.layout,
+            "operand": self.products.operand.name,
+            "variants": ("split",) if is_split else (),
+            "inputs_lie": "woven" if self.is_woven else "apart",
+            "mending": "split" if is_split else "none",
+            "picture": draw(
+                "Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all rows of a block.",
+                DrawnSide(PAIR, "outputs k", 2), DrawnSide(PAIR, "inputs l", 2), lambda row, column: f"tile {2 * row + column}",
+            ),
+        }  # fmt: skip
+
+    @property
+    def constexprs(self) -> list[Constexpr]:
+        constants = self.constants
+        return [
+            *pattern_constexprs(self.kernel),
+            Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
+            Constexpr("BLOCK", constants.block, "rows of the batch whose sums stay in tiles, at most"),
+            Constexpr("UNIT", INPUTS, "rows of the batch of which blocks are whole multiples"),
+            Constexpr("OUTPUTS", constants.outputs, "outputs per j that are copied and multiplied together"),
+            Constexpr("PARTS", constants.parts, "parts of the batch, at most, with sums of their own"),
+            Constexpr("PIECES", constants.pieces, "pieces of the weights, one per work group"),
+            Constexpr("COLUMNS", self.units, "columns: a plane's inputs with one group of its outputs"),
+            Constexpr("GROUPS", self.groups, "groups of a plane's outputs"),
+            Constexpr("PLANES_J", self.planes_j, "planes per i"),
+            Constexpr("RUN", self.run, "neighbouring j per plane"),
+            Constexpr("TILES_OUT", self.tiles_out, "tiles of a group's outputs, of one j"),
+            Constexpr("TILES_IN", self.tiles_in, "tiles of an (i, j)'s inputs"),
+            Constexpr("STEPS", self.steps, "tiles along a block of the batch, 32 rows each"),
+            Constexpr("SHARES", self.shares, "shares of a step's products, which are multiplied sequentially"),
+            Constexpr("COMPONENTS", self.products.parts, "16-bit operands per element"),
+            Constexpr("TILE_ITEMS", TILE_ITEMS, "operands per tile"),
+            Constexpr("TILE_SUMS", TILE_SUMS, "sums per tile"),
+            Constexpr("STEP_ITEMS", self.step_items, "operands from one step's tiles to the next"),
+            Constexpr("SQUARE", self.square, "vectors that are interleaved with each other"),
+            Constexpr("X_BASE", self.x_base, "offset of X in the private buffer, in operands, behind dY", "long long"),
+            Constexpr("PART", self.part, "sums per part of the batch", "long long"),
+            Constexpr("SLOT", self.slot, "elements of a work group's private buffer", "long long"),
+            *row_constexprs(self.kernel, "dY"),
+            Constexpr("IS_BATCH_LAST", self.kernel.layout != "bsf", "whether the rows of the batch are contiguous per feature"),
+            Constexpr("ROWS", ROWS, "rows of a tile"),
+        ]

@@ -1,0 +1,262 @@
+"""Gradients from vector registers full of sums: constants, sizes derived from them, expected cycles, and variables of the
+template. Columns are tiles that share their outputs.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ksgen.families.base import Constexpr
+from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
+from ksgen.families.vector.cycles import COPY, ELEMENT, FIRST_LEVEL_BYTES, LAUNCH, SECOND_LEVEL_BYTES, TASK, TILE, TRANSPOSE, tile_of
+from ksgen.families.vector.planes import Planes, round_up, tile_picture
+from ksgen.families.vector.shape import LINE_BYTES
+from ksgen.spec import KernelSpec
+
+ACROSS = 6  # cycles to add up the lanes of a sum
+
+
+@dataclass(frozen=True)
+class VectorGradientConstants(Constants):
+    """Constants that a search may change."""
+
+    entry_family: ClassVar[str] = "vector_gradient"
+
+    along: str  # "outputs": lanes are neighbouring outputs; "batch": lanes are neighbouring rows of the batch
+    lanes: int  # per vector register, in the type of the sums
+    height: int  # inputs per tile
+    width: int  # vectors of outputs per tile; outputs, if lanes are along the batch
+    block: int  # rows of the batch whose sums stay in registers
+    parts: int  # parts of the batch, at most, with sums of their own
+    pieces: int  # pieces of the weights, one per work group
+    # 1: two rows of the batch are multiplied at a time, by dot products of pairs; 0: one at a time, as the sums' type
+    pairs: int = 0
+
+
+@dataclass(frozen=True)
+class VectorGradientTiling(Planes):
+    """Sizes derived from a kernel and its constants, in elements of the sums' type."""
+
+    kernel: KernelSpec
+    constants: VectorGradientConstants
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether copies transpose operands from rows into columns."""
+        return not self.is_along_outputs and self.kernel.layout == "bsf"
+
+    # ---- columns: tiles that share their outputs
+
+    @property
+    def tiles(self) -> int:
+        """Columns per (i, j), or per plane if lanes are along the outputs."""
+        _, b, _, d = self.kernel.pattern.shape
+        return divide_up(b * d, self.tile_lanes) if self.is_along_outputs and self.is_short else divide_up(b, self.constants.width)
+
+    @property
+    def columns(self) -> int:
+        a, _, _, d = self.kernel.pattern.shape
+        return self.tiles * a * (self.planes_j if self.is_along_outputs else d)
+
+    @property
+    def plane_columns(self) -> int:
+        """Columns that share their inputs."""
+        return self.scope * self.kernel.pattern.d * self.tiles if self.is_transposed else self.tiles
+
+    @property
+    def column_unit(self) -> int:
+        """Columns that one work group takes together: all columns of a plane whose operands are transposed, else
+        one."""
+        return self.plane_columns if self.is_transposed else 1
+
+    @property
+    def units(self) -> int:
+        return self.columns // self.column_unit
+
+    @property
+    def rows(self) -> int:
+        """Tiles per column."""
+        return divide_up(self.kernel.pattern.c, self.constants.height)
+
+    @property
+    def tile(self) -> int:
+        """Elements of a tile's sums in memory, padded to whole vectors."""
+        sums = self.constants.height * self.constants.width
+        return sums * self.constants.lanes if self.is_along_outputs else round_up(sums, self.constants.lanes)
+
+    @property
+    def registers(self) -> int:
+        """Vector registers: sums, the side of a tile that stays in registers, and one of the other side."""
+        constants = self.constants
+        held = constants.width if self.is_along_outputs else constants.height
+        return constants.height * constants.width + held + 1
+
+    # ---- parts of the batch
+
+    @property
+    def together(self) -> int:
+        """Rows of the batch per element of a vector."""
+        return 2 if self.constants.pairs else 1
+
+    @property
+    def block_rows(self) -> int:
+        """Elements that hold the rows of a block."""
+        return divide_up(self.constants.block, self.together)
+
+    @property
+    def unit(self) -> int:
+        """Rows of the batch of which blocks are whole multiples."""
+        return self.together * (1 if self.is_along_outputs else self.constants.lanes)
+
+    @property
+    def part(self) -> int:
+        """Sums of one part of the batch."""
+        return self.columns * self.rows * self.tile
+
+    @property
+    def part_bytes(self) -> int:
+        return self.part * self.real_bytes
+
+    def parts(self, batch: int) -> int:
+        """Parts of a batch, as `parts_of` in the source counts them."""
+        return min(self.constants.parts, divide_up(batch, self.constants.block))
+
+    # ---- operands in the private buffer of a work group
+
+    @property
+    def x_row(self) -> int:
+        """Elements from one row of the batch to the next, if lanes are along the outputs."""
+        return self._spread(self.kernel.pattern.c * self.run)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one column of rows of the batch to the next, if lanes are along the batch."""
+        return self._spread(self.block_rows)
+
+    def _spread(self, elements: int) -> int:
+        """Smallest odd number of cache lines that holds `elements`, in whole vectors; its multiples use all sets of a
+        cache evenly."""
+        line = max(LINE_BYTES // self.real_bytes, self.constants.lanes)
+        return (divide_up(elements, line) | 1) * line
+
+    @property
+    def x_step(self) -> int:
+        """Elements from one l to the next; and from one k to the next, if lanes are along the batch."""
+        if self.is_along_outputs:
+            return self.run
+        return self.pitch * (self.kernel.pattern.d if self.is_transposed else 1)
+
+    @property
+    def dy_base(self) -> int:
+        """Offset of dY behind X."""
+        if self.is_along_outputs:
+            return self.block_rows * self.x_row
+        return self.kernel.pattern.c * (self.scope * self.kernel.pattern.d if self.is_transposed else 1) * self.pitch
+
+    @property
+    def slot(self) -> int:
+        """Elements of a work group's private buffer."""
+        _, b, _, d = self.kernel.pattern.shape
+        if self.is_along_outputs:
+            dy = self.block_rows * self.tile_lanes
+        else:
+            dy = (self.scope * b * d if self.is_transposed else self.constants.width) * self.pitch
+        return round_up(self.dy_base + dy, LINE_BYTES)
+
+    # ---- a launch
+
+    @property
+    def sum_groups(self) -> int:
+        """Work groups that add the parts: one per tile."""
+        return self.columns * self.rows
+
+    def multiply_adds(self, batch: int) -> int:
+        sums = self.sum_groups * self.constants.height * self.constants.width
+        return sums * (batch * self.constants.lanes if self.is_along_outputs else round_up(batch, self.constants.lanes))
+
+    def sums_bytes(self, batch: int) -> int:
+        """Bytes of sums that the blocks of the batch read and write."""
+        return 2 * divide_up(batch, self.constants.block) * self.part_bytes
+
+    def cycles(self, batch: int) -> float:
+        """Cycles of all cores together, for one launch."""
+        constants, pattern = self.constants, self.kernel.pattern
+        blocks, tiles = divide_up(batch, constants.block), self.columns * self.rows
+        block = min(divide_up(divide_up(batch, self.unit), blocks) * self.unit, batch)  # as the kernel shares them out
+        tile, lanes = tile_of(self), constants.lanes
+        steps = divide_up(block, self.unit)
+        after = 2 if self.is_along_outputs else ACROSS  # sums are read and written, or added up first
+        outputs = steps * constants.width * lanes * self.real_bytes  # of a column, which its tiles share
+        inputs = steps * constants.height * (1 if self.is_along_outputs else lanes) * self.real_bytes
+        again = 1 if outputs + inputs <= FIRST_LEVEL_BYTES else self.rows
+        missed = self.columns * outputs * again + tiles * inputs
+        sharing = max(1.0, constants.pieces / divide_up(self.columns, self.plane_columns))  # pieces that each copy a plane's inputs
+        moved = block * (sharing * pattern.in_features + pattern.out_features)
+        is_scattered = self.is_along_outputs and self.kernel.layout == "bsl"
+        copied = moved * (ELEMENT if is_scattered else (TRANSPOSE if self.is_transposed else COPY) / lanes)
+        parts = self.parts(batch)
+        added = parts * self.part / lanes * 2
+        each = tiles * (steps * tile.step + after * tile.sums + TILE) + missed / SECOND_LEVEL_BYTES + copied
+        return blocks * each + added + TASK * (blocks + parts * constants.pieces) + LAUNCH
+
+    # ---- the source
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """Variables of the template."""
+        picture = tile_picture("A tile of dW", self.constants, ("inputs l", "inputs l"), ("outputs (k, j)", "outputs k"))
+        return super().words | {
+            "n": "",
+            "source": "stored",
+            "widen": "widen",
+            "end_of_rows": "count",
+            "end_of_columns": "end",
+            "end_of_turned": "count",
+            "planes": "cpu_gradient/plane_" if self.constants.pairs else "vector/plane_",
+            "of_pairs": "_pairs" if self.constants.pairs else "",
+            "variants": ("gradient", *(("pairs",) if self.constants.pairs else ())),
+            "picture": picture,
+        }
+
+    @property
+    def constexprs(self) -> list[Constexpr]:
+        constants, pattern = self.constants, self.kernel.pattern
+        return [
+            *pattern_constexprs(self.kernel),
+            Constexpr("LANES", constants.lanes, "lanes per vector register"),
+            Constexpr("HEIGHT", constants.height, "inputs per tile"),
+            Constexpr("WIDTH", constants.width, "vectors of outputs per tile" if self.is_along_outputs else "outputs per tile"),
+            Constexpr("BLOCK", constants.block, "rows of the batch whose sums stay in registers, at most"),
+            Constexpr("TOGETHER", self.together, "rows of the batch per element of a vector"),
+            Constexpr("UNIT", self.unit, "rows of the batch of which blocks are whole multiples"),
+            Constexpr("PARTS", constants.parts, "parts of the batch, at most, with sums of their own"),
+            Constexpr("PIECES", constants.pieces, "pieces of the weights, one per work group"),
+            Constexpr("TILES", self.tiles, "columns that share their inputs"),
+            Constexpr("COLUMNS", self.columns, "columns of all outputs"),
+            Constexpr("COLUMN_UNIT", self.column_unit, "columns that one work group takes together"),
+            Constexpr("PLANE_COLUMNS", self.plane_columns, "columns whose inputs are copied together"),
+            Constexpr("ROWS", self.rows, "tiles per column"),
+            Constexpr("TILE", self.tile, "elements of a tile's sums in memory", "long long"),
+            Constexpr("PART", self.part, "sums per part of the batch", "long long"),
+            Constexpr("SLOT", self.slot, "elements of a work group's private buffer", "long long"),
+            Constexpr("DY_BASE", self.dy_base, "offset of dY in the private buffer"),
+            Constexpr("X_STEP", self.x_step, "elements from one l to the next"),
+            *row_constexprs(self.kernel, "dY"),
+            Constexpr("IN_FEATURES", pattern.in_features, "inputs per row of the batch"),
+            Constexpr("OUT_FEATURES", pattern.out_features, "outputs per row of the batch"),
+            *self._along,
+        ]
+
+    @property
+    def _along(self) -> list[Constexpr]:
+        if self.is_along_outputs:
+            step_out = self.constants.lanes if self.is_short else self.kernel.pattern.d
+            return [
+                Constexpr("RUN", self.run, "neighbouring j per plane"),
+                Constexpr("PLANES_J", self.planes_j, "planes per i"),
+                Constexpr("STEP_OUT", step_out, "features from one vector of a tile to the next"),
+                Constexpr("X_ROW", self.x_row, "elements from one row of the batch to the next"),
+            ]
+        return [
+            Constexpr("PITCH", self.pitch, "elements from one column of rows of the batch to the next"),
+            Constexpr("SCOPE", self.scope if self.is_transposed else 1, "blocks on the diagonal per plane"),
+        ]
