@@ -32,6 +32,11 @@ class Constants:
 
     entry_family: ClassVar[str] = ""  # earlier name of their family, by which entries are still named; empty: its name
 
+    @property
+    def parsed(self) -> Sequence[Any]:
+        """Constants of each factor by itself: these, unless they are a chain's."""
+        return [self]
+
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in vars(self).items())
 

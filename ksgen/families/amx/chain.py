@@ -14,9 +14,9 @@ from ksgen.families.amx.shape import LINE_BYTES, AmxConstants, AmxTiling
 from ksgen.families.chains import listed, numbers_of, own_of_factors, places, tiles_of
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.cycles import LAUNCH, TASK
+from ksgen.families.vector.launch import LaunchTiling
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 _WORDS = ("outputs", "panel", "depth")  # of each factor, in `tiles`
 
@@ -64,15 +64,11 @@ class AmxFactor(AmxTiling):
 
 
 @dataclass(frozen=True)
-class AmxChainTiling:
+class AmxChainTiling(LaunchTiling):
     """Sizes derived from the factors of one launch and their constants, in elements of the sums' type."""
 
     kernel: KernelSpec
     constants: AmxConstants | AmxChainConstants
-
-    @property
-    def is_chain(self) -> bool:
-        return self.kernel.job == CHAIN
 
     @cached_property
     def factors(self) -> Sequence[AmxTiling]:
@@ -80,47 +76,18 @@ class AmxChainTiling:
         return [AmxFactor(*each, not number) for number, each in enumerate(own)] if self.is_chain else [AmxTiling(*own[0])]
 
     @property
-    def parts(self) -> int:
-        """Parts of a block's groups of outputs, one per work group; the factors of a chain have one."""
-        return self.factors[0].constants.parts
-
-    @property
-    def registers(self) -> int:
-        return self.factors[0].registers
-
-    @property
-    def shared_bytes(self) -> int:
-        return 0
-
-    @property
     def pitch(self) -> int:
         """Elements from one feature of an intermediate to the next, in batch-size-last: an odd number of lines, so that
         features use many sets of a cache."""
-        return pitch_of(self.kernel, self.constants.block)
+        lines = divide_up(self.constants.block * self.kernel.item_bytes, LINE_BYTES) | 1
+        return lines * LINE_BYTES // self.kernel.item_bytes
 
     @property
     def between(self) -> int:
         """Elements of the buffer for one intermediate."""
-        return between_of(self.kernel, self.constants.block)
-
-    @property
-    def places(self) -> int:
-        """Number of buffers for intermediates: one, or two that alternate, so that a factor reads one and writes the
-        other."""
-        return min(2, len(self.factors) - 1)
-
-    @property
-    def work_space(self) -> int:
-        """Elements of the panel and sums of the largest factor."""
-        return max(factor.slot for factor in self.factors)
-
-    @property
-    def slot(self) -> int:
-        return self.work_space + self.places * self.between
-
-    @property
-    def packed_bytes(self) -> int:
-        return sum(factor.packed_bytes for factor in self.factors)
+        rows = self.constants.block if self.kernel.layout == "bsf" else self.pitch
+        features = max((each.pattern.out_features for each in places(self.kernel) if not each.is_last), default=0)
+        return round_up(divide_up(features * rows * self.kernel.item_bytes, 4), LINE_BYTES)
 
     @property
     def held(self) -> Held:
@@ -128,16 +95,6 @@ class AmxChainTiling:
         if not self.is_chain:
             return held_of(self.factors[0])
         return Held(self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.past), self.packed_bytes)
-
-
-def pitch_of(kernel: KernelSpec, block: int) -> int:
-    return (divide_up(block * kernel.item_bytes, LINE_BYTES) | 1) * LINE_BYTES // kernel.item_bytes
-
-
-def between_of(kernel: KernelSpec, block: int) -> int:
-    rows = block if kernel.layout == "bsf" else pitch_of(kernel, block)
-    features = max((each.pattern.out_features for each in places(kernel) if not each.is_last), default=0)
-    return round_up(divide_up(features * rows * kernel.item_bytes, 4), LINE_BYTES)
 
 
 def passing_bytes(kernel: KernelSpec, block: int, past: int) -> int:

@@ -18,11 +18,9 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import own_of_factors, rule_of_tiles, rules_for
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule
-from ksgen.families.shaped import Shaped
-from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
 from ksgen.families.vector.defaults import MANY
-from ksgen.families.vector.family import GROUPS_AT_ONCE, output_reads
+from ksgen.families.vector.launch import ProcessorProduct, output_reads
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -58,11 +56,10 @@ _CHAIN_RULES: tuple[Rule[AmxChainConstants], ...] = (
 )
 
 
-class Amx(Shaped[AnyAmxConstants]):
+class Amx(ProcessorProduct[AnyAmxConstants]):
     """Products of matrix tiles on a processor: of one factor, or of all factors of a layer."""
 
     name = "amx"
-    signature = PRODUCT_WITH_WORKSPACE
     constants_type = AmxConstants
     other_types = (AmxChainConstants,)
     listed = (*rules_for(AmxConstants, RULES), *rules_for(AmxChainConstants, _CHAIN_RULES))
@@ -93,14 +90,6 @@ class Amx(Shaped[AnyAmxConstants]):
             constants = AmxConstants(block, outputs, parts, panel, past, depth)
             if outputs - PAIR < kernel.pattern.b and self.keeps_rules(kernel, constants):
                 yield constants
-
-    def packed_bytes(self, kernel: KernelSpec, constants: AnyAmxConstants) -> int:
-        return 0 if kernel.job == CHAIN else AmxChainTiling(kernel, constants).packed_bytes
-
-    def geometry(self, kernel: KernelSpec, constants: AnyAmxConstants, batch: int) -> Geometry:
-        shape = AmxChainTiling(kernel, constants)
-        grid = divide_up(batch, constants.block) * shape.parts
-        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * kernel.real_bytes)
 
     def work(self, kernel: KernelSpec, constants: AnyAmxConstants, batch: int) -> Work:
         shape = AmxChainTiling(kernel, constants)
@@ -135,7 +124,7 @@ class Amx(Shaped[AnyAmxConstants]):
         own, is_last = shape.factors[number], number + 1 == len(shape.factors)
         words, activation = factor_words(own), own.kernel.epilogue.activation
         pitch = "0" if own.is_bsf else str(shape.pitch)  # of rows of features, constants know it
-        places = [f"(GLOBAL stored*)(own + {shape.work_space + each * shape.between})" for each in range(2)]
+        places = [f"(GLOBAL stored*)(own + {shape.panels + each * shape.between})" for each in range(2)]
         return words | {
             "number": number + 1,
             "n": f"_{number + 1}" if shape.is_chain else "",

@@ -33,11 +33,6 @@ class AmxConstants(Constants):
     past: int  # 1: outputs leave by streaming stores; 0: they go into the caches
     depth: int  # tiles along the inputs that stay in the first-level cache for all outputs of a group
 
-    @property
-    def parsed(self) -> list["AmxConstants"]:
-        """Constants of each factor by itself: of one."""
-        return [self]
-
 
 def products_of(kernel: KernelSpec) -> TileProducts:
     """Products by which tiles multiply the elements of a kernel's arrays."""

@@ -212,6 +212,7 @@ class VectorGradientTiling(Planes):
             "end_of_columns": "end",
             "end_of_turned": "count",
             "planes": "cpu_gradient/plane_" if self.constants.pairs else "vector/plane_",
+            "has_pairs": bool(self.constants.pairs),
             "of_pairs": "_pairs" if self.constants.pairs else "",
             "variants": ("gradient", *(("pairs",) if self.constants.pairs else ())),
             "picture": picture,

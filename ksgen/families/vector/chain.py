@@ -12,10 +12,10 @@ from typing import ClassVar
 from ksgen.errors import ConstantsError
 from ksgen.families.chains import listed, own_of_factors, places, tiles_of, transposes
 from ksgen.families.tiles import Constants, divide_up
+from ksgen.families.vector.launch import LaunchTiling
 from ksgen.families.vector.planes import round_up
 from ksgen.families.vector.shape import LINE_BYTES, VectorConstants, VectorTiling, spaced
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class VectorChainConstants(Constants):
 
 
 @dataclass(frozen=True)
-class VectorChainTiling:
+class VectorChainTiling(LaunchTiling):
     """Sizes derived from the factors of one launch and their constants, in elements of the sums' type."""
 
     kernel: KernelSpec
@@ -61,15 +61,6 @@ class VectorChainTiling:
         own = zip(places(self.kernel), own_of_factors(self.kernel, self.constants), strict=True)
         reads = self.kernel.layout
         return [VectorTiling(*each, reads if transposes(self.kernel, at) else "") for at, each in own]
-
-    @property
-    def is_chain(self) -> bool:
-        return self.kernel.job == CHAIN
-
-    @property
-    def parts(self) -> int:
-        """Parts of a block's columns, one per work group; the factors of a chain have one."""
-        return self.factors[0].constants.parts
 
     @property
     def unit(self) -> int:
@@ -89,24 +80,3 @@ class VectorChainTiling:
         sizes = [each.pattern.out_features * rows[factor.kernel.layout] for each, factor in own if not each.is_last]
         reals = divide_up(max(sizes, default=0), 2 if self.constants.pairs else 1)
         return round_up(reals + LINE_BYTES, LINE_BYTES) if sizes else 0
-
-    @property
-    def places(self) -> int:
-        """Number of buffers for intermediates: at most two, which alternate."""
-        return min(2, max(map(len, self.kernel.chains)) - 1)
-
-    @property
-    def registers(self) -> int:
-        return max(factor.registers for factor in self.factors)
-
-    @property
-    def shared_bytes(self) -> int:
-        return 0
-
-    @property
-    def panels(self) -> int:
-        return max(factor.slot for factor in self.factors)
-
-    @property
-    def slot(self) -> int:
-        return self.panels + self.places * self.between

@@ -13,19 +13,18 @@ from typing import Any
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import FactorPlace, own_of_factors, places, rule_of_tiles, rules_for, transposes
 from ksgen.families.rules import Rule
-from ksgen.families.shaped import Shaped
-from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains, layout_of
+from ksgen.families.signature import each_chains, layout_of
 from ksgen.families.tiles import divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.vector.chain import VectorChainConstants, VectorChainTiling
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, spread_sizes, tile_sizes
+from ksgen.families.vector.launch import ProcessorProduct, output_reads
 from ksgen.families.vector.planes import lanes_of, round_up, tile_picture
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.spec.precision import BF16
 
-GROUPS_AT_ONCE = 8  # per core, so that a late one leaves its neighbours' work to others
 LANES = (4, 8, 16)
 
 AnyVectorConstants = VectorConstants | VectorChainConstants
@@ -89,11 +88,10 @@ _CHAIN_RULES: tuple[Rule[VectorChainConstants], ...] = (
 )
 
 
-class Vector(Shaped[VectorConstants | VectorChainConstants]):
+class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     """Products by fused multiply-adds on a processor's vector units: of one factor, or of all factors of a layer."""
 
     name = "vector"
-    signature = PRODUCT_WITH_WORKSPACE
     constants_type = VectorConstants
     other_types = (VectorChainConstants,)
     listed = (*rules_for(VectorConstants, RULES), *rules_for(VectorChainConstants, _CHAIN_RULES))
@@ -130,14 +128,6 @@ class Vector(Shaped[VectorConstants | VectorChainConstants]):
                 # only the default decides when to split
                 if self.keeps_rules(kernel, constants) and not VectorTiling(kernel, constants).is_split:
                     yield constants
-
-    def packed_bytes(self, kernel: KernelSpec, constants: AnyVectorConstants) -> int:
-        return 0 if kernel.job == CHAIN else VectorChainTiling(kernel, constants).factors[0].packed_bytes
-
-    def geometry(self, kernel: KernelSpec, constants: AnyVectorConstants, batch: int) -> Geometry:
-        shape = VectorChainTiling(kernel, constants)
-        grid = divide_up(batch, constants.block) * shape.parts
-        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * kernel.real_bytes)
 
     def work(self, kernel: KernelSpec, constants: AnyVectorConstants, batch: int) -> Work:
         each = [VectorTiling(*own) for own in own_of_factors(kernel, constants)]
@@ -216,11 +206,6 @@ def multiply_adds(shape: VectorTiling, batch: int) -> int:
 
 # rows and lanes of a tile: for lanes along the outputs, and along the batch
 OF_ROWS, OF_LANES = ("rows s of the batch", "outputs k"), ("outputs (k, j)", "rows s of the batch")
-
-
-def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
-    """Bytes that stores into the caches read first: the lines that they replace."""
-    return 0 if past else batch * sum(chain.out_features for chain in kernel.chains) * kernel.item_bytes
 
 
 def factor_words(shape: VectorTiling) -> dict[str, Any]:

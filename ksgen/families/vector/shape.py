@@ -30,11 +30,6 @@ class VectorConstants(Constants):
     past: int  # 1: outputs leave by streaming stores; 0: they go into the caches
     pairs: int = 0  # 1: inputs are multiplied two at a time, by dot products of pairs; 0: one at a time, as the sums' type
 
-    @property
-    def parsed(self) -> list["VectorConstants"]:
-        """Constants of each factor by itself: of one."""
-        return [self]
-
 
 @dataclass(frozen=True)
 class Ahead:
