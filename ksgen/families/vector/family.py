@@ -217,7 +217,7 @@ def factor_words(shape: VectorTiling) -> dict[str, Any]:
             "weight": value if shape.kernel.is_quantized else "real",  # type of a packed weight
             "given": value if shape.kernel.is_quantized else "stored",  # type of a weight before it is packed
             "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
-            "of_storage": "quantized" if shape.kernel.is_quantized else "same",
+            "is_quantized": shape.kernel.is_quantized,
             "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
             "variants": (*variants_of(shape, shape.kernel.epilogue.activation), *(("pairs",) if shape.constants.pairs else ())),
         }
