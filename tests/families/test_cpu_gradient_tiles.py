@@ -20,7 +20,8 @@ from ksgen.launch.choice import check_fit, choice_by_name
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.spec import LAYOUTS, KernelSpec
-from tests.families.test_cpu_gradient_vectors import agrees, arrays_of, gradient, kernel_of, launch, planned
+from tests.families.test_cpu_gradient_vectors import agrees, arrays_of, gradient, kernel_of, launch
+from tests.families.test_vector import planned
 from tests.support.amx_kernels import CPU, PATTERNS, PRECISIONS
 from tests.support.hasty import compiles_unoptimized
 from tests.support.host_memory import Array, Fenced, stay_within_their_arrays

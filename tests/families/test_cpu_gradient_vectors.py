@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, check, cuda_limits, family_for, family_of
+from ksgen.families import Limits, check, cuda_limits, family_for
 from ksgen.families.cpu_gradient import CpuGradient, VectorGradientConstants, VectorGradientTiling
-from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan
-from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
+from tests.families.test_vector import planned
 from tests.measure.test_verify import needs_opencl
 from tests.support.host_memory import NOTHING, Array, Fenced, placed, processor, workspace_of
 
@@ -62,13 +61,6 @@ def launch(device: Device, plan: Plan, arrays: list[Array]) -> None:
     plan.launch(plan.arguments({name: device.shared(each.ctypes.data) for name, each in named.items()}), None)
     device.synchronize(None)
     assert (workspace[plan.workspace_bytes :] == NOTHING).all()
-
-
-def planned(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> Plan:
-    """Plan the kernel with the family that the constants belong to."""
-    family = family_of(constants)
-    check(family, kernel, constants)
-    return PLANNER.plan_of(device, kernel, batch, Choice(family.name, constants, "a test's"))
 
 
 def gradient(kernel: KernelSpec, constants: Any, x: Array, grad_y: Array, groups: int | None = None) -> Array:

@@ -14,16 +14,14 @@ import pytest
 from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, LaunchError
-from ksgen.families import Limits, check, cuda_limits, families_for, family_of
+from ksgen.families import Limits, check, cuda_limits, families_for
 from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains
 from ksgen.families.vector import Vector, VectorChainConstants, VectorConstants, VectorTiling
 from ksgen.families.vector.shape import lie_in_pairs
-from ksgen.launch.choice import Choice
 from ksgen.launch.fused import LEAST_ENTRIES
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
-from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
@@ -102,11 +100,9 @@ def is_right(kernel: KernelSpec, got: Array, truth: Array, roundings: int = 1) -
 
 
 def plans_of(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> tuple[Plan, list[Plan]]:
-    check(family := family_of(constants), kernel, constants)
-    whole = PLANNER.plan_of(device, kernel, batch, Choice(family.name, constants, "a test's"))
-    alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
-    chosen = [Choice(family.packed_by or family.name, each, "a test's") for each in constants.parsed]
-    return whole, [PLANNER.plan_of(device, each, batch, choice) for each, choice in zip(alone, chosen, strict=True)]
+    factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
+    packing = [alone.planned(device, each, own, batch) for each, own in zip(factors, constants.parsed, strict=True)]
+    return alone.planned(device, kernel, constants, batch), packing
 
 
 def launch(device: Device, plans: tuple[Plan, list[Plan]], places: dict[str, Array], pitches: Mapping[str, int] | None = None) -> None:
