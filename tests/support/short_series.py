@@ -27,6 +27,7 @@ def shorten(set_attribute: Callable[[Any, str, Any], None], with_probes: bool = 
 
         for module, runs in ((search, "FIRST"), (search, "FINAL"), (noise, "RUNS")):
             set_attribute(module, runs, replace(getattr(module, runs), seconds=SERIES_S))
+        set_attribute(engine, "usable_cores", lambda: 1)  # one child that compiles: starting one takes longer than compiling
         worker = engine.Worker
         set_attribute(engine, "Worker", lambda device, preload, limit_s: worker(device, (*preload, "tests.support.short_probes"), limit_s))
 
