@@ -1,9 +1,27 @@
 """Users' values: accepted if their meaning is clear, and shown in messages short and in one line."""
 
+from collections.abc import Callable
 from operator import index
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+T = TypeVar("T")
 MOST_SHOWN = 400  # characters of a path
+
+
+class cached_property(Generic[T]):  # noqa: N801 (named like Python's)
+    """Python's `cached_property` without its lock, which takes longer than most of what the cost model computes.
+
+    Threads that meet at the first access compute the same value twice.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute, self._name, self.__doc__ = compute, compute.__name__, compute.__doc__
+
+    def __get__(self, owner: Any, of: type[Any] | None = None) -> T:
+        if owner is None:  # asked of the class, by documentation's tools
+            return self  # type: ignore[return-value]
+        value = owner.__dict__[self._name] = self._compute(owner)
+        return value
 
 
 def whole_number(value: Any) -> int | None:

@@ -1,12 +1,13 @@
 """Users' values: which are numbers and lists, and how messages quote them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ksgen.values import MOST_SHOWN, excerpt, listed, shown, whole_number
+from ksgen.values import MOST_SHOWN, cached_property, excerpt, listed, shown, whole_number
 
 
 class Mute:
@@ -50,3 +51,23 @@ def test_a_path_is_shown_whole_unless_it_leads_beyond_any_folder() -> None:
     assert shown("a\nb") == r"a\nb"
     assert shown("x" * MOST_SHOWN) == "x" * MOST_SHOWN
     assert shown("a" + "x" * MOST_SHOWN + "z") == f"a{'x' * 56}...{'x' * 56}z"
+
+
+def test_a_cached_property_is_computed_once_per_object_even_in_a_frozen_dataclass() -> None:
+    computed = []
+
+    @dataclass(frozen=True)
+    class Square:
+        side: int
+
+        @cached_property
+        def area(self) -> int:
+            """The area."""
+            computed.append(self.side)
+            return self.side**2
+
+    one, other = Square(3), Square(4)
+    assert (one.area, one.area, other.area) == (9, 9, 16)
+    assert computed == [3, 4]
+    assert one == Square(3)
+    assert Square.area.__doc__ == "The area."
