@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 ABSENT = (
     "torch", "pyopencl", "cuda", "pycuda", "scipy", "matplotlib", "distributed", "transformers", "onnx", "onnxruntime", "peft",
@@ -22,6 +24,7 @@ sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "n
 """
 
 
+@pytest.mark.second
 def test_the_suite_is_collected_without_optional_libraries() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -3,7 +3,6 @@
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from ksgen.measure.verify import CACHE_BYTES, tolerance
 from ksgen.pattern import Pattern
 from ksgen.reference import multiply
 from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.values import cached_property
 
 MOST_SETS = 64  # sets of X and Y that runs alternate between
 _ENDS, _BETWEEN = 16, 16  # compared rows of the batch: at both ends, where tiles are ragged, and in between

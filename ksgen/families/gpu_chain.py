@@ -8,7 +8,6 @@ packed as for each factor alone.
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -21,6 +20,7 @@ from ksgen.families.signature import each_chains
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
+from ksgen.values import cached_property
 
 BLOCKS = (3, 2, 1)  # per multiprocessor
 

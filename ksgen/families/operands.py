@@ -5,7 +5,6 @@ all j of the tile. The four lanes of a row of the batch take four consecutive gr
 order.
 """
 
-from functools import cached_property
 from math import lcm
 
 from ksgen.errors import ConstantsError
@@ -16,6 +15,7 @@ from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import F16, Operand, on_tensor_cores
 from ksgen.spec.storage import SCALE_BYTES, STORAGES
+from ksgen.values import cached_property
 
 CHUNK = 16  # bytes of one access of shared memory
 BANKS = 8  # chunks that shared memory serves at once, to 8 lanes

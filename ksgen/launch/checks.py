@@ -6,7 +6,6 @@
 import sys
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from weakref import ReferenceType
 
 from ksgen.devices.base import Device
@@ -20,7 +19,7 @@ from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STORAGES, Epilogue, Ker
 from ksgen.spec.kernel import is_word
 from ksgen.spec.precision import stored_types
 from ksgen.spec.storage import BYTE_TYPES, SAME, element_bytes
-from ksgen.values import excerpt
+from ksgen.values import cached_property, excerpt
 
 MOST_CHECKED = 4096  # cached results of checks: one per batch size, and cheap to repeat
 

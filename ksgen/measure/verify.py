@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import cycle
 from math import sqrt
 from time import perf_counter
@@ -25,6 +24,7 @@ from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import CHAIN
+from ksgen.values import cached_property
 
 if TYPE_CHECKING:
     from ksgen.launcher import Call

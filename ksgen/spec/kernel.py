@@ -5,14 +5,13 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from functools import cached_property
 from typing import Any
 
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec.precision import PRECISIONS, Precision, gradient_of, named_otherwise
 from ksgen.spec.storage import INPUTS, SAME, SCALE_BYTES, STORAGES, STORED, WEIGHTS, refused_beside, scales_begin
-from ksgen.values import excerpt, whole_number
+from ksgen.values import cached_property, excerpt, whole_number
 
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -14,6 +14,7 @@ from ksgen.pattern import Chain
 from ksgen.spec import LAYOUTS
 from ksgen.spec.kernel import check_word
 from ksgen.transforms.library import Library, library_of
+from ksgen.values import cached_property
 
 Step = Callable[[Library, Any], Any]  # on (batch, features)
 Options = ParamSpec("Options")

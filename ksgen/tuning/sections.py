@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 
 from ksgen.spec import KernelSpec
 from ksgen.tuning.candidates import by_state, microseconds, share
 from ksgen.tuning.trials import Trial
+from ksgen.values import cached_property
 from ksgen.words import counted
 
 

@@ -115,6 +115,7 @@ def test_all_halves_are_themselves() -> None:
         np.testing.assert_array_equal(got.view(np.uint16)[kept] & 0x7FFF, bits[kept] & 0x7FFF, err_msg=str(shape))
 
 
+@pytest.mark.second
 @pytest.mark.slow
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     code = "from tests.families.test_vector import run_fenced; run_fenced()"

@@ -228,6 +228,7 @@ def run_fenced() -> None:
     print("all within their arrays")
 
 
+@pytest.mark.second
 @pytest.mark.slow
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     stay_within_their_arrays(__name__, timeout=600)

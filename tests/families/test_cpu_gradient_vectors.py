@@ -258,6 +258,7 @@ def run_fenced() -> None:
     print("all within their arrays")
 
 
+@pytest.mark.second
 @needs_opencl
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     processor()

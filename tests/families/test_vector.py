@@ -563,6 +563,7 @@ def run_fenced() -> None:
     print("all within their arrays")
 
 
+@pytest.mark.second
 @pytest.mark.slow
 @needs_opencl
 def test_no_access_beyond_the_ends_of_arrays() -> None:

@@ -6,7 +6,6 @@ The factors are applied to a block of the batch while it is in a core's second-l
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from ksgen.families.amx.cycles import BETWEEN, SECOND_LEVEL_BYTES, Held, factor_cycles, held_of
@@ -17,6 +16,7 @@ from ksgen.families.vector.cycles import LAUNCH, TASK
 from ksgen.families.vector.launch import LaunchTiling
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
+from ksgen.values import cached_property
 
 _WORDS = ("outputs", "panel", "depth")  # of each factor, in `tiles`
 

@@ -2,7 +2,6 @@
 buffer of a work group."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
@@ -10,6 +9,7 @@ from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import TileProducts, on_tiles
+from ksgen.values import cached_property
 
 ROWS, ROW_BYTES = 16, 64  # of a tile
 LANES = ROW_BYTES // 4  # sums of a tile's row, which are one vector

@@ -2,7 +2,7 @@
 the lanes that compute them, and the layout of shared memory."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import inf
 
 from ksgen.families.chains import factor_kernels
@@ -10,6 +10,7 @@ from ksgen.families.few.shape import FewConstants, FewTiling
 from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from ksgen.values import cached_property
 
 REMEMBERED = 1024  # cached kernels
 ALIGNMENT = 16  # bytes, of each part of shared memory

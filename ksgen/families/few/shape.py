@@ -2,11 +2,11 @@
 memory."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from ksgen.families.tiles import WARP, Constants, Tiled, divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.storage import SCALE_BYTES
+from ksgen.values import cached_property
 
 ACCESS = 16  # bytes of the widest load
 PADDED = 1.1  # longest row of padded weights, relative to c, with pieces that wide

@@ -7,7 +7,7 @@ packed as for each factor alone.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -23,6 +23,7 @@ from ksgen.families.rules import Rule
 from ksgen.families.tiles import MOST_THREADS
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
+from ksgen.values import cached_property
 
 MOST_SUMS = 128  # accumulators per thread
 TILES_BATCH = (16, 32, 48, 64, 96, 128)  # rows of the batch per block

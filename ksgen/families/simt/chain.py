@@ -6,7 +6,7 @@ Decides the tiles of `simt_chain.cu.j2`; its design is docs/kernels/simt.md. Nev
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -21,6 +21,7 @@ from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, Sim
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
+from ksgen.values import cached_property
 
 LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; 16-bit types use tensor cores instead
 GROUPS_BATCH = (1, 2)  # 16-byte groups of a thread's sums along the batch

@@ -5,7 +5,6 @@ The factors are applied to a block of the batch while it is in a processor's cac
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import lcm
 from typing import ClassVar
 
@@ -16,6 +15,7 @@ from ksgen.families.vector.launch import LaunchTiling
 from ksgen.families.vector.planes import round_up
 from ksgen.families.vector.shape import LINE_BYTES, VectorConstants, VectorTiling, spaced
 from ksgen.spec import KernelSpec
+from ksgen.values import cached_property
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Shared parts of families for processors: vectors of sums, whose lanes are along the outputs or along the batch, and
 planes of outputs that share their inputs."""
 
-from functools import cached_property
 from typing import Any
 
 from ksgen.families.base import Limits
@@ -9,6 +8,7 @@ from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.spread import spread
 from ksgen.spec import KernelSpec
+from ksgen.values import cached_property
 
 
 def round_up(value: int, to: int) -> int:

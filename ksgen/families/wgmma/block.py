@@ -5,13 +5,13 @@ memory. One bulk copy brings a stage of packed weights, and mbarriers hand stage
 of the batch per instruction), packed weights are operand B (`tile_out` outputs).
 """
 
-from functools import cached_property
 from math import gcd, lcm
 
 from ksgen.families.base import TensorMap
 from ksgen.families.gpus import REGISTERS as MULTIPROCESSOR
 from ksgen.families.operands import CHUNK, TensorTile
 from ksgen.families.tiles import WARP, divide_up
+from ksgen.values import cached_property
 
 WARPGROUP = 128  # threads
 ROWS = 64  # rows of the batch per instruction
