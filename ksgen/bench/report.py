@@ -3,17 +3,19 @@
 Judges nothing: `tables`, `figures` and `heuristic` choose the content. The same rows give the same bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from ksgen import __version__
 from ksgen.bench import figures, tables
-from ksgen.bench.comparison import BEST, Results, comparisons, gains, group_by
+from ksgen.bench.charts import MOST_BARS, Charts, charts
+from ksgen.bench.comparison import BEST, Pairs, Results, comparisons, group_by
 from ksgen.bench.heuristic import predictors
 from ksgen.bench.published import published
 from ksgen.bench.roster import COMPARISONS, OTHERS, OURS, PAPERS
@@ -21,6 +23,8 @@ from ksgen.bench.rows import Row
 from ksgen.bench.tables import Table
 from ksgen.errors import KsgenError
 from ksgen.figures import svg
+from ksgen.figures.charts import inline
+from ksgen.figures.charts import picture as drawn_picture
 from ksgen.files import read
 from ksgen.measure.roofline import NO_FLOOR
 from ksgen.pattern import Pattern
@@ -47,8 +51,7 @@ class Section:
     title: str
     says: str = ""
     tables: list[Table] = field(default_factory=list)
-    figures: list[str] = field(default_factory=list)
-    small: list[str] = field(default_factory=list)
+    charts: list[Charts] = field(default_factory=list)
     folded_tables: list[Table] = field(default_factory=list)
     folded_figures: list[str] = field(default_factory=list)
     maps: list[Map] = field(default_factory=list)
@@ -67,6 +70,7 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    environment.filters["panel"] = lambda panel: Markup(inline(panel))
     environment.filters["svg"] = Markup  # figures are generated here, and contain nothing from the file
     return environment.get_template("page.html.j2").render(
         title=f"Kronecker-sparse products: {machine or _devices(rows)}",
@@ -87,11 +91,12 @@ def markdown(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "
     return "\n".join(parts)
 
 
-def picture(rows: Sequence[Row], machine: str = "") -> bytes:
-    """Draw a processor's results as a PNG."""
-    if not (found := gains([row for row in rows if not row.layer])):
-        raise KsgenError("the file holds no speed-up on a processor that can be trusted: there is nothing to draw")
-    return figures.sorted_gains(found, machine or _devices(rows))
+def picture(rows: Sequence[Row], machine: str = "") -> str:
+    """Draw all charts of a file of results as one SVG."""
+    title = f"Kronecker-sparse products: {machine or _devices(rows)}"
+    if not (panels := [panel for each in charts(rows) for panel in each.panels]):
+        raise KsgenError("the file holds no time of ours that can be trusted: there is nothing to draw")
+    return drawn_picture(title, panels)
 
 
 def machine_of(file: Path) -> str:
@@ -108,59 +113,59 @@ def _devices(rows: Sequence[Row]) -> str:
 
 
 def _sections(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) -> list[Section]:
-    """Sections of the page: products first, then full layers."""
+    """Sections of the page: charts, then tables of products, then those of full layers."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
+    drawn = charts(rows) if with_figures else []
     shown = (tables.overview(products), tables.processors(products), tables.layers_in_short(layers), tables.setting(rows))
-    found = [Section("Overview", tables=[table for table in shown if table.rows])]
-    found += [_of_products(results, with_figures) for results in comparisons(products)]
+    found = [Section("Charts", charts=drawn)] * bool(drawn) + [Section("Overview", tables=[table for table in shown if table.rows])]
+    energy = Section("Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(products)])
+    for results in comparisons(products):
+        found.append(_of_products(results))
+        if with_figures:
+            _draw(found[-1], results)
+            title = f"Figure 7: energy of ksgen over the least of the others, {results.title}"
+            ratios = results.energy_ratios(OURS, OTHERS)
+            energy.folded_figures += _boxes(title, "times the energy", ratios, lambda each: each.d * each.rewrite_ratio, "d (b+c)/(bc)")
     if layers:
         found.append(Section("Layers", "Every factor of a layer, and several layers on one x.", list(tables.each_layer(layers))))
-    energy = Section("Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(products)])
-    for results in comparisons(products) if with_figures else ():
-        if ratios := results.energy_ratios(OURS, OTHERS):
-            title = f"Figure 7: energy of ksgen over the least of the others, {results.title}"
-            groups = group_by(ratios, lambda each: each.d * each.rewrite_ratio)
-            energy.figures.append(figures.boxes(title, "d (b+c)/(bc)", "times the energy", groups))
-    last = [energy, Section("Whole models", tables=list(wholes)), Section("Beside the authors", tables=[tables.authors(products)])]
-    last.append(Section("What is right, and what is missing", tables=[tables.doubted(rows), tables.errors(rows), tables.absent(rows)]))
-    return found + [section for section in last if any(table.rows for table in section.tables)]
+    last = [energy, Section("Whole models", tables=list(wholes)), Section("Compared with the authors", tables=[tables.authors(products)])]
+    last.append(Section("Errors, and what is missing", tables=[tables.doubted(rows), tables.errors(rows), tables.absent(rows)]))
+    return [*found, *(section for section in last if any(table.rows for table in section.tables))]
 
 
-def _of_products(results: Results, with_figures: bool) -> Section:
+def _of_products(results: Results) -> Section:
     known = COMPARISONS.get(results.precision)
     own = (tables.table3, tables.table5, tables.table8, tables.layouts, tables.rewriting, tables.families)
     shown = [*(table(results) for table in own), *(predictors(results, layout) for layout in LAYOUTS)]
     section = Section(results.title, f"{known.says}." if known else "", [table for table in shown if table.rows])
     section.folded_tables = [tables.table8(results, layout) for layout in LAYOUTS]
-    if with_figures:
-        _draw(section, results)
     return section
 
 
 def _draw(section: Section, results: Results) -> None:
-    """Add the figures of one batch size and precision."""
+    """Add the paper's figures and the maps of one batch size and precision."""
     for label, others in (("the paper's five", PAPERS), ("everyone", OTHERS)):
-        by_layout = {layout: ratios for layout in (*LAYOUTS, BEST) if (ratios := results.ratios(OURS, others, layout))}
+        by_layout = {layout: results.ratios(OURS, others, layout) for layout in (*LAYOUTS, BEST)}
         scale = [ratio for ratios in by_layout.values() for _, ratio in ratios]
         for layout, ratios in by_layout.items():
-            title = f"Figure 6: ksgen beside the fastest of {label}, {results.title}, {tables.LAYOUT_WORDS[layout]}"
-            section.figures.append(figures.boxes(title, RATIO, FASTER, group_by(ratios, _ratio), scale=scale))
+            title = f"Figure 6: ksgen compared with the fastest of {label}, {results.title}, {tables.LAYOUT_WORDS[layout]}"
+            section.folded_figures += _boxes(title, FASTER, ratios, scale=scale)
     for layout in LAYOUTS:
         words = f"{results.title}, {tables.LAYOUT_WORDS[layout]}"
-        if shares := results.rewriting_share(layout):
-            title = f"Figure 4: share of bmm that rewrites memory, {words}"
-            section.figures.append(figures.boxes(title, RATIO, "share", group_by(shares, _ratio), reference=None))
+        title = f"Figure 4: share of bmm that rewrites memory, {words}"
+        section.folded_figures += _boxes(title, "share", results.rewriting_share(layout), reference=None)
         for name in OTHERS:
-            if ratios := results.ratios(OURS, [name], layout):
-                title = f"Figures 9 to 17: ksgen beside {name}, {words}"
-                section.folded_figures.append(figures.boxes(title, RATIO, FASTER, group_by(ratios, _ratio)))
-        if ratios := results.ratios(OURS, OTHERS, layout):
-            section.small += [
-                figures.points(f"by sparsity, {words}", "free share of K", FASTER, ratios, lambda each: each.density),
-                figures.points(f"by size, {words}", "rows and columns of K", FASTER, ratios, _size),
-            ]
+            title = f"Figures 9 to 17: ksgen compared with {name}, {words}"
+            section.folded_figures += _boxes(title, FASTER, results.ratios(OURS, [name], layout))
         if found := _map(results, layout):
             section.maps.append(found)
+
+
+def _boxes(
+    title: str, unit: str, ratios: Pairs, key: Callable[[Pattern], float] = attrgetter("rewrite_ratio"), label: str = RATIO, **more: Any
+) -> list[str]:
+    """A box plot, if there are more patterns than bar charts show."""
+    return [figures.boxes(title, label, unit, group_by(ratios, key), **more)] if len(ratios) > MOST_BARS else []
 
 
 def _map(results: Results, layout: str) -> Map | None:
@@ -170,11 +175,3 @@ def _map(results: Results, layout: str) -> Map | None:
     blocks, counts = sorted({(b, c) for _, b, c, _ in at}), sorted({(a, d) for a, _, _, d in at})
     lines = tuple((f"{a}, {d}", tuple(at.get((a, b, c, d)) for b, c in blocks)) for a, d in counts)
     return Map(tables.LAYOUT_WORDS[layout], tuple(blocks), lines)
-
-
-def _ratio(pattern: Pattern) -> float:
-    return pattern.rewrite_ratio
-
-
-def _size(pattern: Pattern) -> float:
-    return sqrt(pattern.in_features * pattern.out_features)

@@ -76,7 +76,7 @@ def overview(rows: Sequence[Row]) -> Table:
             lines.append((results.batch, results.precision, layout, others.patterns, *beats, floor))
     columns = ("batch", "precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "of the floor")
     note = "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 ours is faster."
-    return Table.of("Ours beside the others", columns, lines, note, in_doubt(rows), _without_floor(lines))
+    return Table.of("Ours compared with the others", columns, lines, note, in_doubt(rows), _without_floor(lines))
 
 
 def _without_floor(lines: Sequence[Sequence[object]]) -> str:
@@ -94,7 +94,7 @@ def processors(rows: Sequence[Row]) -> Table:
         lines.append((found.batch, found.precision, found.layout, duel.patterns, *speeds, percent(duel.share), *floor))
     columns = ("batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "of the floor", "least share")
     note = "Ours against the fastest of PyTorch's ways, pattern by pattern: the geometric mean, least and most. The share is the median."
-    return Table.of("On a processor: ours beside the best of PyTorch", columns, lines, note, _without_floor(lines))
+    return Table.of("On a processor: ours compared with the best of PyTorch", columns, lines, note, _without_floor(lines))
 
 
 def setting(rows: Sequence[Row]) -> Table:
@@ -246,7 +246,7 @@ def authors(rows: Sequence[Row]) -> Table:
         "The authors' times are of another GPU (not recorded; the float32 ones fit an A100), at the same batch: no comparison of kernels."
     )
     lines.sort(key=lambda line: line[1:3])
-    return Table.of("Beside the authors' own times", columns, lines, note)
+    return Table.of("Compared with the authors' own times", columns, lines, note)
 
 
 def errors(rows: Sequence[Row]) -> Table:
@@ -295,7 +295,7 @@ def absent(rows: Sequence[Row]) -> Table:
 OTHER_WAYS = tuple(name for name in WAYS if name != ONE_LAUNCH)
 
 
-def _layers_by_kind(rows: Sequence[Row]) -> Iterator[tuple[Results, str, bool]]:
+def layers_by_kind(rows: Sequence[Row]) -> Iterator[tuple[Results, str, bool]]:
     """Results of comparable layers, with their layout and whether they are groups, in the rows' order."""
     for precision, layout, batch, is_group in dict.fromkeys((row.precision, row.layout, row.batch, BESIDE in row.pattern) for row in rows):
         yield Results([row for row in rows if is_group == (BESIDE in row.pattern)], precision, batch), layout, is_group
@@ -304,7 +304,7 @@ def _layers_by_kind(rows: Sequence[Row]) -> Iterator[tuple[Results, str, bool]]:
 def layers_in_short(rows: Sequence[Row]) -> Table:
     """Summary of layers: each contender compared with one launch, per precision, layout and batch."""
     lines = []
-    for results, layout, is_group in _layers_by_kind(rows):
+    for results, layout, is_group in layers_by_kind(rows):
         title = f"{results.precision} {layout} {results.batch}{' groups' * is_group}"
         for name in OTHER_WAYS:
             if ratios := results.over(ONE_LAUNCH, [name], layout).values():
@@ -312,12 +312,12 @@ def layers_in_short(rows: Sequence[Row]) -> Table:
                 lines.append((title, name, f"{len(ratios)} of {len(results.best[layout])}", *spread))
                 title = ""
     note = "Times as long as one launch takes: the geometric mean over the layers where both times can be trusted, the least and the most."
-    return Table.of("Layers: everyone beside one launch", ("", "", "layers", "mean", "least", "most"), lines, note)
+    return Table.of("Layers: everyone compared with one launch", ("", "", "layers", "mean", "least", "most"), lines, note)
 
 
 def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
     """Tables with one line per layer."""
-    for results, layout, is_group in _layers_by_kind(rows):
+    for results, layout, is_group in layers_by_kind(rows):
         ratios = [results.over(ONE_LAUNCH, [name], layout) for name in OTHER_WAYS]
         lines = []
         for layer, best in results.best[layout].items():

@@ -29,12 +29,27 @@ _TITLES = {"forward": "", "training": ", training steps", "decode": ", one token
 STEPS = ("forward", "training", "decode")
 
 
-@click.group("bench", short_help="Compare with other libraries, and report the results.")
+class _OrSpec(click.Group):
+    """A spec in the place of a subcommand: its layers are measured, and shown on a page."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0].endswith((".yaml", ".yml")):
+            return "layers", bench_layers.command, ["-o", f"{Path(args[0]).stem}.jsonl", "--page", *args]
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            raise click.UsageError(f"no command {excerpt(args[0])}; {hint(args[0], self.commands)}, or a spec such as specs/vit.yaml", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    "bench", cls=_OrSpec, subcommand_metavar="SPEC|COMMAND [ARGS]...", short_help="Compare with other libraries, and report the results."
+)
 def command() -> None:
-    """Repeat the paper's experiments on this machine (products, energy, whole models), and report the results.
+    """Measure the layers of a spec on this machine, repeat the paper's experiments (products, energy, whole models), and
+    report the results.
 
     \b
     Examples:
+      ksgen bench specs/vit.yaml
       ksgen bench paper --subset 60 --time-limit 8m
       ksgen bench report paper.jsonl
       ksgen bench layers

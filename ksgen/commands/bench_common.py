@@ -148,6 +148,7 @@ class Done:
     jobs: int
     complete: int
     files: tuple[Path, ...]
+    page: Path | None = None
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,7 +215,8 @@ def print_results(done: Done, as_json: bool, tables: Callable[[Sequence["Row"]],
     log = done.files[0]
     rows = read_rows(log)
     if as_json:
-        facts = {"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": [str(path) for path in done.files]}
+        files = [str(path) for path in (*done.files, done.page) if path]
+        facts = {"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": files}
         print_json({**facts, "rows": len(rows), "in_doubt": sum(bool(row.doubt) for row in rows)})
         return
     for table in tables(rows):
@@ -226,7 +228,7 @@ def print_results(done: Done, as_json: bool, tables: Callable[[Sequence["Row"]],
         click.echo(said)
     if done.complete < done.jobs:
         click.echo("The time was up: the same command goes on from here.")
-    click.echo(f"ksgen bench report {log} makes a page of them.")
+    click.echo(f"{done.page} shows them." if done.page else f"ksgen bench report {log} makes a page of them.")
 
 
 def print_done(done: Done, as_json: bool) -> None:

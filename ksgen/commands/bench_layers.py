@@ -22,8 +22,9 @@ from ksgen.commands.bench_common import (
     seconds_option,
     words_from,
 )
-from ksgen.commands.common import ACTIVATION, ReadBy, device_option, find_spec, json_option
+from ksgen.commands.common import ACTIVATION, REPLACED, ReadBy, device_option, find_spec, json_option
 from ksgen.errors import DeviceError, SpecError
+from ksgen.files import write
 from ksgen.spec import LAYOUTS, Epilogue
 from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
@@ -69,6 +70,7 @@ _WAYS = words_from(WAYS, "contender")
 @seconds_option(0.5)
 @click.option("--time-limit", "seconds", type=duration, metavar="TIME", help="Stop after this time, such as 90s, 8m or 1h.")
 @log_option(LOG)
+@click.option("--page", is_flag=True, help=f"Also write the page of the results next to the log; {REPLACED}.")
 @device_option
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random chains and arrays.")
 @json_option
@@ -76,7 +78,7 @@ def command(
     named: tuple[str, ...], batches: tuple[int, ...] | None, precisions: tuple[str, ...] | None, layouts: tuple[str, ...] | None,
     subset: int | None, beside: int | None, between: str | None, bias: bool, activation: str | None, residual: bool,
     names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
-    seconds: float | None, output: Path, device: str | None, seed: int, as_json: bool,
+    seconds: float | None, output: Path, page: bool, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Time layers by several contenders in turns: one launch of all factors, one launch per factor, KSLinear, PyTorch's
     products per factor, and the dense layer of the same shape. Every result is checked against float64.
@@ -91,6 +93,7 @@ def command(
       ksgen bench layers specs/vit.yaml --batch 16,25088 --beside 3 --device cuda
       ksgen bench layers random --seed 1 --between gelu --bias
       ksgen bench report layers.jsonl --markdown -
+    `ksgen bench mine.yaml` means `ksgen bench layers mine.yaml -o mine.jsonl --page`.
     """
     begun = monotonic()
     check_library("torch", "`ksgen bench layers`", "bench")
@@ -112,8 +115,13 @@ def command(
     ]
     protocol = Protocol(ways, measurements, runs, most_seconds, seed)
     done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))
+    from ksgen.bench import report
+    from ksgen.bench.rows import read_rows
     from ksgen.bench.tables import layers_in_short
 
+    if page:
+        done = replace(done, page=output.with_suffix(".html"))
+        write(output.with_suffix(".html"), report.page(read_rows(output), machine=report.machine_of(output)))
     print_results(done, as_json, lambda rows: [layers_in_short(rows)])
 
 
@@ -129,7 +137,8 @@ def _layers(named: Sequence[str], seed: int) -> list["Layer"]:
         else:
             raise SpecError(f"{excerpt(word)} names no layers; {hint(word, SETS)}, or a spec such as specs/vit.yaml")
     if not found:
-        raise SpecError(f"{named[0]} has no layers; accepted: a spec with `layers:`, {', '.join(SETS)}")
+        products = f"`ksgen bench paper --patterns {named[0]}` times its kernels"
+        raise SpecError(f"{named[0]} has no layers; accepted: a spec with `layers:`, {', '.join(SETS)}; {products}")
     return found
 
 

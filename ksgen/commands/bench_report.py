@@ -17,15 +17,15 @@ from ksgen.files import write
     type=click.Path(path_type=Path, allow_dash=True),
     help=f"Write only the tables, as Markdown, to this file, or - for the screen; {REPLACED}.",
 )
-@click.option("--png", type=named_file, metavar="PATH", help=f"Draw a processor's speed-ups and shares of the floor here; {REPLACED}.")
+@click.option("--svg", type=named_file, metavar="PATH", help=f"Draw the page's charts here; {REPLACED}.")
 @click.option(
     "--with", "wholes", type=click.Path(path_type=Path), multiple=True,
     help="Show the tables of this file too, written by `ksgen bench model -o` or `ksgen bench share -o`; may be given again.",
 )  # fmt: skip
-def command(file: Path, output: Path | None, markdown: Path | None, png: Path | None, wholes: tuple[Path, ...]) -> None:
-    """Make one self-contained page from the results of `ksgen bench paper` and `ksgen bench energy`.
+def command(file: Path, output: Path | None, markdown: Path | None, svg: Path | None, wholes: tuple[Path, ...]) -> None:
+    """Make one self-contained page from the results of `ksgen bench paper`, `layers` and `energy`.
 
-    FILE is a .jsonl, .csv or .parquet file; paper.jsonl if not given. With --markdown or --png there is no page unless
+    FILE is a .jsonl, .csv or .parquet file; paper.jsonl if not given. With --markdown or --svg there is no page unless
     -o names one.
 
     \b
@@ -34,7 +34,7 @@ def command(file: Path, output: Path | None, markdown: Path | None, png: Path | 
       ksgen bench report h200.jsonl
       ksgen bench report h200.csv --markdown -
       ksgen bench report h200.jsonl --with vit-s16.json --with share.json
-      ksgen bench report processor.jsonl --png processor.png
+      ksgen bench report processor.jsonl --svg processor.svg
     """
     from ksgen.bench import report
     from ksgen.bench.rows import read_rows
@@ -44,10 +44,9 @@ def command(file: Path, output: Path | None, markdown: Path | None, png: Path | 
     machine = report.machine_of(file)
     if markdown:
         _write(markdown, report.markdown(rows, tables, machine))
-    if png:
-        write(png, report.picture(rows, machine))
-        click.echo(f"{png}: {png.stat().st_size / 1e3:.0f} kB")
-    if output or not (markdown or png):
+    if svg:
+        _write(svg, report.picture(rows, machine))
+    if output or not (markdown or svg):
         _write(output or file.with_suffix(".html"), report.page(rows, tables, machine))
 
 

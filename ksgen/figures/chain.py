@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
-from ksgen.figures.svg import ACCENT, DARK, GUIDE, INK, LINE, POINT, RULE
+from ksgen.figures.svg import ACCENT, GUIDE, INK, LINE, POINT, RULE, file_style
 from ksgen.pattern import Chain, Pattern
 
 SIDE = 48  # pixels along the longest side of a factor
@@ -23,13 +23,12 @@ def chain_svg(chain: Chain) -> str:
         x += cell * pattern.in_features
     parts += [_word("→", x + _GAP / 2, height), _word("y", x + _GAP, height)]
     width = x + _GAP + 8
-    rules = [f'[{name}="{light}"]{{{name}:{dark}}}' for light, dark in DARK.items() for name in ("fill", "stroke")]
     size = f'width="{width:g}" height="{height + 2:g}" viewBox="0 -1 {width:g} {height + 2:g}"'
     font = 'font-family="Helvetica, Arial, sans-serif" font-size="13" text-anchor="middle"'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{chain}" {font}>',
-            f"<style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>",
+            file_style(),
             *parts,
             "</svg>\n",
         ]

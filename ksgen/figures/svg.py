@@ -97,11 +97,18 @@ def figure(title: str, size: Size, extra: str, content: object = None) -> Iterat
 
 
 def dark_style() -> str:
-    """CSS that gives figures the colours of a dark page."""
-    rules = (
-        f'svg [style*="{name}: {light}"] {{ {name}: {dark} !important }}' for light, dark in DARK.items() for name in ("fill", "stroke")
+    """CSS that gives figures the colours of a dark page, both matplotlib's and those with attributes."""
+    return "\n".join(
+        f'svg [style*="{name}: {light}"], svg [{name}="{light}"] {{ {name}: {dark} !important }}'
+        for light, dark in DARK.items()
+        for name in ("fill", "stroke")
     )
-    return "\n".join(rules)
+
+
+def file_style() -> str:
+    """Style element of an SVG file of its own, whose colours stand in attributes."""
+    rules = [f'[{name}="{light}"]{{{name}:{dark}}}' for light, dark in DARK.items() for name in ("fill", "stroke")]
+    return f"<style>@media screen and (prefers-color-scheme: dark){{{''.join(rules)}}}</style>"
 
 
 def _inline(text: str, title: str) -> str:

@@ -11,15 +11,27 @@ from ksgen.bench import figures, report
 from ksgen.bench.rows import Row, write_csv
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
-from tests.support.bench_report import FOUR, processor_rows
+from tests.support.bench_report import processor_rows
+from tests.support.bench_rows import row
 
 pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install -e '.[bench]'")
 
 
 def test_boxes_say_how_many_patterns_they_stand_for() -> None:
-    drawn = figures.boxes("a", "b", "times as fast", {0.5: [1.0, 2.0, 3.0], 2.0: [4.0]})
+    drawn = figures.boxes("a", "b", "times as fast", {0.5: [1.0, 2.0, 3.0, 4.0, 5.0], 2.0: 6 * [4.0]})
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
-    assert {"0.5 (3)", "2 (1)", "b (patterns)"} <= set(texts)
+    assert {"0.5 (5)", "2 (6)", "b (patterns)"} <= set(texts)
+
+
+def test_no_box_stands_for_a_single_pattern() -> None:
+    """Neighbouring numbers with few patterns share a box; so do more numbers than there is room for."""
+    drawn = figures.boxes("a", "b", "times as fast", {0.5: [1.0], 0.6: 4 * [2.0], 1.0: 5 * [1.0], 2.0: [4.0]})
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+    assert {"0.5 to 0.6 (5)", "1 to 2 (6)"} <= set(texts)
+    counts = [len(values) for _, values in figures._merged({float(number): [1.0] for number in range(627)})]
+    assert sum(counts) == 627
+    assert min(counts) >= figures.LEAST_IN_BOX
+    assert len(counts) <= figures.MOST_BOXES
 
 
 def test_figure_6_has_one_scale_and_the_better_of_both_layouts(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +46,7 @@ def test_figure_6_has_one_scale_and_the_better_of_both_layouts(rows: list[Row], 
 
     monkeypatch.setattr(figures, "boxes", boxes)
     report.page(rows)
-    start = "Figure 6: ksgen beside the fastest of"
+    start = "Figure 6: ksgen compared with the fastest of"
     assert list(asked) == [f"{start} the paper's five, float16, batch 25088", f"{start} everyone, float16, batch 25088"]
     for scales in asked.values():
         assert list(scales) == ["batch-size-first", "batch-size-last", "best layout of each"]
@@ -47,13 +59,14 @@ def test_boxes_of_one_scale_have_the_same_numbers() -> None:
     assert ticks[0] == ticks[1] == ["0.5", "1", "2", "5", "10", "20"]
 
 
-def test_a_processors_picture(tmp_path: Path) -> None:
+def test_the_picture_holds_the_charts_of_the_page(tmp_path: Path) -> None:
     written = tmp_path / "rows.csv"
     write_csv(processor_rows(), written)
-    done = CliRunner().invoke(bench.command, ["report", str(written), "--png", str(tmp_path / "a.png")])
+    done = CliRunner().invoke(bench.command, ["report", str(written), "--svg", str(tmp_path / "a.svg")])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn == report.picture(processor_rows())
+    assert drawn.count('class="floor"') == 2 * 2 * 4  # precisions, layouts, patterns
     assert not (tmp_path / "rows.html").exists()
-    assert report.picture(processor_rows()) == report.picture(processor_rows())
-    with pytest.raises(KsgenError, match="no speed-up on a processor that can be trusted: there is nothing to draw"):
-        report.picture(FOUR)
+    with pytest.raises(KsgenError, match="no time of ours that can be trusted: there is nothing to draw"):
+        report.picture([row(implementation="bmm")])

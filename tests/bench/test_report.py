@@ -71,10 +71,17 @@ def test_the_page_stands_on_its_own(page: str) -> None:
 
 def test_the_page_holds_what_the_issue_asks_for(page: str) -> None:
     titles = re.findall(r'aria-label="(.*?)"', page)
-    for start in ("Figure 4", "Figure 6", "Figure 7", "Figures 9 to 17", "by sparsity", "by size"):
+    for start in (
+        "Figure 4",
+        "Figure 6",
+        "Figure 7",
+        "Figures 9 to 17",
+        "float16, batch 25088: over PyTorch",
+        "float16, batch 25088: of the floor",
+    ):
         assert any(title.startswith(start) for title in titles), start
     for name in OTHERS:
-        assert f"Figures 9 to 17: ksgen beside {name}, float16, batch 25088, batch-size-last" in titles
+        assert f"Figures 9 to 17: ksgen compared with {name}, float16, batch 25088, batch-size-last" in titles
     for title in (
         "Table 3, float16",
         "Table 5, float16",
@@ -95,7 +102,8 @@ def parts_of(rows: list[Row]) -> dict[str, str]:
     page, text = report.page(rows), report.markdown(rows)
     sections = re.findall(r'<section id="([^"]*-batch-[^"]*)">(.*?)</section>', page, re.DOTALL)
     tables = re.findall(r"^### ([^\n]*, batch [^\n]*)\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE)
-    return {**dict(sections), **dict(tables)}
+    shown = re.findall(r'<h3>([^<]*)</h3>\n(<div class="charts">.*?</div>)', page, re.DOTALL)
+    return {**dict(sections), **dict(tables), **{f"charts: {title}": drawn for title, drawn in shown}}
 
 
 def lines_with_batch(rows: list[Row]) -> set[str]:
@@ -115,8 +123,20 @@ def test_no_figure_compares_times_of_different_batch_sizes() -> None:
     for name, text in apart.items():
         assert mixed[name] == text, name
     assert lines_with_batch([*first, *fast]) == lines_with_batch(first) | lines_with_batch(fast)
-    assert sum("<svg" in text for text in mixed.values()) == 2
+    assert sum("<svg" in text for text in mixed.values()) == 4  # of two batch sizes, charts of products and of layers
     assert {line.split(" | ")[0] for line in lines_with_batch([*first, *fast])} == {"| 977", "| 25088"}
+
+
+def test_the_first_picture_stands_above_all_tables(page: str) -> None:
+    for text in (page, report.page(FOUR), report.page(processor_rows())):
+        body = text[text.index("<h1>") :]
+        assert 0 < body.index("<svg") < body.index("<table")
+
+
+def test_few_patterns_have_bars_and_no_boxes() -> None:
+    few = report.page(FOUR)
+    assert few.count('class="bar"') == 7
+    assert "Figure" not in "".join(re.findall(r'aria-label="(.*?)"', few))
 
 
 def test_the_same_rows_give_the_same_bytes() -> None:
@@ -166,14 +186,14 @@ def test_a_processors_results_are_beside_the_best_of_pytorch() -> None:
 def test_a_machine_is_named_by_a_line_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, titles = tmp_path / "paper.csv", []
     write_csv([each for each in processor_rows() if each.precision == "float32"], file)
-    monkeypatch.setattr(report.figures, "sorted_gains", lambda found, device: titles.append(device) or b"")
+    monkeypatch.setattr(report, "drawn_picture", lambda title, panels: titles.append(title) or "")
     for line, device in ((None, "Abacus"), ("An abacus with ten rods\n", "An abacus with ten rods")):
         if line:
             file.with_name("machine.txt").write_text(line)
-        wanted = ["--png", str(tmp_path / "a.png"), "--markdown", "-", "-o", str(tmp_path / "a.html")]
+        wanted = ["--svg", str(tmp_path / "a.svg"), "--markdown", "-", "-o", str(tmp_path / "a.html")]
         done = CliRunner().invoke(bench.command, ["report", str(file), *wanted])
         assert done.exit_code == 0, done.exception
-        assert titles.pop() == device
+        assert titles.pop() == f"Kronecker-sparse products: {device}"
         assert f"# Kronecker-sparse products: {device}\n" in done.stdout
         assert f"Kronecker-sparse products: {device}</h1>" in (tmp_path / "a.html").read_text()
     file.with_name("machine.txt").write_bytes(b"\xff")

@@ -70,6 +70,18 @@ def test_the_command_and_its_report(tmp_path: Path) -> None:
     assert "## Layers" in ksgen("report", "layers.jsonl", "--markdown", "-")
 
 
+@pytest.mark.usefixtures("small")
+def test_a_spec_alone_is_measured_and_shown_on_a_page(tmp_path: Path) -> None:
+    told = ksgen("small.yaml", "--batch", "3", "--contenders", "one_launch,bmm,dense", *FEW)
+    assert "; rows in small.csv.\n" in told
+    assert told.endswith("small.html shows them.\n")
+    page = (tmp_path / "small.html").read_text()
+    assert {row.layer for row in read_rows(tmp_path / "small.jsonl")} == {"small up", "small heads"}
+    assert "<h2>Layers</h2>" in page
+    told = json.loads(ksgen("small.yaml", "--batch", "3", "--contenders", "one_launch,bmm,dense", *FEW, "-o", "own.jsonl", "--json"))
+    assert told["files"] == ["own.jsonl", "own.csv", "own.html"]
+
+
 @pytest.mark.parametrize(
     ("options", "names", "activations"),
     [
@@ -114,7 +126,11 @@ def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
 MISTAKES = [
     (["--batch", "1,0"], "--batch '1,0'; accepted: whole numbers from 1 up, separated by commas, such as 1,16,1568"),
     (["transformer"], "'transformer' names no layers; did you mean transformers? accepted: transformers, random, or a spec such as"),
-    (["none.yaml"], "none.yaml has no layers; accepted: a spec with `layers:`, transformers, random"),
+    (
+        ["none.yaml"],
+        "none.yaml has no layers; accepted: a spec with `layers:`, transformers, random; "
+        "`ksgen bench paper --patterns none.yaml` times its kernels",
+    ),
     (["missing.yaml"], "missing.yaml: cannot be read"),
     (["--contenders", "bmn"], "contender 'bmn'; did you mean bmm? accepted: one_launch, each_factor"),
     (["--contenders", "bmm", "--without", "bmm"], "no contender is left; --contenders names some, and"),

@@ -1,0 +1,202 @@
+"""Charts of results as SVG for light and dark pages: bars of times, and values in ascending order. Needs no matplotlib.
+
+A chart is a panel of fixed width; a picture is one file with several of them. The same numbers give the same bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from math import log10
+
+from ksgen.figures.svg import ACCENT, GUIDE, INK, LINE, POINT, RULE, file_style
+
+WIDTH = 360  # of a panel, in pixels
+MOST_TIMES = 12  # a bar of more than so many times the shortest is cut, and marked
+_MARGIN, _LINE, _TITLE = 8, 18, 22  # around a panel; height of a bar or of a line of text; height of the title
+_PLOT = 130  # height of a plot of sorted values
+_LETTER = 6.4  # width of a letter of 12 pixels, rounded up
+_WIDE = 4  # from the smallest to the largest value; beyond, the axis is logarithmic
+_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_LETTERS_OF_TITLE, _LETTERS_OF_NAME = 54, 22  # beyond, they are cut
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Times in microseconds by contender, and the floor.
+
+    Bars of `own` are highlighted; the others say how many times the fastest of these they take.
+    """
+
+    title: str
+    times: tuple[tuple[str, float], ...]
+    own: frozenset[str]
+    floor: float | None = None
+
+    @property
+    def height(self) -> int:
+        return _TITLE + _LINE * (len(self.times) + (self.floor is not None)) + _MARGIN
+
+    def parts(self) -> Iterator[str]:
+        yield _text(0, 14, _cut(self.title, _LETTERS_OF_TITLE), bold=True)
+        shortest, longest = min(us for _, us in self.times), max(us for _, us in self.times)
+        reach = min(max(longest, self.floor or 0), MOST_TIMES * shortest)
+        left = _LETTER * max(len(name) for name, _ in self.times) + 6
+        fastest_own = min((us for name, us in self.times if name in self.own), default=None)
+        labels = [_time(us) + (f", x{us / fastest_own:.2f}" if fastest_own and name not in self.own else "") for name, us in self.times]
+        scale = (WIDTH - left - 6 - _LETTER * max(map(len, labels))) / reach
+        for number, ((name, us), label) in enumerate(zip(self.times, labels, strict=True)):
+            y, length = _TITLE + _LINE * number, scale * min(us, reach)
+            colour = ACCENT if name in self.own else POINT
+            yield _text(left - 6, y + 13, name, "end")
+            yield f'<rect class="bar" x="{left:.1f}" y="{y + 3}" width="{length:.1f}" height="12" fill="{colour}"/>'
+            if us > reach:  # a gap in the bar
+                yield f'<path class="cut" d="M{left + length - 14:.1f} {y + 17}l5 -16m4 0l-5 16" stroke="{RULE}" stroke-width="2"/>'
+            yield _text(left + length + 5, y + 13, label)
+        if self.floor is not None:
+            x, below = left + scale * min(self.floor, reach), _TITLE + _LINE * len(self.times)
+            yield f'<path class="floor" d="M{x:.1f} {_TITLE}V{below + 4}" stroke="{GUIDE}" stroke-width="1.5" stroke-dasharray="4 2"/>'
+            yield _text(x, below + 15, f"floor {_time(self.floor)}", _anchor(x), colour=GUIDE)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values by name, and the words that sum them up."""
+
+    label: str
+    values: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Values of one or two series in ascending order, with the names of the extremes. The dashed line is at `line`.
+
+    `unit` is written behind a value, or in front of it if it is "x".
+    """
+
+    title: str
+    series: tuple[Series, ...]
+    unit: str
+    line: float
+
+    @property
+    def height(self) -> int:
+        return _TITLE + 2 * _LINE * len(self.series) + _PLOT + 14 + _MARGIN
+
+    def parts(self) -> Iterator[str]:
+        yield _text(0, 14, _cut(self.title, _LETTERS_OF_TITLE), bold=True)
+        every = [value for each in self.series for _, value in each.values]
+        axis = _Axis(_TITLE + 2 * _LINE * len(self.series) + 8, min(*every, self.line), max(*every, self.line), self.unit)
+        yield from axis.parts(self.line)
+        for number, (each, colour) in enumerate(zip(self.series, (LINE, ACCENT), strict=False)):
+            y, ordered = _TITLE + 2 * _LINE * number, sorted(each.values, key=lambda pair: pair[1])
+            yield f'<circle cx="5" cy="{y + 9}" r="4" fill="{colour}"/>'
+            yield _text(14, y + 13, each.label)
+            yield _text(14, y + 13 + _LINE, f"{self._extreme(ordered[0])} … {self._extreme(ordered[-1])}")
+            step = (WIDTH - axis.left - 8) / max(len(ordered) - 1, 1)
+            places = [(axis.left + 4 + step * rank, axis.y(value)) for rank, (_, value) in enumerate(ordered)]
+            if len(places) > 1:
+                line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+                yield f'<path class="curve" d="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+            yield "".join(f'<circle class="value" cx="{x:.1f}" cy="{y:.1f}" r="1.8" fill="{colour}"/>' for x, y in places)
+
+    def _extreme(self, pair: tuple[str, float]) -> str:
+        name, value = pair
+        return f"{f'x{value:.2f}' if self.unit == 'x' else f'{value:.0f} {self.unit}'} {_cut(name, _LETTERS_OF_NAME)}"
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A vertical axis from a least to a largest value: logarithmic if they are far apart; per cent go from 0 to 100."""
+
+    top: float
+    low: float
+    high: float
+    unit: str
+    left: float = 34
+
+    @property
+    def bottom(self) -> float:
+        return self.top + _PLOT
+
+    @property
+    def is_logarithmic(self) -> bool:
+        return self.unit != "%" and self.high > _WIDE * self.low
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        if self.unit == "%":
+            return 0, 100
+        if self.is_logarithmic:
+            return self.low / 1.1, self.high * 1.1
+        room = 0.05 * self.high
+        return self.low - room, self.high + room
+
+    def y(self, value: float) -> float:
+        low, high = self.ends
+        share = log10(value / low) / log10(high / low) if self.is_logarithmic else (value - low) / (high - low)
+        return self.bottom - _PLOT * share
+
+    @property
+    def ticks(self) -> list[float]:
+        """Numbers of the axis, with room for a line of text between them."""
+        low, high = self.ends
+        wanted = (0, 25, 50, 75, 100) if self.unit == "%" else _TICKS if self.is_logarithmic else _even(low, high)
+        found = [each for each in wanted if low <= each <= high]
+        return found[:1] + [after for before, after in pairwise(found) if self.y(before) - self.y(after) >= 12]
+
+    def parts(self, line: float) -> Iterator[str]:
+        for tick in self.ticks:
+            y = self.y(tick)
+            shown = f"x{tick:g}" if self.unit == "x" else f"{tick:g}"
+            yield f'<path d="M{self.left} {y:.1f}H{WIDTH}" stroke="{RULE}" stroke-width="0.6"/>' + _text(self.left - 4, y + 4, shown, "end")
+        yield (
+            f'<path class="line" d="M{self.left} {self.y(line):.1f}H{WIDTH}" stroke="{GUIDE}" stroke-width="1.5" stroke-dasharray="4 2"/>'
+        )
+
+
+def _cut(words: str, most: int) -> str:
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def _time(us: float) -> str:
+    return f"{us:,.0f} us" if us >= 10 else f"{us:.3g} us"
+
+
+def _even(low: float, high: float) -> list[float]:
+    """Round numbers from a low to a high value, at most eight."""
+    step = next(each for each in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if (high - low) / each <= 8)
+    return [round(step * number, 1) for number in range(int(low / step), int(high / step) + 1)]
+
+
+def inline(panel: Bars | Sorted) -> str:
+    """One panel as part of a page that has `svg.dark_style()`."""
+    return _svg(WIDTH, panel.height, panel.title, panel.parts())
+
+
+def picture(title: str, panels: Sequence[Bars | Sorted], columns: int = 2) -> str:
+    """A file of several panels, row by row."""
+    parts, y = [file_style()], 0
+    for row in (panels[start : start + columns] for start in range(0, len(panels), columns)):
+        for column, panel in enumerate(row):
+            parts += [f'<g transform="translate({column * (WIDTH + 4 * _MARGIN)} {y})">', *panel.parts(), "</g>"]
+        y += max(panel.height for panel in row) + _MARGIN
+    columns = min(columns, len(panels))
+    return _svg(columns * WIDTH + (columns - 1) * 4 * _MARGIN, y, title, parts) + "\n"
+
+
+def _svg(width: int, height: int, title: str, parts: Iterator[str] | list[str]) -> str:
+    size = f'viewBox="{-_MARGIN} 0 {width + 2 * _MARGIN} {height}" width="{width + 2 * _MARGIN}" height="{height}"'
+    font = 'font-family="Helvetica, Arial, sans-serif" font-size="12"'
+    begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}" {font}>'
+    return "\n".join([begin, *parts, "</svg>"])
+
+
+def _anchor(x: float) -> str:
+    """Side on which a text at x has room."""
+    return "end" if x > WIDTH / 2 else "start"
+
+
+def _text(x: float, y: float, words: str, anchor: str = "start", *, bold: bool = False, colour: str = INK) -> str:
+    look = ' font-weight="bold"' * bold + f' text-anchor="{anchor}"' * (anchor != "start")
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}"{look}>{escape(words)}</text>'
