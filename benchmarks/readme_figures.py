@@ -1,51 +1,128 @@
-"""README's figures, written from the result files under benchmarks/results.
+"""Figures of README.md and docs/benchmarks.md, written from the result files under benchmarks/results.
 
     python benchmarks/readme_figures.py [--check]
 
-Each GPU and each processor has a table. A picture next to the file is shown, and the line in `machine.txt` is the
-heading. Never edit the figures by hand: `--check` exits with 1 if README differs.
+README shows known layers of one machine, a GPU's if there is one. docs/benchmarks.md has a part per GPU and processor,
+whose heading is the line in `machine.txt`. Never edit the figures by hand: `--check` exits with 1 if a file differs.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean, median
 
 import click
 
-from ksgen.bench.report import machine_of
+from ksgen.bench.charts import LAYER, PRODUCTS_OF_LAYERS
+from ksgen.bench.comparison import Results
+from ksgen.bench.report import machine_of, picture
+from ksgen.bench.roster import BESIDE
 from ksgen.bench.rows import Row, read_rows
-from ksgen.bench.tables import markdown, overview, processors
+from ksgen.bench.tables import Table, layers_in_short, markdown, overview, percent, processors, times
 from ksgen.devices.base import PROCESSOR_RUNTIMES
+from ksgen.figures.charts import Bars
+from ksgen.figures.charts import picture as draw
+from ksgen.pattern import Chain, Pattern
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python benchmarks/readme_figures.py -->\n", "<!-- end of figures -->\n"
 NOTHING = "Nothing has been measured on a GPU yet.\n"
+PRECISION, LAYOUT, BATCH = "float32", "bsf", 1568  # of README's layers: 8 images of ViT-S/16
+FAMILIES = {"vit": "ViT-S/16", "gpt2": "GPT-2 medium", "monarch": "Monarch", "low rank": "low rank", "butterfly": "block butterfly"}
+DRAWN = ("vit attention", "vit up", "vit down", "gpt2 qkv", "gpt2 projection", "gpt2 up", "gpt2 down", "monarch 1024 to 1024")
+PICTURE = "docs/layers.svg"
 
 
-def results(folder: Path) -> Iterator[tuple[Path, list[Row]]]:
+def results(folder: Path, name: str) -> Iterator[tuple[Path, list[Row]]]:
     """Result file of each device, in its newest form: the log, or the table exported from it."""
     for place in sorted(folder.glob("*/")):
-        path = next((place / name for name in ("paper.jsonl", "paper.csv") if (place / name).exists()), None)
+        path = next((place / f"{name}.{ending}" for ending in ("jsonl", "csv") if (place / f"{name}.{ending}").exists()), None)
         if path and (rows := read_rows(path)):
             yield path, rows
 
 
-def figures(folder: Path) -> str:
-    parts, is_gpu = [], False
-    for path, rows in results(folder):
-        latest = max(rows, key=lambda row: row.date)
-        on_gpu = latest.runtime not in PROCESSOR_RUNTIMES
-        is_gpu |= on_gpu
-        made = f"{latest.device}, {_when(rows)}"
-        picture = path.with_suffix(".png")
-        shown = f"\n![speed-ups and shares of the floor, sorted]({picture.relative_to(ROOT)})\n" if picture.exists() else ""
-        table = (overview if on_gpu else processors)(rows)
-        table = replace(table, title=machine_of(path) or table.title)
-        parts.append(f"{markdown(table)}\n{made}; all of it: `ksgen bench report {path.relative_to(ROOT)}`.\n{shown}")
-    return "\n".join(parts if is_gpu else [NOTHING, *parts])
+def on_gpu(rows: Sequence[Row]) -> bool:
+    return rows[0].runtime not in PROCESSOR_RUNTIMES
 
 
-def _when(rows: list[Row]) -> str:
+# ---- README: layers that people know
+
+
+def readme_figures(folder: Path) -> tuple[str, str]:
+    """README's part, and its picture; empty without measured layers."""
+    measured = sorted(results(folder, "layers"), key=lambda found: not on_gpu(found[1]))
+    if not measured:
+        return NOTHING, ""
+    path, rows = measured[0]
+    compared = Results([row for row in rows if BESIDE not in row.pattern], PRECISION, BATCH)
+    where = f"{machine_of(path) or rows[0].device}, {PRECISION}, batch {BATCH}"
+    panels = [panel for name in DRAWN for panel in _bars(compared, name)]
+    table = markdown(replace(_families(compared), title="")).partition("\n\n")[2]
+    state = "" if on_gpu(rows) else f"**{NOTHING.strip()}** On a processor:\n\n"
+    note = (
+        "A frozen `KSLinear` compared with the dense layer, and with the fastest of PyTorch's ways to compute the same or the dense "
+        f"layer: geometric mean, least and most. {where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
+    )
+    picture = f"![dense, the best of PyTorch and ksgen: microseconds of eight layers]({PICTURE})"
+    return f"{state}{picture}\n\n{table.strip()}\n\n{note}\n", draw(f"Layers on {where}", panels)
+
+
+def _bars(compared: Results, name: str) -> Iterator[Bars]:
+    for job, best in compared.best[LAYOUT].items():
+        if job.partition(": ")[0] == name and LAYER in best and "dense" in best:
+            chain = Chain(tuple(map(Pattern.parse, best[LAYER].pattern.split(" then "))))
+            fastest = min(best[each].us for each in PRODUCTS_OF_LAYERS if each in best)
+            bars = (("dense", best["dense"].us), ("best of PyTorch", fastest), ("ksgen", best[LAYER].us))
+            title = f"{_shown(name)}, {chain.in_features} to {chain.out_features}" if "to" not in name.split() else _shown(name)
+            yield Bars(title, bars, frozenset({"ksgen"}), best[LAYER].floor_us)
+
+
+def _families(compared: Results) -> Table:
+    """One line per family of layers."""
+    over_best, over_dense = compared.over(LAYER, PRODUCTS_OF_LAYERS, LAYOUT), compared.over(LAYER, ["dense"], LAYOUT)
+    shares, lines = compared.shares_of_floor(LAYER, LAYOUT), []
+    for family, words in {**FAMILIES, "": "all of them"}.items():
+        best, dense, floor = (
+            [value for job, value in found.items() if job.startswith(family)] for found in (over_best, over_dense, shares)
+        )
+        if best and dense and floor:
+            spread = (geometric_mean(dense), geometric_mean(best), min(best), max(best))
+            lines.append((words, len(best), *map(times, spread), percent(median(floor))))
+    columns = ("layers of", "layers", "speed-up over dense", "over the best of PyTorch", "least", "most", "share of the floor")
+    return Table.of("Layers", columns, lines)
+
+
+def _shown(name: str) -> str:
+    family = next(each for each in FAMILIES if name.startswith(each))
+    return FAMILIES[family] + name.removeprefix(family)
+
+
+# ---- docs/benchmarks.md: a part per machine
+
+
+def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
+    """Tables of every machine for a page, and their pictures."""
+    parts, pictures, is_gpu = [], {}, False
+    layers = {path.parent: rows for path, rows in results(folder, "layers")}
+    for path, rows in results(folder, "paper"):
+        is_gpu |= on_gpu(rows)
+        machine = machine_of(path)
+        drawn = path.with_suffix(".svg")
+        pictures[drawn] = picture(rows, machine)
+        table = (overview if on_gpu(rows) else processors)(rows)
+        table = replace(table, title=machine or table.title)
+        made = f"{max(rows, key=lambda row: row.date).device}, {_when(rows)}"
+        parts.append(f"{markdown(table)}\n{made}; all of it: `ksgen bench report {path.relative_to(ROOT)}`.\n")
+        parts.append(f"![speed-ups and shares of the floor, in ascending order]({os.path.relpath(drawn, page.parent)})\n")
+        if own := layers.get(path.parent):
+            in_short = layers_in_short(own)
+            parts.append(markdown(replace(in_short, title=f"{machine or own[0].device}: whole layers")))
+            parts.append(f"{_when(own)}; all of it: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n")
+    return "\n".join(parts if is_gpu else [NOTHING, *parts]), pictures
+
+
+def _when(rows: Sequence[Row]) -> str:
     """Date and commit of the rows; per precision and batch if they differ."""
     found: dict[str, list[str]] = {}
     for row in rows:
@@ -57,25 +134,31 @@ def _when(rows: list[Row]) -> str:
     return "; ".join(f"{', '.join(names)}: {when}" for when, names in found.items())
 
 
-def updated(readme: str, shown: str) -> str:
-    """Replace the figures between README's marks."""
-    before, begin, rest = readme.partition(BEGIN)
+def updated(path: Path, shown: str) -> str:
+    """The text of a page with new figures between its marks."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise click.ClickException(f"README.md has no lines {BEGIN.strip()!r} and {END.strip()!r}")
+        raise click.ClickException(f"{path.name} has no lines {BEGIN.strip()!r} and {END.strip()!r}")
     return f"{before}{BEGIN}{shown}{END}{after}"
 
 
+def written(root: Path) -> dict[Path, str]:
+    """Every file that shows figures, with its content."""
+    folder, readme, page = root / "benchmarks" / "results", root / "README.md", root / "docs" / "benchmarks.md"
+    (shown, layers), (tables, pictures) = readme_figures(folder), benchmarks_figures(folder, page)
+    return {readme: updated(readme, shown), page: updated(page, tables), **pictures, **({root / PICTURE: layers} if layers else {})}
+
+
 @click.command()
-@click.option("--check", is_flag=True, help="Change nothing; exit with 1 where README differs.")
+@click.option("--check", is_flag=True, help="Change nothing; exit with 1 where a file differs.")
 def main(check: bool) -> None:
-    """Write README's figures."""
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    new = updated(text, figures(ROOT / "benchmarks" / "results"))
-    if check:
-        raise SystemExit(new != text)
-    readme.write_text(new, encoding="utf-8")
+    """Write the figures of README and of docs/benchmarks.md."""
+    for path, text in written(ROOT).items():
+        if check and not (path.exists() and path.read_text(encoding="utf-8") == text):
+            raise click.ClickException(f"{path.relative_to(ROOT)} differs; write it again: python benchmarks/readme_figures.py")
+        if not check:
+            path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

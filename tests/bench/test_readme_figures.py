@@ -1,4 +1,4 @@
-"""README's figures are those of the result files."""
+"""Figures of README and docs/benchmarks.md are those of the result files."""
 
 import importlib.util
 import shutil
@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ksgen.bench.rows import write_csv
+from ksgen.bench.rows import Row, write_csv
 from tests.support.bench_rows import row
 
 ROOT = Path(__file__).parents[2]
@@ -24,38 +24,76 @@ def script() -> Any:
     return module
 
 
-def test_readme_says_what_the_files_say() -> None:
+def test_pages_say_what_the_files_say() -> None:
     done = CliRunner().invoke(script().main, ["--check"])
-    assert done.exit_code == 0, "python benchmarks/readme_figures.py"
+    assert done.exit_code == 0, done.output
 
 
-def test_figures_come_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(folder: Path, runtime: str, *rows: Row) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "paper.csv"
+    write_csv([row(runtime=runtime, median_us=50.0), row(implementation="bmm", runtime=runtime), *rows], path)
+    return path
+
+
+def test_the_page_of_benchmarks_has_a_part_per_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = script()
     monkeypatch.setattr(figures, "ROOT", tmp_path)
+    page = tmp_path / "docs" / "benchmarks.md"
     for name, runtime in (("processor", "opencl"), ("abacus", "driver")):
-        (tmp_path / name).mkdir()
-        write_csv([row(runtime=runtime, median_us=50.0), row(implementation="bmm", runtime=runtime)], tmp_path / name / "paper.csv")
-    shown = figures.figures(tmp_path)
+        machine(tmp_path / name, runtime)
+    shown, pictures = figures.benchmarks_figures(tmp_path, page)
     for name in ("abacus", "processor"):
         assert shown.count(f"Abacus, 2026-01-02, commit c0ffee; all of it: `ksgen bench report {name}/paper.csv`.") == 1
+        assert f"](../{name}/paper.svg)" in shown
+        assert pictures[tmp_path / name / "paper.svg"].count('class="bar"') == 2
     assert "| 25088 | float32 | bsl | 1 | 100 % | x2.00 |" in shown
-    assert "ours beside the best of PyTorch" in shown
-    write_csv([row(), row(precision="bfloat16", commit="facade" * 4)], tmp_path / "abacus" / "paper.csv")
-    when = "Abacus, float32 at batch 25088: 2026-01-02, commit c0ffee; bfloat16 at batch 25088: 2026-01-02, commit facadefacade; all"
-    assert when in figures.figures(tmp_path)
     assert figures.NOTHING not in shown
-    assert "paper.png" not in shown
-    (tmp_path / "processor" / "paper.png").touch()
-    assert "](processor/paper.png)" in figures.figures(tmp_path)
+    machine(tmp_path / "abacus", "driver", row(precision="bfloat16", commit="facade" * 4))
+    when = "Abacus, float32 at batch 25088: 2026-01-02, commit c0ffee; bfloat16 at batch 25088: 2026-01-02, commit facadefacade; all"
+    assert when in figures.benchmarks_figures(tmp_path, page)[0]
     (tmp_path / "processor" / "machine.txt").write_text("An abacus with ten rods\n")
-    assert figures.figures(tmp_path).count("### An abacus with ten rods\n") == 1
+    assert figures.benchmarks_figures(tmp_path, page)[0].count("### An abacus with ten rods\n") == 1
     shutil.rmtree(tmp_path / "abacus")
-    assert figures.figures(tmp_path).startswith(figures.NOTHING)
+    assert figures.benchmarks_figures(tmp_path, page)[0].startswith(figures.NOTHING)
     shutil.rmtree(tmp_path / "processor")
-    assert figures.figures(tmp_path) == figures.NOTHING
-    readme = f"a\n{figures.BEGIN}old\n{figures.END}b\n"
-    assert figures.updated(readme, shown) == f"a\n{figures.BEGIN}{shown}{figures.END}b\n"
-    assert figures.updated(figures.updated(readme, shown), "old\n") == readme
-    assert figures.figures(tmp_path / "none") == figures.NOTHING
+    assert figures.benchmarks_figures(tmp_path, page) == (figures.NOTHING, {})
+
+
+def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None:
+    figures = script()
+    assert figures.readme_figures(tmp_path) == (figures.NOTHING, "")
+    common = {"layer": "vit up", "layout": "bsf", "batch": 1568, "floor_us": 5.0}
+    for name, runtime, ours in (("a", "native", 10.0), ("b", "driver", 5.0)):
+        times = (("layer", ours), ("one_launch", 1.0), ("bmm", 20.0), ("views", 15.0), ("dense", 40.0))
+        (tmp_path / name).mkdir()
+        rows = [row("6,64,64,1 then 1,768,192,2", way, median_us=us, runtime=runtime, **common) for way, us in times]
+        write_csv(rows, tmp_path / name / "layers.csv")
+    shown, picture = figures.readme_figures(tmp_path)
+    assert "| ViT-S/16 | 1 | x8.00 | x3.00 | x3.00 | x3.00 | 100 % |" in shown
+    assert figures.NOTHING.strip() not in shown
+    for words in ("ViT-S/16 up, 384 to 1536", "dense", "40 us, x8.00", "best of PyTorch", "15 us, x3.00", "5 us", "floor 5 us"):
+        assert f">{words}</text>" in picture
+    shutil.rmtree(tmp_path / "b")
+    shown, _ = figures.readme_figures(tmp_path)
+    assert "| ViT-S/16 | 1 | x4.00 | x1.50 | x1.50 | x1.50 | 50 % |" in shown
+    assert f"**{figures.NOTHING.strip()}**" in shown
+
+
+def test_figures_stand_between_the_marks_of_a_page(tmp_path: Path) -> None:
+    figures, page = script(), tmp_path / "README.md"
+    page.write_text(f"a\n{figures.BEGIN}old\n{figures.END}b\n")
+    assert figures.updated(page, "new\n") == f"a\n{figures.BEGIN}new\n{figures.END}b\n"
+    page.write_text("a")
     with pytest.raises(click.ClickException, match=r"README.md has no lines"):
-        figures.updated("a", shown)
+        figures.updated(page, "new\n")
+
+
+def test_a_file_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = script()
+    own = figures.written
+    for changed in (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "layers.svg", ROOT / "README.md"):
+        monkeypatch.setattr(figures, "written", lambda root, changed=changed: {**own(root), changed: "other"})
+        done = CliRunner().invoke(figures.main, ["--check"])
+        assert done.exit_code == 1
+        assert f"{changed.relative_to(ROOT)} differs; write it again: python benchmarks/readme_figures.py" in done.output
