@@ -1,7 +1,9 @@
 """The pages: every relative link leads somewhere, and every file that CONTRIBUTING.md names is there."""
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from ksgen.pattern import NAMED_CHAINS
 from ksgen.spec import parse, schema
 from release.tutorial import tutorial_page
 from tests import chain_pictures
+from tests.support.libraries import library
 from tests.support.program import needs_device
 
 ROOT = Path(__file__).parents[1]
@@ -124,11 +127,23 @@ def test_the_table_of_named_chains_is_what_they_are() -> None:
     assert set((ROOT / "docs" / "chains").iterdir()) == set(drawn)
 
 
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+NEEDS_TORCH = [path for path in TUTORIALS if "import torch" in path.read_text(encoding="utf-8")]
+
+
 @needs_device
-@pytest.mark.parametrize("script", sorted((ROOT / "docs" / "tutorials").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(path, marks=[pytest.mark.libraries] if path in NEEDS_TORCH else []) for path in TUTORIALS],
+    ids=lambda path: path.name,
+)
 def test_a_tutorial_runs_and_shows_what_it_prints(script: Path) -> None:
-    """A statement that a tutorial prints about its results is true."""
+    """A statement that a tutorial prints about its results is true. It leaves the environment unchanged."""
+    if script in NEEDS_TORCH:
+        library("torch")
+    before = dict(os.environ)
     shown = tutorial_page(script)
+    assert dict(os.environ) == before
     assert shown.startswith("# Tutorial: ")
     assert shown.count("```text\n") > 2
     assert "False" not in "".join(re.findall(r"```text\n(.*?)```", shown, re.DOTALL))
@@ -139,6 +154,21 @@ def test_a_tutorial_becomes_text_code_output_and_pictures(tmp_path: Path) -> Non
     script.write_text("# # Title\n#\n# Text.\n\nx = 2  # two\n\nprint(x)\nprint('<svg>a</svg>')\n\n# More.\n\nprint(x + 1)\n")
     code = "```python\nx = 2  # two\n\nprint(x)\nprint('<svg>a</svg>')\n```\n\n```text\n2\n```\n\n<div><svg>a</svg></div>"
     assert tutorial_page(script) == f"# Title\n\nText.\n\n{code}\n\nMore.\n\n```python\nprint(x + 1)\n```\n\n```text\n3\n```\n"
+
+
+def test_a_tutorial_is_a_page_without_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for script in NEEDS_TORCH:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        shown = tutorial_page(script)
+        assert shown.count("*This page was built without torch, and so without what the code prints.*") == 1
+        assert "```text" not in shown
+        assert shown.count("```python") > 3
+
+
+def test_another_missing_module_of_a_tutorial_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "tutorial.py").write_text("import no_such_module\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        tutorial_page(tmp_path / "tutorial.py")
 
 
 def test_the_site_has_every_page() -> None:
