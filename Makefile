@@ -2,14 +2,15 @@
 # `make help` lists all targets: the text behind `##`.
 PYTHON ?= python3
 BIN := .venv/bin/python
-# The extras for this machine's GPU and driver, or for its processor: ksgen/install.py says which.
+# The extras for this machine's GPU and driver, or OpenCL without a C++ compiler; else none: ksgen/install.py says which.
 DEVICE ?= $(shell "$(PYTHON)" -m ksgen.install)
+EXTRAS = $(addprefix [,$(addsuffix ],$(DEVICE)))
 COMMA := ,
 # Tests start hundreds of processes. Each would compile ksgen's sources anew where the environment forbids Python to keep bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 NO_PYCUDA = $(subst pycuda$(COMMA),,$(DEVICE))
-# What was installed, and cuda-bindings besides where that lacks it: tests run them over a stand-in driver.
-INSTALLED = $(or $(shell cat .venv/.ready 2>/dev/null),$(DEVICE))
+# What was installed, or OpenCL, which the tests compare with; and cuda-bindings where that lacks it: tests run them over a stand-in driver.
+INSTALLED = $(or $(shell cat .venv/.ready 2>/dev/null),$(DEVICE),cpu)
 BINDINGS = $(if $(filter cuda cuda12,$(subst $(COMMA), ,$(INSTALLED))),,cuda$(COMMA))
 # What `make test-torch` installs where no PyTorch is there.
 TORCH ?= torch
@@ -80,8 +81,8 @@ help:  ## List these targets.
 	@touch $@
 
 .venv/.ready: .venv/.python pyproject.toml
-	@echo "ksgen: installing ksgen[$(DEVICE)] into .venv"
-	@$(INSTALL) ".[$(DEVICE)]" && echo "$(DEVICE)" >$@ || { \
+	@echo "ksgen: installing ksgen$(EXTRAS) into .venv"
+	@$(INSTALL) ".$(EXTRAS)" && echo "$(DEVICE)" >$@ || { \
 	    [ "$(NO_PYCUDA)" != "$(DEVICE)" ] && \
 	    echo "ksgen: PyCUDA cannot be installed here, as pip says above; installing ksgen[$(NO_PYCUDA)] without it" && \
 	    $(INSTALL) ".[$(NO_PYCUDA)]" && echo "$(NO_PYCUDA)" >$@; }

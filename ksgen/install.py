@@ -6,8 +6,10 @@ a checkout, a wheel, a repository or an index.
 
 import ctypes
 import json
+import os
 import shlex
 import shutil
+import subprocess
 import sys
 from contextlib import suppress
 from functools import cache
@@ -17,6 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 NEWEST = 13  # the CUDA of the extra `cuda`; drivers before it take `cuda12`
 _OLDEST_GPU = 75  # that its compilers know, by compute capability
+# What a C++ compiler needs for kernels on the processor: GCC before 12 lacks the type, and Clang may find no C++ library.
+_TRIAL = b"#include <array>\nstd::array<_Float16, 8> x;\n"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 
 
@@ -53,11 +57,22 @@ def cuda_extra() -> str:
 
 
 def extras() -> str:
-    """Extras for this machine: PyCUDA and cuda-bindings with a toolkit on PATH, cuda-bindings for a GPU alone, else
-    OpenCL."""
+    """Extras for this machine: PyCUDA and cuda-bindings with a toolkit on PATH, cuda-bindings for a GPU alone, OpenCL
+    without a C++ compiler, else none."""
     if not capabilities():
-        return "cpu"
+        return "" if has_compiler() else "cpu"
     return f"pycuda,{cuda_extra()}" if shutil.which("nvcc") else cuda_extra()
+
+
+def has_compiler() -> bool:
+    """Whether a C++ compiler here builds kernels for the processor: the one that KSGEN_CXX names, or one on PATH."""
+    named = os.environ.get("KSGEN_CXX")
+    for command in [shlex.split(named)] if named else [["c++"], ["g++"], ["clang++"]]:
+        with suppress(OSError):
+            tried = subprocess.run([*command, "-std=gnu++17", "-fsyntax-only", "-x", "c++", "-"], input=_TRIAL, capture_output=True)
+            if tried.returncode == 0:
+                return True
+    return False
 
 
 def _driver() -> ctypes.CDLL:

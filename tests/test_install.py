@@ -73,16 +73,47 @@ def test_the_extra_is_of_the_drivers_cuda(served: int, extra: str, monkeypatch: 
         monkeypatch.setattr(install.shutil, "which", lambda name, nvcc=nvcc: nvcc)
         assert install.extras() == wanted
     monkeypatch.setattr(install, "capabilities", list)
-    assert install.extras() == "cpu"
+    for is_there, wanted in ((True, ""), (False, "cpu")):
+        monkeypatch.setattr(install, "has_compiler", lambda is_there=is_there: is_there)
+        assert install.extras() == wanted
     monkeypatch.setattr(install, "capabilities", lambda: [90, 70])  # CUDA 13 knows no GPU before 7.5
     assert install.cuda_extra() == "cuda12"
 
 
+@pytest.mark.parametrize(("script", "works"), [("exit 0", True), ("exit 1", False), (None, False)])
+def test_a_compiler_counts_that_takes_what_kernels_need(
+    script: str | None, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    monkeypatch.delenv("KSGEN_CXX", raising=False)
+    if script:
+        write_program(tmp_path / "clang++", f"#!/bin/sh\n{script}\n")
+    assert install.has_compiler() == works
+    monkeypatch.setenv("KSGEN_CXX", f"{write_program(tmp_path / 'own', '#!/bin/sh')} --quick")
+    assert install.has_compiler()
+    monkeypatch.setenv("KSGEN_CXX", "nothing-of-that-name")
+    assert not install.has_compiler()
+
+
+@pytest.mark.skipif(not install.has_compiler(), reason="no C++ compiler for kernels on the processor")
+def test_the_compiler_of_this_machine_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "_TRIAL", b"std::unheard_of x;")
+    assert not install.has_compiler()
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("gpus", "served", "extras"), [("H200,A100", "12040", "cuda12"), ("A100", "13000", "cuda"), ("", "13000", "cpu")])
-def test_make_asks_the_driver(gpus: str, served: str, extras: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "served", "compiler", "extras"),
+    [
+        ("H200,A100", "12040", "true", "[cuda12]"),
+        ("A100", "13000", "true", "[cuda]"),
+        ("", "13000", "true", ""),
+        ("", "13000", "false", "[cpu]"),
+    ],
+)
+def test_make_asks_the_driver(gpus: str, served: str, compiler: str, extras: str, tmp_path: Path) -> None:
     try:
-        machine = environment() | {"KSGEN_DRIVER_GPUS": gpus, "KSGEN_DRIVER_CUDA": served, "PATH": "/usr/bin:/bin"}
+        machine = environment() | {"KSGEN_DRIVER_GPUS": gpus, "KSGEN_DRIVER_CUDA": served, "PATH": "/usr/bin:/bin", "KSGEN_CXX": compiler}
     except NotHereError as error:
         pytest.skip(str(error))
     python = tmp_path / "a folder" / "python"
@@ -91,7 +122,7 @@ def test_make_asks_the_driver(gpus: str, served: str, extras: str, tmp_path: Pat
     told = subprocess.run(
         ["make", "-n", "-B", "-C", str(ROOT), f"PYTHON={python}", ".venv/.ready"], env=machine, capture_output=True, text=True
     )
-    assert f"installing ksgen[{extras}] into" in told.stdout, told.stdout + told.stderr
+    assert f"installing ksgen{extras} into" in told.stdout, told.stdout + told.stderr
 
 
 FAKE_PYTHON = """#!/bin/sh
@@ -131,8 +162,14 @@ def test_what_cannot_be_installed_at_all_ends_make(device: str, refused: str, as
 
 
 @pytest.mark.parametrize(
-    ("device", "wanted"), [("cpu", ".[cpu,cuda,tune,dev]"), ("pycuda,cuda", ".[pycuda,cuda,tune,dev]"), ("cuda12", ".[cuda12,tune,dev]")]
+    ("device", "wanted"),
+    [
+        ("", ".[cpu,cuda,tune,dev]"),
+        ("cpu", ".[cpu,cuda,tune,dev]"),
+        ("pycuda,cuda", ".[pycuda,cuda,tune,dev]"),
+        ("cuda12", ".[cuda12,tune,dev]"),
+    ],
 )
 def test_tests_get_the_bindings_that_are_there_already(device: str, wanted: str, tmp_path: Path) -> None:
     code, _, asked = made(tmp_path, ".venv/.ready-dev", device, refused="nothing")
-    assert (code, asked) == (0, [f".[{device}]", wanted])
+    assert (code, asked) == (0, [f".[{device}]" if device else ".", wanted])
