@@ -24,7 +24,6 @@ from typing import Any
 from ksgen.emit.templates import template_digest
 from ksgen.errors import ConstantsError, KsgenError, warn
 from ksgen.families import check, family_named
-from ksgen.families.expected import LARGE
 from ksgen.families.vector.defaults import alike
 from ksgen.files import read, replaced
 from ksgen.ownership import check_folder, keep_from_others, make_folder
@@ -180,11 +179,8 @@ class Wisdom:
 
 def are_alike(measured: int, batch: int) -> bool:
     """Whether a measurement at one batch counts at another: both have the same default, which the constants have
-    beaten.
-
-    All batches that fill a GPU are alike.
-    """
-    return alike(min(measured, LARGE)) == alike(min(batch, LARGE))
+    beaten."""
+    return alike(measured) == alike(batch)
 
 
 def _says_something(entry: Entry, kernel: KernelSpec, batch: int, aligned: bool) -> bool:

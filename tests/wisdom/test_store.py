@@ -66,14 +66,15 @@ def test_the_choice_says_who_made_it() -> None:
 
 
 @pytest.mark.parametrize("limits", [GPU, Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, async_copies=False)], ids=["gpu", "cpu"])
-@pytest.mark.parametrize("batches", [(17, 32), (33, 64), (129, 256), (257, 512), (1025, 2048), (16392, 25088), (25088, 10**6)])
+@pytest.mark.parametrize("batches", [(17, 32), (33, 64), (129, 256), (257, 512), (1025, 2048), (16392, 25088), (16392, 10**6)])
 def test_all_batches_of_a_class_have_the_default_that_the_winner_beat(limits: Limits, batches: tuple[int, int]) -> None:
     first, last = batches
-    for kernel in (KernelSpec(pattern, precision, "bsl") for pattern in stratified(6) for precision in ("float32", "float16")):
+    patterns = [*stratified(6), Pattern(1, 2, 8, 1)]  # the last has so few outputs that only huge batches leave the cache
+    for kernel in (KernelSpec(pattern, precision, "bsl") for pattern in patterns for precision in ("float32", "float16")):
         some = (first, (first + last) // 16 * 8, last)
         assert len({family_for(kernel, limits, batch).default(kernel, limits, batch) for batch in some}) == 1
     assert wisdoms.are_alike(*batches)
-    assert not wisdoms.are_alike(first - 1, last) or first > wisdoms.LARGE / 2
+    assert not wisdoms.are_alike(first - 1, last) or first > 25088 / 2
 
 
 def test_a_small_batch_is_a_class_of_its_own() -> None:

@@ -23,7 +23,7 @@ FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # of a cache; additional cost of a 
 LEAST_ROWS, MOST_ROWS = 24, 48
 BSL_ROWS = 128  # per block in batch-size-last, approximately: the next block's rows are prefetched meanwhile
 WAYS = 8  # of a first-level cache
-FEW, MANY = 16, 1 << 20  # rows of the batch
+FEW, MANY = 16, 1 << 15  # rows of the batch, up to and from which on batches have constants of their own, and the same
 PAST_BYTES = 1 << 20  # of outputs, from which on stores are streaming: more than a second-level cache holds
 # from which on planes are split if they are fewer than cores: less ends before another core has begun
 SPLIT_WEIGHTS = 1 << 16
@@ -56,8 +56,9 @@ def complex_registers(height: int, width: int, kept: int) -> int:
 
 
 def alike(batch: int) -> int:
-    """Batch whose constants serve this one: small batches have their own, others those of the next power of two."""
-    return batch if batch <= FEW else 1 << (batch - 1).bit_length()
+    """Batch whose constants serve this one: small batches have their own, others those of the next power of two, and
+    the largest one choice for all."""
+    return batch if batch <= FEW else min(MANY, 1 << (batch - 1).bit_length())
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants | VectorChainConstants:
