@@ -55,7 +55,7 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @click.option("--chain", is_flag=True, help="The patterns are a layer's factors: tune their launch as one, and each by itself.")
 @click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @click.option("--family", help="Search only this kernel family, such as simt or mma.")
-@click.option("--budget", metavar="60s|200", help="Limit per kernel: a time, or a number of candidates.")
+@click.option("--budget", metavar="60s|200", help="What to spend per kernel: a time, or a number of candidates.")
 @click.option("--strategy", type=STRATEGY, default="model", show_default=True, help="How candidates are chosen; see docs/tuning.md.")
 @device_option
 @click.option("--scheduler", metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786.")
@@ -202,7 +202,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
     from ksgen.wisdom.store import file_name
 
     facts = tuner.engine.facts
-    with TuneTable(len(jobs)) as watch:
+    with TuneTable(len(jobs), tuner.options.budget.seconds) as watch:
         results = tuner.run(jobs, watch.say)
     found = [result for result in results if not isinstance(result, KsgenError)]
     if as_json:
@@ -213,12 +213,15 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
             batches = ", ".join(map(str, sorted({tuned.job.batch for tuned in found})))
             kept = sum(tuned.is_kept for tuned in found)
             by_default = sum(tuned.is_kept and tuned.default_won for tuned in found)
-            taken = ": launchers take them from now on." if kept > by_default else " kept."
-            click.echo(f"{kept} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}{taken}")
-            if by_default:
-                click.echo(f"{counted(by_default, 'kernel')}: the default won, and launchers go on with it.")
-            if others := len(found) - kept:
-                click.echo(f"{counted(others, 'kernel')}: what was known before stays, as its time is sound or shorter.")
+            click.echo(f"{len(found)} of {counted(len(jobs), 'kernel')} tuned on {facts.name}, batch {batches}.")
+            outcomes = (
+                (kept - by_default, "faster than its default: launchers take the constants found from now on."),
+                (by_default, "the default won, and launchers go on with it."),
+                (len(found) - kept, "what was known before stays, as its time is sound or shorter."),
+            )
+            for count, said in outcomes:
+                if count:
+                    click.echo(f"{counted(count, 'kernel')}: {said}")
             if kept:
                 click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
     for result in results:

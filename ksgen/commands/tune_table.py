@@ -26,10 +26,10 @@ MOST_ROWS = 12  # of the live table: searches that run, then those that ended la
 class TuneTable:
     """Shows searches while they run. `say` may be called by any thread."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, budget_s: float | None = None) -> None:
         from rich.live import Live
 
-        self._jobs, self._begin = jobs, time.monotonic()
+        self._jobs, self._budget_s, self._begin = jobs, budget_s, time.monotonic()
         self._latest: dict[Job, Progress] = {}
         self._guard = new_lock()
         self._screen = console(stderr=True)
@@ -60,29 +60,25 @@ class TuneTable:
             latest = list(self._latest.values())
         running = [each for each in latest if each.phase != "done"]
         ended = [each for each in latest if each.phase == "done"]
-        title, caption = self._title(running, len(ended)), _caption(running)
+        title, caption = self._title(len(ended)), _caption(running)
         table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("kernel", overflow="fold")  # which gives way where the terminal is narrow
-        for name in ("best, us", "of floor", "done", "left", "time left"):
+        for name in ("best, us", "of floor", "done", "left"):
             table.add_column(name, justify="right", no_wrap=True)
         for each in [*ended[::-1][: max(0, MOST_ROWS - len(running))][::-1], *running]:
             table.add_row(*_row(each), style="dim" if each.phase == "done" else "")
         return table
 
-    def _title(self, running: Sequence["Progress"], ended: int) -> str:
-        spent = time.monotonic() - self._begin
-        rest = [each.left_s for each in running if each.left_s is not None]
-        waiting = self._jobs - ended - len(running)
-        left_s = (max(rest) if rest else 0.0) + (waiting * spent / ended if ended else 0.0)
-        told = f", {clock(left_s)} left" if ended or (rest and not waiting) else ""
-        return f"{ended} of {counted(self._jobs, 'kernel')} tuned in {clock(spent)}{told}"
+    def _title(self, ended: int) -> str:
+        most = "" if self._budget_s is None else f" of about {clock(self._jobs * self._budget_s)}"
+        return f"{ended} of {counted(self._jobs, 'kernel')} tuned in {clock(time.monotonic() - self._begin)}{most}"
 
 
 def _row(progress: "Progress") -> list[str]:
     best = progress.best
     figures = [time_us(best), share(best)] if best and best.median_us else ["", ""]
-    left = {"finals": "finals", "done": "", "searching": clock(progress.left_s)}[progress.phase]
-    return [name_of(progress.job), *figures, str(progress.looked), str(progress.left or ""), left]
+    left = "finals" if progress.phase == "finals" else str(progress.left or "")
+    return [name_of(progress.job), *figures, str(progress.looked), left]
 
 
 def _caption(running: Sequence["Progress"]) -> str:
@@ -95,9 +91,9 @@ def name_of(job: "Job") -> str:
     return job.kernel.short_description + ("" if job.kernel.batch is None else f" batch {job.kernel.batch}")
 
 
-def clock(seconds: float | None) -> str:
+def clock(seconds: float) -> str:
     """`75` -> `1:15`."""
-    return "" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def time_us(trial: "Trial") -> str:

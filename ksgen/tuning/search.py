@@ -35,6 +35,7 @@ HOPELESS = 1.5  # times the best: a candidate whose first blocks are all slower 
 FINALISTS = 6
 CLOSE = 1.2  # times the best; slower candidates are no finalists
 FINAL = Runs(seconds=1.0)  # of every finalist, in each round
+FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # of a budget of time, that the finals get: at most what they take on a quiet machine
 AGAIN = 2  # rounds of a job that are run once more, as something disturbed them; then their times count, with the doubt
 WAIT_SECONDS = 0.1  # how often to look whether the search is to be stopped
 
@@ -55,7 +56,6 @@ class Progress:
     phase: str  # "searching", "finals" or "done"
     looked: int  # candidates that are done
     left: int  # candidates that may follow
-    left_s: float | None  # how long these may take
     best: Trial | None
     last: Trial | None  # the candidate that was just looked at
 
@@ -184,7 +184,8 @@ class Search:
 
     def _is_spent(self) -> bool:
         seconds, candidates = self.budget.seconds, self.budget.candidates
-        is_late = seconds is not None and time.monotonic() - self._begin >= seconds
+        spent = time.monotonic() - self._begin
+        is_late = seconds is not None and spent >= seconds - min(FINALS_SHARE * seconds, FINALS_SECONDS)
         return is_late or (candidates is not None and self._asked >= candidates)
 
     def _compiled(self, index: int, result: Binary | Outcome) -> None:
@@ -297,14 +298,8 @@ class Search:
         left = self.strategy.left()
         if self.budget.candidates is not None:
             left = min(left, max(0, self.budget.candidates - self._asked))
-        spent = time.monotonic() - self._begin
-        left_s = spent / self._measured_now * left if self._measured_now else None
-        if self.budget.seconds is not None:
-            rest = max(0.0, self.budget.seconds - spent)
-            left_s = rest if left_s is None else min(left_s, rest)
-        if phase == "done":
-            left, left_s = 0, 0.0
-        self.say(Progress(self.job, phase, len(self.trials), left, left_s, self._best(), self._last))
+        left = 0 if phase == "done" else left
+        self.say(Progress(self.job, phase, len(self.trials), left, self._best(), self._last))
 
     def _why_nothing(self) -> str:
         if self.stop.is_set():

@@ -55,12 +55,12 @@ class Listed:
         return len(self._left)
 
 
-def exhaustive(pool: Pool) -> Strategy:
+def exhaustive(pool: Pool, has_budget: bool = False) -> Strategy:
     """Every candidate, the most promising first."""
     return Listed(list(range(len(pool))))
 
 
-def shuffled(pool: Pool) -> Strategy:
+def shuffled(pool: Pool, has_budget: bool = False) -> Strategy:
     """Every candidate in random order, after the guesses. The same order for the same job."""
     order = list(range(pool.guesses, len(pool)))
     random.Random(f"{pool.job}").shuffle(order)
@@ -71,11 +71,13 @@ class Model:
     """Candidates in the cost model's order, corrected by measurements.
 
     The next candidate is the one that may be the fastest: alternately of all, and of those that differ from the best
-    one in one constant. The strategy ends when no candidate promises a gain.
+    one in one constant. The strategy ends when no candidate promises a gain. If the search has a budget, it goes on
+    with the rest in the cost model's order.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, has_budget: bool = False) -> None:
         self._pool = pool
+        self._rest = exhaustive(pool) if has_budget else Listed([])  # after what promises a gain
         self._times: dict[int, float] = {}  # log2
         self._asked: dict[int, None] = {}
         self._done: set[int] = set()
@@ -86,20 +88,26 @@ class Model:
         if (guess := next((index for index in range(self._pool.guesses) if index not in self._asked), None)) is not None:
             return self._take(guess)
         if self._is_over or len(self._asked) >= min(MOST, len(self._pool)):
-            return None
+            return self._next_of_rest()
         return self._promising()
 
     def tell(self, index: int, us: float | None) -> None:
-        self._asked[index] = None
+        self._take(index)
         self._done.add(index)
         if us is not None:
             self._times[index] = log2(us)
 
     def left(self) -> int:
-        return 0 if self._is_over else max(0, min(MOST, len(self._pool)) - len(self._asked))
+        own = 0 if self._is_over else max(0, min(MOST, len(self._pool)) - len(self._asked))
+        return max(own, self._rest.left())
+
+    def _next_of_rest(self) -> int | None:
+        index = self._rest.ask()
+        return None if index is None else self._take(index)
 
     def _take(self, index: int) -> int:
         self._asked[index] = None
+        self._rest.tell(index, None)
         return index
 
     def _promising(self) -> int | None:
@@ -112,7 +120,7 @@ class Model:
             best = min(self._times.values())
             if len(self._done) >= LEAST and _gain(best, mean, spread).max() < WORTH:
                 self._is_over = len(self._done) == len(self._asked)  # what is under way may still change it
-                return None
+                return self._next_of_rest() if self._is_over else None
         value = mean - BOLDNESS * spread
         is_near = np.isin(open_ones, near)
         if len(self._asked) % 2 and is_near.any():

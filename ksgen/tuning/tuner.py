@@ -125,7 +125,7 @@ class Tuner:
         for name in machine.ceilings:
             guesses += [Candidate(name, each) for each in family_named(name).defaults(job.kernel, self.limits, job.batch)]
         pool = make_pool(job, machine, list_space(job, machine), guesses, self._trials_of_others())
-        strategy = STRATEGIES[self.options.strategy](pool)
+        strategy = STRATEGIES[self.options.strategy](pool, self.options.budget != Budget())
         setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say)
         search = Search(pool, strategy, setting, self._known(job), default)
         tuned = search.run()

@@ -13,8 +13,9 @@ from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.candidates import MOST_ROWS, by_state, microseconds, reasons, table_of
 from ksgen.tuning.job import Job
-from ksgen.tuning.search import Tuned
+from ksgen.tuning.search import Budget, Progress, Tuned
 from ksgen.tuning.sections import sections_of
+from ksgen.words import counted
 from tests.support.tuning_trials import some_trials
 
 
@@ -64,22 +65,50 @@ def test_a_time_without_a_floor_or_below_it_has_no_share(floor_us: float | None,
     assert "%" not in capsys.readouterr().out.replace(f"{best.spread:.1%}", "")
 
 
-def test_what_is_not_kept_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_outcome_is_said_and_counted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ksgen.paths.wisdom_dir", lambda: Path("wisdom"))
-    first = some_trials()[0]
+    first, second = some_trials()[:2]
     job = Job(first.kernel, first.batch)
-    kept = Tuned(job, first, None, 1, 1, 1.0, True)
+    faster = Tuned(job, first, second, 2, 2, 1.0, True)
+    default, lost = replace(faster, default=first), replace(faster, is_kept=False)
     facts = SimpleNamespace(name="Abacus")
-    lost = replace(kept, is_kept=False)
-    for results, counts in (([kept, kept], (2, 0)), ([kept, lost], (1, 1)), ([lost, lost], (0, 2))):
-        tuner: Any = SimpleNamespace(engine=SimpleNamespace(facts=facts), run=lambda *_, found=results: found, stop=threading.Event())
+    options = SimpleNamespace(budget=Budget())
+    for results, counts in (
+        ([faster, faster], (2, 0, 0)), ([default, default], (0, 2, 0)), ([faster, default], (1, 1, 0)),
+        ([default, lost], (0, 1, 1)), ([lost, lost], (0, 0, 2)),
+    ):  # fmt: skip
+        tuner: Any = SimpleNamespace(
+            engine=SimpleNamespace(facts=facts), run=lambda *_, found=results: found, stop=threading.Event(), options=options
+        )
         tune._tune(tuner, [job, job], None, None, as_json=False)  # type: ignore[arg-type]
         said = capsys.readouterr().out
-        taken = ": launchers take them from now on." if counts[0] else " kept."
-        assert f"{counts[0]} of 2 kernels on Abacus, batch {first.batch}{taken}" in said
-        assert (": what was known before stays, as its time is sound or shorter." in said) == bool(counts[1])
-        assert ("Kept in " in said) == bool(counts[0])
+        assert f"2 of 2 kernels tuned on Abacus, batch {first.batch}." in said
+        outcomes = (
+            "faster than its default: launchers take the constants found from now on.",
+            "the default won, and launchers go on with it.",
+            "what was known before stays, as its time is sound or shorter.",
+        )
+        for count, outcome in zip(counts, outcomes, strict=True):
+            assert (f"{counted(count, 'kernel')}: {outcome}" in said) == (outcome in said) == bool(count)
+        assert ("Kept in " in said) == any(tuned.is_kept for tuned in results)
         assert [tune_table.figures(tuned)["kept"] for tuned in results] == [tuned.is_kept for tuned in results]
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "title"), [(None, "1 of 3 kernels tuned in 1:15"), (60, "1 of 3 kernels tuned in 1:15 of about 3:00")]
+)
+def test_the_live_table_has_one_clock(budget_s: float | None, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(tune_table.time, "monotonic", lambda: now[0])
+    table = tune_table.TuneTable(3, budget_s)
+    trials = some_trials()
+    for phase, trial in (("done", trials[0]), ("finals", trials[-1])):
+        table.say(Progress(Job(trial.kernel, trial.batch), phase, 4, 2, trial, trial))
+    now[0] += 75.9
+    shown = table._table()
+    assert shown.title == title
+    assert [str(column.header) for column in shown.columns] == ["kernel", "best, us", "of floor", "done", "left"]
+    assert [list(column.cells) for column in shown.columns][-1] == ["2", "finals"]
 
 
 def test_the_table_lists_what_was_measured_first() -> None:

@@ -67,6 +67,18 @@ def test_the_model_learns_where_it_is_wrong_and_ends_by_itself(pool: Pool) -> No
     assert best <= 1.02 * min(able.values())
 
 
+def test_with_a_budget_the_model_goes_on_with_the_rest(pool: Pool) -> None:
+    times = landscape(pool)
+    alone = replay(STRATEGIES["model"](pool), times)
+    strategy = STRATEGIES["model"](pool, has_budget=True)
+    assert strategy.left() == len(pool)
+    order = replay(strategy, times)
+    assert order[: len(alone)] == alone
+    assert sorted(order) == list(range(len(pool)))
+    assert order[len(alone) :] == sorted(order[len(alone) :])
+    assert strategy.left() == 0
+
+
 def test_a_strategy_without_candidates_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simt, "space", lambda self, kernel, limits: iter(()))
     empty = pool_of(KERNEL, 392, CPU)

@@ -11,10 +11,16 @@ from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.families.simt import Simt, SimtConstants
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
-from ksgen.tuning.search import Budget
+from ksgen.spec import KernelSpec
+from ksgen.tuning import search
+from ksgen.tuning.engine import Entries
+from ksgen.tuning.job import Job, Outcome, Runs
+from ksgen.tuning.search import FINAL, FINALS_SECONDS, Budget, Tuned
+from ksgen.tuning.strategies import MOST
 from ksgen.tuning.trials import TrialStore
-from ksgen.tuning.tuner import parse_budget
-from tests.support.tuning_search import space_of
+from ksgen.tuning.tuner import SearchOptions, Tuner, parse_budget
+from tests.support.fake_gpu import FakeGpu
+from tests.support.tuning_search import TimedEngine, space_of
 from tests.tuning.test_worker import HAS_OPENCL
 
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -54,6 +60,35 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
     assert "wisdom, measured at batch 70" in launcher.explain(70)
     x, weights = np.ones((70, 54), np.float32), np.ones((2, 24, 9, 3), np.float32)
     np.testing.assert_allclose(launcher(x, weights), reference.multiply(Pattern(2, 24, 9, 3), x, weights, "bsf"), rtol=1e-6)
+
+
+class SlowEngine(TimedEngine):
+    """One whose measurements take a second for each candidate, on a clock that is a number."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
+        self.now += len(entries) * (runs.seconds if runs == FINAL else 1.0)
+        return super()._measure(job, entries, runs)
+
+
+def test_a_budget_of_time_is_used_and_kept(store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All candidates take the same time, so that none promises a gain."""
+    engine = SlowEngine(FakeGpu(), lambda kernel, candidate: 10.0)
+    monkeypatch.setattr(search, "time", engine)
+    job = Job(KernelSpec(Pattern(1, 192, 48, 2)), 25088)
+    try:
+        (alone,) = Tuner(engine, store, SearchOptions(family="simt", fresh=True)).run([job])
+        (given,) = Tuner(engine, store, SearchOptions(Budget(seconds=200), family="simt", fresh=True)).run([job])
+    finally:
+        engine.close()
+    assert isinstance(alone, Tuned)
+    assert isinstance(given, Tuned)
+    assert alone.looked <= MOST < given.looked
+    assert 200 - FINALS_SECONDS < given.seconds <= 200
 
 
 @pytest.mark.parametrize(
