@@ -1,7 +1,11 @@
 """`ksgen demo`."""
 
+import os
 import sys
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
+from statistics import geometric_mean
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +14,11 @@ import click
 from ksgen.commands.common import (
     SPEC,
     check_memory,
-    console,
     device_option,
     find_spec,
     json_option,
     output_folder,
+    print_columns,
     print_json,
     progress,
     say_if_busy,
@@ -30,6 +34,11 @@ if TYPE_CHECKING:
     from ksgen.measure.trust import Blocks
     from ksgen.measure.verify import Problem
 
+    Job = tuple[KernelSpec, int]  # a kernel and its batch
+
+NUMPY_WAITS = 23  # log2 of the cycles for which NumPy's idle threads keep a core: more than between two of its products here
+MOST_SECONDS = 0.5  # for the blocks of each contender of a kernel
+
 
 @click.command("demo", short_help="Emit, build, check and time a whole spec.")
 @click.argument("spec", type=SPEC, default=Path("specs/vit.yaml"))
@@ -38,14 +47,16 @@ if TYPE_CHECKING:
 @device_option
 @json_option
 def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:
-    """Emit a spec, build it, check every kernel against a float64 reference, time it, and show a table. Exit code 1 if
-    a check fails.
+    """Emit a spec, build it, check every kernel against a float64 reference, time it in turns with NumPy, and show a
+    table. Exit code 1 if a check fails.
 
     \b
     Examples:
       ksgen demo
       ksgen demo specs/gpt2.yaml --batch 512
     """
+    # Before NumPy is loaded. By default its threads wait a tenth of a second for its next product, and each block of ours for them.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", f"{NUMPY_WAITS}")
     from ksgen.devices import find_device
     from ksgen.emit.render import emit
     from ksgen.launch.choice import limits_of
@@ -62,8 +73,10 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     if not as_json:
         kernels = counted(len(loaded.kernels), "kernel")
         click.echo(f"{kernels} of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {entries}{note}.")
+    jobs = [(kernel, kernel.batch or entries) for kernel in loaded.kernels]
+    _build_all(where, jobs)
     say_if_busy()
-    rows = _measure_all(where, loaded.kernels, entries)
+    rows = _measure_all(where, jobs)
     if as_json:
         print_json({"device": where.name, "batch": entries, "kernels": rows})
     else:
@@ -72,23 +85,49 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
         sys.exit(1)
 
 
-def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batch: int) -> list[dict[str, Any]]:
-    from ksgen.measure.verify import make_problem, measure
+def _build_all(device: "Device", jobs: "Sequence[Job]") -> None:
+    """Compile all kernels on all cores, before anything is timed. One that fails says so at its turn."""
+    from ksgen.build.build import Request, build_many
+    from ksgen.emit.render import render
+    from ksgen.launch.planner import PLANNER
 
+    requests = []
+    for kernel, batch in jobs:
+        choice = PLANNER.choice(device, kernel, batch)
+        source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
+        requests.append(Request(source.text, source.entry, device.target))
+    with progress() as bar:
+        task = bar.add_task("building", total=len(requests), now="")
+        build_many(requests, device.compiler(), on_done=lambda request, _: bar.update(task, advance=1, now=request.entry))
+
+
+def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]]:
+    from ksgen.bench.host_memory import keep_freed_memory
+    from ksgen.families import operand_of
+    from ksgen.measure.roofline import measure_ceilings, share_of_floor
+    from ksgen.measure.trust import Blocks
+    from ksgen.measure.verify import make_problem, measure, most_sets
+
+    keep_freed_memory()  # NumPy's operands and results are new arrays at each call
+    ceilings_of = cache(partial(measure_ceilings, device))
     rows = []
     with progress() as bar:
-        task = bar.add_task("building, checking and timing", total=len(kernels), now="")
-        for kernel in kernels:
+        task = bar.add_task("checking and timing", total=len(jobs), now="")
+        for kernel, batch in jobs:
             bar.update(task, now=kernel.name)
-            batch = kernel.batch or default_batch
             is_called = device.shares_host and kernel.job == "multiply"
             measured = measure(device, kernel, batch, runs=0 if is_called else 1)
-            *called, numpy = _beside_numpy(device, make_problem(kernel, batch), is_called)
+            choice = measured.plan.choice
+            *called, numpy = _in_turns_with_numpy(device, make_problem(kernel, batch), is_called)
             ours = called[0] if called else measured.seconds
+            each_ours = ours.values if called else [ours.median] * len(numpy.values)
+            ratio = Blocks(tuple(theirs / own for theirs, own in zip(numpy.values, each_ours, strict=True)), numpy.others)
+            ceilings = ceilings_of(kernel.precision, operand_of(kernel, choice.constants))
+            floor_us = ceilings.floor_us(kernel, batch, 1 if called else most_sets(device.limits.is_cpu))
             rows.append(
                 {
                     **kernel_figures(kernel, batch),
-                    **choice_figures(measured.plan.choice.family, measured.plan.choice.constants),
+                    **choice_figures(choice.family, choice.constants),
                     "error": measured.error,
                     "tolerance": measured.tolerance,
                     "passed": measured.passed,
@@ -97,13 +136,17 @@ def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batc
                     "doubt": ours.doubt,
                     "numpy_us": numpy.median * 1e6,
                     "numpy_doubt": numpy.doubt,
+                    "ratio": ratio.median,
+                    "ratio_doubt": ratio.doubt or ("" if called else ours.doubt),
+                    "floor_us": floor_us,
+                    "share_of_floor": None if ours.doubt else share_of_floor(floor_us, ours.median * 1e6),
                 }
             )
             bar.advance(task)
     return rows
 
 
-def _beside_numpy(device: "Device", problem: "Problem", is_called: bool) -> "list[Blocks]":
+def _in_turns_with_numpy(device: "Device", problem: "Problem", is_called: bool) -> "list[Blocks]":
     """Seconds of a product on host arrays as users call it, if kernels use host memory, and of NumPy's product, in
     turns."""
     from ksgen.measure.trust import block_of, take_blocks
@@ -113,7 +156,7 @@ def _beside_numpy(device: "Device", problem: "Problem", is_called: bool) -> "lis
     if is_called:
         call = host_call(device, problem)
         timers.insert(0, block_of(lambda runs: [_seconds_of(call) for _ in range(runs)]))
-    return take_blocks(timers, on_processor=True)
+    return take_blocks(timers, on_processor=True, most_seconds=MOST_SECONDS)
 
 
 def _seconds_of(call: "Call") -> float:
@@ -123,23 +166,26 @@ def _seconds_of(call: "Call") -> float:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
+    from ksgen.measure.roofline import NO_FLOOR
     from ksgen.measure.trust import marked, told
 
-    table = Table()
-    for title in ("pattern", "precision", "layout"):
-        table.add_column(title)
-    for title in ("error", "", "time, us", "NumPy, us"):
-        table.add_column(title, justify="right")
+    lines = []
     for row in rows:
-        verdict = "[green]ok[/]" if row["passed"] else f"[red]over {row['tolerance']:.1e}[/]"
-        times = [marked(f"{row[us]:.0f}", row[why]) for us, why in (("median_us", "doubt"), ("numpy_us", "numpy_doubt"))]
-        job = "" if row["job"] == "multiply" else f", {row['job']}"
-        table.add_row(f"{','.join(map(str, row['pattern']))}{job}", row["precision"], row["layout"], f"{row['error']:.1e}", verdict, *times)
-    console().print(table)
+        job = "" if row["job"] == "multiply" else f" {row['job']}"
+        figures = (f"{row['median_us']:.0f}", "doubt"), (f"{row['numpy_us']:.0f}", "numpy_doubt"), (f"{row['ratio']:.2f}x", "ratio_doubt")
+        verdict = "ok" if row["passed"] else f"over {row['tolerance']:.1e}"
+        share = "" if row["share_of_floor"] is None else f"{row['share_of_floor']:.0%}"
+        name = f"{','.join(map(str, row['pattern']))}{job}"
+        each = (marked(figure, row[why]) for figure, why in figures)
+        lines.append((name, row["precision"], row["layout"], f"{row['error']:.1e}", verdict, *each, share))
+    print_columns(("pattern", "precision", "layout", "error", "", "us", "NumPy us", "speed-up", "floor"), lines, left=3)
     passed = sum(row["passed"] for row in rows)
-    numpy = "NumPy: permute, batched matrix product, permute back, on this processor"
-    click.echo(f"{passed} of {counted(len(rows), 'kernel')} agree{'s' * (len(rows) == 1)} with float64. {numpy}.")
+    click.echo(f"{passed} of {counted(len(rows), 'kernel')} agree{'s' * (len(rows) == 1)} with float64.")
+    click.echo("NumPy: permute, batched matrix product, permute back, on this processor, in turns with ksgen.")
+    if known := [row["ratio"] for row in rows if not row["ratio_doubt"]]:
+        span = f"geometric mean of {counted(len(known), 'reliable speed-up')}; {min(known):.2f}x to {max(known):.2f}x"
+        click.echo(f"ksgen is {geometric_mean(known):.2f} times as fast as NumPy ({span}).")
+    if any(row["floor_us"] is None for row in rows):
+        click.echo(NO_FLOOR)
     if said := told([row[why] for row in rows for why in ("doubt", "numpy_doubt")]):
         click.echo(said)

@@ -122,17 +122,18 @@ def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float
     passed.
 
     The search for a fast one ends for all timers whose blocks are slower than `give_up`. On a processor each block
-    waits until the threads of this process sleep, and no series ends before the load of the machine is known. A
-    device's own clock sees neither.
+    after another timer's waits until the threads of this process sleep, and no series ends before the load of the
+    machine is known. A device's own clock sees neither.
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
-    order, end = list(range(len(timers))), monotonic() + (MOST_SECONDS if most_seconds is None else most_seconds) * len(timers)
+    last, order, end = -1, list(range(len(timers))), monotonic() + (MOST_SECONDS if most_seconds is None else most_seconds) * len(timers)
     while True:
         for index in order:
-            if watch:
+            if watch and index != last:
                 rest()
             values[index].append(timers[index]())
+            last = index
             if watch:
                 watch.look()
         found = [Blocks(tuple(own), tuple(watch.shares) if watch else ()) for own in values]

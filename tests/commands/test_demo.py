@@ -1,10 +1,20 @@
 """`ksgen demo` checks every kernel of a spec."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from ksgen.build import build
+from ksgen.cli import cli
 from ksgen.commands import demo
+from ksgen.launch.planner import PLANNER
+from ksgen.measure import verify
+from ksgen.measure.roofline import NO_FLOOR
 from tests.support.program import ksgen, needs_device
 
 
@@ -16,13 +26,65 @@ def test_demo_checks_every_kernel_of_a_spec(spec: Path) -> None:
     assert (spec.parent / "generated" / "small" / "manifest.json").is_file()
 
 
+@needs_device
+def test_all_kernels_are_built_before_the_first_is_timed(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several at a time, and each once: what checks a kernel finds it in the cache."""
+    monkeypatch.chdir(spec.parent)
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(spec.parent / "cache"))
+    order: list[str] = []
+    many, once, measure = build.build_many, build._compile_once, verify.measure
+    monkeypatch.setattr(build, "build_many", lambda requests, *given, **named: [order.append("many"), many(requests, *given, **named)][1])
+    monkeypatch.setattr(build, "_compile_once", lambda request, *given: [order.append(request.entry), once(request, *given)][1])
+    monkeypatch.setattr(verify, "measure", lambda *given, **named: [order.append("measure"), measure(*given, **named)][1])
+    PLANNER.forget()
+    PLANNER._loaded.clear()
+    done = CliRunner().invoke(cli, ["demo", spec.name, "--batch", "33", "--json"])
+    assert done.exit_code == 0, done.output
+    kernels = json.loads(done.stdout)["kernels"]
+    first = order.index("measure")
+    assert order.count("measure") == len(kernels) == 2
+    assert [sum(each.startswith(kernel["kernel"]) for each in order[order.index("many") : first]) for kernel in kernels] == [1, 1]
+    assert not [each for each in order[first:] if any(each.startswith(kernel["kernel"]) for kernel in kernels)]
+    for row in kernels:
+        assert row["ratio"] > 0
+        assert row["share_of_floor"] is None or 0 < row["share_of_floor"] <= 1
+
+
+def test_how_long_numpys_threads_wait_is_set_before_numpy_is_loaded() -> None:
+    program = "import sys, ksgen.cli, ksgen.commands.demo; print('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+ROW = {
+    "pattern": (2, 9, 5, 3), "job": "multiply", "precision": "float32", "layout": "bsf", "error": 1e-7, "tolerance": 1e-6,
+    "passed": True, "median_us": 12.0, "doubt": "", "numpy_us": 34.0, "numpy_doubt": "", "ratio": 2.0, "ratio_doubt": "",
+    "floor_us": 6.0, "share_of_floor": 0.5,
+}  # fmt: skip
+
+
+def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any]) -> str:
+    demo._print([{**ROW, **row} for row in rows])
+    return capsys.readouterr().out
+
+
 def test_times_in_doubt_are_marked_numpys_too(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {
-        "pattern": (2, 9, 5, 3), "job": "multiply", "precision": "float32", "layout": "bsf", "error": 1e-7, "tolerance": 1e-6,
-        "passed": True, "median_us": 12.0, "doubt": "", "numpy_us": 34.0, "numpy_doubt": "others took 50% of the processors",
-    }  # fmt: skip
-    demo._print([row, {**row, "doubt": "the median is 2 times the fastest", "numpy_doubt": ""}])
-    first, second = [line for line in capsys.readouterr().out.splitlines() if "2,9,5,3" in line]
-    assert ("12 " in first, "34?" in first, "12?" in second, "34 " in second) == (True, True, True, True)
-    demo._print([row])
-    assert "? 1 of 2 times cannot be trusted; the first: others took 50% of the processors." in capsys.readouterr().out
+    load = "others took 50% of the processors"
+    said = printed(capsys, {"numpy_doubt": load}, {"doubt": "the median is uncertain by 9%", "ratio_doubt": load})
+    first, second = [line for line in said.splitlines() if "2,9,5,3" in line]
+    assert [word in first for word in ("12 ", "34?", "2.00x ", "50%")] == [True] * 4
+    assert [word in second for word in ("12?", "34 ", "2.00x?")] == [True] * 3
+    assert f"? 2 of 4 times cannot be trusted; the first: {load}." in said
+
+
+def test_speed_ups_are_summed_up_where_they_can_be_trusted(capsys: pytest.CaptureFixture[str]) -> None:
+    said = printed(capsys, {}, {"ratio": 8.0}, {"ratio": 100.0, "ratio_doubt": "the median is uncertain by 9%"})
+    assert "ksgen is 4.00 times as fast as NumPy (geometric mean of 2 reliable speed-ups; 2.00x to 8.00x)." in said
+    assert "times as fast" not in printed(capsys, {"ratio_doubt": "the median is uncertain by 9%"})
+
+
+def test_a_row_without_a_floor_has_no_share_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert NO_FLOOR not in printed(capsys, {})
+    said = printed(capsys, {"floor_us": None, "share_of_floor": None, "passed": False})
+    assert NO_FLOOR in " ".join(said.split())
+    assert [word for word in said.split() if word in ("over", "1.0e-06")] == ["over", "1.0e-06"]
+    assert "0 of 1 kernel agrees with float64." in said
