@@ -35,7 +35,7 @@ HOPELESS = 1.5  # times the best: a candidate whose first blocks are all slower 
 FINALISTS = 6
 CLOSE = 1.2  # times the best; slower candidates are no finalists
 FINAL = Runs(seconds=1.0)  # of every finalist, in each round
-FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # of a budget of time, that the finals get: at most what they take on a quiet machine
+FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # of a budget of time, that the finals get: at most what three rounds take
 AGAIN = 2  # rounds of a job that are run once more, as something disturbed them; then their times count, with the doubt
 WAIT_SECONDS = 0.1  # how often to look whether the search is to be stopped
 
@@ -183,10 +183,17 @@ class Search:
             self._compiling[self.engine.compile(self.job.kernel, self.pool.candidates[index])] = index
 
     def _is_spent(self) -> bool:
-        seconds, candidates = self.budget.seconds, self.budget.candidates
-        spent = time.monotonic() - self._begin
-        is_late = seconds is not None and spent >= seconds - min(FINALS_SHARE * seconds, FINALS_SECONDS)
-        return is_late or (candidates is not None and self._asked >= candidates)
+        candidates = self.budget.candidates
+        return self._is_late(self._finals_s) or (candidates is not None and self._asked >= candidates)
+
+    @property
+    def _finals_s(self) -> float:
+        """Seconds of the budget that are kept for the finals."""
+        return FINALS_SECONDS if self.budget.seconds is None else min(FINALS_SHARE * self.budget.seconds, FINALS_SECONDS)
+
+    def _is_late(self, needed_s: float = 0.0) -> bool:
+        """Whether the budget has no more than so many seconds left."""
+        return self.budget.seconds is not None and time.monotonic() - self._begin >= self.budget.seconds - needed_s
 
     def _compiled(self, index: int, result: Binary | Outcome) -> None:
         candidate = self.pool.candidates[index]
@@ -225,11 +232,11 @@ class Search:
         finalists = [index for index in finalists if index in self._binaries]
         default = next((index for index in finalists if self.pool.candidates[index] == self.default), None)
         rounds: dict[int, list[Outcome]] = {index: [] for index in finalists}
-        again = AGAIN
+        again, runs = AGAIN, replace(FINAL, seconds=FINAL.seconds * self._finals_s / FINALS_SECONDS)
         while finalists and not self.stop.is_set():
             self._tell("finals")
-            outcomes = self._measured(finalists, FINAL).result()
-            if again and any(each.note for each in outcomes):
+            outcomes = self._measured(finalists, runs).result()
+            if again and any(each.note for each in outcomes) and not self._is_late():
                 again -= 1
                 continue
             for index, outcome in zip(finalists, outcomes, strict=True):

@@ -15,7 +15,7 @@ from ksgen.spec import KernelSpec
 from ksgen.tuning import search
 from ksgen.tuning.engine import Entries
 from ksgen.tuning.job import Job, Outcome, Runs
-from ksgen.tuning.search import FINAL, FINALS_SECONDS, Budget, Tuned
+from ksgen.tuning.search import FINALS_SECONDS, Budget, Tuned
 from ksgen.tuning.strategies import MOST
 from ksgen.tuning.trials import TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner, parse_budget
@@ -63,7 +63,9 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
 
 
 class SlowEngine(TimedEngine):
-    """One whose measurements take a second for each candidate, on a clock that is a number."""
+    """One whose measurements take all the time that they may, on a clock that is a number, and are noisy if `note` says so."""
+
+    note = ""
 
     now = 0.0
 
@@ -71,24 +73,29 @@ class SlowEngine(TimedEngine):
         return self.now
 
     def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
-        self.now += len(entries) * (runs.seconds if runs == FINAL else 1.0)
-        return super()._measure(job, entries, runs)
+        self.now += len(entries) * runs.seconds
+        return [replace(each, note=self.note) for each in super()._measure(job, entries, runs)]
 
 
-def test_a_budget_of_time_is_used_and_kept(store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("note", ["", "others took 50% of the processors"])
+def test_a_budget_of_time_is_used_and_kept(note: str, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """All candidates take the same time, so that none promises a gain."""
     engine = SlowEngine(FakeGpu(), lambda kernel, candidate: 10.0)
+    engine.note = note
     monkeypatch.setattr(search, "time", engine)
     job = Job(KernelSpec(Pattern(1, 192, 48, 2)), 25088)
     try:
         (alone,) = Tuner(engine, store, SearchOptions(family="simt", fresh=True)).run([job])
         (given,) = Tuner(engine, store, SearchOptions(Budget(seconds=200), family="simt", fresh=True)).run([job])
+        (short,) = Tuner(engine, store, SearchOptions(Budget(seconds=20), family="simt", fresh=True)).run([job])
     finally:
         engine.close()
     assert isinstance(alone, Tuned)
     assert isinstance(given, Tuned)
+    assert isinstance(short, Tuned)
     assert alone.looked <= MOST < given.looked
-    assert 200 - FINALS_SECONDS < given.seconds <= 200
+    assert 200 - FINALS_SECONDS < given.seconds <= 200 + FINALS_SECONDS * bool(note)  # one round more may begin in time
+    assert 16 <= short.seconds <= 20 + 4 * bool(note)
 
 
 @pytest.mark.parametrize(
