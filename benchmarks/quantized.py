@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.torch_cpu import Job, medians_us
-from ksgen.bench.host_memory import keep_freed_memory
 from ksgen.bench.models import GPT2_MEDIUM, SPECS, VIT_S16, Block, TransformerSize, make_sparse, rule
+from ksgen.measure.host_memory import keep_freed_memory
 from ksgen.paths import resource
 from ksgen.quantized import PER
 from ksgen.spec import STORAGES, load

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 import click
 import torch
 
-from ksgen.bench.host_memory import keep_freed_memory
+from ksgen.measure.host_memory import keep_freed_memory
 from ksgen.measure.pause import rest
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS

@@ -10,8 +10,8 @@ from time import perf_counter
 
 import torch
 
-from ksgen.bench.host_memory import keep_freed_memory
 from ksgen.devices.base import Device
+from ksgen.measure.host_memory import keep_freed_memory
 from ksgen.measure.pause import rest
 
 Clock = Callable[[Callable[[], None]], float]

@@ -17,7 +17,6 @@ import torch
 
 from ksgen.bench.baselines import UnsupportedError
 from ksgen.bench.contenders import Contender, contenders, torch_device, tune
-from ksgen.bench.host_memory import keep_freed_memory, return_freed_memory
 from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import MOST_SETS, Arrays, Asked
 from ksgen.bench.roster import COMPILED, OUR_WAYS, OURS, Comparison
@@ -28,6 +27,7 @@ from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import family_for, operand_of
 from ksgen.launch.choice import limits_of
+from ksgen.measure.host_memory import keep_freed_memory, return_freed_memory
 from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
 from ksgen.measure.trust import LEAST_BLOCKS, doubt
 from ksgen.words import counted

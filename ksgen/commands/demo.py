@@ -102,8 +102,8 @@ def _build_all(device: "Device", jobs: "Sequence[Job]") -> None:
 
 
 def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]]:
-    from ksgen.bench.host_memory import keep_freed_memory
     from ksgen.families import operand_of
+    from ksgen.measure.host_memory import keep_freed_memory
     from ksgen.measure.roofline import measure_ceilings, share_of_floor
     from ksgen.measure.trust import Blocks
     from ksgen.measure.verify import make_problem, measure, most_sets

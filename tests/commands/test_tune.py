@@ -166,7 +166,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
 def test_a_group_is_tuned_beside_its_layers(home: Path) -> None:
     done = tune("2,9,5,3", "--beside", "2,9,5,3 1,4,18,3", "--batch", "70", "--device", "opencl:0", "--budget", "1")
     assert done.exit_code == 0, done.output
-    assert "4 of 4 kernels on " in done.stdout  # all, the second layer, and two factors
+    assert "4 of 4 kernels tuned on " in done.stdout  # all, the second layer, and two factors
 
 
 @pytest.mark.slow
