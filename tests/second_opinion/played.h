@@ -13,6 +13,8 @@ PLAYED unsigned r(unsigned value) { return value; }
 PLAYED unsigned long long l(unsigned long long value) { return value; }
 PLAYED unsigned long long l(const void* value) { return reinterpret_cast<unsigned long long>(value); }
 PLAYED float f(float value) { return value; }
+template <typename T, typename U>
+PLAYED T& result(U& place) { return reinterpret_cast<T&>(place); }  // an integer may be signed
 
 template <bool SKIPS_L1>
 PLAYED void copy_async(unsigned to, unsigned long long from, int bytes, unsigned given) {
@@ -99,8 +101,9 @@ PLAYED unsigned shared_half(const unsigned address) {
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
     return value;
 }
-template <bool TRANSPOSED>
+template <int COUNT, bool TRANSPOSED, bool IS_GENERIC>
 PLAYED void load_matrices(unsigned* const (&words)[4], const unsigned row) {
+    static_assert(COUNT == 4 && !IS_GENERIC, "only four matrices at shared addresses are emulated");
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
