@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import click
 import torch
@@ -21,8 +22,8 @@ from benchmarks.torch_cpu import Job, medians_us
 from ksgen.bench.models import GPT2_MEDIUM, SPECS, VIT_S16, Block, TransformerSize, make_sparse, rule
 from ksgen.measure.host_memory import keep_freed_memory
 from ksgen.paths import resource
-from ksgen.quantized import PER
-from ksgen.spec import STORAGES, load
+from ksgen.quantized import PER, Per
+from ksgen.spec import STORAGES, WeightStorage, load
 from ksgen.torch import KSLinear, quantize
 
 SHAPES = {"vit-s16": VIT_S16, "gpt2-medium": GPT2_MEDIUM}
@@ -70,7 +71,7 @@ def outputs(block: Block, x: Tensor) -> dict[str, Tensor]:
     return found | {"block": whole - x}  # without the residual
 
 
-def errors(name: str, storages: tuple[str, ...], pers: tuple[str, ...]) -> Iterator[Error]:
+def errors(name: str, storages: tuple[WeightStorage, ...], pers: tuple[Per, ...]) -> Iterator[Error]:
     block, shape = block_of(name), SHAPES[name]
     calibration, x = (torch.randn(1, ROWS, shape.features) for _ in range(2))
     wanted = outputs(block, x)
@@ -102,7 +103,8 @@ def jobs(name: str, batch: int) -> dict[str, Job]:
     for kind in ENTRIES:
         layers = layers_of(name, SHAPES[name], getattr(torch, kind))
         xs = {width: torch.randn(batch, width, dtype=layers[0].weights[0].dtype) for width in {each.in_features for each in layers}}
-        for storage in (kind, *STORAGES):
+        storages: tuple[Any, ...] = (kind, *STORAGES)
+        for storage in storages:
             if storage in STORAGES:  # all blocks repeat the values of one, in separate memory
                 made = {each.chain: each for each in layers}
                 made_so = {chain: each.quantize(storage) for chain, each in made.items()}
@@ -128,7 +130,13 @@ def jobs(name: str, batch: int) -> dict[str, Job]:
 @click.option("--most-seconds", default=4.0, show_default=True, help="For a model's times.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
-    models: tuple[str, ...], storages: tuple[str, ...], pers: tuple[str, ...], times: bool, batch: int, most_seconds: float, as_json: bool
+    models: tuple[str, ...],
+    storages: tuple[WeightStorage, ...],
+    pers: tuple[Per, ...],
+    times: bool,
+    batch: int,
+    most_seconds: float,
+    as_json: bool,
 ) -> None:
     """Print errors of both models' layers, or times of all of them."""
     torch.manual_seed(0)

@@ -20,12 +20,13 @@ from ksgen.measure.pause import rest
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.torch import KSLinear
+from ksgen.torch.operators.backends import BackendName
 
 PATTERNS = [
     (2, 48, 192, 1), (1, 192, 48, 2), (6, 64, 64, 1), (1, 768, 192, 2), (1, 128, 128, 3),
     (1, 64, 64, 16), (4, 64, 64, 16), (1, 48, 48, 64), (16, 64, 256, 1), (1, 256, 256, 4), (64, 2, 2, 8),
 ]  # fmt: skip
-WAYS = ("auto", "ksgen", "strided", "bmm", "einsum", "dense")
+WAYS: tuple[BackendName, ...] = ("auto", "ksgen", "strided", "bmm", "einsum", "dense")
 FIRST, HOPELESS = 3, 4.0  # first rounds, which all backends run as warm-up; ratio to the best that drops a backend
 TURN_US = 2000  # least duration of a round of the fastest backend
 Job = Callable[[], object]

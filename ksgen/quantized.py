@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ksgen.errors import LaunchError
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, STORAGES, Storage
+from ksgen.spec import LAYOUTS, STORAGES, ByteStorage, Layout, Storage, WeightStorage
 from ksgen.spec.kernel import hint, is_word
 from ksgen.spec.storage import SAME, SCALE_BYTES, STORED, scales_begin
 from ksgen.values import excerpt, real_number
@@ -22,6 +22,7 @@ from ksgen.words import counted
 
 Array = np.ndarray[Any, Any]
 
+Per = Literal["factor", "i", "output"]  # the keys of PER
 PER = {"factor": (), "i": (0,), "output": (0, 1, 3)}  # what has a scale of its own: axes of (a, b, c, d) along which scales differ
 CLIPPED = np.linspace(0.3, 1.0, 36)[::-1]  # shares of the largest weight that calibration tries as the largest value; all of it first
 ROUNDED = 1 + 2.0**-20  # of the largest value: a number up to so much of it was rounded, and is not beyond it
@@ -67,7 +68,7 @@ class Quantized:
             return self.values.to(self.scale.dtype) * self.scale
         return self.values.astype(np.float32) * self.scale
 
-    def error(self, weights: Any, x: Any = None, layout: str = "bsf") -> float:
+    def error(self, weights: Any, x: Any = None, layout: Layout = "bsf") -> float:
         """How far it is from these weights, relative to them by the Frobenius norm; with `x`, of Y = X K^T."""
         wide = _checked_weights(weights, STORED[self.storage])
         if wide.shape != self.pattern.shape:
@@ -125,7 +126,7 @@ def describe_scales(storage: str, per: str) -> str:
     return f"a scale per {per}" if STORED[storage].is_scaled else "no scales"
 
 
-def quantize_inputs(x: Any, storage: str, *, scale: float | None = None, saturate: bool = False) -> QuantizedInputs:
+def quantize_inputs(x: Any, storage: ByteStorage, *, scale: float | None = None, saturate: bool = False) -> QuantizedInputs:
     """Quantize X to eight bits with one scale: the smallest one without saturation, or a `scale` found on other data.
 
     A scale that would saturate some values is refused, unless `saturate=True` sets them to the largest value.
@@ -162,7 +163,14 @@ def checked_x_scale(scale: Any) -> float:
 
 
 def quantize(
-    weights: Any, storage: str, per: str = "output", *, x: Any = None, layout: str = "bsf", scale: Any = None, x_scale: Any = None
+    weights: Any,
+    storage: WeightStorage,
+    per: Per = "output",
+    *,
+    x: Any = None,
+    layout: Layout = "bsf",
+    scale: Any = None,
+    x_scale: Any = None,
 ) -> Quantized:
     """Quantize weights (a, b, c, d) to eight bits, with one scale per factor, per i, or per output (i, k, j); or to
     bfloat16.

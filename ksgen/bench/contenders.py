@@ -121,7 +121,9 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
     The result is "tuned" from then on. A search that finds nothing warns, and costs only itself. A budget of seconds
     ends at the deadline, on the clock of `monotonic`.
     """
-    from ksgen.tuning import tune as search
+    from ksgen.tuning import tune
+
+    search: Callable[..., object] = tune  # takes words of options that are read from a job
     from ksgen.tuning.tuner import parse_budget
 
     selector = f"{device.runtime}:{device.index}"

@@ -16,6 +16,7 @@ from ksgen.devices.base import LEGACY_STREAM
 from ksgen.devices.libcuda import device_of
 from ksgen.errors import KsgenError, LaunchError
 from ksgen.launch.dlpack import PLACES, Managed, element_type
+from ksgen.spec import Activation, Layout, PrecisionName
 from ksgen.spec.precision import stored_types
 from ksgen.spec.storage import BYTE_TYPES
 from ksgen.values import excerpt, whole_number
@@ -318,10 +319,10 @@ Views = Mapping[str, ArrayView]
 class CallOptions(NamedTuple):
     """Options of a call: all its arguments except arrays."""
 
-    layout: str = "bsf"
-    activation: str = "none"
+    layout: Layout = "bsf"
+    activation: Activation = "none"
     stream: Any = None
-    precision: str | None = None
+    precision: PrecisionName | None = None
 
 
 def views_of(arrays: Mapping[str, Any], stream: Any) -> dict[str, ArrayView]:

@@ -5,7 +5,7 @@ launch.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from ksgen.devices import find_device
 from ksgen.devices.capture import refuse_capture
@@ -20,9 +20,9 @@ from ksgen.launch.stated import ADDED, check_storage, checked, docstring, explai
 from ksgen.launch.streams import device_and_stream
 from ksgen.launch.weights import Weights, inputs_of, storage_of
 from ksgen.pattern import Chain
-from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue
-from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, activations_of, checked_batch, is_layer, is_transposed, is_word
-from ksgen.spec.storage import SAME
+from ksgen.spec import ACTIVATIONS, LAYOUTS, Activation, ByteStorage, Epilogue, Fuse, Layout, PrecisionName, WeightStorage
+from ksgen.spec.kernel import FUSES, LayerOptions, Stated, StatedOptions, activations_of, checked_batch, is_layer, is_transposed, is_word
+from ksgen.spec.storage import SAME, Same
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
@@ -37,11 +37,16 @@ class ChainLauncher(OneLaunch):
     """
 
     parts = "factor"
-    between: str
+    between: Activation
 
     def __init__(
-        self, *factors: Any, between: str = "none", fuse: str = "auto", out_layout: str | None = None, **stated: Any
-    ) -> None:  # fmt: skip
+        self,
+        *factors: Any,
+        between: Activation = "none",
+        fuse: Fuse = "auto",
+        out_layout: Layout | None = None,
+        **stated: Unpack[Stated],
+    ) -> None:
         own = _factors(factors)
         self.chain = Chain(tuple(factor.pattern for factor in own))  # refuses factors that do not fit each other
         if not is_word(between, ACTIVATIONS) or (between != "none" and len(own) < 2):
@@ -71,14 +76,14 @@ class ChainLauncher(OneLaunch):
         x: Any,
         weights: Sequence[Any],
         *,
-        layout: str | None = None,
+        layout: Layout | None = None,
         bias: Any = None,
-        activation: str | None = None,
+        activation: Activation | None = None,
         residual: Any = None,
         out: Any = None,
         stream: Any = None,
-        precision: str | None = None,
-        out_layout: str | None = None,
+        precision: PrecisionName | None = None,
+        out_layout: Layout | None = None,
     ) -> Any:
         """Apply every factor; bias, activation and residual belong to the last one.
 
@@ -104,8 +109,17 @@ class ChainLauncher(OneLaunch):
             x = factor(x, weights_of_it, layout=layouts[number], stream=stream, precision=options.precision, **more)
         return x
 
-    def prepare(self, x: Any, weights: Sequence[Any], *, layout: str | None = None, activation: str | None = None,
-                precision: str | None = None, out_layout: str | None = None, **last_only: Any) -> Call | None:  # fmt: skip
+    def prepare(
+        self,
+        x: Any,
+        weights: Sequence[Any],
+        *,
+        layout: Layout | None = None,
+        activation: Activation | None = None,
+        precision: PrecisionName | None = None,
+        out_layout: Layout | None = None,
+        **last_only: Any,
+    ) -> Call | None:
         """Prepare a call of all factors as one launch, like `Launcher.prepare`.
 
         `last_only` holds bias, residual and out, if given. Returns None if the factors are launched one by one.
@@ -142,13 +156,13 @@ class ChainLauncher(OneLaunch):
         """Views of the weights; None for those that are already packed."""
         return [None if isinstance(each, Weights) else view(each, "weights") for each in own]
 
-    def _layouts(self, layout: str, out_layout: str | None) -> list[str]:
+    def _layouts(self, layout: Layout, out_layout: Layout | None) -> list[Layout]:
         """Layout of each factor's output."""
         turn = self.chain.turn  # reads all factors
         return [layout if number < turn else out_layout or layout for number in range(len(self.factors))]
 
     def check(
-        self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions, out_layout: str | None = None,
+        self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions, out_layout: Layout | None = None,
         inputs: str = SAME,
     ) -> int:  # fmt: skip
         """Return the batch size; `LaunchError` on arguments that any factor would refuse.
@@ -177,9 +191,17 @@ class ChainLauncher(OneLaunch):
         return batch
 
     def explain(
-        self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,
-        device: str | None = None, out_layout: str | None = None, weights: str | None = None, inputs: str | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        batch: int,
+        *,
+        precision: PrecisionName | None = None,
+        layout: Layout | None = None,
+        epilogue: Epilogue | None = None,
+        device: str | None = None,
+        out_layout: Layout | None = None,
+        weights: WeightStorage | Same | None = None,
+        inputs: ByteStorage | Same | None = None,
+    ) -> str:
         """Explain whether one launch runs all factors on a device, by which family, and why.
 
         Otherwise it explains each factor. `weights` is the storage of the weights, such as "int8". `inputs` is that of
@@ -187,8 +209,8 @@ class ChainLauncher(OneLaunch):
         else for the default: no quantization, float32.
         """
         batch, where, out_layout = checked_batch(batch), find_device(device), out_layout or self.out_layout
-        precision, layout, last, *stored = explained(self.stated, precision, layout, epilogue, weights, inputs)
-        weights, inputs = stored
+        precision, layout, last, weights, inputs = explained(self.stated, precision, layout, epilogue, weights, inputs)
+        stored = weights, inputs
         found = self.verdict(where, precision, layout, last, batch, out_layout, *stored)
         description = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
         description += f" from {layout} to {out_layout}" if is_transposed(layout, out_layout) else ""
@@ -203,7 +225,9 @@ class ChainLauncher(OneLaunch):
         once = f", and what factor {self.chain.turn + 1} takes is transposed by a copy" if is_transposed(layout, out_layout) else ""
         return "\n".join([f"{description}: one launch per factor{once}; {found.why}", *each])
 
-    def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
+    def _fused(
+        self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: Layout | None
+    ) -> Call | None:
         """Call of all factors as one launch, on GPU arrays or in place on host arrays; None if unavailable."""
         if not is_layer(self.chains, options.layout, out_layout):
             return None
@@ -248,4 +272,5 @@ def with_precision(caller: object, arrays: Mapping[str, Any], own: Sequence[Any]
     """
     if (inputs := inputs_of(own)) == SAME or options.precision is not None:
         return options
-    return options._replace(precision=type_of_call(caller, views_of(arrays, None), None, inputs))
+    dtype: Any = type_of_call(caller, views_of(arrays, None), None, inputs)  # which is a precision too
+    return options._replace(precision=dtype)

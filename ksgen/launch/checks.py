@@ -211,14 +211,14 @@ class ArgumentChecks:
 
         `weights` is the storage of packed weights; `inputs` is that of the x that they multiply.
         """
-        layout, activation, _, precision = options
-        key = (layout, activation, precision, weights, inputs, *[(name, found[FORM]) for name, found in views.items()])
+        layout, activation, _, asked = options
+        key = (layout, activation, asked, weights, inputs, *[(name, found[FORM]) for name, found in views.items()])
         try:
             return self._found[key]
         except (KeyError, TypeError):  # unhashable or new arguments are checked below
             check_words(caller, layout, activation)
-            dtype = type_of_call(caller, views, precision, inputs)
-            precision = check_precision(caller, precision, dtype)
+            dtype = type_of_call(caller, views, asked, inputs)
+            precision = check_precision(caller, asked, dtype)
         batch = check_arrays(caller, self.pattern, layout, views, self._job, None if inputs == SAME else dtype)
         place = common_device(views)
         kernel = self.kernel(precision, layout, Epilogue("bias" in views, activation, "residual" in views), batch, weights, inputs)

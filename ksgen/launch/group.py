@@ -17,8 +17,9 @@ from ksgen.launch.one_launch import OneLaunch
 from ksgen.launch.places import outputs_in
 from ksgen.launch.stated import ADDED, check_storage, docstring, explained, operand, options_of_call
 from ksgen.launch.weights import Weights, check_stored, inputs_of, storage_of
-from ksgen.spec import Epilogue
+from ksgen.spec import Activation, ByteStorage, Epilogue, Layout, PrecisionName, WeightStorage
 from ksgen.spec.kernel import LayerOptions, StatedOptions, checked_batch, is_layer
+from ksgen.spec.storage import Same
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -60,7 +61,7 @@ class GroupLauncher(OneLaunch):
             raise LaunchError(f"{given[0]!r} and {others[0]!r} of a group state different options; accepted: layers that state the same")
         self.factors = tuple(factor for layer in self.layers for factor in layer.factors)
         fuses = {layer.fuse for layer in self.layers}
-        self.fuse = next((word for word in ("no", "yes") if word in fuses), "auto")
+        self.fuse = "no" if "no" in fuses else "yes" if "yes" in fuses else "auto"
         between = {layer.between for layer in self.layers if len(layer.factors) > 1} or {"none"}
         self.between = between.pop() if len(between) == 1 else None
         self.__doc__ = docstring(self.chains, self.stated, LayerOptions(self.between or "none", None, self.fuse))
@@ -73,13 +74,13 @@ class GroupLauncher(OneLaunch):
         x: Any,
         weights: Sequence[Any],
         *,
-        layout: str | None = None,
+        layout: Layout | None = None,
         bias: Any = None,
-        activation: str | None = None,
+        activation: Activation | None = None,
         residual: Any = None,
         out: Any = None,
         stream: Any = None,
-        precision: str | None = None,
+        precision: PrecisionName | None = None,
     ) -> list[Any]:
         """Compute the layers' outputs: new arrays, or the arrays of `out`.
 
@@ -102,12 +103,12 @@ class GroupLauncher(OneLaunch):
         x: Any,
         weights: Sequence[Any],
         *,
-        layout: str | None = None,
+        layout: Layout | None = None,
         bias: Any = None,
-        activation: str | None = None,
+        activation: Activation | None = None,
         residual: Any = None,
         out: Any = None,
-        precision: str | None = None,
+        precision: PrecisionName | None = None,
     ) -> Call | None:
         """Prepare a call of all layers as one launch, like `Launcher.prepare`; None if they are launched one by one."""
         given = self._read(x, weights, bias, residual, out, options_of_call(self.stated, layout, activation, None, precision))
@@ -117,9 +118,16 @@ class GroupLauncher(OneLaunch):
         return call
 
     def explain(
-        self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,
-        device: str | None = None, weights: str | None = None, inputs: str | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        batch: int,
+        *,
+        precision: PrecisionName | None = None,
+        layout: Layout | None = None,
+        epilogue: Epilogue | None = None,
+        device: str | None = None,
+        weights: WeightStorage | Same | None = None,
+        inputs: ByteStorage | Same | None = None,
+    ) -> str:
         """Explain whether one launch runs all layers on a device, by which family, and why.
 
         Otherwise it explains each layer. Options are those of `ChainLauncher.explain`.

@@ -7,7 +7,7 @@ launches go to the caller's stream. Never searches, and records no gradients: `k
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 from ksgen.devices import find_device
@@ -36,9 +36,9 @@ from ksgen.launch.weights import (
 )
 from ksgen.pattern import Chain, Pattern
 from ksgen.quantized import Quantized
-from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import StatedOptions, checked_batch, is_transposed, is_word
-from ksgen.spec.storage import BYTE_TYPES, SAME
+from ksgen.spec import Activation, ByteStorage, Epilogue, Job, KernelSpec, Layout, PrecisionName, WeightStorage
+from ksgen.spec.kernel import Stated, StatedOptions, checked_batch, is_transposed, is_word
+from ksgen.spec.storage import BYTE_TYPES, SAME, Same
 from ksgen.values import excerpt, listed
 
 
@@ -56,7 +56,13 @@ class Launcher:
     """
 
     def __init__(
-        self, a: Any, b: int | None = None, c: int | None = None, d: int | None = None, batches: Sequence[int] = (), **stated: Any
+        self,
+        a: Any,
+        b: int | None = None,
+        c: int | None = None,
+        d: int | None = None,
+        batches: Sequence[int] = (),
+        **stated: Unpack[Stated],
     ) -> None:
         self.pattern = Pattern.read(a) if b is c is d is None else Pattern(a, b, c, d)  # type: ignore[arg-type]
         self.stated = checked(Chain((self.pattern,)), StatedOptions(**stated))
@@ -86,14 +92,14 @@ class Launcher:
         x: Any,
         weights: Any,
         *,
-        layout: str | None = None,
+        layout: Layout | None = None,
         bias: Any = None,
-        activation: str | None = None,
+        activation: Activation | None = None,
         residual: Any = None,
         out: Any = None,
         stream: Any = None,
-        precision: str | None = None,
-        out_layout: str | None = None,
+        precision: PrecisionName | None = None,
+        out_layout: Layout | None = None,
     ) -> Any:
         """Compute Y = X K^T, then add bias, activation and residual.
 
@@ -121,14 +127,14 @@ class Launcher:
         x: Any,
         weights: Any,
         *,
-        layout: str | None = None,
+        layout: Layout | None = None,
         bias: Any = None,
-        activation: str | None = None,
+        activation: Activation | None = None,
         residual: Any = None,
         out: Any = None,
         stream: Any = None,
-        precision: str | None = None,
-        out_layout: str | None = None,
+        precision: PrecisionName | None = None,
+        out_layout: Layout | None = None,
     ) -> Call:
         """Do everything but the launch: check, build, load and pack; the returned `Call` launches.
 
@@ -149,7 +155,14 @@ class Launcher:
             raise LaunchError(f"{self!r}: out_layout={excerpt(out_layout)} beside layout={excerpt(layout)}; accepted: {turns}")
 
     def gradient(
-        self, x: Any, grad_y: Any, *, layout: str | None = None, out: Any = None, stream: Any = None, precision: str | None = None
+        self,
+        x: Any,
+        grad_y: Any,
+        *,
+        layout: Layout | None = None,
+        out: Any = None,
+        stream: Any = None,
+        precision: PrecisionName | None = None,
     ) -> Any:
         """Gradient of the weights, an array (a, b, c, d) like x.
 
@@ -208,9 +221,17 @@ class Launcher:
         return packed
 
     def explain(
-        self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,
-        device: str | None = None, job: str = "multiply", weights: str | None = None, inputs: str | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        batch: int,
+        *,
+        precision: PrecisionName | None = None,
+        layout: Layout | None = None,
+        epilogue: Epilogue | None = None,
+        device: str | None = None,
+        job: Job = "multiply",
+        weights: WeightStorage | Same | None = None,
+        inputs: ByteStorage | Same | None = None,
+    ) -> str:
         """Describe which family and constants serve a call on which device, and why.
 
         `job="gradient"` asks for a call of `gradient`. `weights` and `inputs` are the storage of the weights and of x,

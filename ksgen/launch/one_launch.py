@@ -21,7 +21,7 @@ from ksgen.launch.stated import ADDED
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, stored_alike
 from ksgen.pattern import Chain
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import Epilogue, Fuse, KernelSpec
 from ksgen.spec.kernel import is_layer
 from ksgen.spec.storage import SAME
 
@@ -34,7 +34,7 @@ class OneLaunch:
 
     chains: tuple[Chain, ...]
     factors: tuple[Launcher, ...]  # concatenated for all chains
-    fuse: str
+    fuse: Fuse
     between: str | None  # the activation between the factors of each chain; None if they differ
     parts: str  # unit of a separate launch: "factor" or "layer"
     accepted = "fuse='auto' or 'no'"

@@ -7,9 +7,9 @@ from ksgen.errors import LaunchError
 from ksgen.launch.arrays import CallOptions
 from ksgen.launch.weights import Weights
 from ksgen.pattern import Chain
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import Activation, ByteStorage, Epilogue, KernelSpec, Layout, PrecisionName, WeightStorage
 from ksgen.spec.kernel import LayerOptions, StatedOptions
-from ksgen.spec.storage import SAME
+from ksgen.spec.storage import SAME, Same
 
 ADDED = ("bias", "residual")
 
@@ -22,7 +22,7 @@ def checked(chain: Chain, stated: StatedOptions) -> StatedOptions:
 
 
 def options_of_call(
-    stated: StatedOptions, layout: str | None, activation: str | None, stream: Any, precision: str | None
+    stated: StatedOptions, layout: Layout | None, activation: Activation | None, stream: Any, precision: PrecisionName | None
 ) -> CallOptions:  # fmt: skip
     """Options of a call: its own if it names them, else the stated ones."""
     return CallOptions(
@@ -36,11 +36,11 @@ def options_of_call(
 class Explained(NamedTuple):
     """Arguments of `explain`, with the stated option for each None."""
 
-    precision: str
-    layout: str
+    precision: PrecisionName
+    layout: Layout
     epilogue: Epilogue
-    weights: str
-    inputs: str
+    weights: WeightStorage | Same
+    inputs: ByteStorage | Same
 
 
 def explained(stated: StatedOptions, *asked: Any) -> Explained:

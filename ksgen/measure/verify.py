@@ -208,11 +208,13 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
     given = None
     x = (normal(batch, inputs) if first else normal(inputs, batch)) if x is None else x
     if kernel.has_bytes_in:
-        given = quantize_inputs(x, kernel.inputs)
+        stored_x: Any = kernel.inputs
+        given = quantize_inputs(x, stored_x)
         x = reference.dequantized(given.values, np.float32(given.scale))
     if kernel.is_quantized:
         x_scales = [None if given is None else given.scale, *[None] * len(before)]  # intermediates are stored as Y is
-        quantized = tuple(quantize(each, kernel.weights, x_scale=own) for each, own in zip((*before, weights), x_scales, strict=True))
+        storage: Any = kernel.weights
+        quantized = tuple(quantize(each, storage, x_scale=own) for each, own in zip((*before, weights), x_scales, strict=True))
         *others, weights = (reference.dequantized(each.values, each.scale) for each in quantized)
         before = tuple(others)
     y_shape = (batch, outputs) if kernel.y_layout == "bsf" else (outputs, batch)
@@ -348,11 +350,9 @@ def host_call(device: Device, problem: Problem) -> "Call":
     from ksgen.launcher import Launcher
 
     own, kernel = Launcher(*problem.kernel.pattern.shape), problem.kernel
+    options: dict[str, Any] = {"layout": kernel.layout, "activation": kernel.epilogue.activation, "precision": kernel.precision}
     packed = own.pack(*problem.quantized or (problem.weights,), device=f"{device.runtime}:{device.index}")
-    return own.prepare(
-        problem.given_x, packed, layout=kernel.layout, bias=problem.bias, activation=kernel.epilogue.activation,
-        residual=problem.residual, precision=kernel.precision,
-    )  # fmt: skip
+    return own.prepare(problem.given_x, packed, bias=problem.bias, residual=problem.residual, **options)
 
 
 def compare(problem: Problem, *results: "Array") -> tuple[float, int]:

@@ -29,11 +29,11 @@ The families and their arguments are the functions of `ksgen.pattern`. `schema` 
 """
 
 from ksgen.spec.document import load, parse, schema
-from ksgen.spec.kernel import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions
+from ksgen.spec.kernel import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, Activation, Epilogue, Fuse, Job, KernelSpec, LayerOptions, Layout
 from ksgen.spec.paper import paper_patterns, stratified
-from ksgen.spec.precision import PRECISIONS, Precision
+from ksgen.spec.precision import PRECISIONS, Precision, PrecisionName
 from ksgen.spec.spec import Spec
-from ksgen.spec.storage import STORAGES, WEIGHTS, Storage
+from ksgen.spec.storage import STORAGES, WEIGHTS, ByteStorage, Storage, WeightStorage
 
 __all__ = [
     "ACTIVATIONS",
@@ -43,12 +43,19 @@ __all__ = [
     "STORAGES",
     "STRIDES",
     "WEIGHTS",
+    "Activation",
+    "ByteStorage",
     "Epilogue",
+    "Fuse",
+    "Job",
     "KernelSpec",
     "LayerOptions",
+    "Layout",
     "Precision",
+    "PrecisionName",
     "Spec",
     "Storage",
+    "WeightStorage",
     "load",
     "paper_patterns",
     "parse",

@@ -5,19 +5,36 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal, TypedDict, get_args
 
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec.precision import PRECISIONS, Precision, gradient_of, named_otherwise
-from ksgen.spec.storage import INPUTS, SAME, SCALE_BYTES, STORAGES, STORED, WEIGHTS, refused_beside, scales_begin
+from ksgen.spec.precision import PRECISIONS, Precision, PrecisionName, gradient_of, named_otherwise
+from ksgen.spec.storage import (
+    INPUTS,
+    SAME,
+    SCALE_BYTES,
+    STORAGES,
+    STORED,
+    WEIGHTS,
+    ByteStorage,
+    Same,
+    WeightStorage,
+    refused_beside,
+    scales_begin,
+)
 from ksgen.values import cached_property, excerpt, whole_number
 
-LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
-STRIDES = ("dense", "any")  # rows of X, Y and the residual follow each other; or lie so far apart as the call says: they are slices
-JOBS = ("multiply", "gradient")  # Y = X K^T; the gradient of its weights, from X and that of Y
-FUSES = ("auto", "yes", "no")  # whether the factors of a layer are one launch: where that is faster; always, or it is an error; never
+Layout = Literal["bsf", "bsl"]  # batch-size-first: (batch, features); batch-size-last: (features, batch)
+Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+Stride = Literal["dense", "any"]  # rows of X, Y and the residual are contiguous; or a call gives their distance: they are slices
+Job = Literal["multiply", "gradient"]  # Y = X K^T; the gradient of its weights, from X and that of Y
+Fuse = Literal["auto", "yes", "no"]  # one launch for all factors: if it is faster; always, or it is an error; never
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+STRIDES: tuple[Stride, ...] = get_args(Stride)
+JOBS: tuple[Job, ...] = get_args(Job)
+FUSES: tuple[Fuse, ...] = get_args(Fuse)
 CHAIN = "chain"  # the job of one launch of several factors, or of one that changes the layout; no spec names it
 MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
 
@@ -87,22 +104,34 @@ class _DescribesChanges:
 class LayerOptions(_DescribesChanges):
     """Options of a layer as a whole, in addition to its factors and its kernels' options."""
 
-    between: str = "none"  # the activation of each factor but the last
-    out_layout: str | None = None  # layout of the layer's output, if it differs from X's
-    fuse: str = "auto"
+    between: Activation = "none"  # the activation of each factor but the last
+    out_layout: Layout | None = None  # layout of the layer's output, if it differs from X's
+    fuse: Fuse = "auto"
+
+
+class Stated(TypedDict, total=False):
+    """Keywords of `StatedOptions`, for signatures that pass them on."""
+
+    layout: Layout
+    precision: PrecisionName | None
+    activation: Activation
+    bias: bool
+    residual: bool
+    weights: WeightStorage | Same
+    inputs: ByteStorage | Same
 
 
 @dataclass(frozen=True)
 class StatedOptions(_DescribesChanges):
     """Options and operands that a spec states for a launcher's calls; a call may name other options."""
 
-    layout: str = "bsf"
-    precision: str | None = None  # None: that of the arrays
-    activation: str = "none"
+    layout: Layout = "bsf"
+    precision: PrecisionName | None = None  # None: that of the arrays
+    activation: Activation = "none"
     bias: bool = False
     residual: bool = False
-    weights: str = SAME
-    inputs: str = SAME
+    weights: WeightStorage | Same = SAME
+    inputs: ByteStorage | Same = SAME
 
     @property
     def epilogue(self) -> Epilogue:

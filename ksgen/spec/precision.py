@@ -1,6 +1,7 @@
 """Defines every precision in one record. A new compute precision is one record here, its template and its tests."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 K_BYTES = 32  # of one row of A or column of B that one matrix instruction takes
 SUMS_ROUNDOFF = 2.0**-24  # of float32, in which everything but float64 is summed
@@ -105,6 +106,10 @@ class Precision:
 
 SIX_PRODUCTS = TileProducts(BF16, parts=3, products=6)  # of bfloat16, for float32
 BY_TILES = ("amx", "cpu_gradient")
+
+PrecisionName = Literal[  # the keys of PRECISIONS
+    "float32", "float64", "float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "complex64", "c64_tf32x3", "complex128", "bf16x6"
+]  # fmt: skip
 
 PRECISIONS = {
     each.name: each

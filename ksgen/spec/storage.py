@@ -5,11 +5,13 @@ A new storage is one record here, and its blocks in the snippet libraries of tem
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ksgen.spec.precision import PRECISIONS
 
 BITS = "uint8"
-SAME = "same"  # weights, or X, are stored as Y is
+Same = Literal["same"]
+SAME: Same = "same"  # weights, or X, are stored as Y is
 SCALE_BYTES = 4  # of a scale: float32
 ALIGNMENT = 16  # bytes; where the scales begin, behind the values
 
@@ -44,6 +46,9 @@ class Storage:
         """Array dtypes accepted for x: the storage type, or uint8 holding its bits."""
         return self.dtype, BITS
 
+
+ByteStorage = Literal["int8", "e4m3", "e5m2"]  # the keys of STORAGES
+WeightStorage = Literal["int8", "e4m3", "e5m2", "bfloat16"]  # the keys of STORED
 
 STORAGES = {
     each.name: each

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ksgen.errors import LaunchError
 from ksgen.launch.chain import ChainLauncher
 from ksgen.pattern import Chain
-from ksgen.spec import LAYOUTS
+from ksgen.spec import LAYOUTS, Layout
 from ksgen.spec.kernel import check_word
 from ksgen.transforms.library import Library, library_of
 from ksgen.values import cached_property
@@ -44,7 +44,7 @@ class Transform:
     def __reduce__(self) -> Any:
         return (self.made, ()) if self.made else super().__reduce__()
 
-    def __call__(self, x: Any, *, layout: str = "bsf") -> Any:
+    def __call__(self, x: Any, *, layout: Layout = "bsf") -> Any:
         check_word("layout", layout, LAYOUTS)
         library = library_of(x, self.name)
         axis = -1 if layout == "bsf" else 0

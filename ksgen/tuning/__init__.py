@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Chain, Patterns
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import Activation, ByteStorage, Epilogue, Job, KernelSpec, Layout, PrecisionName, WeightStorage
 from ksgen.spec.kernel import is_layer, layer_launch
-from ksgen.spec.storage import SAME
+from ksgen.spec.storage import SAME, Same
 from ksgen.tuning.search import Progress, Tuned
 from ksgen.values import excerpt
 
@@ -15,10 +15,11 @@ __all__ = ["Progress", "Tuned", "tune"]
 
 
 def tune(
-    pattern: Patterns | Sequence[Chain], *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
+    pattern: Patterns | Sequence[Chain], *, precision: PrecisionName = "float32", layout: Layout = "bsf", epilogue: Epilogue | None = None,
     batch: int | None = None, budget: str | int | None = None, strategy: str = "model", family: str | None = None,
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
-    job: str = "multiply", weights: str = SAME, inputs: str = SAME, between: str = "none", out_layout: str | None = None,
+    job: Job = "multiply", weights: WeightStorage | Same = SAME, inputs: ByteStorage | Same = SAME,
+    between: Activation = "none", out_layout: Layout | None = None,
 ) -> Tuned:  # fmt: skip
     """Find the fastest constants of one kernel, and put them into the user's wisdom. Launchers of this process use them
     at once.

@@ -2,16 +2,30 @@
 
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from ksgen.errors import SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import activations_of
+from ksgen.quantized import PER, Per
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STORAGES, ByteStorage, Epilogue, KernelSpec, PrecisionName, WeightStorage
+from ksgen.spec.kernel import Stated, StatedOptions, activations_of
+from ksgen.spec.storage import SAME, STORED, Same
 
 SMALL = Pattern(6, 64, 64, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "accepted"),
+    [(PrecisionName, PRECISIONS), (ByteStorage, STORAGES), (WeightStorage, STORED), (Same, (SAME,)), (Per, PER)],
+)
+def test_the_type_of_an_option_lists_the_words_that_readers_accept(words: Any, accepted: Any) -> None:
+    assert get_args(words) == tuple(accepted)
+
+
+def test_keywords_of_stated_options_have_their_types() -> None:
+    assert get_type_hints(Stated) == get_type_hints(StatedOptions)
 
 
 def test_a_kernel_is_named_by_everything_that_is_set() -> None:

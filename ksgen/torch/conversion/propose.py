@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ksgen.errors import LaunchError, SpecError
 from ksgen.measure.trust import marked, told
 from ksgen.pattern import Chain, Pattern, block_butterfly, deformable_butterfly, dense, kaleidoscope, low_rank, monarch, square_dyadic
-from ksgen.spec import PRECISIONS
+from ksgen.spec import PRECISIONS, PrecisionName
 from ksgen.spec.kernel import check_word, checked_batch
 from ksgen.torch.conversion.factorize import Factorization, factorize
 from ksgen.torch.conversion.times import clock_of, measured_us
@@ -134,7 +134,7 @@ def propose(
     budget: float = 0.3,
     device: Any = None,
     batch: int | None = None,
-    precision: str = "float32",
+    precision: PrecisionName = "float32",
     weight: Tensor | None = None,
     measure: bool = False,
     most: int = 3,
@@ -189,7 +189,7 @@ def _rank(proposal: Proposal) -> tuple[float, float]:
     return proposal.relative_error or 0.0, proposal.us
 
 
-def _measured(rows: list[Proposal], batch: int, precision: str, where: torch.device | None) -> list[Proposal]:
+def _measured(rows: list[Proposal], batch: int, precision: PrecisionName, where: torch.device | None) -> list[Proposal]:
     """Add measured times to proposals. Weights and x are random."""
     dtype = getattr(torch, PRECISIONS[precision].dtype)
     options = {"device": where, "dtype": dtype}

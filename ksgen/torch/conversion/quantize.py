@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, SpecError
 from ksgen.pattern import Chain
-from ksgen.quantized import describe_scales
+from ksgen.quantized import Per, describe_scales
+from ksgen.spec import WeightStorage
 from ksgen.spec.kernel import is_word
 from ksgen.spec.storage import STORED
 from ksgen.torch.conversion.convert import put
@@ -62,7 +63,13 @@ class QuantizedReport:
 
 
 def quantize_model(
-    model: nn.Module, storage: str, per: str = "output", *, names: Iterable[str] | None = None, inputs: Any = None, x_too: bool = False
+    model: nn.Module,
+    storage: WeightStorage,
+    per: Per = "output",
+    *,
+    names: Iterable[str] | None = None,
+    inputs: Any = None,
+    x_too: bool = False,
 ) -> QuantizedReport:
     """Replace every `KSLinear` of a model by one with weights in eight bits, for inference, in place.
 
@@ -98,7 +105,7 @@ def quantize_model(
     return QuantizedReport(storage, per, bool(met), layers)
 
 
-def _quantized_of(name: str, layer: KSLinear, storage: str, per: str, x: Tensor | None, x_too: bool) -> QuantizedKSLinear:
+def _quantized_of(name: str, layer: KSLinear, storage: WeightStorage, per: Per, x: Tensor | None, x_too: bool) -> QuantizedKSLinear:
     """Quantize one layer of a model; errors name it.
 
     `x` is the layer's input in the calibration call.

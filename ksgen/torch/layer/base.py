@@ -8,6 +8,7 @@ from torch import Tensor, fx, nn
 
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain
+from ksgen.spec import Layout
 from ksgen.torch.layer.splits import Split
 from ksgen.torch.operators import frozen, prepared
 from ksgen.torch.operators.checks import check_tensors
@@ -20,8 +21,8 @@ class ChainLayer:
     """
 
     chain: Chain
-    layout: str
-    out_layout: str | None = None
+    layout: Layout
+    out_layout: Layout | None = None
     _kind = "KSLinear"  # in messages: FSDP2 gives the class another name
     is_stored = False  # whether its weights are stored in another type than x
     _parallel: Any = None  # split over processes: a `ksgen.torch.parallel.Parallel`

@@ -57,7 +57,7 @@ def _explained_stored(layer: Any, batch: int) -> str:
     The lines say whether one launch runs all factors, how each factor's weights are stored, and its kernel.
     """
     device = layer.values[0].device
-    kind = "float32" if layer.bias is None else dtype_name(layer.bias.dtype)
+    kind: Any = "float32" if layer.bias is None else dtype_name(layer.bias.dtype)
     last = Epilogue(layer.bias is not None, layer.activation)
     lines, apart = list[str](), [""] * (len(layer.chain) == 1)  # explanation per factor, if each has its own launch
     if has_kernels(device) and len(layer.chain) > 1:

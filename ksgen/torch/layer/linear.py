@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Patterns
-from ksgen.quantized import Quantized, quantize, quantize_inputs
-from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.quantized import Per, Quantized, quantize, quantize_inputs
+from ksgen.spec import LAYOUTS, PRECISIONS, Activation, Epilogue, Fuse, KernelSpec, Layout, PrecisionName, WeightStorage
 from ksgen.spec.kernel import checked_batch
 from ksgen.spec.storage import STORED, taken_beside
 from ksgen.torch.conversion.factorize import factorize
@@ -21,7 +21,7 @@ from ksgen.torch.layer.splits import checked_processes
 from ksgen.torch.layer.stored import StoredWeights
 from ksgen.torch.layer.weight import Weight
 from ksgen.torch.operators import frozen
-from ksgen.torch.operators.backends import INTERMEDIATES, NAMES, is_recomputed, multiply_between
+from ksgen.torch.operators.backends import INTERMEDIATES, NAMES, BackendName, Intermediates, is_recomputed, multiply_between
 from ksgen.torch.operators.checks import (
     check_activation,
     check_backend,
@@ -55,7 +55,10 @@ class KSLinear(ChainLayer, nn.Linear):
     layer is an `nn.Linear` whose `weight` is K, computed from the factors when its values are read.
     """
 
-    between, fuse, intermediates = "none", "auto", "keep"  # defaults for layers saved before these options existed
+    # defaults for layers saved before these options existed
+    between: Activation = "none"
+    fuse: Fuse = "auto"
+    intermediates: Intermediates = "keep"
     _settable: Collection[str] = tuple(OPTIONS)  # options that may be set later
     _fixed: Mapping[str, str] = {"chain": "a new KSLinear"}  # attributes that cannot be set: alternatives
 
@@ -63,16 +66,16 @@ class KSLinear(ChainLayer, nn.Linear):
         self,
         patterns: Patterns,
         bias: bool = True,
-        layout: str = "bsf",
-        precision: str | None = None,
-        backend: str = "auto",
-        activation: str = "none",
+        layout: Layout = "bsf",
+        precision: PrecisionName | None = None,
+        backend: BackendName = "auto",
+        activation: Activation = "none",
         device: Any = None,
         dtype: torch.dtype | None = None,
-        between: str = "none",
-        fuse: str = "auto",
-        intermediates: str = "keep",
-        out_layout: str | None = None,
+        between: Activation = "none",
+        fuse: Fuse = "auto",
+        intermediates: Intermediates = "keep",
+        out_layout: Layout | None = None,
     ) -> None:
         nn.Module.__init__(self)  # not nn.Linear's, which creates a dense parameter
         self.chain = Chain.read(patterns)
@@ -270,7 +273,7 @@ class KSLinear(ChainLayer, nn.Linear):
         super().train(mode)
         return self
 
-    def quantize(self, storage: str, per: str = "output", *, x: Tensor | None = None, x_too: bool = False) -> "QuantizedKSLinear":
+    def quantize(self, storage: WeightStorage, per: Per = "output", *, x: Tensor | None = None, x_too: bool = False) -> "QuantizedKSLinear":
         """Create a layer for inference with these weights in eight bits, or in "bfloat16" for x of float32.
 
         `storage` is "int8", "e4m3", "e5m2" or "bfloat16". Eight-bit weights have a scale per factor, per i or per
@@ -298,7 +301,7 @@ class KSLinear(ChainLayer, nn.Linear):
             rows = None if x is None else self._calibration_rows(x)
             parts: list[Quantized] = []
             for weights in self.weights:
-                inputs = {"x_scale": quantize_inputs(rows, storage).scale} if x_too and not parts else {}
+                inputs = {"x_scale": quantize_inputs(rows, storage).scale} if x_too and not parts else {}  # type: ignore[arg-type]  # refuses bfloat16
                 parts.append(made := quantize(weights, storage, per, x=rows, layout=self.layout, **inputs))
                 if rows is not None:  # input of the next factor
                     rows = multiply(rows.float(), made.dequantized(), layout=self.layout, activation=self.between, backend="strided")

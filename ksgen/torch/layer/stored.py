@@ -17,7 +17,7 @@ from ksgen.launch.chain import ChainLauncher
 from ksgen.launch.weights import WrittenError, writes_to
 from ksgen.pattern import Pattern
 from ksgen.quantized import ROUNDED, Quantized, describe_scales
-from ksgen.spec import STORAGES, Epilogue
+from ksgen.spec import STORAGES, Activation, Epilogue, Fuse, Layout
 from ksgen.spec.storage import SAME, STORED, refused_beside, taken_beside
 from ksgen.torch.layer.base import ChainLayer
 from ksgen.torch.operators.backends import multiply_between
@@ -133,7 +133,7 @@ def by_operators(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | 
 
 
 def _compute(
-    x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str,
+    x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None, layout: Layout, activation: Activation,
     storage: str, per: str, x_scale: float | None = None, precision: str | None = None,
 ) -> Tensor:  # fmt: skip
     kind = _kind_of(x, x_scale, precision)
@@ -216,8 +216,8 @@ class StoredWeights(ChainLayer, nn.Module):
     storage: str
     per: str
     activation: str
-    between: str
-    fuse: str
+    between: Activation
+    fuse: Fuse
     bias: nn.Parameter | None
     _x_scale: float | None = None  # default for layers saved before x could be in eight bits
 

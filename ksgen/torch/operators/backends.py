@@ -7,7 +7,7 @@ differentiable except `bsr`: PyTorch has no gradient of a product with block-spa
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import KernelSpec
+from ksgen.spec import KernelSpec, Layout
 from ksgen.torch.operators import products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_fuse, dtype_name
 from ksgen.torch.operators.choice import BackendChoice, choose, has_kernels, launcher
@@ -109,7 +109,8 @@ def _multiply_matrix(x: Tensor, matrix: Tensor, layout: str, pattern: Pattern) -
 
 def _multiply_strided(x: Tensor, matrices: Tensor, layout: str, pattern: Pattern) -> Tensor:
     if not is_plain(x, matrices):
-        return multiply(x, matrices.permute(0, 2, 3, 1), layout=layout, backend="strided")
+        options: dict[str, Any] = {"layout": layout, "backend": "strided"}
+        return multiply(x, matrices.permute(0, 2, 3, 1), **options)
     return products.multiply(x.contiguous(), matrices, layout)
 
 
@@ -121,12 +122,14 @@ BACKENDS = {
     "sparse": Backend(_multiply_matrix, "a product with compressed sparse rows", _as_csr, is_sparse=True),
     "strided": Backend(_multiply_strided, "batched products on views of X and Y, where there are any", products.by_matrix),
 }
+BackendName = Literal["auto", "ksgen", "bmm", "bsr", "einsum", "dense", "sparse", "strided"]
 NAMES = ("auto", "ksgen", *BACKENDS)
 
 
 def multiply_all_by(
     backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, activation: str,
-    precision: str | None, between: str = "none", fuse: str = "auto", layout: str = "bsf", out_layout: str | None = None, turn: int = 0,
+    precision: str | None, between: str = "none", fuse: str = "auto", layout: Layout = "bsf", out_layout: Layout | None = None,
+    turn: int = 0,
 ) -> Tensor:  # fmt: skip
     """Multiply by factors sequentially.
 
@@ -158,14 +161,16 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     choice = choose(kernel, batch, device) if backend == "auto" else BackendChoice("ksgen", "as asked for")
     if choice.backend != "ksgen":
         return f"{choice.backend}: {choice.why}; {BACKENDS[choice.backend].why}"
-    description = launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
+    what: dict[str, Any] = {"precision": kernel.precision, "layout": kernel.layout, "epilogue": kernel.epilogue}
+    description = launcher(*kernel.pattern.shape).explain(batch, **what)
     return f"ksgen: {choice.why}; {description}"
 
 
 # ---- intermediates while gradients are recorded: stored for the backward pass, or recomputed there from x
 
 
-INTERMEDIATES = ("keep", "recompute", "auto")
+Intermediates = Literal["keep", "recompute", "auto"]
+INTERMEDIATES: tuple[str, ...] = get_args(Intermediates)
 Activations = tuple[str, str]  # after each factor but the last, and after the last
 
 

@@ -22,7 +22,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
 from ksgen.pattern import Gain
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import Activation, Epilogue, Fuse, KernelSpec
 from ksgen.spec.storage import SAME
 from ksgen.torch.operators.checks import dtype_name
 
@@ -74,7 +74,7 @@ def launcher(a: int, b: int, c: int, d: int) -> Launcher:
 
 
 @lru_cache(REMEMBERED)
-def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...], between: str = "none", fuse: str = "auto") -> ChainLauncher:
+def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...], between: Activation = "none", fuse: Fuse = "auto") -> ChainLauncher:
     return ChainLauncher(*(launcher(*pattern) for pattern in patterns), between=between if len(patterns) > 1 else "none", fuse=fuse)
 
 

@@ -14,7 +14,7 @@ in "bsl". Forward-mode derivatives are products too, by the product rule.
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch.nn import Parameter, functional
 from torch.utils.flop_counter import register_flop_formula
 
 from ksgen.errors import LaunchError, ToolchainError
-from ksgen.spec import LAYOUTS, Epilogue
+from ksgen.spec import LAYOUTS, Activation, Epilogue, Fuse, Layout, PrecisionName
 from ksgen.spec.kernel import is_transposed, layout_word
 from ksgen.spec.precision import gradient_of
 from ksgen.torch.operators import products
@@ -45,7 +45,8 @@ from ksgen.torch.operators.products import ACTIVATIONS, finish
 Product = Callable[..., Tensor]
 FEW_ENTRIES = 256  # largest batch at which PyTorch's own operators may be faster in training, because they start sooner
 STEP_WAYS = ("ksgen", "bmm")  # methods for a small training step
-BACKENDS = ("auto", "ksgen", "strided")  # of `multiply`; "auto" chooses between the other two
+ProductBackend = Literal["auto", "ksgen", "strided"]  # of `multiply`; "auto" chooses between the other two
+BACKENDS: tuple[str, ...] = get_args(ProductBackend)
 
 
 def multiply(
@@ -54,10 +55,10 @@ def multiply(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     *,
-    layout: str = "bsf",
-    precision: str | None = None,
-    activation: str = "none",
-    backend: str = "auto",
+    layout: Layout = "bsf",
+    precision: PrecisionName | None = None,
+    activation: Activation = "none",
+    backend: ProductBackend = "auto",
 ) -> Tensor:
     """Compute activation(X K^T + bias) + residual, differentiably. `weights` is (a, b, c, d).
 
@@ -117,8 +118,9 @@ def multiply_by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residua
 
 
 def multiply_chain(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: str, precision: str | None,
-    activation: str, backend: str, between: str = "none", fuse: str = "auto", out_layout: str | None = None, turn: int = 0,
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: Layout,
+    precision: PrecisionName | None, activation: Activation, backend: str, between: Activation = "none", fuse: Fuse = "auto",
+    out_layout: Layout | None = None, turn: int = 0,
 ) -> Tensor:  # fmt: skip
     """Multiply by several factors, with `between` as the activation of all but the last.
 
@@ -171,8 +173,8 @@ def multiply_chain(
 
 
 def turned_at(
-    turn: int, weights: Sequence[Tensor], layout: str, out_layout: str | None
-) -> list[tuple[Callable[[Tensor], Tensor], Tensor, str]]:
+    turn: int, weights: Sequence[Tensor], layout: Layout, out_layout: Layout | None
+) -> list[tuple[Callable[[Tensor], Tensor], Tensor, Layout]]:
     """Per factor: a function that prepares its X, its weights, and the layout of its X and Y.
 
     The factor at which layouts change transposes its X.
@@ -384,9 +386,10 @@ def _compute_weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int, layo
     if not x.numel():
         return x.new_zeros(shape)
     own = launcher(*shape)
+    options: dict[str, Any] = {"layout": layout, "precision": precision}
 
     def by_kernels() -> Tensor:
-        gradient: Tensor = own.gradient(x, y_gradient, layout=layout, precision=precision)
+        gradient: Tensor = own.gradient(x, y_gradient, **options)
         return gradient
 
     def on_views() -> Tensor:

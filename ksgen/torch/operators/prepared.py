@@ -23,6 +23,7 @@ from ksgen.launch.call import Call, Elsewhere
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import look_of
 from ksgen.launcher import Weights
+from ksgen.spec import Layout
 from ksgen.spec.kernel import layout_word
 from ksgen.torch.operators import choice, frozen, ops, products
 from ksgen.torch.operators.backends import is_recomputed
@@ -143,8 +144,8 @@ class _Job(NamedTuple):
     A batch of one is a row in both layouts.
     """
 
-    layout: str
-    out_layout: str | None
+    layout: Layout
+    out_layout: Layout | None
     x: Tensor
     residual: Tensor | None
     y: Tensor
@@ -166,7 +167,7 @@ class _Job(NamedTuple):
         return cls.one(layout, out_layout, rows, added, [each.out_features for each in layers])
 
     @classmethod
-    def one(cls, layout: str, out_layout: str | None, x: Tensor, residual: Tensor | None, features: Sequence[int]) -> "_Job":
+    def one(cls, layout: Layout, out_layout: Layout | None, x: Tensor, residual: Tensor | None, features: Sequence[int]) -> "_Job":
         batch, axis = x.shape[0 if layout == "bsf" else 1], 1 if (out_layout or layout) == "bsf" else 0
         y = x.new_empty((batch, sum(features)) if axis else (sum(features), batch))
         return cls(layout, out_layout, x, residual, y, y.split(list(features), axis))

@@ -1,6 +1,6 @@
 """Tests of the backends: each agrees with float64 in both layouts, is differentiable, and takes unchanged weights."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,12 +12,16 @@ from ksgen.errors import LaunchError  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import ACTIVATIONS, LAYOUTS  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
-from ksgen.torch.operators.backends import BACKENDS, NAMES, to_dense  # noqa: E402
+from ksgen.torch.operators.backends import BACKENDS, NAMES, BackendName, to_dense  # noqa: E402
 from tests.support.torch_cases import SHAPES, error, matrix, truth, use_kernels  # noqa: E402
 
 BATCH = 7
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # block-sparse rows are in beta, says PyTorch
 differentiable = pytest.mark.parametrize("name", [name for name in BACKENDS if name != "bsr"])
+
+
+def test_the_type_of_the_option_lists_the_backends() -> None:
+    assert get_args(BackendName) == NAMES
 
 
 @pytest.mark.exhaustive
