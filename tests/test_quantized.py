@@ -154,7 +154,7 @@ def test_launchers_take_what_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
             y = np.asarray(own(x, weights))
             assert y.dtype == dtype
             assert np.linalg.norm(y - truth) <= within * np.linalg.norm(truth)
-    assert own.taken(made) is own.taken(made)
+    assert own._taken(made) is own._taken(made)
     assert "e4m3" in own.explain(1, weights="e4m3")
     call = own.prepare(X.astype(np.float32), made)
     np.testing.assert_array_equal(call(), own(X.astype(np.float32), packed))

@@ -60,7 +60,7 @@ class ChainLauncher(OneLaunch):
         self.stated = checked(self.chain, StatedOptions(**stated))
         self.__doc__ = docstring((self.chain,), self.stated, LayerOptions(between, out_layout, fuse))
 
-    def stating(self, stated: StatedOptions) -> "ChainLauncher":
+    def _stating(self, stated: StatedOptions) -> "ChainLauncher":
         """Launcher of the same layer that states these options."""
         if stated == self.stated:
             return self
@@ -92,7 +92,7 @@ class ChainLauncher(OneLaunch):
         """
         options, out_layout = options_of_call(self.stated, layout, activation, stream, precision), out_layout or self.out_layout
         last_only, layout = self._last_only(bias=bias, residual=residual, out=out), options.layout
-        own = self.weights_of_each(weights)
+        own = self._weights_of_each(weights)
         options = with_precision(self, {"x": x, **last_only}, own, options)
         if fused := self._fused(x, own, last_only, options, out_layout):
             return fused()
@@ -124,7 +124,7 @@ class ChainLauncher(OneLaunch):
 
         `last_only` holds bias, residual and out, if given. Returns None if the factors are launched one by one.
         """
-        own, last_only = self.weights_of_each(weights), self._last_only(**last_only)
+        own, last_only = self._weights_of_each(weights), self._last_only(**last_only)
         options = options_of_call(self.stated, layout, activation, None, precision)
         options = with_precision(self, {"x": x, **last_only}, own, options)
         call = self._fused(x, own, last_only, options, out_layout or self.out_layout)
@@ -138,13 +138,13 @@ class ChainLauncher(OneLaunch):
         given |= {name: operand(self, name, given.get(name), getattr(self.stated, name)) for name in ADDED}
         return {name: array for name, array in given.items() if array is not None}
 
-    def weights_of_each(self, weights: Sequence[Any]) -> Sequence[Any]:
+    def _weights_of_each(self, weights: Sequence[Any]) -> Sequence[Any]:
         """Weights as a list with one array per factor; `LaunchError` on anything else."""
         if (own := listed(weights)) is None:
             raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
         if len(own) != len(self.factors):
             raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
-        taken = [factor.taken(each) for factor, each in zip(self.factors, own, strict=True)]
+        taken = [factor._taken(each) for factor, each in zip(self.factors, own, strict=True)]
         for number, each in enumerate(taken[1:], 2):
             if isinstance(each, Weights) and each.inputs != SAME:
                 only = "weights that ksgen.quantize made without x_scale, as intermediates are stored like y"
@@ -152,7 +152,7 @@ class ChainLauncher(OneLaunch):
         check_storage(self, self.stated, taken)
         return taken
 
-    def views_of_weights(self, own: Sequence[Any]) -> list[ArrayView | None]:
+    def _views_of_weights(self, own: Sequence[Any]) -> list[ArrayView | None]:
         """Views of the weights; None for those that are already packed."""
         return [None if isinstance(each, Weights) else view(each, "weights") for each in own]
 
@@ -161,7 +161,7 @@ class ChainLauncher(OneLaunch):
         turn = self.chain.turn  # reads all factors
         return [layout if number < turn else out_layout or layout for number in range(len(self.factors))]
 
-    def check(
+    def _check(
         self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions, out_layout: Layout | None = None,
         inputs: str = SAME,
     ) -> int:  # fmt: skip
@@ -211,11 +211,11 @@ class ChainLauncher(OneLaunch):
         batch, where, out_layout = checked_batch(batch), find_device(device), out_layout or self.out_layout
         precision, layout, last, weights, inputs = explained(self.stated, precision, layout, epilogue, weights, inputs)
         stored = weights, inputs
-        found = self.verdict(where, precision, layout, last, batch, out_layout, *stored)
+        found = self._verdict(where, precision, layout, last, batch, out_layout, *stored)
         description = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
         description += f" from {layout} to {out_layout}" if is_transposed(layout, out_layout) else ""
         if found.is_one:
-            why = self.explain_one_launch(found, where, batch, precision, layout, last, out_layout, *stored)
+            why = self._explain_one_launch(found, where, batch, precision, layout, last, out_layout, *stored)
             return f"{description} at batch {batch} on {where.name}: {why}"
         epilogues = [*[Epilogue(activation=self.between)] * (len(self.factors) - 1), last]
         what: dict[str, Any] = {"precision": precision, "device": device, "weights": weights}
@@ -232,9 +232,9 @@ class ChainLauncher(OneLaunch):
         if not is_layer(self.chains, options.layout, out_layout):
             return None
         arrays: dict[str, Any] = {"x": x, **last_only}
-        views, own_views = views_of(arrays, options.stream), self.views_of_weights(own)
-        batch = self.check(views, own_views, options, out_layout, inputs_of(own))
-        return self.one_launch(arrays, views, [own], own_views, last_only.get("out"), batch, options, out_layout)
+        views, own_views = views_of(arrays, options.stream), self._views_of_weights(own)
+        batch = self._check(views, own_views, options, out_layout, inputs_of(own))
+        return self._one_launch(arrays, views, [own], own_views, last_only.get("out"), batch, options, out_layout)
 
 
 def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
@@ -243,7 +243,7 @@ def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
         given = Chain.read(given[0]).factors
     if not given:
         raise LaunchError("factors=(); accepted: Launchers, one an argument, or patterns, from the one that meets X first; or a Chain")
-    return tuple(each.stating(StatedOptions()) if isinstance(each, Launcher) else Launcher(each) for each in given)
+    return tuple(each._stating(StatedOptions()) if isinstance(each, Launcher) else Launcher(each) for each in given)
 
 
 def layer_of(given: Any) -> ChainLauncher:

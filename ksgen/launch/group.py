@@ -50,7 +50,7 @@ class GroupLauncher(OneLaunch):
         if not layers:
             raise LaunchError("layers=(); accepted: ChainLaunchers, Launchers or chains, one an argument")
         given = tuple(map(layer_of, layers))
-        self.layers = tuple(layer.stating(StatedOptions()) for layer in given)
+        self.layers = tuple(layer._stating(StatedOptions()) for layer in given)
         self.chains, self.stated = tuple(layer.chain for layer in given), given[0].stated
         if changed := [layer for layer in self.layers if layer.out_layout]:
             raise LaunchError(f"{changed[0]!r} of a group; accepted: layers without out_layout")
@@ -67,7 +67,7 @@ class GroupLauncher(OneLaunch):
         self.__doc__ = docstring(self.chains, self.stated, LayerOptions(self.between or "none", None, self.fuse))
 
     def __repr__(self) -> str:
-        return f"GroupLauncher({', '.join(repr(layer.stating(self.stated)) for layer in self.layers)})"
+        return f"GroupLauncher({', '.join(repr(layer._stating(self.stated)) for layer in self.layers)})"
 
     def __call__(
         self,
@@ -134,9 +134,9 @@ class GroupLauncher(OneLaunch):
         """
         batch, where = checked_batch(batch), find_device(device)
         what = explained(self.stated, precision, layout, epilogue, weights, inputs)
-        name, found = self.title, self.verdict(where, batch=batch, **what._asdict())
+        name, found = self._title, self._verdict(where, batch=batch, **what._asdict())
         if found.is_one:
-            why = self.explain_one_launch(found, where, batch, *what[:3], None, *what[3:])
+            why = self._explain_one_launch(found, where, batch, *what[:3], None, *what[3:])
             return f"{name} at batch {batch} on {where.name}: {why}"
         each = [layer.explain(batch, device=device, **what._asdict()) for layer in self.layers]
         return "\n".join([f"{name}: layer by layer; {found.why}", *each])
@@ -159,7 +159,7 @@ class GroupLauncher(OneLaunch):
         """Weights as one list of arrays per layer."""
         own = self._each("weights", weights)
         lone = [len(layer.factors) == 1 and not isinstance(each, list | tuple) for layer, each in zip(self.layers, own, strict=True)]
-        found = [layer.weights_of_each([each] if is_lone else each) for layer, each, is_lone in zip(self.layers, own, lone, strict=True)]
+        found = [layer._weights_of_each([each] if is_lone else each) for layer, each, is_lone in zip(self.layers, own, lone, strict=True)]
         for each in found:
             check_storage(self, self.stated, each)
         return found
@@ -188,7 +188,7 @@ class GroupLauncher(OneLaunch):
 
     def _arrays(self, x: Any, added: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Arrays x, bias and residual by the names of a group's operands."""
-        named = ((name, array) for operand in ADDED for name, array in zip(self.names(operand), added[operand], strict=True))
+        named = ((name, array) for operand in ADDED for name, array in zip(self._names(operand), added[operand], strict=True))
         return {"x": x, **{name: array for name, array in named if array is not None}}
 
     def _outs(self, out: Any, options: CallOptions) -> list[Any]:
@@ -205,18 +205,18 @@ class GroupLauncher(OneLaunch):
     ) -> int:
         """Return the batch size; `LaunchError` on arguments that any layer would refuse, and on overlapping outputs."""
         results = {f"out of layer {number}": view(out, f"out of layer {number}") for number, out in enumerate(outs, 1)}
-        views_of_each = [layer.views_of_weights(weights) for layer, weights in zip(self.layers, own, strict=True)]
+        views_of_each = [layer._views_of_weights(weights) for layer, weights in zip(self.layers, own, strict=True)]
         read = dict[str, ArrayView]()  # of all layers: an output is written before later layers read their operands
         for number, (weights, found_views) in enumerate(zip(own, views_of_each, strict=True), 1):
             for at, (each, found) in enumerate(zip(weights, found_views, strict=True), 1):
                 if lies_in := each.lies_in if isinstance(each, Weights) else found:
                     read[f"weights {at} of layer {number}"] = lies_in
         for number, (layer, weights, own_views) in enumerate(zip(self.layers, own, views_of_each, strict=True), 1):
-            named = {each: self.names(each)[number - 1] for each in ADDED}
+            named = {each: self._names(each)[number - 1] for each in ADDED}
             given = {each: views[name] for each, name in named.items() if name in views}
             name = f"out of layer {number}"
             given |= {"out": results[name]} if outs else {}
-            batch = layer.check(given | {"x": views["x"]}, own_views, options, inputs=inputs)
+            batch = layer._check(given | {"x": views["x"]}, own_views, options, inputs=inputs)
             for each in weights:
                 if isinstance(each, Weights):
                     check_stored(self, each, options.precision or views["x"].dtype)
@@ -228,10 +228,10 @@ class GroupLauncher(OneLaunch):
         """Call of all layers as one launch; None if unavailable."""
         if not is_layer(self.chains, call.options.layout, None):
             return None
-        own_views = [found for layer, each in zip(self.layers, call.own, strict=True) for found in layer.views_of_weights(each)]
-        outs = dict(zip(self.out_names, call.outs, strict=True)) if call.outs else {}
+        own_views = [found for layer, each in zip(self.layers, call.own, strict=True) for found in layer._views_of_weights(each)]
+        outs = dict(zip(self._out_names, call.outs, strict=True)) if call.outs else {}
         views = call.views | {name: view(each) for name, each in outs.items()}
-        found = self.one_launch({**call.arrays, **outs}, views, call.own, own_views, call.outs or None, call.batch, call.options)
+        found = self._one_launch({**call.arrays, **outs}, views, call.own, own_views, call.outs or None, call.batch, call.options)
         if found and not isinstance(found.out, list):  # a group of one layer
             found.out = [found.out]
         return found

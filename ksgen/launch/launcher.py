@@ -83,7 +83,7 @@ class Launcher:
         """Pickle without caches: plans and packed weights belong to this process."""
         return partial(Launcher, *self.pattern.shape, sorted(self.batches), **self.stated.non_defaults), ()
 
-    def stating(self, stated: StatedOptions) -> "Launcher":
+    def _stating(self, stated: StatedOptions) -> "Launcher":
         """Launcher of the same kernels that states these options."""
         return self if stated == self.stated else Launcher(self.pattern, batches=sorted(self.batches), **stated.non_defaults)
 
@@ -208,7 +208,7 @@ class Launcher:
         where, on = device_and_stream(self, found.device, found.stream if stream is None else stream)
         return in_their_context(self, where, on, {"weights": found}), on
 
-    def taken(self, weights: Any) -> Any:
+    def _taken(self, weights: Any) -> Any:
         """Weights in the form that a call accepts.
 
         Quantized ones are packed at their first call; others are unchanged.
@@ -250,7 +250,7 @@ class Launcher:
         return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
 
     def _prepared(self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, options: CallOptions) -> Call:
-        weights, stated = self.taken(weights), self.stated
+        weights, stated = self._taken(weights), self.stated
         check_storage(self, stated, (weights,))
         packed = weights if isinstance(weights, Weights) else None
         arrays = {"x": x} if packed else {"x": x, "weights": weights}

@@ -40,18 +40,18 @@ class OneLaunch:
     accepted = "fuse='auto' or 'no'"
 
     @property
-    def title(self) -> str:
+    def _title(self) -> str:
         return ", beside ".join(map(str, self.chains))
 
-    def names(self, operand: str) -> tuple[str, ...]:
+    def _names(self, operand: str) -> tuple[str, ...]:
         """Names of an operand that each chain has separately."""
         return numbered(operand, len(self.chains))
 
     @property
-    def out_names(self) -> tuple[str, ...]:
-        return self.names("y" if len(self.chains) > 1 else "out")
+    def _out_names(self) -> tuple[str, ...]:
+        return self._names("y" if len(self.chains) > 1 else "out")
 
-    def verdict(
+    def _verdict(
         self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, out_layout: str | None = None,
         weights: str = SAME, inputs: str = SAME,
     ) -> Verdict:  # fmt: skip
@@ -74,7 +74,7 @@ class OneLaunch:
             weights=weights, inputs=inputs,
         )  # fmt: skip
 
-    def explain_one_launch(self, found: Verdict, device: Device, batch: int, *what: Any) -> str:
+    def _explain_one_launch(self, found: Verdict, device: Device, batch: int, *what: Any) -> str:
         """Name the family of the fused launch, with the reason.
 
         `what` holds the arguments of `_kernel`.
@@ -82,7 +82,7 @@ class OneLaunch:
         choice = PLANNER.choice(device, kernel := self._kernel(device, *what), batch)
         return f"one launch, by {choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
 
-    def one_launch(
+    def _one_launch(
         self, arrays: Mapping[str, Any], views: dict[str, ArrayView], own: Sequence[Sequence[Any]],
         own_views: Sequence[ArrayView | None], out: Any, batch: int, options: CallOptions, out_layout: str | None = None,
     ) -> Call | None:  # fmt: skip
@@ -104,7 +104,7 @@ class OneLaunch:
                 if isinstance(each, Weights):
                     check_stored(self, each, options.precision or dtype)
             check_memory(self, every)
-        added = [{name in views for name in self.names(operand)} for operand in ADDED]
+        added = [{name in views for name in self._names(operand)} for operand in ADDED]
         why_not = SOME_ADDED if any(len(each) > 1 for each in added) else BETWEEN_DIFFERS if self.between is None else ""
         if not why_not and self.fuse != "no" and place == "host" and not all(map(is_whole, every.values())):
             why_not = WITHIN_AN_ELEMENT
@@ -123,7 +123,7 @@ class OneLaunch:
         fused = fused_plan(device, self.chains, *what, batch, stride, stream, self.between or "none", out_layout, self.fuse, stored)
         if fused is None:
             if self.fuse == "yes":  # computed only then: separate launches would compute it at each call
-                self._check_asked(STORED_OTHERWISE if stored is None else self.verdict(device, *what, batch, out_layout, *stored).why)
+                self._check_asked(STORED_OTHERWISE if stored is None else self._verdict(device, *what, batch, out_layout, *stored).why)
             return None
         packed = []
         for number, (factor, plan, each) in enumerate(zip(self.factors, fused.factors, flat, strict=True), 1):

@@ -259,7 +259,7 @@ def test_a_group_is_one_launch_where_a_layer_says_so(
     monkeypatch.setattr("ksgen.launch.fused.SMALL_BYTES", 0)
     own, x, weights = fused_group(*fuses), rows(24, "bsf", 1), weights_of()
     ys = own(x, weights)
-    assert (own.title + " at batch 1" in own.explain(1)) == is_one
+    assert (own._title + " at batch 1" in own.explain(1)) == is_one
     for number, y in enumerate(ys):
         assert is_right(y, truth_of(x, number, weights[number], "bsf"))
     assert (launched.count("vector chain") == len(launched) == 1) == is_one

@@ -52,7 +52,7 @@ class ChainLayer:
         """Chain that this process multiplies by."""
         return self.chain if self.split is None else self.split.own
 
-    def refuse_turned(self, what: str) -> None:
+    def _refuse_out_layout(self, what: str) -> None:
         """Raise `LaunchError` if y has another layout than x, for a use that does not support it."""
         if self.out_layout is not None:
             raise LaunchError(f"{self._name()}: out_layout={self.out_layout!r} of {what}; accepted: layers without it")

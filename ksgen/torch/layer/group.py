@@ -131,7 +131,7 @@ class KSLinears(nn.ModuleList):
         self._check_has_layers()
         chains = [layer for layer in self if isinstance(layer, ChainLayer)]
         for layer in chains:
-            layer.refuse_turned("a layer of a group")
+            layer._refuse_out_layout("a layer of a group")
         layouts = sorted({layer.layout for layer in chains})
         if len(layouts) > 1:
             raise LaunchError(f"a group with layers of layouts {', '.join(layouts)}; accepted: one layout, or parts(x)")
@@ -261,5 +261,5 @@ def group(layers: Sequence[Any]) -> KSLinears:
         taken = ", ".join(str(layer.in_features) for layer in given)
         raise LaunchError(f"layers that take {taken} features; accepted: those that take the same x")
     for layer in given:
-        layer.refuse_turned("a layer of a group")
+        layer._refuse_out_layout("a layer of a group")
     return KSLinears(given)

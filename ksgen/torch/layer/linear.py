@@ -283,7 +283,7 @@ class KSLinear(ChainLayer, nn.Linear):
         `x_too`, x is also in eight bits before the first factor. Its single scale is the one at which none of the given
         `x` saturates. This layer stays unchanged.
         """
-        self.refuse_turned("a quantized layer")
+        self._refuse_out_layout("a quantized layer")
         own = dtype_name(self._dtype)
         if isinstance(storage, str) and storage in STORED and not STORED[storage].is_scaled and own not in taken_beside(storage):
             already = f", or this one, whose weights are {own}" if own == storage else ""

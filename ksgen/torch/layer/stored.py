@@ -424,7 +424,7 @@ class StoredWeights(ChainLayer, nn.Module):
 
     def _packed(self) -> list[Any]:
         """Weights per factor in the form that launchers accept."""
-        return list(chain_launcher(self._shapes, self.between, self.fuse).weights_of_each(self._ready_now().parts))
+        return list(chain_launcher(self._shapes, self.between, self.fuse)._weights_of_each(self._ready_now().parts))
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
         return dtype_name(dtype) in taken_beside(self.storage)

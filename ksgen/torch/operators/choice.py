@@ -274,14 +274,14 @@ def is_one_launch(
 @lru_cache(REMEMBERED)
 def _verdict(own: Any, device: Any, *job: Any) -> Verdict:
     *others, more, _ = job
-    found: Verdict = own.verdict(device, *others, **dict(more))
+    found: Verdict = own._verdict(device, *others, **dict(more))
     return found
 
 
 def disable_fusion(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
     """Disable the fused launch for this layer or group from now on; warns once."""
     _not_one[own] = str(error)
-    warn(f"{own.title} takes one launch per {own.parts}, as one for all cannot be had: {error}")
+    warn(f"{own._title} takes one launch per {own.parts}, as one for all cannot be had: {error}")
 
 
 def by_heuristic(kernel: KernelSpec) -> BackendChoice:

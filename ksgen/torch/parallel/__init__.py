@@ -53,7 +53,7 @@ class _KSParallel(ParallelStyle):
         name = type(self).__name__
         if layer._parallel is not None or any(isinstance(each, DTensor) for each in layer.parameters()):
             raise LaunchError(f"{name}: {layer._name()} is sharded already; accepted: plain weights, to which fully_shard comes later")
-        layer.refuse_turned(f"a layer that {name} splits")
+        layer._refuse_out_layout(f"a layer that {name} splits")
         if mesh.ndim != 1:
             raise LaunchError(f"{name}: a mesh of {mesh.ndim} dimensions; accepted: one dimension, such as mesh['tp']")
         features = Shard(-1 if layer.layout == "bsf" else 0)
