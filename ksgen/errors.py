@@ -21,7 +21,20 @@ def warn(message: str) -> None:
 
 
 class KsgenError(Exception):
-    """The root of every error that ksgen raises on purpose."""
+    """Root of every error that ksgen raises on purpose.
+
+    A message names the thing, its value, what is accepted, and the remedy. Subclasses in `ksgen.errors`: `PatternError`
+    and `SpecError` (also a `ValueError`), `LaunchError` (also a `RuntimeError`), `ConstantsError`, `RenderError`,
+    `ToolchainError` and `DeviceError`.
+
+    Examples:
+        >>> import ksgen
+        >>> try:
+        ...     ksgen.Pattern(6, 0, 32, 2)
+        ... except ksgen.KsgenError as error:
+        ...     print(error)
+        b=0; accepted: a whole number from 1 to 2147483647
+    """
 
 
 class PatternError(KsgenError, ValueError):

@@ -14,5 +14,22 @@ __all__ = ["Call", "ChainLauncher", "GroupLauncher", "Launcher", "Weights", "use
 
 
 def use_bundle(path: str) -> None:
-    """Serve every launcher of this process from a bundle first: `ksgen.use_bundle("vit.ksb")`."""
+    """Serve every launcher of this process from a bundle first.
+
+    A bundle holds binaries and wisdom, so that a machine without a compiler can launch them.
+    `ksgen bundle specs/vit.yaml --arch sm_90a -o vit.ksb` writes one. The bundle that was added last is searched first.
+
+    Args:
+        path: File of the bundle, such as "vit.ksb". It must stay in place.
+
+    Raises:
+        KsgenError: The file is missing or is no bundle.
+
+    Examples:
+        >>> import ksgen
+        >>> ksgen.use_bundle("missing.ksb")
+        Traceback (most recent call last):
+        ...
+        ksgen.errors.KsgenError: ...missing.ksb: there is no such bundle
+    """
     PLANNER.use_bundle(path)

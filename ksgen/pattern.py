@@ -36,7 +36,32 @@ _MOST_FROM, _SOME_FROM = 2 / 64, 2 / 256
 
 @dataclass(frozen=True, order=True, slots=True)
 class Pattern:
-    """The support I_a ⊗ 1_{b x c} ⊗ I_d."""
+    """Sparsity pattern of a Kronecker-sparse matrix K: the support I_a ⊗ 1_{b x c} ⊗ I_d.
+
+    K has a*b*d rows and a*c*d columns. Row (i, k, j) and column (i, l, j) share one free value, for i < a, k < b, l <
+    c, j < d. Weights are an array of these values of shape (a, b, c, d).
+
+    Args:
+        a: Number of diagonal blocks.
+        b: Outputs of each small dense block.
+        c: Inputs of each small dense block.
+        d: Interleaved copies in each diagonal block. With d = 1, K is block diagonal.
+
+    Raises:
+        PatternError: A number is no whole number of at least 1, or K has over 2^31 - 1 rows or columns.
+
+    Examples:
+        >>> from ksgen import Pattern
+        >>> pattern = Pattern(6, 64, 32, 2)
+        >>> pattern.in_features, pattern.out_features, pattern.weight_count
+        (384, 768, 24576)
+        >>> str(pattern)
+        '6,64,32,2'
+        >>> Pattern(6, 0, 32, 2)
+        Traceback (most recent call last):
+        ...
+        ksgen.errors.PatternError: b=0; accepted: a whole number from 1 to 2147483647
+    """
 
     a: int
     b: int
@@ -51,14 +76,45 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str) -> "Pattern":
-        """`1,192,48,2`, also in parentheses or brackets."""
+        """Read a pattern from text.
+
+        Args:
+            text: Four whole numbers with commas, such as "1,192,48,2", optionally in parentheses or brackets.
+
+        Returns:
+            The pattern.
+
+        Raises:
+            PatternError: The text is no pattern.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern.parse("(1, 192, 48, 2)")
+            Pattern(a=1, b=192, c=48, d=2)
+        """
         if not isinstance(text, str) or not (found := WRITTEN.fullmatch(text)):
             raise PatternError(f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2")
         return cls(*map(int, found.groups()))
 
     @classmethod
     def read(cls, given: object, name: str = "pattern") -> "Pattern":
-        """The pattern that a user gave in any form: `Pattern(1, 192, 48, 2)`, `(1, 192, 48, 2)` or `"1,192,48,2"`."""
+        """Read a pattern that a user gave in any form.
+
+        Args:
+            given: A `Pattern`, four numbers, or text: `Pattern(1, 192, 48, 2)`, `(1, 192, 48, 2)` or `"1,192,48,2"`.
+            name: Name of the argument in messages.
+
+        Returns:
+            The pattern.
+
+        Raises:
+            PatternError: The value is no pattern.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern.read((1, 192, 48, 2)) == Pattern.read("1,192,48,2")
+            True
+        """
         if isinstance(given, cls):
             return given
         if isinstance(given, str):
@@ -72,37 +128,42 @@ class Pattern:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape of the weights."""
+        """Shape of the weights: (a, b, c, d)."""
         return self.a, self.b, self.c, self.d
 
     @property
     def name(self) -> str:
+        """Pattern in file names and kernel names, such as `1x192x48x2`."""
         return "x".join(map(str, self.shape))
 
     @property
     def identifier(self) -> str:
+        """Pattern in identifiers, such as `1_192_48_2`."""
         return "_".join(map(str, self.shape))
 
     @property
     def in_features(self) -> int:
+        """Number of columns of K: a*c*d."""
         return self.a * self.c * self.d
 
     @property
     def out_features(self) -> int:
+        """Number of rows of K: a*b*d."""
         return self.a * self.b * self.d
 
     @property
     def weight_count(self) -> int:
+        """Number of free values: a*b*c*d."""
         return self.a * self.b * self.c * self.d
 
     @property
     def density(self) -> float:
-        """The share of K that is free."""
+        """Share of K that is free: 1/(a*d)."""
         return 1 / (self.a * self.d)
 
     @property
     def transpose(self) -> "Pattern":
-        """The support of K's transpose: what the gradient with respect to X multiplies by."""
+        """Pattern of the transpose of K, by which the gradient of x is multiplied."""
         return Pattern(self.a, self.c, self.b, self.d)
 
     @property
@@ -111,7 +172,18 @@ class Pattern:
         return (self.b + self.c) / (self.b * self.c)
 
     def predicts(self) -> Gain:
-        """Expected gain of a fused kernel from `rewrite_ratio`: the paper finds it largest where the ratio is large."""
+        """Predict the gain of a fused kernel over permute-multiply-permute from `rewrite_ratio`.
+
+        The paper finds the gain largest if the ratio is large. This is a heuristic, not a measurement.
+
+        Returns:
+            A `Gain`, which is text: nothing, little, something or most to win.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(1, 64, 64, 16).predicts().name, Pattern(16, 64, 64, 1).predicts().name
+            ('MOST', 'NONE')
+        """
         if self.d == 1:
             return Gain.NONE
         if self.rewrite_ratio >= _MOST_FROM:
@@ -119,17 +191,58 @@ class Pattern:
         return Gain.SOME if self.rewrite_ratio >= _SOME_FROM else Gain.LITTLE
 
     def column_order(self) -> tuple[int, ...]:
-        """The perfect shuffle Q of K = P K~ Q, as (Q x)[n] = x[order[n]]; K~ is block diagonal, a*d blocks of b x c."""
+        """Compute the perfect shuffle Q of K = P K~ Q, where K~ is block diagonal with a*d blocks of b x c.
+
+        Returns:
+            Indices: (Q x)[n] = x[order[n]].
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(1, 2, 2, 2).column_order()
+            (0, 2, 1, 3)
+        """
         return _shuffle(self.a, self.c, self.d)
 
     def row_order(self) -> tuple[int, ...]:
-        """The perfect shuffle P of K = P K~ Q, as (P y)[n] = y[order[n]]."""
+        """Compute the perfect shuffle P of K = P K~ Q, where K~ is block diagonal with a*d blocks of b x c.
+
+        Returns:
+            Indices: (P y)[n] = y[order[n]].
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(1, 3, 2, 2).row_order()
+            (0, 3, 1, 4, 2, 5)
+        """
         return _shuffle(self.a, self.d, self.b)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Patterns whose product is one layer, listed from the factor that meets X first; a name is for people alone."""
+    """Patterns whose product is one layer, from the factor that meets x first to the last one.
+
+    A chain is a sequence: it has a length, an index and an iterator.
+
+    Args:
+        factors: Patterns in any form that `Pattern.read` accepts. Each must take as many features as the one before it
+            gives.
+        name: Name for people, which comparisons ignore.
+
+    Raises:
+        PatternError: No factor is given, or two neighbours do not fit.
+
+    Examples:
+        >>> from ksgen import Chain
+        >>> chain = Chain(("2,48,192,1", "1,192,48,2"))
+        >>> print(chain)
+        2,48,192,1 then 1,192,48,2
+        >>> len(chain), chain.in_features, chain.out_features, chain[1].d
+        (2, 384, 384, 2)
+        >>> Chain(("2,48,192,1", "1,192,64,2"))
+        Traceback (most recent call last):
+        ...
+        ksgen.errors.PatternError: 2,48,192,1 gives 96 features and 1,192,64,2, next in the chain, takes 128; ...
+    """
 
     factors: tuple[Pattern, ...]
     name: str = field(default="", compare=False)
@@ -148,8 +261,25 @@ class Chain:
 
     @classmethod
     def read(cls, given: object) -> "Chain":
-        """The chain that a user gave in any form: a `Chain`, a list of patterns, or the only pattern, each in any
-        form."""
+        """Read a chain that a user gave in any form.
+
+        Args:
+            given: A `Chain`, a list of patterns, or the only pattern. Patterns have any form that `Pattern.read`
+                accepts.
+
+        Returns:
+            The chain.
+
+        Raises:
+            PatternError: The value is no chain, or its factors do not fit.
+
+        Examples:
+            >>> from ksgen import Chain
+            >>> print(Chain.read(["2,48,192,1", (1, 192, 48, 2)]))
+            2,48,192,1 then 1,192,48,2
+            >>> len(Chain.read("1,192,48,2"))
+            1
+        """
         if isinstance(given, cls):
             return given
         is_one = isinstance(given, Pattern | str) or _is_shape(given)
@@ -169,22 +299,25 @@ class Chain:
 
     @property
     def in_features(self) -> int:
+        """Features that the first factor takes."""
         return self.factors[0].in_features
 
     @property
     def out_features(self) -> int:
+        """Features that the last factor gives."""
         return self.factors[-1].out_features
 
     @property
     def weight_count(self) -> int:
+        """Number of free values of all factors."""
         return sum(pattern.weight_count for pattern in self.factors)
 
     @property
     def turn(self) -> int:
-        """Number of the factor that changes the layout, where Y has another layout than X.
+        """Index of the factor that changes the layout if y has another layout than x.
 
-        It is the factor with the fewest inputs except the first one. Arrays before it have X's layout, arrays behind it
-        Y's.
+        It is the factor with the fewest inputs except the first one. Arrays before it have the layout of x, later ones
+        that of y.
         """
         found = 0
         for number in range(1, len(self.factors)):  # compilers of PyTorch's follow no `min` with a key
@@ -194,6 +327,7 @@ class Chain:
 
     @property
     def transpose(self) -> "Chain":
+        """Chain of the transposed product: transposed factors in reverse order."""
         return Chain(tuple(pattern.transpose for pattern in reversed(self.factors)), self.name)
 
     @property
@@ -222,7 +356,24 @@ def dense(in_features: int, out_features: int) -> Chain:
 
 
 def low_rank(in_features: int, out_features: int, rank: int) -> Chain:
-    """Down to `rank` features, then up."""
+    """Create a chain of two dense factors: down to `rank` features, then up.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        rank: Features of the intermediate, at most the smaller of both.
+
+    Returns:
+        The `Chain`.
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> import ksgen
+        >>> print(ksgen.low_rank(8, 6, rank=2))
+        1,2,8,1 then 1,6,2,1
+    """
     in_features, out_features, rank = _counts(in_features=in_features, out_features=out_features, rank=rank)
     if rank > (most := min(in_features, out_features)):
         raise PatternError(f"rank={rank} for {in_features} to {out_features} features; accepted: 1 to {most}")
@@ -230,25 +381,93 @@ def low_rank(in_features: int, out_features: int, rank: int) -> Chain:
 
 
 def square_dyadic(features: int) -> Chain:
-    """The butterfly of the fast Fourier transform: L factors of 2 x 2 blocks, for 2^L features."""
+    """Create the butterfly of the fast Fourier transform: L factors of 2 x 2 blocks for 2^L features.
+
+    Args:
+        features: Features of x and y, a power of two from 2 up.
+
+    Returns:
+        The `Chain`.
+
+    Raises:
+        PatternError: `features` is no power of two.
+
+    Examples:
+        >>> import ksgen
+        >>> print(ksgen.square_dyadic(8))
+        4,2,2,1 then 2,2,2,2 then 1,2,2,4
+    """
     return Chain(_butterfly(features, 1), "square_dyadic")
 
 
 def kaleidoscope(features: int) -> Chain:
-    """A transposed square dyadic butterfly, then a square dyadic one: 2 L factors for 2^L features."""
+    """Create a transposed square dyadic butterfly followed by a square dyadic one: 2 L factors for 2^L features.
+
+    Args:
+        features: Features of x and y, a power of two from 2 up.
+
+    Returns:
+        The `Chain`.
+
+    Raises:
+        PatternError: `features` is no power of two.
+
+    Examples:
+        >>> import ksgen
+        >>> print(ksgen.kaleidoscope(4))
+        1,2,2,2 then 2,2,2,1 then 2,2,2,1 then 1,2,2,2
+    """
     butterfly = square_dyadic(features)
     return Chain((*butterfly.transpose, *butterfly), "kaleidoscope")
 
 
 def block_butterfly(features: int, block: int) -> Chain:
-    """A square dyadic butterfly whose entries are blocks of `block` x `block`: L factors for 2^L * block features."""
+    """Create a square dyadic butterfly whose entries are blocks: L factors for 2^L * block features.
+
+    Args:
+        features: Features of x and y: `block` times a power of two from 2 up.
+        block: Rows and columns of a block.
+
+    Returns:
+        The `Chain`.
+
+    Raises:
+        PatternError: `features` is not accepted.
+
+    Examples:
+        >>> import ksgen
+        >>> print(ksgen.block_butterfly(64, block=16))
+        2,32,32,1 then 1,32,32,2
+    """
     return Chain(_butterfly(features, block), "block_butterfly")
 
 
 def monarch(in_features: int, out_features: int, split_in: int, split_out: int) -> Chain:
-    """`split_in` diagonal blocks, each a `split_in`-th of X to a `split_out`-th of Y, then blocks that mix across them.
+    """Create a Monarch chain: diagonal blocks, then blocks that mix across them.
 
-    The Monarch matrices of n x n are `monarch(n, n, s, s)` with s the square root of n.
+    The first factor has `split_in` diagonal blocks. Each maps a `split_in`-th of x to a `split_out`-th of y. The
+    Monarch matrices of n x n are `monarch(n, n, s, s)` with s the square root of n.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        split_in: Divisor of `in_features`.
+        split_out: Divisor of `out_features`.
+
+    Returns:
+        The `Chain`.
+
+    Raises:
+        PatternError: A split is no divisor.
+
+    Examples:
+        >>> import ksgen
+        >>> print(ksgen.monarch(64, 64, split_in=8, split_out=8))
+        8,8,8,1 then 1,8,8,8
+        >>> ksgen.monarch(64, 64, split_in=7, split_out=8)
+        Traceback (most recent call last):
+        ...
+        ksgen.errors.PatternError: split_in=7; accepted: a divisor of in_features=64
     """
     given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
     in_features, out_features, split_in, split_out = _counts(**given)
@@ -261,9 +480,24 @@ def monarch(in_features: int, out_features: int, split_in: int, split_out: int) 
 
 
 def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> Chain:
-    """Blocks of b x c, given as pairs (b, c) from the factor that meets X first.
+    """Create a deformable butterfly from blocks of b x c.
 
-    A factor's d is the product of the b before it; its a is what is then left of the features.
+    A factor's d is the product of the b before it. Its a is the remaining part of the features.
+
+    Args:
+        in_features: Features of x.
+        blocks: Pairs (b, c), from the factor that meets x first.
+
+    Returns:
+        The `Chain`.
+
+    Raises:
+        PatternError: A block does not divide the features that it meets.
+
+    Examples:
+        >>> import ksgen
+        >>> print(ksgen.deformable_butterfly(16, [(2, 4), (3, 2)]))
+        4,2,4,1 then 2,3,2,2
     """
     (features,) = _counts(in_features=in_features)
     if not isinstance(blocks, Sequence):

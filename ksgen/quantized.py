@@ -32,8 +32,25 @@ ELEMENTS_AT_ONCE = 2**22  # of X in float64, where it is summed up
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """Weights (a, b, c, d) in eight bits or in bfloat16, made by `quantize`. Launchers pack them and multiply by them
-    unchanged."""
+    """Weights (a, b, c, d) in eight bits or in bfloat16, which `quantize` returns.
+
+    Launchers pack them and multiply by them directly. Two objects are equal only if they are the same object.
+
+    Attributes:
+        pattern: Pattern of the weights.
+        storage: "int8", "e4m3", "e5m2" or "bfloat16".
+        per: What has a scale of its own: "factor", "i" or "output".
+        values: Stored values (a, b, c, d): an array of NumPy or a tensor of PyTorch.
+        scale: float32 scales (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d). In bfloat16 there is one, which is 1.
+        saturated: Number of weights that were beyond the largest value and became it.
+        x_scale: Scale of the x that they multiply, which is stored like them. None: x is stored like y.
+
+    Examples:
+        >>> import numpy as np
+        >>> import ksgen
+        >>> ksgen.quantize(np.ones((1, 3, 2, 2), np.float32), "int8")
+        Quantized(1,3,2,2, int8, a scale per output, 0 of 12 weights saturated)
+    """
 
     pattern: Pattern
     storage: str  # "int8", "e4m3" or "e5m2"; or "bfloat16", with one scale, which is 1
@@ -63,13 +80,43 @@ class Quantized:
         return STORED[self.storage].item_bytes * self.pattern.weight_count + SCALE_BYTES * int(prod(self.scale.shape))
 
     def dequantized(self) -> Any:
-        """The weights that it stands for, in float32: an array, or a tensor where the values lie."""
+        """Compute the weights that values and scales stand for.
+
+        Returns:
+            float32 weights (a, b, c, d): an array, or a tensor on the device of the values.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> weights = np.array([2.0, -1.0], np.float32).reshape(1, 1, 2, 1)
+            >>> ksgen.quantize(weights, "int8").dequantized().ravel().round(2)
+            array([ 2.  , -1.01], dtype=float32)
+        """
         if _is_tensor(self.values):
             return self.values.to(self.scale.dtype) * self.scale
         return self.values.astype(np.float32) * self.scale
 
     def error(self, weights: Any, x: Any = None, layout: Layout = "bsf") -> float:
-        """How far it is from these weights, relative to them by the Frobenius norm; with `x`, of Y = X K^T."""
+        """Compute the error relative to given weights, by the Frobenius norm.
+
+        Args:
+            weights: Weights (a, b, c, d) in floating point.
+            x: Inputs. If given, the error is that of Y = X K^T.
+            layout: Layout of x: "bsf" or "bsl".
+
+        Returns:
+            The norm of the difference over that of the weights or Y. It is the norm of the difference if those are 0.
+
+        Raises:
+            LaunchError: `weights` or `x` has another shape.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> weights = np.arange(12, dtype=np.float32).reshape(1, 3, 2, 2)
+            >>> ksgen.quantize(weights, "int8").error(weights) < 0.01
+            True
+        """
         wide = _checked_weights(weights, STORED[self.storage])
         if wide.shape != self.pattern.shape:
             raise LaunchError(f"{self!r}: got weights of shape {wide.shape}; {self.pattern.shape} is needed")
@@ -103,7 +150,22 @@ class Quantized:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedInputs:
-    """X in eight bits, made by `quantize_inputs`: launchers take `values`, with weights made for its scale."""
+    """X in eight bits, which `quantize_inputs` returns.
+
+    Launchers take `values` with weights that were quantized for its `scale`.
+
+    Attributes:
+        storage: "int8", "e4m3" or "e5m2".
+        values: Stored values, of the shape of x.
+        scale: Scale of all values.
+        saturated: Number of elements that were beyond the largest value and became it.
+
+    Examples:
+        >>> import numpy as np
+        >>> import ksgen
+        >>> ksgen.quantize_inputs(np.array([[0.5, 127.0]], np.float32), "int8")
+        QuantizedInputs((1, 2), int8 times 1, 0 of 2 elements saturated)
+    """
 
     storage: str
     values: Any  # shaped as x
@@ -115,7 +177,18 @@ class QuantizedInputs:
         return f"QuantizedInputs({tuple(self.values.shape)}, {self.storage} times {self.scale:.6g}, {self.saturated} of {count} saturated)"
 
     def dequantized(self) -> Any:
-        """The x that it stands for, in float32."""
+        """Compute the x that values and scale stand for.
+
+        Returns:
+            float32 array, or tensor on the device of the values.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> x = np.array([[1.0, 127.0]], np.float32)
+            >>> ksgen.quantize_inputs(x, "int8").dequantized()
+            array([[  1., 127.]], dtype=float32)
+        """
         if _is_tensor(self.values):
             return self.values.to(sys.modules["torch"].float32) * self.scale
         return self.values.astype(np.float32) * np.float32(self.scale)
@@ -127,10 +200,30 @@ def describe_scales(storage: str, per: str) -> str:
 
 
 def quantize_inputs(x: Any, storage: ByteStorage, *, scale: float | None = None, saturate: bool = False) -> QuantizedInputs:
-    """Quantize X to eight bits with one scale: the smallest one without saturation, or a `scale` found on other data.
+    """Quantize x to eight bits with one scale.
 
-    A scale that would saturate some values is refused, unless `saturate=True` sets them to the largest value.
-    `saturated` counts them.
+    Args:
+        x: Array of NumPy or tensor of PyTorch, of real finite numbers.
+        storage: "int8", "e4m3" or "e5m2".
+        scale: Scale that was found on other data. None: the smallest scale without saturation.
+        saturate: True sets values beyond the largest one to it. False refuses a scale with such values.
+
+    Returns:
+        `QuantizedInputs`. `quantize(weights, storage, x_scale=result.scale)` gives weights for it.
+
+    Raises:
+        LaunchError: x is not finite, an option is unknown, or the scale would saturate values.
+
+    Examples:
+        >>> import numpy as np
+        >>> import ksgen
+        >>> x, weights = np.ones((1, 4), np.float32), np.ones((1, 3, 2, 2), np.float32)
+        >>> stored = ksgen.quantize_inputs(x, "int8")
+        >>> stored.values
+        array([[127, 127, 127, 127]], dtype=int8)
+        >>> own = ksgen.quantize(weights, "int8", x_scale=stored.scale)
+        >>> ksgen.Launcher(1, 3, 2, 2)(stored.values, own)
+        array([[2., 2., 2., 2., 2., 2.]], dtype=float32)
     """
     if not is_word(storage, STORAGES):
         raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORAGES)}")
@@ -172,15 +265,40 @@ def quantize(
     scale: Any = None,
     x_scale: Any = None,
 ) -> Quantized:
-    """Quantize weights (a, b, c, d) to eight bits, with one scale per factor, per i, or per output (i, k, j); or to
-    bfloat16.
+    """Quantize weights to eight bits with scales, or to bfloat16.
 
-    A scale is the largest weight's size over the largest value, so that none saturates. With `x`, inputs as the layer
-    meets them, each is chosen again so that X K^T changes least; then the largest weights may saturate, and `saturated`
-    says how many did. A `scale` of your own must leave none of them saturated. In "bfloat16", for x of float32, there
-    are no scales: each weight is rounded to the nearest value, ties to even, and what is not finite stays so. With an
-    `x_scale`, they multiply x stored in eight bits like them, as `quantize_inputs` returns it; `x_scale` is the scale
-    of that x.
+    A scale is the largest weight's size over the largest value, so that no weight saturates. With `x`, each scale is
+    chosen so that X K^T changes least; then the largest weights may saturate. bfloat16 has no scales: each weight is
+    rounded to the nearest value, ties to even, and infinities and NaN stay.
+
+    Args:
+        weights: Weights (a, b, c, d): an array of NumPy or a tensor of PyTorch.
+        storage: "int8", "e4m3", "e5m2", or "bfloat16" for x of float32.
+        per: What has a scale of its own: "factor" (all weights), "i" (a diagonal block) or "output" (i, k, j).
+        x: Inputs of the layer for calibration. None: no calibration.
+        layout: Layout of x: "bsf" or "bsl".
+        scale: Scales (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d), at which no weight saturates. None: chosen.
+        x_scale: Scale of x, if x is stored in eight bits like the weights. `quantize_inputs` finds it.
+
+    Returns:
+        `Quantized`, which launchers accept as weights. Its `saturated` counts saturated weights.
+
+    Raises:
+        LaunchError: Weights are not finite or not four-dimensional, or options are unknown or exclude each other.
+
+    Examples:
+        >>> import numpy as np
+        >>> import ksgen
+        >>> weights = np.ones((1, 3, 2, 2), np.float32)
+        >>> quantized = ksgen.quantize(weights, "int8")
+        >>> quantized.nbytes, weights.nbytes
+        (36, 48)
+        >>> ksgen.Launcher(1, 3, 2, 2)(np.ones((1, 4), np.float32), quantized)
+        array([[2., 2., 2., 2., 2., 2.]], dtype=float32)
+        >>> ksgen.quantize(weights, "int7")
+        Traceback (most recent call last):
+        ...
+        ksgen.errors.LaunchError: storage='int7'; did you mean int8? accepted: int8, e4m3, e5m2, bfloat16
     """
     if isinstance(weights, Quantized):
         raise LaunchError(f"got {weights!r}, which is {_storage_words(weights.storage)} already; accepted: the weights in floating point")

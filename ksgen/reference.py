@@ -23,7 +23,27 @@ ELEMENTS_AT_ONCE = 2**22  # of X and Y: 32 MiB of float64
 
 
 def to_dense(pattern: Pattern, weights: ArrayLike) -> Float64:
-    """K, as a matrix of out_features x in_features."""
+    """Compute K as a dense matrix.
+
+    Args:
+        pattern: Pattern of K.
+        weights: Free values (a, b, c, d).
+
+    Returns:
+        K, (out_features, in_features), in float64 or complex128.
+
+    Raises:
+        LaunchError: The weights have another shape.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import Pattern, reference
+        >>> reference.to_dense(Pattern(1, 2, 1, 2), np.array([1, 2, 3, 4]).reshape(1, 2, 1, 2))
+        array([[1., 0.],
+               [0., 2.],
+               [3., 0.],
+               [0., 4.]])
+    """
     free = _checked("weights", weights, pattern.shape)
     dense = np.zeros((pattern.out_features, pattern.in_features), wide_type(free))
     _free_entries(pattern, dense)[...] = free
@@ -31,7 +51,26 @@ def to_dense(pattern: Pattern, weights: ArrayLike) -> Float64:
 
 
 def from_dense(pattern: Pattern, dense: ArrayLike) -> Float64:
-    """The weights of a K that is zero off the pattern's support; `PatternError` shows an entry that is not."""
+    """Extract the weights of a matrix that is 0 off the pattern's support.
+
+    Args:
+        pattern: Pattern of K.
+        dense: K, (out_features, in_features).
+
+    Returns:
+        Weights (a, b, c, d) in float64 or complex128.
+
+    Raises:
+        LaunchError: K has another shape.
+        PatternError: An entry off the support is not 0; the message shows it.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import Pattern, reference
+        >>> pattern, weights = Pattern(1, 2, 1, 2), np.array([1, 2, 3, 4]).reshape(1, 2, 1, 2)
+        >>> reference.from_dense(pattern, reference.to_dense(pattern, weights)).ravel()
+        array([1., 2., 3., 4.])
+    """
     given = _checked("K", dense, (pattern.out_features, pattern.in_features))
     rest = np.array(given, dtype=wide_type(given), order="C")
     free = _free_entries(pattern, rest)
@@ -53,7 +92,29 @@ def multiply(
     activation: str = "none",
     residual: ArrayLike | None = None,
 ) -> Float64:
-    """activation(X K^T + bias) + residual, in X's layout: one matrix product for each of the a*d blocks."""
+    """Compute activation(X K^T + bias) + residual in float64 or complex128: one matrix product per block.
+
+    Args:
+        pattern: Pattern of K.
+        x: Input, (batch, a*c*d) in layout "bsf", or (a*c*d, batch) in "bsl".
+        weights: Free values (a, b, c, d).
+        layout: Layout of x and y: "bsf" or "bsl".
+        bias: Array (a*b*d,), or None.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu". Complex numbers accept "none" only.
+        residual: Array like y, or None.
+
+    Returns:
+        y in the layout of x.
+
+    Raises:
+        LaunchError: A shape does not fit, or an option is unknown.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import Pattern, reference
+        >>> reference.multiply(Pattern(1, 3, 2, 2), np.ones((1, 4)), np.ones((1, 3, 2, 2)), "bsf", bias=np.arange(6))
+        array([[2., 3., 4., 5., 6., 7.]])
+    """
     if not is_word(layout, LAYOUTS):
         raise LaunchError(f"layout={excerpt(layout)}; accepted: {', '.join(LAYOUTS)}")
     if not is_word(activation, _ACTIVATIONS):
@@ -83,12 +144,38 @@ def multiply(
 
 
 def dequantized(values: ArrayLike, scale: ArrayLike) -> Float64:
-    """The weights that values in eight bits and their scales stand for."""
+    """Compute the weights that values in eight bits and their scales stand for.
+
+    Args:
+        values: Stored values.
+        scale: Scales, which broadcast to the values.
+
+    Returns:
+        float64 array of the values' shape.
+
+    Examples:
+        >>> from ksgen import reference
+        >>> reference.dequantized([2, -4], 0.5)
+        array([ 1., -2.])
+    """
     return np.asarray(values).astype(np.float64) * np.asarray(scale).astype(np.float64)
 
 
 def values_of(storage: Storage) -> Float64:
-    """Number that each of the 256 bit patterns stands for, by its format's definition; NaN if it is none."""
+    """Compute the number that each of the 256 bit patterns stands for, by its format's definition.
+
+    Args:
+        storage: Record of `ksgen.spec.STORAGES`.
+
+    Returns:
+        float64 array of 256 numbers; NaN marks bit patterns that are no number.
+
+    Examples:
+        >>> from ksgen import reference
+        >>> from ksgen.spec import STORAGES
+        >>> reference.values_of(STORAGES["int8"])[[1, 127, 255]]
+        array([  1., 127.,  -1.])
+    """
     bits = np.arange(256)
     if storage.mantissa is None:
         return np.where(bits < 128, bits, bits - 256).astype(np.float64)
@@ -100,7 +187,26 @@ def values_of(storage: Storage) -> Float64:
 
 
 def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: str) -> Float64:
-    """The gradient of the weights, (a, b, c, d), from X and that of Y: dY^T conj(X) for each of the a*d blocks."""
+    """Compute the gradient of the weights from x and the gradient of y: dY^T conj(X) per block.
+
+    Args:
+        pattern: Pattern of K.
+        x: Input, (batch, a*c*d) in layout "bsf", or (a*c*d, batch) in "bsl".
+        grad_y: Gradient of y, (batch, a*b*d) or (a*b*d, batch).
+        layout: Layout of x and grad_y: "bsf" or "bsl".
+
+    Returns:
+        The gradient (a, b, c, d) in float64 or complex128.
+
+    Raises:
+        LaunchError: A shape does not fit, or the layout is unknown.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import Pattern, reference
+        >>> reference.gradient(Pattern(1, 1, 2, 1), np.array([[1, 2], [3, 4]]), np.array([[1], [1]]), "bsf").ravel()
+        array([4., 6.])
+    """
     if not is_word(layout, LAYOUTS):
         raise LaunchError(f"layout={excerpt(layout)}; accepted: {', '.join(LAYOUTS)}")
     a, b, c, d = pattern.shape
@@ -119,7 +225,20 @@ def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: str) -> 
 
 
 def wide_type(array: NDArray[Any]) -> Any:
-    """complex128 for complex numbers, float64 for others."""
+    """Select the dtype of reference results: complex128 for complex numbers, float64 for others.
+
+    Args:
+        array: Array of any real or complex dtype.
+
+    Returns:
+        NumPy's scalar type.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import reference
+        >>> reference.wide_type(np.zeros(1, np.complex64))
+        <class 'numpy.complex128'>
+    """
     return np.complex128 if array.dtype.kind == "c" else np.float64
 
 

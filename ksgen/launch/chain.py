@@ -28,12 +28,35 @@ from ksgen.words import counted
 
 
 class ChainLauncher(OneLaunch):
-    """Launcher of one layer: `ChainLauncher(*factors)` takes launchers, patterns, or a chain.
+    """Multiply by a product of Kronecker-sparse factors: y = chain(x, weights) computes one layer.
 
-    Factors are listed from the one that meets X first to the last one. `between` is the activation of each factor but
-    the last. `fuse` selects launches: "auto" runs one launch if that is faster, and "no" one launch per factor. "yes"
-    always runs one launch, and is an error if it is unavailable. `out_layout` is the layout of y for calls that name
-    none; None means that of x. `stated` holds the options of a `Launcher`; those that the factors state are ignored.
+    If the device has a kernel for all factors and that is faster, one launch runs them. Otherwise factors are launched
+    sequentially. Arguments that any factor would refuse are refused before the first launch.
+
+    Args:
+        *factors: Patterns or `Launcher`s, one per argument, from the factor that meets x first; or one `Chain`, or one
+            list of patterns. Options that a factor states are ignored.
+        between: Activation after each factor but the last: "none", "relu", "gelu", "gelu_tanh" or "silu".
+        fuse: Launches: "auto" runs one launch if that is faster, "no" one per factor. "yes" always runs one launch, and
+            is an error if that is unavailable.
+        out_layout: Layout of y for calls that name none: "bsf" or "bsl". None: that of x.
+        **stated: Options of calls that name no others, and required operands: the same as those of a `Launcher`.
+
+    Raises:
+        PatternError: The factors do not fit each other.
+        SpecError: A stated option is unknown, or two options exclude each other.
+        LaunchError: `between`, `fuse` or `out_layout` is unknown, or no factor is given.
+
+    Examples:
+        >>> import numpy as np
+        >>> import ksgen
+        >>> layer = ksgen.ChainLauncher("1,2,2,2", "2,2,2,1", between="relu")
+        >>> x = np.array([[1, -2, 3, -4]], np.float32)
+        >>> weights = [np.ones((1, 2, 2, 2), np.float32), np.ones((2, 2, 2, 1), np.float32)]
+        >>> layer(x, weights)
+        array([[4., 4., 4., 4.]], dtype=float32)
+        >>> ksgen.ChainLauncher(ksgen.monarch(4, 4, 2, 2))
+        ChainLauncher(Launcher(2, 2, 2, 1), Launcher(1, 2, 2, 2))
     """
 
     parts = "factor"
@@ -85,10 +108,40 @@ class ChainLauncher(OneLaunch):
         precision: PrecisionName | None = None,
         out_layout: Layout | None = None,
     ) -> Any:
-        """Apply every factor; bias, activation and residual belong to the last one.
+        """Multiply x by every factor. Bias, activation and residual follow the last one.
 
-        `weights` has one array per factor. `out_layout` is the layout of y and the residual, if it differs from that of
-        x. Stated options apply like in a call of a `Launcher`. Returns y.
+        Args:
+            x: Input, (batch, in_features) in layout "bsf", or (in_features, batch) in "bsl".
+            weights: List with one array (a, b, c, d) per factor, or results of `Launcher.pack` or `ksgen.quantize`.
+            layout: Layout of x: "bsf" or "bsl". None: the stated one, "bsf" by default.
+            bias: Array (out_features,). False omits a stated bias.
+            activation: Activation after the last factor. None: the stated one, "none" by default.
+            residual: Array like y. False omits a stated residual.
+            out: Array for y. None: a new one.
+            stream: CUDA stream or pyopencl queue to launch on. None: the stream of the arrays.
+            precision: Arithmetic of all products, like in a call of a `Launcher`.
+            out_layout: Layout of y and the residual. None: that of the launcher, else that of x.
+
+        Returns:
+            y, (batch, out_features) in "bsf" or (out_features, batch) in "bsl", an array of the same library as x.
+
+        Raises:
+            LaunchError: Arguments do not fit a factor or each other, or fuse="yes" is unavailable.
+            DeviceError: No device can run the call.
+            ToolchainError: No compiler is available, and no binary is cached.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> layer = ksgen.ChainLauncher("1,2,2,2", "2,2,2,1")
+            >>> weights = [np.ones((1, 2, 2, 2), np.float32), np.ones((2, 2, 2, 1), np.float32)]
+            >>> x = np.array([[1, 2, 3, 4]], np.float32)
+            >>> layer(x, weights)
+            array([[10., 10., 10., 10.]], dtype=float32)
+            >>> layer(x, weights[:1])
+            Traceback (most recent call last):
+            ...
+            ksgen.errors.LaunchError: ChainLauncher(...): got 1 weight array; 2 are needed, one a factor
         """
         options, out_layout = options_of_call(self.stated, layout, activation, stream, precision), out_layout or self.out_layout
         last_only, layout = self._last_only(bias=bias, residual=residual, out=out), options.layout
@@ -122,7 +175,29 @@ class ChainLauncher(OneLaunch):
     ) -> Call | None:
         """Prepare a call of all factors as one launch, like `Launcher.prepare`.
 
-        `last_only` holds bias, residual and out, if given. Returns None if the factors are launched one by one.
+        Args:
+            x: Input, like in a call.
+            weights: List with the weights of each factor.
+            layout: Layout of x.
+            activation: Activation after the last factor.
+            precision: Arithmetic of all products.
+            out_layout: Layout of y.
+            **last_only: Arrays `bias`, `residual` and `out`, if any.
+
+        Returns:
+            A `Call`, or None if the factors are launched sequentially.
+
+        Raises:
+            LaunchError: Arguments do not fit a factor or each other, or fuse="yes" is unavailable.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> layer = ksgen.ChainLauncher("1,2,2,2", "2,2,2,1", fuse="yes")
+            >>> weights = [np.ones((1, 2, 2, 2), np.float32), np.ones((2, 2, 2, 1), np.float32)]
+            >>> call = layer.prepare(np.ones((1, 4), np.float32), weights)
+            >>> call()
+            array([[4., 4., 4., 4.]], dtype=float32)
         """
         own, last_only = self._weights_of_each(weights), self._last_only(**last_only)
         options = options_of_call(self.stated, layout, activation, None, precision)
@@ -204,9 +279,31 @@ class ChainLauncher(OneLaunch):
     ) -> str:
         """Explain whether one launch runs all factors on a device, by which family, and why.
 
-        Otherwise it explains each factor. `weights` is the storage of the weights, such as "int8". `inputs` is that of
-        x if it is in eight bits; intermediates and y then have the given precision. None stands for the stated option,
-        else for the default: no quantization, float32.
+        None stands for the stated option. Without a stated option it stands for float32, "bsf" and unquantized arrays.
+
+        Args:
+            batch: Batch size of the call.
+            precision: Arithmetic, such as "float16".
+            layout: Layout of x: "bsf" or "bsl".
+            epilogue: `ksgen.spec.Epilogue` of the last factor: bias, activation and residual.
+            device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
+            out_layout: Layout of y. None: that of the launcher, else that of x.
+            weights: Storage of the weights: "same", "int8", "e4m3", "e5m2" or "bfloat16".
+            inputs: Storage of x: "same", "int8", "e4m3" or "e5m2". Intermediates and y then have the given precision.
+
+        Returns:
+            One line for one launch; otherwise a line with the reason, and one line per factor.
+
+        Raises:
+            SpecError: An option is unknown, or two options exclude each other.
+            DeviceError: The device does not exist.
+
+        Examples:
+            >>> import ksgen
+            >>> print(ksgen.ChainLauncher("1,2,2,2", "2,2,2,1", fuse="no").explain(batch=4))
+            1,2,2,2 then 2,2,2,1: one launch per factor; fuse='no'
+            ks_1x2x2x2_float32_bsf at batch 4 on ...
+            ks_2x2x2x1_float32_bsf at batch 4 on ...
         """
         batch, where, out_layout = checked_batch(batch), find_device(device), out_layout or self.out_layout
         precision, layout, last, weights, inputs = explained(self.stated, precision, layout, epilogue, weights, inputs)

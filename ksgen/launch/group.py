@@ -37,10 +37,30 @@ class _Given(NamedTuple):
 
 
 class GroupLauncher(OneLaunch):
-    """Launcher of layers on one x: `GroupLauncher(*layers)`.
+    """Compute layers that take the same x, such as q, k and v: ys = group(x, weights).
 
-    Each layer is a `ChainLauncher`, the `Launcher` of its only factor, or a chain. All layers must state the same
-    options.
+    If the device has a kernel for all layers and that is faster, one launch runs them and reads x once. Otherwise each
+    layer is launched. Arguments that any layer would refuse are refused before the first launch.
+
+    Args:
+        *layers: `ChainLauncher`s, `Launcher`s, chains or patterns, one per argument. All must take as many features and
+            state the same options. None may have an `out_layout`. One layer with fuse="no" rules out one launch; else
+            one with "yes" requires it.
+
+    Raises:
+        PatternError: A layer is no chain.
+        LaunchError: No layer is given, or layers take different features or state different options.
+
+    Examples:
+        >>> import numpy as np
+        >>> import ksgen
+        >>> group = ksgen.GroupLauncher("1,3,2,2", "1,3,2,2")
+        >>> weights = np.ones((1, 3, 2, 2), np.float32)
+        >>> q, k = group(np.ones((1, 4), np.float32), [[weights], [2 * weights]])
+        >>> q
+        array([[2., 2., 2., 2., 2., 2.]], dtype=float32)
+        >>> k
+        array([[4., 4., 4., 4., 4., 4.]], dtype=float32)
     """
 
     parts = "layer"
@@ -82,11 +102,39 @@ class GroupLauncher(OneLaunch):
         stream: Any = None,
         precision: PrecisionName | None = None,
     ) -> list[Any]:
-        """Compute the layers' outputs: new arrays, or the arrays of `out`.
+        """Compute the outputs of all layers.
 
-        New arrays are slices of one if one launch wrote them. `out` is one array for all layers, or a list of arrays.
-        `weights` has a list per layer, with one array per factor. `bias` and `residual`, if given, are lists with one
-        array per layer. Stated options apply like in a call of a `Launcher`. Returns a list with one array per layer.
+        Args:
+            x: Input of every layer, (batch, in_features) in layout "bsf", or (in_features, batch) in "bsl".
+            weights: List with one list per layer, which has one array (a, b, c, d) per factor. A layer of one factor
+                may have the array alone. Results of `Launcher.pack` or `ksgen.quantize` are accepted too.
+            layout: Layout of x and the outputs: "bsf" or "bsl". None: the stated one, "bsf" by default.
+            bias: List with one array (out_features,) or None per layer. False omits a stated bias.
+            activation: Activation of every layer. None: the stated one, "none" by default.
+            residual: List with one array like the layer's output, or None, per layer. False omits a stated residual.
+            out: One array with the features of all layers, or a list with one array per layer. None: new arrays.
+            stream: CUDA stream or pyopencl queue to launch on. None: the stream of the arrays.
+            precision: Arithmetic of all products, like in a call of a `Launcher`.
+
+        Returns:
+            A list with one array per layer. New arrays are slices of one array if one launch wrote them.
+
+        Raises:
+            LaunchError: Arguments do not fit a layer or each other, or fuse="yes" is unavailable.
+            DeviceError: No device can run the call.
+            ToolchainError: No compiler is available, and no binary is cached.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> group = ksgen.GroupLauncher("1,3,2,2", "1,3,2,2")
+            >>> x, weights = np.ones((1, 4), np.float32), np.ones((1, 3, 2, 2), np.float32)
+            >>> [y.shape for y in group(x, [weights, weights])]
+            [(1, 6), (1, 6)]
+            >>> group(x, [weights])
+            Traceback (most recent call last):
+            ...
+            ksgen.errors.LaunchError: GroupLauncher(...): weights: got 1 entry; 2 are needed, one a layer, in a list
         """
         given = self._read(x, weights, bias, residual, out, options_of_call(self.stated, layout, activation, stream, precision))
         if fused := self._fused(given):
@@ -110,7 +158,33 @@ class GroupLauncher(OneLaunch):
         out: Any = None,
         precision: PrecisionName | None = None,
     ) -> Call | None:
-        """Prepare a call of all layers as one launch, like `Launcher.prepare`; None if they are launched one by one."""
+        """Prepare a call of all layers as one launch, like `Launcher.prepare`.
+
+        Args:
+            x: Input, like in a call.
+            weights: List with the weights of each layer.
+            layout: Layout of x and the outputs.
+            bias: List with one array or None per layer.
+            activation: Activation of every layer.
+            residual: List with one array or None per layer.
+            out: One array for all outputs, or a list of arrays. None: new arrays, which every launch writes again.
+            precision: Arithmetic of all products.
+
+        Returns:
+            A `Call` that returns the list of outputs, or None if the layers are launched one by one.
+
+        Raises:
+            LaunchError: Arguments do not fit a layer or each other, or fuse="yes" is unavailable.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> yes = ksgen.ChainLauncher("1,3,2,2", fuse="yes")
+            >>> weights = np.ones((1, 3, 2, 2), np.float32)
+            >>> call = ksgen.GroupLauncher(yes, yes).prepare(np.ones((1, 4), np.float32), [weights, weights])
+            >>> len(call())
+            2
+        """
         given = self._read(x, weights, bias, residual, out, options_of_call(self.stated, layout, activation, None, precision))
         if call := self._fused(given):
             own = [each for weights_of_it in given.own for each in weights_of_it if not isinstance(each, Weights)]
@@ -130,7 +204,31 @@ class GroupLauncher(OneLaunch):
     ) -> str:
         """Explain whether one launch runs all layers on a device, by which family, and why.
 
-        Otherwise it explains each layer. Options are those of `ChainLauncher.explain`.
+        None stands for the stated option. Without a stated option it stands for float32, "bsf" and unquantized arrays.
+
+        Args:
+            batch: Batch size of the call.
+            precision: Arithmetic, such as "float16".
+            layout: "bsf" or "bsl".
+            epilogue: `ksgen.spec.Epilogue` of every layer: bias, activation and residual.
+            device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
+            weights: Storage of the weights: "same", "int8", "e4m3", "e5m2" or "bfloat16".
+            inputs: Storage of x: "same", "int8", "e4m3" or "e5m2".
+
+        Returns:
+            One line for one launch; otherwise a line with the reason, and the explanation of each layer.
+
+        Raises:
+            SpecError: An option is unknown, or two options exclude each other.
+            DeviceError: The device does not exist.
+
+        Examples:
+            >>> import ksgen
+            >>> no = ksgen.ChainLauncher("1,3,2,2", fuse="no")
+            >>> print(ksgen.GroupLauncher(no, no).explain(batch=4))
+            1,3,2,2, beside 1,3,2,2: layer by layer; fuse='no'
+            1,3,2,2: one launch per factor; there is one
+            ks_1x3x2x2_float32_bsf at batch 4 on ...
         """
         batch, where = checked_batch(batch), find_device(device)
         what = explained(self.stated, precision, layout, epilogue, weights, inputs)

@@ -43,16 +43,52 @@ from ksgen.values import excerpt, listed
 
 
 class Launcher:
-    """All kernels of one pattern. Precision, batch and device follow from the arguments of a call.
+    """Multiply by Kronecker-sparse matrices K of one pattern: y = launcher(x, weights) computes Y = X K^T.
 
-    `a` is the pattern's first number, or the full pattern, such as "1,192,48,2". `batches` lists batch sizes that get
-    their own kernels. `stated` holds options for calls that name no others: layout, precision and activation.
-    `bias=True` and `residual=True` require these operands; `weights` and `inputs` state the storage of weights and of
-    x.
+    A launcher holds all kernels of its pattern. The arguments of a call decide precision, batch size and device. A
+    kernel is generated, compiled and cached at its first use. Later calls reuse it.
 
     Weights are packed before every launch, because no array reveals reliably that it is unchanged. Results of `pack`
     are not packed again. A CUDA graph stores the addresses of a call's arrays and packed weights: keep the launcher and
     the weights as long as the graph. A recorded call with unpacked weights packs them at each replay.
+
+    Args:
+        a: First number of the pattern (a, b, c, d), or the full pattern: a `Pattern`, four numbers, or text such as
+            "1,192,48,2".
+        b: Second number. Omit b, c and d if `a` is a full pattern.
+        c: Third number.
+        d: Fourth number.
+        batches: Batch sizes with kernels of their own. Other sizes share one kernel.
+        **stated: Options of calls that name no others, and required operands.
+
+            - `layout`: "bsf" (default): x is (batch, in_features). "bsl": x is (in_features, batch).
+            - `precision`: such as "float16" or "tf32x3". None (default): that of the arrays.
+            - `activation`: "none" (default), "relu", "gelu", "gelu_tanh" or "silu".
+            - `bias`, `residual`: True requires this operand in each call. Default: False.
+            - `weights`: storage "int8", "e4m3", "e5m2" or "bfloat16" of `ksgen.quantize`. Default: "same" as y.
+            - `inputs`: storage "int8", "e4m3" or "e5m2" of x. Default: "same" as y.
+
+    Raises:
+        PatternError: The pattern is not four whole numbers of at least 1, or is too large.
+        SpecError: An option is unknown, or two options exclude each other.
+        LaunchError: `batches` is not a list.
+
+    Examples:
+        >>> import numpy as np
+        >>> import ksgen
+        >>> multiply = ksgen.Launcher(1, 3, 2, 2)
+        >>> x = np.ones((1, 4), np.float32)
+        >>> weights = np.ones((1, 3, 2, 2), np.float32)
+        >>> multiply(x, weights)
+        array([[2., 2., 2., 2., 2., 2.]], dtype=float32)
+
+        Options that all calls share are stated once. The launcher's docstring then lists them:
+
+        >>> print(ksgen.Launcher("1,3,2,2", activation="relu", bias=True).__doc__)
+        Multiply x by 1,3,2,2, 4 to 6 features.
+        <BLANKLINE>
+        A call takes x, weights (1, 3, 2, 2), bias (or bias=False).
+        Unless it names others, its options are: layout bsf, activation relu, precision that of the arrays.
     """
 
     def __init__(
@@ -101,22 +137,51 @@ class Launcher:
         precision: PrecisionName | None = None,
         out_layout: Layout | None = None,
     ) -> Any:
-        """Compute Y = X K^T, then add bias, activation and residual.
+        """Compute Y = X K^T, then add the bias, apply the activation and add the residual.
 
-        `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl". `weights` is (a, b, c, d), or a result of
-        `pack` or `ksgen.quantize`; quantized weights are packed once. Weights with an `x_scale` take x in eight bits,
-        as a result of `ksgen.quantize_inputs` or its bits as uint8. The type of y is then the `precision`, or that of
-        out, bias or residual, or float32.
+        The arrays' dtype decides the precision. Arrays are those of NumPy, PyTorch, CuPy, PyCUDA, JAX or pyopencl, all
+        in one place and of one dtype.
 
-        Options that a call does not name have their stated values, else layout "bsf" and no activation. A stated bias
-        or residual must be given, or be False. Without a `stream`, the arrays' stream is used: the current one for
-        PyTorch and CuPy.
+        Args:
+            x: Input, (batch, a*c*d) in layout "bsf", or (a*c*d, batch) in "bsl".
+            weights: Free values of K, an array (a, b, c, d); or a result of `pack` or `ksgen.quantize`. Quantized
+                weights are packed once. Weights with an `x_scale` take x in eight bits: a result of
+                `ksgen.quantize_inputs`, or its bits as uint8. The dtype of y is then the `precision`, or that of out,
+                bias or residual, or float32.
+            layout: Layout of x and y: "bsf" or "bsl". None: the stated one, "bsf" by default.
+            bias: Array (a*b*d,) that is added before the activation. False omits a stated bias.
+            activation: "none", "relu", "gelu", "gelu_tanh" or "silu". None: the stated one, "none" by default.
+            residual: Array like y that is added after the activation. False omits a stated residual.
+            out: Array for y. None: a new one.
+            stream: CUDA stream or pyopencl queue to launch on. None: the stream of the arrays, which is the current one
+                for PyTorch and CuPy.
+            precision: Arithmetic of the products. None: the stated one, else that of the arrays. float32 arrays accept
+                "tf32x3", "tf32" and "fp16x3" for tensor cores, and "bf16x6" for a processor's matrix tiles. complex64
+                arrays accept "c64_tf32x3" for tensor cores. In "fp16x3", an overflow of float16 is NaN, and an error
+                for host arrays.
+            out_layout: Layout of y. Only `layout` is accepted here; `ChainLauncher` transposes.
 
-        The precision is that of the arrays. float32 arrays may ask for "tf32x3", "tf32" or "fp16x3", which multiply on
-        tensor cores, or for "bf16x6", which multiplies on a processor's matrix tiles. With "fp16x3", an overflow of
-        float16 is NaN, and an error for host arrays. complex64 arrays may ask for "c64_tf32x3", on tensor cores.
+        Returns:
+            y of shape (batch, a*b*d) in "bsf", or (a*b*d, batch) in "bsl", an array of the same library as x. Host
+            arrays are complete; other arrays are complete in stream order.
 
-        Returns y. Host arrays are complete then; others in stream order.
+        Raises:
+            LaunchError: Arguments do not fit the pattern or each other, or a stated operand is missing.
+            DeviceError: No device can run the call.
+            ToolchainError: No compiler is available, and no binary is cached.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> multiply = ksgen.Launcher(1, 3, 2, 2)
+            >>> x = np.array([[1, 2, 3, 4]], np.float32)
+            >>> weights = np.ones((1, 3, 2, 2), np.float32)
+            >>> multiply(x, weights)
+            array([[4., 6., 4., 6., 4., 6.]], dtype=float32)
+            >>> multiply(x[:, :3], weights)
+            Traceback (most recent call last):
+            ...
+            ksgen.errors.LaunchError: Launcher(1, 3, 2, 2): got x of shape (1, 3); ...
         """
         options = options_of_call(self.stated, layout, activation, stream, precision)
         self._check_layouts(options.layout, out_layout)
@@ -136,9 +201,41 @@ class Launcher:
         precision: PrecisionName | None = None,
         out_layout: Layout | None = None,
     ) -> Call:
-        """Do everything but the launch: check, build, load and pack; the returned `Call` launches.
+        """Do everything but the launch: check, build, load and pack.
 
-        The `Call` owns the memory that its launches use. Keep it as long as a graph that recorded it.
+        Use it for repeated calls on the same arrays, and before a CUDA graph records the call. The returned `Call` owns
+        the memory that its launches use. Keep it as long as a graph that recorded it.
+
+        Args:
+            x: Input, like in a call. Launches read its contents at that time.
+            weights: Weights, like in a call.
+            layout: Layout of x and y, like in a call.
+            bias: Array (a*b*d,), or None.
+            activation: Activation, like in a call.
+            residual: Array like y, or None.
+            out: Array for y. None: a new one, which every launch writes again.
+            stream: Stream of the launches. None: the stream of the arrays.
+            precision: Arithmetic, like in a call.
+            out_layout: Layout of y. Only `layout` is accepted.
+
+        Returns:
+            A `Call`: `call()` launches and returns y. It is not thread-safe.
+
+        Raises:
+            LaunchError: Arguments do not fit the pattern or each other.
+            DeviceError: No device can run the call.
+            ToolchainError: No compiler is available, and no binary is cached.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> x, weights = np.ones((1, 4), np.float32), np.ones((1, 3, 2, 2), np.float32)
+            >>> call = ksgen.Launcher(1, 3, 2, 2).prepare(x, weights)
+            >>> call()
+            array([[2., 2., 2., 2., 2., 2.]], dtype=float32)
+            >>> x *= 3
+            >>> call()
+            array([[6., 6., 6., 6., 6., 6.]], dtype=float32)
         """
         options = options_of_call(self.stated, layout, activation, stream, precision)
         self._check_layouts(options.layout, out_layout)
@@ -164,10 +261,34 @@ class Launcher:
         stream: Any = None,
         precision: PrecisionName | None = None,
     ) -> Any:
-        """Gradient of the weights, an array (a, b, c, d) like x.
+        """Compute the gradient of the weights of y = launcher(x, weights).
 
-        Its arguments are x and the gradient of y = launcher(x, weights). Sums are float32 at least, in a fixed order:
-        the same arrays give the same bits. Arrays, streams and precisions are those of a call.
+        Sums are in float32 at least and in a fixed order: the same arrays give the same bits. For complex numbers, x is
+        conjugated, like in PyTorch.
+
+        Args:
+            x: Input of the product, (batch, a*c*d) in layout "bsf", or (a*c*d, batch) in "bsl".
+            grad_y: Gradient of y, (batch, a*b*d) or (a*b*d, batch), of the dtype of x.
+            layout: Layout of x and grad_y: "bsf" or "bsl". None: the stated one.
+            out: Array (a, b, c, d) for the result. None: a new one.
+            stream: Stream to launch on. None: the stream of the arrays.
+            precision: Arithmetic of the products, like in a call.
+
+        Returns:
+            The gradient, an array (a, b, c, d) of the same library and dtype as x.
+
+        Raises:
+            LaunchError: Arguments do not fit the pattern or each other.
+            DeviceError: No device can run the call.
+            ToolchainError: No compiler is available, and no binary is cached.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> x, grad_y = np.ones((5, 4), np.float32), np.ones((5, 6), np.float32)
+            >>> gradient = ksgen.Launcher(1, 3, 2, 2).gradient(x, grad_y)
+            >>> gradient.shape, float(gradient[0, 0, 0, 0])
+            ((1, 3, 2, 2), 5.0)
         """
         arrays = {"x": x, "grad_y": grad_y} | ({} if out is None else {"out": out})
         return prepared(
@@ -175,11 +296,30 @@ class Launcher:
         )()
 
     def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
-        """Pack weights on their device once.
+        """Pack weights on their device once, for many calls.
 
-        Host arrays go to `device`, else to `KSGEN_DEVICE`, else to the best device. The weights must not change while
-        the result is used. A write that PyTorch counted is refused at each use, but it counts few of them. `stream` is
-        the stream that wrote the weights, if the array works on another one. Quantized weights stay in eight bits.
+        Kernels read weights in an order of their own. The given array must not change while the result is used. A write
+        that PyTorch counted is refused at each use, but it counts few of them. Quantized weights stay in eight bits.
+
+        Args:
+            weights: Array (a, b, c, d), or a result of `ksgen.quantize`.
+            device: Device for host arrays, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
+            stream: Stream that wrote the weights, if the array works on another one.
+
+        Returns:
+            `Weights`, which calls accept in place of the array.
+
+        Raises:
+            LaunchError: The weights have another shape, or `device` is given for weights on a device.
+            DeviceError: The device does not exist.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> multiply = ksgen.Launcher(1, 3, 2, 2)
+            >>> packed = multiply.pack(np.ones((1, 3, 2, 2), np.float32))
+            >>> multiply(np.ones((1, 4), np.float32), packed)
+            array([[2., 2., 2., 2., 2., 2.]], dtype=float32)
         """
         handle = stream_handle(stream)
         if isinstance(weights, Quantized):
@@ -232,10 +372,31 @@ class Launcher:
         weights: WeightStorage | Same | None = None,
         inputs: ByteStorage | Same | None = None,
     ) -> str:
-        """Describe which family and constants serve a call on which device, and why.
+        """Describe which family and constants serve a call on a device, and why.
 
-        `job="gradient"` asks for a call of `gradient`. `weights` and `inputs` are the storage of the weights and of x,
-        such as "int8". None stands for the stated option, else for the default: no quantization, float32.
+        None stands for the stated option. Without a stated option it stands for float32, "bsf" and unquantized arrays.
+
+        Args:
+            batch: Batch size of the call.
+            precision: Arithmetic, such as "float16".
+            layout: "bsf" or "bsl".
+            epilogue: `ksgen.spec.Epilogue` with bias, activation and residual.
+            device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
+            job: "multiply" for calls, or "gradient" for calls of `gradient`.
+            weights: Storage of the weights: "same", "int8", "e4m3", "e5m2" or "bfloat16".
+            inputs: Storage of x: "same", "int8", "e4m3" or "e5m2".
+
+        Returns:
+            One line: kernel, batch size, device, family, constants and reason.
+
+        Raises:
+            SpecError: An option is unknown, or two options exclude each other.
+            DeviceError: The device does not exist.
+
+        Examples:
+            >>> import ksgen
+            >>> print(ksgen.Launcher(1, 3, 2, 2).explain(batch=4))
+            ks_1x3x2x2_float32_bsf at batch 4 on ...: vector ...
         """
         batch = checked_batch(batch)
         own = self.stated if is_word(job, ("multiply",)) else StatedOptions(self.stated.layout, self.stated.precision)

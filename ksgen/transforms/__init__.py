@@ -25,7 +25,27 @@ RADIX = 32  # largest product of several primes, unless the caller names another
 
 @made_again
 def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
-    """`numpy.fft.fft`, or `ifft`. One gather puts the chain's outputs, whose digits are reversed, in order."""
+    """Create the discrete Fourier transform: `numpy.fft.fft`, or `numpy.fft.ifft`.
+
+    A final gather orders the outputs of the chain, whose digits are reversed.
+
+    Args:
+        n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
+        inverse: True creates the inverse transform, scaled by 1/n.
+        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+
+    Returns:
+        `Transform` of n complex numbers to n complex numbers.
+
+    Raises:
+        PatternError: A number is not accepted; the message lists those that are.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import transforms
+        >>> transforms.dft(4)(np.array([1, 0, 0, 0], np.complex64))
+        array([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], dtype=complex64)
+    """
     found = radices(checked_size(n), checked_radix(radix))
     name = "idft" if checked_inverse(inverse) else "dft"
     return Transform(f"{name}({n})", butterfly(found, name), factors.fourier(found, inverse), digits=found)
@@ -33,41 +53,149 @@ def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
 
 @made_again
 def rdft(n: int, *, radix: int = RADIX) -> Transform:
-    """`numpy.fft.rfft`: n // 2 + 1 frequencies of real numbers. An even n takes a chain of half the size on pairs of
-    neighbours."""
+    """Create the Fourier transform of real numbers: `numpy.fft.rfft`.
+
+    An even n uses a chain of half the size on pairs of neighbours.
+
+    Args:
+        n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
+        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+
+    Returns:
+        `Transform` of n real numbers to n // 2 + 1 complex frequencies.
+
+    Raises:
+        PatternError: A number is not accepted; the message lists those that are.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import transforms
+        >>> transforms.rdft(4)(np.array([1, 0, 0, 0], np.float32))
+        array([1.+0.j, 1.+0.j, 1.+0.j], dtype=complex64)
+    """
     return of_real(f"rdft({n})", checked_size(n), lambda size: dft(size, radix=radix))
 
 
 @made_again
 def irdft(n: int, *, radix: int = RADIX) -> Transform:
-    """`numpy.fft.irfft(y, n)`: real numbers from n // 2 + 1 frequencies. An even n takes a chain of half the size."""
+    """Create the inverse Fourier transform to real numbers: `numpy.fft.irfft(y, n)`.
+
+    An even n uses a chain of half the size.
+
+    Args:
+        n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
+        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+
+    Returns:
+        `Transform` of n // 2 + 1 complex frequencies to n real numbers.
+
+    Raises:
+        PatternError: A number is not accepted; the message lists those that are.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import transforms
+        >>> transforms.irdft(4)(np.array([1, 1, 1], np.complex64))
+        array([1., 0., 0., 0.], dtype=float32)
+    """
     return to_real(f"irdft({n})", checked_size(n), lambda size: dft(size, inverse=True, radix=radix))
 
 
 @made_again
 def dct(n: int, *, radix: int = RADIX) -> Transform:
-    """`scipy.fft.dct(x, type=2)`: a real Fourier transform of x in another order, and one multiplication of each
-    frequency."""
+    """Create the cosine transform `scipy.fft.dct(x, type=2)`.
+
+    It is a real Fourier transform of x in another order, and one multiplication per frequency.
+
+    Args:
+        n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
+        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+
+    Returns:
+        `Transform` of n real numbers to n real numbers.
+
+    Raises:
+        PatternError: A number is not accepted; the message lists those that are.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import transforms
+        >>> transforms.dct(4)(np.ones(4, np.float32)).round(3) + 0
+        array([8., 0., 0., 0.], dtype=float32)
+    """
     return of_cosines(f"dct({n})", n, rdft(n, radix=radix))
 
 
 @made_again
 def hartley(n: int, *, radix: int = RADIX) -> Transform:
-    """Sums of x[s] (cos + sin)(2 pi s k / n): the real parts of a Fourier transform less the imaginary ones."""
+    """Create the Hartley transform: sums of x[s] (cos + sin)(2 pi s k / n).
+
+    Its outputs are the real parts of a Fourier transform less the imaginary parts.
+
+    Args:
+        n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
+        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+
+    Returns:
+        `Transform` of n real numbers to n real numbers.
+
+    Raises:
+        PatternError: A number is not accepted; the message lists those that are.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import transforms
+        >>> transforms.hartley(4)(np.array([0, 1, 0, 0], np.float32))
+        array([ 1.,  1., -1., -1.], dtype=float32)
+    """
     return of_hartley(f"hartley({n})", n, rdft(n, radix=radix))
 
 
 @made_again
 def hadamard(n: int, *, radix: int = RADIX) -> Transform:
-    """`scipy.linalg.hadamard(n) @ x`, in Sylvester's order, which the chain keeps: of real or complex numbers."""
+    """Create the Walsh-Hadamard transform `scipy.linalg.hadamard(n) @ x`, in Sylvester's order.
+
+    Args:
+        n: Number of points: a power of two, up to 2^24.
+        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+
+    Returns:
+        `Transform` of n real or complex numbers, in the order of the chain.
+
+    Raises:
+        PatternError: `n` is no power of two.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import transforms
+        >>> transforms.hadamard(4)(np.array([1, 2, 3, 4], np.float32))
+        array([10., -2., -4.,  0.], dtype=float32)
+    """
     found = radices(checked_size(n, primes=(2,)), checked_radix(radix))
     return Transform(f"hadamard({n})", butterfly(found, "hadamard"), factors.hadamard(found))
 
 
 @made_again
 def haar(n: int) -> Transform:
-    """Orthonormal Haar wavelets of real or complex numbers: the mean's coefficient, then each level from the coarsest
-    on."""
+    """Create the orthonormal Haar wavelet transform.
+
+    The first output is the coefficient of the mean. Each level follows, the coarsest first.
+
+    Args:
+        n: Number of points: a power of two, up to 2^24.
+
+    Returns:
+        `Transform` of n real or complex numbers.
+
+    Raises:
+        PatternError: `n` is no power of two.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import transforms
+        >>> transforms.haar(2)(np.array([1, 1], np.float32)).round(3)
+        array([1.414, 0.   ], dtype=float32)
+    """
     levels = checked_size(n, primes=(2,)).bit_length() - 1
     patterns = [Pattern(1 << levels - level - 1, 2, 2, 1 << level) for level in range(levels)] or [Pattern(1, 1, 1, 1)]
     steps = [np.arange(1 << level, n, 2 << level) for level in reversed(range(levels))]
@@ -77,10 +205,30 @@ def haar(n: int) -> Transform:
 
 @made_again
 def daubechies(n: int, *, taps: int = 4, levels: int | None = None, inverse: bool = False, radix: int = RADIX) -> Transform:
-    """`pywt.wavedec(x, f"db{taps // 2}", "periodization", levels)`, joined: means, then levels from the coarsest on.
+    """Create a Daubechies wavelet transform: `pywt.wavedec(x, f"db{taps // 2}", "periodization", levels)`, joined.
 
-    With `inverse=True` it is `pywt.waverec`. The chain is the factor of the finest levels, with windows of up to
-    `radix` entries. Coarser levels are further transforms.
+    Outputs are the means, then the levels, the coarsest first. The chain is the factor of the finest levels. Coarser
+    levels are further transforms.
+
+    Args:
+        n: Number of points, which each level halves: an even number up to 2^24.
+        taps: Number of filter coefficients: an even number from 2 on.
+        levels: Number of levels. None: as many as `n` allows.
+        inverse: True creates the inverse, `pywt.waverec`.
+        radix: Largest window of the factor that combines several levels.
+
+    Returns:
+        `Transform` of n real or complex numbers.
+
+    Raises:
+        PatternError: A number is not accepted; the message lists those that are.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import transforms
+        >>> y = transforms.daubechies(8, taps=4, levels=1)(np.ones(8, np.float32))
+        >>> y.round(3) + 0
+        array([1.414, 1.414, 1.414, 1.414, 0.   , 0.   , 0.   , 0.   ], dtype=float32)
     """
     taps, inverse = wavelets.checked_taps(taps), checked_inverse(inverse)
     size, levels = wavelets.checked_levels(n, taps, levels)

@@ -22,11 +22,31 @@ Options = ParamSpec("Options")
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """y = transform(x): of the last axis in layout "bsf", of the first one in "bsl".
+    """Fast transform y = transform(x), which is a chain of Kronecker-sparse factors with exact weights.
 
-    `chain` holds the factors and `weights` their weights, in float64 or complex128, as `KSLinear.from_weights` takes
-    them. The chain's outputs have an order of their own: `order` holds the index of each output among them. Real
-    transforms add steps `before` and `after`.
+    The chain's outputs have an order of their own: `order` holds the index of each output among them. Real transforms
+    add steps before and after the chain. Two objects are equal only if they are the same object.
+
+    Attributes:
+        name: Name in messages, such as "dft(360)".
+        chain: Patterns of the factors.
+        weights: Weights of each factor in float64 or complex128, as `KSLinear.from_weights` accepts them.
+        digits: Digits of the outputs' numbers, which the chain gives in reversed order.
+        places: Positions of the outputs if they have another order.
+        size: Number of inputs if it differs from the chain's; else 0.
+        is_real: Whether x must be real.
+        before: Step before the chain, or None.
+        after: Step after the chain, or None.
+        made: Function that repeats the call that created the transform, for copies and pickles.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import transforms
+        >>> haar = transforms.haar(4)
+        >>> print(haar.chain)
+        2,2,2,1 then 1,2,2,2
+        >>> haar(np.ones(4, np.float32)).round(3) + 0
+        array([2., 0., 0., 0.], dtype=float32)
     """
 
     name: str
@@ -45,6 +65,26 @@ class Transform:
         return (self.made, ()) if self.made else super().__reduce__()
 
     def __call__(self, x: Any, *, layout: Layout = "bsf") -> Any:
+        """Transform the last axis of x in layout "bsf", or the first one in "bsl".
+
+        Args:
+            x: Array of NumPy, CuPy or PyTorch. Its dtype decides the precision: complex64 or float32 for float32,
+                complex128 or float64 for float64 and whole numbers.
+            layout: "bsf": x is (..., n). "bsl": x is (n, ...).
+
+        Returns:
+            y, an array of the same library with the transformed axis in the same place.
+
+        Raises:
+            LaunchError: x has another size, is complex for a real transform, or belongs to another library.
+
+        Examples:
+            >>> import numpy as np
+            >>> from ksgen import transforms
+            >>> transforms.hadamard(2)(np.array([[1, 2], [3, 4]], np.float32), layout="bsl")
+            array([[ 4.,  6.],
+                   [-2., -2.]], dtype=float32)
+        """
         check_word("layout", layout, LAYOUTS)
         library = library_of(x, self.name)
         axis = -1 if layout == "bsf" else 0
@@ -55,7 +95,7 @@ class Transform:
         if self.is_real and library.is_complex(x):
             raise LaunchError(f"{self.name}: got x of {library.dtype_of(x)}; accepted: real numbers")
         rows = x if layout == "bsf" else library.moved(x)
-        y = self.of_rows(library, rows.reshape(-1, wanted))
+        y = self._of_rows(library, rows.reshape(-1, wanted))
         y = y.reshape(*rows.shape[:-1], y.shape[-1])
         return y if layout == "bsf" else library.moved_back(y)
 
@@ -67,7 +107,7 @@ class Transform:
         features = np.arange(self.chain.out_features)
         return features.reshape(self.digits).transpose().ravel() if self.digits else features
 
-    def of_rows(self, library: Library, rows: Any) -> Any:
+    def _of_rows(self, library: Library, rows: Any) -> Any:
         """Transform rows of shape (batch, features)."""
         rows = self.before(library, library.as_floats(rows)) if self.before else rows
         rows = library.as_numbers(rows, self.weights[0].dtype.kind == "c")

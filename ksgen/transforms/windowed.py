@@ -17,7 +17,7 @@ def of_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None
     means = n >> levels
 
     def after(library: Library, y: Any) -> Any:
-        return library.joined(rest.of_rows(library, y[:, :means]), y[:, means:]) if rest else y
+        return library.joined(rest._of_rows(library, y[:, :means]), y[:, means:]) if rest else y
 
     before = _gathered(wavelets.windows(n, taps, levels))
     return _transform(name, n, wavelets.analysis(taps, levels), before, after, wavelets.places(n, levels))
@@ -28,7 +28,7 @@ def to_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None
     means, gathered = n >> levels, _gathered(wavelets.neighbours(n, taps, levels))
 
     def before(library: Library, x: Any) -> Any:
-        return gathered(library, library.joined(rest.of_rows(library, x[:, :means]), x[:, means:]) if rest else x)
+        return gathered(library, library.joined(rest._of_rows(library, x[:, :means]), x[:, means:]) if rest else x)
 
     return _transform(name, n, wavelets.synthesis(taps, levels), before)
 

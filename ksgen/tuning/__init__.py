@@ -21,16 +21,45 @@ def tune(
     job: Job = "multiply", weights: WeightStorage | Same = SAME, inputs: ByteStorage | Same = SAME,
     between: Activation = "none", out_layout: Layout | None = None,
 ) -> Tuned:  # fmt: skip
-    """Find the fastest constants of one kernel, and put them into the user's wisdom. Launchers of this process use them
-    at once.
+    """Find the fastest constants of one kernel, and save them in the user's wisdom.
 
-    `pattern` may have any form, such as "1,192,48,2". Of a `Chain`: of all its factors in one launch, with the
-    activation `between` them and the layout of y that `out_layout` names. Of a list of chains: of a group, all of them
-    in one launch. Once each factor was tuned too, with the activation that follows it, the way that was measured to be
-    faster is taken. `job` is "multiply", or "gradient" (of the weights). `weights` says how they are stored, such as
-    "int8", and `inputs` how x is. `batch` is 25088 on a GPU and 1568 on a processor unless given. `budget` is a time
-    such as "60s", or a number of candidates. `progress` is called after each candidate, in a thread of its own. An
-    interrupt saves the best so far, and then continues as `KeyboardInterrupt`.
+    Launchers of this process use them at once. An interrupt saves the best result so far, and then continues as
+    `KeyboardInterrupt`.
+
+    Args:
+        pattern: A pattern in any form, such as "1,192,48,2". A `Chain` or a list of patterns means one launch of all
+            factors; a list of `Chain`s means one launch of a group. If the factors are tuned separately too, launchers
+            choose between both by their measured times.
+        precision: Arithmetic, such as "float16" or "tf32x3".
+        layout: Layout of x: "bsf" or "bsl".
+        epilogue: `ksgen.spec.Epilogue` with bias, activation and residual. None: none of them.
+        batch: Batch size. None: 25088 on a GPU and 1568 on a processor.
+        budget: Time, such as "60s", or number of candidates. None: until the strategy ends.
+        strategy: Order of the candidates: "model" (by the cost model), "random" or "exhaustive".
+        family: Name of the only family to search. None: all that serve the kernel.
+        device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
+        scheduler: Address of a Dask scheduler whose workers measure. None: this machine.
+        progress: Function that is called after each candidate, in a separate thread.
+        job: "multiply", or "gradient" for the kernel of `Launcher.gradient`.
+        weights: Storage of the weights: "same", "int8", "e4m3", "e5m2" or "bfloat16".
+        inputs: Storage of x: "same", "int8", "e4m3" or "e5m2".
+        between: Activation between the factors of a chain.
+        out_layout: Layout of y, if it differs from that of x.
+
+    Returns:
+        `Tuned`: the best trial, the default's trial, and the number of candidates.
+
+    Raises:
+        PatternError: The pattern or the chain is invalid.
+        SpecError: An option is unknown, or two options exclude each other.
+        DeviceError: The device does not exist.
+        ToolchainError: No compiler is available.
+
+    Examples:
+        >>> import ksgen
+        >>> found = ksgen.tune("1,3,2,2", batch=4, budget=1)
+        >>> found.looked, found.best.family
+        (1, 'vector')
     """
     from ksgen.devices.base import default_batch
     from ksgen.launch.planner import PLANNER

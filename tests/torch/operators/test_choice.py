@@ -128,7 +128,7 @@ def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> 
 
 def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
-    own: Any = type("Own", (), {"title": "a chain", "parts": "factor", "verdict": lambda *_: Verdict(True, "it is faster")})()
+    own: Any = type("Own", (), {"_title": "a chain", "parts": "factor", "_verdict": lambda *_: Verdict(True, "it is faster")})()
     monkeypatch.setattr(choice, "_not_one", {})
     monkeypatch.setattr(choice, "device_for", lambda place: place)
     job: Any = (own, device, "float16", "bsf", Epilogue(), 64)
@@ -139,7 +139,7 @@ def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.M
     assert (found.is_one, found.why) == (False, "one for all cannot be had: no compiler")
     monkeypatch.setattr(choice, "_not_one", {})
     asked: list[Any] = []
-    noting: Any = type("Own", (), {"verdict": lambda *job, **more: asked.append((job[2:], more)) or Verdict(True, "it is faster")})()
+    noting: Any = type("Own", (), {"_verdict": lambda *job, **more: asked.append((job[2:], more)) or Verdict(True, "it is faster")})()
     assert choice.is_one_launch(noting, *job[1:], weights="int8").is_one
     assert asked == [(("float16", "bsf", Epilogue(), 64), {"weights": "int8", "inputs": "same"})]
 

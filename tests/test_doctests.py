@@ -1,0 +1,94 @@
+"""Docstrings of public names teach: every parameter is described, and an example runs and prints what it shows."""
+
+import doctest
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+from ksgen.errors import KsgenError
+from tests.support.hasty import compiles_hastily
+from tests.support.libraries import library
+from tests.support.native import chosen_native
+
+__all__ = ["compiles_hastily"]  # which pytest finds by its name
+
+MODULES = ["ksgen", "ksgen.transforms", "ksgen.reference", pytest.param("ksgen.torch", marks=pytest.mark.libraries)]
+OF_TORCH = ("__call__", "forward", "reset_parameters", "extra_repr", "register_parameter", "train")  # PyTorch's own protocol
+METHODS = (FunctionType, classmethod, staticmethod, property, cached_property)
+
+
+def public_names(module: str) -> list[str]:
+    """Names that a module offers and that hold a class or a function."""
+    found = import_module(module)
+    names = getattr(found, "__all__", [name for name, each in vars(found).items() if getattr(each, "__module__", "") == module])
+    return sorted(name for name in names if not name.startswith("_") and callable(getattr(found, name)))
+
+
+def members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield name and function or property of each public member that ksgen defines for a class."""
+    for name in dir(cls):
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        each = vars(owner)[name]
+        is_ours = owner.__module__.startswith("ksgen.") and not (cls.__name__ == "KSLinear" and name in OF_TORCH)
+        if is_ours and (not name.startswith("_") or name == "__call__") and isinstance(each, METHODS):
+            yield name, each
+
+
+def things(module: str) -> Iterator[tuple[str, Any]]:
+    """Yield full name and object of each public name, and of each public member of a class."""
+    if module == "ksgen.torch":
+        library("torch")
+    for name in public_names(module):
+        whole = getattr(import_module(module), name)
+        yield f"{module}.{name}", whole
+        if inspect.isclass(whole):
+            yield from ((f"{module}.{name}.{member}", each) for member, each in members(whole))
+
+
+def is_property(thing: Any) -> bool:
+    return isinstance(thing, property | cached_property)
+
+
+def complaints(name: str, thing: Any) -> Iterator[str]:
+    """Yield what the docstring of a class, a function, a method or a property lacks."""
+    text = inspect.cleandoc(thing.__doc__ or "")
+    if not text:
+        yield f"{name}: no docstring"
+    if is_property(thing) or thing is KsgenError:
+        return
+    if ">>> " not in text:
+        yield f"{name}: no example"
+    function = getattr(thing, "__func__", thing)
+    parameters = [each.name for each in inspect.signature(function).parameters.values() if each.name not in ("self", "cls")]
+    listed = re.search(r"^(Args|Attributes):\n(.*?)(^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+    for parameter in parameters:
+        if not parameter.startswith("_") and not re.search(rf"^    \*{{0,2}}{parameter}: ", listed[2] if listed else "", re.MULTILINE):
+            yield f"{name}: parameter {parameter} is not listed under Args"
+    is_void = inspect.isclass(thing) or inspect.signature(function).return_annotation in (None, "None")
+    if not is_void and not re.search(r"^Returns:$", text, re.MULTILINE):
+        yield f"{name}: no Returns"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_docstrings_describe_every_parameter_and_show_an_example(module: str) -> None:
+    found = [complaint for name, thing in things(module) for complaint in complaints(name, thing)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_print_what_they_show(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = dict(things(module))
+    chosen_native(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    runner, shown = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS), list[str]()
+    for name, thing in found.items():
+        test = doctest.DocTestParser().get_doctest(inspect.cleandoc(thing.__doc__ or ""), {}, name, None, 0)
+        runner.run(test, out=shown.append)
+    assert not runner.failures, "".join(shown)
