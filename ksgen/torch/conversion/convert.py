@@ -40,18 +40,40 @@ def convert(
 ) -> "Report":  # fmt: skip
     """Replace every dense layer that a rule names by a `KSLinear` of its chain, in place.
 
-    Dense layers are `nn.Linear` and transformers' `Conv1D`. A rule maps names to chains. A name with a dot or one of
-    *?[ is a shell pattern for the full name, such as `blocks.*.up`; any other is one component of a name, such as `up`.
-    The first match counts. A spec, or the path of one, gives its `layers`, with their `between`, `fuse` and
-    `out_layout`. A rule that `save_rule` wrote may be given by its path, which ends in .json.
+    Dense layers are `nn.Linear` and transformers' `Conv1D`. New weights approximate the old ones (`factorize`). Bias,
+    dtype, device, requires_grad and training mode stay. If anything is wrong, the model stays unchanged. A transformers
+    model then saves the rule in its config.json.
 
-    With a `budget` (share of the dense weights) instead, `propose` finds a chain per layer: among the nearest, the one
-    with the fastest training step. A list of names and patterns then selects the layers. None means all except tied
-    ones, heads, embeddings, and layers with at most 16 outputs.
+    Args:
+        model: Module whose layers are replaced.
+        rule: Mapping of names to chains, a spec or its path, or the path of a .json file of `save_rule`. A name with a
+            dot or one of *?[ is a shell pattern for the full name, such as `blocks.*.up`. Any other is one component of
+            a name, such as `up`. The first match counts. A spec gives its `layers`, with their `between`, `fuse` and
+            `out_layout`. With a `budget`: a list of names and patterns, or None for all layers except tied ones, heads,
+            embeddings, and layers with at most 16 outputs.
+        budget: Share of the dense weights. `propose` then finds a chain per layer: among the nearest, the one with the
+            fastest training step.
+        from_weights: False draws the new weights at random.
+        refine: Steps of L-BFGS of `factorize`.
+        progress: True shows a progress bar on a terminal.
+        **options: Options of `KSLinear`, such as `backend`.
 
-    New weights approximate the old ones (`factorize`, with `refine` steps), or are drawn with `from_weights=False`.
-    Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. If anything is wrong, the
-    model stays unchanged. A transformers model then saves the rule in its config.json.
+    Returns:
+        A `Report`. `print` shows a table with parameters and errors.
+
+    Raises:
+        SpecError: The rule or an option is not accepted, or a named layer cannot be replaced.
+        PatternError: A chain is invalid.
+        LaunchError: A chain does not fit a layer.
+
+    Examples:
+        >>> from torch import nn
+        >>> from ksgen.torch import convert
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> convert(model, {"0": "2,4,4,1"})
+        Report(1 layer replaced, 90 parameters before and 58 after; print it for a table)
+        >>> model[0].chain[0]
+        Pattern(a=2, b=4, c=4, d=1)
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")

@@ -139,13 +139,35 @@ def propose(
     measure: bool = False,
     most: int = 3,
 ) -> Proposals:
-    """Propose chains with at most `budget` of a dense layer's weights.
+    """Propose chains that could replace a dense layer, with their size, time and error.
 
-    Per family, the `most` chains with the least expected time are listed. `device` is a tensor's device, by default a
-    GPU if PyTorch has one. It may also be a CUDA target, such as "sm_90a", which stands for its usual card.
+    Per family, the `most` chains with the least expected time are listed. With a `weight`, more chains are factorized,
+    and the nearest ones are listed.
 
-    `measure` times the chains as `KSLinear` against `nn.Linear` on that device. With a `weight` (out_features,
-    in_features), more chains are factorized, and the nearest ones are listed.
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        budget: Largest share of the dense layer's weights, above 0 and up to 1.
+        device: Device of PyTorch, or a CUDA target, such as "sm_90a", which stands for its usual card. None: a GPU if
+            PyTorch has one, else the processor.
+        batch: Batch size of the times. None: 25088 on a GPU and 1568 on a processor.
+        precision: Arithmetic of the products, such as "float16".
+        weight: Matrix (out_features, in_features) to approximate, or None.
+        measure: True times the chains as `KSLinear` against `nn.Linear` on the device.
+        most: Number of chains per family.
+
+    Returns:
+        `Proposals`, best first: by error if a weight was given, else by time. `print` shows a table.
+
+    Raises:
+        SpecError: An option is not accepted.
+        LaunchError: The weight has another shape, or the device does not exist.
+
+    Examples:
+        >>> from ksgen.torch import propose
+        >>> found = propose(4, 4, budget=0.75, device="sm_90a", most=1)
+        >>> found.dense.parameters, max(each.parameters for each in found)
+        (16, 12)
     """
     whole = dense(in_features, out_features)
     check_flags(measure=measure)

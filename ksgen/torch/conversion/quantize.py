@@ -73,9 +73,30 @@ def quantize_model(
 ) -> QuantizedReport:
     """Replace every `KSLinear` of a model by one with weights in eight bits, for inference, in place.
 
-    `names` restricts the layers. `inputs` are the arguments of a call of the model: a tensor, or a list of arguments.
-    With them, each layer's scales are calibrated on the x that it receives. With `x_too`, x is quantized before a
-    layer's first factor, with a scale calibrated on `inputs`. If anything is wrong, the model stays unchanged.
+    If anything is wrong, the model stays unchanged.
+
+    Args:
+        model: Module whose layers are replaced. A single layer has its own method, `KSLinear.quantize`.
+        storage: "int8", "e4m3", "e5m2", or "bfloat16" for x of float32.
+        per: What has a scale of its own: "factor", "i" (a diagonal block) or "output". bfloat16 has no scales.
+        names: Names of layers, or shell patterns of names. None: all.
+        inputs: Arguments of a call of the model for calibration: a tensor, or a list of arguments. Each layer's scales
+            then fit the x that it receives.
+        x_too: True stores x in eight bits too before a layer's first factor. Its scale is calibrated on `inputs`.
+
+    Returns:
+        A `QuantizedReport`. `print` shows a table with bytes and errors.
+
+    Raises:
+        SpecError: No layer fits, or an option is not accepted.
+        LaunchError: A layer cannot be quantized.
+
+    Examples:
+        >>> from torch import nn
+        >>> from ksgen.torch import KSLinear, quantize
+        >>> model = nn.Sequential(KSLinear("2,4,4,1"), nn.ReLU())
+        >>> quantize(model, "int8")
+        QuantizedReport(1 layer in int8, 128 bytes before and 64 after)
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")

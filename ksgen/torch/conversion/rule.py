@@ -98,7 +98,30 @@ def exactly(rule: Mapping[str, Beside]) -> dict[str, Beside]:
 
 
 def save_rule(model: nn.Module, path: str | PathLike[str]) -> None:
-    """Write the rule of a model's layers to a .json file, which `convert` accepts."""
+    """Write the rule of a model's layers to a .json file, which `convert` accepts.
+
+    The rule holds the chain and the options of each `KSLinear` by its name, and no weights. `convert` with this file
+    and `from_weights=False` prepares a dense model for `load_state_dict`.
+
+    Args:
+        model: Module with `KSLinear` layers.
+        path: File to write; its name ends in .json.
+
+    Raises:
+        SpecError: The name has another ending, or the model has no `KSLinear`.
+
+    Examples:
+        >>> from torch import nn
+        >>> from ksgen.torch import convert, save_rule
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        >>> report = convert(model, {"0": "2,4,4,1"})
+        >>> save_rule(model, "rule.json")
+        >>> again = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        >>> convert(again, "rule.json", from_weights=False)
+        Report(1 layer replaced, 72 parameters before and 40 after; print it for a table)
+        >>> again.load_state_dict(model.state_dict())
+        <All keys matched successfully>
+    """
     place = Path(path)
     if place.suffix != ".json":
         raise SpecError(f"{shown(place)}; accepted: a name that ends in .json")

@@ -31,10 +31,12 @@ class ChainLayer:
 
     @property
     def in_features(self) -> int:
+        """Features of x."""
         return self.chain.in_features
 
     @property
     def out_features(self) -> int:
+        """Features of y."""
         return self.chain.out_features
 
     @property
@@ -61,6 +63,28 @@ class ChainLayer:
         return f"{self._kind}({self.chain}{'' if self.split is None else f'; here {self.own_chain}'})"
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Compute y = activation(x K^T + bias) + residual.
+
+        Args:
+            x: Input, (..., in_features) in layout "bsf", or (in_features, ...) in "bsl". A jagged nested tensor is
+                accepted in "bsf".
+            residual: Tensor like y that is added after the activation, or None.
+
+        Returns:
+            y, (..., out_features) or (out_features, ...), of the dtype of x.
+
+        Raises:
+            LaunchError: x or the residual does not fit.
+
+        Examples:
+            >>> import torch
+            >>> from ksgen.torch import KSLinear
+            >>> layer = KSLinear.from_weights([torch.ones(1, 3, 2, 2)], activation="relu").requires_grad_(False)
+            >>> layer(torch.ones(2, 5, 4)).shape
+            torch.Size([2, 5, 6])
+            >>> layer(-torch.ones(1, 4), torch.ones(1, 6))
+            tensor([[1., 1., 1., 1., 1., 1.]])
+        """
         if (y := prepared.serve(self, x, residual)) is not None:
             return y
         if isinstance(x, fx.Proxy):
@@ -123,13 +147,45 @@ def freeze(model: nn.Module) -> list[str]:
 
     A visible write thaws them, with a warning: a write that PyTorch counts, a move, a load, or an optimizer's step.
     `train()` thaws silently. Writes through `.data`, NumPy, a collective or a CUDA graph's replay are invisible: thaw
-    first. Copies of a frozen layer are not frozen. Returns the names of the frozen `KSLinear`.
+    first. Copies of a frozen layer are not frozen.
+
+    Args:
+        model: Module whose `KSLinear` layers are frozen.
+
+    Returns:
+        Names of the layers that this call froze.
+
+    Raises:
+        LaunchError: A parametrization computes a layer's weights at each use.
+
+    Examples:
+        >>> from torch import nn
+        >>> from ksgen.torch import KSLinear, freeze
+        >>> model = nn.Sequential(KSLinear("1,3,2,2"), nn.ReLU()).eval()
+        >>> freeze(model)
+        ['0']
+        >>> model[0].is_frozen
+        True
     """
     return [name for name, layer in _trained(model) if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())]
 
 
 def thaw(model: nn.Module) -> list[str]:
-    """Thaw every frozen `KSLinear` of a model. Returns their names."""
+    """Thaw every frozen `KSLinear` of a model, so that each call packs the weights again.
+
+    Args:
+        model: Module whose layers thaw.
+
+    Returns:
+        Names of the layers that were frozen.
+
+    Examples:
+        >>> from torch import nn
+        >>> from ksgen.torch import KSLinear, freeze, thaw
+        >>> model = nn.Sequential(KSLinear("1,3,2,2"), nn.ReLU()).eval()
+        >>> freeze(model), thaw(model), thaw(model)
+        (['0'], ['0'], [])
+    """
     return [name for name, layer in _trained(model) if frozen.thaw(layer)]
 
 

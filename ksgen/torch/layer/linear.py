@@ -48,11 +48,53 @@ OPTIONS: dict[str, Any] = {  # options that may be set later, with their default
 class KSLinear(ChainLayer, nn.Linear):
     """Linear layer y = activation(x K^T + bias) + residual, with K a product of Kronecker-sparse factors.
 
-    `patterns` are listed from the factor that meets x first to the last one. `weights` holds one parameter (a, b, c, d)
-    per factor. With an activation `between`, the layer applies it after every factor but the last, and has no K.
+    The layer replaces an `nn.Linear`, is trained like one, and is a subclass of it. The parameters are `weights`, one
+    tensor (a, b, c, d) per factor, and `bias`. `weight` is K, computed from the factors when its values are read.
+    With an activation `between`, the layer has no K.
 
-    x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl". y has the layout of x, or `out_layout`. The
-    layer is an `nn.Linear` whose `weight` is K, computed from the factors when its values are read.
+    x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl". y has the layout of x, or `out_layout`.
+    A second argument of a call is the residual: `layer(x, residual)`.
+
+    Args:
+        patterns: Factors from the one that meets x first to the last one: a `ksgen.Chain`, a list of patterns, or one
+            pattern, such as "1,192,48,2". `ksgen.monarch` and others create chains.
+        bias: Whether the layer has a bias (out_features,).
+        layout: Layout of x and y: "bsf" (features last) or "bsl" (features first).
+        precision: Arithmetic of the products, such as "tf32x3" for float32 weights. None: that of the weights.
+        backend: Product: "auto" chooses between "ksgen" (kernels of ksgen) and "strided" (PyTorch's batched products on
+            views). "bmm", "bsr", "einsum", "dense" and "sparse" are further products of PyTorch, for comparison.
+        activation: Activation of y: "none", "relu", "gelu", "gelu_tanh" or "silu".
+        device: Device of the parameters, like in `nn.Linear`.
+        dtype: Dtype of the parameters. None: that of the precision, else PyTorch's default.
+        between: Activation after each factor but the last, from the same list.
+        fuse: Launches without gradients: "auto" runs all factors in one launch if that is faster, "no" never does, and
+            "yes" always does.
+        intermediates: Intermediates of training: "keep" stores them for the backward pass, "recompute" computes them
+            again, "auto" recomputes them if they are larger than x.
+        out_layout: Layout of y: "bsf" or "bsl". None: that of x.
+
+    Raises:
+        PatternError: The patterns are invalid or do not fit each other.
+        SpecError: An option is unknown.
+        LaunchError: Options exclude each other, or the device does not exist.
+
+    Examples:
+        >>> import torch
+        >>> from ksgen.torch import KSLinear
+        >>> layer = KSLinear(["1,2,2,2", "2,2,2,1"], activation="relu")
+        >>> layer.in_features, layer.out_features, sum(each.numel() for each in layer.weights)
+        (4, 4, 16)
+        >>> y = layer(torch.randn(5, 4))
+        >>> y.shape
+        torch.Size([5, 4])
+        >>> y.sum().backward()
+        >>> layer.weights[0].grad.shape
+        torch.Size([1, 2, 2, 2])
+        >>> layer.backend = "strided"
+        >>> KSLinear("1,192,48,2", layout="sbf")
+        Traceback (most recent call last):
+        ...
+        ksgen.errors.SpecError: layout='sbf'; did you mean bsf? accepted: bsf, bsl
     """
 
     # defaults for layers saved before these options existed
@@ -93,7 +135,27 @@ class KSLinear(ChainLayer, nn.Linear):
 
     @classmethod
     def from_weights(cls, weights: Iterable[Tensor], bias: Tensor | None = None, **options: Any) -> "KSLinear":
-        """Create a layer with copies of these weights, one (a, b, c, d) per factor, the first one meeting x first."""
+        """Create a layer with copies of given weights.
+
+        Args:
+            weights: Tensors (a, b, c, d), one per factor, from the one that meets x first.
+            bias: Tensor (out_features,), or None for a layer without a bias.
+            **options: Options of `KSLinear`. Device and dtype are those of the first tensor by default.
+
+        Returns:
+            The layer.
+
+        Raises:
+            PatternError: No weights are given, or factors do not fit each other.
+            LaunchError: The bias does not fit, or an argument is no dense tensor.
+
+        Examples:
+            >>> import torch
+            >>> from ksgen.torch import KSLinear
+            >>> layer = KSLinear.from_weights([torch.ones(1, 3, 2, 2)], torch.zeros(6))
+            >>> layer.chain[0]
+            Pattern(a=1, b=3, c=2, d=2)
+        """
         if not (given := listed(weights)):
             raise PatternError(f"weights={excerpt(weights)}; accepted: one tensor of shape (a, b, c, d) or more")
         check_tensors("KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(given)})
@@ -109,7 +171,26 @@ class KSLinear(ChainLayer, nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Module, patterns: Patterns, *, refine: int = 0, **options: Any) -> "KSLinear":
-        """Create a layer whose K approximates an `nn.Linear`'s weight, using `factorize`. The bias is copied."""
+        """Create a layer whose K approximates the weight of an `nn.Linear`, using `factorize`. The bias is copied.
+
+        Args:
+            linear: The dense layer.
+            patterns: Factors of K, in any form that `KSLinear` accepts.
+            refine: Steps of L-BFGS that follow hierarchical SVDs, like in `factorize`.
+            **options: Options of `KSLinear`. Device and dtype are those of the dense layer by default.
+
+        Returns:
+            The layer.
+
+        Raises:
+            LaunchError: The layer is no `nn.Linear`, its weight has another shape, or an activation `between` is given.
+
+        Examples:
+            >>> from torch import nn
+            >>> from ksgen.torch import KSLinear
+            >>> KSLinear.from_linear(nn.Linear(8, 4), "2,2,4,1").out_features
+            4
+        """
         if not isinstance(linear, nn.Linear):
             raise LaunchError(f"KSLinear.from_linear: got {type(linear).__name__}; accepted: an nn.Linear")
         if options.get("between", "none") != "none":
@@ -122,6 +203,17 @@ class KSLinear(ChainLayer, nn.Linear):
         """Convert to an `nn.Linear` with the same matrix and bias.
 
         Features come last in its x, like in layout "bsf".
+
+        Returns:
+            The dense layer, with copies of the values.
+
+        Raises:
+            LaunchError: The layer has an activation, which an `nn.Linear` lacks.
+
+        Examples:
+            >>> from ksgen.torch import KSLinear
+            >>> KSLinear("1,3,2,2").to_linear()
+            Linear(in_features=4, out_features=6, bias=True)
         """
         if self.activation != "none":
             raise LaunchError(
@@ -130,9 +222,23 @@ class KSLinear(ChainLayer, nn.Linear):
         return dense_layer(self.to_dense(), self.bias).train(self.training)
 
     def to_dense(self) -> Tensor:
-        """Compute K, (out_features, in_features), differentiably.
+        """Compute K differentiably.
 
         Sharded weights are gathered, so every process has to call this.
+
+        Returns:
+            K, a tensor (out_features, in_features).
+
+        Raises:
+            LaunchError: The layer has an activation `between`, and therefore no K.
+
+        Examples:
+            >>> import torch
+            >>> from ksgen.torch import KSLinear
+            >>> layer = KSLinear.from_weights([torch.ones(1, 1, 2, 2)]).requires_grad_(False)
+            >>> layer.to_dense()
+            tensor([[1., 0., 1., 0.],
+                    [0., 1., 0., 1.]])
         """
         if self.between != "none":
             raise LaunchError(f"{self._name()}: with between={self.between!r} it has no matrix; accepted: a layer without it")
@@ -230,8 +336,24 @@ class KSLinear(ChainLayer, nn.Linear):
     def group(layers: "Sequence[KSLinear]") -> nn.Module:
         """Combine layers that take the same x, such as q, k and v, into one module with concatenated outputs.
 
-        One launch computes all of them if that is faster and no gradient is recorded. `parts(x)` gives the outputs
-        separately.
+        One launch computes all of them if that is faster and no gradient is recorded.
+
+        Args:
+            layers: `KSLinear` layers with equal options and as many input features.
+
+        Returns:
+            A module: `parts(x)` gives concatenated outputs, and `parts.parts(x)` a sequence with one output
+            per layer.
+
+        Raises:
+            LaunchError: The layers differ in their options or input features.
+
+        Examples:
+            >>> import torch
+            >>> from ksgen.torch import KSLinear
+            >>> qkv = KSLinear.group([KSLinear("1,3,2,2", bias=False) for _ in range(3)])
+            >>> qkv(torch.ones(5, 4)).shape
+            torch.Size([5, 18])
         """
         return group(layers)
 
@@ -241,6 +363,18 @@ class KSLinear(ChainLayer, nn.Linear):
         A visible write ends it, with a warning: a write that PyTorch counts, a move, a load, or an optimizer's step.
         `train()` ends it silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay is invisible:
         thaw first. Copies of a frozen layer are not frozen.
+
+        Returns:
+            The layer itself.
+
+        Raises:
+            LaunchError: A parametrization computes the weights at each use.
+
+        Examples:
+            >>> from ksgen.torch import KSLinear
+            >>> layer = KSLinear("1,3,2,2").eval().freeze()
+            >>> layer.is_frozen
+            True
         """
         self._freeze(self._name())
         return self
@@ -255,12 +389,21 @@ class KSLinear(ChainLayer, nn.Linear):
         """Stop caching: each call packs the weights again.
 
         Frees cached forms, except memory that CUDA graphs read.
+
+        Returns:
+            The layer itself.
+
+        Examples:
+            >>> from ksgen.torch import KSLinear
+            >>> KSLinear("1,3,2,2").eval().freeze().thaw().is_frozen
+            False
         """
         frozen.thaw(self)
         return self
 
     @property
     def is_frozen(self) -> bool:
+        """Whether packed forms of the weights are cached."""
         return frozen.is_frozen(self, self._own_weights())
 
     def train(self, mode: bool = True) -> Self:
@@ -274,14 +417,27 @@ class KSLinear(ChainLayer, nn.Linear):
         return self
 
     def quantize(self, storage: WeightStorage, per: Per = "output", *, x: Tensor | None = None, x_too: bool = False) -> "QuantizedKSLinear":
-        """Create a layer for inference with these weights in eight bits, or in "bfloat16" for x of float32.
+        """Create a layer for inference with these weights in eight bits, or in bfloat16. This layer stays unchanged.
 
-        `storage` is "int8", "e4m3", "e5m2" or "bfloat16". Eight-bit weights have a scale per factor, per i or per
-        output (`per`); "bfloat16" has none.
+        Args:
+            storage: "int8", "e4m3", "e5m2", or "bfloat16" for x of float32.
+            per: What has a scale of its own: "factor", "i" (a diagonal block) or "output". bfloat16 has no scales.
+            x: Inputs of this layer for calibration: scales then minimise the change of the factors' outputs.
+            x_too: True stores x in eight bits too before the first factor. Its single scale is the smallest one at
+                which none of the given `x` saturates.
 
-        `x` holds inputs of this layer for calibration: scales then minimise the change of the factors' outputs. With
-        `x_too`, x is also in eight bits before the first factor. Its single scale is the one at which none of the given
-        `x` saturates. This layer stays unchanged.
+        Returns:
+            A `QuantizedKSLinear`, a `KSLinear` whose weights are not trained.
+
+        Raises:
+            LaunchError: An option is unknown, options exclude each other, or the layer is split over processes.
+
+        Examples:
+            >>> import torch
+            >>> from ksgen.torch import KSLinear
+            >>> layer = KSLinear.from_weights([torch.ones(1, 3, 2, 2)]).quantize("int8")
+            >>> layer(torch.ones(1, 4))
+            tensor([[2., 2., 2., 2., 2., 2.]])
         """
         self._refuse_out_layout("a quantized layer")
         own = dtype_name(self._dtype)
@@ -301,7 +457,8 @@ class KSLinear(ChainLayer, nn.Linear):
             rows = None if x is None else self._calibration_rows(x)
             parts: list[Quantized] = []
             for weights in self.weights:
-                inputs = {"x_scale": quantize_inputs(rows, storage).scale} if x_too and not parts else {}  # type: ignore[arg-type]  # refuses bfloat16
+                # `quantize_inputs` refuses bfloat16
+                inputs = {"x_scale": quantize_inputs(rows, storage).scale} if x_too and not parts else {}  # type: ignore[arg-type]
                 parts.append(made := quantize(weights, storage, per, x=rows, layout=self.layout, **inputs))
                 if rows is not None:  # input of the next factor
                     rows = multiply(rows.float(), made.dequantized(), layout=self.layout, activation=self.between, backend="strided")
@@ -331,10 +488,23 @@ class KSLinear(ChainLayer, nn.Linear):
         return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}
 
     def explain(self, batch: int = 1024, processes: int = 1) -> str:
-        """Explain which backend multiplies each factor at this batch size, on the weights' device, and why.
+        """Explain which backend multiplies each factor on the weights' device, and why. Measured times are included.
 
-        Measured times are included. For a split layer, or for several `processes`, it describes each possible split and
-        its traffic.
+        Args:
+            batch: Batch size: all dimensions of x except the features, multiplied.
+            processes: Number of processes. More than 1 describes each possible split and its traffic.
+
+        Returns:
+            Text with one line or more per factor.
+
+        Raises:
+            SpecError: `batch` is no whole number of at least 1.
+            LaunchError: `processes` is not accepted.
+
+        Examples:
+            >>> from ksgen.torch import KSLinear
+            >>> print(KSLinear("1,3,2,2", backend="strided").explain(batch=4))
+            1,3,2,2: strided, as asked for: batched products on views of X and Y, where there are any
         """
         return explained(self, checked_batch(batch), checked_processes(processes))
 

@@ -60,10 +60,38 @@ def multiply(
     activation: Activation = "none",
     backend: ProductBackend = "auto",
 ) -> Tensor:
-    """Compute activation(X K^T + bias) + residual, differentiably. `weights` is (a, b, c, d).
+    """Compute activation(X K^T + bias) + residual, differentiably.
 
     While gradients are recorded, the activation is a separate operation, whose input is stored for the backward pass,
-    like in `torch.nn`. Otherwise it runs inside the kernel. Under autocast, all tensors are cast to its type.
+    like in `torch.nn`. Otherwise it runs inside the kernel. Under autocast, all tensors are cast to its dtype.
+
+    Args:
+        x: Input, (batch, a*c*d) in layout "bsf", or (a*c*d, batch) in "bsl".
+        weights: Free values of K, (a, b, c, d).
+        bias: Tensor (a*b*d,), or None.
+        residual: Tensor like y that is added after the activation, or None.
+        layout: Layout of x, y and the residual: "bsf" or "bsl".
+        precision: Arithmetic of the products, such as "tf32x3" for float32 tensors. None: that of the tensors.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
+        backend: "ksgen" (kernels of ksgen), "strided" (PyTorch's batched products), or "auto", which chooses.
+
+    Returns:
+        y, (batch, a*b*d) in "bsf" or (a*b*d, batch) in "bsl", of the dtype of x.
+
+    Raises:
+        SpecError: An option is unknown, or options exclude each other.
+        LaunchError: Tensors do not fit each other in shape, dtype or device.
+
+    Examples:
+        >>> import torch
+        >>> from ksgen.torch import multiply
+        >>> weights = torch.ones(1, 3, 2, 2, requires_grad=True)
+        >>> y = multiply(torch.ones(5, 4), weights)
+        >>> y.shape
+        torch.Size([5, 6])
+        >>> y.sum().backward()
+        >>> weights.grad.unique()
+        tensor([5.])
     """
     check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
     check_tensors("multiply", x=x, weights=weights, bias=bias, residual=residual)
