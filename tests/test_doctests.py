@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ksgen.errors import KsgenError
+from ksgen.launch.planner import PLANNER
 from tests.support.hasty import compiles_hastily
 from tests.support.libraries import library
 from tests.support.native import chosen_native
@@ -87,8 +88,10 @@ def test_examples_print_what_they_show(module: str, tmp_path: Path, monkeypatch:
     found = dict(things(module))
     chosen_native(monkeypatch)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))  # which a search of an example writes
     runner, shown = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS), list[str]()
     for name, thing in found.items():
         test = doctest.DocTestParser().get_doctest(inspect.cleandoc(thing.__doc__ or ""), {}, name, None, 0)
         runner.run(test, out=shown.append)
+    PLANNER.forget()
     assert not runner.failures, "".join(shown)

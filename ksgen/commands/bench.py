@@ -169,7 +169,7 @@ def _measured(job: "Job") -> Iterator["Row"]:
 def _print(job: "Job", rows: list["Row"]) -> None:
     from rich.table import Table
 
-    from ksgen.measure.trust import marked, told
+    from ksgen.measure.trust import describe_doubts, marked
 
     only = "" if set(job.layers) == set(LAYERS) else f" with sparse {', '.join(job.layers)} alone"
     click.echo(
@@ -188,7 +188,7 @@ def _print(job: "Job", rows: list["Row"]) -> None:
             paper = [f"{found[0].paper_ratio:.2f}"] if found[0].paper_ratio else []
             table.add_row(module, f"{found[0].dense_s.median * 1e3:.3f}", *ratios, *paper)
         console().print(table)
-    if said := told([row.doubt for row in rows], "ratio"):
+    if said := describe_doubts([row.doubt for row in rows], "ratio"):
         click.echo(said)
     if is_papers:
         click.echo("N: the features; a linear layer is named as its matrix, outputs x inputs. paper: its own kernel, float32, on an A100.")

@@ -167,7 +167,7 @@ def _seconds_of(call: "Call") -> float:
 
 def _print(rows: list[dict[str, Any]]) -> None:
     from ksgen.measure.roofline import NO_FLOOR
-    from ksgen.measure.trust import marked, told
+    from ksgen.measure.trust import describe_doubts, marked
 
     lines = []
     for row in rows:
@@ -187,5 +187,5 @@ def _print(rows: list[dict[str, Any]]) -> None:
         click.echo(f"ksgen is {geometric_mean(known):.2f} times as fast as NumPy ({span}).")
     if any(row["floor_us"] is None for row in rows):
         click.echo(NO_FLOOR)
-    if said := told([row[why] for row in rows for why in ("doubt", "numpy_doubt")]):
+    if said := describe_doubts([row[why] for row in rows for why in ("doubt", "numpy_doubt")]):
         click.echo(said)

@@ -137,7 +137,7 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from ksgen.measure.trust import told
+    from ksgen.measure.trust import describe_doubts
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("kernel", overflow="fold")  # which gives way where the terminal is narrow
@@ -160,5 +160,5 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
         screen.width = PIPED_COLUMNS
     if table.row_count:
         screen.print(table)
-    if said := told(doubts):
+    if said := describe_doubts(doubts):
         click.echo(said)

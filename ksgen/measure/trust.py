@@ -148,12 +148,12 @@ def marked(figure: str, why: str) -> str:
     return f"{figure}{MARK}" if why else figure
 
 
-def said(figure: str, why: str) -> str:
+def with_doubt(figure: str, why: str) -> str:
     """Format a figure that stands alone, with the reason if it is unreliable."""
     return f"{marked(figure, why)} ({why})" if why else figure
 
 
-def told(doubts: Sequence[str], thing: str = "time") -> str:
+def describe_doubts(doubts: Sequence[str], thing: str = "time") -> str:
     """Format the note below figures, each given with its doubt or none; empty if all are reliable."""
     some = list(filter(None, doubts))
     return f"{MARK} {len(some)} of {counted(len(doubts), thing)} cannot be trusted; the first: {some[0]}." if some else ""

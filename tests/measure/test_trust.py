@@ -13,7 +13,19 @@ from ksgen.bench.log import Contender
 from ksgen.bench.roster import OURS
 from ksgen.bench.rows import OK, row_of
 from ksgen.measure import trust
-from ksgen.measure.trust import Blocks, Counts, block_of, doubt, interval, load_warning, marked, others_between, said, take_blocks, told
+from ksgen.measure.trust import (
+    Blocks,
+    Counts,
+    block_of,
+    describe_doubts,
+    doubt,
+    interval,
+    load_warning,
+    marked,
+    others_between,
+    take_blocks,
+    with_doubt,
+)
 
 QUIET = [100.0, 101, 102, 101, 103, 102, 103, 104, 104, 130]
 
@@ -233,11 +245,11 @@ def test_counts_are_of_what_is_not_idle(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_figure_in_doubt_is_marked_and_the_first_doubt_is_told() -> None:
     assert (marked("12 us", ""), marked("12 us", "others took 50% of the processors")) == ("12 us", "12 us?")
-    assert (said("12 us", ""), said("12 us", "others took half")) == ("12 us", "12 us? (others took half)")
-    assert told(["", ""]) == ""
+    assert (with_doubt("12 us", ""), with_doubt("12 us", "others took half")) == ("12 us", "12 us? (others took half)")
+    assert describe_doubts(["", ""]) == ""
     doubts = ["", "others took 50% of the processors", "the median is uncertain by 8%"]
-    assert told(doubts) == "? 2 of 3 times cannot be trusted; the first: others took 50% of the processors."
-    assert told(doubts[1:2], "ratio") == "? 1 of 1 ratio cannot be trusted; the first: others took 50% of the processors."
+    assert describe_doubts(doubts) == "? 2 of 3 times cannot be trusted; the first: others took 50% of the processors."
+    assert describe_doubts(doubts[1:2], "ratio") == "? 1 of 1 ratio cannot be trusted; the first: others took 50% of the processors."
 
 
 def test_nothing_is_doubted_where_the_system_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from ksgen.errors import LaunchError
-from ksgen.measure.trust import Watch, doubt, said
+from ksgen.measure.trust import Watch, doubt, with_doubt
 from ksgen.pattern import Chain, Patterns
 from ksgen.torch.conversion.projection import (
     balanced,
@@ -52,7 +52,7 @@ class Factorization:
     doubt: str = ""  # why the seconds are unreliable; empty if they are reliable
 
     def __str__(self) -> str:
-        took = said(f"{self.seconds:.3g} s", self.doubt)
+        took = with_doubt(f"{self.seconds:.3g} s", self.doubt)
         return f"{self.chain}: relative error {self.relative_error:.3g} by {self.method} in {took}; {self.guarantee}"
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, SpecError
-from ksgen.measure.trust import marked, told
+from ksgen.measure.trust import describe_doubts, marked
 from ksgen.pattern import Chain, Pattern, block_butterfly, deformable_butterfly, dense, kaleidoscope, low_rank, monarch, square_dyadic
 from ksgen.spec import PRECISIONS, PrecisionName
 from ksgen.spec.kernel import check_word, checked_batch
@@ -102,7 +102,7 @@ class Proposals:
             cells += [marked(_us(each.measured_us), each.doubt)] if is_measured else []
             cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []
             rows.append(cells)
-        doubts = told([each.doubt for each in (self.dense, *self)], "measured time")
+        doubts = describe_doubts([each.doubt for each in (self.dense, *self)], "measured time")
         return f"{table_of(titles, rows, width=140)}Times at batch {self.batch}, expected by {self.by}.{' ' * bool(doubts)}{doubts}"
 
 
