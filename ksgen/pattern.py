@@ -350,7 +350,7 @@ def are_chainable(left: Pattern, right: Pattern) -> bool:
 
 
 def dense(in_features: int, out_features: int) -> Chain:
-    """One factor, every entry free."""
+    """Create a chain of one dense factor."""
     in_features, out_features = _counts(in_features=in_features, out_features=out_features)
     return Chain((Pattern(1, out_features, in_features, 1),), "dense")
 

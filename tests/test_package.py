@@ -72,7 +72,7 @@ def test_help_shows_every_public_name_without_pytorch() -> None:
     shown = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=True).stdout
     assert [name for name in {*ksgen.__all__} - {"__version__"} if name not in shown] == []
     assert f"VERSION\n    {ksgen.__version__}" in shown
-    assert "Down to `rank` features, then up." in shown
+    assert "Create a chain of two dense factors" in shown
 
 
 def test_without_pytorch_its_package_is_an_attribute_that_is_missing() -> None:

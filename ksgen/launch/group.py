@@ -226,7 +226,7 @@ class GroupLauncher(OneLaunch):
             >>> import ksgen
             >>> no = ksgen.ChainLauncher("1,3,2,2", fuse="no")
             >>> print(ksgen.GroupLauncher(no, no).explain(batch=4))
-            1,3,2,2, beside 1,3,2,2: layer by layer; fuse='no'
+            1,3,2,2, ... 1,3,2,2: layer by layer; fuse='no'
             1,3,2,2: one launch per factor; there is one
             ks_1x3x2x2_float32_bsf at batch 4 on ...
         """

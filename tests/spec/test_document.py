@@ -1,5 +1,6 @@
 """A spec as a file: its name, its encoding, its size, and what importing the specs costs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from ksgen.errors import SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import KernelSpec, load, parse
+from ksgen.spec import KernelSpec, load, parse, schema
 
 SMALL = Pattern(6, 64, 64, 1)
 
@@ -77,3 +78,9 @@ def test_importing_the_specs_imports_neither_yaml_nor_numpy() -> None:
     code = "import sys, ksgen.spec; print(sorted({'yaml', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_schema_describes_families_without_the_sections_of_their_docstrings() -> None:
+    text = json.dumps(schema())
+    assert '"description": "Create a chain of two dense factors: down to `rank` features, then up."' in text
+    assert "Args:" not in text
