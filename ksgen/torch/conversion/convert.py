@@ -62,9 +62,8 @@ def convert(
         A `Report`. `print` shows a table with parameters and errors.
 
     Raises:
-        SpecError: The rule or an option is not accepted, or a named layer cannot be replaced.
+        SpecError: The rule or an option is not accepted, a layer cannot be replaced, or a chain does not fit it.
         PatternError: A chain is invalid.
-        LaunchError: A chain does not fit a layer.
 
     Examples:
         >>> from torch import nn

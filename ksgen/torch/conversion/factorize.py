@@ -76,6 +76,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
 
     Raises:
         PatternError: The chain is invalid.
+        SpecError: `progress` is neither True nor False.
         LaunchError: The weight is no dense real matrix of finite numbers, or has another shape.
 
     Examples:

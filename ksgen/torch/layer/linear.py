@@ -53,7 +53,8 @@ class KSLinear(ChainLayer, nn.Linear):
     With an activation `between`, the layer has no K.
 
     x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl". y has the layout of x, or `out_layout`.
-    A second argument of a call is the residual: `layer(x, residual)`.
+    A second argument of a call is the residual: `layer(x, residual)`. Options of the products can be set later, such as
+    `layer.backend = "strided"`.
 
     Args:
         patterns: Factors from the one that meets x first to the last one: a `ksgen.Chain`, a list of patterns, or one
@@ -339,14 +340,14 @@ class KSLinear(ChainLayer, nn.Linear):
         One launch computes all of them if that is faster and no gradient is recorded.
 
         Args:
-            layers: `KSLinear` layers with equal options and as many input features.
+            layers: `KSLinear` layers that take as many features. One launch needs equal options.
 
         Returns:
             A module: `parts(x)` gives concatenated outputs, and `parts.parts(x)` a sequence with one output
             per layer.
 
         Raises:
-            LaunchError: The layers differ in their options or input features.
+            LaunchError: The list holds no layers, or layers that take different features.
 
         Examples:
             >>> import torch
@@ -498,8 +499,7 @@ class KSLinear(ChainLayer, nn.Linear):
             Text with one line or more per factor.
 
         Raises:
-            SpecError: `batch` is no whole number of at least 1.
-            LaunchError: `processes` is not accepted.
+            SpecError: `batch` or `processes` is no whole number of at least 1.
 
         Examples:
             >>> from ksgen.torch import KSLinear
