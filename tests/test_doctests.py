@@ -4,7 +4,6 @@ import doctest
 import inspect
 import re
 from collections.abc import Iterator
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -22,7 +21,7 @@ __all__ = ["compiles_hastily"]  # which pytest finds by its name
 
 MODULES = ["ksgen", "ksgen.transforms", "ksgen.reference", pytest.param("ksgen.torch", marks=pytest.mark.libraries)]
 OF_TORCH = ("reset_parameters", "extra_repr", "register_parameter", "train")  # methods of PyTorch with another body
-METHODS = (FunctionType, classmethod, staticmethod, property, cached_property)
+METHODS = (FunctionType, classmethod, staticmethod, property)
 
 
 def public_names(module: str) -> list[str]:
@@ -53,16 +52,12 @@ def things(module: str) -> Iterator[tuple[str, Any]]:
             yield from ((f"{module}.{name}.{member}", each) for member, each in members(whole))
 
 
-def is_property(thing: Any) -> bool:
-    return isinstance(thing, property | cached_property)
-
-
 def complaints(name: str, thing: Any) -> Iterator[str]:
     """Yield what the docstring of a class, a function, a method or a property lacks."""
     text = inspect.cleandoc(thing.__doc__ or "")
     if not text:
         yield f"{name}: no docstring"
-    if is_property(thing) or thing is KsgenError:
+    if isinstance(thing, property) or thing is KsgenError:
         return
     if ">>> " not in text:
         yield f"{name}: no example"
