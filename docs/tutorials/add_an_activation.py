@@ -30,7 +30,7 @@ def edit(name, old, new):
 #
 # **1. Its name.** Specs, `--activation`, launchers and `KSLinear` all read this list:
 
-edit("ksgen/spec/kernel.py", '"gelu_tanh", "silu")', '"gelu_tanh", "silu", "quick_gelu")')
+edit("ksgen/spec/kernel.py", '"gelu_tanh", "silu"]', '"gelu_tanh", "silu", "quick_gelu"]')
 
 # **2. Its definition in float64**, which every kernel is checked against:
 
