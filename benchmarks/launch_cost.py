@@ -72,7 +72,7 @@ def measure(rounds: int) -> dict[str, float]:
         "  selecting the binary": lambda: plan_for(fit, device, None, True),
         "  packed weights": lambda: kept.use(plan, None),
         "  arguments, block and launch": lambda: device.launch(kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None),
-        "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
+        "an ordinary call, weights packed again": lambda: ks(x, weights, out=out),
         **_hopper_calls(device, ks.pattern, x, weights, out),
     }
     return {name: microseconds(part, rounds) for name, part in parts.items()}
@@ -99,7 +99,7 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
         "  selecting the binary": lambda: plan_for(fit, device, None, True),
         "  packed weights": lambda: kept.use(plan, None),
         "  an array as an argument, each": lambda: device.shared(views["x"].pointer),
-        "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
+        "an ordinary call, weights packed again": lambda: ks(x, weights, out=out),
     }
     return {name: microseconds(part, rounds) for name, part in parts.items()}
 
@@ -184,7 +184,7 @@ def _processor(runtime: str) -> str:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--rounds", default=200, show_default=True, help="Of 50 calls each; their median is told.")
+@click.option("--rounds", default=200, show_default=True, help="Of 50 calls each; their median is printed.")
 @click.option("--apart", is_flag=True, hidden=True, help="Measure here, on KSGEN_DEVICE.")
 def main(as_json: bool, rounds: int, apart: bool) -> None:
     """Print the cost of a call by part, in microseconds."""

@@ -94,7 +94,7 @@ def clock_of(device: Any, precision: str) -> Clock:
     if isinstance(device, str) and device.startswith("sm_"):
         if gpu_of(device).rates is None:
             known = ", ".join(target_of(*divmod(number, 10)) for number in GPUS)
-            raise SpecError(f"device={excerpt(device)}: nobody has looked up how fast it is; known: {known}")
+            raise SpecError(f"device={excerpt(device)}: its speed is unknown; known: {known}")
         limits = cuda_limits(device)
         return _of_gpu(None, limits, lambda kernel, batch: _default(kernel, batch, limits))
     check_device(device)
@@ -107,7 +107,7 @@ def clock_of(device: Any, precision: str) -> Clock:
             return _of_gpu(where, limits_of(found), lambda kernel, batch: PLANNER.choice(found, kernel, batch))
         return _of_processor(where, found, *_ceilings(found, precision))  # type: ignore[arg-type]  # every device can be hashed
     except (DeviceError, ToolchainError) as error:
-        return Clock(where, f"nobody: {str(error).splitlines()[0]}", lambda *_: None, lambda *_: None)
+        return Clock(where, f"no model: {str(error).splitlines()[0]}", lambda *_: None, lambda *_: None)
 
 
 def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str]]:
@@ -156,7 +156,7 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
         speeds = [speed for family in FAMILIES.values() if family.serves(kernel, limits) and (speed := speed_of(family, kernel, limits))]
         return min((_floor_us(Ceilings(each.bytes_per_s, each.flops_per_s), kernel, batch) for each in speeds), default=None)
 
-    by = f"the cost model, for {rates.card} ({limits.target})" if rates else f"nobody: how fast {limits.target} is was not looked up"
+    by = f"the cost model, for {rates.card} ({limits.target})" if rates else f"no model: the speed of {limits.target} is unknown"
     return Clock(where, by, kernel_us, floor_us)
 
 

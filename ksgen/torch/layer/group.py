@@ -233,7 +233,7 @@ def _is_usual(layer: Any) -> bool:
 
 def _explained(layer: Any, batch: int) -> str:
     """Explanation of any module: other modules may replace a layer."""
-    return str(layer.explain(batch)) if hasattr(layer, "explain") else f"{type(layer).__name__}: no layer of ksgen's, called as it is"
+    return str(layer.explain(batch)) if hasattr(layer, "explain") else f"{type(layer).__name__}: no layer of ksgen, called directly"
 
 
 def _dense(layer: Any, number: int) -> Tensor:
@@ -259,7 +259,7 @@ def group(layers: Sequence[Any]) -> KSLinears:
         raise LaunchError(f"layers={given!r}; accepted: a list of KSLinear, one or more")
     if len({layer.in_features for layer in given}) > 1:
         taken = ", ".join(str(layer.in_features) for layer in given)
-        raise LaunchError(f"layers that take {taken} features; accepted: those that take the same x")
+        raise LaunchError(f"layers that take {taken} features; accepted: layers that take the same x")
     for layer in given:
         layer._refuse_out_layout("a layer of a group")
     return KSLinears(given)

@@ -273,7 +273,9 @@ class KSLinear(ChainLayer, nn.Linear):
             is_of_weights = name == "precision" or self.precision is None  # a cast may invalidate it; calls report it
             checked_dtype(self.chain, self.bias is not None, self._dtype if is_of_weights else None, **options)
             if self._parallel is not None and options["out_layout"] not in (None, options["layout"]):
-                raise LaunchError(f"{self._name()}: {name}={value!r} would turn y of a layer that is split; accepted: y as x is")
+                raise LaunchError(
+                    f"{self._name()}: {name}={value!r} would transpose y of a layer that is split; accepted: y in the layout of x"
+                )
             self._set(name, value)
             return
         if name in self._fixed and name in vars(self):

@@ -216,4 +216,4 @@ def describe_intermediates(intermediates: str, chain: Chain, activations: Activa
     """Line of `explain` about intermediates in training."""
     size = f"{between(chain, activations) * batch * item_bytes / 1e6:.3g} MB at batch {batch}"
     way = "computed again in the backward pass" if is_recomputed(intermediates, chain, activations) else "kept for the backward pass"
-    return f"in training, what lies between ({size}) is {way}: intermediates={intermediates}"
+    return f"in training, intermediates ({size}) are {way}: intermediates={intermediates}"

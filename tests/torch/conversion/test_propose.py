@@ -68,7 +68,7 @@ def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.us for each in found] == sorted(each.us for each in found)
     assert {each.chain for each in found} <= set(chains)
     assert "measured, us" in str(found)
-    assert "expected by nobody: device 'no such device'" in str(found)
+    assert "expected by no model: device 'no such device'" in str(found)
     assert [bool(each.doubt) for each in found].count(True) == 1
     assert str(found).count("?") == 2  # the time, and the sentence
     of = f"1 of {len(found) + 1} measured times"

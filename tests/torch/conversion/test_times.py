@@ -89,10 +89,10 @@ def test_a_training_step_writes_and_reads_wide_intermediates() -> None:
 def test_where_nobody_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_DEVICE", "no such device")
     clock = clock_of("cpu", "float32")
-    assert clock.by.startswith("nobody: device 'no such device'")
+    assert clock.by.startswith("no model: device 'no such device'")
     assert (clock.chain_us(CHAIN, "float32", 8), clock.dense_us(CHAIN, "float32", 8)) == (None, None)
     assert (clock.step_us(CHAIN, "float32", 8), clock.dense_step_us(CHAIN, "float32", 8)) == (None, None)
-    with pytest.raises(KsgenError, match="device='sm_61': nobody has looked up how fast it is; known: sm_70, sm_75, sm_80"):
+    with pytest.raises(KsgenError, match="device='sm_61': its speed is unknown; known: sm_70, sm_75, sm_80"):
         clock_of("sm_61", "float32")
     with pytest.raises(KsgenError, match="device='gpu': no tensors there"):
         clock_of("gpu", "float32")

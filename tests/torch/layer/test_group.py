@@ -206,10 +206,10 @@ def test_other_modules_in_a_layers_place() -> None:
     together, x = KSLinear.group(layers(bias=False)), rows(5)
     together[1] = nn.Linear(24, 6, bias=False)
     lines = together.explain(5).splitlines()
-    assert (lines[0][:3], "2. Linear: no layer of ksgen's, called as it is" in lines) == ("1. ", True)
+    assert (lines[0][:3], "2. Linear: no layer of ksgen, called directly" in lines) == ("1. ", True)
     torch.testing.assert_close(together(x), x @ together.to_dense().T)
     together[1] = nn.Sequential(nn.Linear(24, 6), nn.ReLU())
-    assert "2. Sequential: no layer of ksgen's, called as it is" in together.explain(5)
+    assert "2. Sequential: no layer of ksgen, called directly" in together.explain(5)
     with pytest.raises(LaunchError, match="layer 2 of the group is a Sequential, whose matrix is not known; accepted: layers"):
         together.to_dense()
     assert KSLinears([]).explain() == ""
@@ -267,5 +267,5 @@ def test_what_is_no_group() -> None:
         KSLinear.group([])
     with pytest.raises(LaunchError, match="accepted: a list of KSLinear, one or more"):
         KSLinear.group([nn.Linear(3, 4)])
-    with pytest.raises(LaunchError, match="layers that take 24, 30 features; accepted: those that take the same x"):
+    with pytest.raises(LaunchError, match="layers that take 24, 30 features; accepted: layers that take the same x"):
         KSLinear.group([KSLinear([(2, 9, 4, 3)]), KSLinear([(1, 3, 30, 1)])])

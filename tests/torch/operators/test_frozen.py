@@ -249,7 +249,7 @@ def test_a_write_that_can_be_seen_thaws_in_words_once(write: str, way: str, monk
     assert [each.filename for each in told if "frozen" in str(each.message)] == [__file__]  # neither ksgen's line nor PyTorch's
     name = NAME.replace("\\", "")
     assert message.startswith(f"{name} is frozen no more: weights.")
-    assert message.endswith(f" {what}; freeze() it again once its weights stay as they are")
+    assert message.endswith(f" {what}; freeze() it again once its weights no longer change")
     assert not layer.is_frozen
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -476,7 +476,7 @@ def test_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
         layer(x)
         inside = make("bmm", monkeypatch)
-        told = f"{NAME} is not frozen: weights.0 was made in torch.inference_mode, where nobody sees a write to it; make or copy the layer"
+        told = f"{NAME} is not frozen: weights.0 was made in torch.inference_mode, where writes are not counted; make or copy the layer"
         with pytest.warns(UserWarning, match=told):
             assert not inside.freeze().is_frozen
         with pytest.warns(UserWarning, match="0, a KSLinear.* is not frozen"):

@@ -114,6 +114,6 @@ def test_the_choice_is_a_word_that_is_shown_and_saved() -> None:
     assert "intermediates=auto" in repr(layer_of(WIDE, "auto"))
     assert "intermediates" not in repr(layer_of(WIDE, "keep"))
     told = layer_of(WIDE, "auto").explain(1000).splitlines()[-1]
-    assert told == "in training, what lies between (0.288 MB at batch 1000) is computed again in the backward pass: intermediates=auto"
-    assert "is kept for the backward pass" in layer_of(NARROW, "auto").explain(8)
+    assert told == "in training, intermediates (0.288 MB at batch 1000) are computed again in the backward pass: intermediates=auto"
+    assert "are kept for the backward pass" in layer_of(NARROW, "auto").explain(8)
     assert between(Chain((Pattern(1, 15, 24, 1),)), ("none", "none")) == 0

@@ -126,7 +126,7 @@ def test_what_fsdp_gathers_is_never_kept(two: Processes) -> None:
         sharded, gathered, state = others[:3]
         assert "weights.0 is a " in sharded
         assert "only layers of plain tensors can be frozen" in sharded
-        assert "FSDP2 gathers weights.0 anew, unseen, after each step or load; such a layer cannot be frozen" in gathered
+        assert "FSDP2 gathers weights.0 again after each step or load, which no counter shows; such a layer cannot be frozen" in gathered
         assert state == "frozen: False"
         assert others[3:] == others[:3]
 
