@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 4488aded, spec fa63edf7
+// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 98bfa739, spec fa63edf7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -23,7 +23,7 @@
 // Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 bytes of shared
 // memory are allowed first, by the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES.
 //   ks_1x192x48x2_float32_bsf_pack<<<72, 256>>>(w, packed): w is (A, B, C, D) of float32, packed has 73728 bytes
-//   ks_1x192x48x2_float32_bsf<<<2 * tiles, 384, 52256>>>(x, packed, y, batch): tiles = batch / 128, rounded up
+//   ks_1x192x48x2_float32_bsf<<<2 * tiles, 384, 50688>>>(x, packed, y, batch): tiles = batch / 128, rounded up
 
 // ---- the pattern and the constants that follow from it
 constexpr int A                =        1;  // blocks on the diagonal, index i
@@ -49,25 +49,24 @@ constexpr int WARPS_PER_PLANE  =        6;  // warps of a plane
 constexpr int STEPS            =        6;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        2;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
-constexpr int X_PITCH          =      136;  // elements of shared memory from one l of a plane to the next, free of bank conflicts
-constexpr int X_PLANE          =     1092;  // elements from one plane to the next
-constexpr int W_BASE           =     2184;  // offset of a stage's weights, in elements
+constexpr int X_PITCH          =      264;  // elements of shared memory from one l to the next
+constexpr int X_PLANE          =      132;  // elements from one j to the next
+constexpr int W_BASE           =     2112;  // offset of a stage's weights, in elements
 constexpr int W_STAGE          =     1536;  // elements of weights per stage
-constexpr int STAGE            =     3720;  // elements per stage
-constexpr int SHARED_REALS     =    13064;  // elements of shared memory per block
+constexpr int STAGE            =     3648;  // elements per stage
+constexpr int SHARED_REALS     =    12672;  // elements of shared memory per block
 constexpr int X_LINES          =      128;  // lines of the X tile
 constexpr int X_VECTOR         =        1;  // neighbours that one copy of X moves
 constexpr int X_LANE_RUN       =        8;  // lanes of a warp along a line
 constexpr int X_LANE_LINES     =        4;  // lines that a warp copies at once
-constexpr int X_WARPS_RUN      =        2;  // warps along a line
-constexpr int X_LINE_STEP      =       24;  // lines that the block copies at once
-constexpr int X_LINE_ROUNDS    =        6;  // rounds until all lines are copied
-constexpr int X_RUN_STEP       =       16;  // elements of a line that the block copies at once
-constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
+constexpr int X_WARPS_RUN      =        1;  // warps along a line
+constexpr int X_LINE_STEP      =       48;  // lines that the block copies at once
+constexpr int X_LINE_ROUNDS    =        3;  // rounds until all lines are copied
+constexpr int X_RUN_STEP       =        8;  // elements of a line that the block copies at once
+constexpr int X_RUN_ROUNDS     =        2;  // rounds until a line is copied
 constexpr int W_ROUNDS         =        1;  // copies of weights per thread and stage
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
-constexpr int Y_PITCH          =      136;  // elements of shared memory from one output of a plane to the next
-constexpr int Y_PLANE          =     6532;  // elements from one plane of a stored slice to the next
+constexpr int Y_PLANE          =      132;  // elements of shared memory from one j of a stored slice to the next
 constexpr int Y_LANE_RUN       =        8;  // lanes of a warp along a line of Y
 constexpr int Y_LANE_LINES     =        4;  // rows of the batch that a warp stores at once
 constexpr int Y_WARPS_RUN      =       12;  // warps along a line
@@ -203,16 +202,17 @@ DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % si
 
 // ---- place: where things lie in this layout
 // X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one batch entry, a run goes along
-// l and the tile's j. Shared memory holds one plane per j with the batch contiguous, so the copy transposes; the pitches
-// put element (run, line) into bank GROUP * run + line.
-DEVICE extent along_run(const int run) { return run / TILE_D * (extent)D + run % TILE_D; }
+// l and the tile's j. Shared memory holds the batch of each element of a run contiguously, so the copy transposes; X_PLANE
+// puts element (run, line) into bank GROUP * run + line.
+DEVICE extent along_run(const int run) { return TILE_D == D ? run : run / TILE_D * (extent)D + run % TILE_D; }
 DEVICE extent x_next_line(const extent x_pitch) { return x_pitch; }
 DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, const int run) {
     return (tile.first_batch + line) * x_pitch + (extent)tile.block * C * D + tile.first_j + along_run(run);
 }
 DEVICE extent x_next_step(const extent x_pitch) { return (extent)TILE_IN * D; }
 DEVICE extent x_next_runs(const int run, const int rounds) {
-    return X_RUN_STEP % TILE_D == 0 ? rounds * (X_RUN_STEP / TILE_D * (extent)D) : along_run(run) - along_run(run - rounds * X_RUN_STEP);
+    const bool is_constant = TILE_D == D || X_RUN_STEP % TILE_D == 0;
+    return is_constant ? along_run(rounds * X_RUN_STEP) : along_run(run) - along_run(run - rounds * X_RUN_STEP);
 }
 DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const int run) {
     return (C % TILE_IN == 0 || first_in + run / TILE_D < C) && (D % TILE_D == 0 || tile.first_j + run % TILE_D < D) && line < tile.batch_left;
@@ -220,7 +220,7 @@ DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const 
 DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch, const extent x_pitch) {
     return X_VECTOR > 1 && x_pitch % X_VECTOR == 0 && is_aligned(x);
 }
-DEVICE int x_place(const int line, const int run) { return run % TILE_D * X_PLANE + run / TILE_D * X_PITCH + line; }
+DEVICE int x_place(const int line, const int run) { return run * X_PLANE + line; }
 // A warp copies X_LANE_LINES lines of X_LANE_RUN lanes at a time; the block's warps stand X_WARPS_RUN along a run.
 DEVICE int x_line(const int round) {
     const int warp = thread_index() / 32;
@@ -233,24 +233,26 @@ DEVICE int x_run(const int round) {
 
 // ---- load: from global to shared memory
 DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in, const bool wide) {
+    to += x_place(x_line(0), x_run(0));
     UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p) {
         UNROLL for (int q = 0; q < X_RUN_ROUNDS; ++q) {
             const int line = x_line(p);
             const int run = x_run(q);
-            if (X_LINES % X_LINE_STEP != 0 && line >= X_LINES) continue;
+            if ((p + 1) * X_LINE_STEP > X_LINES && line >= X_LINES) continue;
+            real* const place = to + x_place(p * X_LINE_STEP, q * X_RUN_STEP);
             const stored* address = from + x_next_runs(run, q);
             if (X_VECTOR > 1 && wide)
-                copy_async_16(to + x_place(line, run), address, x_inside(tile, first_in, line, run));
+                copy_async_16(place, address, x_inside(tile, first_in, line, run));
             else
-                UNROLL for (int e = 0; e < X_VECTOR; ++e)
-                    copy_element(to + x_place(line, run + e), address + e, x_inside(tile, first_in, line, run + e));
+                UNROLL for (int e = 0; e < X_VECTOR; ++e) copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
         }
         from += X_LINE_STEP * next_line;  // a multiple of it for each round would take twice the instructions
     }
 }
 DEVICE void copy_weights(real* to, const real* from) {
-    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {
-        const int at = (thread_index() + q * THREADS) * GROUP;
+    const int warp = thread_index() / 32;
+    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // 512 bytes of a warp after the other: the instruction holds such a distance
+        const int at = ((warp * W_ROUNDS + q) * 32 + thread_index() % 32) * GROUP;
         if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) copy_async_16(to + at, from + at, true);
     }
 }
@@ -272,39 +274,54 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
             UNROLL for (int m = 0; m < THREAD_BATCH; m += 2) multiply_add_pair(sums[n] + m, own_x + m, own_w[n]);
     }
 }
-DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
-                          const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w) {
+// All stages of aligned rows, in copies as wide as a group, or of others: each has a loop of its own, without branches for the other.
+template <bool WIDE>
+DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared, const Tile tile,
+                            const extent x_pitch, const int own_x, const int own_w) {
+    const extent next_step = x_next_step(x_pitch);
+    constexpr bool BY_MULTIPLES = X_VECTOR > 1;  // of it in batch-size-last, by steps in batch-size-first: the other way round ptxas spills
     // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
-    const bool wide = x_is_wide(x, batch, x_pitch);
-    const stored* const from = x + x_offset(tile, x_pitch, x_line(0), x_run(0));
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
-            copy_x(shared + step * STAGE, from + step * x_next_step(x_pitch), tile, x_next_line(x_pitch), step * TILE_IN, wide);
-            copy_weights(shared + step * STAGE + W_BASE, weights + step * W_STAGE);
+            copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_next_line(x_pitch), step * TILE_IN, WIDE);
+            copy_weights(shared + step * STAGE + W_BASE, weights);
+            from += BY_MULTIPLES ? 0 : next_step;
+            weights += W_STAGE;
         }
         copy_async_commit();
     }
     // In float32 unrolled by the stages where they divide the steps, so that their places in shared memory are constants.
     // Elsewhere ptxas spills.
-    constexpr int UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 ? STAGES : 1;
+    constexpr bool IS_UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 && (WIDE || X_VECTOR == 1);  // unaligned rows are rare
+    constexpr int UNROLLED = IS_UNROLLED ? STAGES : 1;
     _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)
         UNROLL for (int e = 0; e < UNROLLED; ++e) {
             const int step = first + e, ahead = step + STAGES - 1;
-            const int read = UNROLLED > 1 ? e : step % STAGES, written = UNROLLED > 1 ? (e + STAGES - 1) % STAGES : ahead % STAGES;
+            const int read = IS_UNROLLED ? e : step % STAGES, written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
-            if (ahead < STEPS) {
+            if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {  // unrolled: one condition for all but the first
                 real* const to = shared + written * STAGE;
-                copy_x(to, from + ahead * x_next_step(x_pitch), tile, x_next_line(x_pitch), ahead * TILE_IN, wide);
-                copy_weights(to + W_BASE, weights + ahead * W_STAGE);
+                copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN, WIDE);
+                copy_weights(to + W_BASE, weights);
+                from += BY_MULTIPLES ? 0 : next_step;
+                weights += W_STAGE;
             }
             copy_async_commit();
             multiply_stage(sums, shared + read * STAGE + own_x, shared + read * STAGE + own_w);
         }
 }
+DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, const real* weights, real* shared, const Tile tile, const extent batch,
+                          const extent x_pitch, const int own_x, const int own_w) {
+    const stored* const from = x + x_offset(tile, x_pitch, x_line(0), x_run(0));
+    if (X_VECTOR > 1 && x_is_wide(x, batch, x_pitch))
+        multiply_stages<true>(sums, from, weights, shared, tile, x_pitch, own_x, own_w);
+    else
+        multiply_stages<false>(sums, from, weights, shared, tile, x_pitch, own_x, own_w);
+}
 
 // ---- store: from the sums to Y
-// Through shared memory, GROUP_OUT outputs of every thread at a time: written as planes with the batch contiguous, read
+// Through shared memory, GROUP_OUT outputs of every thread at a time: written with the batch contiguous, read
 // along (k, j), so that a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES batch entries. A run is (output of the slice, j).
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
                        const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
@@ -317,7 +334,7 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
             UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
                 Group group;
                 UNROLL for (int m = 0; m < GROUP; ++m) group.at[m] = sums[slice * GROUP_OUT + e][q * GROUP + m];
-                *(SHARED Group*)(shared + plane * Y_PLANE + (own_in_slice + e) * Y_PITCH + own_batch + q * 8 * GROUP) = group;
+                *(SHARED Group*)(shared + ((own_in_slice + e) * TILE_D + plane) * Y_PLANE + own_batch + q * 8 * GROUP) = group;
             }
         wait_for_block();
         for (int p = 0; p < Y_LINE_ROUNDS; ++p)
@@ -332,7 +349,7 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
                 const extent feature = ((extent)tile.block * B + k) * D + j;
                 const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
                 const stored own_residual = HAS_RESIDUAL ? residual[s * residual_pitch + feature] : (stored)0;
-                y[s * y_pitch + feature] = narrow(finish(shared[run % TILE_D * Y_PLANE + n * Y_PITCH + line], own_bias, own_residual));
+                y[s * y_pitch + feature] = narrow(finish(shared[run * Y_PLANE + line], own_bias, own_residual));
             }
     }
 }

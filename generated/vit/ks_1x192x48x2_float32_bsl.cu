@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 4488aded, spec 6e2e412c
+// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 98bfa739, spec 6e2e412c
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -49,8 +49,8 @@ constexpr int WARPS_PER_PLANE  =        6;  // warps of a plane
 constexpr int STEPS            =        3;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        2;  // tiles along the outputs
 constexpr int TILES_D          =        2;  // tiles along j
-constexpr int X_PITCH          =      128;  // elements of shared memory from one l of a plane to the next, free of bank conflicts
-constexpr int X_PLANE          =     2048;  // elements from one plane to the next
+constexpr int X_PITCH          =      128;  // elements of shared memory from one l to the next
+constexpr int X_PLANE          =      128;  // elements from one j to the next
 constexpr int W_BASE           =     2048;  // offset of a stage's weights, in elements
 constexpr int W_STAGE          =     1536;  // elements of weights per stage
 constexpr int STAGE            =     3584;  // elements per stage
@@ -232,24 +232,26 @@ DEVICE int x_run(const int round) {
 
 // ---- load: from global to shared memory
 DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in, const bool wide) {
+    to += x_place(x_line(0), x_run(0));
     UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p) {
         UNROLL for (int q = 0; q < X_RUN_ROUNDS; ++q) {
             const int line = x_line(p);
             const int run = x_run(q);
-            if (X_LINES % X_LINE_STEP != 0 && line >= X_LINES) continue;
+            if ((p + 1) * X_LINE_STEP > X_LINES && line >= X_LINES) continue;
+            real* const place = to + x_place(p * X_LINE_STEP, q * X_RUN_STEP);
             const stored* address = from + x_next_runs(run, q);
             if (X_VECTOR > 1 && wide)
-                copy_async_16(to + x_place(line, run), address, x_inside(tile, first_in, line, run));
+                copy_async_16(place, address, x_inside(tile, first_in, line, run));
             else
-                UNROLL for (int e = 0; e < X_VECTOR; ++e)
-                    copy_element(to + x_place(line, run + e), address + e, x_inside(tile, first_in, line, run + e));
+                UNROLL for (int e = 0; e < X_VECTOR; ++e) copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
         }
         from += X_LINE_STEP * next_line;  // a multiple of it for each round would take twice the instructions
     }
 }
 DEVICE void copy_weights(real* to, const real* from) {
-    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {
-        const int at = (thread_index() + q * THREADS) * GROUP;
+    const int warp = thread_index() / 32;
+    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // 512 bytes of a warp after the other: the instruction holds such a distance
+        const int at = ((warp * W_ROUNDS + q) * 32 + thread_index() % 32) * GROUP;
         if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) copy_async_16(to + at, from + at, true);
     }
 }
@@ -271,35 +273,50 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
             UNROLL for (int m = 0; m < THREAD_BATCH; m += 2) multiply_add_pair(sums[n] + m, own_x + m, own_w[n]);
     }
 }
-DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
-                          const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w) {
+// All stages of aligned rows, in copies as wide as a group, or of others: each has a loop of its own, without branches for the other.
+template <bool WIDE>
+DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared, const Tile tile,
+                            const extent x_pitch, const int own_x, const int own_w) {
+    const extent next_step = x_next_step(x_pitch);
+    constexpr bool BY_MULTIPLES = X_VECTOR > 1;  // of it in batch-size-last, by steps in batch-size-first: the other way round ptxas spills
     // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
-    const bool wide = x_is_wide(x, batch, x_pitch);
-    const stored* const from = x + x_offset(tile, x_pitch, x_line(0), x_run(0));
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
-            copy_x(shared + step * STAGE, from + step * x_next_step(x_pitch), tile, x_next_line(x_pitch), step * TILE_IN, wide);
-            copy_weights(shared + step * STAGE + W_BASE, weights + step * W_STAGE);
+            copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_next_line(x_pitch), step * TILE_IN, WIDE);
+            copy_weights(shared + step * STAGE + W_BASE, weights);
+            from += BY_MULTIPLES ? 0 : next_step;
+            weights += W_STAGE;
         }
         copy_async_commit();
     }
     // In float32 unrolled by the stages where they divide the steps, so that their places in shared memory are constants.
     // Elsewhere ptxas spills.
-    constexpr int UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 ? STAGES : 1;
+    constexpr bool IS_UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 && (WIDE || X_VECTOR == 1);  // unaligned rows are rare
+    constexpr int UNROLLED = IS_UNROLLED ? STAGES : 1;
     _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)
         UNROLL for (int e = 0; e < UNROLLED; ++e) {
             const int step = first + e, ahead = step + STAGES - 1;
-            const int read = UNROLLED > 1 ? e : step % STAGES, written = UNROLLED > 1 ? (e + STAGES - 1) % STAGES : ahead % STAGES;
+            const int read = IS_UNROLLED ? e : step % STAGES, written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
-            if (ahead < STEPS) {
+            if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {  // unrolled: one condition for all but the first
                 real* const to = shared + written * STAGE;
-                copy_x(to, from + ahead * x_next_step(x_pitch), tile, x_next_line(x_pitch), ahead * TILE_IN, wide);
-                copy_weights(to + W_BASE, weights + ahead * W_STAGE);
+                copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN, WIDE);
+                copy_weights(to + W_BASE, weights);
+                from += BY_MULTIPLES ? 0 : next_step;
+                weights += W_STAGE;
             }
             copy_async_commit();
             multiply_stage(sums, shared + read * STAGE + own_x, shared + read * STAGE + own_w);
         }
+}
+DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, const real* weights, real* shared, const Tile tile, const extent batch,
+                          const extent x_pitch, const int own_x, const int own_w) {
+    const stored* const from = x + x_offset(tile, x_pitch, x_line(0), x_run(0));
+    if (X_VECTOR > 1 && x_is_wide(x, batch, x_pitch))
+        multiply_stages<true>(sums, from, weights, shared, tile, x_pitch, own_x, own_w);
+    else
+        multiply_stages<false>(sums, from, weights, shared, tile, x_pitch, own_x, own_w);
 }
 
 // ---- store: from the sums to Y

@@ -189,11 +189,16 @@ def test_a_main_loop_has_the_instructions_that_the_cost_model_counts(family: str
 
 @pytest.mark.parametrize(
     ("pattern", "layout", "least"),
-    [(Pattern(1, 48, 48, 4), "bsf", 0.77), (Pattern(24, 192, 192, 4), "bsl", 0.875)],
+    [
+        (Pattern(1, 48, 48, 4), "bsf", 0.83),  # the fewest sums per thread: 8 x 4
+        (Pattern(1, 256, 256, 1), "bsf", 0.86),
+        (Pattern(24, 192, 192, 4), "bsl", 0.88),
+        (Pattern(1, 384, 96, 4), "bsl", 0.90),
+    ],
     ids=str,
 )
-def test_addresses_of_copies_take_a_step_for_each_round(pattern: Pattern, layout: str, least: float) -> None:
-    """Multiples of the pitch left multiply-adds at 0.73 and 0.87 of the main loop's instructions."""
+def test_most_of_a_main_loop_are_multiply_adds(pattern: Pattern, layout: str, least: float) -> None:
+    """Copies with an address each left them at 0.77, 0.80, 0.88 and 0.896 of the instructions."""
     sass.needed_disassembler()
     kernel = KernelSpec(pattern, "float32", layout)
     source = render(kernel, FAMILIES["simt"].default(kernel, cuda_limits("sm_90a")), family="simt")

@@ -19,7 +19,7 @@ def test_issue_slots_bound_plain_multiply_adds_where_one_takes_a_slot() -> None:
         assert speed is not None
         work, warps = own.work(kernel, constants, batch), own.geometry(kernel, constants, batch).block // 32
         issued = slots.instructions("simt", kernel, target, work, warps, batch)
-        per_product = 1.12 + 56 * work.stages * warps / work.products + 11 * batch * 768 * 2 / 32 / work.products
+        per_product = 1.07 + 40 * work.stages * warps / work.products + 11 * batch * 768 * 2 / 32 / work.products
         assert issued == pytest.approx(per_product * work.products)
         assert 1.2 < per_product < 1.4
         issue_s = issued / speed.multiprocessors / speed.instructions_per_s

@@ -39,7 +39,7 @@ _WORDS = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")  # of a
 _OF_FACTOR = (  # constants of a single factor that its part of a chain's source has unchanged
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH", "WARPS_PER_PLANE",
     "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR", "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN",
-    "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS", "Y_PITCH", "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN",
+    "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS", "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN",
     "Y_LINE_STEP", "Y_LINE_ROUNDS", "Y_RUN_STEP", "Y_RUN_ROUNDS",
 )  # fmt: skip
 

@@ -48,20 +48,23 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     warps = 8 if doubles else 12 if copy == "registers" or more else 16
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
     tile_out, thread_out = _outputs(pattern.b, most, threads=THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))
-    tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 else 8
+    tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 and (thread_out < 12 or copy == "registers") else 8
     stages = 3 if copy == "async" else 2
     chosen = SimtConstants(LANES_BATCH * thread_batch * warps_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
-    registers = (SimtTiling(kernel, chosen).registers + more) * SimtTiling(kernel, chosen).threads
-    return replace(chosen, min_blocks=max(1, min(2 if doubles else 3, limits.registers // registers)))
+    shape = SimtTiling(kernel, chosen)
+    fit = limits.registers // ((shape.registers + more) * shape.threads)
+    blocks = 2 if doubles else 6 if shape.warps == 2 and copy == "async" else 3  # of two warps ptxas takes 217 registers for three
+    return replace(chosen, min_blocks=max(1, min(blocks, fit)))
 
 
 def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
     """Take four stages if the loop can be unrolled by four and not by three, and as many blocks still fit.
 
-    Only in batch-size-last: in batch-size-first some of these kernels spill.
+    Not in batch-size-first where ptxas takes more registers: it takes all of them for such a loop.
     """
     deeper = SimtTiling(kernel, replace(chosen, stages=4))
-    is_plain = chosen.stages == 3 and kernel.real_bytes == 4 and kernel.layout == "bsl"
+    takes_all = kernel.layout == "bsf" and more_registers(kernel, limits.target) > 0
+    is_plain = chosen.stages == 3 and kernel.real_bytes == 4 and not takes_all
     is_better = is_plain and deeper.steps % 3 and deeper.steps % 4 == 0 and deeper.steps > 4
     return deeper.constants if is_better and deeper.shared_bytes <= limits.shared_bytes_for(chosen.min_blocks) else chosen
 

@@ -178,12 +178,8 @@ class Simt(Packing[SimtConstants]):
             Constexpr("STEPS", shape.steps, "stages until all C inputs are read"),
             Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
             Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
-            Constexpr(
-                "X_PITCH",
-                shape.x_pitch,
-                "elements of shared memory from one l of a plane to the next, free of bank conflicts",
-            ),
-            Constexpr("X_PLANE", shape.x_plane, "elements from one plane to the next"),
+            Constexpr("X_PITCH", shape.x_pitch, "elements of shared memory from one l to the next"),
+            Constexpr("X_PLANE", shape.x_plane, "elements from one j to the next"),
             Constexpr("W_BASE", shape.w_base, "offset of a stage's weights, in elements"),
             Constexpr("W_STAGE", shape.w_stage, "elements of weights per stage"),
             Constexpr("STAGE", shape.stage, "elements per stage"),
@@ -206,8 +202,7 @@ class Simt(Packing[SimtConstants]):
             derived.append(Constexpr("X_HELD", held, "elements of X that a thread holds while it copies them"))
         if kernel.layout == "bsf":
             derived += [
-                Constexpr("Y_PITCH", shape.y_pitch, "elements of shared memory from one output of a plane to the next"),
-                Constexpr("Y_PLANE", shape.y_plane, "elements from one plane of a stored slice to the next"),
+                Constexpr("Y_PLANE", shape.y_plane, "elements of shared memory from one j of a stored slice to the next"),
                 Constexpr("Y_LANE_RUN", y.lane_run, "lanes of a warp along a line of Y"),
                 Constexpr("Y_LANE_LINES", y.lane_lines, "rows of the batch that a warp stores at once"),
                 Constexpr("Y_WARPS_RUN", y.warps_run, "warps along a line"),

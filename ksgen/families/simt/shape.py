@@ -10,6 +10,25 @@ from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
 
 LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
+ADDRESS = 2  # instructions that find the address of a copy; none where its distance from another one's is a constant of some bytes
+
+
+@dataclass(frozen=True)
+class RunPlan(CopyPlan):
+    """Walk whose warps share lines or a run, whichever takes a thread fewer instructions."""
+
+    repeats: int  # distances along a run, in elements, that are the same from everywhere: multiples of this
+
+    @property
+    def warps_run(self) -> int:
+        most = super().warps_run
+
+        def instructions(warps_run: int) -> int:
+            step = warps_run * self.lane_run * self.vector
+            of_a_copy = 1 if step % self.repeats == 0 else 1 + ADDRESS
+            return divide_up(self.lines, self.warps // warps_run * self.lane_lines) * (ADDRESS + self.run // step * of_a_copy)
+
+        return min((each for each in range(1, most + 1) if most % each == 0), key=instructions)
 
 
 @dataclass(frozen=True)
@@ -73,22 +92,23 @@ class SimtTiling(Moved, Tiled):
         return size + (remainder - size) % banks
 
     @property
-    def x_pitch(self) -> int:
-        return self.constants.tile_batch if self.kernel.layout == "bsl" else self.y_pitch
-
-    @property
-    def y_pitch(self) -> int:
-        """Elements from one output to the next, for sums that become rows of Y in batch-size-first."""
-        return self._padded(self.constants.tile_batch, self.group * self.constants.tile_d)
-
-    @property
     def x_plane(self) -> int:
-        rows = self.constants.tile_in * self.x_pitch
-        return rows if self.kernel.layout == "bsl" else self._padded(rows, self.group)
+        """Elements from one j of a stage to the next."""
+        return self.constants.tile_batch if self.kernel.layout == "bsl" else self.y_plane
+
+    @property
+    def x_pitch(self) -> int:
+        """Elements from one l of a stage to the next: it has all j of an l before those of the next one."""
+        return self.constants.tile_d * self.x_plane
 
     @property
     def y_plane(self) -> int:
-        return self._padded(self.slice_out * self.y_pitch, self.group)
+        """Elements from one j to the next, for sums that become rows of Y in batch-size-first."""
+        return self._padded(self.constants.tile_batch, self.group)
+
+    @property
+    def y_pitch(self) -> int:
+        return self.constants.tile_d * self.y_plane
 
     @property
     def slice_out(self) -> int:
@@ -97,7 +117,7 @@ class SimtTiling(Moved, Tiled):
 
     @property
     def w_base(self) -> int:
-        return self.constants.tile_d * self.x_plane
+        return self.constants.tile_in * self.x_pitch
 
     @property
     def w_stage(self) -> int:
@@ -115,7 +135,7 @@ class SimtTiling(Moved, Tiled):
     @property
     def transposed_elements(self) -> int:
         """Elements of one slice of sums that becomes rows of Y; 0 in batch-size-last."""
-        return self.constants.tile_d * self.y_plane if self.kernel.layout == "bsf" else 0
+        return self.slice_out * self.y_pitch if self.kernel.layout == "bsf" else 0
 
     @property
     def shared_reals(self) -> int:
@@ -158,7 +178,10 @@ class SimtTiling(Moved, Tiled):
             lane_run = power_of_two_in(constants.tile_batch // self.group, WARP)
             return CopyPlan(constants.tile_in, constants.tile_batch, self.group, lane_run, self.warps)
         run = constants.tile_d * constants.tile_in
-        vector = self.group if constants.copy == "registers" and self._rows_are_aligned(run) else 1
+        if constants.copy == "async":
+            repeats = 1 if constants.tile_d == self.kernel.pattern.d else constants.tile_d
+            return RunPlan(constants.tile_batch, run, 1, power_of_two_in(run, 8), self.warps, repeats)
+        vector = self.group if self._rows_are_aligned(run) else 1
         lane_run = power_of_two_in(run // vector, 8 if vector == 1 else 4)
         return CopyPlan(constants.tile_batch, run, vector, lane_run, self.warps)
 
@@ -179,12 +202,12 @@ class SimtTiling(Moved, Tiled):
     def x_image(self) -> Image:
         if self.kernel.layout == "bsl":
             return Image(1, 0, self.x_pitch, 1, self.real_bytes)
-        return Image(self.constants.tile_d, self.x_plane, 1, self.x_pitch, self.real_bytes)
+        return Image(1, 0, 1, self.x_plane, self.real_bytes)
 
     @property
     def y_image(self) -> Image:
         """Layout in shared memory of sums that become rows of Y, in batch-size-first."""
-        return Image(self.constants.tile_d, self.y_plane, 1, self.y_pitch, self.real_bytes)
+        return Image(1, 0, 1, self.y_plane, self.real_bytes)
 
     @property
     def copy_cycles(self) -> int:
