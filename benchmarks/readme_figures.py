@@ -62,7 +62,7 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     state = "" if on_gpu(rows) else f"**{NOTHING.strip()}** On a processor:\n\n"
     note = (
         "A frozen `KSLinear` compared with the dense layer, and with the fastest of PyTorch's ways to compute the same or the dense "
-        f"layer: geometric mean, least and most. {where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
+        f"layer: geometric mean, least and most. The floor is the time that memory or arithmetic takes at least. {where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
     )
     picture = f"![dense, the best of PyTorch and ksgen: microseconds of eight layers]({PICTURE})"
     return f"{state}{picture}\n\n{table.strip()}\n\n{note}\n", draw(f"Layers on {where}", panels)
@@ -89,7 +89,7 @@ def _families(compared: Results) -> Table:
         if best and dense and floor:
             spread = (geometric_mean(dense), geometric_mean(best), min(best), max(best))
             lines.append((words, len(best), *map(times, spread), percent(median(floor))))
-    columns = ("layers of", "layers", "speed-up over dense", "over the best of PyTorch", "least", "most", "share of the floor")
+    columns = ("layers of", "layers", "speed-up over dense", "over the best of PyTorch", "the least", "the most", "share of the floor")
     return Table.of("Layers", columns, lines)
 
 

@@ -172,12 +172,13 @@ def _print(rows: list[dict[str, Any]]) -> None:
     lines = []
     for row in rows:
         job = "" if row["job"] == "multiply" else f" {row['job']}"
-        figures = (f"{row['median_us']:.0f}", "doubt"), (f"{row['numpy_us']:.0f}", "numpy_doubt"), (f"{row['ratio']:.2f}x", "ratio_doubt")
+        figures = (f"{row['median_us']:.0f}", "doubt"), (f"{row['numpy_us']:.0f}", "numpy_doubt")
         verdict = "ok" if row["passed"] else f"over {row['tolerance']:.1e}"
         share = "" if row["share_of_floor"] is None else f"{row['share_of_floor']:.0%}"
         name = f"{','.join(map(str, row['pattern']))}{job}"
         each = (marked(figure, row[why]) for figure, why in figures)
-        lines.append((name, row["precision"], row["layout"], f"{row['error']:.1e}", verdict, *each, share))
+        ratio = "" if row["ratio_doubt"] else f"{row['ratio']:.2f}x"
+        lines.append((name, row["precision"], row["layout"], f"{row['error']:.1e}", verdict, *each, ratio, share))
     print_columns(("pattern", "precision", "layout", "error", "", "us", "NumPy us", "speed-up", "floor"), lines, left=3)
     passed = sum(row["passed"] for row in rows)
     click.echo(f"{passed} of {counted(len(rows), 'kernel')} agree{'s' * (len(rows) == 1)} with float64.")
@@ -185,6 +186,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     if known := [row["ratio"] for row in rows if not row["ratio_doubt"]]:
         span = f"geometric mean of {counted(len(known), 'reliable speed-up')}; {min(known):.2f}x to {max(known):.2f}x"
         click.echo(f"ksgen is {geometric_mean(known):.2f} times as fast as NumPy ({span}).")
+    else:
+        click.echo("No mean, as no speed-up is reliable: repeat the demo on a quiet machine.")
     if any(row["floor_us"] is None for row in rows):
         click.echo(NO_FLOOR)
     if said := describe_doubts([row[why] for row in rows for why in ("doubt", "numpy_doubt")]):

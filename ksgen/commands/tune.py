@@ -1,6 +1,7 @@
 """`ksgen tune`."""
 
 import sys
+from collections import Counter
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,7 +196,7 @@ def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]"
 
 
 def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path | None, as_json: bool) -> None:
-    from ksgen.commands.tune_table import TuneTable, figures, print_results
+    from ksgen.commands.tune_table import TuneTable, figures, outcome_of, print_results
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.report import write_report
     from ksgen.tuning.tuner import NotBegunError
@@ -211,18 +212,10 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         print_results(results)
         if found:
             batches = ", ".join(map(str, sorted({tuned.job.batch for tuned in found})))
-            kept = sum(tuned.is_kept for tuned in found)
-            by_default = sum(tuned.is_kept and tuned.default_won for tuned in found)
             click.echo(f"{len(found)} of {counted(len(jobs), 'kernel')} tuned on {facts.name}, batch {batches}.")
-            outcomes = (
-                (kept - by_default, "faster than its default: launchers take the constants found from now on."),
-                (by_default, "the default won, and launchers go on with it."),
-                (len(found) - kept, "what was known before stays, as its time is sound or shorter."),
-            )
-            for count, said in outcomes:
-                if count:
-                    click.echo(f"{counted(count, 'kernel')}: {said}")
-            if kept:
+            for outcome, count in Counter(map(outcome_of, found)).items():
+                click.echo(f"{counted(count, 'kernel')}: {outcome}")
+            if any(tuned.is_kept for tuned in found):
                 click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
     for result in results:
         if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):

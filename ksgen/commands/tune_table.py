@@ -115,6 +115,19 @@ def summary(trial: "Trial") -> str:
     return f"{time_us(trial)} us, {said}{trial.family}: {trial.constants}"
 
 
+def outcome_of(tuned: "Tuned") -> str:
+    """What a search found, and which constants launchers take from now on."""
+    if not tuned.is_kept:
+        return "what was known before stays, as its time is reliable or shorter."
+    if not tuned.is_complete:
+        return "the finals were not run: launchers take the fastest constants so far, until the search is resumed."
+    if tuned.best.note or (tuned.default and tuned.default.note):
+        return "no winner, as times are unreliable: launchers take these constants until a search on a quiet machine."
+    if tuned.default_won:
+        return "the default won, and launchers go on with it."
+    return "faster than its default: launchers take the constants found from now on."
+
+
 def figures(tuned: "Tuned") -> dict[str, object]:
     """Facts of a result for `--json`."""
     from ksgen.measure.roofline import share_of_floor

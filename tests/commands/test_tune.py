@@ -49,7 +49,10 @@ def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
     done = tune(*SMALL, "--budget", "4", "--report", str(home / "out.html"))
     assert done.exit_code == 0, done.output
     assert "2,24,9,3 float32 bsf" in done.stdout
-    outcome = "faster than its default: launchers take the constants found from now on|the default won, and launchers go on with it"
+    outcome = (
+        "faster than its default: launchers take the constants found from now on|the default won, and launchers go on with it|"
+        "no winner, as times are unreliable: launchers take these constants until a search on a quiet machine"
+    )
     assert re.search(rf"1 of 1 kernel tuned on .*, batch 70\.\n1 kernel: ({outcome})\.\n", done.stdout)
     assert re.search(r"Kept in \S+/wisdom/\S+\.json", done.stdout)
     assert "[1/1] 2,24,9,3 float32 bsf: " in done.stderr

@@ -69,13 +69,14 @@ def test_each_outcome_is_said_and_counted(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr("ksgen.paths.wisdom_dir", lambda: Path("wisdom"))
     first, second = some_trials()[:2]
     job = Job(first.kernel, first.batch)
-    faster = Tuned(job, first, second, 2, 2, 1.0, True)
-    default, lost = replace(faster, default=first), replace(faster, is_kept=False)
+    faster = Tuned(job, replace(first, note=""), replace(second, note=""), 2, 2, 1.0, True)
+    default, lost = replace(faster, default=faster.best), replace(faster, is_kept=False)
+    unreliable, stopped = replace(faster, best=replace(first, note="clocks moved")), replace(faster, is_complete=False)
     facts = SimpleNamespace(name="Abacus")
     options = SimpleNamespace(budget=Budget())
     for results, counts in (
-        ([faster, faster], (2, 0, 0)), ([default, default], (0, 2, 0)), ([faster, default], (1, 1, 0)),
-        ([default, lost], (0, 1, 1)), ([lost, lost], (0, 0, 2)),
+        ([faster, faster], (2, 0, 0, 0, 0)), ([default, default], (0, 2, 0, 0, 0)), ([faster, default], (1, 1, 0, 0, 0)),
+        ([default, lost], (0, 1, 1, 0, 0)), ([lost, lost], (0, 0, 2, 0, 0)), ([unreliable, stopped], (0, 0, 0, 1, 1)),
     ):  # fmt: skip
         tuner: Any = SimpleNamespace(
             engine=SimpleNamespace(facts=facts), run=lambda *_, found=results: found, stop=threading.Event(), options=options
@@ -86,7 +87,9 @@ def test_each_outcome_is_said_and_counted(capsys: pytest.CaptureFixture[str], mo
         outcomes = (
             "faster than its default: launchers take the constants found from now on.",
             "the default won, and launchers go on with it.",
-            "what was known before stays, as its time is sound or shorter.",
+            "what was known before stays, as its time is reliable or shorter.",
+            "no winner, as times are unreliable: launchers take these constants until a search on a quiet machine.",
+            "the finals were not run: launchers take the fastest constants so far, until the search is resumed.",
         )
         for count, outcome in zip(counts, outcomes, strict=True):
             assert (f"{counted(count, 'kernel')}: {outcome}" in said) == (outcome in said) == bool(count)
