@@ -62,7 +62,8 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     state = "" if on_gpu(rows) else f"**{NOTHING.strip()}** On a processor:\n\n"
     note = (
         "A frozen `KSLinear` compared with the dense layer, and with the fastest of PyTorch's ways to compute the same or the dense "
-        f"layer: geometric mean, least and most. The floor is the time that memory or arithmetic takes at least. {where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
+        "layer: geometric mean, least and most. The floor is the time that memory or arithmetic takes at least. "
+        f"{where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
     )
     picture = f"![dense, the best of PyTorch and ksgen: microseconds of eight layers]({PICTURE})"
     return f"{state}{picture}\n\n{table.strip()}\n\n{note}\n", draw(f"Layers on {where}", panels)

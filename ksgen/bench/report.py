@@ -33,6 +33,7 @@ from ksgen.spec import LAYOUTS
 RATIO = "(b+c)/(bc)"
 MOST_BYTES_OF_LINE = 1000
 FASTER = "times as fast"
+NO_CHARTS = "No charts, as no time of ksgen in the file is reliable: measure again on a quiet machine."
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def _sections(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) 
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     drawn = charts(rows) if with_figures else []
     shown = (tables.overview(products), tables.processors(products), tables.layers_in_short(layers), tables.setting(rows))
-    found = [Section("Charts", charts=drawn)] * bool(drawn) + [Section("Overview", tables=[table for table in shown if table.rows])]
+    found = [Section("Charts", "" if drawn else NO_CHARTS, charts=drawn)] * with_figures
+    found.append(Section("Overview", tables=[table for table in shown if table.rows]))
     energy = Section("Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(products)])
     for results in comparisons(products):
         found.append(_of_products(results))
@@ -126,8 +128,8 @@ def _sections(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) 
             title = f"Figure 7: energy of ksgen over the least of the others, {results.title}"
             ratios = results.energy_ratios(OURS, OTHERS)
             energy.folded_figures += _boxes(title, "times the energy", ratios, lambda each: each.d * each.rewrite_ratio, "d (b+c)/(bc)")
-    if layers:
-        found.append(Section("Layers", "Every factor of a layer, and several layers on one x.", list(tables.each_layer(layers))))
+    if of_layers := list(tables.each_layer(layers)):
+        found.append(Section("Layers", "Every factor of a layer, and several layers on one x.", of_layers))
     last = [energy, Section("Whole models", tables=list(wholes)), Section("Compared with the authors", tables=[tables.authors(products)])]
     last.append(Section("Errors, and what is missing", tables=[tables.doubted(rows), tables.errors(rows), tables.absent(rows)]))
     return [*found, *(section for section in last if any(table.rows for table in section.tables))]

@@ -329,7 +329,8 @@ def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
         title = f"Layers, {results.precision}, {LAYOUT_WORDS[layout]}, batch {results.batch}{', groups' * is_group}"
         columns = ("layer", "one launch, us", "of the floor", "by", *OTHER_WAYS)
         note = f"{', '.join(OTHER_WAYS)}: times as long as one launch takes; above 1 it is faster."
-        yield Table.of(title, columns, lines, note, "Only times that can be trusted, of right results.")
+        if any(figure not in ("", NONE) for _, *figures in lines for figure in figures):
+            yield Table.of(title, columns, lines, note, "Only times that can be trusted, of right results.")
 
 
 # ---- full models: results of `ksgen bench model` and `ksgen bench share`

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.bench import report, tables
-from ksgen.bench.roster import OTHERS, OURS
+from ksgen.bench.roster import ONE_LAUNCH, OTHERS, OURS
 from ksgen.bench.rows import Row, write_csv
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
@@ -161,6 +161,17 @@ def test_few_rows_are_a_page_too() -> None:
     assert "<svg" in report.page(FOUR)
     alone = report.page([row(implementation="bmm", status="failed", median_us=None, error=None, reason="no luck")])
     assert "no luck" in alone
+    assert report.NO_CHARTS in alone
+    assert report.NO_CHARTS not in report.page(FOUR)
+
+
+def test_layers_without_a_reliable_time_have_no_table_of_dashes() -> None:
+    layer = row("2,4,8,1 then 1,8,8,1", ONE_LAUNCH, layer="up")
+    assert len(list(tables.each_layer([layer]))) == 1
+    assert not list(tables.each_layer([replace(layer, doubt="others took 50% of the processors")]))
+    page = report.page([replace(layer, doubt="others took 50% of the processors")])
+    assert report.NO_CHARTS in page
+    assert "geometric mean" not in page
 
 
 @pytest.mark.slow

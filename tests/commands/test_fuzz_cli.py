@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ksgen import cli
+from ksgen.build import build
 from ksgen.build.request import Binary, Request, Resources
 from ksgen.commands import compiling, demo
 from ksgen.emit.render import render
@@ -72,11 +73,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name, folder in (("HOME", "home"), ("KSGEN_CACHE_DIR", "in/cache"), ("KSGEN_WISDOM_DIR", "in/wisdom")):
             patch.setenv(name, str(around / folder))
         patch.setenv("POCL_CACHE_DIR", str(tmp_path_factory.mktemp("pocl")))  # that driver keeps a cache at home of its own accord
-        patch.setattr(compiling, "build_many", fake_build_many)
+        for module in (compiling, build):
+            patch.setattr(module, "build_many", fake_build_many)
         patch.setattr(verify, "measure", fake_measure)
         patch.setattr(trust, "look", lambda: "")  # whatever else this machine does
         patch.setattr(verify, "make_problem", lambda *_: None)
-        patch.setattr(demo, "_beside_numpy", lambda device, problem, seconds: (seconds, [1e-5]))
+        patch.setattr(demo, "_in_turns_with_numpy", lambda *_: [trust.Blocks((1e-5,))] * 2)
         patch.setattr(roofline, "measure_ceilings", lambda *_: roofline.Ceilings(1e9, 1e9))
         (around / "home").mkdir()
         yield around
