@@ -67,9 +67,10 @@ def extras() -> str:
 def has_compiler() -> bool:
     """Whether a C++ compiler here builds kernels for the processor: the one that KSGEN_CXX names, or one on PATH."""
     named = os.environ.get("KSGEN_CXX")
-    for command in [shlex.split(named)] if named else [["c++"], ["g++"], ["clang++"]]:
-        with suppress(OSError):
-            tried = subprocess.run([*command, "-std=gnu++17", "-fsyntax-only", "-x", "c++", "-"], input=_TRIAL, capture_output=True)
+    for command in [named] if named else ["c++", "g++", "clang++"]:
+        with suppress(OSError, ValueError, subprocess.TimeoutExpired):  # it is missing, wrongly quoted, or hangs
+            words = [*shlex.split(command), "-std=gnu++17", "-fsyntax-only", "-x", "c++", "-"]
+            tried = subprocess.run(words, input=_TRIAL, capture_output=True, timeout=60)
             if tried.returncode == 0:
                 return True
     return False

@@ -91,8 +91,9 @@ def test_a_compiler_counts_that_takes_what_kernels_need(
     assert install.has_compiler() == works
     monkeypatch.setenv("KSGEN_CXX", f"{write_program(tmp_path / 'own', '#!/bin/sh')} --quick")
     assert install.has_compiler()
-    monkeypatch.setenv("KSGEN_CXX", "nothing-of-that-name")
-    assert not install.has_compiler()
+    for unusable in ("nothing-of-that-name", '"'):
+        monkeypatch.setenv("KSGEN_CXX", unusable)
+        assert not install.has_compiler()
 
 
 @pytest.mark.skipif(not install.has_compiler(), reason="no C++ compiler for kernels on the processor")

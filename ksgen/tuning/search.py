@@ -19,7 +19,7 @@ from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
 from ksgen.families.chains import transposed_bytes
-from ksgen.measure.trust import interval
+from ksgen.measure.trust import BLOCK_SECONDS, LEAST_BLOCKS, interval
 from ksgen.measure.verify import most_sets
 from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
@@ -191,6 +191,11 @@ class Search:
         """Seconds of the budget that are kept for the finals."""
         return FINALS_SECONDS if self.budget.seconds is None else min(FINALS_SHARE * self.budget.seconds, FINALS_SECONDS)
 
+    @property
+    def _final_s(self) -> float:
+        """Seconds of a finalist in each round: enough blocks for an interval of its median, however small the budget."""
+        return max(FINAL.seconds * self._finals_s / FINALS_SECONDS, min(FINAL.seconds, LEAST_BLOCKS * BLOCK_SECONDS))
+
     def _is_late(self, needed_s: float = 0.0) -> bool:
         """Whether the budget has no more than so many seconds left."""
         return self.budget.seconds is not None and time.monotonic() - self._begin >= self.budget.seconds - needed_s
@@ -232,7 +237,7 @@ class Search:
         finalists = [index for index in finalists if index in self._binaries]
         default = next((index for index in finalists if self.pool.candidates[index] == self.default), None)
         rounds: dict[int, list[Outcome]] = {index: [] for index in finalists}
-        again, runs = AGAIN, replace(FINAL, seconds=FINAL.seconds * self._finals_s / FINALS_SECONDS)
+        again, runs = AGAIN, replace(FINAL, seconds=self._final_s)
         while finalists and not self.stop.is_set():
             self._tell("finals")
             outcomes = self._measured(finalists, runs).result()

@@ -23,6 +23,7 @@ from ksgen.emit.render import template_digest
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import FAMILIES
 from ksgen.families.simt import Simt, SimtConstants
+from ksgen.measure.trust import BLOCK_SECONDS, LEAST_BLOCKS
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning import search as search_module
@@ -331,3 +332,13 @@ def test_the_default_is_in_the_last_round_and_gives_way_to_what_beats_it_turn_by
     assert [set(each) for each in rounds] == [set(range(8)), {3, 1, 2, 0}, {3, 0}]
     assert search._best().index == front
     assert Tuned(JOB, search._best(), None, 8, 8, 1.0, True).default_won is False
+
+
+@pytest.mark.parametrize(("budget_s", "seconds"), [(None, 1.0), (600.0, 1.0), (30.0, 0.5), (0.001, LEAST_BLOCKS * BLOCK_SECONDS)])
+def test_a_finalist_has_enough_blocks_however_small_the_budget(
+    budget_s: float | None, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_module, "FINAL", Runs(seconds=1.0))  # tests have shorter ones
+    own: Any = object.__new__(Search)
+    own.budget = Budget(seconds=budget_s)
+    assert own._final_s == pytest.approx(seconds)
