@@ -203,7 +203,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
     from ksgen.wisdom.store import file_name
 
     facts = tuner.engine.facts
-    with TuneTable(len(jobs), tuner.options.budget.seconds) as watch:
+    with TuneTable(len(jobs), tuner.options.budget.seconds, tuner.engine.jobs_at_once) as watch:
         results = tuner.run(jobs, watch.say)
     found = [result for result in results if not isinstance(result, KsgenError)]
     if as_json:

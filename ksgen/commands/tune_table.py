@@ -26,10 +26,11 @@ MOST_ROWS = 12  # of the live table: searches that run, then those that ended la
 class TuneTable:
     """Shows searches while they run. `say` may be called by any thread."""
 
-    def __init__(self, jobs: int, budget_s: float | None = None) -> None:
+    def __init__(self, jobs: int, budget_s: float | None = None, at_once: int = 1) -> None:
         from rich.live import Live
 
-        self._jobs, self._budget_s, self._begin = jobs, budget_s, time.monotonic()
+        self._jobs, self._begin = jobs, time.monotonic()
+        self._most_s = None if budget_s is None else -(-jobs // at_once) * budget_s
         self._latest: dict[Job, Progress] = {}
         self._guard = new_lock()
         self._screen = console(stderr=True)
@@ -70,7 +71,7 @@ class TuneTable:
         return table
 
     def _title(self, ended: int) -> str:
-        most = "" if self._budget_s is None else f" of about {clock(self._jobs * self._budget_s)}"
+        most = "" if self._most_s is None else f" of about {clock(self._most_s)}"
         return f"{ended} of {counted(self._jobs, 'kernel')} tuned in {clock(time.monotonic() - self._begin)}{most}"
 
 
@@ -120,9 +121,11 @@ def outcome_of(tuned: "Tuned") -> str:
     if not tuned.is_kept:
         return "what was known before stays, as its time is reliable or shorter."
     if not tuned.is_complete:
-        return "the finals were not run: launchers take the fastest constants so far, until the search is resumed."
+        return "the finals were not finished: launchers take the fastest constants so far, until the search is resumed."
     if tuned.best.note or (tuned.default and tuned.default.note):
         return "no winner, as times are unreliable: launchers take these constants until a search on a quiet machine."
+    if tuned.default is None:
+        return "its default could not be measured: launchers take the fastest constants found from now on."
     if tuned.default_won:
         return "the default won, and launchers go on with it."
     return "faster than its default: launchers take the constants found from now on."

@@ -1,6 +1,6 @@
 """Checks that the arrays and options of a call fit its pattern and each other. Everything is refused before a launch.
 
-`Fits` caches the result for each combination of shapes, precisions and devices. Never reads devices or streams.
+`ArgumentChecks` caches the result for each combination of shapes, precisions and devices. Never reads devices or streams.
 """
 
 import sys

@@ -34,7 +34,8 @@ def tune(
         layout: Layout of x: "bsf" or "bsl".
         epilogue: `ksgen.spec.Epilogue` with bias, activation and residual. None: none of them.
         batch: Batch size. None: 25088 on a GPU and 1568 on a processor.
-        budget: Time, such as "60s", or number of candidates. None: until the strategy ends.
+        budget: Time, such as "60s", or number of candidates. None: until the strategy ends, on a processor
+            after 13 candidates at most.
         strategy: Order of the candidates: "model" (by the cost model), "random" or "exhaustive".
         family: Name of the only family to search. None: all that serve the kernel.
         device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.

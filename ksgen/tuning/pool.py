@@ -38,11 +38,10 @@ class Pool:
         return [number for number, other in enumerate(self.candidates) if other.family == mine.family and _differences(mine, other) == 1]
 
 
-def list_space(job: Job, machine: Machine) -> list[Candidate]:
-    """Every candidate of the machine's families."""
-    return [
-        Candidate(name, constants) for name in machine.ceilings for constants in family_named(name).space(job.kernel, machine.limits)
-    ]  # fmt: skip
+def list_space(job: Job, machine: Machine, only: str | None = None) -> list[Candidate]:
+    """Every candidate of the machine's families, or of the family or earlier name `only`."""
+    families = [family_named(only or name) for name in machine.ceilings]
+    return [Candidate(family.name, constants) for family in families for constants in family.space(job.kernel, machine.limits)]
 
 
 def make_pool(

@@ -212,8 +212,10 @@ class Search:
 
     def _measure(self) -> None:
         while self._built and len(self._measuring) < self.engine.devices and (self.engine.overlaps or not self._compiling):
-            index = self._built.popleft()
             best = self._best()
+            if best and self._is_late(self._finals_s):  # what else was compiled is left for the next search
+                return self._built.clear()
+            index = self._built.popleft()
             give_up_us = HOPELESS * best.median_us if best and best.median_us else inf
             self._measuring[self._measured([index], replace(FIRST, give_up_us=give_up_us))] = index
 

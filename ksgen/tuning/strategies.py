@@ -14,7 +14,7 @@ from ksgen.tuning.surrogate import Array, expect
 
 WINDOW = 1500  # candidates of the model's order that are weighed against each other
 LEAST = 12  # candidates that are measured before a search may end by itself
-MOST = 96  # after which it ends in any case
+MOST = 96  # after which it ends without a budget
 WORTH = 0.005  # of the best time: a smaller expected gain is not worth another candidate
 BOLDNESS = 0.5  # standard deviations by which an unsure candidate is given the benefit of the doubt
 

@@ -122,9 +122,10 @@ class Tuner:
             raise NotBegunError(f"{job}: the search was stopped before it came to this one")
         default = self.default(job)
         guesses = ([Candidate(incumbent.family, incumbent.constants)] if incumbent else []) + [default]
+        only = self.options.family  # an earlier name may mean some of a family's constants
         for name in machine.ceilings:
-            guesses += [Candidate(name, each) for each in family_named(name).defaults(job.kernel, self.limits, job.batch)]
-        pool = make_pool(job, machine, list_space(job, machine), guesses, self._trials_of_others())
+            guesses += [Candidate(name, each) for each in family_named(only or name).defaults(job.kernel, self.limits, job.batch)]
+        pool = make_pool(job, machine, list_space(job, machine, only), guesses, self._trials_of_others())
         strategy = STRATEGIES[self.options.strategy](pool, self.options.budget != Budget())
         setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say)
         search = Search(pool, strategy, setting, self._known(job), default)

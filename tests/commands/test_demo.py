@@ -1,6 +1,7 @@
 """`ksgen demo` checks every kernel of a spec."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,8 +39,10 @@ def test_all_kernels_are_built_before_the_first_is_timed(spec: Path, monkeypatch
     monkeypatch.setattr(verify, "measure", lambda *given, **named: [order.append("measure"), measure(*given, **named)][1])
     PLANNER.forget()
     PLANNER._loaded.clear()
+    monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT", raising=False)
     done = CliRunner().invoke(cli, ["demo", spec.name, "--batch", "33", "--json"])
     assert done.exit_code == 0, done.output
+    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == f"{demo.NUMPY_WAITS}"
     kernels = json.loads(done.stdout)["kernels"]
     first = order.index("measure")
     assert order.count("measure") == len(kernels) == 2

@@ -73,14 +73,12 @@ def test_each_outcome_is_said_and_counted(capsys: pytest.CaptureFixture[str], mo
     default, lost = replace(faster, default=faster.best), replace(faster, is_kept=False)
     unreliable, stopped = replace(faster, best=replace(first, note="clocks moved")), replace(faster, is_complete=False)
     facts = SimpleNamespace(name="Abacus")
-    options = SimpleNamespace(budget=Budget())
+    options, engine = SimpleNamespace(budget=Budget()), SimpleNamespace(facts=facts, jobs_at_once=2)
     for results, counts in (
         ([faster, faster], (2, 0, 0, 0, 0)), ([default, default], (0, 2, 0, 0, 0)), ([faster, default], (1, 1, 0, 0, 0)),
         ([default, lost], (0, 1, 1, 0, 0)), ([lost, lost], (0, 0, 2, 0, 0)), ([unreliable, stopped], (0, 0, 0, 1, 1)),
     ):  # fmt: skip
-        tuner: Any = SimpleNamespace(
-            engine=SimpleNamespace(facts=facts), run=lambda *_, found=results: found, stop=threading.Event(), options=options
-        )
+        tuner: Any = SimpleNamespace(engine=engine, run=lambda *_, found=results: found, stop=threading.Event(), options=options)
         tune._tune(tuner, [job, job], None, None, as_json=False)  # type: ignore[arg-type]
         said = capsys.readouterr().out
         assert f"2 of 2 kernels tuned on Abacus, batch {first.batch}." in said
@@ -89,7 +87,7 @@ def test_each_outcome_is_said_and_counted(capsys: pytest.CaptureFixture[str], mo
             "the default won, and launchers go on with it.",
             "what was known before stays, as its time is reliable or shorter.",
             "no winner, as times are unreliable: launchers take these constants until a search on a quiet machine.",
-            "the finals were not run: launchers take the fastest constants so far, until the search is resumed.",
+            "the finals were not finished: launchers take the fastest constants so far, until the search is resumed.",
         )
         for count, outcome in zip(counts, outcomes, strict=True):
             assert (f"{counted(count, 'kernel')}: {outcome}" in said) == (outcome in said) == bool(count)
@@ -98,12 +96,12 @@ def test_each_outcome_is_said_and_counted(capsys: pytest.CaptureFixture[str], mo
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "title"), [(None, "1 of 3 kernels tuned in 1:15"), (60, "1 of 3 kernels tuned in 1:15 of about 3:00")]
+    ("budget_s", "title"), [(None, "1 of 6 kernels tuned in 1:15"), (60, "1 of 6 kernels tuned in 1:15 of about 3:00")]
 )
 def test_the_live_table_has_one_clock(budget_s: float | None, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(tune_table.time, "monotonic", lambda: now[0])
-    table = tune_table.TuneTable(3, budget_s)
+    table = tune_table.TuneTable(6, budget_s, at_once=2)
     trials = some_trials()
     for phase, trial in (("done", trials[0]), ("finals", trials[-1])):
         table.say(Progress(Job(trial.kernel, trial.batch), phase, 4, 2, trial, trial))

@@ -17,6 +17,9 @@ from ksgen.launch.choice import choice_by_name
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
+from ksgen.tuning.job import Job
+from ksgen.tuning.model import Machine
+from ksgen.tuning.pool import list_space
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom.store import Entry, Wisdom, dump, parse
 from tests.support.bench_rows import row
@@ -106,3 +109,12 @@ def test_entries_keep_the_name_that_they_had_under_an_earlier_family(alias: str,
     assert set(ENTRIES) == set(ALIASES)
     kernel = kernel_of(alias)
     assert render(kernel, family_named(alias).default(kernel, CPU, 4096), dialect="opencl").entry == entry
+
+
+@pytest.mark.parametrize("alias", ["amx_gradient", "vector_gradient"])
+def test_a_search_by_an_earlier_name_has_the_constants_that_it_meant(alias: str) -> None:
+    machine = Machine("", CPU, 2, {"cpu_gradient": None})  # type: ignore[dict-item]
+    listed = list_space(Job(KERNELS["gradient"], 40), machine, alias)
+    assert {each.family for each in listed} == {"cpu_gradient"}
+    assert {type(each.constants) for each in listed} == {type(entry_of(alias).constants)}
+    assert len(list_space(Job(KERNELS["gradient"], 40), machine)) > len(listed)

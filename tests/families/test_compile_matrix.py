@@ -235,7 +235,12 @@ BFLOAT16 = KernelSpec(stratified(FEW)[0], "bfloat16", "bsf")
         (
             FEWEST,
             "IADD3 R4, R5, R6, R7 ;\n" * 9,
-            "2.00 instructions per product in the main loop; accepted: the cost model's 1.19, by a factor of at most 1.25",
+            "2.00 instructions per product in the main loop; accepted: the cost model's 1.12, by a factor of at most 1.25",
+        ),
+        (
+            FEWEST,
+            "IADD3 R4, R5, R6, R7 ;\n" * 9,
+            "multiply-adds are 0.500 of the main loop's instructions; accepted: at least 0.83",
         ),
         (replace(FEWEST, stride="any"), "IADD3 R4, R5, R6, R7 ;\n" * 9, None),
     ],
@@ -244,8 +249,8 @@ def test_what_machine_code_may_not_have(kernel: KernelSpec, loop: str, says: str
     found = Outcome(replace(SOURCE, kernel=kernel), "sm_90a", outcome().result)
     monkeypatch.setattr(compile_matrix, "listing_of", lambda _: listing(loop))
     lines = list(faults(found))
-    assert len(lines) == (says is not None)
-    assert says is None or says in lines[0]
+    assert bool(lines) == (says is not None)
+    assert says is None or any(says in line for line in lines)
 
 
 def test_a_kernel_that_was_not_read_has_no_faults() -> None:

@@ -385,7 +385,7 @@ def test_what_a_search_found_for_few_entries_is_launched(
     def time_of(own: KernelSpec, candidate: Candidate) -> float:
         return 1.5 if not own.is_group else group_us if candidate.constants == fastest else 8.0
 
-    monkeypatch.setattr(tuner, "list_space", lambda job, _: [Candidate("few_group", fastest)] if job.kernel.is_group else [])
+    monkeypatch.setattr(tuner, "list_space", lambda job, *_: [Candidate("few_group", fastest)] if job.kernel.is_group else [])
     engine, store = TimedEngine(gpu, time_of), TrialStore(tmp_path / "trials.sqlite")
     try:
         found = tuner.Tuner(engine, store).run([Job(each, 3) for each in dict.fromkeys([kernel, *layer_kernels(kernel)])])

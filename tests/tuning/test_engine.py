@@ -35,9 +35,9 @@ FACTS = Facts(
 JOBS = [Job(KernelSpec(Pattern(1, b, 48, 2), "float16", "bsl"), 25088) for b in (192, 96)]
 
 
-def some_of_space(job: Job, machine: Machine) -> list[Candidate]:
+def some_of_space(job: Job, machine: Machine, only: str | None = None) -> list[Candidate]:
     """Every 19th of ten thousand: how a search goes on does not depend on how many there are."""
-    return list_space(job, machine)[::19]
+    return list_space(job, machine, only)[::19]
 
 
 @dataclass

@@ -42,7 +42,7 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
 
 def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGradientConstants:
     """Choose constants by rule. Batches between two powers of two share their constants, and so their source."""
-    batch = kernel.batch or 1 << ((batch or MANY) - 1).bit_length()
+    batch = kernel.batch or min(MANY, 1 << ((batch or MANY) - 1).bit_length())
     lanes = lanes_of(kernel, limits)
     along = "outputs" if prefers_outputs(kernel, lanes, batch) else "batch"
     _, b, c, d = kernel.pattern.shape
@@ -91,7 +91,7 @@ def shared_out(kernel: KernelSpec, limits: Limits, batch: int, blocks: int, sums
 
 def default_by_tiles(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxGradientConstants:
     """Choose constants by rule. Batches between two powers of two share their constants, and so their source."""
-    batch = kernel.batch or 1 << ((batch or MANY) - 1).bit_length()
+    batch = kernel.batch or min(MANY, 1 << ((batch or MANY) - 1).bit_length())
     outputs = min(MOST_OUTPUTS, round_up(kernel.pattern.b, PAIR))
     found = AmxGradientConstants(INPUTS, outputs, 1, 1)
     while found.outputs > PAIR and not _fits(AmxGradientTiling(kernel, found)):

@@ -1,7 +1,7 @@
 """The gradient family for processors: the weights' gradient, for every pattern, batch and layout, from vector registers
 full of sums or by matrix tiles.
 
-Decides the tiles of `cpu_gradient.cl.j2`; its design is docs/kernels/vector_gradient.md and docs/kernels/amx.md. Never
+Decides the tiles of `cpu_gradient.cl.j2`; its design is docs/kernels/cpu_gradient.md and docs/kernels/amx.md. Never
 renders, compiles or runs.
 """
 
