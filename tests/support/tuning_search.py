@@ -49,11 +49,11 @@ def without_doubts(device: str, store: TrialStore | None = None) -> None:
 class TimedEngine(Engine):
     """A GPU's: candidates are rendered, and take as long as `time_of` says, in microseconds."""
 
-    def __init__(self, gpu: FakeGpu, time_of: Callable[[KernelSpec, Candidate], float]) -> None:
+    def __init__(self, gpu: FakeGpu, time_of: Callable[[KernelSpec, Candidate], float], compilers: int = 1) -> None:
         digests = tuple(map(template_digest, FAMILIES))
         self.facts = Facts(gpu.name, gpu.target, gpu.dialect, gpu.kind, gpu.driver_version, gpu.limits, __version__, digests)
         self.time_of = time_of
-        super().__init__(compilers=1, devices=1)
+        super().__init__(compilers, devices=1)
 
     def _compile(self, kernel: KernelSpec, candidate: Candidate) -> Binary:
         source = render(kernel, candidate.constants, family=candidate.family)

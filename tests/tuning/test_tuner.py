@@ -77,12 +77,13 @@ class SlowEngine(TimedEngine):
         return [replace(each, note=self.note) for each in super()._measure(job, entries, runs)]
 
 
-@pytest.mark.parametrize("note", ["", "others took 50% of the processors"])
-def test_a_budget_of_time_is_used_and_kept(note: str, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("note", "compilers"), [("", 1), ("others took 50% of the processors", 1), ("", 16)])
+def test_a_budget_of_time_is_used_and_kept(note: str, compilers: int, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """All candidates take the same time, so that none promises a gain."""
-    engine = SlowEngine(FakeGpu(), lambda kernel, candidate: 10.0)
+    engine = SlowEngine(FakeGpu(), lambda kernel, candidate: 10.0, compilers)
     engine.note = note
     monkeypatch.setattr(search, "time", engine)
+    monkeypatch.setattr(search, "FIRST", Runs(seconds=1.0))  # tests have shorter ones
     job = Job(KernelSpec(Pattern(1, 192, 48, 2)), 25088)
     try:
         (alone,) = Tuner(engine, store, SearchOptions(family="simt", fresh=True)).run([job])
