@@ -94,7 +94,7 @@ MISTAKES = [
     (["report", "file"], "ksgen: file: not a results file; accepted: .jsonl, .csv, .parquet"),
     (["report", "damaged.jsonl"], "ksgen: damaged.jsonl:1: not a line of `ksgen bench`"),
     (["energy", "--device", "opencl"], "ksgen: energy is measured on NVIDIA GPUs, by NVML; "),
-    (["papr"], "ksgen: No such command 'papr'"),
+    (["papr"], "ksgen: no command 'papr'; did you mean paper? accepted: paper, layers, "),
 ]  # fmt: skip
 
 
