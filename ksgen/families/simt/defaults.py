@@ -53,8 +53,8 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     chosen = SimtConstants(LANES_BATCH * thread_batch * warps_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
     shape = SimtTiling(kernel, chosen)
     fit = limits.registers // ((shape.registers + more) * shape.threads)
-    # of two warps ptxas takes 217 registers for three blocks, and spills for five where it takes more of them
-    blocks = 2 if doubles else 6 if shape.warps == 2 and copy == "async" and not more else 3
+    # For Hopper ptxas needs the bound of six blocks: without it, it takes 217 registers for two warps. Elsewhere it spills then.
+    blocks = 2 if doubles else 6 if shape.warps == 2 and copy == "async" and limits.warpgroups else 3
     return replace(chosen, min_blocks=max(1, min(blocks, fit)))
 
 
