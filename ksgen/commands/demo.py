@@ -177,7 +177,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         share = "" if row["share_of_floor"] is None else f"{row['share_of_floor']:.0%}"
         name = f"{','.join(map(str, row['pattern']))}{job}"
         each = (marked(figure, row[why]) for figure, why in figures)
-        ratio = "" if row["ratio_doubt"] else f"{row['ratio']:.2f}x"
+        ratio = marked("" if row["ratio_doubt"] else f"{row['ratio']:.2f}x", row["ratio_doubt"])
         lines.append((name, row["precision"], row["layout"], f"{row['error']:.1e}", verdict, *each, ratio, share))
     print_columns(("pattern", "precision", "layout", "error", "", "us", "NumPy us", "speed-up", "floor"), lines, left=3)
     passed = sum(row["passed"] for row in rows)
