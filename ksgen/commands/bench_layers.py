@@ -115,11 +115,12 @@ def command(
     ]
     protocol = Protocol(ways, measurements, runs, most_seconds, seed)
     done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))
-    from ksgen.bench import report
-    from ksgen.bench.rows import read_rows
     from ksgen.bench.tables import layers_in_short
 
     if page:
+        from ksgen.bench import report
+        from ksgen.bench.rows import read_rows
+
         done = replace(done, page=output.with_suffix(".html"))
         write(output.with_suffix(".html"), report.page(read_rows(output), machine=report.machine_of(output)))
     print_results(done, as_json, lambda rows: [layers_in_short(rows)])

@@ -64,6 +64,11 @@ def present_names(names: str) -> str:
     return ", ".join(dict.fromkeys(present))
 
 
+def takes_job(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> bool:
+    """Whether a family serves the kernel on such a device, and takes the batch."""
+    return family.serves(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned))
+
+
 def families_for(
     kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, with_few: bool = True
 ) -> Iterator[Family[Any]]:
@@ -73,7 +78,7 @@ def families_for(
     included.
     """
     for family in FAMILIES.values():
-        if (with_few or not family.for_few) and family.serves(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned)):
+        if (with_few or not family.for_few) and takes_job(family, kernel, limits, batch, aligned):
             yield family
 
 
@@ -152,4 +157,5 @@ __all__ = [
     "meant_for",
     "operand_of",
     "present_names",
+    "takes_job",
 ]

@@ -10,7 +10,7 @@ from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device
 from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, check, cuda_limits, family_for, family_named, faster_family
+from ksgen.families import Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom
 
@@ -126,7 +126,7 @@ def _passed_over(entry: Entry | None) -> str:
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
     """Default constants of a family for a kernel at a batch, measured or not."""
     family = family_named(name)
-    if not (family.serves(kernel, limits) and family.takes(kernel, batch, True)):
+    if not takes_job(family, kernel, limits, batch):
         raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})")
     return Choice(family.name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
 

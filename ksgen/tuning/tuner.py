@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
-from ksgen.families import family_for, family_named, operand_of
+from ksgen.families import family_for, family_named, operand_of, takes_job
 from ksgen.launch.choice import limits_from
 from ksgen.locks import new_lock
 from ksgen.measure.roofline import Ceilings
@@ -95,7 +95,7 @@ class Tuner:
         if self.options.family is None:
             return served_families(job, self.limits)
         family = family_named(self.options.family)
-        if not (family.serves(job.kernel, self.limits) and family.takes(job.kernel, job.batch, True)):
+        if not takes_job(family, job.kernel, self.limits, job.batch):
             raise KsgenError(f"{job}: {family.name} does not serve it on {self.engine.facts.name} (it is for: {family.why})")
         return [family.name]
 

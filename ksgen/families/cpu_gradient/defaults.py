@@ -40,9 +40,14 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
     return [(height, width) for height, width in sizes if used(height, width) <= registers]
 
 
+def _batch_like(kernel: KernelSpec, batch: int | None) -> int:
+    """Batch whose constants serve this one: batches between two powers of two share them, and so their source."""
+    return kernel.batch or min(MANY, 1 << ((batch or MANY) - 1).bit_length())
+
+
 def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGradientConstants:
-    """Choose constants by rule. Batches between two powers of two share their constants, and so their source."""
-    batch = kernel.batch or min(MANY, 1 << ((batch or MANY) - 1).bit_length())
+    """Choose constants by rule."""
+    batch = _batch_like(kernel, batch)
     lanes = lanes_of(kernel, limits)
     along = "outputs" if prefers_outputs(kernel, lanes, batch) else "batch"
     _, b, c, d = kernel.pattern.shape
@@ -90,8 +95,8 @@ def shared_out(kernel: KernelSpec, limits: Limits, batch: int, blocks: int, sums
 
 
 def default_by_tiles(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxGradientConstants:
-    """Choose constants by rule. Batches between two powers of two share their constants, and so their source."""
-    batch = kernel.batch or min(MANY, 1 << ((batch or MANY) - 1).bit_length())
+    """Choose constants by rule."""
+    batch = _batch_like(kernel, batch)
     outputs = min(MOST_OUTPUTS, round_up(kernel.pattern.b, PAIR))
     found = AmxGradientConstants(INPUTS, outputs, 1, 1)
     while found.outputs > PAIR and not _fits(AmxGradientTiling(kernel, found)):
