@@ -178,6 +178,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             "kept": "outputs" if is_last else is_kept,
             "as_kept": "as_outputs" if is_last or has_pairs else "",
             "widen": widen if not is_first else "widen_byte" if own.kernel.has_bytes_in else "widen",
+            "part": "0" if shape.is_chain else "(int)(task / blocks)",
             # an intermediate's buffer has room behind it
             "is_last_block": "last == batch" if is_first else "false",
             "from_there": f"{x_of_block(shape.kernel)}, x_pitch" if is_first else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
