@@ -118,7 +118,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "storage": kernel.dtype,
         "x_stored": "given" if kernel.has_bytes_in else "stored",  # the type of X, where that of weights before they are packed is too
         "widen_x": "widen_input" if kernel.has_bytes_in else "widen",
-        "reals": "real",
+        "accumulator": "real",
         "activated": "" if kernel.between == "none" else "activate_between",  # for intermediates
         "part": part_of(kernel.arithmetic),
         "variants": (),

@@ -172,7 +172,7 @@ def factor_words(shape: AmxTiling) -> dict[str, Any]:
     is_split = shape.products.parts > 1
     lie = "woven" if shape.is_woven else "apart"
     return {
-        "reals": "lanes",
+        "accumulator": "lanes",
         "lanes": LANES,
         "layout": kernel.layout,
         "operand": shape.products.operand.name,

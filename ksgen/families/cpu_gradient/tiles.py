@@ -129,7 +129,7 @@ class AmxGradientTiling(TilePlanes):
         """Variables of the template."""
         is_split = self.products.parts > 1
         return {
-            "reals": "lanes",
+            "accumulator": "lanes",
             "lanes": LANES,
             "layout": self.kernel.layout,
             "operand": self.products.operand.name,

@@ -78,5 +78,5 @@ class VectorChainTiling(LaunchTiling):
         rows = {"bsf": self.constants.block, "bsl": self.pitch}
         own = zip(places(self.kernel), self.factors, strict=True)
         sizes = [each.pattern.out_features * rows[factor.kernel.layout] for each, factor in own if not each.is_last]
-        reals = divide_up(max(sizes, default=0), 2 if self.constants.pairs else 1)
-        return round_up(reals + LINE_BYTES, LINE_BYTES) if sizes else 0
+        elements = divide_up(max(sizes, default=0), 2 if self.constants.pairs else 1)
+        return round_up(elements + LINE_BYTES, LINE_BYTES) if sizes else 0

@@ -91,7 +91,7 @@ class Planes:
         lanes, precision = self.constants.lanes, self.kernel.arithmetic
         halves, steps = precision.halves, _transpose_steps(lanes)
         return {
-            "reals": "lanes",
+            "accumulator": "lanes",
             "lanes": lanes,
             "layout": self.kernel.layout,
             "columns_from": self.columns_from,
