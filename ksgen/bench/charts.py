@@ -19,7 +19,6 @@ MOST_BARS = 10  # jobs with a bar chart each
 LAYER = "layer"
 PRODUCTS_OF_LAYERS = ("bmm", "views", "dense")  # PyTorch's contenders for layers
 OWN_LAYERS = (LAYER, *OUR_WAYS)  # the first one that was measured is compared where there are many layers
-Asked = tuple[Results, str, Sequence[str], Sequence[str], Sequence[str], Sequence[str]]  # title, layouts, ours, others, PyTorch's
 BARS_NOTE = "Microseconds, the median. Orange: ours. x: times as long as our fastest. Dashed: the floor, which no kernel can beat."
 SORTED_NOTE = (
     "Over PyTorch: times as fast as the best of PyTorch; above the dashed line ours is faster. Of the floor: the share of it that ours "
@@ -36,39 +35,61 @@ class Charts:
     panels: tuple[Bars | Sorted, ...]
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """Results whose jobs are drawn alike."""
+
+    results: Results
+    title: str
+    layouts: Sequence[str]
+    ours: Sequence[str]  # of bars; the first one that was measured is compared in curves
+    others: Sequence[str]  # next to ours, of bars
+    of_pytorch: Sequence[str]  # that ours is compared with, in curves
+
+    @property
+    def own(self) -> list[str]:
+        """Our contenders that were measured."""
+        every = [best for layout in self.layouts for best in self.results.best[layout].values()]
+        return [name for name in self.ours if any(name in best for best in every)]
+
+    @property
+    def jobs(self) -> dict[str, None]:
+        """Jobs that we were measured in."""
+        found = (pair for layout in self.layouts for pair in self.results.best[layout].items())
+        return dict.fromkeys(job for job, best in found if not set(self.ours).isdisjoint(best))
+
+
 def charts(rows: Sequence[Row]) -> list[Charts]:
     """All charts of a file: bars by precision and batch size, products before layers; then all sorted values together."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     bars: list[Charts] = []
     panels: list[Sorted] = []
-    asked: list[Asked] = [(results, results.title, LAYOUTS, (OURS,), OTHERS, PYTORCH) for results in comparisons(products)]
+    compared = [_Compared(results, results.title, LAYOUTS, (OURS,), OTHERS, PYTORCH) for results in comparisons(products)]
     for results, layout, is_group in layers_by_kind(layers):
         title = f"{'groups of ' * is_group}layers, {results.title}"
-        asked.append((results, title, (layout,), OWN_LAYERS, PRODUCTS_OF_LAYERS, PRODUCTS_OF_LAYERS))
-    for results, title, layouts, ours, others, of_pytorch in asked:
-        if own := [name for name in ours if any(name in best for layout in layouts for best in results.best[layout].values())]:
-            jobs = {job for layout in layouts for job, best in results.best[layout].items() if set(own) & set(best)}
-            if len(jobs) <= MOST_BARS:
-                where = f"{title}, {LAYOUT_WORDS[layouts[0]]}" if len(layouts) == 1 else title
-                bars.append(Charts(where, BARS_NOTE, tuple(_bars(results, layouts, own, others))))
-            else:
-                panels += _sorted(results, title, layouts, own[0], of_pytorch)
+        compared.append(_Compared(results, title, (layout,), OWN_LAYERS, PRODUCTS_OF_LAYERS, PRODUCTS_OF_LAYERS))
+    for each in filter(lambda each: each.own, compared):
+        if len(each.jobs) <= MOST_BARS:
+            where = f"{each.title}, {LAYOUT_WORDS[each.layouts[0]]}" if len(each.layouts) == 1 else each.title
+            bars.append(Charts(where, BARS_NOTE, tuple(_bars(each))))
+        else:
+            panels += _sorted(each)
     return bars + [Charts("Speed-ups, and shares of the floor", SORTED_NOTE, tuple(panels))] * bool(panels)
 
 
-def _bars(results: Results, layouts: Sequence[str], own: Sequence[str], others: Sequence[str]) -> Iterator[Bars]:
-    jobs = dict.fromkeys(job for layout in layouts for job in results.best[layout])
-    for job, layout in product(jobs, layouts):
-        best = results.best[layout].get(job, {})
-        times = sorted(((name, best[name].us) for name in (*own, *others) if name in best), key=lambda pair: pair[1])
-        if any(name in best for name in own):
-            floor = next((best[name].floor_us for name in own if name in best), None)
-            words = f"{_name(job)}, {layout}" if len(layouts) > 1 else _name(job)
-            yield Bars(words, tuple(times), frozenset(own), floor)
+def _bars(compared: _Compared) -> Iterator[Bars]:
+    own = compared.own
+    for job, layout in product(compared.jobs, compared.layouts):
+        best = compared.results.best[layout].get(job, {})
+        times = sorted(((name, best[name].us) for name in (*own, *compared.others) if name in best), key=lambda pair: pair[1])
+        if floors := [best[name].floor_us for name in own if name in best]:
+            words = f"{_name(job)}, {layout}" if len(compared.layouts) > 1 else _name(job)
+            yield Bars(words, tuple(times), frozenset(own), floors[0])
 
 
-def _sorted(results: Results, title: str, layouts: Sequence[str], one: str, others: Sequence[str]) -> Iterator[Sorted]:
-    ratios = {layout: found for layout in layouts if (found := results.over(one, others, layout))}
+def _sorted(compared: _Compared) -> Iterator[Sorted]:
+    results, one = compared.results, compared.own[0]
+    ratios = {layout: found for layout in compared.layouts if (found := results.over(one, compared.of_pytorch, layout))}
     reached = {layout: results.shares_of_floor(one, layout) for layout in ratios}
     shares = {layout: {job: 100 * found[job] for job in ratios[layout] if job in found} for layout, found in reached.items()}
     speeds = [
@@ -76,9 +97,9 @@ def _sorted(results: Results, title: str, layouts: Sequence[str], one: str, othe
     ]
     floors = [Series(f"{layout}: median {median(found.values()):.0f} %", _named(found)) for layout, found in shares.items() if found]
     if speeds:
-        yield Sorted(f"{title}: over PyTorch", tuple(speeds), "x", 1)
+        yield Sorted(f"{compared.title}: over PyTorch", tuple(speeds), "x", 1)
     if floors:
-        yield Sorted(f"{title}: of the floor", tuple(floors), "%", 100)
+        yield Sorted(f"{compared.title}: of the floor", tuple(floors), "%", 100)
 
 
 def _named(values: dict[str, float]) -> tuple[tuple[str, float], ...]:

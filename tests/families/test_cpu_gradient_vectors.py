@@ -1,10 +1,7 @@
 """Gradients from vector registers full of sums, run on host memory as it lies: right, within its arrays, the same bits always."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +21,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
 from tests.families.test_vector import planned
 from tests.measure.test_verify import needs_opencl
-from tests.support.host_memory import NOTHING, Array, Fenced, placed, processor, workspace_of
+from tests.support.host_memory import NOTHING, Array, Fenced, placed, processor, stay_within_their_arrays, workspace_of
 
 FAMILY = CpuGradient(VectorGradientConstants)
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
@@ -262,11 +259,7 @@ def run_fenced() -> None:
 @needs_opencl
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     processor()
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.families.test_cpu_gradient_vectors import run_fenced; run_fenced()"],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+    stay_within_their_arrays(__name__)
 
 
 # ---- constants

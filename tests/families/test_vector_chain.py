@@ -1,11 +1,8 @@
 """All factors of a layer in one launch on a processor: right, the same as one by one, within its arrays; what it does not serve."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +26,7 @@ from ksgen.reference import wide_type
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.families import test_vector as alone
 from tests.measure.test_verify import needs_opencl
-from tests.support.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, workspace_of
+from tests.support.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, stay_within_their_arrays, workspace_of
 
 FAMILY = Vector()
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
@@ -306,11 +303,7 @@ def run_fenced() -> None:
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     """A process of its own runs the binaries of the cache."""
     processor()
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.families.test_vector_chain import run_fenced; run_fenced()"],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+    stay_within_their_arrays(__name__)
 
 
 @needs_opencl
