@@ -2,8 +2,8 @@
 # `make help` lists all targets: the text behind `##`.
 PYTHON ?= python3
 BIN := .venv/bin/python
-# The extras for this machine's GPU and driver, or OpenCL without a C++ compiler; else none: ksgen/install.py says which.
-DEVICE ?= $(shell "$(PYTHON)" -m ksgen.install)
+# The extras for this machine's GPU and driver, or OpenCL without a C++ compiler; else none: ksgen/install.py says which. It is asked once.
+DEVICE ?= $(eval DEVICE := $$(shell "$$(PYTHON)" -m ksgen.install))$(DEVICE)
 EXTRAS = $(addprefix [,$(addsuffix ],$(DEVICE)))
 COMMA := ,
 # Tests start hundreds of processes. Each would compile ksgen's sources anew where the environment forbids Python to keep bytecode.
