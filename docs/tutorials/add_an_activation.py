@@ -49,7 +49,7 @@ edit("templates/include/words/activations.j2", "{% macro silu(name, type) %}", M
 
 IMPORT = '{% import "include/words/activations.j2" as activations %}\n'
 BLOCKS = "".join(
-    f'{{% block {block} %}}\n{IMPORT}{{{{ activations.quick_gelu("{function}", reals) }}}}{{% endblock %}}\n'
+    f'{{% block {block} %}}\n{IMPORT}{{{{ activations.quick_gelu("{function}", accumulator) }}}}{{% endblock %}}\n'
     for block, function in (("activate__quick_gelu", "activate"), ("activate_between__between_quick_gelu", "activate_between"))
 )
 edit("templates/include/words/epilogue.j2", "{% block finish %}", BLOCKS + "{% block finish %}")
