@@ -32,7 +32,7 @@ from ksgen.build.toolchain import find_compiler
 from ksgen.commands.common import progress
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
-from ksgen.families import FAMILIES, cuda_limits
+from ksgen.families import FAMILIES, cuda_limits, family_named
 from ksgen.families.expected import LARGE, gpu_us, multiplying_warps, speed_of, terms_of
 from ksgen.families.slots import in_loop, issued_by
 from ksgen.paths import resource
@@ -68,7 +68,7 @@ class Promise:
 
 STORED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")
-PROMISES = {
+PROMISES = {  # by the names that families had before one took any number of factors
     "wgmma_shared": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16"), inputs=("e4m3", "e5m2")),
     "wgmma_registers": Promise(("sm_90a",), register_error=0, precisions=MULTIPLIED),
     "wgmma_permuted": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16"), is_broad=False),
@@ -135,8 +135,13 @@ class Outcome:
     result: Binary | KsgenError
 
     @property
+    def row(self) -> str:
+        """Key in PROMISES."""
+        return self.source.constants.entry_family or self.source.family
+
+    @property
     def group(self) -> tuple[str, str, str, str]:
-        return self.target, self.source.family, self.source.kernel.precision, self.source.kernel.layout
+        return self.target, self.row, self.source.kernel.precision, self.source.kernel.layout
 
     @property
     def estimate(self) -> int:
@@ -176,7 +181,7 @@ def _group(kernel: KernelSpec) -> KernelSpec:
 
 
 def sources(family: str, target: str, everything: bool = False, every: int = 1, is_sample: bool = False) -> list[Source]:
-    chosen, promise, limits = FAMILIES[family], PROMISES[family], cuda_limits(target)
+    chosen, promise, limits = family_named(family), PROMISES[family], cuda_limits(target)
 
     def rendered(wanted: Iterable[KernelSpec]) -> list[Source]:
         served = (kernel for kernel in wanted if chosen.serves(kernel, limits))
@@ -187,8 +192,8 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1, 
         ]
 
     wanted = [kernel for kernel in kernels(everything, target, promise.is_broad) if kernel.precision in promise.precisions]
-    if chosen.packed_by:
-        wanted = chains(promise.precisions)
+    if family.endswith(("_chain", "_group")):
+        wanted = [each for each in chains(promise.precisions) if not family.startswith("few") or each.is_group == (family == "few_group")]
         plain = [kernel for kernel in wanted if kernel.precision in taken_beside()]
         wanted += [replace(kernel, weights=storage, inputs=storage) for storage in promise.inputs for kernel in plain]
         wanted += [
@@ -230,7 +235,7 @@ def thinned(wanted: Iterable[KernelSpec], every: int) -> list[KernelSpec]:
 
 def violations(outcome: Outcome) -> Iterator[str]:
     """A line for each thing that is not as promised."""
-    name, promise, result = f"{outcome.source.entry} for {outcome.target}", PROMISES[outcome.source.family], outcome.result
+    name, promise, result = f"{outcome.source.entry} for {outcome.target}", PROMISES[outcome.row], outcome.result
     if isinstance(result, KsgenError):
         yield f"{name}: {' '.join(str(result).split())}"
         return
@@ -326,7 +331,7 @@ def instructions(outcomes: Iterable[Outcome]) -> Iterator[str]:
         kernel, loop = outcome.source.kernel, sass.main_loop(listing, outcome.source.entry)
         found, number = sass.by_kind(loop), max(1, sass.products(loop))
         per_product = (f"{found[kind] / number:.2f}" for kind in kinds)
-        words = (outcome.target, str(kernel.pattern), outcome.source.family, kernel.precision, kernel.layout, sass.products(loop))
+        words = (outcome.target, str(kernel.pattern), outcome.row, kernel.precision, kernel.layout, sass.products(loop))
         yield _INSTRUCTIONS.format(*words, *per_product, *bound_of(outcome))
 
 

@@ -73,7 +73,7 @@ class Source:
         """Names of all entries in the source."""
         geometry = family_named(self.family).geometry(self.kernel, self.constants, self.kernel.batch or 1)
         passes = [self.entry_of(each.name) for each in (*geometry.before, *geometry.after)]
-        second = [self.pack_entry] if family_named(self.family).packs and self.kernel.job != CHAIN else []
+        second = [self.pack_entry] if self.kernel.job != CHAIN else []
         return list(dict.fromkeys([self.entry, *second, *passes]))
 
     def entry_of(self, name: str) -> str:
@@ -92,10 +92,10 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     chosen = family_of(constants)
     check(chosen, kernel, constants)
     entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
-    template = template_of(chosen.name)
+    template = template_of(chosen, type(constants))
     extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     added = [name for operand, wanted in extras.items() if wanted for name in each_chains(kernel, operand)]
-    if dialect not in (known := dialects_of(chosen.name)):
+    if dialect not in (known := dialects_of(chosen, template)):
         raise KsgenError(f"{chosen.name} has no {DIALECT_NAMES[dialect]} text; accepted: dialect={known[0]}")
     words = {
         "kernel": kernel,
@@ -122,7 +122,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "activated": "" if kernel.between == "none" else "activate_between",  # for intermediates
         "part": part_of(kernel.arithmetic),
         "variants": (),
-        "part_words": part_words(chosen.name),
+        "part_words": part_words(chosen, template),
         "launch_lines": launch_lines(chosen, kernel, constants, entry) if dialect == "cuda" else "",
         **chosen.words(kernel, constants),
     }
@@ -130,10 +130,10 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     inputs = (f"{kernel.inputs}_inputs", "byte_inputs") if kernel.has_bytes_in else ()
     numbers = (*complexes, *((*inputs, STORED[kernel.weights].variant, "quantized") if kernel.is_quantized else ()))
     kinds = (kernel.precision, kernel.dtype, kernel.arithmetic.of_parts)
-    of_kernel = (f"between_{kernel.between}", chosen.name, kernel.layout, kernel.epilogue.activation, *kinds)
+    of_kernel = (f"between_{kernel.between}", template.partition(".")[0], chosen.name, kernel.layout, kernel.epilogue.activation, *kinds)
     variants = (*words["variants"], *numbers, *of_kernel)
     in_parts = kernel.job == CHAIN and has_parts(template)
-    text = fill(template, words, dictionaries(chosen.name, dialect, in_parts), variants)
+    text = fill(template, words, dictionaries(chosen, template, dialect, in_parts), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 
 from ksgen.errors import RenderError
-from ksgen.families import family_named
+from ksgen.families import Family, family_named
 from ksgen.paths import resource
 
 DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
@@ -167,25 +167,25 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def template_of(family: str) -> str:
-    """A family's template: in the words of both dialects, or of OpenCL alone."""
-    return next(name for name in (f"{family}.cu.j2", f"{family}.cl.j2") if (resource("templates") / name).is_file())
+def template_of(family: Family[Any], kind: type[Any]) -> str:
+    """Template of the sources of a family with such constants: in the words of both dialects, or of OpenCL alone."""
+    stem = kind.template or family.name
+    return next(name for name in (f"{stem}.cu.j2", f"{stem}.cl.j2") if (resource("templates") / name).is_file())
 
 
-def part_words(family: str) -> tuple[str, ...]:
+def part_words(family: Family[Any], template: str) -> tuple[str, ...]:
     """Snippet libraries of each part of the family's sources, if they have parts."""
-    if template_of(family).endswith(".cl.j2"):
+    if template.endswith(".cl.j2"):
         return TILE_PART_WORDS
-    return tuple(each for each in PART_WORDS if each != "operands" or family_named(family).on_tensor_cores)
+    return tuple(each for each in PART_WORDS if each != "operands" or family.on_tensor_cores)
 
 
-def dialects_of(family: str) -> tuple[str, ...]:
-    """Dialects in which the family's template can be rendered."""
-    template = template_of(family)
+def dialects_of(family: Family[Any], template: str) -> tuple[str, ...]:
+    """Dialects in which one of the family's templates can be rendered."""
     if template.endswith(".cl.j2"):
         return ("opencl",)
-    own = family_named(family)  # OpenCL lacks instructions of tensor cores, and the wide loads of small-batch kernels
-    return ("cuda",) if has_parts(template) or own.on_tensor_cores or own.for_few else tuple(DIALECTS)
+    # OpenCL lacks instructions of tensor cores, and the wide loads of small-batch kernels
+    return ("cuda",) if has_parts(template) or family.on_tensor_cores or family.for_few else tuple(DIALECTS)
 
 
 def has_parts(template: str) -> bool:
@@ -193,16 +193,16 @@ def has_parts(template: str) -> bool:
     return "with_words" in (resource("templates") / template).read_text(encoding="utf-8")
 
 
-def dictionaries(family: str, dialect: str, in_parts: bool = False) -> tuple[str, ...]:
+def dictionaries(family: Family[Any], template: str, dialect: str, in_parts: bool = False) -> tuple[str, ...]:
     """Snippet libraries that the family's sources in a dialect may use, in order; `in_parts`: outside of the parts of a
     source that has parts with snippets of their own."""
-    if template_of(family).endswith(".cl.j2"):
-        own = VECTOR_WORDS if family == "vector" else TILE_WORDS
-        return tuple(each for each in own if not in_parts or each not in part_words(family))
+    if template.endswith(".cl.j2"):
+        own = VECTOR_WORDS if family.name == "vector" else TILE_WORDS
+        return tuple(each for each in own if not in_parts or each not in part_words(family, template))
     if in_parts:
         return tuple(each for each in WORDS[dialect] if each not in (*PART_WORDS, "parts", "warpgroups"))
-    others = {"tile" if family.startswith("gradient") else "parts"} | (set() if family.startswith("wgmma") else {"warpgroups"})
-    if not family_named(family).on_tensor_cores:
+    others = {"tile" if family.name.startswith("gradient") else "parts"} | (set() if family.by_warpgroups else {"warpgroups"})
+    if not family.on_tensor_cores:
         others.add("operands")
     return tuple(each for each in WORDS[dialect] if each not in others)
 
@@ -211,12 +211,14 @@ def dictionaries(family: str, dialect: str, in_parts: bool = False) -> tuple[str
 def template_digest(family: str) -> str:
     """Eight hex digits over everything that can be part of the family's sources.
 
-    That is its template, the snippet libraries that it uses, and all includes in the folders that it names,
+    That is its templates, the snippet libraries that they use, and all includes in the folders that they name,
     recursively.
     """
-    root = resource("templates")
-    found = {root / template_of(family), *(root / "include").glob("*.j2"), *(root / "include" / family).glob("*.j2")}
-    named = {name for dialect in dialects_of(family) for name in dictionaries(family, dialect)}
+    root, own = resource("templates"), family_named(family)
+    templates = {template_of(own, kind) for kind in (own.constants_type, *own.other_types)}
+    found = {path for each in templates for path in (root / each, *(root / "include" / each.partition(".")[0]).glob("*.j2"))}
+    found.update((root / "include").glob("*.j2"))
+    named = {name for each in templates for dialect in dialects_of(own, each) for name in dictionaries(own, each, dialect)}
     found.update(root / "include" / "words" / f"{name}.j2" for name in named)
     read: set[Path] = set()
     while new := found - read:

@@ -11,10 +11,10 @@ from ksgen.families.expected import FEW, WORTH, batch_like, default_us, plain_pa
 from ksgen.families.few import Few, FewChain, FewGroup
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
-from ksgen.families.mma import Mma, MmaChain
+from ksgen.families.mma import Mma
 from ksgen.families.operands import multiplied_by
 from ksgen.families.rules import Rule
-from ksgen.families.simt import Simt, SimtChain
+from ksgen.families.simt import Simt
 from ksgen.families.vector import Vector
 from ksgen.families.wgmma import WgmmaPermuted, WgmmaRegisters, WgmmaShared
 from ksgen.spec import KernelSpec
@@ -30,10 +30,8 @@ FAMILIES: dict[str, Family[Any]] = {
         WgmmaShared(),
         WgmmaRegisters(),
         Mma(),
-        MmaChain(),
         WgmmaPermuted(),
         Simt(),
-        SimtChain(),
         Few(),
         FewChain(),
         FewGroup(),
@@ -44,6 +42,8 @@ FAMILIES: dict[str, Family[Any]] = {
 
 # earlier names, which callers and files may still give, with the families that have their kernels now
 ALIASES: dict[str, Family[Any]] = {
+    "mma_chain": FAMILIES["mma"],
+    "simt_chain": FAMILIES["simt"],
     "vector_chain": FAMILIES["vector"],
     "amx_chain": FAMILIES["amx"],
     "vector_gradient": CpuGradient(VectorGradientConstants),

@@ -164,11 +164,10 @@ class Modelled(Protocol[ConstantsT_contra]):
 
 
 class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
-    """One method to compute a kernel. `name` is its template's stem and its key in wisdom."""
+    """One method to compute a kernel. `name` is its key in wisdom, and the stem of its first template."""
 
     constants_type: type[ConstantsT]
     why: str  # its purpose, in a few words
-    packs: bool  # whether its source has a second entry; sources of chains never have one
     packed_by: str  # the family that packs the weights of each factor of a chain; empty: itself
     signature: tuple[str, ...]  # the operands that its kernels may take, in order: `signature.py`
     by_default: bool  # whether launchers may choose it without wisdom; says nothing of what was measured

@@ -1,4 +1,5 @@
-"""Shared parts of GPU families that compute all factors of a layer, or of several layers on one X, in one launch.
+"""Shared parts of GPU families that compute one factor, or all factors of a layer or of several layers on one X, in one
+launch.
 
 A block takes a tile of the batch through all factors, with the intermediates in shared memory. This module has the
 constants of each factor, rules, a ring of weights' stages and template variables. It never decides a tile. Weights are
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Generic, Protocol, TypeVar
 
-from ksgen.families.base import Constexpr, Geometry, Limits
-from ksgen.families.chains import FactorPlace, listed, numbers_of, own_of_factors, places, rule_of_tiles
+from ksgen.families.base import Constexpr, Limits
+from ksgen.families.chains import FactorPlace, is_single, listed, numbers_of, own_of_factors, places, rule_of_tiles
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule
-from ksgen.families.shaped import PackedElsewhere, Packing
+from ksgen.families.shaped import Packing
 from ksgen.families.signature import each_chains
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
@@ -45,12 +46,12 @@ class GpuChainConstants(Constants):
             yield numbers_of(self.tiles, words, names)
 
 
-ConstantsT = TypeVar("ConstantsT", bound=GpuChainConstants)
+ConstantsT = TypeVar("ConstantsT")
 FactorT = TypeVar("FactorT", bound="Factor")
 
 
 class Factor(Protocol):
-    """A factor in a chain: a shape that knows where its inputs are."""
+    """A factor: a shape that knows where its inputs are."""
 
     @property
     def kernel(self) -> KernelSpec: ...
@@ -124,10 +125,8 @@ class GpuChainShape(Generic[FactorT]):
         """Offset of one of a chain's buffers."""
         return self.resident_size + number % 2 * self.halves[0]
 
-    def of_ends(self, factors: Sequence[FactorT]) -> tuple[list[FactorT], list[FactorT]]:
-        """Factors that read X, and factors that write an output."""
-        ends = list(zip(factors, self.places, strict=True))
-        return [each for each, at in ends if at.at == 0], [each for each, at in ends if at.is_last]
+    def grid(self, batch: int) -> int:
+        return divide_up(batch, self.constants.tile_batch)
 
     @property
     def threads(self) -> int:
@@ -146,66 +145,78 @@ class GpuChainShape(Generic[FactorT]):
     def packed_bytes(self) -> int:
         return sum(factor.packed_bytes for factor in self.factors)
 
-    @property
-    def waits(self) -> float:
-        """Waits of one block for stages of weights; stages in flight together count as one wait."""
-        at_a_time: int = self.constants.stages - 1
-        return sum(map(stages_of, self.factors)) / at_a_time
 
-    def memory_bytes(self, batch: int) -> int:
-        """X, packed weights and Y, each once."""
-        weights = self.kernel.weight_bytes
-        return self.kernel.bytes(batch) - weights + self.packed_bytes
+def rules_of_blocks(shape: Callable[[KernelSpec, Any], Any]) -> tuple[Rule[Any], ...]:
+    """Rules of the blocks that share a multiprocessor, and of stages."""
+
+    def threads(kernel: KernelSpec, constants: Any) -> int:
+        return int(shape(kernel, constants).threads * constants.min_blocks)
+
+    def registers(kernel: KernelSpec, constants: Any) -> int:
+        return int(min(255, shape(kernel, constants).registers) * threads(kernel, constants))
+
+    return (
+        Rule("min_blocks blocks have at most 1536 threads", lambda k, c: threads(k, c) <= PORTABLE.threads, threads),
+        Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: registers(k, c) <= REGISTERS, registers),
+        Rule("stages is at least 2", lambda k, c: c.stages >= 2),
+    )
 
 
-def rules_of(rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], GpuChainShape[Any]]) -> tuple[Rule[Any], ...]:
+def rules_of_chain(rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], GpuChainShape[Any]]) -> tuple[Rule[Any], ...]:
     """Rules of a chain whose factors keep `rules`."""
-
-    def registers(kernel: KernelSpec, constants: GpuChainConstants) -> int:
-        own = shape(kernel, constants)
-        return min(255, own.registers) * own.threads * constants.min_blocks
-
     return (
         Rule("job is chain", lambda k, c: k.job == CHAIN),
         rule_of_tiles(rules),
         Rule("tiles has as many warps for all factors", lambda k, c: len({each.threads for each in shape(k, c).factors}) == 1),
-        Rule("stages is at least 2", lambda k, c: c.stages >= 2),
         Rule("min_blocks is at least 1", lambda k, c: c.min_blocks >= 1),
-        Rule(
-            "min_blocks blocks have at most 1536 threads",
-            lambda k, c: shape(k, c).threads * c.min_blocks <= PORTABLE.threads,
-            lambda k, c: shape(k, c).threads * c.min_blocks,
-        ),
-        Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: registers(k, c) <= REGISTERS, registers),
+        *rules_of_blocks(shape),
     )
 
 
-class GpuChain(PackedElsewhere[ConstantsT]):
-    """Base of the families that compute all factors of a layer in one launch."""
+def ends_of(kernel: KernelSpec, factors: Sequence[FactorT]) -> tuple[list[FactorT], list[FactorT]]:
+    """Factors that read X, and factors that write an output."""
+    ends = list(zip(factors, places(kernel), strict=True))
+    return [each for each, at in ends if at.at == 0], [each for each, at in ends if at.is_last]
 
-    alone: Packing[Any]  # the family of each factor by itself, which `packed_by` names
 
-    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> GpuChainShape[Any]:
+class GpuProduct(Packing[ConstantsT]):
+    """Base of the families that compute one factor, or all factors of a layer, in one launch."""
+
+    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Any:
         raise NotImplementedError
 
-    def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
-        """Whether `min_blocks` blocks fit a multiprocessor, and one block of each factor alone, whose source packs its
-        weights."""
+    def fits(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
+        """Whether `min_blocks` blocks fit a multiprocessor; and one block of each factor alone, whose source packs a
+        chain's weights."""
+        if kernel.job != CHAIN:
+            return super().fits(kernel, constants, limits)
         if self.shape(kernel, constants).shared_bytes > limits.shared_bytes_for(constants.min_blocks):
             return False
-        if any(self.alone.shared_bytes(*own) > limits.shared_bytes for own in own_of_factors(kernel, constants)):
+        if any(self.shared_bytes(*own) > limits.shared_bytes for own in own_of_factors(kernel, constants)):
             return False
         return self.keeps_rules(kernel, constants)
 
-    # ---- costs
+    def has_chain(self, kernel: KernelSpec, limits: Limits) -> bool:
+        """Whether any constants take a layer's factors through shared memory; else each factor has a launch."""
+        return not kernel.has_bytes_in and not is_single(kernel) and any(self.space(kernel, limits))
 
-    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
-        shape = self.shape(kernel, constants)
-        return Geometry(divide_up(batch, constants.tile_batch), shape.threads, shape.shared_bytes)
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]:
+        """Yield every combination that the rules, the shared memory and the registers allow."""
+        if kernel.job != CHAIN:
+            return self.space_of_factor(kernel, limits)
+        return (each for each in self.options_of_chain(kernel, limits) if self.fits(kernel, each, limits))
+
+    def space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def options_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
+        raise NotImplementedError
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: ConstantsT) -> Mapping[str, Any]:
+    def words(self, kernel: KernelSpec, constants: Any) -> Mapping[str, Any]:
+        if kernel.job != CHAIN:
+            return {"picture": self.picture(self.shape(kernel, constants))}
         shape = self.shape(kernel, constants)
         pictures = [self.picture(own, f"Factor {n}: a tile of its outputs") for n, own in enumerate(shape.factors, 1)]
         return {
@@ -224,8 +235,8 @@ class GpuChain(PackedElsewhere[ConstantsT]):
             "number": at + 1,
             "layer": layers_of(shape.kernel)[where.chain]["name"],
             "kernel": own.kernel,
-            "constexprs": [*self.constexprs_of(shape, at), *self._places_of(shape, at)],
-            "variants": self.variants(own),
+            "constexprs": [*self.constexprs_in_chain(shape, at), *_places_of(shape, at)],
+            "variants": self.variants_in_chain(own),
             "copied": ("x",) if copies else (),
             "read": () if copies else ("x",),
             "kept": () if is_last else (at + 2,),  # number of the next factor in the chain
@@ -234,33 +245,29 @@ class GpuChain(PackedElsewhere[ConstantsT]):
             "stored": ("y",) if is_last else (),
         }
 
-    def _places_of(self, shape: GpuChainShape[Any], at: int) -> list[Constexpr]:
-        return [
-            Constexpr("PASSES", shape.factors[at].tiles_of_batch, "tiles of outputs, computed sequentially"),
-            Constexpr(
-                "FIRST_STAGE",
-                shape.first_stages[at],
-                "number of its first stage, among the stages of all factors",
-            ),
-        ]
-
     def copies_x(self, shape: Any, at: int) -> bool:
         """Whether a factor copies X from memory itself."""
         return bool(shape.places[at].at == 0)
 
-    def picture(self, own: Any, heading: str) -> str:
-        """Drawing of a factor's tile."""
+    def picture(self, own: Any, heading: str = "") -> str:
+        """Drawing of a factor's tile; without a heading, of a factor alone."""
         raise NotImplementedError
 
-    def variants(self, own: Any) -> tuple[str, ...]:
+    def variants_in_chain(self, own: Any) -> tuple[str, ...]:
         """Names of the variants of snippets in a factor's source."""
         return ()
 
-    def constexprs_of(self, shape: Any, at: int) -> list[Constexpr]:
+    def constexprs_of_factor(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
+        raise NotImplementedError
+
+    def constexprs_in_chain(self, shape: Any, at: int) -> list[Constexpr]:
         """Constants of a factor, without those that all families have."""
         raise NotImplementedError
 
-    def of_all_factors(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
+    def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
+        """Constants of a factor alone, or of all factors."""
+        if kernel.job != CHAIN:
+            return self.constexprs_of_factor(kernel, constants)
         return [
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
@@ -269,6 +276,13 @@ class GpuChain(PackedElsewhere[ConstantsT]):
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
             Constexpr("THREADS", self.shape(kernel, constants).threads, "threads per block"),
         ]
+
+
+def _places_of(shape: GpuChainShape[Any], at: int) -> list[Constexpr]:
+    return [
+        Constexpr("PASSES", shape.factors[at].tiles_of_batch, "tiles of outputs, computed sequentially"),
+        Constexpr("FIRST_STAGE", shape.first_stages[at], "number of its first stage, among the stages of all factors"),
+    ]
 
 
 def layers_of(kernel: KernelSpec) -> list[dict[str, str]]:

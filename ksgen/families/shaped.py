@@ -9,6 +9,7 @@ from ksgen.families.rules import Rule, first_broken
 from ksgen.families.signature import PRODUCT
 from ksgen.families.tiles import PACK_THREADS, divide_up, read_constants
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
 
 ConstantsT = TypeVar("ConstantsT")
 
@@ -46,7 +47,6 @@ class Shaped(Generic[ConstantsT]):
     signature: tuple[str, ...] = PRODUCT
     by_default = True
     for_few = False
-    packs = True
     packed_by = ""
     on_tensor_cores = False
     by_warpgroups = False
@@ -101,8 +101,6 @@ class PackedElsewhere(Shaped[ConstantsT]):
     Another family, `packed_by`, packs its weights, as for each factor alone.
     """
 
-    packs = False
-
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return 0
 
@@ -126,7 +124,10 @@ class PackedShape(Tiling, Protocol):
 
 
 class Packing(Shaped[ConstantsT]):
-    """A family that multiplies by packed weights, a block per tile; gradients have none to pack."""
+    """A family that multiplies by packed weights, a block per tile; gradients have none to pack.
+
+    A chain's source packs nothing: its weights are packed as for each factor alone.
+    """
 
     def shape(self, kernel: KernelSpec, constants: ConstantsT) -> PackedShape:
         raise NotImplementedError
@@ -139,13 +140,15 @@ class Packing(Shaped[ConstantsT]):
         return not limits.registers or self.registers(kernel, constants, limits.target) * shape.threads * blocks <= limits.registers
 
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return self.shape(kernel, constants).packed_bytes
+        return 0 if kernel.job == CHAIN else self.shape(kernel, constants).packed_bytes
 
     def memory_bytes(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> int:
         """X, packed weights and Y, each once."""
-        return kernel.bytes(batch) - kernel.weight_bytes + self.packed_bytes(kernel, constants)
+        return kernel.bytes(batch) - kernel.weight_bytes + self.shape(kernel, constants).packed_bytes
 
     def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
+        if kernel.job == CHAIN:
+            return Geometry(0, 1, 0)
         shape = self.shape(kernel, constants)
         return Geometry(divide_up(shape.packed_bytes // shape.word_bytes, PACK_THREADS), PACK_THREADS, 0)
 

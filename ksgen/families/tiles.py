@@ -31,6 +31,7 @@ class Constants:
     """A family's constants: a frozen dataclass of numbers and words."""
 
     entry_family: ClassVar[str] = ""  # earlier name of their family, by which entries are still named; empty: its name
+    template: ClassVar[str] = ""  # stem of their sources' template; empty: their family's name
 
     @property
     def parsed(self) -> Sequence[Any]:
@@ -111,6 +112,11 @@ class Tiled:
 
     kernel: KernelSpec
     constants: Any  # with tile_in, tile_out and tile_d
+
+    @property
+    def factors(self) -> Sequence[Any]:
+        """Sizes of each factor of the launch: a factor alone is a chain of one."""
+        return [self]
 
     @property
     def steps(self) -> int:

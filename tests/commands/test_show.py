@@ -48,14 +48,14 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
     assert [each["out_features"] for each in heads["chains"]] == [128, 96]
     assert (heads["launch"]["between"], heads["launch"]["by_device"]["sm_75"]) == ("silu", None)
     assert found["turned"]["launch"]["by_device"] == {
-        "sm_75": None, "sm_80": "mma_chain", "sm_86": "mma_chain", "sm_90a": "mma_chain", "processor": "vector"
+        "sm_75": None, "sm_80": "mma", "sm_86": "mma", "sm_90a": "mma", "processor": "vector"
     }  # fmt: skip
     assert set(found["apart"]["launch"]["by_device"].values()) == {None}
     assert found["apart"]["launch"]["kernel"] == "ks_2x48x64x1_1x64x48x2_float16_bsf_bias_gelu"
     told = run(*spec).stdout
     assert "heads[1]: 2,48,64,1, 128 -> 96, 50.0% of dense" in told
     assert "turned: " in told
-    on_gpus = "one launch per factor on sm_75; one launch, mma_chain on sm_80, sm_86, sm_90a"
+    on_gpus = "one launch per factor on sm_75; one launch, mma on sm_80, sm_86, sm_90a"
     assert f"batch 25088: {on_gpus}; one launch, vector on a processor of 16 cores" in told
     for size, on_processors in ((64, "vector"), (256, None)):  # where large weights are shared out factor by factor
         group = json.loads(run("show", f"6,{size},{size},1", "--beside", f"6,32,{size},1", "--batch", "1", "--json").stdout)

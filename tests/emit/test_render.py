@@ -138,10 +138,10 @@ def test_bad_constants_and_dialects_are_refused() -> None:
         render(KERNEL, replace(CONSTANTS, tile_d=8))
     with pytest.raises(KsgenError, match="vector has no CUDA text; accepted: dialect=opencl"):
         render(KernelSpec((Pattern(2, 16, 6, 1), Pattern(2, 8, 8, 2))), family="vector")
-    for family in ("mma", "simt_chain"):
+    for family in ("mma", "simt"):
         chain = KernelSpec((Pattern(2, 32, 16, 1), Pattern(2, 16, 16, 2)))
         with pytest.raises(KsgenError, match=f"{family} has no OpenCL text; accepted: dialect=cuda"):
-            render(chain if family == "simt_chain" else replace(KERNEL, precision="float16"), family=family, dialect="opencl")
+            render(chain if family == "simt" else replace(KERNEL, precision="float16"), family=family, dialect="opencl")
     with pytest.raises(ConstantsError, match="ks_2x32x16x1_2x16x16x2_float32_bsf: no family has room for all factors in one launch here"):
         render(chain, dialect="opencl")
     with pytest.raises(KsgenError, match="unknown dialect 'metal'; accepted: cuda, opencl"):

@@ -10,7 +10,7 @@ import pytest
 from ksgen.bench.rows import read_rows, write_csv
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
-from ksgen.families import ALIASES, FAMILIES, Limits, family_named, family_of, present_names
+from ksgen.families import ALIASES, FAMILIES, Limits, cuda_limits, family_named, family_of, present_names
 from ksgen.families.simt import SimtConstants
 from ksgen.families.tiles import read_constants
 from ksgen.launch.choice import choice_by_name
@@ -25,35 +25,41 @@ from ksgen.wisdom.store import Entry, Wisdom, dump, parse
 from tests.support.bench_rows import row
 
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16", "f16"))
+GPU = cuda_limits("sm_90a")
 FACTOR, LAST = Pattern(1, 64, 48, 2), Pattern(2, 24, 64, 1)
 KERNELS = {
     "multiply": KernelSpec(FACTOR, "bfloat16"),
     CHAIN: KernelSpec((FACTOR, LAST), "bfloat16"),
     "gradient": KernelSpec(FACTOR, "bfloat16", job="gradient"),
 }
+OF_ALIASES = {"simt_chain": replace(KERNELS[CHAIN], precision="float32")}
 CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 
 
 def kernel_of(alias: str) -> KernelSpec:
-    return KERNELS["gradient" if "gradient" in alias else CHAIN]
+    return OF_ALIASES.get(alias, KERNELS["gradient" if "gradient" in alias else CHAIN])
+
+
+def limits_of(alias: str) -> Limits:
+    return CPU if family_named(alias).name in ("vector", "amx", "cpu_gradient") else GPU
 
 
 def entry_of(alias: str) -> Entry:
     kernel = kernel_of(alias)
-    return Entry(kernel, 40, family_named(alias).name, family_named(alias).default(kernel, CPU, 40), {"median_us": 1.5})
+    return Entry(kernel, 40, family_named(alias).name, family_named(alias).default(kernel, limits_of(alias), 40), {"median_us": 1.5})
 
 
 def test_no_alias_is_the_name_of_a_family_and_each_means_one() -> None:
     assert not set(ALIASES) & set(FAMILIES)
     assert all(family_named(name).name in FAMILIES for name in ALIASES)
-    assert present_names("vector_chain, mma, vector, other") == "vector, mma, other"
+    assert present_names("vector_chain, mma_chain, mma, vector, other") == "vector, mma, other"
     with pytest.raises(ConstantsError, match=r"unknown kernel family 'vector_chains'; known: amx, vector, "):
         family_named("vector_chains")
 
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_a_family_asked_for_by_an_earlier_name_is_chosen_by_its_present_one(alias: str) -> None:
-    found = choice_by_name(alias, kernel_of(alias), 40, CPU)
+    found = choice_by_name(alias, kernel_of(alias), 40, limits_of(alias))
     assert found.family == family_named(alias).name
     assert family_of(found.constants) is FAMILIES[found.family]
     assert alias in (found.constants.entry_family, found.family)
@@ -99,6 +105,8 @@ def test_a_family_reads_the_constants_that_have_the_names_given() -> None:
 ENTRIES = {  # of the time when these families had these names
     "vector_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_65fc0b30",
     "amx_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_db6c997e",
+    "mma_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_4ac62e8f",
+    "simt_chain": "ks_1x64x48x2_2x24x64x1_float32_bsf_80283b09",
     "vector_gradient": "ks_1x64x48x2_bfloat16_bsf_gradient_3f9234ae",
     "amx_gradient": "ks_1x64x48x2_bfloat16_bsf_gradient_7116e612",
 }
@@ -107,8 +115,9 @@ ENTRIES = {  # of the time when these families had these names
 @pytest.mark.parametrize(("alias", "entry"), ENTRIES.items())
 def test_entries_keep_the_name_that_they_had_under_an_earlier_family(alias: str, entry: str) -> None:
     assert set(ENTRIES) == set(ALIASES)
-    kernel = kernel_of(alias)
-    assert render(kernel, family_named(alias).default(kernel, CPU, 4096), dialect="opencl").entry == entry
+    kernel, limits = kernel_of(alias), limits_of(alias)
+    dialect = "opencl" if limits.is_cpu else "cuda"
+    assert render(kernel, family_named(alias).default(kernel, limits, 4096), dialect=dialect).entry == entry
 
 
 @pytest.mark.parametrize("alias", ["amx_gradient", "vector_gradient"])

@@ -110,7 +110,7 @@ def test_agrees_by_opencl(along: str) -> None:
     vector.agrees(kernel, vector.constants_of(kernel, along, 8), 17, boundary=4)
 
 
-@pytest.mark.parametrize("family", ["few_chain", "simt_chain"])
+@pytest.mark.parametrize("family", ["few_chain", "simt"])
 def test_chains_on_gpus(family: str) -> None:
     """Each factor's weights packed by the kernel of a launch of its own."""
     kernel = replace(chain_of(RAGGED[1:], "float32", "bsf", Epilogue(True, "relu"), between="gelu"), weights="bfloat16")

@@ -9,12 +9,12 @@ import pytest
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.chains import factor_kernels, own_of_factors
-from ksgen.families.gpu_chain import GpuChain, GpuChainShape, stages_of
+from ksgen.families.gpu_chain import GpuChainShape, GpuProduct, stages_of
 from ksgen.families.rules import first_broken
 from tests.support.gpu_chains import EVEN, chain_of, group_of
 
 LIMITS = cuda_limits("sm_80")
-CHAINS = [("mma_chain", "bfloat16"), ("simt_chain", "float32")]
+CHAINS = [("mma", "bfloat16"), ("simt", "float32")]
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def test_chains_of_a_group_share_the_halves() -> None:
 @pytest.mark.parametrize(("name", "precision"), CHAINS)
 def test_a_chain_is_its_factors_with_constants_of_their_own(name: str, precision: str) -> None:
     family, kernel = FAMILIES[name], chain_of((*EVEN, *EVEN), precision, "bsf")
-    assert isinstance(family, GpuChain)
+    assert isinstance(family, GpuProduct)
     constants = family.default(kernel, LIMITS)
     shape = family.shape(kernel, constants)
     assert [factor for factor, _ in own_of_factors(kernel, constants)] == factor_kernels(kernel)
     counts = [stages_of(factor) for factor in shape.factors]
     assert shape.first_stages == [sum(counts[:at]) for at in range(len(counts))]
-    assert shape.waits == sum(counts) / (constants.stages - 1)
-    assert family.packed_by == family.alone.name == name.removesuffix("_chain")
+    assert family.work(kernel, constants, constants.tile_batch).stages == sum(counts)
+    assert (family.packed_bytes(kernel, constants), family.pack_geometry(kernel, constants).grid) == (0, 0)  # packed for each alone
     assert family.geometry(kernel, constants, 3 * constants.tile_batch + 1).grid == 4
     with pytest.raises(ConstantsError, match=r"tiles='16 x': '16 x' is not tile_out, tile_in"):
         _ = replace(constants, tiles="16 x").parsed

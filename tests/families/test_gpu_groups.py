@@ -8,8 +8,8 @@ import pytest
 
 from ksgen.emit.render import Source, render
 from ksgen.families import FAMILIES, check, cuda_limits
-from ksgen.families.gpu_chain import GpuChain
-from ksgen.families.mma import MmaChain
+from ksgen.families.gpu_chain import GpuProduct
+from ksgen.families.mma import Mma
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
@@ -43,16 +43,16 @@ def alone(source: Source, number: int) -> tuple[Source, list[str]]:
 
 
 CASES = [
-    ("mma_chain", QKV, "float16", "bsf", ALL),
-    ("mma_chain", PAIR, "bfloat16", "bsl", Epilogue(bias=True)),
-    ("mma_chain", (ALONE[:1], ALONE[1:], EVEN[:1]), "tf32x3", "bsf", ALL),
-    ("mma_chain", APART, "float16", "bsl", ALL),
-    ("mma_chain", LONG, "bfloat16", "bsf", Epilogue(residual=True)),
-    ("mma_chain", (PLANES[1:], PLANES[1:2]), "float16", "bsf", ALL),
-    ("simt_chain", PAIR, "float32", "bsf", ALL),
-    ("simt_chain", (ALONE[:1], ALONE[1:], EVEN[:1]), "float32", "bsl", ALL),
-    ("simt_chain", APART, "float64", "bsf", Epilogue(residual=True)),
-    ("simt_chain", LONG, "float32", "bsl", Epilogue(activation="gelu")),
+    ("mma", QKV, "float16", "bsf", ALL),
+    ("mma", PAIR, "bfloat16", "bsl", Epilogue(bias=True)),
+    ("mma", (ALONE[:1], ALONE[1:], EVEN[:1]), "tf32x3", "bsf", ALL),
+    ("mma", APART, "float16", "bsl", ALL),
+    ("mma", LONG, "bfloat16", "bsf", Epilogue(residual=True)),
+    ("mma", (PLANES[1:], PLANES[1:2]), "float16", "bsf", ALL),
+    ("simt", PAIR, "float32", "bsf", ALL),
+    ("simt", (ALONE[:1], ALONE[1:], EVEN[:1]), "float32", "bsl", ALL),
+    ("simt", APART, "float64", "bsf", Epilogue(residual=True)),
+    ("simt", LONG, "float32", "bsl", Epilogue(activation="gelu")),
 ]
 
 
@@ -75,7 +75,7 @@ def test_agrees_with_float64_and_with_a_launch_for_each_layer(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("family", "precision"), [("mma_chain", "bfloat16"), ("simt_chain", "float32")])
+@pytest.mark.parametrize(("family", "precision"), [("mma", "bfloat16"), ("simt", "float32")])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_slices(family: str, precision: str, layout: str) -> None:
     """Outputs that share one array have gaps between their rows."""
@@ -87,10 +87,10 @@ def test_slices(family: str, precision: str, layout: str) -> None:
 
 def test_a_group_reads_x_in_stages() -> None:
     """Slices of X are read again per chain, because the first factors read them differently."""
-    kernel, family = group_of(APART, "float16", "bsf", ALL, stride="any"), MmaChain()
+    kernel, family = group_of(APART, "float16", "bsf", ALL, stride="any"), Mma()
     constants = next(each for each in family.space(kernel, LIMITS) if each.stream and each.stages == 3)
     check(family, kernel, constants, LIMITS)
-    source, shape = render(kernel, constants, family="mma_chain"), family.shape(kernel, constants)
+    source, shape = render(kernel, constants, family="mma"), family.shape(kernel, constants)
     assert shape.resident_size == 3 * shape.x_slot
     for batch, sanitize in ((constants.tile_batch + 3, ""), (5, "race")):
         arrays = arrays_of(kernel, batch)
@@ -102,7 +102,7 @@ def test_a_group_reads_x_in_stages() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "precision", "chains", "layout"),
-    [("mma_chain", "float16", LONG, "bsf"), ("mma_chain", "float16", APART, "bsl"), ("simt_chain", "float32", APART, "bsf")],
+    [("mma", "float16", LONG, "bsf"), ("mma", "float16", APART, "bsl"), ("simt", "float32", APART, "bsf")],
 )
 def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(
     family: str, precision: str, chains: tuple[tuple[Pattern, ...], ...], layout: str
@@ -118,9 +118,9 @@ def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(
 def test_x_is_copied_once_for_all_chains_that_read_it_in_one_order() -> None:
     def copying(chains: tuple[tuple[Pattern, ...], ...], layout: str) -> int:
         kernel = group_of(chains, "float16", layout)
-        whole = next(each for each in MmaChain().space(kernel, LIMITS) if not each.stream)
-        source = render(kernel, whole, family="mma_chain")
-        shape = MmaChain().shape(kernel, whole)
+        whole = next(each for each in Mma().space(kernel, LIMITS) if not each.stream)
+        source = render(kernel, whole, family="mma")
+        shape = Mma().shape(kernel, whole)
         assert shape.resident_size == sum(shape.factors[at].input_bytes for _, at in shape.orders.values())
         assert source.text.count("::load_whole_x(x, x_pitch") == len(shape.orders)
         return len(shape.orders)
@@ -132,17 +132,17 @@ def test_x_is_copied_once_for_all_chains_that_read_it_in_one_order() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
-@pytest.mark.parametrize(("family", "precision"), [("mma_chain", "float16"), ("simt_chain", "float32")])
+@pytest.mark.parametrize(("family", "precision"), [("mma", "float16"), ("simt", "float32")])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_what_the_cost_model_says_moved_is_what_moves(family: str, precision: str, layout: str) -> None:
-    """Bytes agree exactly, unless two i of an output share a sector. `simt_chain` reads X again for the second chain.
+    """Bytes agree exactly, unless two i of an output share a sector. `simt` reads X again for the second chain.
     The emulator counts only a block's first reading.
     """
     kernel = group_of(PAIR, precision, layout)
     source, run, batch = source_of(kernel, family), Counting(timeout_s=300), 256
     run_group(source, arrays_of(kernel, batch), run, behind=0)
     rows = compared(source, batch, run.by_entry[source.entry], Counts())
-    again = 4 * batch * kernel.in_features if family == "simt_chain" else read_again(source, batch)
+    again = 4 * batch * kernel.in_features if family == "simt" else read_again(source, batch)
     for name, (expected, counted) in rows.items():
         within = {"cycles of shared memory": 0.15, "bytes of the cache": 0.02}.get(name, 0)
         found = counted + (again if name == "bytes of the cache" else 0)
@@ -150,9 +150,9 @@ def test_what_the_cost_model_says_moved_is_what_moves(family: str, precision: st
 
 
 def test_the_model_counts_x_once_and_every_output() -> None:
-    for name, precision, item in (("mma_chain", "float16", 2), ("simt_chain", "float32", 4)):
+    for name, precision, item in (("mma", "float16", 2), ("simt", "float32", 4)):
         family: Any = FAMILIES[name]
-        assert isinstance(family, GpuChain)
+        assert isinstance(family, GpuProduct)
         kernel = group_of(QKV, precision, "bsf")
         work = family.work(kernel, family.default(kernel, LIMITS), 6400)
         packed = sum(each.packed_bytes for each in family.shape(kernel, family.default(kernel, LIMITS)).factors)

@@ -13,7 +13,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits, families_for, family_for
 from ksgen.families.chains import factor_kernels
 from ksgen.families.gpu_chain import stages_of
-from ksgen.families.mma import Mma, MmaChain, MmaChainConstants
+from ksgen.families.mma import Mma, MmaChainConstants
 from ksgen.families.mma.chain import MmaChainTiling
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
@@ -23,7 +23,7 @@ from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import EVEN, PLANES, RAGGED, chain_of, check_beside_factors, is_right, read_again, run_chain
 from tests.support.kernels import in_emulator
 
-FAMILY = MmaChain()
+FAMILY = Mma()
 LIMITS = cuda_limits("sm_80")
 TALL = (Pattern(1, 272, 64, 1), Pattern(1, 16, 272, 1))  # 64 -> 272 -> 16: several tiles of the first factor's outputs
 
@@ -31,7 +31,7 @@ TALL = (Pattern(1, 272, 64, 1), Pattern(1, 16, 272, 1))  # 64 -> 272 -> 16: seve
 def source_of(kernel: KernelSpec, constants: MmaChainConstants | None = None) -> Source:
     constants = constants or FAMILY.default(kernel, LIMITS)
     check(FAMILY, kernel, constants, LIMITS)
-    return render(kernel, constants, family="mma_chain")
+    return render(kernel, constants, family="mma")
 
 
 CASES = [
@@ -289,9 +289,8 @@ def test_what_it_serves() -> None:
     assert serves("float16", chains=(EVEN, EVEN))
     assert not FAMILY.serves(chain_of(EVEN[:1], "float16", "bsf", out_layout="bsl"), LIMITS)
     assert not serves("float16", (Pattern(1, 8192, 8192, 1), Pattern(1, 8192, 8192, 1)))  # a tile of 8192 features has no room
-    assert not FAMILY.serves(KernelSpec(EVEN[0], "float16"), LIMITS)
     kernel = chain_of(EVEN, "bfloat16", "bsf")
-    assert [each.name for each in families_for(kernel, LIMITS, with_few=False)] == ["mma_chain"]
+    assert [each.name for each in families_for(kernel, LIMITS, with_few=False)] == ["mma"]
     assert family_for(kernel, LIMITS) is not None
 
 

@@ -71,7 +71,7 @@ def test_what_serves_them(layout: str) -> None:
     assert family_for(kernel, LIMITS, 25088).name == "mma"
     assert [each.name for each in families_for(replace(kernel, precision="float32"), LIMITS)] == ["simt", "few"]
     chain = KernelSpec((Pattern(6, 64, 64, 1), Pattern(1, 64, 64, 6)), "float16", layout, weights="int8")
-    assert [each.name for each in families_for(chain, LIMITS)] == ["mma_chain", "few_chain"]
+    assert [each.name for each in families_for(chain, LIMITS)] == ["mma", "few_chain"]
 
 
 def test_packed_weights_of_few_entries_stay_in_eight_bits() -> None:

@@ -187,7 +187,7 @@ def test_who_takes_it_through_several_factors() -> None:
     pair = (Pattern(6, 64, 64, 1), Pattern(1, 768, 384, 1))
     kernel = KernelSpec((pair,), "bfloat16", "bsf", Epilogue(), weights="e4m3", inputs="e4m3")
     assert [each.name for each in families_for(kernel, LIMITS)] == ["few_chain"]
-    assert [each.name for each in families_for(replace(kernel, inputs="same"), LIMITS)] == ["mma_chain", "few_chain"]
+    assert [each.name for each in families_for(replace(kernel, inputs="same"), LIMITS)] == ["mma", "few_chain"]
     assert verdict_for(kernel, LIMITS, "cuda", 1, "yes").is_one
     for fuse in ("yes", "auto"):
         found = verdict_for(kernel, LIMITS, "cuda", 4096, fuse)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ksgen.emit.render import render
-from ksgen.families import FAMILIES, check, cuda_limits, slots
+from ksgen.families import FAMILIES, check, cuda_limits, family_named, slots
 from ksgen.families.wgmma.block import REGISTERS
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -155,7 +155,7 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
         kernel = KernelSpec(layers, row.precision, row.layout, Epilogue())
     else:
         kernel = job_of(row.family, kernel)
-    source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target), row.batch), family=row.family)
+    source = render(kernel, family_named(row.family).default(kernel, cuda_limits(target), row.batch), family=row.family)
     built = sass.compiled(source.text, source.entry, target)
     entries = sass.instructions(built.data)
     assert set(entries) == set(source.entries)

@@ -10,7 +10,7 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, families_for, family_for
 from ksgen.families.chains import factor_kernels
-from ksgen.families.simt import Simt, SimtChain, SimtChainConstants
+from ksgen.families.simt import Simt, SimtChainConstants
 from ksgen.families.simt.chain import SimtChainTiling
 from ksgen.launch.fused import family_of_chain
 from ksgen.pattern import Pattern
@@ -21,14 +21,14 @@ from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import EVEN, NARROW, PLANES, RAGGED, chain_of, check_beside_factors, is_right, one_by_one, run_chain
 from tests.support.kernels import in_emulator
 
-FAMILY, ALONE = SimtChain(), Simt()
+FAMILY, ALONE = Simt(), Simt()
 LIMITS = cuda_limits("sm_80")
 
 
 def source_of(kernel: KernelSpec, constants: SimtChainConstants | None = None) -> Source:
     constants = constants or FAMILY.default(kernel, LIMITS)
     check(FAMILY, kernel, constants, LIMITS)
-    return render(kernel, constants, family="simt_chain")
+    return render(kernel, constants, family="simt")
 
 
 CASES = [
@@ -188,16 +188,15 @@ def test_what_it_serves() -> None:
     assert not serves("float32", target="sm_75")
     assert serves("float32", chains=(EVEN, EVEN))
     assert not serves("float32", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # 4096 features have no room
-    assert not FAMILY.serves(KernelSpec(EVEN[0], "float32"), LIMITS)
     assert not FAMILY.serves(chain_of(EVEN, "float32", "bsf"), Limits(2**18, is_cpu=True))
     kernel = chain_of(EVEN, "float32", "bsf")
-    assert [each.name for each in families_for(kernel, LIMITS, with_few=False)] == ["simt_chain"]
+    assert [each.name for each in families_for(kernel, LIMITS, with_few=False)] == ["simt"]
     both = replace(kernel, precision="tf32")
-    assert [each.name for each in families_for(both, LIMITS, with_few=False)] == ["mma_chain", "simt_chain"]
-    assert family_for(both, LIMITS).name == "mma_chain"
+    assert [each.name for each in families_for(both, LIMITS, with_few=False)] == ["mma", "simt"]
+    assert family_for(both, LIMITS).name == "mma"
 
 
-@pytest.mark.parametrize(("target", "family"), [("sm_80", "mma_chain"), ("sm_86", "simt_chain")])
+@pytest.mark.parametrize(("target", "family"), [("sm_80", "mma"), ("sm_86", "simt")])
 def test_where_both_serve_the_cost_decides(target: str, family: str) -> None:
     """An RTX 3090's three products on tensor cores are slower than one on its CUDA cores."""
     found = family_of_chain(chain_of(EVEN, "tf32x3", "bsf"), cuda_limits(target), 25088)

@@ -417,7 +417,7 @@ def test_what_it_does_not_serve_goes_one_by_one(few_cores: Device, watched: Watc
     assert is_right(kernel, called(kernel, many), truth_of(kernel, many))
     assert watched.jobs == ["multiply"] * 6
     assert [each.name for each in families_for(kernel, CPU)] == ["vector"]
-    assert [each.name for each in families_for(kernel, cuda_limits("sm_90a"))] == ["simt_chain"]
+    assert [each.name for each in families_for(kernel, cuda_limits("sm_90a"))] == ["simt"]
     assert not list(families_for(kernel, cuda_limits("sm_75")))
     assert not list(families_for(kernel, replace(CPU, is_cpu=False)))
 

@@ -177,7 +177,7 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
     layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
     for module in (chain, launcher):
         monkeypatch.setattr(module, "find_device", lambda _: gpu)
-    for precision, family in (("float16", "mma_chain"), ("float32", "simt_chain")):
+    for precision, family in (("float16", "mma"), ("float32", "simt")):
         told = layer.explain(25088, precision=precision)
         one = rf"2,48,64,1 then 1,64,48,2 at batch 25088 on .*: one launch, by {family}, tile_batch=\d+, .*; the cost model expects"
         assert re.match(one, told)

@@ -332,8 +332,8 @@ def on_gpu(gpu: FakeGpu, layout: str, precision: str, batch: int) -> tuple[dict[
 @pytest.mark.parametrize(
     ("precision", "layout", "batch", "family"),
     [
-        ("float16", "bsf", 40, "mma_chain"),
-        ("float32", "bsl", 3000, "simt_chain"),
+        ("float16", "bsf", 40, "mma"),
+        ("float32", "bsl", 3000, "simt"),
         ("float16", "bsf", 1, "few_group"),
         ("float32", "bsl", 16, "few_group"),
     ],
@@ -423,7 +423,7 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
     for module in (chain_module, group_module, launcher_module):
         monkeypatch.setattr(module, "find_device", lambda _: gpu)
     told = of_gpu().explain(25088, precision="float16")
-    assert re.match(r"2,48,64,1 then 1,64,48,2, beside 2,24,64,1, beside 2,48,64,1 then .* on Fake GPU: one launch, by mma_chain, ", told)
+    assert re.match(r"2,48,64,1 then 1,64,48,2, beside 2,24,64,1, beside 2,48,64,1 then .* on Fake GPU: one launch, by mma, ", told)
     assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one$", told)
     told = of_gpu().explain(3, precision="bfloat16", layout="bsl")
     assert ": one launch, by few_group, tile_batch=" in told

@@ -1,7 +1,8 @@
 """The tensor-core family: warp-wide matrix instructions (`mma.sync`) on sm_80 and later. Operands are 16-bit, tf32, or
 floats in eight bits.
 
-Decides the tiles of `mma.cu.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
+Decides the tiles of `mma.cu.j2`, and of `mma_chain.cu.j2` for all factors of a layer in one launch; its design is
+docs/kernels/mma.md. Never renders, compiles or runs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,107 +11,29 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
+from ksgen.families.chains import factor_kernels, places, rules_for
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
-from ksgen.families.gpus import PORTABLE, REGISTERS
+from ksgen.families.gpu_chain import GpuProduct, ends_of, stages_of
+from ksgen.families.mma.chain import CHAIN_RULES, MmaChainConstants, MmaChainTiling, MmaFactor, options
 from ksgen.families.mma.defaults import default, others, promotion
+from ksgen.families.mma.rules import RULES
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, MmaTiling
-from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, has_products, is_precise, multiplies_bytes
-from ksgen.families.rules import Rule
-from ksgen.families.shaped import Packing
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.families.operands import CHUNK, has_products, is_precise
+from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
-from ksgen.spec.precision import on_tensor_cores
+from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
-MOST_SUMS = 192  # accumulators per thread that leave registers for fragments
+_OF_FACTOR = (  # constants of a single factor that its part of a chain's source has unchanged
+    "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "WARPS_BATCH", "WARPS_OUT", "WARP_D", "X_VECTOR", "Y_VECTOR", "K_STEP",
+    "LANE_INPUTS", "HALVES", "WORD_INPUTS", "COMPONENTS", "PACKED_PARTS", "ROW_TILES", "COLUMN_TILES", "SUPER_IN", "SUPER_STEPS", "RUN_OUT",
+    "STEPS", "TILES_OUT",
+    "TILES_D", "X_LINES", "X_RUN", "W_BYTES", "VECTOR", "GROUP_CHUNKS", "GROUP_INPUTS", "SUPER_GROUPS", "PROMOTE",
+)  # fmt: skip
 LEAST_COPIED = 4  # bytes of the smallest asynchronous copy
 
-
-def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
-    tile_d, d = constants.tile_d, kernel.pattern.d
-    return kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % MmaTiling(kernel, constants).vector == 0)
-
-
-def _warps_d_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
-    return constants.warps_d in (1, constants.tile_d / MmaTiling(kernel, constants).vector)
-
-
-def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
-    """Rows of the batch of which a tile has a whole multiple."""
-    at_once = 1 if kernel.layout == "bsf" else MmaTiling(kernel, constants).vector
-    return constants.warps_batch * COLUMNS * at_once
-
-
-def _resident_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
-    has_passes = kernel.layout == "bsf" and constants.tile_out < kernel.pattern.b
-    return constants.resident == 0 or (has_passes and constants.resident == 1)
-
-
-def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
-    shape = MmaTiling(kernel, constants)
-    return min(255, shape.registers) * shape.threads * constants.min_blocks
-
-
-RULES: tuple[Rule[MmaConstants], ...] = (
-    Rule(
-        "precision is one that tensor cores multiply",
-        lambda k, c: k.has_bytes_in or has_products(k),
-        lambda k, c: ", ".join(on_tensor_cores()),
-    ),
-    Rule("X is not in eight bits, or in floats of them", lambda k, c: not k.has_bytes_in or multiplies_bytes(k)),
-    Rule(
-        "every constant but promote and resident is at least 1",
-        lambda k, c: all(v >= 1 for n, v in vars(c).items() if n not in ("promote", "resident")),
-    ),
-    Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
-    Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
-    Rule("tile_d is at most 16 for each of warps_d", lambda k, c: c.tile_d <= 16 * c.warps_d),
-    Rule("warps_d is 1, or each warp has 16 bytes of the tile's j", _warps_d_rule),
-    Rule("resident is 0, or 1 in bsf with tile_out less than b", _resident_rule),
-    Rule("tile_out is a multiple of 16 * warps_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0, lambda k, c: ROWS * c.warps_out),
-    Rule(
-        "tile_batch is a multiple of 8 * warps_batch (in bsl of as many 16-byte chunks)",
-        lambda k, c: c.tile_batch % _batch_unit(k, c) == 0,
-        _batch_unit,
-    ),
-    Rule(
-        "tile_in is a multiple of the inputs after which the lanes' order starts again",
-        lambda k, c: c.tile_in % MmaTiling(k, c).super_in == 0,
-        lambda k, c: MmaTiling(k, c).super_in,
-    ),
-    Rule("a block has at most 1024 threads", lambda k, c: MmaTiling(k, c).threads <= MOST_THREADS, lambda k, c: MmaTiling(k, c).threads),
-    Rule(
-        "a thread has at most 192 sums", lambda k, c: MmaTiling(k, c).promoted_sums <= MOST_SUMS, lambda k, c: MmaTiling(k, c).promoted_sums
-    ),
-    Rule(
-        "min_blocks blocks have at most 1536 threads",
-        lambda k, c: MmaTiling(k, c).threads * c.min_blocks <= PORTABLE.threads,
-        lambda k, c: MmaTiling(k, c).threads * c.min_blocks,
-    ),
-    Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: _registers(k, c) <= REGISTERS, _registers),
-    Rule("stages is at least 2", lambda k, c: c.stages >= 2),
-    Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
-    Rule("X is read from shared memory with no bank conflicts", lambda k, c: MmaTiling(k, c).x_wavefronts == FREE_OF_CONFLICTS),
-)
-
-
-def _picture(shape: MmaTiling) -> str:
-    """Drawing of a tile of Y and its warps."""
-    tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
-    return tile_picture(shape, f"A tile of Y. There are {tiles}, and as many along s as the batch has.")
-
-
-def tile_picture(shape: MmaTiling, title: str) -> str:
-    constants, rows, columns = shape.constants, ROWS * shape.row_tiles, COLUMNS * shape.column_tiles
-    return draw(
-        title,
-        DrawnSide(constants.tile_out, "outputs k", constants.warps_out),
-        DrawnSide(constants.tile_batch, "rows s of the batch", constants.warps_batch),
-        lambda row, column: f"warp {column + constants.warps_batch * row}",
-        f"A warp: {rows} x {columns} sums for each of {shape.warp_d} j, by {shape.row_tiles} x {shape.column_tiles} instructions "
-        f"of {ROWS} x {COLUMNS}.",
-    )
+AnyMmaConstants = MmaConstants | MmaChainConstants
 
 
 def variants_of(shape: MmaTiling) -> tuple[str, ...]:
@@ -133,30 +56,41 @@ def wide_bytes(shape: MmaTiling) -> int:
     return wide if wide >= LEAST_COPIED else CHUNK
 
 
-class Mma(Packing[MmaConstants]):
-    """Products by warp-wide matrix instructions, with float32 sums."""
+class Mma(GpuProduct[AnyMmaConstants]):
+    """Products by warp-wide matrix instructions, with float32 sums: of one factor, or of all factors of a layer."""
 
     name = "mma"
-    constants_type = MmaConstants
-    listed = RULES
-    why = "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2, from sm_80 on"
+    constants_type: type[AnyMmaConstants] = MmaConstants
+    other_types = (MmaChainConstants,)
+    listed = (*rules_for(MmaConstants, RULES), *rules_for(MmaChainConstants, CHAIN_RULES))
+    why = (
+        "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2; all factors of layers in one "
+        "launch; from sm_80 on"
+    )
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and limits.tensor_cores and has_products(kernel) and is_precise(kernel, limits)
+        if kernel.job == "gradient" or not limits.tensor_cores or not has_products(kernel):
+            return False
+        if kernel.job != CHAIN:
+            return is_precise(kernel, limits)
+        return all(is_precise(each, limits) for each in factor_kernels(kernel)) and self.has_chain(kernel, limits)
 
-    def shape(self, kernel: KernelSpec, constants: MmaConstants) -> MmaTiling:
-        return MmaTiling(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: AnyMmaConstants) -> Any:
+        return MmaChainTiling(kernel, constants) if isinstance(constants, MmaChainConstants) else MmaTiling(kernel, constants)
 
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> MmaConstants:
-        return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits))
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyMmaConstants:
+        options = self.space if kernel.job == CHAIN else self._options
+        return fastest(self, kernel, limits, batch, lambda: options(kernel, limits))
 
-    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
+    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyMmaConstants]:
         yield default(kernel, limits)
         yield from (each for each in others(kernel, limits) if self.keeps_rules(kernel, each))
 
-    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
-        """Yield every combination that the rules, the shared memory and the registers allow."""
+    def options_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
+        return options(kernel, limits)
+
+    def space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
         d, vector = kernel.pattern.d, CHUNK // kernel.x_item_bytes
         runs = [(1, 1)] if kernel.layout == "bsl" else [(run, 1) for run in sorted({d, *(run for run in (vector, 2 * vector) if run < d)})]
         if kernel.layout == "bsf":
@@ -176,39 +110,113 @@ class Mma(Packing[MmaConstants]):
     def _is_valid(self, kernel: KernelSpec, constants: MmaConstants, limits: Limits) -> bool:
         return self.keeps_rules(kernel, constants) and self.fits(kernel, constants, limits)
 
-    def work(self, kernel: KernelSpec, constants: MmaConstants, batch: int) -> Work:
-        shape = MmaTiling(kernel, constants)
-        blocks = self.geometry(kernel, constants, batch).grid
-        stages = blocks * shape.passes * shape.steps
-        x = (
-            stages * constants.tile_batch * constants.tile_in * constants.tile_d * kernel.x_item_bytes
-        )  # bytes that all passes read; a resident X is copied in only once
-        w = stages * shape.w_bytes
-        y = blocks * shape.passes * constants.tile_batch * constants.tile_out * constants.tile_d
-        multiply_adds = y * shape.steps * constants.tile_in * kernel.arithmetic.products
+    def work(self, kernel: KernelSpec, constants: AnyMmaConstants, batch: int) -> Work:
+        shape, runs = self.shape(kernel, constants), divide_up(batch, constants.tile_batch)
+        last, written = ends_of(kernel, shape.factors)[1], list(shape.copying)  # factors whose inputs are written to shared memory, once
+        written += [each for each, at in zip(shape.factors, places(kernel), strict=True) if at.at]
+        moved = sum(each.x_bytes_moved(batch) * each.readings for each in shape.copying) + sum(each.y_bytes_moved(batch) for each in last)
+        weights = sum(stages_of(each) * each.w_bytes for each in shape.factors)
+        read = sum(stages_of(each) * each.read_bytes for each in shape.factors)
+        multiply_adds = runs * sum(each.multiply_adds for each in shape.factors) * kernel.arithmetic.products
         return Work(
-            blocks,
+            shape.grid(batch),
             self.memory_bytes(kernel, constants, batch),
-            round(shape.tiles_out // shape.passes * shape.x_bytes_moved(batch) + shape.y_bytes_moved(batch)) + w,
-            x // shape.passes + w + x * constants.warps_out + w * constants.warps_batch,  # each warp reads its own part of both
+            round(moved) + runs * weights,
+            runs * (sum(each.written_bytes for each in written) + weights + read),
             multiply_adds,
-            stages / (constants.stages - 1),
-            stages=stages,
-            products=multiply_adds // (ROWS * COLUMNS * shape.k_step),
+            runs * shape.waits,
+            stages=runs * sum(map(stages_of, shape.factors)),
+            products=multiply_adds // (ROWS * COLUMNS * shape.factors[0].k_step),
         )
 
-    def words(self, kernel: KernelSpec, constants: MmaConstants) -> Mapping[str, Any]:
-        shape = MmaTiling(kernel, constants)
+    # ---- the source
+
+    def words(self, kernel: KernelSpec, constants: AnyMmaConstants) -> Mapping[str, Any]:
+        first = self.shape(kernel, constants).factors[0]
         return {
-            "wide_bytes": wide_bytes(shape),
-            "operand": shape.operand,
+            **super().words(kernel, constants),
+            "wide_bytes": wide_bytes(first),
+            "operand": first.operand,
             "of_inputs": "bytes" if kernel.has_bytes_in else "same",
-            "tile_index": "block_index(), 0" if constants.resident else "block_index()",
-            "variants": variants_of(shape),
-            "picture": _picture(shape),
+            "tile_index": "block_index(), 0" if first.constants.resident else "block_index()",
+            "variants": variants_of(first),
+            "streamed": ("x",) if getattr(constants, "stream", 0) else (),
         }
 
-    def constexprs(self, kernel: KernelSpec, constants: MmaConstants) -> list[Constexpr]:
+    def _factor(self, shape: Any, at: int) -> dict[str, Any]:
+        streams = bool(shape.factors[at].streamed)
+        return {**super()._factor(shape, at), "streamed": ("x",) if streams else (), "whole": () if streams else ("x",)}
+
+    def copies_x(self, shape: MmaChainTiling, at: int) -> bool:
+        return at in [copying for _, copying in shape.orders.values()]
+
+    def picture(self, own: MmaTiling, heading: str = "") -> str:
+        constants, rows, columns = own.constants, ROWS * own.row_tiles, COLUMNS * own.column_tiles
+        tiles = f"{counted(own.tiles_out, 'tile')} along k, {own.tiles_d} along j, {own.kernel.pattern.a} along i"
+        return draw(
+            heading or f"A tile of Y. There are {tiles}, and as many along s as the batch has.",
+            DrawnSide(constants.tile_out, "outputs k", constants.warps_out),
+            DrawnSide(constants.tile_batch, "rows s of the batch", constants.warps_batch),
+            lambda row, column: f"warp {column + constants.warps_batch * row}",
+            f"A warp: {rows} x {columns} sums for each of {own.warp_d} j, by {own.row_tiles} x {own.column_tiles} instructions "
+            f"of {ROWS} x {COLUMNS}.",
+        )
+
+    def variants_in_chain(self, own: MmaFactor) -> tuple[str, ...]:
+        return (own.kernel.layout, *variants_of(own))
+
+    def constexprs_in_chain(self, shape: MmaChainTiling, at: int) -> list[Constexpr]:
+        own = shape.factors[at]
+        known = {each.name: each for each in self.constexprs_of_factor(own.kernel, own.constants)}
+        found = [known[name] for name in _OF_FACTOR if name in known]
+        found += [
+            Constexpr("X_PLACE", shape.x_place(at), "offset of the inputs in shared memory, in bytes"),
+            Constexpr("X_PITCH", own.x_pitch, "bytes from one line of inputs to the next, free of bank conflicts"),
+            Constexpr("X_SLOT", shape.x_slot, "bytes from one stage of X to the next, if X comes in stages"),
+            Constexpr("X_STAGE", own.x_stage, "bytes from the inputs of one stage to the next"),
+        ]
+        if shape.places[at].is_last:
+            return found
+        after = shape.factors[at + 1]
+        a, _, c, d = after.kernel.pattern.shape
+        return [
+            *found,
+            Constexpr(
+                "KEEP_VECTOR",
+                min(own.y_vector, after.x_vector),
+                "neighbouring outputs that are neighbouring inputs of the next factor",
+            ),
+            Constexpr("NEXT_A", a, "the next factor's a"),
+            Constexpr("NEXT_C", c, "the next factor's c"),
+            Constexpr("NEXT_D", d, "the next factor's d"),
+            Constexpr("NEXT_TILE_D", after.constants.tile_d, "neighbouring j of the next factor's tiles"),
+            Constexpr("NEXT_TILES_D", after.tiles_d, "the next factor's tiles along j"),
+            Constexpr(
+                "NEXT_INPUTS",
+                after.steps * after.constants.tile_in,
+                "inputs l of the next factor's tiles, those beyond its c included",
+            ),
+            Constexpr("NEXT_SLOTS", after.slots, "inputs of all the next factor's tiles"),
+            Constexpr(
+                "NEXT_PLACE",
+                shape.x_place(at + 1),
+                "offset of the next factor's inputs in shared memory, in bytes",
+            ),
+            Constexpr("NEXT_PITCH", after.x_pitch, "bytes from one line of the next factor's inputs to the next"),
+        ]
+
+    def constexprs(self, kernel: KernelSpec, constants: AnyMmaConstants) -> list[Constexpr]:
+        found, shape = super().constexprs(kernel, constants), self.shape(kernel, constants)
+        if kernel.job != CHAIN:
+            return found
+        return [
+            *found,
+            Constexpr("RING", shape.ring, "offset of the weights' stages in shared memory, in bytes"),
+            Constexpr("W_SLOT", shape.slot, "bytes of the largest stage of weights"),
+            Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory per block"),
+        ]
+
+    def constexprs_of_factor(self, kernel: KernelSpec, constants: MmaConstants) -> list[Constexpr]:
         shape = MmaTiling(kernel, constants)
         always = [
             *pattern_constexprs(kernel),

@@ -5,6 +5,7 @@ memory in 16-byte chunks. The orders of inputs and outputs inside a tile make th
 after one byte permutation. Packed weights take any order at no cost.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
@@ -204,6 +205,45 @@ class MmaTiling(TensorTile):
     def passes(self) -> int:
         """Tiles of outputs that one block computes sequentially."""
         return self.tiles_out if self.constants.resident else 1
+
+    @property
+    def slots(self) -> int:
+        """Inputs of all tiles, including those beyond ragged edges."""
+        own = self.constants
+        return self.kernel.pattern.a * self.tiles_d * self.steps * own.tile_in * own.tile_d
+
+    @property
+    def readings(self) -> int:
+        """Number of times that a block copies each of its inputs."""
+        return self.tiles_out // self.passes
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of inputs that are written to shared memory for a tile of the batch, without the padding of lines."""
+        return self.constants.tile_batch * self.slots * self.kernel.x_item_bytes * self.readings
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of shared memory that a block's warps read per stage: each its own part of X and of the weights."""
+        own = self.constants
+        x_bytes = own.tile_batch * own.tile_in * own.tile_d * self.kernel.x_item_bytes
+        return x_bytes * own.warps_out + self.w_bytes * own.warps_batch
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds for a tile of the batch, including those of padding."""
+        own = self.constants
+        return self.tiles_of_batch * self.steps * own.tile_in * own.tile_batch * own.tile_out * own.tile_d
+
+    @property
+    def copying(self) -> Sequence["MmaTiling"]:
+        """Factors that copy X from memory."""
+        return [self]
+
+    @property
+    def waits(self) -> float:
+        """Waits for the stages of a tile of the batch; stages in flight together count as one wait."""
+        return self.tiles_of_batch * self.steps / (self.constants.stages - 1)
 
     def grid(self, batch: int) -> int:
         return super().grid(batch) // self.passes

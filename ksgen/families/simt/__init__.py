@@ -1,7 +1,7 @@
-"""Plain multiply-adds: a factor by itself, and all factors of a layer in one launch."""
+"""The SIMT family: plain multiply-adds of one factor, or of all factors of a layer."""
 
-from ksgen.families.simt.chain import SimtChain, SimtChainConstants
+from ksgen.families.simt.chain import SimtChainConstants, SimtChainTiling
 from ksgen.families.simt.family import Simt
 from ksgen.families.simt.shape import SimtConstants, SimtTiling
 
-__all__ = ["Simt", "SimtChain", "SimtChainConstants", "SimtConstants", "SimtTiling"]
+__all__ = ["Simt", "SimtChainConstants", "SimtChainTiling", "SimtConstants", "SimtTiling"]

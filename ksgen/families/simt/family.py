@@ -1,6 +1,7 @@
-"""The SIMT family: plain fused multiply-adds, for every pattern, batch, layout and device.
+"""The SIMT family: plain fused multiply-adds, for every pattern, batch, layout and device, and for all factors of a layer
+in one launch.
 
-Decides the tiles of `simt.cu.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
+Decides the tiles of `simt.cu.j2` and `simt_chain.cu.j2`; its design is docs/kernels/simt.md. Never renders, compiles or runs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,84 +11,60 @@ from typing import Any
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work
+from ksgen.families.chains import places, rules_for
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import WORTH_A_CLASS, fastest
+from ksgen.families.gpu_chain import GpuProduct, ends_of, stages_of
 from ksgen.families.gpus import PORTABLE
-from ksgen.families.rules import Rule
-from ksgen.families.shaped import Packing
+from ksgen.families.simt.chain import CHAIN_RULES, SimtChainConstants, SimtChainTiling, options
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller, whole_rounds
+from ksgen.families.simt.rules import RULES
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, SimtTiling, is_narrow, products_of
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
-RULES: tuple[Rule[SimtConstants], ...] = (
-    Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
-    Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in vars(c).values() if not isinstance(v, str))),
-    Rule(
-        "thread_batch is a multiple of a 16-byte group",
-        lambda k, c: c.thread_batch % SimtTiling(k, c).group == 0,
-        lambda k, c: SimtTiling(k, c).group,
-    ),
-    Rule("thread_batch is at most 16", lambda k, c: c.thread_batch <= 16),
-    Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),
-    Rule(
-        "tile_batch is a multiple of 8 * thread_batch",
-        lambda k, c: c.tile_batch % (LANES_BATCH * c.thread_batch) == 0,
-        lambda k, c: LANES_BATCH * c.thread_batch,
-    ),
-    Rule(
-        "tile_out is a multiple of 4 * thread_out",
-        lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0,
-        lambda k, c: LANES_OUT * c.thread_out,
-    ),
-    Rule("a block has at most 1024 threads", lambda k, c: SimtTiling(k, c).threads <= MOST_THREADS, lambda k, c: SimtTiling(k, c).threads),
-    Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
-    Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
-    Rule("stages is at least 2", lambda k, c: c.stages >= 2),
-    Rule("stages is 2 with copy=registers", lambda k, c: c.copy != "registers" or c.stages == 2),
-    Rule("copy is registers in a 16-bit precision, and with X in eight bits", lambda k, c: c.copy != "async" or not is_narrow(k)),
-)
+_OF_FACTOR = (  # constants of a single factor that its part of a chain's source has unchanged
+    "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH", "WARPS_PER_PLANE",
+    "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR", "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN",
+    "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS", "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN",
+    "Y_LINE_STEP", "Y_LINE_ROUNDS", "Y_RUN_STEP", "Y_RUN_ROUNDS",
+)  # fmt: skip
+LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; chains of 16-bit types use tensor cores instead
+
+AnySimtConstants = SimtConstants | SimtChainConstants
 
 
-def _picture(shape: SimtTiling) -> str:
-    """Drawing of a tile of Y and its warps."""
-    tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
-    heading = f"A tile of Y, for one of its {shape.constants.tile_d} j. There are {tiles}, and as many along s as the batch has."
-    return tile_picture(shape, heading)
-
-
-def tile_picture(shape: SimtTiling, heading: str) -> str:
-    constants = shape.constants
-    return draw(
-        heading,
-        DrawnSide(constants.tile_batch, "rows s of the batch", shape.warps_batch),
-        DrawnSide(constants.tile_out, "outputs k", shape.warps_out),
-        lambda row, column: f"warp {row + shape.warps_batch * column}",
-        f"A warp: 8 lanes along s by 4 along k, with {constants.thread_batch} x {constants.thread_out} sums each.",
-    )
-
-
-class Simt(Packing[SimtConstants]):
-    """Fused multiply-adds on CUDA cores, or on any OpenCL device."""
+class Simt(GpuProduct[AnySimtConstants]):
+    """Fused multiply-adds on CUDA cores, or on any OpenCL device: of one factor, or of all factors of a layer."""
 
     name = "simt"
-    constants_type = SimtConstants
-    listed = RULES
-    why = "plain multiply-adds: every device, and all there is for float32 and float64"
+    constants_type: type[AnySimtConstants] = SimtConstants
+    other_types = (SimtChainConstants,)
+    listed = (*rules_for(SimtConstants, RULES), *rules_for(SimtChainConstants, CHAIN_RULES))
+    why = (
+        "plain multiply-adds: every device, and all there is for float32 and float64; there also all factors of layers in one launch, from "
+        "sm_80 on"
+    )
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply"
+        if kernel.job != CHAIN:
+            return kernel.job == "multiply"
+        has_copies = limits.async_copies and not limits.is_cpu and kernel.item_bytes >= LEAST_ITEM
+        return has_copies and not kernel.arithmetic.is_complex and self.has_chain(kernel, limits)
 
-    def shape(self, kernel: KernelSpec, constants: SimtConstants) -> SimtTiling:
-        return SimtTiling(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: AnySimtConstants) -> Any:
+        return SimtChainTiling(kernel, constants) if isinstance(constants, SimtChainConstants) else SimtTiling(kernel, constants)
 
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SimtConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnySimtConstants:
+        if kernel.job == CHAIN:
+            return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
         if limits.is_cpu:
             return self._fitted(kernel, limits, cpu_default(kernel))
         return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits), WORTH_A_CLASS)
 
-    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
+    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnySimtConstants]:
         chosen = whole_rounds(kernel, limits, self._fitted(kernel, limits, gpu_default(kernel, limits)))
         yield chosen
         for each in others(kernel, limits, chosen):
@@ -102,8 +79,10 @@ class Simt(Packing[SimtConstants]):
             chosen = smaller(kernel, chosen, budget)
         return chosen
 
-    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
-        """Yield every combination that the rules, the shared memory and the registers allow."""
+    def options_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtChainConstants]:
+        return options(kernel)
+
+    def space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
         for constants in self._shapes(kernel, limits):
             if not self.keeps_rules(kernel, constants):
                 continue
@@ -127,30 +106,70 @@ class Simt(Packing[SimtConstants]):
             for tile_in, (stages, copy) in product((4, 8, 16, 32), [(2, "registers"), *pipelines]):
                 yield SimtConstants(tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
 
-    def work(self, kernel: KernelSpec, constants: SimtConstants, batch: int) -> Work:
-        shape = SimtTiling(kernel, constants)
-        blocks = self.geometry(kernel, constants, batch).grid
-        stages = blocks * shape.steps
-        inside, transposed = shape.inside(stages), shape.transpose_traffic(blocks, batch * kernel.pattern.out_features)
-        shared = inside[0] + transposed[0]
+    def work(self, kernel: KernelSpec, constants: AnySimtConstants, batch: int) -> Work:
+        shape, runs = self.shape(kernel, constants), divide_up(batch, constants.tile_batch)
+        first, last = ends_of(kernel, shape.factors)
+        stages = [runs * stages_of(each) for each in shape.factors]
+        inside = [each.inside(count) for each, count in zip(shape.factors, stages, strict=True)]
+        inside += [each.keep_traffic(runs) for each, at in zip(shape.factors, places(kernel), strict=True) if not at.is_last]
+        inside += [each.transpose_traffic(runs * each.tiles_of_batch, batch * each.kernel.pattern.out_features) for each in last]
+        moved = sum(each.tiles_out * each.x_bytes_moved(batch) for each in first) + sum(each.y_bytes_moved(batch) for each in last)
+        shared, cycles = map(sum, zip(*inside, strict=True))
+        multiply_adds = sum(count * each.multiply_adds for each, count in zip(shape.factors, stages, strict=True))
         return Work(
-            blocks,
+            shape.grid(batch),
             self.memory_bytes(kernel, constants, batch),
-            round(shape.tiles_out * shape.x_bytes_moved(batch) + shape.y_bytes_moved(batch)) + stages * shape.w_stage * shape.real_bytes,
+            round(moved) + runs * shape.packed_bytes,
             shared,
-            stages * shape.multiply_adds,
-            stages / (constants.stages - 1 if constants.copy == "async" else 1),
-            returned_bytes=CYCLE_BYTES * (inside[1] + transposed[1]) - shared,
-            stages=stages,
-            synchronous=stages if constants.copy == "registers" else 0,
-            products=stages * shape.multiply_adds // WARP,
+            multiply_adds,
+            sum(stages) / (constants.stages - 1 if constants.copy == "async" else 1),
+            returned_bytes=CYCLE_BYTES * cycles - shared,
+            stages=sum(stages),
+            synchronous=sum(stages) if constants.copy == "registers" else 0,
+            products=multiply_adds // WARP,
         )
 
-    def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:
-        group = "InputGroup" if kernel.has_bytes_in else "StoredGroup"
-        return {"picture": _picture(SimtTiling(kernel, constants)), "x_group": group, "products": products_of(kernel, constants.copy)}
+    # ---- the source
 
-    def constexprs(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
+    def words(self, kernel: KernelSpec, constants: AnySimtConstants) -> Mapping[str, Any]:
+        group = "InputGroup" if kernel.has_bytes_in else "StoredGroup"
+        return {**super().words(kernel, constants), "x_group": group, "products": products_of(kernel, constants.copy)}
+
+    def picture(self, own: SimtTiling, heading: str = "") -> str:
+        constants = own.constants
+        tiles = f"{counted(own.tiles_out, 'tile')} along k, {own.tiles_d} along j, {own.kernel.pattern.a} along i"
+        return draw(
+            heading or f"A tile of Y, for one of its {constants.tile_d} j. There are {tiles}, and as many along s as the batch has.",
+            DrawnSide(constants.tile_batch, "rows s of the batch", own.warps_batch),
+            DrawnSide(constants.tile_out, "outputs k", own.warps_out),
+            lambda row, column: f"warp {row + own.warps_batch * column}",
+            f"A warp: 8 lanes along s by 4 along k, with {constants.thread_batch} x {constants.thread_out} sums each.",
+        )
+
+    def constexprs_in_chain(self, shape: SimtChainTiling, at: int) -> list[Constexpr]:
+        own = shape.factors[at]
+        known = {each.name: each for each in self.constexprs_of_factor(own.kernel, own.constants)}
+        found = [known[name] for name in _OF_FACTOR if name in known]
+        found.append(Constexpr("X_PITCH", own.x_pitch, "elements of shared memory from one l to the next"))
+        found.append(Constexpr("W_BASE", own.w_base, "offset of a stage's weights, in elements"))
+        if number := shape.places[at].at:
+            place = shape.place(number - 1)
+            found.append(Constexpr("X_PLACE", place, "offset of the inputs in shared memory, in elements"))
+        return [*found, Constexpr("OUT_PLACE", shape.place(number), "offset of the outputs that it writes there")]
+
+    def constexprs(self, kernel: KernelSpec, constants: AnySimtConstants) -> list[Constexpr]:
+        found, shape = super().constexprs(kernel, constants), self.shape(kernel, constants)
+        if kernel.job != CHAIN:
+            return found
+        return [
+            *found,
+            Constexpr("GROUP", shape.factors[0].group, "elements of a 16-byte access to shared memory"),
+            Constexpr("RING", shape.ring, "offset of the stages in shared memory, in elements"),
+            Constexpr("SLOT", shape.slot, "elements of the largest stage"),
+            Constexpr("SHARED_REALS", shape.shared_reals, "elements of shared memory per block"),
+        ]
+
+    def constexprs_of_factor(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
         shape = SimtTiling(kernel, constants)
         x, y = shape.x_plan, shape.y_plan
         tuned = [

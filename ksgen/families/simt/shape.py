@@ -138,6 +138,11 @@ class SimtTiling(Moved, Tiled):
         return self.slice_out * self.y_pitch if self.kernel.layout == "bsf" else 0
 
     @property
+    def intermediate_elements(self) -> int:
+        """Elements of an intermediate that stay in shared memory for the next factor."""
+        return self.kernel.pattern.out_features * self.constants.tile_batch
+
+    @property
     def shared_reals(self) -> int:
         return max(self.constants.stages * self.stage, self.transposed_elements)
 
@@ -248,6 +253,11 @@ class SimtTiling(Moved, Tiled):
         reads = stages * self.warps * constants.tile_in  # by warps, each for one input
         lanes = LANES_BATCH * constants.thread_batch + LANES_OUT * constants.thread_out
         return (stages * self.copied + reads * lanes) * self.real_bytes, stages * self.copy_cycles + reads * self.read_cycles
+
+    def keep_traffic(self, blocks: int) -> tuple[int, int]:
+        """Bytes and cycles of shared memory in which blocks write an intermediate."""
+        cycles = self.sum_cycles(self.kernel.pattern.d * self.constants.tile_batch)
+        return blocks * self.intermediate_elements * self.real_bytes, blocks * self.tiles_of_batch * cycles
 
     def transpose_traffic(self, tiles: int, found: int) -> tuple[int, int]:
         """Bytes and cycles of shared memory in which the sums of `tiles` tiles become rows of Y; none in
