@@ -14,7 +14,7 @@ from ksgen.devices.native import OfThreads, limits_for, open_device, serving_com
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import Limits, cuda_limits
-from ksgen.families.expected import CLASSES, FEW, LARGE
+from ksgen.families.expected import CLASSES, LARGE, SMALL
 from ksgen.families.gpus import asked_for
 from ksgen.launch.choice import MOST_ENTRIES, Choice, choose_for_many, limits_from
 from ksgen.launch.fused import packing_choices, shared_out, verdict_for
@@ -135,7 +135,7 @@ def _sources_for(spec: Spec, aim: _Aim, wisdom: Wisdom, is_own: bool) -> list[So
 
 def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
     """Sources that launchers on such a target will render: one per batch in wisdom and per class of batches."""
-    classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *FEW]
+    classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *SMALL]
     sources: dict[str, Source] = {}
 
     def add(kernel: KernelSpec, choice: Choice) -> None:

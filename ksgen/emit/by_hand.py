@@ -20,8 +20,7 @@ def launch_lines(family: Family[Any], kernel: KernelSpec, constants: Any, entry:
     if family.maps(kernel, constants, kernel.batch or 1):
         return _comment(["Launched by ksgen's launchers, which describe X to it by a tensor map."])
     if kernel.job == CHAIN:
-        packed_by = family.packed_by or family.name
-        return _comment([f"Launched by ksgen's launchers, which pack the weights of each factor as {packed_by} does for it alone."])
+        return _comment([f"Launched by ksgen's launchers, which pack the weights of each factor as {family.name} does for it alone."])
     launches = (_gradient if kernel.job == "gradient" else _product)(family, kernel, constants, entry)
     return _comment([*_BY_HAND, *launches])
 

@@ -185,7 +185,7 @@ def dialects_of(family: Family[Any], template: str) -> tuple[str, ...]:
     if template.endswith(".cl.j2"):
         return ("opencl",)
     # OpenCL lacks instructions of tensor cores, and the wide loads of small-batch kernels
-    return ("cuda",) if has_parts(template) or family.on_tensor_cores or family.for_few else tuple(DIALECTS)
+    return ("cuda",) if has_parts(template) or family.on_tensor_cores or family.for_small_batches else tuple(DIALECTS)
 
 
 def has_parts(template: str) -> bool:

@@ -7,8 +7,8 @@ from ksgen.errors import ConstantsError
 from ksgen.families.amx import Amx
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
 from ksgen.families.cpu_gradient import AmxGradientConstants, CpuGradient, VectorGradientConstants
-from ksgen.families.expected import FEW, WORTH, batch_like, default_us, plain_pays
-from ksgen.families.few import Few, FewChain, FewGroup
+from ksgen.families.expected import SMALL, WORTH, batch_like, default_us, plain_pays
+from ksgen.families.gemv import Gemv
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma
@@ -32,9 +32,7 @@ FAMILIES: dict[str, Family[Any]] = {
         Mma(),
         WgmmaPermuted(),
         Simt(),
-        Few(),
-        FewChain(),
-        FewGroup(),
+        Gemv(),
         GradientMma(),
         Gradient(),
     )
@@ -42,6 +40,9 @@ FAMILIES: dict[str, Family[Any]] = {
 
 # earlier names, which callers and files may still give, with the families that have their kernels now
 ALIASES: dict[str, Family[Any]] = {
+    "few": FAMILIES["gemv"],
+    "few_chain": FAMILIES["gemv"],
+    "few_group": FAMILIES["gemv"],
     "mma_chain": FAMILIES["mma"],
     "simt_chain": FAMILIES["simt"],
     "vector_chain": FAMILIES["vector"],
@@ -70,22 +71,22 @@ def takes_job(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: in
 
 
 def families_for(
-    kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, with_few: bool = True
+    kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, with_small_batches: bool = True
 ) -> Iterator[Family[Any]]:
     """Yield the families that serve the kernel on such a device and take the batch.
 
-    `aligned` says whether arrays begin at multiples of 16 bytes, `with_few` whether families for small batches are
+    `aligned` says whether arrays begin at multiples of 16 bytes, `with_small_batches` whether families for small batches are
     included.
     """
     for family in FAMILIES.values():
-        if (with_few or not family.for_few) and takes_job(family, kernel, limits, batch, aligned):
+        if (with_small_batches or not family.for_small_batches) and takes_job(family, kernel, limits, batch, aligned):
             yield family
 
 
 def meant_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Iterator[Family[Any]]:
     """Yield the families that serve the kernel, without those for small batches if the batch is not small."""
-    is_few = batch_like(kernel, batch) <= FEW[-1]
-    return families_for(kernel, limits, batch, aligned, with_few=is_few)
+    is_small = batch_like(kernel, batch) <= SMALL[-1]
+    return families_for(kernel, limits, batch, aligned, with_small_batches=is_small)
 
 
 def family_for(

@@ -168,11 +168,10 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
 
     constants_type: type[ConstantsT]
     why: str  # its purpose, in a few words
-    packed_by: str  # the family that packs the weights of each factor of a chain; empty: itself
     signature: tuple[str, ...]  # the operands that its kernels may take, in order: `signature.py`
     by_default: bool  # whether launchers may choose it without wisdom; says nothing of what was measured
 
-    for_few: bool  # whether it is meant for small batches: larger batches use it only by wisdom or by name
+    for_small_batches: bool  # whether it is meant for small batches: larger batches use it only by wisdom or by name
 
     @property
     def other_types(self) -> tuple[type[ConstantsT], ...]:

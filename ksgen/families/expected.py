@@ -34,7 +34,7 @@ TAKEN = (0.93, 1.18, 1.78)  # measured times over that sum: where the fastest tw
 PARTITIONS = 4  # of a multiprocessor, each with its own registers and scheduler
 COPYING_WARPS = 4  # of a block whose other warps multiply by wgmma
 LARGE = 25088  # a batch that fills every GPU
-FEW = (1, 2, 4, 8, 16, 32)  # largest batches of the smallest classes; a small-batch family has constants for each
+SMALL = (1, 2, 4, 8, 16, 32)  # largest batches of the smallest classes; a small-batch family has constants for each
 CLASSES = (256, 2048)  # largest batches of the next classes; larger and unknown batches are in the last one
 WORTH = 0.02  # of the time, by which constants must be better to replace the rule's
 # the same for constants of smaller batches alone, which have their own source, binary and packed weights
@@ -216,7 +216,7 @@ def batch_like(kernel: KernelSpec, batch: int | None) -> int:
     Classes are few, because each may have constants of its own.
     """
     known = batch or kernel.batch or LARGE
-    return next((most for most in (*FEW, *CLASSES) if known <= most), LARGE)
+    return next((most for most in (*SMALL, *CLASSES) if known <= most), LARGE)
 
 
 def default_us(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None) -> float:

@@ -46,8 +46,7 @@ class Shaped(Generic[ConstantsT]):
     listed: tuple[Rule[ConstantsT], ...]
     signature: tuple[str, ...] = PRODUCT
     by_default = True
-    for_few = False
-    packed_by = ""
+    for_small_batches = False
     on_tensor_cores = False
     by_warpgroups = False
 
@@ -93,19 +92,6 @@ class Shaped(Generic[ConstantsT]):
 
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return self.shape(kernel, constants).shared_bytes
-
-
-class PackedElsewhere(Shaped[ConstantsT]):
-    """A family of several factors in one launch.
-
-    Another family, `packed_by`, packs its weights, as for each factor alone.
-    """
-
-    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return 0
-
-    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
-        return Geometry(0, 1, 0)
 
 
 class PackedShape(Tiling, Protocol):

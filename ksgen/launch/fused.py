@@ -9,7 +9,7 @@ from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.devices.base import Device
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
-from ksgen.families import Family, Limits, family_for, family_named, meant_for
+from ksgen.families import Family, Limits, family_for, meant_for
 from ksgen.families.amx.cycles import launch_cycles
 from ksgen.families.chains import factor_kernels, layer_kernels, transposed_bytes
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
@@ -301,6 +301,5 @@ def packings(device: Device, whole: Plan) -> tuple[Plan, ...]:
 
 def packing_choices(kernel: KernelSpec, family: str, constants: Any) -> list[tuple[KernelSpec, Choice]]:
     """Kernels and choices whose sources pack each factor's weights for a chain's launch with such constants."""
-    packed_by = family_named(family).packed_by or family
     factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
-    return [(each, Choice(packed_by, own, "part of a chain")) for each, own in zip(factors, constants.parsed, strict=True)]
+    return [(each, Choice(family, own, "part of a chain")) for each, own in zip(factors, constants.parsed, strict=True)]

@@ -110,9 +110,9 @@ def test_a_group_of_few_entries_on_a_gpu_is_one_launch_or_one_for_each_layer() -
     layer = Layer("qkv", (Chain((Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))),)).beside(3)
     found = layer_contenders(LayerJob(layer, "bfloat16", "bsf", 3), FakeGpu(), (ONE_LAUNCH, EACH_LAYER, EACH_FACTOR))
     ways = {each.implementation: each for each in found}
-    assert {name: each.family for name, each in ways.items()} == {ONE_LAUNCH: "few_group", EACH_LAYER: "few_chain", EACH_FACTOR: "few"}
+    assert {name: each.family for name, each in ways.items()} == {ONE_LAUNCH: "gemv", EACH_LAYER: "gemv", EACH_FACTOR: "gemv"}
     sources = ways[ONE_LAUNCH].sources()
-    assert [source.family for source in sources] == ["few_group", *["few"] * 6]  # each factor packed as for it alone
+    assert [source.family for source in sources] == ["gemv"] * 7  # each factor packed as for it alone
 
 
 def test_what_has_no_room_says_so() -> None:

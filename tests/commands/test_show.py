@@ -72,7 +72,7 @@ def test_show_of_a_layer_on_a_device_says_why() -> None:
 
 
 def test_without_a_device_the_kernel_is_one_for_the_batch_and_processors_are_told_of() -> None:
-    for batch, family in ((1, "few"), (25088, "simt")):
+    for batch, family in ((1, "gemv"), (25088, "simt")):
         (facts,) = json.loads(run("show", "1,192,48,2", "--batch", str(batch), "--json").stdout)["patterns"]
         assert (facts["family"], facts["by_device"]["sm_80"], facts["by_device"]["processor"]) == (family, family, "vector")
         assert facts["chosen_by"] == "the family's default for sm_80"

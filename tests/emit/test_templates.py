@@ -110,9 +110,9 @@ def test_each_family_has_its_template() -> None:
     [
         ("simt_chain.cu.j2", {"simt"}),
         ("wgmma_shared.cu.j2", {"wgmma_shared", "wgmma_permuted"}),  # which begins with it
-        ("few.cu.j2", {"few", "few_chain", "few_group"}),  # few_group begins with few_chain
-        ("few_chain.cu.j2", {"few_chain", "few_group"}),
-        ("include/few/place_bsf.j2", {"few", "few_chain", "few_group"}),
+        ("gemv.cu.j2", {"gemv"}),
+        ("gemv_group.cu.j2", {"gemv"}),
+        ("include/gemv/place_bsf.j2", {"gemv"}),
         ("include/text.j2", set(FAMILIES)),
         ("include/gradient/sum.j2", {"gradient", "gradient_mma"}),  # which borrows it
         ("include/gradient_mma/load_registers.j2", {"gradient_mma"}),

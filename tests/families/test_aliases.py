@@ -32,7 +32,13 @@ KERNELS = {
     CHAIN: KernelSpec((FACTOR, LAST), "bfloat16"),
     "gradient": KernelSpec(FACTOR, "bfloat16", job="gradient"),
 }
-OF_ALIASES = {"simt_chain": replace(KERNELS[CHAIN], precision="float32")}
+NARROW = (Pattern(2, 48, 64, 1), FACTOR)  # the second factor's a divides the first one's
+OF_ALIASES = {
+    "few": KERNELS["multiply"],
+    "few_chain": KernelSpec(NARROW, "bfloat16"),
+    "few_group": KernelSpec((NARROW, NARROW[:1]), "bfloat16"),
+    "simt_chain": replace(KERNELS[CHAIN], precision="float32"),
+}
 CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 
 
@@ -105,6 +111,9 @@ def test_a_family_reads_the_constants_that_have_the_names_given() -> None:
 ENTRIES = {  # of the time when these families had these names
     "vector_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_65fc0b30",
     "amx_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_db6c997e",
+    "few": "ks_1x64x48x2_bfloat16_bsf_cc986d89",
+    "few_chain": "ks_2x48x64x1_1x64x48x2_bfloat16_bsf_ea88a312",
+    "few_group": "ks_2x48x64x1_1x64x48x2_and_2x48x64x1_bfloat16_bsf_33324dc9",
     "mma_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_4ac62e8f",
     "simt_chain": "ks_1x64x48x2_2x24x64x1_float32_bsf_80283b09",
     "vector_gradient": "ks_1x64x48x2_bfloat16_bsf_gradient_3f9234ae",

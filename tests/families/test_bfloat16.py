@@ -58,7 +58,7 @@ def test_the_snippet_rounds_as_the_instruction_does(dialect: str, tmp_path: Path
 
 
 # families that store results in bfloat16, with weights in the same or in another type
-STORES = [("simt", "bsf", None), ("simt", "bsl", None), ("mma", "bsf", None), ("wgmma_registers", "bsf", None), ("few", "bsf", 8)]
+STORES = [("simt", "bsf", None), ("simt", "bsl", None), ("mma", "bsf", None), ("wgmma_registers", "bsf", None), ("gemv", "bsf", 8)]
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_every_value_is_widened_exactly_on_processors(runtime: str, monkeypatch:
         np.testing.assert_array_equal(rows, np.broadcast_to(VALUES.astype(np.float32), rows.shape))
 
 
-@pytest.mark.parametrize("family", ["few", "simt"])
+@pytest.mark.parametrize("family", ["gemv", "simt"])
 def test_every_value_is_widened_exactly_on_gpus(family: str) -> None:
     values = VALUES.reshape(-1, 1, 1, 1)  # each of an i, with an input of its own
     kernel = KernelSpec(Pattern(*values.shape), weights="bfloat16")
@@ -85,7 +85,7 @@ def test_every_value_is_widened_exactly_on_gpus(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "shape", "layout", "batch"),
-    [("few", (1, 70, 50, 1), "bsf", 1), ("few", (2, 37, 13, 3), "bsl", 5), ("simt", (2, 37, 13, 3), "bsf", 9)],
+    [("gemv", (1, 70, 50, 1), "bsf", 1), ("gemv", (2, 37, 13, 3), "bsl", 5), ("simt", (2, 37, 13, 3), "bsf", 9)],
 )
 def test_agrees_with_float64_on_gpus(family: str, shape: tuple[int, ...], layout: str, batch: int) -> None:
     kernel = kernel_of(shape, layout)
@@ -110,7 +110,7 @@ def test_agrees_by_opencl(along: str) -> None:
     vector.agrees(kernel, vector.constants_of(kernel, along, 8), 17, boundary=4)
 
 
-@pytest.mark.parametrize("family", ["few_chain", "simt"])
+@pytest.mark.parametrize("family", ["gemv", "simt"])
 def test_chains_on_gpus(family: str) -> None:
     """Each factor's weights packed by the kernel of a launch of its own."""
     kernel = replace(chain_of(RAGGED[1:], "float32", "bsf", Epilogue(True, "relu"), between="gelu"), weights="bfloat16")
@@ -149,7 +149,7 @@ def test_bytes() -> None:
     assert plain.bytes(1) - kernel.bytes(1) == 2 * count - SCALE_BYTES * features
     assert kernel.scales_begin == 2 * count
     assert replace(kernel, chains=Pattern(1, 1, 9, 1)).scales_begin == 32
-    few = FAMILIES["few"]
+    few = FAMILIES["gemv"]
     for batch in (1, 16):
         constants = few.default(kernel, LIMITS, batch)
         own, wide = (few.work(each, constants, batch) for each in (kernel, plain))
@@ -165,8 +165,8 @@ def test_bytes() -> None:
 def test_what_serves_them(layout: str) -> None:
     kernel = kernel_of((1, 768, 192, 2), layout, Epilogue())
     assert kernel.name == f"ks_1x768x192x2_float32_bfloat16_{layout}"
-    assert [each.name for each in families_for(kernel, LIMITS)] == ["simt", "few"]
-    assert family_for(kernel, LIMITS, 1).name == "few"
+    assert [each.name for each in families_for(kernel, LIMITS)] == ["simt", "gemv"]
+    assert family_for(kernel, LIMITS, 1).name == "gemv"
     able = replace(CPU, dots=("bf16",), tiles=("bf16", "f16"))
     assert [each.name for each in families_for(kernel, able)] == ["vector", "simt"]
     assert {each.pairs for each in FAMILIES["vector"].space(kernel, able)} == {0}

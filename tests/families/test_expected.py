@@ -208,7 +208,7 @@ def test_what_is_built_beforehand_holds_the_constants_of_every_class() -> None:
     (kernel,) = spec.kernels
     built = {source.constants for source in _sources(spec, cuda_limits(target), "cuda", Wisdom())}
     chosen = {batch: family_for(kernel, cuda_limits(target), batch) for batch in (1, 2, 3, 7, 16, 31, 196, 2000, 25088)}
-    assert [family.name for family in chosen.values()] == ["few"] * 5 + ["mma"] * 4
+    assert [family.name for family in chosen.values()] == ["gemv"] * 5 + ["mma"] * 4
     assert built == {family.default(kernel, cuda_limits(target), batch) for batch, family in chosen.items()}
     assert len({type(constants) for constants in built}) == 2
 

@@ -290,7 +290,7 @@ def test_what_it_serves() -> None:
     assert not FAMILY.serves(chain_of(EVEN[:1], "float16", "bsf", out_layout="bsl"), LIMITS)
     assert not serves("float16", (Pattern(1, 8192, 8192, 1), Pattern(1, 8192, 8192, 1)))  # a tile of 8192 features has no room
     kernel = chain_of(EVEN, "bfloat16", "bsf")
-    assert [each.name for each in families_for(kernel, LIMITS, with_few=False)] == ["mma"]
+    assert [each.name for each in families_for(kernel, LIMITS, with_small_batches=False)] == ["mma"]
     assert family_for(kernel, LIMITS) is not None
 
 

@@ -1,4 +1,4 @@
-"""Weights in eight bits on GPUs: `few` widens them in registers, `simt` and `mma` widen them during packing."""
+"""Weights in eight bits on GPUs: `gemv` widens them in registers, `simt` and `mma` widen them during packing."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 from ksgen import reference
 from ksgen.families import FAMILIES, cuda_limits, families_for, family_for
-from ksgen.families.few import FewTiling
+from ksgen.families.gemv import GemvTiling
 from ksgen.launch.plan import Plan
 from ksgen.measure.verify import Problem, measure, tolerance
 from ksgen.pattern import Pattern
@@ -21,11 +21,11 @@ from tests.support.kernels import in_emulator, source_of
 LIMITS = cuda_limits("sm_90a")
 ALL = Epilogue(True, "gelu", True)
 CASES = [  # rows of odd lengths, in stages, of pieces of one weight; d in a block and in several; of all a row
-    ("few", (1, 70, 50, 1), "float32", "int8", "bsf", 1),
-    ("few", (2, 37, 13, 3), "float16", "e4m3", "bsl", 5),
-    ("few", (1, 5, 24, 40), "bfloat16", "e5m2", "bsf", 2),
-    ("few", (1, 3, 1100, 1), "bfloat16", "int8", "bsl", 33),
-    ("few", (1, 1, 3, 1), "float32", "e4m3", "bsf", 1),
+    ("gemv", (1, 70, 50, 1), "float32", "int8", "bsf", 1),
+    ("gemv", (2, 37, 13, 3), "float16", "e4m3", "bsl", 5),
+    ("gemv", (1, 5, 24, 40), "bfloat16", "e5m2", "bsf", 2),
+    ("gemv", (1, 3, 1100, 1), "bfloat16", "int8", "bsl", 33),
+    ("gemv", (1, 1, 3, 1), "float32", "e4m3", "bsf", 1),
     ("simt", (2, 37, 13, 3), "float32", "e5m2", "bsf", 9),
     ("simt", (2, 37, 13, 3), "bfloat16", "e4m3", "bsl", 9),
     ("mma", (2, 37, 24, 3), "float16", "int8", "bsf", 9),
@@ -54,7 +54,7 @@ def test_every_value_is_widened_exactly(storage: str) -> None:
     values = bits.view(numpy_type(how)).reshape(-1, 1, 1, 1)  # each of an i, with an input of its own
     given = Quantized(Pattern(*values.shape), storage, "factor", values, np.full((1, 1, 1, 1), 0.5, np.float32))
     x = np.full((1, values.size), 2, np.float32)
-    for family, target in (("few", ""), ("few", "#define __CUDA_ARCH__ 900\n"), ("simt", "")):
+    for family, target in (("gemv", ""), ("gemv", "#define __CUDA_ARCH__ 900\n"), ("simt", "")):
         kernel = KernelSpec(given.pattern, weights=storage)
         source = source_of(family, kernel, FAMILIES[family].default(kernel, LIMITS, 1))
         problem = Problem(kernel, 1, x, reference.dequantized(values, given.scale), None, None, quantized=(given,))
@@ -66,16 +66,16 @@ def test_every_value_is_widened_exactly(storage: str) -> None:
 def test_what_serves_them(layout: str) -> None:
     """Small batches read a weight as one byte. Families without kernels for eight-bit weights do not serve them."""
     kernel = kernel_of((1, 768, 192, 2), "float16", "int8", layout, Epilogue())
-    assert [each.name for each in families_for(kernel, LIMITS)] == ["mma", "simt", "few"]
-    assert family_for(kernel, LIMITS, 1).name == "few"
+    assert [each.name for each in families_for(kernel, LIMITS)] == ["mma", "simt", "gemv"]
+    assert family_for(kernel, LIMITS, 1).name == "gemv"
     assert family_for(kernel, LIMITS, 25088).name == "mma"
-    assert [each.name for each in families_for(replace(kernel, precision="float32"), LIMITS)] == ["simt", "few"]
+    assert [each.name for each in families_for(replace(kernel, precision="float32"), LIMITS)] == ["simt", "gemv"]
     chain = KernelSpec((Pattern(6, 64, 64, 1), Pattern(1, 64, 64, 6)), "float16", layout, weights="int8")
-    assert [each.name for each in families_for(chain, LIMITS)] == ["mma", "few_chain"]
+    assert [each.name for each in families_for(chain, LIMITS)] == ["mma", "gemv"]
 
 
 def test_packed_weights_of_few_entries_stay_in_eight_bits() -> None:
-    few = FAMILIES["few"]
+    few = FAMILIES["gemv"]
     for precision, share in (("float32", 4), ("bfloat16", 2)):
         plain = kernel_of((1, 768, 192, 2), precision, "same", "bsf", Epilogue())
         for batch in (1, 16):
@@ -83,7 +83,7 @@ def test_packed_weights_of_few_entries_stay_in_eight_bits() -> None:
                 kernel = replace(plain, weights=weights)
                 packed = few.packed_bytes(kernel, few.default(kernel, LIMITS, batch))
                 assert packed == few.packed_bytes(plain, few.default(plain, LIMITS, batch)) // share + 4 * 768 * 2
-                assert FewTiling(kernel, few.default(kernel, LIMITS, batch)).scales == 768 * 192 * 2
+                assert GemvTiling(kernel, few.default(kernel, LIMITS, batch)).scales == 768 * 192 * 2
                 assert kernel.bytes(batch) < plain.bytes(batch)
 
 

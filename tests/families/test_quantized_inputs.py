@@ -33,10 +33,10 @@ ALL = Epilogue(True, "gelu", True)
 FLOATS = ("e4m3", "e5m2")
 BEFORE, SINCE = "", "#define __CUDA_ARCH__ 890\n"  # there are instructions for floats in eight bits
 CASES = [  # ragged edges in all of them; runs of X that are copied wide, and one by one; d in a block, in several, and of one
-    ("few", (1, 70, 50, 1), "float32", "int8", "bsf", 1, BEFORE),
-    ("few", (2, 37, 13, 3), "float16", "e4m3", "bsl", 5, BEFORE),
-    ("few", (1, 5, 32, 1), "bfloat16", "e5m2", "bsf", 2, BEFORE),
-    ("few", (2, 9, 24, 20), "float32", "e4m3", "bsf", 3, SINCE),
+    ("gemv", (1, 70, 50, 1), "float32", "int8", "bsf", 1, BEFORE),
+    ("gemv", (2, 37, 13, 3), "float16", "e4m3", "bsl", 5, BEFORE),
+    ("gemv", (1, 5, 32, 1), "bfloat16", "e5m2", "bsf", 2, BEFORE),
+    ("gemv", (2, 9, 24, 20), "float32", "e4m3", "bsf", 3, SINCE),
     ("simt", (2, 37, 12, 4), "float32", "e5m2", "bsf", 9, BEFORE),
     ("simt", (2, 37, 13, 3), "bfloat16", "e4m3", "bsl", 12, BEFORE),
     ("simt", (1, 9, 13, 1), "float32", "int8", "bsf", 9, BEFORE),
@@ -94,7 +94,7 @@ def test_every_value_is_widened_exactly(storage: str) -> None:
     x = QuantizedInputs(storage, bits.reshape(-1, 1), 1.0)
     weights = np.ones((1, 1, 1, 1), numpy_type(STORAGES[storage]))
     given = Quantized(Pattern(1, 1, 1, 1), storage, "factor", weights, np.full((1, 1, 1, 1), 0.5, np.float32), x_scale=2.0)
-    served = [*product(("few", "simt"), ("float16",)), *product(("mma",), ("float16", "float32") if storage in FLOATS else ())]
+    served = [*product(("gemv", "simt"), ("float16",)), *product(("mma",), ("float16", "float32") if storage in FLOATS else ())]
     for family, precision in served:
         kernel = KernelSpec(given.pattern, precision, weights=storage, inputs=storage)
         source = source_of(family, kernel, FAMILIES[family].default(kernel, LIMITS, 256))
@@ -170,11 +170,11 @@ def test_what_the_cost_model_says_moved_is_what_moves(layout: str, precision: st
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_serves_it(layout: str) -> None:
     kernel = kernel_of((1, 768, 192, 2), "float16", "e4m3", layout, Epilogue())
-    assert [each.name for each in families_for(kernel, LIMITS)] == ["mma", "simt", "few"]
-    assert [each.name for each in families_for(replace(kernel, precision="float32"), LIMITS)] == ["mma", "simt", "few"]
+    assert [each.name for each in families_for(kernel, LIMITS)] == ["mma", "simt", "gemv"]
+    assert [each.name for each in families_for(replace(kernel, precision="float32"), LIMITS)] == ["mma", "simt", "gemv"]
     assert family_for(replace(kernel, precision="float32"), LIMITS, 25088).name == "mma"
     whole = replace(kernel, weights="int8", inputs="int8")
-    assert [each.name for each in families_for(whole, LIMITS)] == ["simt", "few"]
+    assert [each.name for each in families_for(whole, LIMITS)] == ["simt", "gemv"]
     with pytest.raises(ConstantsError, match="X is not in eight bits, or in floats of them"):
         check(FAMILIES["mma"], whole, FAMILIES["mma"].default(kernel, LIMITS))
     wide, found = replace(kernel, precision="float32"), FAMILIES["simt"].default(replace(kernel, precision="float32"), LIMITS)
@@ -186,8 +186,8 @@ def test_who_takes_it_through_several_factors() -> None:
     """Processors fuse it, and GPUs for small batches. Large batches take one launch per factor, with a reason."""
     pair = (Pattern(6, 64, 64, 1), Pattern(1, 768, 384, 1))
     kernel = KernelSpec((pair,), "bfloat16", "bsf", Epilogue(), weights="e4m3", inputs="e4m3")
-    assert [each.name for each in families_for(kernel, LIMITS)] == ["few_chain"]
-    assert [each.name for each in families_for(replace(kernel, inputs="same"), LIMITS)] == ["mma", "few_chain"]
+    assert [each.name for each in families_for(kernel, LIMITS)] == ["gemv"]
+    assert [each.name for each in families_for(replace(kernel, inputs="same"), LIMITS)] == ["mma", "gemv"]
     assert verdict_for(kernel, LIMITS, "cuda", 1, "yes").is_one
     for fuse in ("yes", "auto"):
         found = verdict_for(kernel, LIMITS, "cuda", 4096, fuse)

@@ -311,8 +311,8 @@ def test_few_entries_read_nothing_before_it_either(family: str, chains: tuple[tu
         kernel = KernelSpec(chains[0][0], "bfloat16", "bsf", epilogue, weights=weights)
     else:
         kernel = KernelSpec(chains, "bfloat16", "bsf", epilogue, weights=weights)
-    constants = FAMILIES[family].default(kernel, limits, 1)
-    check(FAMILIES[family], kernel, constants, limits)
+    constants = family_named(family).default(kernel, limits, 1)
+    check(family_named(family), kernel, constants, limits)
     source = render(kernel, constants, family=family)
     listing = sass.listing_of(sass.compiled(source.text, source.entry, "sm_90a").data)
     counts = sass.read(listing)[source.entry]

@@ -190,9 +190,9 @@ def test_what_it_serves() -> None:
     assert not serves("float32", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # 4096 features have no room
     assert not FAMILY.serves(chain_of(EVEN, "float32", "bsf"), Limits(2**18, is_cpu=True))
     kernel = chain_of(EVEN, "float32", "bsf")
-    assert [each.name for each in families_for(kernel, LIMITS, with_few=False)] == ["simt"]
+    assert [each.name for each in families_for(kernel, LIMITS, with_small_batches=False)] == ["simt"]
     both = replace(kernel, precision="tf32")
-    assert [each.name for each in families_for(both, LIMITS, with_few=False)] == ["mma", "simt"]
+    assert [each.name for each in families_for(both, LIMITS, with_small_batches=False)] == ["mma", "simt"]
     assert family_for(both, LIMITS).name == "mma"
 
 

@@ -63,7 +63,7 @@ def check(source: Any, batch: int, run: kernels.Run, rows: dict[str, str] = WHOL
 
 
 def test_families_of_slices() -> None:
-    assert {family for family, *_ in SLICED} == {"simt", "few", "mma"}
+    assert {family for family, *_ in SLICED} == {"simt", "gemv", "mma"}
     for family in ("simt", "mma"):
         assert {each for each in SLICED if each[0] == family} == {each for each in SERVED if each[0] == family}
 

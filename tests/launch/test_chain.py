@@ -181,7 +181,7 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
         told = layer.explain(25088, precision=precision)
         one = rf"2,48,64,1 then 1,64,48,2 at batch 25088 on .*: one launch, by {family}, tile_batch=\d+, .*; the cost model expects"
         assert re.match(one, told)
-    assert "one launch, by few_chain, tile_batch=1, " in layer.explain(1, precision="bfloat16")
+    assert "one launch, by gemv, tile_batch=1, " in layer.explain(1, precision="bfloat16")
     wide = ChainLauncher(Launcher(1, 4096, 16, 1), Launcher(1, 16, 4096, 1))
     first, *each = wide.explain(25088, precision="float32").splitlines()
     assert first.endswith("one launch per factor; no family has room for all factors in one launch, in this precision")

@@ -26,11 +26,11 @@ def test_without_wisdom_it_is_a_familys_default() -> None:
 
 def test_what_a_search_found_for_few_entries_is_not_taken_for_more() -> None:
     """Wisdom serves the class of batch sizes that it was found for."""
-    constants = FAMILIES["few"].default(KERNEL, HOPPER, 8)
+    constants = FAMILIES["gemv"].default(KERNEL, HOPPER, 8)
     for searched, asked, is_found in ((8, 8, True), (8, 17, False), (8, 32, False), (40, 50, True), (40, 70, False), (40, 4096, False)):
-        found = choose(KERNEL, asked, HOPPER, Wisdom([Entry(KERNEL, searched, "few", constants, {})]))
+        found = choose(KERNEL, asked, HOPPER, Wisdom([Entry(KERNEL, searched, "gemv", constants, {})]))
         assert found.from_wisdom is is_found, (searched, asked)
-        assert found.family == ("few" if is_found or asked <= 32 else "simt")
+        assert found.family == ("gemv" if is_found or asked <= 32 else "simt")
 
 
 def test_a_family_asked_for_by_name_need_not_be_a_default_but_must_serve() -> None:

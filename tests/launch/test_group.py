@@ -334,8 +334,8 @@ def on_gpu(gpu: FakeGpu, layout: str, precision: str, batch: int) -> tuple[dict[
     [
         ("float16", "bsf", 40, "mma"),
         ("float32", "bsl", 3000, "simt"),
-        ("float16", "bsf", 1, "few_group"),
-        ("float32", "bsl", 16, "few_group"),
+        ("float16", "bsf", 1, "gemv"),
+        ("float32", "bsl", 16, "gemv"),
     ],
 )
 def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, launched: list[str], precision: str, layout: str, batch: int, family: str) -> None:
@@ -378,22 +378,22 @@ def test_what_a_search_found_for_few_entries_is_launched(
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
     monkeypatch.setattr(group_module, "find_device", lambda _: gpu)
     chains = [tuple(Pattern(*shape) for shape in layer) for layer in LAYERS]
-    kernel, family, limits = KernelSpec(chains, "float16", "bsf", Epilogue()), FAMILIES["few_group"], limits_of(gpu)
+    kernel, family, limits = KernelSpec(chains, "float16", "bsf", Epilogue()), FAMILIES["gemv"], limits_of(gpu)
     default = family.default(kernel, limits, 3)
     fastest = [each for each in family.space(kernel, limits) if each.tile_batch == 4 and each != default][-1]
 
     def time_of(own: KernelSpec, candidate: Candidate) -> float:
         return 1.5 if not own.is_group else group_us if candidate.constants == fastest else 8.0
 
-    monkeypatch.setattr(tuner, "list_space", lambda job, *_: [Candidate("few_group", fastest)] if job.kernel.is_group else [])
+    monkeypatch.setattr(tuner, "list_space", lambda job, *_: [Candidate("gemv", fastest)] if job.kernel.is_group else [])
     engine, store = TimedEngine(gpu, time_of), TrialStore(tmp_path / "trials.sqlite")
     try:
         found = tuner.Tuner(engine, store).run([Job(each, 3) for each in dict.fromkeys([kernel, *layer_kernels(kernel)])])
     finally:
         engine.close()
     assert isinstance(found[0], Tuned)
-    assert (found[0].best.family, found[0].best.constants, found[0].is_kept) == ("few_group", fastest, True)
-    assert {each.family for each in store.trials(kernel, 3, gpu.name)} > {"few_group"}
+    assert (found[0].best.family, found[0].best.constants, found[0].is_kept) == ("gemv", fastest, True)
+    assert {each.family for each in store.trials(kernel, 3, gpu.name)} > {"gemv"}
 
     chosen: list[Choice] = []
     launch = Plan.launch
@@ -405,10 +405,10 @@ def test_what_a_search_found_for_few_entries_is_launched(
     told = of_gpu().explain(3, precision="float16")
     says = f"searches measured {group_us:.3g} us of one launch at batch 3, and 4.5 us of the layers one by one"
     if is_one:
-        assert [(each.family, each.constants, each.why) for each in chosen] == [("few_group", fastest, "wisdom, measured at batch 3")]
-        assert told.endswith(f": one launch, by few_group, {fastest}; {says}")
+        assert [(each.family, each.constants, each.why) for each in chosen] == [("gemv", fastest, "wisdom, measured at batch 3")]
+        assert told.endswith(f": one launch, by gemv, {fastest}; {says}")
     else:
-        assert "few_group" not in {each.family for each in chosen}
+        assert "gemv" not in {each.family for each in chosen}
         assert told.splitlines()[0].endswith(f": layer by layer; {says}")
 
 
@@ -426,7 +426,7 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
     assert re.match(r"2,48,64,1 then 1,64,48,2, beside 2,24,64,1, beside 2,48,64,1 then .* on Fake GPU: one launch, by mma, ", told)
     assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one$", told)
     told = of_gpu().explain(3, precision="bfloat16", layout="bsl")
-    assert ": one launch, by few_group, tile_batch=" in told
+    assert ": one launch, by gemv, tile_batch=" in told
     assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 4, and [\d.]+ us of the layers one by one$", told)
     long = GroupLauncher(*(ChainLauncher(Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1)) for _ in range(2)))
     first, *_ = long.explain(3, precision="float32", weights="int8", inputs="int8").splitlines()

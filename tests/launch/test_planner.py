@@ -54,7 +54,7 @@ def test_few_entries_have_kernels_of_their_own_and_one_copy_of_the_weights(gpu: 
     x, weights = inputs()
     planner, kernel = Planner(), KernelSpec(PATTERN, "float32")
     plans = {batch: planner.plan(gpu, kernel, batch) for batch in (1, 2, 3, 4, 17, 32, 33)}
-    assert [plans[batch].choice.family for batch in plans] == ["few"] * 6 + ["simt"]
+    assert [plans[batch].choice.family for batch in plans] == ["gemv"] * 6 + ["simt"]
     assert [plans[batch].choice.constants.tile_batch for batch in (1, 2, 3, 4, 17, 32)] == [1, 2, 4, 4, 32, 32]
     assert len({plans[batch].packing for batch in (1, 2, 3, 4, 17, 32)}) == 1 != plans[33].packing
     assert len(compiler.compiled) == 5

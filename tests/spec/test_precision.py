@@ -128,7 +128,7 @@ def test_families_serve_it_by_what_its_record_says(toy: str) -> None:
     assert family_for(kernel, SM_80).name == "mma"
     assert family_for(kernel, cuda_limits("sm_75")).name == "simt"
     assert family_for(replace(kernel, job="gradient"), SM_80).name == "gradient_mma"
-    assert [family.name for family in families_for(kernel, cuda_limits("sm_90a"))] == ["wgmma_registers", "mma", "simt", "few"]
+    assert [family.name for family in families_for(kernel, cuda_limits("sm_90a"))] == ["wgmma_registers", "mma", "simt", "gemv"]
     assert not FAMILIES["wgmma_registers"].serves(replace(kernel, layout="bsl"), cuda_limits("sm_90a"))  # its operands are narrower
     assert operand_of(kernel, FAMILIES["mma"].default(kernel, SM_80)) == "bf16"
     assert operand_of(kernel, FAMILIES["simt"].default(kernel, SM_80)) is None

@@ -43,8 +43,7 @@ def is_right(kernel: KernelSpec, got: Array, truth: Array, chain: int = 0) -> bo
 def factor_sources(source: Source) -> list[Source]:
     """What packs each factor's weights."""
     alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(source.kernel)]
-    packing = family_named(source.family).packed_by or source.family
-    return [render(each, own, family=packing) for each, own in zip(alone, source.constants.parsed, strict=True)]
+    return [render(each, own, family=source.family) for each, own in zip(alone, source.constants.parsed, strict=True)]
 
 
 def run_chain(source: Source, arrays: dict[str, Array], run: Run, *, behind: int = 64) -> Array:
@@ -85,7 +84,7 @@ def run_group(source: Source, arrays: dict[str, Array], run: Run, *, behind: int
 def one_by_one(source: Source, arrays: dict[str, Array], run: Run, constants: list[Any] | None = None) -> Array:
     """The same by one launch per factor: with the chain's tiles, if no others are given."""
     x, batch = arrays["x"], arrays["x"].shape[0 if source.kernel.layout == "bsf" else 1]
-    alone = family_named(family_named(source.family).packed_by or source.family)
+    alone = family_named(source.family)
     chosen = constants or source.constants.parsed
     for number, (kernel, own) in enumerate(zip(factor_kernels(source.kernel), chosen, strict=True)):
         each = render(kernel, own, family=alone.name)

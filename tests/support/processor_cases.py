@@ -91,9 +91,8 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
     rows = {name: spread(arrays[name], gap) for name, gap in gaps.items()}
     at: dict[str, Any] = {name: uploaded(device, array) for name, array in (arrays | rows).items()}
     at |= {pitch: arrays[name].shape[1] + gaps[name] for name, pitch in pitches_of(kernel).items()}
-    packed_by = family_named(case.family).packed_by or case.family
     for name, number, factor, own in zip(weights_of(kernel), count(), factor_kernels(kernel), choice.constants.parsed, strict=False):
-        plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice(packed_by, own, "a test's"))
+        plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice(case.family, own, "a test's"))
         at[name] = plan.pack(at[f"weights {number}"], None)
     at["workspace"] = uploaded(device, np.full(whole.workspace_bytes, 0xFF, np.uint8))
     whole.launch(whole.arguments(at), None)

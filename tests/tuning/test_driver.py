@@ -125,14 +125,14 @@ def test_a_search_tells_kernels_of_two_microseconds_apart_by_three_hundredths(
 
 
 GROUP = KernelSpec(((Pattern(2, 24, 16, 1),), (Pattern(2, 9, 16, 1), Pattern(1, 4, 18, 1))), "float16", "bsf", Epilogue())
-OF_GROUP = [each for each in FAMILIES["few_group"].space(GROUP, cuda_limits("sm_90a")) if each.tile_batch == 2][-3:]  # few_group's own
+OF_GROUP = [each for each in FAMILIES["gemv"].space(GROUP, cuda_limits("sm_90a")) if each.tile_batch == 2][-3:]
 GROUP_US = (1.0, 2.0, 3.0)  # the first of them lies
 
 GROUP_SEARCH = """
 import json
 from pathlib import Path
 from ksgen.devices import find_device
-from ksgen.families.few.group import FewGroup
+from ksgen.families.gemv import Gemv
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings
 from ksgen.tuning import search
@@ -144,10 +144,10 @@ from tests.tuning.test_driver import GROUP, OF_GROUP
 
 search.FIRST = search.FINAL = Runs(0, 0)
 LocalEngine._ceilings = lambda self, precision, operand: Ceilings(4e12, 6e13)
-FewGroup.space = lambda self, kernel, limits: iter(OF_GROUP)
+Gemv.space = lambda self, kernel, limits: iter(OF_GROUP)
 engine, store = LocalEngine(preload=["tests.support.few_arrays"]), TrialStore(Path("trials.sqlite"))
 try:
-    (found,) = Tuner(engine, store, SearchOptions(strategy="exhaustive", family="few_group")).run([Job(GROUP, 2)], lambda each: None)
+    (found,) = Tuner(engine, store, SearchOptions(strategy="exhaustive", family="gemv")).run([Job(GROUP, 2)], lambda each: None)
 finally:
     engine.close()
 states = {OF_GROUP.index(each.constants): each.state for each in store.trials() if each.constants in OF_GROUP}
@@ -163,10 +163,10 @@ def test_a_launch_of_several_layers_is_searched_and_what_wins_is_planned(
     runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    entries = [render(GROUP, constants, family="few_group").entry for constants in OF_GROUP]
+    entries = [render(GROUP, constants, family="gemv").entry for constants in OF_GROUP]
     durations = ",".join([*(f"{entry}:{us}" for entry, us in zip(entries, GROUP_US, strict=True)), "ks_2x24x16x1_*:4"])  # the default
     variables = {"KSGEN_DRIVER_FAULTS": f"{entries[0]}:wrong", "KSGEN_DRIVER_DURATIONS": durations}
     told = told_by(GROUP_SEARCH, runtime, **variables, KSGEN_WISDOM_DIR=str(tmp_path))
     assert told["states"] == {"0": "wrong", "1": "measured", "2": "measured"}
     assert told["us"] == pytest.approx(2.0, rel=0.01)
-    assert told["chosen"] == ["few_group", 1, "wisdom, measured at batch 2"]
+    assert told["chosen"] == ["gemv", 1, "wisdom, measured at batch 2"]

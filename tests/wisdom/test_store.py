@@ -84,7 +84,7 @@ def test_a_small_batch_is_a_class_of_its_own() -> None:
     few = choose(KERNEL, 16, GPU, known)
     assert few.constants == FAMILIES[few.family].default(KERNEL, GPU, 16)
     assert few.why == "the family's default: what was searched, at batch 1, 1000, says nothing of batch 16"
-    of_few = replace(entry(32), family="few", constants=FAMILIES["few"].default(KERNEL, GPU, 32))
+    of_few = replace(entry(32), family="gemv", constants=FAMILIES["gemv"].default(KERNEL, GPU, 32))
     both = Wisdom([of_few, entry(25088)])
     assert [(found := both.lookup(KERNEL, batch)) and found.batch for batch in (16, 17, 32, 33, 25000)] == [None, 32, 32, None, 25088]
 

@@ -10,9 +10,9 @@ import pytest
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
-from ksgen.families.few import FewChainConstants
-from ksgen.families.few.chain_defaults import best, expected_cycles, options
-from ksgen.families.few.chain_shape import FewChainTiling
+from ksgen.families.gemv import GemvChainConstants
+from ksgen.families.gemv.chain_defaults import best, expected_cycles, options
+from ksgen.families.gemv.chain_shape import GemvChainTiling
 from ksgen.launch.fused import family_of_chain
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
@@ -23,19 +23,19 @@ from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import EVEN, RAGGED, chain_of, check_beside_factors, factor_sources, is_right, run_chain
 from tests.support.kernels import as_bits, in_emulator, pack
 
-FAMILY = FAMILIES["few_chain"]
+FAMILY = FAMILIES["gemv"]
 LIMITS = cuda_limits("sm_90a")
 UNEVEN = RAGGED[1:]  # 120 -> 74 -> 19: pieces of four bytes, zeros behind the last input
 DOWN = (Pattern(6, 16, 24, 1), Pattern(1, 12, 32, 3))  # as vit's: rows of neighbouring l read other blocks of X
 PLANES = (Pattern(2, 24, 20, 2), Pattern(1, 9, 24, 4))  # j of the first factor too
 GPT2 = (Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))
-SPLIT = FewChainConstants(4, 4, 3, 2, 32, 2, 1, 1, 32, 1)  # warps share the second factor's rows, j stand in tiles that do not divide d
+SPLIT = GemvChainConstants(4, 4, 3, 2, 32, 2, 1, 1, 32, 1)  # warps share the second factor's rows, j stand in tiles that do not divide d
 
 
-def source_of(kernel: KernelSpec, batch: int, constants: FewChainConstants | None = None) -> Source:
+def source_of(kernel: KernelSpec, batch: int, constants: GemvChainConstants | None = None) -> Source:
     constants = constants or FAMILY.default(kernel, LIMITS, batch)
     check(FAMILY, kernel, constants, LIMITS)
-    return render(kernel, constants, family="few_chain")
+    return render(kernel, constants, family="gemv")
 
 
 CASES: list[tuple[tuple[Pattern, ...], str, str, Epilogue, int, dict[str, Any]]] = [
@@ -68,7 +68,7 @@ def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(layo
     patterns = (Pattern(3, 26, 600, 1), Pattern(1, 9, 13, 6)) if layout == "bsf" else (Pattern(2, 15, 70, 1), Pattern(1, 6, 6, 5))
     kernel = chain_of(patterns, "float16", layout, ALL)
     source = source_of(kernel, 7, SPLIT)
-    shape = FewChainTiling(kernel, source.constants)
+    shape = GemvChainTiling(kernel, source.constants)
     assert shape.passes > 1
     assert (shape.first.stages > 2, shape.first.planes_i) == (layout == "bsf", len(patterns) + (layout == "bsf"))
     arrays = arrays_of(kernel, 5)
@@ -145,7 +145,7 @@ def test_what_the_cost_model_says_moved_is_what_moves(patterns: tuple[Pattern, .
 # ---- constants, and what is served
 
 
-GOOD = FewChainConstants(1, 32, 1, 2, 8, 1, 1, 4, 8, 1)
+GOOD = GemvChainConstants(1, 32, 1, 2, 8, 1, 1, 4, 8, 1)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_what_it_serves() -> None:
 def test_it_is_chosen_for_few_entries_alone(precision: str) -> None:
     kernel = chain_of(GPT2, precision, "bsf")
     for batch in (1, 16):
-        assert family_for(kernel, LIMITS, batch).name == "few_chain"
+        assert family_for(kernel, LIMITS, batch).name == "gemv"
     chosen = family_of_chain(kernel, LIMITS, 25088)
-    assert chosen is None or chosen.name != "few_chain"
+    assert chosen is None or chosen.name != "gemv"
     only = chain_of((Pattern(1, 4096, 16, 1), Pattern(1, 16, 4096, 1)), "float64", "bsf")
     assert FAMILY.serves(only, LIMITS)
     assert family_of_chain(only, LIMITS, 25088) is None  # and no other has room
@@ -210,4 +210,4 @@ def test_defaults_fit_are_the_best_of_those_looked_at_and_take_part_in_early_lau
         cycles = expected_cycles(kernel, found, limits, batch)
         assert all(cycles <= expected_cycles(kernel, each, limits, batch) for each in options(kernel, limits, batch))
     assert FAMILY.constants(vars(chosen)) == chosen
-    assert FAMILY.packed_by == "few"
+    assert FAMILY.packed_bytes(kernel, chosen) == 0  # packed as for each factor alone

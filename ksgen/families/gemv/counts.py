@@ -5,7 +5,7 @@ from math import gcd
 
 from ksgen.families.banks import CYCLE_BYTES, WORD, read_cycles, write_cycles
 from ksgen.families.base import Work
-from ksgen.families.few.shape import FewConstants, FewTiling
+from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.families.traffic import array_bytes, entry_bytes
 from ksgen.spec import KernelSpec
@@ -14,10 +14,10 @@ from ksgen.spec.storage import SCALE_BYTES
 REMEMBERED = 4096  # cached counts, one per kernel and constants
 
 
-def cache_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> float:
+def cache_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> float:
     """Bytes that all blocks move: X once per tile along the outputs, weights once per tile of the batch, Y and the
     residual once."""
-    shape, own, (_, b, c, _) = FewTiling(kernel, constants), constants, kernel.pattern.shape
+    shape, own, (_, b, c, _) = GemvTiling(kernel, constants), constants, kernel.pattern.shape
     inputs = run_bytes_of(kernel, c, c, own.tile_d, batch, own.tile_batch, kernel.x_item_bytes)
     outputs = output_bytes(kernel, constants, batch)
     return shape.tiles_out * inputs + divide_up(batch, own.tile_batch) * row_bytes(shape, b, own.tile_out, own.tile_d) + outputs
@@ -34,13 +34,13 @@ def run_bytes_of(kernel: KernelSpec, features: int, tile: int, tile_d: int, batc
     return array_bytes(kernel, features, tile, tile_d, batch, tile_batch, size)
 
 
-def output_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> float:
+def output_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> float:
     """Bytes of Y, and of the residual if there is one."""
     arrays, own = 2 if kernel.epilogue.residual else 1, constants
     return arrays * run_bytes_of(kernel, kernel.pattern.b, own.tile_out, own.tile_d, batch, own.tile_batch, kernel.item_bytes)
 
 
-def row_bytes(shape: FewTiling, outputs: int, tile_out: int, tile_d: int) -> float:
+def row_bytes(shape: GemvTiling, outputs: int, tile_out: int, tile_d: int) -> float:
     """Bytes of all weights and their scales, read once in tiles of `tile_out` outputs k by `tile_d` neighbouring j."""
     a, _, _, d = shape.kernel.pattern.shape
     row = shape.pieces * shape.vector
@@ -49,8 +49,8 @@ def row_bytes(shape: FewTiling, outputs: int, tile_out: int, tile_d: int) -> flo
     return a * entry_bytes(outputs, d * row, tile_out, tile_d * row, shape.weight_bytes) + scales
 
 
-def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_bytes: int) -> Work:
-    shape, own, real = FewTiling(kernel, constants), constants, kernel.real_bytes
+def work_of(kernel: KernelSpec, constants: GemvConstants, batch: int, memory_bytes: int) -> Work:
+    shape, own, real = GemvTiling(kernel, constants), constants, kernel.real_bytes
     blocks, tiles = shape.grid(batch), divide_up(batch, constants.tile_batch)
     stages = blocks * shape.stages
     kept = stages * own.tile_batch * own.tile_d * shape.tile_in * kernel.x_item_bytes
@@ -73,7 +73,7 @@ def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_byte
 
 
 @lru_cache(REMEMBERED)
-def x_read_cycles(shape: FewTiling) -> int:
+def x_read_cycles(shape: GemvTiling) -> int:
     """Shared-memory cycles of one warp whose lanes each read one piece of X."""
     size, lanes, tile_d = shape.kernel.x_item_bytes, shape.constants.lanes_in, shape.constants.tile_d
     piece, plane = shape.vector * size, shape.x_plane * size
@@ -81,9 +81,9 @@ def x_read_cycles(shape: FewTiling) -> int:
 
 
 @lru_cache(REMEMBERED)
-def copy_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
+def copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
     """Shared-memory cycles in which the threads of one block write X of one stage."""
-    shape, size = FewTiling(kernel, constants), kernel.x_item_bytes
+    shape, size = GemvTiling(kernel, constants), kernel.x_item_bytes
     runs = shape.tile_in // shape.x_vector
 
     def place(at: int) -> int:
@@ -99,10 +99,10 @@ def copy_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
 
 
 @lru_cache(REMEMBERED)
-def part_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
+def part_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
     """Shared-memory cycles in which one block writes the sums of its tile; in batch-size-last, a lane's sums are
     contiguous."""
-    shape, own, real = FewTiling(kernel, constants), constants, kernel.real_bytes
+    shape, own, real = GemvTiling(kernel, constants), constants, kernel.real_bytes
     wide = gcd(shape.held, own.tile_batch, 16 // real) if kernel.layout == "bsl" else 1
 
     def place(group: int, at: int) -> int:

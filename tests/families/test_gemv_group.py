@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
-from ksgen.families.few import FewConstants, FewGroupConstants
-from ksgen.families.few.family import Few
-from ksgen.families.few.group import FewGroup, alone, own_of
-from ksgen.families.few.group_constants import best
+from ksgen.families.chains import layer_kernels
+from ksgen.families.gemv import Gemv, GemvConstants, GemvGroupConstants, GemvGroupTiling
+from ksgen.families.gemv.group import best
 from ksgen.launch.fused import family_of_chain, verdict_for
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
@@ -27,7 +26,7 @@ from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import EVEN, chain_of, factor_sources, group_of, is_right, run_chain, run_group
 from tests.support.kernels import Array, Run, as_bits, in_emulator, pack
 
-FAMILY = FewGroup()
+FAMILY = Gemv()
 LIMITS = cuda_limits("sm_90a")
 Chains = tuple[tuple[Pattern, ...], ...]
 QKV: Chains = (EVEN, EVEN, EVEN)  # one text
@@ -38,19 +37,19 @@ WIDE = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1))  # whose second a does not
 LOWERED: Chains = (DOWN, (Pattern(1, 11, 144, 1),))
 
 
-def source_of(kernel: KernelSpec, batch: int, constants: FewGroupConstants | None = None) -> Source:
+def source_of(kernel: KernelSpec, batch: int, constants: GemvGroupConstants | None = None) -> Source:
     constants = constants or FAMILY.default(kernel, LIMITS, batch)
     check(FAMILY, kernel, constants, LIMITS)
-    return render(kernel, constants, family="few_group")
+    return render(kernel, constants, family="gemv")
 
 
 def by_itself(source: Source, arrays: dict[str, Array], number: int, run: Run) -> Array:
     """A layer's output by a launch of its own, under its own constants of the group."""
-    layer, own = own_of(source.kernel, source.constants)[number]
+    layer, own = layer_kernels(source.kernel)[number], source.constants.layers[number]
     first = sum(map(len, source.kernel.chains[:number]))
     given = {name: arrays[f"{name}_{number + 1}"] for name in ("y", "bias", "residual") if f"{name}_{number + 1}" in arrays}
     given |= {"x": arrays["x"]} | {f"weights {at}": arrays[f"weights {first + at}"] for at in range(len(layer.factors))}
-    one = render(layer, own, family=alone(own).name)
+    one = render(layer, own, family="gemv")
     return run_chain(one, given, run) if len(layer.factors) > 1 else run_single(one, given, run)
 
 
@@ -59,7 +58,7 @@ def run_single(source: Source, arrays: dict[str, Array], run: Run) -> Array:
     packed = pack(replace(make_problem(kernel, 1), weights=arrays["weights 0"]), source, run)
     y = np.full_like(arrays["y"], np.nan)
     extras = [as_bits(arrays[name]) for name in ("bias", "residual") if name in arrays]
-    run(source, source.entry, Few().geometry(kernel, source.constants, batch), [as_bits(arrays["x"]), packed, as_bits(y), *extras, batch])
+    run(source, source.entry, FAMILY.geometry(kernel, source.constants, batch), [as_bits(arrays["x"]), packed, as_bits(y), *extras, batch])
     return y
 
 
@@ -152,7 +151,7 @@ def test_layers_that_are_equal_have_one_text() -> None:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[KernelSpec, FewGroupConstants, int]:
+def cases(draw: st.DrawFn) -> tuple[KernelSpec, GemvGroupConstants, int]:
     """Layers of one factor or two, constants that a search might try, and a batch."""
     size = st.integers(1, 12)
     a, c, d = draw(st.integers(1, 3)), draw(st.integers(1, 40)), draw(st.integers(1, 4))
@@ -168,7 +167,7 @@ def cases(draw: st.DrawFn) -> tuple[KernelSpec, FewGroupConstants, int]:
 
 @settings(max_examples=5, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
-def test_drawn_groups(case: tuple[KernelSpec, FewGroupConstants, int]) -> None:
+def test_drawn_groups(case: tuple[KernelSpec, GemvGroupConstants, int]) -> None:
     """The same cases in each run, so that the emulator's builds of them are found again."""
     kernel, constants, batch = case
     check_all(source_of(kernel, batch, constants), batch, in_emulator())
@@ -177,7 +176,7 @@ def test_drawn_groups(case: tuple[KernelSpec, FewGroupConstants, int]) -> None:
 @pytest.mark.second
 @settings(max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
-def test_many_drawn_groups(case: tuple[KernelSpec, FewGroupConstants, int]) -> None:
+def test_many_drawn_groups(case: tuple[KernelSpec, GemvGroupConstants, int]) -> None:
     test_drawn_groups.hypothesis.inner_test(case)  # type: ignore[attr-defined]
 
 
@@ -203,7 +202,7 @@ def test_what_the_cost_model_says_moved_is_what_moves(chains: Chains, precision:
     run_group(source, arrays_of(kernel, batch), run, behind=0)
     rows = compared(source, batch, run.by_entry[source.entry], Counts())
     assert rows["blocks"][0] == rows["blocks"][1]
-    assert rows["blocks"][0] == sum(alone(own).geometry(layer, own, batch).grid for layer, own in own_of(kernel, source.constants))
+    assert rows["blocks"][0] == sum(each.grid(batch) for each in GemvGroupTiling(kernel, source.constants).layers)
     assert rows["bytes of memory"][1] <= 1.1 * kernel.bytes(batch)
     for name, (expected, counted) in rows.items():
         within = 0.15 if "shared" in name else 0.01
@@ -213,7 +212,7 @@ def test_what_the_cost_model_says_moved_is_what_moves(chains: Chains, precision:
 # ---- constants, and what is served
 
 
-GOOD = FewGroupConstants(1, "4 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1")  # for EVEN and its first factor
+GOOD = GemvGroupConstants(1, "4 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1")  # for EVEN and its first factor
 
 
 @pytest.mark.parametrize(
@@ -242,13 +241,13 @@ def test_groups_that_it_cannot_take_are_refused() -> None:
         check(FAMILY, chain_of(EVEN, "float16", "bsf"), GOOD)
     tiles = "4 4 1, 16 1 1 4 1 1; 4 4 1, 16 1 1 4 1 1"
     with pytest.raises(ConstantsError, match="of layer 1, the second factor's a divides the first one's a"):
-        check(FAMILY, group_of((WIDE, WIDE), "float16", "bsf"), FewGroupConstants(1, tiles))
+        check(FAMILY, group_of((WIDE, WIDE), "float16", "bsf"), GemvGroupConstants(1, tiles))
     for others in ([(*EVEN, *EVEN)], []):
         assert not FAMILY.serves(KernelSpec([EVEN, *others], "float16", "bsf"), LIMITS)
     assert not FAMILY.serves(group_of((WIDE, WIDE), "float16", "bsf"), LIMITS)
     assert not FAMILY.serves(KernelSpec((EVEN, EVEN), "float16", "bsf", out_layout="bsl"), LIMITS)
     kernel = group_of(QKV, "float16", "bsf")
-    assert FAMILIES["few_group"] in families_for(kernel, LIMITS, 1)
+    assert FAMILIES["gemv"] in families_for(kernel, LIMITS, 1)
     for limits in (cuda_limits("sm_75"), replace(LIMITS, is_cpu=True), replace(LIMITS, shared_bytes=100)):
         assert not FAMILY.serves(kernel, limits)
     assert not FAMILY.serves(group_of((EVEN, EVEN), "complex64", "bsf"), LIMITS)
@@ -259,13 +258,13 @@ def test_it_is_chosen_for_few_entries_alone_where_the_model_expects_it_to_be_fas
     kernel = group_of((GPT2, GPT2, GPT2), precision, "bsf")
     for target, batch in (("sm_80", 1), ("sm_90a", 16)):
         limits = cuda_limits(target)
-        assert family_for(kernel, limits, batch).name == "few_group"
+        assert family_for(kernel, limits, batch).name == "gemv"
         assert verdict_for(kernel, limits, "cuda", batch).is_one
         chosen = FAMILY.default(kernel, limits, batch)
         check(FAMILY, kernel, chosen, limits)
         assert chosen.early == FAMILY.geometry(kernel, chosen, batch).starts_early == (target == "sm_90a")
     chosen_for_many = family_of_chain(kernel, LIMITS, 25088)
-    assert chosen_for_many is None or chosen_for_many.name != "few_group"
+    assert chosen_for_many is None or chosen_for_many.name != "gemv"
     apart = verdict_for(group_of((WIDE, WIDE), "float64", "bsf"), LIMITS, "cuda", 1)
     assert (apart.is_one, "us of one launch" in apart.why or "no family has room" in apart.why) == (False, True)
 
@@ -275,9 +274,9 @@ def test_constants_are_read_again_and_spell_those_of_each_layer() -> None:
     found = best(kernel, LIMITS, 4)
     assert found is not None
     assert FAMILY.constants(vars(found)) == found
-    assert FewGroupConstants.of(kernel, found.layers) == found
+    assert GemvGroupConstants.of(kernel, found.layers) == found
     assert len(found.parsed) == 6
-    assert all(isinstance(each, FewConstants) for each in found.parsed)
+    assert all(isinstance(each, GemvConstants) for each in found.parsed)
     space = list(FAMILY.space(kernel, LIMITS))
     assert {each.tile_batch for each in space} == {1, 2, 4, 8, 16, 32}
     assert all(FAMILY.keeps_rules(kernel, each) for each in space)

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from ksgen.families.banks import CYCLE_BYTES, WORD, read_cycles, write_cycles
 from ksgen.families.base import Work
-from ksgen.families.few.chain_shape import FewChainConstants, FewChainTiling, First
-from ksgen.families.few.counts import output_bytes, part_cycles, row_bytes, run_bytes_of, x_read_cycles
-from ksgen.families.few.shape import FewTiling
+from ksgen.families.gemv.chain_shape import First, GemvChainConstants, GemvChainTiling
+from ksgen.families.gemv.counts import output_bytes, part_cycles, row_bytes, run_bytes_of, x_read_cycles
+from ksgen.families.gemv.shape import GemvTiling
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -19,7 +19,7 @@ SIMULATED = 64  # writes by whole warps; the others take as long
 REMEMBERED = 4096  # cached counts, one per kernel and constants
 
 
-def cache_bytes(shape: FewChainTiling, batch: int) -> float:
+def cache_bytes(shape: GemvChainTiling, batch: int) -> float:
     """Bytes that all blocks move: X once per tile that reads it, weights, and Y once. The first factor's rows count
     once per tile, the second factor's rows once per tile of the batch."""
     first, last, own = shape.first, shape.last, shape.constants
@@ -33,16 +33,16 @@ def cache_bytes(shape: FewChainTiling, batch: int) -> float:
     return x + tiles * rows + output_bytes(last.kernel, own.last, batch)
 
 
-def multiply_adds(shape: FewChainTiling) -> int:
+def multiply_adds(shape: GemvChainTiling) -> int:
     """Multiply-adds of one block, including those of padding."""
 
-    def each(factor: FewTiling, stages: int) -> int:
+    def each(factor: GemvTiling, stages: int) -> int:
         return stages * shape.threads * factor.constants.steps * factor.sums * factor.vector
 
     return each(shape.first, shape.passes * shape.first.stages) + each(shape.last, shape.last.stages)
 
 
-def waits(shape: FewChainTiling) -> int:
+def waits(shape: GemvChainTiling) -> int:
     """Waits of one block for weights and for X; loads in flight together count as one wait.
 
     The second factor's first stage of weights arrives while the first factor is multiplied.
@@ -50,8 +50,8 @@ def waits(shape: FewChainTiling) -> int:
     return shape.copy_rounds - 1 + shape.passes * shape.first.stages + shape.last.stages - 1
 
 
-def work_of(kernel: KernelSpec, constants: FewChainConstants, batch: int, memory_bytes: int) -> Work:
-    shape, own, real, size = FewChainTiling(kernel, constants), constants, kernel.real_bytes, kernel.item_bytes
+def work_of(kernel: KernelSpec, constants: GemvChainConstants, batch: int, memory_bytes: int) -> Work:
+    shape, own, real, size = GemvChainTiling(kernel, constants), constants, kernel.real_bytes, kernel.item_bytes
     first, last = shape.first, shape.last
     tiles = divide_up(batch, own.tile_batch)
     blocks, warps = last.grid(batch), shape.threads // WARP
@@ -79,7 +79,7 @@ def work_of(kernel: KernelSpec, constants: FewChainConstants, batch: int, memory
     )
 
 
-def _stages(shape: FewChainTiling) -> tuple[tuple[FewTiling, int], tuple[FewTiling, int]]:
+def _stages(shape: GemvChainTiling) -> tuple[tuple[GemvTiling, int], tuple[GemvTiling, int]]:
     return (shape.first, shape.passes * shape.first.stages), (shape.last, shape.last.stages)
 
 
@@ -128,7 +128,7 @@ def copy_cycles(first: First) -> int:
 
 
 @lru_cache(REMEMBERED)
-def between_cycles(shape: FewChainTiling) -> int:
+def between_cycles(shape: GemvChainTiling) -> int:
     """Shared-memory cycles in which one block writes the intermediate.
 
     The first warp's writes stand for those of all warps.

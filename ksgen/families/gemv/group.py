@@ -1,32 +1,37 @@
-"""Constants of several layers on one X for small batches: those of each layer in a launch of its own, and the fastest
+"""Several layers on one X for small batches: constants and sizes of each layer in a launch of its own, and the fastest
 combination before any search."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 from ksgen.families.base import Limits
 from ksgen.families.chains import layer_kernels, listed, numbers_of, tiles_of
-from ksgen.families.few import chain_defaults, defaults
-from ksgen.families.few.chain_shape import FewChainConstants, FewChainTiling
-from ksgen.families.few.shape import FewConstants, FewTiling
+from ksgen.families.gemv import chain_defaults, defaults
+from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling
+from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.tiles import Constants
 from ksgen.spec import KernelSpec
+from ksgen.values import cached_property
 
 SIZES = (32, 16, 8, 4, 2, 1)  # rows of the batch per block
 REMEMBERED = 1024  # cached layers, and groups
 RANKS = 4  # constants of a layer that a search tries, for each tile of the batch and number of threads
 _WORDS = ("tile_out", "tile_d", "thread_out", "lanes_in", "warps_in", "steps")  # of a layer's last factor, in `tiles`
 _FIRST_WORDS = ("thread_out", "lanes_in", "steps")  # of the first factor of two
-OfLayer = FewConstants | FewChainConstants
+OfLayer = GemvConstants | GemvChainConstants
 
 
 @dataclass(frozen=True)
-class FewGroupConstants(Constants):
-    """Constants that a search may change.
+class GemvGroupConstants(Constants):
+    """Constants of several layers that a search may change.
 
     `tiles` has `_WORDS` of each layer's last factor, and `_FIRST_WORDS` of the factor before it.
     """
+
+    entry_family: ClassVar[str] = "few_group"
+    template: ClassVar[str] = "gemv_group"
 
     tile_batch: int  # rows of the batch per block
     tiles: str  # of each factor
@@ -34,7 +39,7 @@ class FewGroupConstants(Constants):
     early: int = 0
 
     @classmethod
-    def of(cls, kernel: KernelSpec, layers: Sequence[OfLayer]) -> "FewGroupConstants":
+    def of(cls, kernel: KernelSpec, layers: Sequence[OfLayer]) -> "GemvGroupConstants":
         """Constants of a group, from those of its layers, which share one tile of the batch."""
         words = (_spelled(factor) for each in layers for factor in _factors_of(each))
         return cls(layers[0].tile_batch, tiles_of(kernel, words))
@@ -48,18 +53,51 @@ class FewGroupConstants(Constants):
             if not is_last:
                 before.append(numbers_of(self.tiles, words, _FIRST_WORDS))
                 continue
-            last = FewConstants(self.tile_batch, **numbers_of(self.tiles, words, _WORDS))
-            found.append(FewChainConstants.of(last, **before[-1]) if before else last)
+            last = GemvConstants(self.tile_batch, **numbers_of(self.tiles, words, _WORDS))
+            found.append(GemvChainConstants.of(last, **before[-1]) if before else last)
             before = []
         return found
 
     @property
-    def parsed(self) -> list[FewConstants]:
+    def parsed(self) -> list[GemvConstants]:
         """Constants of each factor by itself."""
         return [factor for each in self.layers for factor, _ in _factors_of(each)]
 
 
-def options(kernel: KernelSpec, limits: Limits) -> Iterator[FewGroupConstants]:
+@dataclass(frozen=True)
+class GemvGroupTiling:
+    """Sizes derived from several layers and their constants: a block computes a tile of one layer."""
+
+    kernel: KernelSpec
+    constants: GemvGroupConstants
+
+    @cached_property
+    def layers(self) -> list[GemvTiling | GemvChainTiling]:
+        """Sizes of each layer in a launch of its own."""
+        each = zip(layer_kernels(self.kernel), self.constants.layers, strict=True)
+        return [GemvChainTiling(layer, own) if isinstance(own, GemvChainConstants) else GemvTiling(layer, own) for layer, own in each]
+
+    @property
+    def threads(self) -> int:
+        return self.layers[0].threads
+
+    def grid(self, batch: int) -> int:
+        return sum(each.grid(batch) for each in self.layers)
+
+    @property
+    def registers(self) -> int:
+        return max(each.registers for each in self.layers)
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(each.shared_bytes for each in self.layers)
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(each.packed_bytes for each in self.layers)
+
+
+def options(kernel: KernelSpec, limits: Limits) -> Iterator[GemvGroupConstants]:
     """Yield the best constants of all layers, the second best ones, and so on, for each tile of the batch and number of
     threads."""
     layers = _with_shares(kernel, limits)
@@ -68,14 +106,14 @@ def options(kernel: KernelSpec, limits: Limits) -> Iterator[FewGroupConstants]:
         for threads in _common(ranked):
             for rank in range(RANKS):
                 each = [of_layer[threads] for of_layer in ranked]
-                yield FewGroupConstants.of(kernel, [found[min(rank, len(found) - 1)][1] for found in each])
+                yield GemvGroupConstants.of(kernel, [found[min(rank, len(found) - 1)][1] for found in each])
 
 
 @lru_cache(REMEMBERED)
-def best(kernel: KernelSpec, limits: Limits, entries: int) -> FewGroupConstants | None:
+def best(kernel: KernelSpec, limits: Limits, entries: int) -> GemvGroupConstants | None:
     """Fastest constants for blocks of at most `entries` rows of the batch, judged by the slowest layer on its share of
     the GPU. None if the layers have no number of threads in common."""
-    found: tuple[tuple[float, int], FewGroupConstants] | None = None
+    found: tuple[tuple[float, int], GemvGroupConstants] | None = None
     layers = _with_shares(kernel, limits)
     for size in (each for each in SIZES if each <= entries):
         ranked = [_by_threads(layer, share, size, entries) for layer, share in layers]
@@ -83,7 +121,7 @@ def best(kernel: KernelSpec, limits: Limits, entries: int) -> FewGroupConstants 
             each = [of_layer[threads][0] for of_layer in ranked]
             key = max(cycles for cycles, _ in each), threads
             if found is None or key < found[0]:
-                found = key, FewGroupConstants.of(kernel, [constants for _, constants in each])
+                found = key, GemvGroupConstants.of(kernel, [constants for _, constants in each])
     return found and found[1]
 
 
@@ -107,22 +145,22 @@ def _by_threads(layer: KernelSpec, limits: Limits, size: int, entries: int) -> d
     if len(layer.factors) > 1:
         for chain in chain_defaults.options(layer, limits, size):
             cycles = chain_defaults.expected_cycles(layer, chain, limits, entries)
-            found.setdefault(FewChainTiling(layer, chain).threads, []).append((cycles, chain))
+            found.setdefault(GemvChainTiling(layer, chain).threads, []).append((cycles, chain))
     else:
         for own in defaults.shapes(layer, size):
-            shape = FewTiling(layer, own)
+            shape = GemvTiling(layer, own)
             if shape.shared_bytes <= limits.shared_bytes:
                 found.setdefault(shape.threads, []).append((defaults.expected_cycles(layer, own, limits, entries), own))
     return {threads: tuple(sorted(each, key=lambda one: one[0])[:RANKS]) for threads, each in found.items()}
 
 
-def _factors_of(own: OfLayer) -> list[tuple[FewConstants, tuple[str, ...]]]:
+def _factors_of(own: OfLayer) -> list[tuple[GemvConstants, tuple[str, ...]]]:
     """Constants of each factor, and the names of those that `tiles` has."""
-    if isinstance(own, FewChainConstants):
+    if isinstance(own, GemvChainConstants):
         return [(own.first, _FIRST_WORDS), (own.last, _WORDS)]
     return [(own, _WORDS)]
 
 
-def _spelled(factor: tuple[FewConstants, tuple[str, ...]]) -> str:
+def _spelled(factor: tuple[GemvConstants, tuple[str, ...]]) -> str:
     constants, names = factor
     return " ".join(str(getattr(constants, name)) for name in names)

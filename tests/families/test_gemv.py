@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
 from ksgen.families.expected import resident_blocks
-from ksgen.families.few import FewConstants, FewTiling
-from ksgen.families.few.defaults import MOST_OF_BLOCK, MOST_REGISTERS, best, entries_for, expected_cycles, shapes
+from ksgen.families.gemv import GemvConstants, GemvTiling
+from ksgen.families.gemv.defaults import MOST_OF_BLOCK, MOST_REGISTERS, best, entries_for, expected_cycles, shapes
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, stratified
 from tests.emulator import is_installed
@@ -23,7 +23,7 @@ from tests.support import kernels
 from tests.support.counting import compared, count_kernel
 from tests.support.kernels import in_emulator, kernel_of, source_of
 
-FEW = FAMILIES["few"]
+FEW = FAMILIES["gemv"]
 LIMITS = cuda_limits("sm_90a")
 ALL = Epilogue(True, "gelu", True)
 PATTERNS = (  # no row is whole; d = 3; d large; rows longer than a block of lanes, in stages; nothing but one weight; a > 1
@@ -35,7 +35,7 @@ PATTERNS = (  # no row is whole; d = 3; d large; rows longer than a block of lan
     (4, 16, 64, 2),
 )
 BATCHES = (1, 2, 5, 16, 32, 33)
-SPLIT = FewConstants(4, 4, 2, 2, 32, 4, 1)  # four warps share a row
+SPLIT = GemvConstants(4, 4, 2, 2, 32, 4, 1)  # four warps share a row
 STORED = ("float32", "float64", "float16", "bfloat16")
 needs_counts = pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 
@@ -45,7 +45,7 @@ needs_counts = pytest.mark.skipif(not is_installed("counts"), reason="the emulat
 def test_each_batch_under_the_constants_made_for_it(pattern: tuple[int, ...], layout: str) -> None:
     for number, batch in enumerate(BATCHES):
         kernel = kernel_of(pattern, STORED[number % 4], layout, ALL if number % 2 else Epilogue())
-        kernels.check(source_of("few", kernel, FEW.default(kernel, LIMITS, batch)), batch, in_emulator())
+        kernels.check(source_of("gemv", kernel, FEW.default(kernel, LIMITS, batch)), batch, in_emulator())
 
 
 @pytest.mark.exhaustive
@@ -54,8 +54,8 @@ def test_each_batch_under_the_constants_made_for_it(pattern: tuple[int, ...], la
 def test_sums_that_warps_share_are_right_and_leave_inf_and_nan_where_they_are(precision: str, layout: str) -> None:
     """Five stages, the last of them ragged; and a batch of more entries than a block has."""
     kernel = kernel_of((2, 6, 4 * 32 * 4 * (8 if precision == "float16" else 4) + 24, 3), precision, layout)
-    assert FewTiling(kernel, SPLIT).stages == 5
-    source = source_of("few", kernel, SPLIT)
+    assert GemvTiling(kernel, SPLIT).stages == 5
+    source = source_of("gemv", kernel, SPLIT)
     kernels.check_leaks(source, 7, in_emulator())
     first = kernels.check(source, 3, in_emulator())
     for options in ({"order": "reverse"}, {"order": 5}, {"sanitize": "address"}, {"sanitize": "race"}):
@@ -67,20 +67,20 @@ def test_sums_that_warps_share_are_right_and_leave_inf_and_nan_where_they_are(pr
 def test_slices_and_memory_that_is_not_aligned(pattern: tuple[int, ...], layout: str) -> None:
     """The first pattern copies whole vectors of X in batch-size-first, if pitch and address allow it."""
     kernel = replace(kernel_of(pattern, "float16", layout, Epilogue(residual=True)), stride="any")
-    assert (FewTiling(kernel, FEW.default(kernel, LIMITS, 5)).x_vector == 8) == (layout == "bsf" and pattern[-1] == 1)
-    source = source_of("few", kernel, FEW.default(kernel, LIMITS, 5))
+    assert (GemvTiling(kernel, FEW.default(kernel, LIMITS, 5)).x_vector == 8) == (layout == "bsf" and pattern[-1] == 1)
+    source = source_of("gemv", kernel, FEW.default(kernel, LIMITS, 5))
     for gaps, shift in product(({}, {"x": 5, "y": 3, "residual": 7}, {"x": 8}), (0, 1)):
         kernels.check(source, 5, in_emulator(), gaps=gaps, shift=shift)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[KernelSpec, FewConstants, int]:
+def cases(draw: st.DrawFn) -> tuple[KernelSpec, GemvConstants, int]:
     """A kernel, constants that the rules allow and no search would try, and a batch."""
     size = st.integers(1, 40)
     pattern = draw(st.integers(1, 3)), draw(size), draw(st.integers(1, 300)), draw(st.integers(1, 9))
     spec = kernel_of(pattern, draw(st.sampled_from(STORED)), draw(st.sampled_from(LAYOUTS)))
     thread_out = draw(st.sampled_from([1, 2, 3, 8]))
-    constants = FewConstants(
+    constants = GemvConstants(
         tile_batch=draw(st.sampled_from([1, 2, 3, 6, 8, 20])),
         tile_out=thread_out * draw(st.integers(1, 6)),
         tile_d=draw(st.integers(1, min(pattern[3], 5))),
@@ -96,16 +96,16 @@ def cases(draw: st.DrawFn) -> tuple[KernelSpec, FewConstants, int]:
 
 @settings(max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
-def test_odd_constants(case: tuple[KernelSpec, FewConstants, int]) -> None:
+def test_odd_constants(case: tuple[KernelSpec, GemvConstants, int]) -> None:
     """The same cases in each run, so that the emulator's builds of them are found again."""
     spec, constants, batch = case
-    kernels.check(source_of("few", spec, constants), batch, in_emulator())
+    kernels.check(source_of("gemv", spec, constants), batch, in_emulator())
 
 
 @pytest.mark.second
 @settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
-def test_many_odd_constants(case: tuple[KernelSpec, FewConstants, int]) -> None:
+def test_many_odd_constants(case: tuple[KernelSpec, GemvConstants, int]) -> None:
     test_odd_constants.hypothesis.inner_test(case)  # type: ignore[attr-defined]
 
 
@@ -122,7 +122,7 @@ def test_bytes_of_memory_are_within_a_tenth_of_the_least_and_the_model_s(pattern
     """Each weight is read once, whatever the batch; blocks are as the model says."""
     for batch, precision in ((1, "float16"), (5, "float32"), (16, "bfloat16"), (32, "float16")):
         kernel = kernel_of(pattern, precision, layout)
-        source = source_of("few", kernel, FEW.default(kernel, LIMITS, batch))
+        source = source_of("gemv", kernel, FEW.default(kernel, LIMITS, batch))
         own, around = count_kernel(source, batch)
         rows = compared(source, batch, own, around)
         found = {name: counted for name, (_, counted) in rows.items()}
@@ -148,7 +148,7 @@ def test_bytes_of_memory_are_within_a_tenth_of_the_least_and_the_model_s(pattern
     ],
 )
 def test_rows_are_read_16_bytes_at_a_time_unless_that_makes_them_a_tenth_longer(c: int, precision: str, vector: int) -> None:
-    shape = FewTiling(kernel_of((1, 8, c, 2), precision, "bsf"), FewConstants(1, 1, 1, 1, 1, 1, 1))
+    shape = GemvTiling(kernel_of((1, 8, c, 2), precision, "bsf"), GemvConstants(1, 1, 1, 1, 1, 1, 1))
     assert shape.vector == vector
     assert shape.packed_bytes <= 1.1 * shape.kernel.pattern.weight_count * shape.kernel.item_bytes
 
@@ -156,7 +156,7 @@ def test_rows_are_read_16_bytes_at_a_time_unless_that_makes_them_a_tenth_longer(
 # ---- constants
 
 
-GOOD = FewConstants(4, 8, 2, 2, 8, 2, 2)
+GOOD = GemvConstants(4, 8, 2, 2, 8, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_launches_begin_early_where_a_gpu_can(target: str, early: int) -> None:
     assert constants.early == early
     assert FEW.geometry(kernel, constants, 1).starts_early == bool(early)
     assert next(FEW.space(kernel, cuda_limits(target))).early == early
-    assert ("wait_for_previous_grid" in source_of("few", kernel, constants).text) == bool(early)
+    assert ("wait_for_previous_grid" in source_of("gemv", kernel, constants).text) == bool(early)
 
 
 def test_constants_from_wisdom_are_checked_by_name_and_type() -> None:
@@ -208,7 +208,7 @@ def test_defaults_fit_and_are_the_best_of_those_looked_at(target: str) -> None:
         kernel = KernelSpec(pattern, precision, layout)
         chosen = FEW.default(kernel, limits, batch)
         check(FEW, kernel, chosen, limits)
-        shape = FewTiling(kernel, chosen)
+        shape = GemvTiling(kernel, chosen)
         assert shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads)
         assert resident_blocks(target, limits, shape.threads, shape.registers, shape.shared_bytes) >= 1
         cycles = expected_cycles(kernel, chosen, limits, batch)
@@ -221,8 +221,8 @@ def test_as_many_outputs_as_multiprocessors_give_each_of_them_a_block_or_more() 
     for outputs in (16, 64, 132, 1024):
         kernel = kernel_of((1, outputs, 8192, 1), "float16", "bsf")
         chosen = FEW.default(kernel, LIMITS, 1)
-        blocks[outputs] = FewTiling(kernel, chosen).grid(1)
-        assert FewTiling(kernel, chosen).sharers >= 64 or outputs == 1024
+        blocks[outputs] = GemvTiling(kernel, chosen).grid(1)
+        assert GemvTiling(kernel, chosen).sharers >= 64 or outputs == 1024
     assert blocks[16] == 16
     assert blocks[64] == 64
     assert min(blocks[132], blocks[1024]) >= LIMITS.multiprocessors

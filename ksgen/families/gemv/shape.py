@@ -2,6 +2,7 @@
 memory."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ksgen.families.tiles import WARP, Constants, Tiled, divide_up
 from ksgen.spec import KernelSpec
@@ -13,8 +14,10 @@ PADDED = 1.1  # longest row of padded weights, relative to c, with pieces that w
 
 
 @dataclass(frozen=True)
-class FewConstants(Constants):
+class GemvConstants(Constants):
     """Constants that a search may change."""
+
+    entry_family: ClassVar[str] = "few"
 
     tile_batch: int  # rows of the batch per block
     tile_out: int  # outputs k per block, for each of its j
@@ -28,11 +31,11 @@ class FewConstants(Constants):
 
 
 @dataclass(frozen=True)
-class FewTiling(Tiled):
+class GemvTiling(Tiled):
     """Sizes derived from a kernel and its constants, in elements unless they say bytes."""
 
     kernel: KernelSpec
-    constants: FewConstants
+    constants: GemvConstants
 
     # ---- rows of weights
 

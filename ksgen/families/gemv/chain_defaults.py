@@ -11,10 +11,10 @@ from math import inf
 from ksgen.families.base import Limits
 from ksgen.families.chains import factor_kernels
 from ksgen.families.expected import resident_blocks
-from ksgen.families.few.chain_counts import cache_bytes, first_read_cycles, waits
-from ksgen.families.few.chain_shape import FewChainConstants, FewChainTiling, most_alike
-from ksgen.families.few.counts import x_read_cycles
-from ksgen.families.few.defaults import (
+from ksgen.families.gemv.chain_counts import cache_bytes, first_read_cycles, waits
+from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, most_alike
+from ksgen.families.gemv.counts import x_read_cycles
+from ksgen.families.gemv.defaults import (
     BLOCK_CYCLE_BYTES,
     BLOCK_CYCLES,
     COPYING,
@@ -29,7 +29,7 @@ from ksgen.families.few.defaults import (
     shapes,
     stage_instructions,
 )  # fmt: skip
-from ksgen.families.few.shape import FewConstants, FewTiling
+from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.gpus import gpu_of
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
@@ -38,27 +38,27 @@ REMEMBERED = 1024  # cached kernels
 MOST_COPIES = 64  # copies of X per thread, at most
 
 
-def options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[FewChainConstants]:
+def options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[GemvChainConstants]:
     """Yield constants for each tile of the second factor, with the fastest distribution of the first factor's rows over
     lanes."""
     found: dict[tuple[int, int], tuple[int, int, int] | None] = {}
     for last in shapes(factor_kernels(kernel)[1], tile_batch):
-        threads = FewChainConstants.of(last, 1, 1, 1).threads
+        threads = GemvChainConstants.of(last, 1, 1, 1).threads
         key = threads, last.tile_d
         if key not in found:
             found[key] = _best_first(kernel, last)
         if (first := found[key]) is None:
             continue
-        constants = FewChainConstants.of(last, *first)
-        shape = FewChainTiling(kernel, constants)
+        constants = GemvChainConstants.of(last, *first)
+        shape = GemvChainTiling(kernel, constants)
         if shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads) and shape.shared_bytes <= limits.shared_bytes:
             yield constants
 
 
-def _best_first(kernel: KernelSpec, last: FewConstants) -> tuple[int, int, int] | None:
+def _best_first(kernel: KernelSpec, last: GemvConstants) -> tuple[int, int, int] | None:
     """Fastest (thread_out, lanes_in, steps) of the first factor; None if every choice takes too many copies of X or too
     many registers per thread."""
-    least = FewChainTiling(kernel, FewChainConstants.of(last, 1, 1, 1))
+    least = GemvChainTiling(kernel, GemvChainConstants.of(last, 1, 1, 1))
     pieces, alike, most = least.first.pieces, most_alike(kernel), max(1, MOST_SUMS // last.tile_batch)
     found: tuple[float, tuple[int, int, int]] | None = None
     for thread_out, lanes_in, steps in product((1, 2, 4, 8), (32, 16, 8, 4, 2, 1), (1, 2, 3, 4)):
@@ -67,7 +67,7 @@ def _best_first(kernel: KernelSpec, last: FewConstants) -> tuple[int, int, int] 
             continue
         if thread_out > 1 and alike != inf and alike % thread_out:
             continue
-        shape = FewChainTiling(kernel, FewChainConstants.of(last, thread_out, lanes_in, steps))
+        shape = GemvChainTiling(kernel, GemvChainConstants.of(last, thread_out, lanes_in, steps))
         if shape.first.x_copies > MOST_COPIES * shape.threads or shape.registers > min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads):
             continue
         issued, shared = _first_cycles(shape)
@@ -77,7 +77,7 @@ def _best_first(kernel: KernelSpec, last: FewConstants) -> tuple[int, int, int] 
     return found and found[1]
 
 
-def _first_cycles(shape: FewChainTiling) -> tuple[float, float]:
+def _first_cycles(shape: GemvChainTiling) -> tuple[float, float]:
     """Cycles of a block for the first factor: instructions issued per warp, and cycles of shared memory."""
     own = shape.first
     stage = shape.passes * own.stages
@@ -87,11 +87,11 @@ def _first_cycles(shape: FewChainTiling) -> tuple[float, float]:
     return issued, reads * first_read_cycles(own, shape.constants.tile_d)
 
 
-def expected_cycles(kernel: KernelSpec, constants: FewChainConstants, limits: Limits, batch: int) -> float:
+def expected_cycles(kernel: KernelSpec, constants: GemvChainConstants, limits: Limits, batch: int) -> float:
     """Estimated cycles of the busiest multiprocessor: the longest of instructions, shared memory and global traffic,
     plus the waits for stages."""
-    shape, rates = FewChainTiling(kernel, constants), gpu_of(limits.target).rates
-    last: FewTiling = shape.last
+    shape, rates = GemvChainTiling(kernel, constants), gpu_of(limits.target).rates
+    last: GemvTiling = shape.last
     resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)
     if not resident:
         return inf
@@ -117,7 +117,7 @@ def is_possible(kernel: KernelSpec, limits: Limits) -> bool:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def best(kernel: KernelSpec, limits: Limits, entries: int) -> FewChainConstants | None:
+def best(kernel: KernelSpec, limits: Limits, entries: int) -> GemvChainConstants | None:
     """Fastest constants for blocks of at most `entries` rows of the batch; None if none fit."""
     sizes = [size for size in (32, 16, 8, 4, 2, 1) if size <= entries]
     found = [each for size in sizes for each in options(kernel, limits, size)]

@@ -10,8 +10,8 @@ from math import inf
 
 from ksgen.families.base import Limits
 from ksgen.families.expected import resident_blocks
-from ksgen.families.few.counts import cache_bytes, x_read_cycles
-from ksgen.families.few.shape import FewConstants, FewTiling
+from ksgen.families.gemv.counts import cache_bytes, x_read_cycles
+from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.gpus import Rates, gpu_of
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
@@ -37,10 +37,10 @@ def entries_for(batch: int | None) -> int:
     return next((size for size in (1, 2, 4, 8, 16) if batch and batch <= size), MOST_BATCH)
 
 
-def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[FewConstants]:
+def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
     """Yield constants with few idle lanes except at ragged edges, or if a pattern has too few rows for a warp."""
     _, b, _, d = kernel.pattern.shape
-    pieces = FewTiling(kernel, FewConstants(1, 1, 1, 1, 1, 1, 1)).pieces
+    pieces = GemvTiling(kernel, GemvConstants(1, 1, 1, 1, 1, 1, 1)).pieces
     lanes = [each for each in (32, 16, 8, 4, 2, 1) if each < 2 * pieces]
     for lanes_in, warps_in, steps in product(lanes, (1, 2, 4, 8, 16), (1, 2, 3, 4)):
         sharers = lanes_in * warps_in
@@ -52,17 +52,17 @@ def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[FewConstants]:
             groups = warps_out * WARP // lanes_in
             for tile_d in sorted({min(d, groups, most) for most in (1, 2, 4, 8, 16, groups)}):
                 tile_out = min(groups // tile_d, divide_up(b, thread_out)) * thread_out
-                found = FewConstants(tile_batch, tile_out, tile_d, thread_out, lanes_in, warps_in, steps)
-                shape = FewTiling(kernel, found)
+                found = GemvConstants(tile_batch, tile_out, tile_d, thread_out, lanes_in, warps_in, steps)
+                shape = GemvTiling(kernel, found)
                 has_room = shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads)
                 if shape.warps_out == warps_out and shape.x_rounds <= ROUNDS and has_room:
                     yield found
 
 
-def expected_cycles(kernel: KernelSpec, constants: FewConstants, limits: Limits, batch: int) -> float:
+def expected_cycles(kernel: KernelSpec, constants: GemvConstants, limits: Limits, batch: int) -> float:
     """Estimated cycles of the busiest multiprocessor: the longest of instructions, shared memory and global traffic,
     plus the waits for stages."""
-    shape, rates = FewTiling(kernel, constants), gpu_of(limits.target).rates
+    shape, rates = GemvTiling(kernel, constants), gpu_of(limits.target).rates
     many = limits.multiprocessors
     resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)
     if not resident:
@@ -78,14 +78,14 @@ def expected_cycles(kernel: KernelSpec, constants: FewConstants, limits: Limits,
     return max(issued, shared, moved) + waves * shape.stages * WAIT_CYCLES
 
 
-def stage_instructions(shape: FewTiling) -> int:
+def stage_instructions(shape: GemvTiling) -> int:
     """Instructions of one thread to multiply the pieces of one stage."""
     own, widening = shape.constants, WIDENING if shape.kernel.is_quantized else 1
     step = shape.sums * shape.vector + own.tile_batch * (1 + shape.vector) + own.thread_out * (2 + widening * shape.vector)
     return own.steps * step
 
 
-def adding_instructions(shape: FewTiling) -> int:
+def adding_instructions(shape: GemvTiling) -> int:
     """Instructions of one thread to add up the partial sums of the lanes that share its rows."""
     return 3 * shape.held * (1 + shape.shuffles)
 
@@ -96,8 +96,8 @@ def memory_cycle_bytes(rates: Rates | None) -> float:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> FewConstants:
+def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> GemvConstants:
     found = list(shapes(kernel, tile_batch))
     if not found:  # with so few rows, too few threads copy X
         return best(kernel, limits, tile_batch // 2)
-    return min(found, key=lambda each: (expected_cycles(kernel, each, limits, tile_batch), FewTiling(kernel, each).threads))
+    return min(found, key=lambda each: (expected_cycles(kernel, each, limits, tile_batch), GemvTiling(kernel, each).threads))

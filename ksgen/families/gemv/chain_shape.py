@@ -4,9 +4,10 @@ the lanes that compute them, and the layout of shared memory."""
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
+from typing import ClassVar
 
 from ksgen.families.chains import factor_kernels
-from ksgen.families.few.shape import FewConstants, FewTiling
+from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -17,9 +18,12 @@ ALIGNMENT = 16  # bytes, of each part of shared memory
 
 
 @dataclass(frozen=True)
-class FewChainConstants(Constants):
-    """Constants that a search may change: those of `few` for the second factor, and the distribution of the first
-    factor's rows."""
+class GemvChainConstants(Constants):
+    """Constants that a search may change: those of a factor alone for the second one, and the distribution of the first
+    one's rows."""
+
+    entry_family: ClassVar[str] = "few_chain"
+    template: ClassVar[str] = "gemv_chain"
 
     tile_batch: int  # rows of the batch per block
     tile_out: int  # outputs k per block, for each of its j
@@ -35,15 +39,15 @@ class FewChainConstants(Constants):
     early: int = 0
 
     @classmethod
-    def of(cls, last: FewConstants, thread_out: int, lanes_in: int, steps: int) -> "FewChainConstants":
+    def of(cls, last: GemvConstants, thread_out: int, lanes_in: int, steps: int) -> "GemvChainConstants":
         """Constants of a chain, from the second factor's in a launch of its own and the distribution of the first
         factor's rows."""
         own = last.tile_batch, last.tile_out, last.tile_d, last.thread_out, last.lanes_in, last.warps_in, last.steps
         return cls(*own, thread_out, lanes_in, steps)
 
     @property
-    def last(self) -> FewConstants:
-        return FewConstants(self.tile_batch, self.tile_out, self.tile_d, self.thread_out, self.lanes_in, self.warps_in, self.steps)
+    def last(self) -> GemvConstants:
+        return GemvConstants(self.tile_batch, self.tile_out, self.tile_d, self.thread_out, self.lanes_in, self.warps_in, self.steps)
 
     @property
     def threads(self) -> int:
@@ -51,13 +55,13 @@ class FewChainConstants(Constants):
         return WARP * divide_up(groups, max(1, WARP // max(1, self.lanes_in))) * self.warps_in
 
     @property
-    def first(self) -> FewConstants:
+    def first(self) -> GemvConstants:
         """Constants of the first factor in a launch of its own, with as many threads and the same order of sums."""
         rows = self.first_thread_out * max(1, self.threads // max(1, self.first_lanes_in))
-        return FewConstants(self.tile_batch, rows, 1, self.first_thread_out, self.first_lanes_in, 1, self.first_steps)
+        return GemvConstants(self.tile_batch, rows, 1, self.first_thread_out, self.first_lanes_in, 1, self.first_steps)
 
     @property
-    def parsed(self) -> list[FewConstants]:
+    def parsed(self) -> list[GemvConstants]:
         """Constants of each factor by itself."""
         return [self.first, self.last]
 
@@ -81,7 +85,7 @@ def most_alike(kernel: KernelSpec) -> float:
 
 
 @dataclass(frozen=True)
-class Resident(FewTiling):
+class Resident(GemvTiling):
     """A factor whose inputs all reside in shared memory."""
 
     @cached_property
@@ -144,11 +148,11 @@ def _factors(kernel: KernelSpec) -> tuple[KernelSpec, KernelSpec]:
 
 
 @dataclass(frozen=True)
-class FewChainTiling:
+class GemvChainTiling:
     """Derived sizes of a chain, in elements unless they say bytes."""
 
     kernel: KernelSpec
-    constants: FewChainConstants
+    constants: GemvChainConstants
 
     @cached_property
     def last(self) -> Resident:
@@ -162,6 +166,9 @@ class FewChainTiling:
     @cached_property
     def threads(self) -> int:
         return self.last.threads
+
+    def grid(self, batch: int) -> int:
+        return self.last.grid(batch)
 
     @property
     def row_groups(self) -> int:

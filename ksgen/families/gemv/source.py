@@ -1,0 +1,212 @@
+"""Template variables and constants of sources for small batches: of one factor, of two factors of a layer, and of several
+layers on one X."""
+
+from itertools import accumulate
+from typing import Any
+
+from ksgen.families.base import Constexpr
+from ksgen.families.chains import factor_kernels
+from ksgen.families.drawing import DrawnSide, draw
+from ksgen.families.gemv.chain_shape import GemvChainTiling
+from ksgen.families.gemv.group import GemvGroupTiling
+from ksgen.families.gemv.shape import GemvTiling
+from ksgen.families.gpu_chain import layers_of
+from ksgen.families.signature import each_chains, weights_of
+from ksgen.families.tiles import PACK_THREADS, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.spec import KernelSpec
+from ksgen.words import counted
+
+AnyGemvTiling = GemvTiling | GemvChainTiling | GemvGroupTiling
+
+_OF_BOTH = (  # constants of a factor alone that the source has for either of two, unchanged
+    "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "SHARERS", "TILE_IN", "STAGES", "SUMS", "SHUFFLES", "HALVINGS", "HELD", "SAME",
+    "SCALES",
+)  # fmt: skip
+INPUT = "Input"  # name of the type of a factor's inputs, if the two factors read different types
+_OF_LAST = ("A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TILES_OUT", "TILES_D", "PART", "X_PLANE", "X_ENTRY")
+
+
+def words_of(shape: AnyGemvTiling) -> dict[str, Any]:
+    """Template variables: the types of X and of weights, packed and read, those of an early start, and those of each
+    factor.
+
+    A kernel that starts early waits, and reads nothing through restricted pointers, because nvcc would move those reads
+    before the wait.
+    """
+    kernel, early = shape.kernel, shape.constants.early
+    found = {
+        "weight": "given" if kernel.is_quantized else "stored",  # type of a packed weight
+        "piece": "Values" if kernel.is_quantized else "Piece",  # type of one load of weights
+        "of_pieces": "X" if kernel.is_quantized else "W, or of X",
+        "of_storage": "quantized" if kernel.is_quantized else "same",
+        "of_inputs": "bytes" if kernel.has_bytes_in else "same",
+        "early": ("early",) * early,
+        "unwritten": "" if early else "RESTRICT ",
+    }
+    if isinstance(shape, GemvTiling):
+        return {**found, "picture": picture(shape), "variants": ("bsf",)}  # tiles of several j, in both layouts
+    found |= {
+        "of_scales": ("scales",) * kernel.is_quantized,
+        "x_given": "given" if kernel.has_bytes_in else "stored",
+        "x_stored": INPUT if kernel.has_bytes_in else "stored",  # a factor's input is X or the intermediate
+        "of_inputs_apart": (INPUT,) * kernel.has_bytes_in,
+    }
+    if isinstance(shape, GemvChainTiling):
+        return {**found, "picture": picture(shape.last), "factors": _factors(shape)}
+    return {**found, **_words_of_layers(shape)}
+
+
+def constexprs_of(shape: AnyGemvTiling) -> list[Constexpr]:
+    """Constants of a factor alone, or of all factors."""
+    if isinstance(shape, GemvTiling):
+        return constexprs_of_factor(shape)
+    found = [
+        Constexpr("BATCH", shape.kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
+        *epilogue_constexprs(shape.kernel),
+        Constexpr("TILE_BATCH", shape.constants.tile_batch, "rows of the batch per thread block"),
+        Constexpr("THREADS", shape.threads, "threads per block"),
+    ]
+    if isinstance(shape, GemvChainTiling):
+        return found
+    tiles = enumerate(accumulate(each.grid(1) for each in shape.layers), 2)
+    return found + [Constexpr(f"BEFORE_{number}", each, f"tiles of the layers before layer {number}") for number, each in tiles]
+
+
+def picture(shape: GemvTiling) -> str:
+    """Drawing of a tile's rows of weights, and of the warps that share them."""
+    own = shape.constants
+    tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
+    return draw(
+        f"The weights of a tile of Y, in {counted(shape.stages, 'stage')}. There are {tiles}, and as many along s as the batch has.",
+        DrawnSide(own.tile_out * own.tile_d, "rows (k, j)", shape.warps_out),
+        DrawnSide(shape.tile_in, "inputs l of a stage", own.warps_in),
+        lambda row, column: f"warp {row * own.warps_in + column}",
+        f"A warp: {shape.groups} groups of {counted(own.lanes_in, 'lane')}, each with {counted(own.thread_out, 'row')} of one j.",
+    )
+
+
+def _factors(shape: GemvChainTiling) -> list[dict[str, Any]]:
+    """Template variables of each factor of two."""
+    alone = factor_kernels(shape.kernel)
+    listed = [(alone[0], _first(shape), ()), (alone[1], _last(shape), ("bsf",))]  # tiles of several j, in both layouts
+    return [{"kernel": own, "constexprs": constexprs, "variants": variants} for own, constexprs, variants in listed]
+
+
+def _known(shape: GemvTiling) -> dict[str, Constexpr]:
+    return {each.name: each for each in constexprs_of_factor(shape)}
+
+
+def _first(shape: GemvChainTiling) -> list[Constexpr]:
+    own, last = shape.first, shape.last
+    known = _known(own)
+    return [
+        Constexpr("B", own.kernel.pattern.b, "outputs that a block needs per j: factor 2's inputs l, index k"),
+        Constexpr("C", own.own.c, "inputs of one block on the diagonal, index l"),
+        Constexpr("D", own.kernel.pattern.d, "factor 2's interleaved matrices, index j"),
+        Constexpr("OWN_B", own.own.b, "outputs of one block on this factor's diagonal"),
+        Constexpr("OWN_D", own.own.d, "this factor's own interleaved matrices"),
+        Constexpr("RATIO", own.ratio, "j of factor 2 per j of this factor"),
+        *(known[name] for name in _OF_BOTH),
+        Constexpr("TILE_D", shape.constants.tile_d, "neighbouring j per thread block"),
+        Constexpr("PASSES", shape.passes, "passes of the block's threads until all its rows are multiplied"),
+        Constexpr("PLANES_I", own.planes_i, "blocks on the diagonal whose inputs a thread block needs"),
+        Constexpr("PLANES_D", own.planes_d, "j of these blocks whose inputs a thread block needs"),
+        Constexpr("X_WIDTH", own.x_width, "inputs per (i, j) in shared memory, trailing zeros included"),
+        Constexpr("X_VECTOR", own.x_vector, "neighbouring l of X that a thread copies at a time"),
+        Constexpr("X_COPIES", own.x_copies, "copies of X per block, by all its threads"),
+        Constexpr("AT_ONCE", own.at_once, "copies that a thread has in flight at a time"),
+        known["X_PLANE"],
+        known["X_ENTRY"],
+        Constexpr("NEXT_INPUTS", last.x_width, "inputs of factor 2 in shared memory, trailing zeros included"),
+        Constexpr("NEXT_PLANE", last.x_plane, "elements of the intermediate from one j to the next"),
+        Constexpr("NEXT_ENTRY", last.x_entry, "elements of the intermediate from one row of the batch to the next"),
+    ]
+
+
+def _last(shape: GemvChainTiling) -> list[Constexpr]:
+    known = _known(shape.last)
+    between = Constexpr("BETWEEN", shape.between, "byte offset of the intermediate in shared memory")
+    return [*(known[name] for name in (*_OF_LAST, *_OF_BOTH)), between]
+
+
+def _words_of_layers(shape: GemvGroupTiling) -> dict[str, Any]:
+    """Template variables of several layers; equal ones share one source."""
+    kernel, kinds = shape.kernel, list(dict.fromkeys(shape.layers))
+    numbers = [kinds.index(each) + 1 for each in shape.layers]
+    names, most = weights_of(kernel), max(len(each.kernel.factors) for each in kinds)
+    drawn = [each.last if isinstance(each, GemvChainTiling) else each for each in kinds]
+    pictures = zip(kinds, map(picture, drawn), strict=True)
+    return {
+        "picture": "//\n".join(f"// Kind {number}, {each.kernel.factors}:\n{text}" for number, (each, text) in enumerate(pictures, 1)),
+        "extra_arguments": ", bias, residual",  # named like the arguments of a single layer
+        "extra_pitches": ", residual_pitch",
+        "of_pairs": ("pair",) * (most - 1),
+        "own_weights": names[:most],  # of one layer
+        "weights_of_all": names,
+        "results": each_chains(kernel, "y"),
+        "layers": _layer_variables(kernel, numbers, most),
+        "kinds": [_kind(shape, number, numbers, kind) for number, kind in enumerate(kinds, 1)],
+    }
+
+
+def _kind(shape: GemvGroupTiling, number: int, numbers: list[int], layer: GemvTiling | GemvChainTiling) -> dict[str, Any]:
+    """Template variables of equal layers: their source, and the arguments of its call."""
+    of = [str(at) for at, each in enumerate(numbers, 1) if each == number]
+    found = {"number": number, "layers": f"{layer.kernel.factors}, of {'layers' if len(of) > 1 else 'layer'} {', '.join(of)}"}
+    if isinstance(layer, GemvChainTiling):
+        weights = "layer.weights_1, layer.weights_2"
+        return found | {"alone": (), "pair": [_factors(layer)], "within": "factor_2::", "weights": weights}
+    known = {each.name for each in constexprs_of(shape)}
+    constexprs = [each for each in constexprs_of_factor(layer) if each.name not in known]
+    factor = {"kernel": layer.kernel, "constexprs": constexprs, "variants": ("bsf",)}  # tiles of several j, in both layouts
+    return found | {"alone": [factor], "pair": (), "within": "", "weights": "layer.weights_1"}
+
+
+def _layer_variables(kernel: KernelSpec, kinds: list[int], most: int) -> list[dict[str, Any]]:
+    """Template variables of each layer: its kind, its first block, and its arrays."""
+    names = iter(weights_of(kernel))
+    found = []
+    for at, (layer, chain, kind) in enumerate(zip(layers_of(kernel), kernel.chains, kinds, strict=True), 1):
+        weights = [*(next(names) for _ in chain), *["0"] * (most - len(chain))]
+        first = f"BEFORE_{at} * tiles" if at > 1 else "0"
+        found.append({**layer, "kind": kind, "first_block": first, "weights": ", ".join(weights)})
+    return found
+
+
+def constexprs_of_factor(shape: GemvTiling) -> list[Constexpr]:
+    """Constants in the source of one factor."""
+    kernel, constants = shape.kernel, shape.constants
+    return [
+        *pattern_constexprs(kernel),
+        *epilogue_constexprs(kernel),
+        Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
+        Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
+        Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block"),
+        Constexpr("THREAD_OUT", constants.thread_out, "rows of weights, of neighbouring k, that a lane reads at a time"),
+        Constexpr("LANES_IN", constants.lanes_in, "lanes of a warp that share a row"),
+        Constexpr("WARPS_IN", constants.warps_in, "warps that share a row"),
+        Constexpr("STEPS", constants.steps, "pieces of each of its rows that a lane loads at a time"),
+        Constexpr("VECTOR", shape.vector, "neighbouring l of one piece"),
+        Constexpr("PIECES", shape.pieces, "pieces per row"),
+        Constexpr("SHARERS", shape.sharers, "lanes that share a row, in all its warps"),
+        Constexpr("GROUPS", shape.groups, "groups of lanes in a warp, with rows of their own"),
+        Constexpr("THREADS", shape.threads, "threads per block"),
+        Constexpr("TILE_IN", shape.tile_in, "inputs l per stage"),
+        Constexpr("STAGES", shape.stages, "stages until all pieces are read"),
+        Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
+        Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
+        Constexpr("X_VECTOR", shape.x_vector, "neighbouring l of X that a thread copies at a time"),
+        Constexpr("X_ROUNDS", shape.x_rounds, "rounds of the block's threads until a stage of X is copied"),
+        Constexpr("X_PLANE", shape.x_plane, "elements of shared memory from one j to the next"),
+        Constexpr("X_ENTRY", shape.x_entry, "elements of shared memory from one row of the batch to the next"),
+        Constexpr("PANEL", shape.panel, "elements of X per stage"),
+        Constexpr("SUMS", shape.sums, "sums per thread: its rows of weights times the block's rows of the batch"),
+        Constexpr("SHUFFLES", shape.shuffles, "rounds of shuffles in which the lanes of a row add up their sums"),
+        Constexpr("HALVINGS", shape.halvings, "first rounds, in which each lane keeps half of its sums"),
+        Constexpr("HELD", shape.held, "sums per lane at the end"),
+        Constexpr("SAME", shape.same, "lanes that have the same sums"),
+        Constexpr("PART", shape.part, "sums per tile"),
+        Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
+        given_scales(kernel),
+        Constexpr("SCALES", shape.scales // shape.weight_bytes, "packed weights in front of their scales", "long long"),
+    ]
