@@ -31,7 +31,7 @@ import click
 
 from ksgen.bench.chains import transformers
 from ksgen.commands.common import PATTERN
-from ksgen.families import FAMILIES, Limits, cuda_limits, families_for, family_for
+from ksgen.families import Limits, cuda_limits, families_for, family_for, family_named
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Geometry, Modelled, Work
 from ksgen.families.chains import factor_kernels
@@ -122,10 +122,10 @@ def hopper_shares(kernel: KernelSpec, ceilings: Ceilings) -> dict[str, float]:
     """Return the largest share of each sort of constants, over Hopper's families that serve the kernel."""
     found: dict[str, float] = {}
     for name in ("wgmma_shared", "wgmma_registers", "wgmma_permuted"):
-        family: Any = FAMILIES[name]
+        family: Any = family_named(name)
         if not family.serves(kernel, HOPPER):
             continue
-        speed = Machine("sm_90a", HOPPER, 132, {name: ceilings}).speed(name)
+        speed = Machine("sm_90a", HOPPER, 132, {family.name: ceilings}).speed(family.name)
         sorts = [("default", family.default(kernel, HOPPER))]
         for constants in family.space(kernel, HOPPER):
             sorts.append(("best", constants))

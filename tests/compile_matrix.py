@@ -311,7 +311,7 @@ def off_the_table(outcome: Outcome, listing: str) -> str:
 def modelled_per_product(outcome: Outcome) -> float | None:
     """Instructions of the main loop per product by the cost model's table (`ksgen/families/slots.py`); None if it has no row."""
     source, kernel = outcome.source, outcome.source.kernel
-    family, issued = FAMILIES[source.family], issued_by(source.family, kernel, outcome.target)
+    family, issued = FAMILIES[source.family], issued_by(outcome.row, kernel, outcome.target)
     if issued is None:
         return None
     work, geometry = (each(kernel, source.constants, LARGE) for each in (family.work, family.geometry))

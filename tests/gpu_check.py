@@ -26,7 +26,6 @@ from ksgen.build.build import usable_cores
 from ksgen.build.toolchain import find_compiler
 from ksgen.devices import Device, find_device
 from ksgen.errors import DeviceError
-from ksgen.families import FAMILIES
 from ksgen.files import write
 from ksgen.launch.choice import limits_of
 from ksgen.spec import KernelSpec
@@ -104,9 +103,16 @@ def find_sanitizer() -> str | None:
 
 def kernel_for(device: Device, family: str) -> tuple[KernelSpec, int] | None:
     """A small kernel that the family serves on this device, and a batch that it takes."""
-    from tests.support.kernels import BATCHES, SERVED, job_of, kernel_of, ragged_of  # a second, which each of many tests would wait for
+    from tests.support.kernels import (  # a second, which each of many tests would wait for
+        BATCHES,
+        SERVED,
+        VARIANTS,
+        job_of,
+        kernel_of,
+        ragged_of,
+    )
 
-    chosen, limits = FAMILIES[family], limits_of(device)
+    chosen, limits = VARIANTS[family], limits_of(device)
     kernels = [job_of(family, kernel_of(ragged_of(*served), *served[1:])) for served in SERVED if served[0] == family]
     able = next((kernel for kernel in kernels if chosen.serves(kernel, limits)), None)
     return able and (able, next(each for each in count(BATCHES[able.job][-1]) if chosen.takes(able, each, True)))
@@ -114,7 +120,9 @@ def kernel_for(device: Device, family: str) -> tuple[KernelSpec, int] | None:
 
 def sanitize(sanitizer: str, device: Device, folder: Path, end: float = inf) -> Iterator[Sanitized]:
     """Each tool on each family, until the time is up."""
-    for family in FAMILIES:
+    from tests.support.kernels import VARIANTS
+
+    for family in VARIANTS:
         found = kernel_for(device, family)
         for tool in TOOLS:
             if found is None:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.errors import DeviceError
-from ksgen.families import FAMILIES
+from ksgen.families import family_named
 from tests import gpu_benchmarks, gpu_check, gpu_children, gpu_report
 from tests.driver import NotHereError, environment
 from tests.emulator import is_installed
@@ -23,7 +23,7 @@ from tests.gpu_check import CLEAN, Outcomes, Sanitized, find_sanitizer, is_good,
 from tests.ptx import on_gpu as ptx
 from tests.support import kernels
 from tests.support.fake_gpu import FakeGpu
-from tests.support.kernels import JOB_OF, SERVED, kernel_of, on_device, source_of
+from tests.support.kernels import JOB_OF, SERVED, VARIANTS, kernel_of, on_device, source_of
 from tests.support.libraries import library
 
 ROOT = Path(__file__).parents[1]
@@ -172,7 +172,7 @@ def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(gpu_check, "judge", judged)
     done = list(sanitize("/opt/compute-sanitizer", FakeGpu(), tmp_path))
-    assert {(each.tool, each.family) for each in done} == {(tool, family) for tool in gpu_check.TOOLS for family in FAMILIES}
+    assert {(each.tool, each.family) for each in done} == {(tool, family) for tool in gpu_check.TOOLS for family in VARIANTS}
     assert len(commands) == sum(each.verdict == CLEAN for each in done)
     assert all(command[:3] == ["/opt/compute-sanitizer", "--tool", tool] for command, tool in zip(commands, gpu_check.TOOLS, strict=False))
     ran = [command[command.index("run") :] for command in commands]
@@ -184,7 +184,7 @@ def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.Monk
         "not run: it serves nothing on Fake GPU"
     }
     kernel, batch = kernel_for(FakeGpu(), "wgmma_shared")
-    assert FAMILIES["wgmma_shared"].takes(kernel, batch, aligned=True)
+    assert family_named("wgmma_shared").takes(kernel, batch, aligned=True)
     late = list(sanitize("/opt/compute-sanitizer", FakeGpu(), tmp_path, end=0.0))
     assert {each.verdict for each in late if not each.verdict.startswith("not run: it serves nothing")} == {"not run: the time was up"}
 

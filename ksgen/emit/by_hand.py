@@ -4,7 +4,7 @@ figures."""
 from typing import Any
 
 from ksgen.families import Family, Geometry
-from ksgen.families.signature import operands_of, pitches_of
+from ksgen.families.signature import pitches_of
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
@@ -27,7 +27,7 @@ def launch_lines(family: Family[Any], kernel: KernelSpec, constants: Any, entry:
 
 def _product(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> list[str]:
     packing, packed = family.pack_geometry(kernel, constants), family.packed_bytes(kernel, constants)
-    given = ", ".join("packed" if name == "weights" else name for name in operands_of(family.signature, kernel))
+    given = ", ".join("packed" if name == "weights" else name for name in family.operands(kernel, constants))
     geometry, rest = _geometry(family, kernel, constants), ""
     if kernel.batch is None:
         grid, rest = f"{geometry.grid} * tiles", f": tiles = batch / {constants.tile_batch}, rounded up"
@@ -50,7 +50,7 @@ def _pitches(kernel: KernelSpec) -> list[str]:
 
 def _gradient(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> list[str]:
     """Launch lines of a gradient, whose kernel counts the parts of the batch by the same rules."""
-    given = f"{', '.join(operands_of(family.signature, kernel))}, batch"
+    given = f"{', '.join(family.operands(kernel, constants))}, batch"
     geometry, adding = _geometry(family, kernel, constants), family.pack_geometry(kernel, constants)
     second = f"  {_launch(f'{entry}_sum', str(adding.grid), adding, given)}"
     if kernel.batch is not None:

@@ -16,7 +16,7 @@ from ksgen.families.operands import multiplied_by
 from ksgen.families.rules import Rule
 from ksgen.families.simt import Simt
 from ksgen.families.vector import Vector
-from ksgen.families.wgmma import WgmmaPermuted, WgmmaRegisters, WgmmaShared
+from ksgen.families.wgmma import X_FROM, Wgmma
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
@@ -27,10 +27,8 @@ FAMILIES: dict[str, Family[Any]] = {
         Amx(),
         Vector(),
         CpuGradient(),
-        WgmmaShared(),
-        WgmmaRegisters(),
+        Wgmma(),
         Mma(),
-        WgmmaPermuted(),
         Simt(),
         Gemv(),
         GradientMma(),
@@ -49,6 +47,7 @@ ALIASES: dict[str, Family[Any]] = {
     "amx_chain": FAMILIES["amx"],
     "vector_gradient": CpuGradient(VectorGradientConstants),
     "amx_gradient": CpuGradient(AmxGradientConstants),
+    **{f"wgmma_{x_from}": Wgmma(x_from) for x_from in X_FROM},
 }
 
 

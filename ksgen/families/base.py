@@ -168,7 +168,6 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
 
     constants_type: type[ConstantsT]
     why: str  # its purpose, in a few words
-    signature: tuple[str, ...]  # the operands that its kernels may take, in order: `signature.py`
     by_default: bool  # whether launchers may choose it without wisdom; says nothing of what was measured
 
     for_small_batches: bool  # whether it is meant for small batches: larger batches use it only by wisdom or by name
@@ -210,6 +209,10 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
         ...
 
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
+
+    def operands(self, kernel: KernelSpec, constants: ConstantsT) -> tuple[str, ...]:
+        """Arguments of a launch that are arrays or pitches, in order: `signature.py`."""
+        ...
 
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
         """Tensor maps that a launch passes before its other arguments."""

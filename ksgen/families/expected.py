@@ -146,7 +146,8 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
     work = family.work(kernel, constants, batch)
     multiply_s = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds / (speed.flops_per_s * SHARE_OF_PEAK)
     warps = -(-geometry.block // WARP)
-    issued = instructions(family.name, kernel, speed.target, work, multiplying_warps(family, geometry), batch)
+    row = getattr(constants, "entry_family", "") or family.name
+    issued = instructions(row, kernel, speed.target, work, multiplying_warps(family, geometry), batch)
     shared_s = (work.shared_bytes + work.returned_bytes) / (speed.multiprocessors * speed.shared_bytes_per_s)
     inside_s = max(multiply_s, shared_s, issued / (speed.multiprocessors * speed.instructions_per_s))
     idle = sqrt(max(1.0, ENOUGH_WARPS / (resident * warps)))
@@ -221,11 +222,15 @@ def batch_like(kernel: KernelSpec, batch: int | None) -> int:
 
 def default_us(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None) -> float:
     """Microseconds that the family's default is expected to take for such a batch; 0 if unknown."""
-    speed = speed_of(family, kernel, limits)
-    if speed is None:
+    if speed_of(family, kernel, limits) is None:
         return 0.0
-    like = batch_like(kernel, batch)
-    return gpu_us(speed, family, kernel, family.default(kernel, limits, batch), like)
+    return expected_us(family, kernel, limits, batch, family.default(kernel, limits, batch))
+
+
+def expected_us(family: Family[ConstantsT], kernel: KernelSpec, limits: Limits, batch: int | None, constants: ConstantsT) -> float:
+    """Microseconds that a kernel is expected to take under given constants; 0 if unknown."""
+    speed = speed_of(family, kernel, limits)
+    return gpu_us(speed, family, kernel, constants, batch_like(kernel, batch)) if speed else 0.0
 
 
 def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits) -> bool:
@@ -270,23 +275,26 @@ def fastest(
     batch: int | None,
     options: Callable[[], Iterator[ConstantsT]],
     worth: float = WORTH,
+    row: str = "",
 ) -> ConstantsT:
     """Choose the fastest of the options by `gpu_us`; `prediction` decides among those within WORTH of it, if the
     kernel's instructions were counted.
 
     The first option is a rule's. It is chosen unless others are better by `worth`, and if the target's rates are
-    unknown. Options are compared once per class of batches.
+    unknown. Options are compared once per class of batches. `row` names the row of counted instructions, if it is not
+    the family's.
     """
     speed = speed_of(family, kernel, limits)
     if speed is None:
         return next(options())
     like = max(CLASSES[0], batch_like(kernel, batch))
-    key = (family.name, kernel, limits, like)
+    row = row or family.name
+    key = (row, kernel, limits, like)
     if key not in _found:
         if len(_found) >= REMEMBERED:
             _found.clear()
         listed = tuple(dict.fromkeys(options()))
-        is_counted = issued_by(family.name, kernel, speed.target) is not None
+        is_counted = issued_by(row, kernel, speed.target) is not None
 
         def predicted_us(constants: ConstantsT, batch: int) -> float:
             found = prediction(speed, family, kernel, constants, batch)

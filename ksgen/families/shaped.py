@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ksgen.families.base import Geometry, Limits, TensorMap
 from ksgen.families.gpus import LEAST, gpu_of
 from ksgen.families.rules import Rule, first_broken
-from ksgen.families.signature import PRODUCT
+from ksgen.families.signature import PRODUCT, operands_of
 from ksgen.families.tiles import PACK_THREADS, divide_up, read_constants
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -61,6 +61,9 @@ class Shaped(Generic[ConstantsT]):
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return True
+
+    def operands(self, kernel: KernelSpec, constants: ConstantsT) -> tuple[str, ...]:
+        return operands_of(self.signature, kernel)
 
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
         return ()

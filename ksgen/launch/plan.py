@@ -14,7 +14,7 @@ from ksgen.devices.threads import groups_for
 from ksgen.emit.render import Source
 from ksgen.errors import LaunchError
 from ksgen.families import Geometry, Pass, TensorMap, family_named
-from ksgen.families.signature import operands_of, result_of
+from ksgen.families.signature import result_of
 from ksgen.launch.choice import Choice
 from ksgen.spec import KernelSpec
 
@@ -194,7 +194,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         pack_block=packing.block,
         packed_bytes=family.packed_bytes(kernel, choice.constants),
         packing=" ".join(packing_words),
-        operands=operands_of(family.signature, kernel),
+        operands=family.operands(kernel, choice.constants),
         maps=family.maps(kernel, choice.constants, batch),
         workspace_bytes=geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
         steps=(*before, multiply, *after) if before or after else (),

@@ -20,7 +20,7 @@ from tests.support.fake_gpu import FakeGpu
 pytestmark = pytest.mark.skipif(not is_installed("none"), reason="the emulator needs g++")
 
 
-@pytest.mark.parametrize(("layout", "kinds"), [("bsl", ["wgmma_shared", "mma"]), ("bsf", ["wgmma_registers", "mma", "wgmma_permuted"])])
+@pytest.mark.parametrize(("layout", "kinds"), [("bsl", ["wgmma", "mma"]), ("bsf", ["wgmma", "wgmma", "mma"])])
 def test_each_family_is_measured_by_its_own_default(layout: str, kinds: list[str]) -> None:
     contenders = pytest.importorskip("ksgen.bench.contenders")
     for batch, served in ((40, kinds), (41, kinds if layout == "bsf" else ["mma"])):

@@ -37,9 +37,9 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
     gpu: Any = FakeGpu()
     job = Job(Pattern(1, 8, 24, 2), "float32", "bsf", 40)
     names = [(each.arithmetic, each.family, each.variant) for each in contenders(job, gpu, (OURS,))]
-    assert names == [("float32", "simt", "default"), ("tf32x3", "wgmma_registers", "default"), ("tf32x3", "mma", "default")]
+    assert names == [("float32", "simt", "default"), ("tf32x3", "wgmma", "default"), ("tf32x3", "mma", "default")]
     sixteen = Job(JOB.pattern, "float16", "bsf", 40)
-    assert [each.family for each in contenders(sixteen, gpu, (OURS,))] == ["wgmma_registers", "mma", "wgmma_permuted", "simt"]
+    assert [each.family for each in contenders(sixteen, gpu, (OURS,))] == ["wgmma", "wgmma", "mma", "simt"]
     found = next(family_named("simt").space(JOB.kernel("float32"), limits_of(gpu)))
     monkeypatch.setattr(
         PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40", from_wisdom=True)

@@ -174,6 +174,6 @@ def test_a_family_that_is_expected_to_be_faster_is_shown_of_a_pattern_alone() ->
     asked = ("show", "2,192,768,16", "--precision", "bfloat16")
     facts = json.loads(run(*asked, "--json").stdout)["patterns"][0]
     ((target, found),) = facts["expected_faster"].items()
-    assert (facts["by_device"][target], target, found["family"]) == ("mma", "sm_90a", "wgmma_registers")
-    assert f"wgmma_registers expected {found['factor']:.2f} times as fast" in run(*asked, COLUMNS="200").stdout
+    assert (facts["by_device"][target], target, found["family"]) == ("mma", "sm_90a", "wgmma")
+    assert f"wgmma expected {found['factor']:.2f} times as fast" in run(*asked, COLUMNS="200").stdout
     assert "expected_faster" not in json.loads(run(*asked, "6144,2,1,1", "--json").stdout)["patterns"][0]

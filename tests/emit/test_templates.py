@@ -109,7 +109,7 @@ def test_each_family_has_its_template() -> None:
     ("file", "families"),
     [
         ("simt_chain.cu.j2", {"simt"}),
-        ("wgmma_shared.cu.j2", {"wgmma_shared", "wgmma_permuted"}),  # which begins with it
+        ("include/wgmma/permute.j2", {"wgmma"}),
         ("gemv.cu.j2", {"gemv"}),
         ("gemv_group.cu.j2", {"gemv"}),
         ("include/gemv/place_bsf.j2", {"gemv"}),
@@ -123,8 +123,8 @@ def test_each_family_has_its_template() -> None:
         ("include/words/amx.j2", {"amx", "cpu_gradient"}),
         ("include/amx/mend_none.j2", {"amx", "cpu_gradient"}),
         ("include/cpu_gradient/tiles_mend_none.j2", {"cpu_gradient"}),
-        ("include/words/operands.j2", {"mma", "gradient_mma", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
-        ("include/words/warpgroups.j2", {"wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
+        ("include/words/operands.j2", {"mma", "gradient_mma", "wgmma"}),
+        ("include/words/warpgroups.j2", {"wgmma"}),
         ("probe.cu.j2", set()),
     ],
 )

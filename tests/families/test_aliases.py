@@ -9,8 +9,9 @@ import pytest
 
 from ksgen.bench.rows import read_rows, write_csv
 from ksgen.emit.render import render
-from ksgen.errors import ConstantsError
+from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import ALIASES, FAMILIES, Limits, cuda_limits, family_named, family_of, present_names
+from ksgen.families.expected import expected_us
 from ksgen.families.simt import SimtConstants
 from ksgen.families.tiles import read_constants
 from ksgen.launch.choice import choice_by_name
@@ -38,6 +39,9 @@ OF_ALIASES = {
     "few_chain": KernelSpec(NARROW, "bfloat16"),
     "few_group": KernelSpec((NARROW, NARROW[:1]), "bfloat16"),
     "simt_chain": replace(KERNELS[CHAIN], precision="float32"),
+    "wgmma_shared": replace(KERNELS["multiply"], layout="bsl"),
+    "wgmma_registers": KERNELS["multiply"],
+    "wgmma_permuted": KERNELS["multiply"],
 }
 CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 
@@ -116,6 +120,9 @@ ENTRIES = {  # of the time when these families had these names
     "few_group": "ks_2x48x64x1_1x64x48x2_and_2x48x64x1_bfloat16_bsf_33324dc9",
     "mma_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_4ac62e8f",
     "simt_chain": "ks_1x64x48x2_2x24x64x1_float32_bsf_80283b09",
+    "wgmma_shared": "ks_1x64x48x2_bfloat16_bsl_7044759a",
+    "wgmma_registers": "ks_1x64x48x2_bfloat16_bsf_b78935c8",
+    "wgmma_permuted": "ks_1x64x48x2_bfloat16_bsf_0fa5acd5",
     "vector_gradient": "ks_1x64x48x2_bfloat16_bsf_gradient_3f9234ae",
     "amx_gradient": "ks_1x64x48x2_bfloat16_bsf_gradient_7116e612",
 }
@@ -129,10 +136,30 @@ def test_entries_keep_the_name_that_they_had_under_an_earlier_family(alias: str,
     assert render(kernel, family_named(alias).default(kernel, limits, 4096), dialect=dialect).entry == entry
 
 
-@pytest.mark.parametrize("alias", ["amx_gradient", "vector_gradient"])
+@pytest.mark.parametrize("alias", ["amx_gradient", "vector_gradient", "wgmma_registers", "wgmma_permuted"])
 def test_a_search_by_an_earlier_name_has_the_constants_that_it_meant(alias: str) -> None:
-    machine = Machine("", CPU, 2, {"cpu_gradient": None})  # type: ignore[dict-item]
-    listed = list_space(Job(KERNELS["gradient"], 40), machine, alias)
-    assert {each.family for each in listed} == {"cpu_gradient"}
+    family, job = family_named(alias).name, Job(kernel_of(alias), 40)
+    machine = Machine("", limits_of(alias), 2, {family: None})  # type: ignore[dict-item]
+    listed = list_space(job, machine, alias)
+    assert {each.family for each in listed} == {family}
     assert {type(each.constants) for each in listed} == {type(entry_of(alias).constants)}
-    assert len(list_space(Job(KERNELS["gradient"], 40), machine)) > len(listed)
+    assert len(list_space(job, machine)) > len(listed)
+
+
+def test_a_family_of_several_ways_has_a_default_of_each_and_takes_the_fastest() -> None:
+    family, kernel = FAMILIES["wgmma"], KERNELS["multiply"]
+    each = family.defaults(kernel, GPU, 4096)
+    assert [own.x_from for own in each] == ["registers", "permuted"]
+    assert family.default(kernel, GPU, 4096) == min(each, key=lambda own: expected_us(family, kernel, GPU, 4096, own))
+    assert [family_named(f"wgmma_{own.x_from}").default(kernel, GPU, 4096) for own in each] == each
+
+
+def test_wisdom_from_before_x_from_was_a_constant_is_read() -> None:
+    entry = entry_of("wgmma_permuted")
+    text = dump("a device", Wisdom([entry])).replace(', "x_from": "permuted"', "")
+    assert "x_from" not in text
+    assert parse(text.replace('"family": "wgmma"', '"family": "wgmma_permuted"'), "a file") == [entry]
+    with pytest.raises(KsgenError, match=r"wgmma constant x_from=None; accepted: shared, registers, permuted"):
+        parse(text, "a file")
+    with pytest.raises(ConstantsError, match=r"wgmma constant x_from='memory'; accepted: shared, registers, permuted"):
+        FAMILIES["wgmma"].constants(asdict(entry.constants) | {"x_from": "memory"})

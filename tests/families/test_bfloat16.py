@@ -12,7 +12,7 @@ from ksgen.build.host import find_host_compiler
 from ksgen.emit.render import WORDS, render
 from ksgen.emit.templates import environment, fill
 from ksgen.errors import ToolchainError
-from ksgen.families import FAMILIES, cuda_limits
+from ksgen.families import cuda_limits, family_named
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.support import sass
@@ -67,6 +67,6 @@ def test_an_instruction_rounds_results(family: str, layout: str, batch: int | No
     sass.needed_disassembler()
     limits = cuda_limits("sm_90a")
     kernel = KernelSpec(Pattern(1, 768, 192, 2), "bfloat16", layout)
-    source = render(kernel, FAMILIES[family].default(kernel, limits, batch), family=family)
+    source = render(kernel, family_named(family).default(kernel, limits, batch), family=family)
     entries = sass.instructions(sass.compiled(source.text, source.entry, "sm_90a").data)
     assert sass.count(entries[source.entry], "F2FP.BF16") > 0, entries

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.model import Expected, expected
 from ksgen.commands.compiling import _sources
-from ksgen.families import FAMILIES, check, cuda_limits, family_for
+from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named
 from ksgen.families import expected as model
 from ksgen.families.gpus import GPUS
 from ksgen.pattern import Pattern
@@ -200,7 +200,7 @@ def test_a_class_has_constants_of_its_own_only_where_they_save_a_microsecond() -
 def test_batches_of_a_class_share_their_constants(family: str, precision: str) -> None:
     kernel = KernelSpec(Pattern(1, 768, 192, 2), precision)
     for batches in ((1, 100, 256), (257, 2048), (2049, 25088, 10**6)):
-        assert len({FAMILIES[family].default(kernel, HOPPER, batch) for batch in batches}) == 1
+        assert len({family_named(family).default(kernel, HOPPER, batch) for batch in batches}) == 1
 
 
 def test_what_is_built_beforehand_holds_the_constants_of_every_class() -> None:
@@ -235,9 +235,9 @@ def test_what_is_built_beforehand_holds_the_constants_of_every_class() -> None:
 )
 def test_what_the_model_likes_is_right(family: str, target: str, precision: str, layout: str, pattern: tuple[int, ...], batch: int) -> None:
     limits, kernel = cuda_limits(target), job_of(family, KernelSpec(Pattern(*pattern), precision, layout))
-    constants = FAMILIES[family].default(kernel, limits)
+    constants = family_named(family).default(kernel, limits)
     unknown = replace(limits, target="")
-    assert constants != FAMILIES[family].default(kernel, unknown), "the case says nothing: the rule's constants are the fastest"
+    assert constants != family_named(family).default(kernel, unknown), "the case says nothing: the rule's constants are the fastest"
     check_result(source_of(family, kernel, constants, limits), batch, in_emulator())
 
 
@@ -249,7 +249,7 @@ def test_a_prediction_lies_above_the_longest_term_and_below_all_terms_together(p
     limits = cuda_limits("sm_80")
     for pattern in stratified(FEW):
         kernel = KernelSpec(pattern, precision)
-        speed, own = model.speed_of(FAMILIES[family], kernel, limits), FAMILIES[family]
+        speed, own = model.speed_of(family_named(family), kernel, limits), family_named(family)
         assert speed is not None
         constants = own.default(kernel, limits, model.LARGE)
         found, terms = (each(speed, own, kernel, constants, model.LARGE) for each in (model.prediction, model.terms_of))
@@ -291,7 +291,7 @@ def test_the_last_wave_counts_once() -> None:
 
 
 def terms_of(family: str, kernel: KernelSpec, target: str, batch: int = model.LARGE, **changes: Any) -> model.Terms:
-    own, limits = FAMILIES[family], cuda_limits(target)
+    own, limits = family_named(family), cuda_limits(target)
     speed, constants = model.speed_of(own, kernel, limits), own.default(kernel, limits)
     assert speed is not None
     found = model.terms_of(speed, own, kernel, replace(constants, **changes), batch)
@@ -319,7 +319,7 @@ def test_each_wave_waits_for_its_first_stage() -> None:
 def test_constants_that_are_as_fast_by_the_longest_term_are_told_apart_by_the_prediction() -> None:
     limits, told_apart = cuda_limits("sm_90a"), 0
     for pattern, (family, precision) in product(stratified(4), (("mma", "bfloat16"), ("wgmma_registers", "tf32x3"))):
-        own: Any = FAMILIES[family]
+        own: Any = family_named(family)
         kernel = KernelSpec(pattern, precision)
         speed = model.speed_of(own, kernel, limits)
         assert speed is not None

@@ -25,6 +25,7 @@ from tests.support.kernels import (
     MATRIX,
     PATTERNS,
     SERVED,
+    VARIANTS,
     batch_for,
     batches_for,
     in_emulator,
@@ -98,7 +99,7 @@ def test_what_is_added_is_read_where_it_lies(family: str, precision: str, layout
     source = source_of(family, kernel_of(pattern, precision, layout, Epilogue(True, "relu", True)))
     kernels.check(source, 72, in_emulator(), in_place=True)
     kernels.check(source, 77, in_emulator(), in_place=True)
-    if FAMILIES[family].takes(source.kernel, 72, aligned=False):
+    if VARIANTS[family].takes(source.kernel, 72, aligned=False):
         for shifts in ({"bias": 1}, {"residual": 1}, {"bias": 2, "residual": 2}):
             kernels.check(source, 72, in_emulator(), **shifts)
 
@@ -153,10 +154,10 @@ def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str, name:
 def test_the_space_holds_only_what_fits_and_is_right(family: str) -> None:
     kernels_of_all = (job_of(family, kernel_of((1, 64, 64, 4), precision, layout)) for precision, layout in product(PRECISIONS, LAYOUTS))
     kernel = next(each for each in kernels_of_all if serves(family, each))
-    found = list(FAMILIES[family].space(kernel, LIMITS))
+    found = list(VARIANTS[family].space(kernel, LIMITS))
     assert len(found) > 100
     for constants in found[:: len(found) // 50]:
-        check(FAMILIES[family], kernel, constants, LIMITS)
+        check(VARIANTS[family], kernel, constants, LIMITS)
     for constants in found[:: len(found) // 4]:
         kernels.check(source_of(family, kernel, constants), 70, in_emulator())
 
@@ -164,9 +165,9 @@ def test_the_space_holds_only_what_fits_and_is_right(family: str) -> None:
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
 def test_a_launch_starts_early_where_the_text_waits(family: str, precision: str, layout: str) -> None:
     source = source_of(family, kernel_of(ragged_of(family, precision, layout), precision, layout))
-    geometry = FAMILIES[family].geometry(source.kernel, source.constants, 1)
+    geometry = VARIANTS[family].geometry(source.kernel, source.constants, 1)
     assert geometry.starts_early == ("    wait_for_previous_grid();" in source.text)
-    assert not FAMILIES[family].pack_geometry(source.kernel, source.constants).starts_early
+    assert not VARIANTS[family].pack_geometry(source.kernel, source.constants).starts_early
 
 
 def test_families_are_found_by_name() -> None:
@@ -182,13 +183,13 @@ def test_families_that_need_wisdom_are_no_default_and_those_that_cannot_take_a_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting = {name for name, family in FAMILIES.items() if not family.by_default}
-    assert waiting == {"amx", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}
+    assert waiting == {"amx", "wgmma"}
     kernel = kernel_of(ALIGNED["blocks"], "float16", "bsl")
-    assert FAMILIES["wgmma_shared"].serves(kernel, LIMITS)
-    assert not FAMILIES["wgmma_shared"].serves(kernel, cuda_limits("sm_100"))
+    assert family_named("wgmma_shared").serves(kernel, LIMITS)
+    assert not family_named("wgmma_shared").serves(kernel, cuda_limits("sm_100"))
     assert family_for(kernel, LIMITS, 4096).name == "mma"
-    monkeypatch.setattr(FAMILIES["wgmma_shared"], "by_default", True)
-    assert family_for(kernel, LIMITS, 4096).name == "wgmma_shared"
+    monkeypatch.setattr(FAMILIES["wgmma"], "by_default", True)
+    assert family_for(kernel, LIMITS, 4096).name == "wgmma"
     assert family_for(kernel, LIMITS, 4097).name == "mma"  # rows of 8194 bytes
     assert family_for(kernel, LIMITS, 4096, aligned=False).name == "mma"
     assert family_for(kernel, LIMITS, 2**31).name == "mma"  # a coordinate has 32 bits
@@ -201,8 +202,8 @@ def test_a_family_that_is_expected_to_be_faster_is_named_with_the_factor() -> No
     found = faster_family("mma", kernel, LIMITS, LARGE)
     assert found is not None
     family, factor = found
-    us = {name: default_us(FAMILIES[name], kernel, LIMITS, LARGE) for name in ("mma", "wgmma_registers", "wgmma_permuted")}
-    assert (family.name, factor) == ("wgmma_registers", us["mma"] / us["wgmma_registers"])
+    us = {name: default_us(VARIANTS[name], kernel, LIMITS, LARGE) for name in ("mma", "wgmma_registers", "wgmma_permuted")}
+    assert (family.name, factor) == ("wgmma", us["mma"] / us["wgmma_registers"])
     assert us["wgmma_registers"] < us["wgmma_permuted"] < us["mma"]
     assert faster_family("wgmma_registers", kernel, LIMITS, LARGE) is None
     assert faster_family("mma", kernel, cuda_limits("sm_80"), LARGE) is None
@@ -216,7 +217,7 @@ def defaults(family: str, kernel: KernelSpec) -> Iterator[Any]:
     """A family's defaults for GPUs of several generations."""
     for target in ("sm_90a", "sm_80", "sm_75"):
         with suppress(ConstantsError):
-            yield FAMILIES[family].default(kernel, cuda_limits(target))
+            yield VARIANTS[family].default(kernel, cuda_limits(target))
 
 
 def neighbours(values: list[Any]) -> list[Any]:
@@ -227,7 +228,7 @@ def neighbours(values: list[Any]) -> list[Any]:
 
 def is_allowed(family: str, kernel: KernelSpec, constants: Any) -> bool:
     try:
-        check(FAMILIES[family], kernel, constants, LIMITS)
+        check(VARIANTS[family], kernel, constants, LIMITS)
     except ConstantsError:
         return False
     return True
@@ -243,7 +244,7 @@ def by_maps(draw: st.DrawFn, family: str, precision: str, layout: str, pattern: 
         b, d = 8 * -(-b // 8), max(2, d)
     kernel = kernel_of((a, b, c, d), precision, layout)
     assume(serves(family, kernel))
-    return kernel, draw(st.sampled_from(list(FAMILIES[family].space(kernel, LIMITS))))
+    return kernel, draw(st.sampled_from(list(VARIANTS[family].space(kernel, LIMITS))))
 
 
 @st.composite
@@ -353,9 +354,7 @@ def test_ulps_count_the_floats_between() -> None:
 
 
 def test_every_family_precision_and_layout_is_in_the_matrix() -> None:
-    here = {
-        name for name in FAMILIES if not name.startswith(("vector", "amx", "cpu")) and not name.endswith(("_chain", "_group"))
-    }  # which have tests of their own
+    here = {name for name in VARIANTS if not name.startswith(("vector", "amx", "cpu"))}  # which have tests of their own
     assert {family for family, *_ in SERVED} == set(JOB_OF) == here
     for plain in ("simt", "gradient"):
         assert {(precision, layout) for family, precision, layout in SERVED if family == plain} == set(product(STORED, LAYOUTS))
@@ -374,7 +373,7 @@ WORKED = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("family", "precision", "d", "products"), WORKED)
 def test_work_counts_tiles_padding_and_products(family: str, precision: str, d: int, products: int, layout: str) -> None:
-    chosen = FAMILIES[family]
+    chosen = VARIANTS[family]
     kernel = kernel_of((2, 128, 64, d), precision, layout)
     constants = chosen.default(kernel, LIMITS)
     batch = 8 * constants.tile_batch

@@ -193,7 +193,7 @@ def test_launches_begin_early_where_a_gpu_can(target: str, early: int) -> None:
 
 def test_constants_from_wisdom_are_checked_by_name_and_type() -> None:
     assert FEW.constants(asdict(GOOD)) == GOOD
-    with pytest.raises(ConstantsError, match="few constants are tile_batch"):
+    with pytest.raises(ConstantsError, match="gemv constants are tile_batch"):
         FEW.constants({"tile_batch": 1})
 
 

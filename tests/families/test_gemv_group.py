@@ -20,7 +20,7 @@ from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
-from tests.families.test_few_chain import DOWN, GPT2, PLANES, UNEVEN
+from tests.families.test_gemv_chain import DOWN, GPT2, PLANES, UNEVEN
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import EVEN, chain_of, factor_sources, group_of, is_right, run_chain, run_group

@@ -8,7 +8,7 @@ import pytest
 
 from ksgen import reference
 from ksgen.errors import ConstantsError, SpecError
-from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
+from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for, family_named
 from ksgen.families.chains import factor_kernels
 from ksgen.families.mma import MmaConstants
 from ksgen.families.vector import VectorConstants
@@ -62,7 +62,7 @@ def kernel_of(shape: tuple[int, ...], precision: str, storage: str, layout: str,
 def test_agrees_with_float64(
     family: str, shape: tuple[int, ...], precision: str, storage: str, layout: str, batch: int, target: str
 ) -> None:  # fmt: skip
-    kernel, own = kernel_of(shape, precision, storage, layout), FAMILIES[family]
+    kernel, own = kernel_of(shape, precision, storage, layout), family_named(family)
     source = source_of(family, kernel, own.default(kernel, LIMITS, batch))
     kernels.check(replace(source, text=target + source.text), batch, in_emulator())
 
@@ -97,7 +97,7 @@ def test_every_value_is_widened_exactly(storage: str) -> None:
     served = [*product(("gemv", "simt"), ("float16",)), *product(("mma",), ("float16", "float32") if storage in FLOATS else ())]
     for family, precision in served:
         kernel = KernelSpec(given.pattern, precision, weights=storage, inputs=storage)
-        source = source_of(family, kernel, FAMILIES[family].default(kernel, LIMITS, 256))
+        source = source_of(family, kernel, family_named(family).default(kernel, LIMITS, 256))
         problem = Problem(kernel, 256, truth.reshape(-1, 1), np.ones((1, 1, 1, 1)), None, None, quantized=(given,), inputs=x)
         for target in (BEFORE, SINCE):
             found = kernels.multiply(problem, replace(source, text=target + source.text), in_emulator())

@@ -89,8 +89,6 @@ def test_another_process_is_told_the_same() -> None:
 def broken_cases() -> Iterator[Any]:
     """Every family's default with each of its numbers changed, where a rule is against it."""
     for name, family in FAMILIES.items():
-        if family.packed_by:  # chains: whose constants are words of several
-            continue
         every = (KernelSpec(KERNEL.pattern, *kind, job=job) for kind in product(PRECISIONS, LAYOUTS) for job in JOBS)
         limits = replace(LIMITS, is_cpu=name.startswith(("vector", "amx", "cpu")), vector_bytes=32, tiles=("bf16", "f16"))
         kernel = next(each for each in every if family.serves(each, limits))

@@ -175,7 +175,7 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
 def test_a_main_loop_has_the_instructions_that_the_cost_model_counts(family: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sass.needed_disassembler()
     kernel, limits = KernelSpec(PATTERN, precision), cuda_limits("sm_90a")
-    source = render(kernel, FAMILIES[family].default(kernel, limits), family=family)
+    source = render(kernel, family_named(family).default(kernel, limits), family=family)
     outcome = Outcome(source, "sm_90a", sass.compiled(source.text, source.entry, "sm_90a"))
     assert list(faults(outcome)) == []
     key = (family, precision, "bsf")
@@ -223,7 +223,7 @@ ADDED = [
 def test_bias_and_residual_are_read_as_wide_as_y_is_stored(family: str, precision: str, layout: str, load: str, store: str) -> None:
     def counts_of(epilogue: Epilogue) -> Counter[str]:
         kernel = KernelSpec(PATTERN, precision, layout, epilogue)
-        source = render(kernel, FAMILIES[family].default(kernel, cuda_limits("sm_90a")), family=family)
+        source = render(kernel, family_named(family).default(kernel, cuda_limits("sm_90a")), family=family)
         return sass.instructions(sass.compiled(source.text, source.entry, "sm_90a").data)[source.entry]
 
     sass.needed_disassembler()
@@ -251,7 +251,7 @@ def test_warpgroups_keep_to_the_registers_that_they_took(
 ) -> None:
     """The highest register count of any warp goes to ptxas. A register beyond a warp's own is a machine error."""
     sass.needed_disassembler()
-    chosen, limits, kernel = FAMILIES[family], cuda_limits("sm_90a"), KernelSpec(PATTERN, precision, layout)
+    chosen, limits, kernel = family_named(family), cuda_limits("sm_90a"), KernelSpec(PATTERN, precision, layout)
     able = [
         each
         for each in chosen.space(kernel, limits)
@@ -285,8 +285,8 @@ def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(
     """A compiler might hoist such reads if it assumes that read-only arrays are constant."""
     sass.needed_disassembler()
     kernel, limits = KernelSpec(PATTERN, precision, layout, Epilogue(bias=True, residual=True)), cuda_limits("sm_90a")
-    constants = replace(FAMILIES[family].default(kernel, limits), **changes)
-    check(FAMILIES[family], kernel, constants, limits)
+    constants = replace(family_named(family).default(kernel, limits), **changes)
+    check(family_named(family), kernel, constants, limits)
     source = render(kernel, constants, family=family)
     listing = sass.listing_of(sass.compiled(source.text, source.entry, "sm_90a").data)
     memory = {"LD", "LDG", "ST", "STG", "UTMALDG", "UTMASTG", "UBLKCP"}

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import pytest
 
 from ksgen.emit.render import Source, render
-from ksgen.families import FAMILIES, Limits, cuda_limits
+from ksgen.families import Limits, cuda_limits
 from ksgen.families.signature import operands_of, result_of, weights_of
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from tests.support.kernels import VARIANTS
 
 HOPPER = cuda_limits("sm_90a")
 PROCESSOR = Limits(32 * 1024, 1024, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, tiles=("bf16", "f16"), multiprocessors=4)
@@ -33,7 +34,7 @@ class Case(NamedTuple):
     @property
     def source(self) -> Source:
         """Source with the default constants. Some take half a second to find, which is too long at collection."""
-        constants = FAMILIES[self.family].default(self.kernel, self.limits)
+        constants = VARIANTS[self.family].default(self.kernel, self.limits)
         return render(self.kernel, constants, family=self.family, dialect="opencl" if self.limits.is_cpu else "cuda")
 
 
@@ -49,7 +50,7 @@ def kernels() -> Iterator[KernelSpec]:
 
 def cases() -> Iterator[Case]:
     """Every family, for each layout, precision, and epilogue that it serves."""
-    for name, family in FAMILIES.items():
+    for name, family in VARIANTS.items():
         for kernel, limits in product(kernels(), (HOPPER, PROCESSOR)):
             if family.serves(kernel, limits):
                 yield Case(name, kernel, limits)
@@ -72,15 +73,15 @@ CASES = list(cases())
 
 
 def test_every_family_has_a_case() -> None:
-    assert {each.family for each in CASES} == set(FAMILIES)
+    assert {each.family for each in CASES} == set(VARIANTS)
     assert {each.family for each in CASES if each.kernel.is_strided} >= {"simt", "mma"}
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_texts_parameters_are_the_familys_operands_in_order(case: Case) -> None:
-    source, family = case.source, FAMILIES[case.family]
-    wanted = [*operands_of(family.signature, source.kernel), "batch_of_call"]
+    source, family = case.source, VARIANTS[case.family]
+    wanted = [*family.operands(source.kernel, source.constants), "batch_of_call"]
     geometry = family.geometry(source.kernel, source.constants, BATCH)
     for entry in (source.entry, *(source.entry_of(each.name) for each in (*geometry.before, *geometry.after))):
         found = [SPELLED.get(name, name) for name in names(source.text, entry)]
@@ -91,12 +92,12 @@ def test_the_texts_parameters_are_the_familys_operands_in_order(case: Case) -> N
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", [each for each in CASES if each.family.startswith("wgmma")], ids=str)
 def test_tensor_maps_come_first_and_describe_operands(case: Case) -> None:
-    source, family = case.source, FAMILIES[case.family]
+    source, family = case.source, VARIANTS[case.family]
     described = [each.operand for each in family.maps(source.kernel, source.constants, BATCH)]
     maps = [name for kind, name in parameters(source.text, source.entry) if kind.endswith("TensorMap")]
     assert len(maps) == len(described) > 0
     assert [name for name, _ in zip(maps, described, strict=True)] == ["x", "y_map"][: len(maps)]
-    assert set(described) <= set(operands_of(family.signature, source.kernel))
+    assert set(described) <= set(family.operands(source.kernel, source.constants))
 
 
 def test_a_kernel_takes_what_its_epilogue_and_job_ask_for() -> None:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ksgen.families import FAMILIES, cuda_limits
+from ksgen.families import cuda_limits
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import SimtError
 from tests.families.test_mma import RESIDENT, SPREAD
 from tests.support import kernels
-from tests.support.kernels import JOB_OF, SERVED, in_emulator, kernel_of, patterns_of, ragged_of, serves, source_of
+from tests.support.kernels import JOB_OF, SERVED, VARIANTS, in_emulator, kernel_of, patterns_of, ragged_of, serves, source_of
 
 CHUNK_BYTES = 16  # what a wide access moves at most
 ADDED = Epilogue(True, "relu", True)
@@ -127,7 +127,7 @@ def test_rows_that_are_one(family: str, precision: str, layout: str) -> None:
 @pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(4))
 def test_to_the_last_bit_what_dense_arrays_give(family: str, precision: str, layout: str) -> None:
     kernel = sliced(ragged_of(family, precision, layout), precision, layout)
-    own = FAMILIES[family].default(kernel, kernels.LIMITS)
+    own = VARIANTS[family].default(kernel, kernels.LIMITS)
     dense = kernels.check(source_of(family, replace(kernel, stride="dense"), own), 65, in_emulator())
     np.testing.assert_array_equal(check(source_of(family, kernel, own), 65, in_emulator()), dense)
 

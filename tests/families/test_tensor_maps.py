@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen.families import FAMILIES, Family, TensorMap
+from ksgen.families import Family, TensorMap
 from ksgen.families.base import MAP_ALIGNMENT
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests import emulator
 from tests.emulator import SimtError, is_installed, run_cuda
 from tests.ptx import render
-from tests.support.kernels import LIMITS, kernel_of, patterns_of, serves
+from tests.support.kernels import LIMITS, VARIANTS, kernel_of, patterns_of, serves
 
 # Interleaving is none, element strides are one and types have whole bytes, so the rules of the other kinds are left out.
 RULES: dict[str, Callable[[TensorMap], bool]] = {
@@ -92,7 +92,7 @@ def kernels_of(family: str, layout: str) -> Iterator[KernelSpec]:
 
 
 def check_maps(family: str, kernel: KernelSpec, some_constants: Iterator[Any]) -> int:
-    own: Family[Any] = FAMILIES[family]
+    own: Family[Any] = VARIANTS[family]
     checked = 0
     for constants, batch in product(some_constants, (1, 8, 24, 64, 65, 129, 25088)):
         if not own.takes(kernel, batch, True):
@@ -103,13 +103,13 @@ def check_maps(family: str, kernel: KernelSpec, some_constants: Iterator[Any]) -
     return checked
 
 
-HOPPER = [family for family in FAMILIES if family.startswith("wgmma")]
+HOPPER = [family for family in VARIANTS if family.startswith("wgmma")]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", HOPPER)
 def test_maps_of_emitted_kernels_keep_the_rules(family: str, layout: str) -> None:
-    checked = sum(check_maps(family, kernel, islice(FAMILIES[family].space(kernel, LIMITS), 3)) for kernel in kernels_of(family, layout))
+    checked = sum(check_maps(family, kernel, islice(VARIANTS[family].space(kernel, LIMITS), 3)) for kernel in kernels_of(family, layout))
     assert checked > 50 or not any(kernels_of(family, layout))
 
 
@@ -118,13 +118,13 @@ def test_maps_of_emitted_kernels_keep_the_rules(family: str, layout: str) -> Non
 @pytest.mark.parametrize("family", HOPPER)
 def test_maps_of_all_constants_keep_the_rules(family: str, layout: str) -> None:
     for kernel in kernels_of(family, layout):
-        check_maps(family, kernel, islice(FAMILIES[family].space(kernel, LIMITS), 0, None, 7))
+        check_maps(family, kernel, islice(VARIANTS[family].space(kernel, LIMITS), 0, None, 7))
 
 
 def test_arrays_that_begin_off_the_rule_are_not_taken() -> None:
     assert MAP_ALIGNMENT == ADDRESS_BYTES
     for family, layout in product(HOPPER, LAYOUTS):
         for kernel in kernels_of(family, layout):
-            constants = next(iter(FAMILIES[family].space(kernel, LIMITS)))
-            of_arrays = [given for given in FAMILIES[family].maps(kernel, constants, 64) if given.operand != "workspace"]
-            assert not of_arrays or not FAMILIES[family].takes(kernel, 64, False), kernel.name
+            constants = next(iter(VARIANTS[family].space(kernel, LIMITS)))
+            of_arrays = [given for given in VARIANTS[family].maps(kernel, constants, 64) if given.operand != "workspace"]
+            assert not of_arrays or not VARIANTS[family].takes(kernel, 64, False), kernel.name

@@ -9,7 +9,7 @@ import pytest
 
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, TensorMap, check
+from ksgen.families import TensorMap, check, family_named
 from ksgen.families.wgmma import RegistersConstants, SharedConstants
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
@@ -18,7 +18,7 @@ from tests.support.kernels import check as check_result
 from tests.support.kernels import check_exact, in_emulator, multiply, source_of
 from tests.support.wgmma_kernels import GPU, kernel, text_of
 
-SHARED, REGISTERS, PERMUTED = (FAMILIES[name] for name in ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
+SHARED, REGISTERS, PERMUTED = map(family_named, ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
 PLAIN = SharedConstants(256, 64, 64, 2, 3)
 FLAT = RegistersConstants(128, 48, 32, 4, 2, 1, 3, 0)
 SLAB = RegistersConstants(64, 32, 16, 16, 1, 2, 3, 0)

@@ -9,7 +9,7 @@ import pytest
 from ksgen import reference
 from ksgen.emit.render import template_digest
 from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, TensorMap, check, cuda_limits, families_for, family_for, operand_of
+from ksgen.families import FAMILIES, TensorMap, check, cuda_limits, families_for, family_for, family_named, operand_of
 from ksgen.families.expected import speed_of
 from ksgen.families.wgmma import SharedConstants
 from ksgen.launch.choice import choice_by_name, choose
@@ -27,7 +27,7 @@ from tests.support import kernels, sass
 from tests.support.counting import compared, count_kernel
 from tests.support.kernels import PLAIN, in_emulator, source_of
 
-SHARED, GPU = FAMILIES["wgmma_shared"], cuda_limits("sm_90a")
+SHARED, GPU = family_named("wgmma_shared"), cuda_limits("sm_90a")
 ALL, FLOATS = Epilogue(True, "gelu", True), ("e4m3", "e5m2")
 CLUSTERED = SharedConstants(64, 24, 128, 1, 2, 2, 2)
 CASES: list[tuple[tuple[int, ...], str, str, Any, int]] = [  # b, c and the batch fill no tile, or all do; None: by default
@@ -158,9 +158,10 @@ def test_what_the_cost_model_says_moved_is_what_moves(shape: tuple[int, ...], co
 
 def test_what_is_served() -> None:
     def served(shape: tuple[int, ...] = (2, 37, 48, 1), target: str = "sm_90a", **options: Any) -> bool:
-        found = [each.name for each in families_for(replace(kernel_of(shape, epilogue=PLAIN), **options), cuda_limits(target))]
-        assert not {"wgmma_registers", "wgmma_permuted"} & set(found)
-        return "wgmma_shared" in found
+        kernel, limits = replace(kernel_of(shape, epilogue=PLAIN), **options), cuda_limits(target)
+        found = "wgmma" in [each.name for each in families_for(kernel, limits)]
+        assert [each.x_from for each in FAMILIES["wgmma"].defaults(kernel, limits)] == ["shared"] * found
+        return found
 
     assert served()
     assert served(weights="e5m2", inputs="e5m2")
@@ -196,13 +197,13 @@ def test_who_asks_for_it_by_name_is_told_what_it_is_for(changes: dict[str, Any],
 
 def test_wisdom_selects_it_and_a_search_looks_at_it() -> None:
     kernel = kernel_of((1, 48, 48, 1))
-    entry = Entry(kernel, 512, "wgmma_shared", SHARED.default(kernel, GPU), {"template": template_digest("wgmma_shared")})
+    entry = Entry(kernel, 512, "wgmma", SHARED.default(kernel, GPU), {"template": template_digest("wgmma")})
     known = Wisdom(parse(dump("a GPU", Wisdom([entry])), "a file"))
     found = choose(kernel, 500, GPU, known)
-    assert (found.family, found.constants, found.is_measured) == ("wgmma_shared", entry.constants, True)
-    assert choose(kernel, 500, GPU, known, aligned=False).family != "wgmma_shared"
+    assert (found.family, found.constants, found.is_measured) == ("wgmma", entry.constants, True)
+    assert choose(kernel, 500, GPU, known, aligned=False).family != "wgmma"
     assert "what wisdom has does not fit this device" in choose(kernel, 500, cuda_limits("sm_89"), known).why
-    assert served_families(Job(kernel, 512), GPU) == ["wgmma_shared", "mma", "simt"]
+    assert served_families(Job(kernel, 512), GPU) == ["wgmma", "mma", "simt"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.families import FAMILIES
+from ksgen.families import FAMILIES, family_named
 from ksgen.families.wgmma import SharedConstants
 from tests.support.kernels import kernel_of
 from tests.support.wgmma_clusters import GPU, source_of
@@ -25,7 +25,7 @@ def test_a_launch_is_whole_clusters_that_fit_the_device() -> None:
 
 
 def test_what_is_shared_is_read_once_a_cluster() -> None:
-    family = FAMILIES["wgmma_registers"]
+    family = family_named("wgmma_registers")
     alone = source_of("registers flat", (1, 1))
     before = family.work(alone.kernel, alone.constants, 256)
     of_w = 16 * 5 * 64 * 16 * 2  # tiles, j, inputs, outputs, bytes
@@ -38,7 +38,7 @@ def test_what_is_shared_is_read_once_a_cluster() -> None:
 
 
 def test_a_search_tries_clusters_where_what_they_share_is_much_of_a_stage() -> None:
-    family, kernel = FAMILIES["wgmma_shared"], kernel_of((1, 192, 64, 2), "float16", "bsl")
+    family, kernel = family_named("wgmma_shared"), kernel_of((1, 192, 64, 2), "float16", "bsl")
     found: dict[Any, set[tuple[int, int]]] = {}
     for each in family.space(kernel, GPU):
         found.setdefault(replace(each, cluster_batch=1, cluster_out=1), set()).add((each.cluster_batch, each.cluster_out))

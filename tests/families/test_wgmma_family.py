@@ -5,25 +5,29 @@ from itertools import product
 
 import pytest
 
-from ksgen.families import FAMILIES, check, cuda_limits
+from ksgen.families import FAMILIES, check, cuda_limits, family_named
 from ksgen.spec import LAYOUTS, PRECISIONS
 from tests.support.wgmma_kernels import GPU, kernel
 
-SHARED, REGISTERS, PERMUTED = (FAMILIES[name] for name in ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
+SHARED, REGISTERS, PERMUTED = map(family_named, ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
 
 
 def test_what_each_kind_serves() -> None:
     def served(precision: str, layout: str, pattern: tuple[int, ...]) -> list[str]:
-        return [family.name for family in (SHARED, REGISTERS) if family.serves(kernel(precision, layout, pattern), GPU)]
+        own = kernel(precision, layout, pattern)
+        found = [x_from for x_from, family in (("shared", SHARED), ("registers", REGISTERS)) if family.serves(own, GPU)]
+        assert FAMILIES["wgmma"].serves(own, GPU) == bool(found)
+        assert {each.x_from for each in FAMILIES["wgmma"].defaults(own, GPU)} >= set(found)
+        return found
 
-    assert served("float16", "bsl", (2, 5, 3, 7)) == ["wgmma_shared"]
-    assert served("float16", "bsf", (2, 5, 8, 1)) == ["wgmma_shared", "wgmma_registers"]
-    assert served("float16", "bsf", (2, 5, 8, 3)) == ["wgmma_registers"]
+    assert served("float16", "bsl", (2, 5, 3, 7)) == ["shared"]
+    assert served("float16", "bsf", (2, 5, 8, 1)) == ["shared", "registers"]
+    assert served("float16", "bsf", (2, 5, 8, 3)) == ["registers"]
     assert served("float16", "bsf", (2, 5, 7, 3)) == []  # rows of 42 bytes
     assert served("float16", "bsf", (2, 5, 8, 13)) == []  # too many j to sum side by side, and no whole chunks of them
-    assert served("tf32", "bsf", (2, 5, 8, 11)) == ["wgmma_registers"]  # by one warpgroup
+    assert served("tf32", "bsf", (2, 5, 8, 11)) == ["registers"]  # by one warpgroup
     assert served("tf32x3", "bsf", (2, 5, 48, 11)) == []  # two parts of 11 j exceed even its registers
-    assert served("tf32x3", "bsl", (2, 5, 17, 7)) == ["wgmma_registers"]
+    assert served("tf32x3", "bsl", (2, 5, 17, 7)) == ["registers"]
     assert served("tf32x3", "bsl", (2, 5, 16, 7)) == []  # too few inputs for operands in parts
     assert served("tf32x3", "bsf", (2, 5, 40, 1)) == []  # a stage is longer than sums may go without promotion
     assert served("fp16x3", "bsl", (2, 5, 3, 7)) == served("float32", "bsf", (2, 8, 8, 4)) == []

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ksgen.families import FAMILIES, cuda_limits, family_of
+from ksgen.families import cuda_limits, family_named, family_of
 from ksgen.families.wgmma import PermutedConstants, SharedConstants
 from ksgen.families.wgmma.permuted import with_blocks_apart
 from ksgen.measure.verify import compare, make_problem
@@ -12,7 +12,7 @@ from ksgen.spec import Epilogue
 from tests.support.kernels import check_exact, in_emulator, multiply, source_of
 from tests.support.wgmma_kernels import GPU, kernel
 
-SHARED, REGISTERS, PERMUTED = (FAMILIES[name] for name in ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
+SHARED, REGISTERS, PERMUTED = map(family_named, ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
 PLAIN = SharedConstants(256, 64, 64, 2, 3)
 
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, check
+from ksgen.families import check, family_named
 from ksgen.families.wgmma import RegistersConstants
 from tests.support.wgmma_kernels import GPU, kernel
 
-SHARED, REGISTERS, PERMUTED = (FAMILIES[name] for name in ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
+SHARED, REGISTERS, PERMUTED = map(family_named, ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
 FLAT = RegistersConstants(128, 48, 32, 4, 2, 1, 3, 0)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ksgen.emit.render import Source
 from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, check, cuda_limits
+from ksgen.families import check, cuda_limits, family_named
 from ksgen.families.wgmma import RegistersConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -19,7 +19,7 @@ from tests.support.kernels import check as check_result
 pytestmark = pytest.mark.slow
 
 GPU = cuda_limits("sm_90a")
-REGISTERS = FAMILIES["wgmma_registers"]
+REGISTERS = family_named("wgmma_registers")
 FLAT = RegistersConstants(64, 16, 32, 4, 1, 1, 2, 0, resident=1)
 SLAB = RegistersConstants(64, 24, 16, 16, 1, 2, 3, 0, resident=2)
 

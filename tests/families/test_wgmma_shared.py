@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, check
+from ksgen.families import check, family_named
 from ksgen.families.wgmma import SharedConstants
 from ksgen.spec import Epilogue
 from tests.support.kernels import check as check_result
 from tests.support.kernels import check_exact, in_emulator
 from tests.support.wgmma_kernels import GPU, kernel, text_of
 
-SHARED, REGISTERS, PERMUTED = (FAMILIES[name] for name in ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
+SHARED, REGISTERS, PERMUTED = map(family_named, ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
 PLAIN = SharedConstants(256, 64, 64, 2, 3)
 
 

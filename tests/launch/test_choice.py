@@ -36,7 +36,7 @@ def test_what_a_search_found_for_few_entries_is_not_taken_for_more() -> None:
 def test_a_family_asked_for_by_name_need_not_be_a_default_but_must_serve() -> None:
     kernel = KernelSpec(KERNEL.pattern, "tf32")
     found = choice_by_name("wgmma_registers", kernel, 40, HOPPER)
-    assert (found.family, found.why) == ("wgmma_registers", "the family's default: it was asked for by name")
+    assert (found.family, found.why) == ("wgmma", "the family's default: it was asked for by name")
     with pytest.raises(ConstantsError, match="at batch 40: wgmma_registers does not serve it on this device"):
         choice_by_name("wgmma_registers", kernel, 40, TURING)
 
@@ -44,7 +44,7 @@ def test_a_family_asked_for_by_name_need_not_be_a_default_but_must_serve() -> No
 def test_a_default_that_the_model_expects_to_be_slower_is_named_in_words() -> None:
     kernel = KernelSpec(Pattern(2, 192, 768, 16), "bfloat16")
     found = choose(kernel, LARGE, HOPPER, Wisdom())
-    family, factor = "wgmma_registers", default_us(FAMILIES["mma"], kernel, HOPPER, LARGE)
+    family, factor = "wgmma", default_us(FAMILIES["mma"], kernel, HOPPER, LARGE)
     factor /= default_us(FAMILIES[family], kernel, HOPPER, LARGE)
     assert found.family == "mma"
     assert factor > 1.5

@@ -91,7 +91,7 @@ def test_explain_names_a_family_that_is_expected_to_be_faster(gpu: FakeGpu, monk
     monkeypatch.setattr("ksgen.launch.launcher.find_device", lambda _: gpu)
     told = Launcher(2, 192, 768, 16).explain(25088, precision="bfloat16")
     assert "mma (" in told
-    assert re.search(r"; the cost model expects wgmma_registers to be \d\.\d\d times as fast, which launchers take only by wisdom", told)
+    assert re.search(r"; the cost model expects wgmma to be \d\.\d\d times as fast, which launchers take only by wisdom", told)
 
 
 def test_the_epilogue_of_cuda_arrays(gpu: FakeGpu, ks: Launcher) -> None:

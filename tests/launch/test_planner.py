@@ -77,8 +77,7 @@ def moved(array: Any, elements: int) -> Any:
 
 
 def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("wgmma_shared", "wgmma_registers"):
-        monkeypatch.setattr(FAMILIES[name], "by_default", True)
+    monkeypatch.setattr(FAMILIES["wgmma"], "by_default", True)
     monkeypatch.setattr("ksgen.families.default_us", lambda *asked: 0.0)  # so that the first family takes what it can
     ks = Launcher(2, 24, 16, 3)
     weights = draw(2, 24, 16, 3, precision="float16")

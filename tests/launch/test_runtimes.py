@@ -23,7 +23,7 @@ from ksgen.devices.libcuda import ArgumentBlock
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.families import TensorMap, family_named
 from ksgen.families.gpus import begins_early
-from ksgen.families.wgmma.family import WarpgroupFamily
+from ksgen.families.wgmma import Wgmma
 from ksgen.launch.choice import Choice, choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER, Planner
 from ksgen.launcher import ChainLauncher, Launcher
@@ -185,7 +185,7 @@ def early_chain(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChainL
     """Two factors in float16 whose launches begin early: Hopper's families as if a GPU had measured them, one of each."""
     if device.target != "sm_90a":
         pytest.skip(f"{device.name} has no launches that begin early")
-    monkeypatch.setattr(WarpgroupFamily, "by_default", True)
+    monkeypatch.setattr(Wgmma, "by_default", True)
 
     def choose(_: Planner, on: Any, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
         return choice_by_name("wgmma_shared" if kernel.pattern.a == 4 else "wgmma_registers", kernel, batch, limits_of(on))
@@ -211,7 +211,7 @@ def test_a_chain_whose_launches_begin_early(device: Any, early_chain: ChainLaunc
     x, weights, _, _ = chain_arrays()
     check_chain(early_chain(x, weights), x, weights)
     families = [factor.prepare(x, own).plan.choice.family for factor, own in zip(early_chain.factors, weights, strict=True)]
-    assert families == ["wgmma_shared", "wgmma_registers"]
+    assert families == ["wgmma", "wgmma"]
 
 
 @pytest.mark.exhaustive

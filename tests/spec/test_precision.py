@@ -15,7 +15,7 @@ from ksgen.devices import find_device
 from ksgen.emit import templates
 from ksgen.emit.render import render, render_probe
 from ksgen.errors import SpecError, ToolchainError
-from ksgen.families import FAMILIES, Limits, cuda_limits, families_for, family_for, operand_of
+from ksgen.families import FAMILIES, Limits, cuda_limits, families_for, family_for, family_named, operand_of
 from ksgen.measure.verify import measure, tolerance
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
@@ -128,8 +128,8 @@ def test_families_serve_it_by_what_its_record_says(toy: str) -> None:
     assert family_for(kernel, SM_80).name == "mma"
     assert family_for(kernel, cuda_limits("sm_75")).name == "simt"
     assert family_for(replace(kernel, job="gradient"), SM_80).name == "gradient_mma"
-    assert [family.name for family in families_for(kernel, cuda_limits("sm_90a"))] == ["wgmma_registers", "mma", "simt", "gemv"]
-    assert not FAMILIES["wgmma_registers"].serves(replace(kernel, layout="bsl"), cuda_limits("sm_90a"))  # its operands are narrower
+    assert [family.name for family in families_for(kernel, cuda_limits("sm_90a"))] == ["wgmma", "mma", "simt", "gemv"]
+    assert not family_named("wgmma_registers").serves(replace(kernel, layout="bsl"), cuda_limits("sm_90a"))  # its operands are narrower
     assert operand_of(kernel, FAMILIES["mma"].default(kernel, SM_80)) == "bf16"
     assert operand_of(kernel, FAMILIES["simt"].default(kernel, SM_80)) is None
 

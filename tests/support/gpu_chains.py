@@ -8,7 +8,7 @@ import numpy as np
 from ksgen.emit.render import Source, render
 from ksgen.families import family_named
 from ksgen.families.chains import factor_kernels
-from ksgen.families.signature import each_chains, features_of, operands_of, pitches_of
+from ksgen.families.signature import each_chains, features_of, pitches_of
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.reference import wide_type
@@ -70,7 +70,7 @@ def run_group(source: Source, arrays: dict[str, Array], run: Run, *, behind: int
     given |= {name: as_bits(shifted(arrays[name])) for name in each_chains(kernel, "bias") if name in arrays}
     given |= {pitch: pitches[name] for name, pitch in pitches_of(kernel).items()}
     before, batch = {name: given[name].copy() for name in results}, arrays["x"].shape[0 if kernel.layout == "bsf" else 1]
-    order = operands_of(family.signature, kernel)
+    order = family.operands(kernel, source.constants)
     run(source, source.entry, family.geometry(kernel, source.constants, batch), [*(given[name] for name in order), batch])
     found = []
     for name in results:

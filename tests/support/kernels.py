@@ -3,7 +3,7 @@
 A check takes `run`, which makes one launch: `in_emulator()` or `on_device(device)`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count, product
@@ -16,7 +16,7 @@ from ksgen import families
 from ksgen.build.build import build, default_caches
 from ksgen.devices import Device
 from ksgen.emit.render import Source, render
-from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
+from ksgen.families import ALIASES, FAMILIES, Family, Geometry, Limits, cuda_limits, family_named
 from ksgen.families.signature import pitches_of
 from ksgen.launch.memory import numpy_dtype
 from ksgen.measure.verify import Problem, compare, make_problem, tolerance
@@ -65,16 +65,26 @@ DENSE: dict[str, int] = {}  # by array, elements from a row's end to the next ro
 MOST_EXACT = 256  # up to which integers are exact in every precision
 
 
+def _variants() -> Iterator[tuple[str, Family[Any]]]:
+    """Families by name. If earlier names mean parts of a family's constants, those parts by these names."""
+    for name, family in FAMILIES.items():
+        parts = [(alias, own) for alias, own in ALIASES.items() if own.name == name and own is not family]
+        yield from parts or [(name, family)]
+
+
+VARIANTS = dict(_variants())
+
+
 def _job(family: str) -> str | None:
     """A family's job. None if it emits no CUDA: the emulator runs none of those."""
     every = (
         KernelSpec(Pattern(2, 64, 48, 4), precision, layout, job=job)
         for job, precision, layout in product(("multiply", "gradient"), PRECISIONS, LAYOUTS)
     )
-    return next((kernel.job for kernel in every if FAMILIES[family].serves(kernel, LIMITS)), None)
+    return next((kernel.job for kernel in every if VARIANTS[family].serves(kernel, LIMITS)), None)
 
 
-JOB_OF = {family: job for family in FAMILIES if (job := _job(family))}
+JOB_OF = {family: job for family in VARIANTS if (job := _job(family))}
 
 
 def kernel_of(pattern: tuple[int, ...], precision: str, layout: str, epilogue: Epilogue = PLAIN, batch: int | None = None) -> KernelSpec:
@@ -91,14 +101,14 @@ def job_of(family: str, kernel: KernelSpec) -> KernelSpec:
 
 
 def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
-    return FAMILIES[family].serves(job_of(family, kernel), limits)
+    return VARIANTS[family].serves(job_of(family, kernel), limits)
 
 
 def patterns_of(family: str, precision: str) -> dict[str, tuple[int, ...]]:
     """The patterns of a family, with 16 more inputs if split operands need them."""
     if family == "wgmma_permuted":
         return IN_EIGHTS
-    takes_anything = FAMILIES[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
+    takes_anything = VARIANTS[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
     least = PRECISIONS[precision].fine.least_in if JOB_OF[family] == "multiply" else 1
     found = PATTERNS if takes_anything else ALIGNED
     return {name: (a, b, c if c >= least else c + 16, d) for name, (a, b, c, d) in found.items()}
@@ -125,7 +135,7 @@ def source_of(family: str, kernel: KernelSpec, constants: Any = None, limits: Li
     kernel = job_of(family, kernel)
     if not serves(family, kernel, limits):
         pytest.skip(f"{family} does not serve {kernel.name} here")
-    return render(kernel, constants or FAMILIES[family].default(kernel, limits), family=family)
+    return render(kernel, constants or VARIANTS[family].default(kernel, limits), family=family)
 
 
 def _body(source: Source) -> str:
@@ -139,7 +149,7 @@ def _served() -> list[tuple[str, str, str]]:
     for family, precision, layout in product(JOB_OF, PRECISIONS, LAYOUTS):
         kernels = (kernel_of(pattern, precision, layout) for pattern in patterns_of(family, precision).values())
         if kernel := next((each for each in kernels if serves(family, each)), None):
-            constants = next(iter(FAMILIES[family].space(job_of(family, kernel), LIMITS)))  # any, and at once: a default is searched for
+            constants = next(iter(VARIANTS[family].space(job_of(family, kernel), LIMITS)))  # any, and at once: a default is searched for
             found.setdefault(_body(source_of(family, kernel, constants)), (family, precision, layout))
     return list(found.values())
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ksgen.emit.render import Source, render
-from ksgen.families import FAMILIES, check, cuda_limits
+from ksgen.families import check, cuda_limits, family_named
 from ksgen.families.wgmma import RegistersConstants, SharedConstants
 from ksgen.spec import Epilogue
 from tests.support.kernels import PLAIN, kernel_of
@@ -22,5 +22,5 @@ def source_of(kind: str, cluster: tuple[int, int], epilogue: Epilogue = PLAIN) -
     family, precision, layout, pattern, constants = KINDS[kind]
     along_batch, along_out = cluster
     kernel, own = kernel_of(pattern, precision, layout, epilogue), replace(constants, cluster_batch=along_batch, cluster_out=along_out)
-    check(FAMILIES[family], kernel, own, GPU)
+    check(family_named(family), kernel, own, GPU)
     return render(kernel, own, family=family)

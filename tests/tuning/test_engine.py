@@ -144,7 +144,7 @@ def test_one_family_alone(store: TrialStore) -> None:
 @pytest.mark.parametrize(
     ("job", "batch", "families"),
     [
-        ("multiply", 25088, {"wgmma_shared", "mma", "simt"}),
+        ("multiply", 25088, {"wgmma", "mma", "simt"}),
         ("multiply", 25087, {"mma", "simt"}),  # rows that no tensor map describes
         ("gradient", 25088, {"gradient_mma", "gradient"}),
     ],

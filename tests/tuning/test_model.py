@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from ksgen.build.request import Resources
-from ksgen.families import FAMILIES, Limits, cuda_limits
+from ksgen.families import FAMILIES, Limits, cuda_limits, family_named
 from ksgen.families.mma import MmaConstants
 from ksgen.families.simt import SimtConstants
 from ksgen.families.wgmma.permuted import with_blocks_apart
@@ -78,7 +78,7 @@ def test_plain_multiply_adds_are_no_faster_for_a_precision_of_tensor_cores() -> 
 
 
 def test_what_is_permuted_takes_as_long_as_its_product_and_the_copies_around_it() -> None:
-    permuted, shared = FAMILIES["wgmma_permuted"], FAMILIES["wgmma_shared"]
+    permuted, shared = family_named("wgmma_permuted"), family_named("wgmma_shared")
     machine = replace(GPU, ceilings=dict.fromkeys((permuted.name, shared.name), Ceilings(4e12, 790e12)))
     kernel = KernelSpec(Pattern(1, 256, 256, 16), "float16")
     constants = permuted.default(kernel, H200)

@@ -11,7 +11,7 @@ from ksgen.devices import Found, list_devices
 from ksgen.devices.base import Limits
 from ksgen.emit.render import render
 from ksgen.errors import DeviceError, ToolchainError
-from ksgen.families import FAMILIES, cuda_limits
+from ksgen.families import FAMILIES, cuda_limits, family_named
 from ksgen.families.simt import SimtConstants
 from ksgen.measure import verify
 from ksgen.measure.trust import HOPELESS_BLOCKS, LEAST_SECONDS, Blocks
@@ -114,7 +114,7 @@ def test_a_device_that_is_not_there_is_the_users_mistake() -> None:
 @pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
 def test_candidates_that_stay_loaded_share_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would hold as much as X and Y together otherwise."""
-    gpu, family = FakeGpu(), FAMILIES["wgmma_permuted"]
+    gpu, family = FakeGpu(), family_named("wgmma_permuted")
     job = Job(KernelSpec(Pattern(1, 16, 8, 2), "float16", batch=40), 40)
     monkeypatch.setattr(child, "find_device", lambda name: gpu)
     monkeypatch.setattr(child, "render", render)

@@ -14,7 +14,7 @@ from ksgen.build.bundle import write_bundle
 from ksgen.build.request import Binary, Request, Resources
 from ksgen.emit.render import render, template_digest
 from ksgen.errors import KsgenError, KsgenWarning, ToolchainError
-from ksgen.families import FAMILIES, Limits, cuda_limits, family_for
+from ksgen.families import FAMILIES, Limits, cuda_limits, family_for, family_named
 from ksgen.families.simt import SimtConstants
 from ksgen.launch.choice import choose, limits_of
 from ksgen.launch.planner import Planner
@@ -188,10 +188,10 @@ def test_a_sound_time_near_by_hides_behind_no_doubtful_one_nearer() -> None:
 
 def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
     kernel = replace(KERNEL, precision="float16", layout="bsl")
-    found = {name: FAMILIES[name].default(kernel, GPU) for name in ("wgmma_shared", "mma")}
-    hopper = Entry(kernel, 1024, "wgmma_shared", found["wgmma_shared"], {"template": template_digest("wgmma_shared")})
+    found = {name: family_named(name).default(kernel, GPU) for name in ("wgmma_shared", "mma")}
+    hopper = Entry(kernel, 1024, "wgmma", found["wgmma_shared"], {"template": template_digest("wgmma")})
     known = Wisdom([hopper, Entry(kernel, 600, "mma", found["mma"], {"template": template_digest("mma")})])
-    assert choose(kernel, 1000, GPU, known).family == "wgmma_shared"
+    assert choose(kernel, 1000, GPU, known).family == "wgmma"
     for batch, aligned in ((1001, True), (1000, False), (1024, False)):  # rows of 2002 bytes; arrays off their 16 bytes
         assert choose(kernel, batch, GPU, known, aligned).why == f"wisdom, measured at batch 600, the nearest to {batch}"
     assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith("the family's default: what was searched, at batch 1024")
@@ -273,15 +273,15 @@ def test_an_entry_from_before_a_constant_with_a_default_means_that_default(tmp_p
     """Older files without any such constant can still be read and extended."""
     monkeypatch.setattr(wisdoms, "wisdom_dir", lambda: tmp_path)
     kernel = replace(KERNEL, precision="float16")
-    constants = FAMILIES["wgmma_registers"].default(kernel, GPU)
-    text = dump("gpu", Wisdom([Entry(kernel, 64, "wgmma_registers", constants, {"template": "0a0b0c0d"})]))
+    constants = family_named("wgmma_registers").default(kernel, GPU)
+    text = dump("gpu", Wisdom([Entry(kernel, 64, "wgmma", constants, {"template": "0a0b0c0d"})]))
     (tmp_path / "gpu.json").write_text(text.replace('"cluster_batch": 1, "cluster_out": 1, ', ""))
     assert "cluster" not in (tmp_path / "gpu.json").read_text()
     save("gpu", [entry(64)])
     (found,) = (each for each in load_wisdom("gpu", strict=True).entries() if each.kernel == kernel)
     assert found.constants == constants
     assert "a first guess" in choose(kernel, 64, GPU, Wisdom([found])).why
-    with pytest.raises(KsgenError, match=r"wgmma_registers constants are tile_batch, .*, cluster_out; got"):
+    with pytest.raises(KsgenError, match=r"wgmma constants are tile_batch, .*, cluster_out, x_from; got"):
         parse(text.replace('"stages"', '"steps"'), "file")
 
 

@@ -1,10 +1,12 @@
-"""Hopper's families: tensor maps, mbarriers, wgmma. A kind for each way in which X reaches the tensor cores.
+"""Hopper's family: tensor maps, mbarriers, wgmma."""
 
-Decides the tiles of `wgmma_*.cu.j2`; their design is docs/kernels.md. Never renders, compiles or runs.
-"""
+from ksgen.families.wgmma.family import BLOCKS, Wgmma
+from ksgen.families.wgmma.permuted import PermutedBlock, PermutedConstants
+from ksgen.families.wgmma.registers import RegistersBlock, RegistersConstants
+from ksgen.families.wgmma.shared import SharedBlock, SharedConstants
 
-from ksgen.families.wgmma.permuted import PermutedConstants, WgmmaPermuted
-from ksgen.families.wgmma.registers import RegistersConstants, WgmmaRegisters
-from ksgen.families.wgmma.shared import SharedConstants, WgmmaShared
+X_FROM = tuple(BLOCKS)
 
-__all__ = ["PermutedConstants", "RegistersConstants", "SharedConstants", "WgmmaPermuted", "WgmmaRegisters", "WgmmaShared"]
+__all__ = [
+    "X_FROM", "PermutedBlock", "PermutedConstants", "RegistersBlock", "RegistersConstants", "SharedBlock", "SharedConstants", "Wgmma",
+]  # fmt: skip

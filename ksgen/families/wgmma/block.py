@@ -6,17 +6,21 @@ of the batch per instruction), packed weights are operand B (`tile_out` outputs)
 """
 
 from math import gcd, lcm
+from typing import Any, ClassVar, Self
 
-from ksgen.families.base import TensorMap
+from ksgen.families.base import MAP_ALIGNMENT, Geometry, Limits, TensorMap
 from ksgen.families.gpus import REGISTERS as MULTIPROCESSOR
 from ksgen.families.operands import CHUNK, TensorTile
+from ksgen.families.signature import PRODUCT
 from ksgen.families.tiles import WARP, divide_up
+from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
 WARPGROUP = 128  # threads
 ROWS = 64  # rows of the batch per instruction
 LINE = 128  # bytes of a box's row, where its rows are as long as its swizzle's span
 SWIZZLE_PERIOD = 1024  # bytes after which the widest swizzle repeats: what boxes are aligned to
+MOST_COLUMNS = 256  # outputs of one instruction
 MOST_BOX = 256  # elements of a box in one dimension
 MOST_EXTENT = 2**31 - 2**16  # a coordinate is a signed number of 32 bits, and a cluster's tiles reach over an array's end
 MOST_STRIDE = 2**40 - 1  # bytes, of a tensor map
@@ -31,8 +35,31 @@ ADDRESSES = 40  # registers per thread for addresses, approximately
 
 
 class Block(TensorTile):
-    """Sizes that every kind has. Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d, stages,
-    cluster_batch and cluster_out."""
+    """Sizes of a block, wherever X comes from.
+
+    Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d, stages, cluster_batch, cluster_out and
+    x_from. For each x_from, a subclass says which kernels it is for (`is_for`), and has its instruction, rules, constants
+    to choose from (`options`, `tiles`) and template variables.
+    """
+
+    signature: ClassVar[tuple[str, ...]] = PRODUCT
+
+    @classmethod
+    def of(cls, kernel: KernelSpec, constants: Any) -> Self:
+        return cls(kernel, constants)  # type: ignore[call-arg]
+
+    @classmethod
+    def has_room(cls, family: Any, kernel: KernelSpec, limits: Limits) -> bool:
+        """Whether some tile of such a kernel fits the device."""
+        return True
+
+    def with_passes(self, geometry: Geometry, batch: int) -> Geometry:
+        """The launch with those before and after it."""
+        return geometry
+
+    def passed_bytes(self, batch: int) -> int:
+        """Bytes that the launches before and after read and write."""
+        return 0
 
     @property
     def groups(self) -> int:
@@ -199,12 +226,19 @@ class Block(TensorTile):
 
     # ---- tensor maps
 
-    def map_x(self, batch: int) -> TensorMap:
+    def maps(self, batch: int) -> tuple[TensorMap, ...]:
+        """Tensor maps of X, and of Y if boxes store it."""
         a, _, c, d = self.kernel.pattern.shape
         box, swizzle = self.x_map
         sizes, strides = flat_sizes(a, c, d, batch) if self.is_flat else feature_sizes(a, c, d, batch, self.is_bsf)
         item_bytes = self.kernel.x_item_bytes
-        return TensorMap("x", item_bytes, sizes, tuple(each * item_bytes for each in strides), box, swizzle)
+        return (TensorMap("x", item_bytes, sizes, tuple(each * item_bytes for each in strides), box, swizzle),)
+
+
+def takes_rows(kernel: KernelSpec) -> bool:
+    """Whether the rows of X begin at multiples of 16 bytes for every i: what tensor maps ask of batch-size-first."""
+    _, _, c, d = kernel.pattern.shape
+    return c * d * kernel.x_item_bytes % MAP_ALIGNMENT == 0
 
 
 def whole_periods(size: int) -> int:

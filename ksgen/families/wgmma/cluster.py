@@ -53,11 +53,11 @@ def words(block: Block, image: str) -> dict[str, Any]:
         return {
             "blocks": "alone", "find_tile": "find_tile",
             "copy_weights": "copy_bulk", "load_x": "load_box",
-            "variants": (image, "wgmma"),
+            "variants": (image,),
         }  # fmt: skip
     shares_w, shares_x = own.cluster_batch > 1, own.cluster_out > 1
     return {
-        "variants": (image, "cluster", "wgmma"),
+        "variants": (image, "cluster"),
         "blocks": "clustered",
         "find_tile": "find_tile_in_cluster",
         "copy_weights": "copy_part" if shares_w else "copy_bulk",

@@ -1,52 +1,78 @@
-"""Shared parts of the families of warpgroup kernels: the kernels that they serve, their rules, launches and work."""
+"""The family of Hopper's warpgroups: the kernels that it serves, its rules, defaults, launches and work.
 
-from collections.abc import Iterator
+X reaches the tensor cores from shared memory, from registers, or from shared memory between two permutations (`x_from`).
+Decides the tiles of `wgmma.cu.j2`; its design is docs/kernels/wgmma.md. Never renders, compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
+from ksgen.errors import ConstantsError
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work
+from ksgen.families.chains import rules_for
 from ksgen.families.drawing import DrawnSide, draw
-from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
-from ksgen.families.ptx import Box, Wgmma
+from ksgen.families.expected import expected_us, fastest
+from ksgen.families.ptx import Box
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
-from ksgen.families.tiles import PACK_THREADS, WARP, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.families.signature import operands_of
+from ksgen.families.tiles import PACK_THREADS, WARP, divide_up, epilogue_constexprs, given_scales, pattern_constexprs, read_constants
 from ksgen.families.wgmma import cluster
-from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, WARPGROUP, Block
+from ksgen.families.wgmma.block import MOST_BOX, MOST_COLUMNS, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, WARPGROUP, Block
+from ksgen.families.wgmma.permuted import PermutedBlock, PermutedConstants
+from ksgen.families.wgmma.registers import RegistersBlock, RegistersConstants
+from ksgen.families.wgmma.shared import SharedBlock, SharedConstants
 from ksgen.spec import KernelSpec
+from ksgen.values import excerpt
 
-ConstantsT = TypeVar("ConstantsT")
-MOST_COLUMNS = 256  # outputs of one instruction
 MOST_STAGES = 16
+BLOCKS: dict[str, Any] = {"shared": SharedBlock, "registers": RegistersBlock, "permuted": PermutedBlock}  # by x_from
 
 
-def takes_rows(kernel: KernelSpec) -> bool:
-    """Whether the rows of X begin at multiples of 16 bytes for every i: what tensor maps ask of batch-size-first."""
-    _, _, c, d = kernel.pattern.shape
-    return c * d * kernel.x_item_bytes % MAP_ALIGNMENT == 0
+class Wgmma(Packing[Any]):
+    """X by tensor maps to shared memory, from there into wgmma, directly or through registers.
 
-
-class WarpgroupFamily(Packing[ConstantsT]):
-    """Base of the kinds.
-
-    A kind defines its constants, their `Block`, the kernels that it serves, and its own template variables.
+    `only` restricts kernels, defaults and search to one value of `x_from`.
     """
 
+    name = "wgmma"
+    constants_type: type[Any] = SharedConstants
+    other_types = (PermutedConstants, RegistersConstants)
     by_default = False  # never run on a GPU
     on_tensor_cores = True
     by_warpgroups = True
 
-    def block(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
-        raise NotImplementedError
+    def __init__(self, only: str = "") -> None:
+        self.blocks = {only: BLOCKS[only]} if only else BLOCKS
+        self.why = "; ".join(each.why for each in self.blocks.values())
+        own = [rules_for(each.constants_type, each.rules()) for each in BLOCKS.values()]
+        self.listed = (*self._common_rules(), *(rule for rules in own for rule in rules))
 
-    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
-        return self.block(kernel, constants)
+    def shape(self, kernel: KernelSpec, constants: Any) -> Any:
+        return BLOCKS[constants.x_from].of(kernel, constants)
 
-    def is_for(self, kernel: KernelSpec) -> bool:
-        raise NotImplementedError
+    def operands(self, kernel: KernelSpec, constants: Any) -> tuple[str, ...]:
+        return operands_of(BLOCKS[constants.x_from].signature, kernel)
+
+    def constants(self, values: Mapping[str, Any]) -> Any:
+        """Read constants. Values from before `x_from` was one of them belong to the only block."""
+        x_from = values.get("x_from", next(iter(self.blocks)) if len(self.blocks) == 1 else None)
+        if x_from not in self.blocks:
+            raise ConstantsError(f"{self.name} constant x_from={excerpt(x_from)}; accepted: {', '.join(self.blocks)}")
+        return read_constants(self.name, (self.blocks[x_from].constants_type,), values)
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and not kernel.is_strided and limits.warpgroups and self.is_for(kernel)
+        return bool(self._able(kernel, limits))
+
+    def runs(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
+        return BLOCKS[constants.x_from] in self._able(kernel, limits)
+
+    def _able(self, kernel: KernelSpec, limits: Limits) -> list[Any]:
+        """Blocks that serve a kernel on such a device."""
+        if kernel.job != "multiply" or kernel.is_strided or not limits.warpgroups:
+            return []
+        return [each for each in self.blocks.values() if each.is_for(kernel) and each.has_room(self, kernel, limits)]
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes
@@ -55,49 +81,78 @@ class WarpgroupFamily(Packing[ConstantsT]):
         whole = kernel.layout == "bsf" or batch * item_bytes % MAP_ALIGNMENT == 0
         return aligned and whole and not kernel.is_strided and max(extents) <= MOST_EXTENT and stride <= MOST_STRIDE
 
-    def common_rules(self) -> tuple[Rule[ConstantsT], ...]:
-        def of(kernel: KernelSpec, constants: ConstantsT) -> Block:
-            return self.block(kernel, constants)
+    def _common_rules(self) -> tuple[Rule[Any], ...]:
+        of = self.shape
 
         def group_batches(kernel: KernelSpec, constants: Any) -> int:
             return int(ROWS * constants.groups_batch)
 
-        def whole_groups(kernel: KernelSpec, constants: Any) -> bool:
-            return bool(constants.tile_batch % group_batches(kernel, constants) == 0)
-
         return (
-            Rule("the kernel is one that this family is for", lambda k, c: self.is_for(k), lambda k, c: self.why),
+            Rule("x_from is that of its constants", lambda k, c: c.x_from == type(c).x_from, lambda k, c: type(c).x_from),
+            Rule(
+                "the kernel is one that x_from is for",
+                lambda k, c: BLOCKS[c.x_from].is_for(k),
+                lambda k, c: BLOCKS[c.x_from].why,
+            ),
             Rule("every constant but promote and resident is at least 1", _positive_rule),
             Rule("one to three warpgroups multiply", lambda k, c: of(k, c).groups in REGISTERS, lambda k, c: of(k, c).groups),
-            Rule("tile_batch is a multiple of 64 * groups_batch", whole_groups, group_batches),
+            Rule("tile_batch is a multiple of 64 * groups_batch", lambda k, c: c.tile_batch % group_batches(k, c) == 0, group_batches),
             Rule("tile_batch is at most 256 in bsf", lambda k, c: of(k, c).box_batch <= MOST_BOX),
-            Rule("tile_out is a multiple of 8, up to 256", lambda k, c: _tile_out(c) % 8 == 0 and _tile_out(c) <= MOST_COLUMNS),
-            Rule("tile_in is at most 256", lambda k, c: of(k, c).constants.tile_in <= MOST_BOX),
-            Rule("stages is 2 to 16", lambda k, c: 2 <= of(k, c).constants.stages <= MOST_STAGES),
+            Rule("tile_out is a multiple of 8, up to 256", lambda k, c: c.tile_out % 8 == 0 and c.tile_out <= MOST_COLUMNS),
+            Rule("tile_in is at most 256", lambda k, c: c.tile_in <= MOST_BOX),
+            Rule("stages is 2 to 16", lambda k, c: 2 <= c.stages <= MOST_STAGES),
             Rule("the registers that warpgroups take are there", lambda k, c: of(k, c).fits_registers),
             *cluster.rules(of),
         )
 
-    def reads_rule(self) -> Rule[ConstantsT]:
-        def free(kernel: KernelSpec, constants: ConstantsT) -> bool:
-            return all(wavefronts(reads) == FREE_OF_CONFLICTS for reads in self.block(kernel, constants).reads())
+    # ---- constants
 
-        return Rule("X is read from shared memory with no bank conflicts", free)
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> Any:
+        """Default of the block that is expected to be the fastest."""
+        found = self.defaults(kernel, limits, batch)
+        return found[0] if len(found) == 1 else min(found, key=lambda each: expected_us(self, kernel, limits, batch, each))
+
+    def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[Any]:
+        """Default of each block that serves the kernel."""
+        return [self._default_of(block, kernel, limits, batch) for block in self._able(kernel, limits)]
+
+    def _default_of(self, block: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> Any:
+        row = block.constants_type.entry_family
+        return fastest(self, kernel, limits, batch, lambda: block.options(self, kernel, limits), row=row)
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
+        """Yield every combination that the rules and the shared memory allow."""
+        for constants in (each for block in self._able(kernel, limits) for each in block.tiles(kernel, limits)):
+            if self.is_able(kernel, constants, limits):
+                yield from self.in_clusters(kernel, constants)
+
+    def is_able(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
+        """Whether the constants keep the rules and fit the device."""
+        return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
+
+    def in_clusters(self, kernel: KernelSpec, constants: Any) -> Iterator[Any]:
+        """Yield the constants with the clusters that a search tries."""
+        for batch, out in cluster.tried(self.shape(kernel, constants)):
+            changed = replace(constants, cluster_batch=batch, cluster_out=out)
+            if all(rule.holds(kernel, changed) for rule in cluster.rules(self.shape)):
+                yield changed
 
     # ---- launches
 
-    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
-        block = self.block(kernel, constants)
+    def geometry(self, kernel: KernelSpec, constants: Any, batch: int) -> Geometry:
+        block: Block = self.shape(kernel, constants)
         pattern, along = block.kernel.pattern, block.constants.cluster_batch
         of_batch = divide_up(batch, block.constants.tile_batch * along) * along
         tiles = pattern.a * block.tiles_d * (block.tiles_out // block.passes) * of_batch
-        return Geometry(tiles, block.threads, block.shared_bytes, at_once=1, cluster=block.cluster, starts_early=True)
+        found = Geometry(tiles, block.threads, block.shared_bytes, at_once=1, cluster=block.cluster, starts_early=True)
+        return block.with_passes(found, batch)
 
-    def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
-        return (self.block(kernel, constants).map_x(batch),)
+    def maps(self, kernel: KernelSpec, constants: Any, batch: int) -> tuple[TensorMap, ...]:
+        block: Block = self.shape(kernel, constants)
+        return block.maps(batch)
 
-    def work(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Work:
-        block = self.block(kernel, constants)
+    def work(self, kernel: KernelSpec, constants: Any, batch: int) -> Work:
+        block = self.shape(kernel, constants)
         blocks = self.geometry(kernel, constants, batch).grid
         tiles = blocks * block.passes
         x, w = blocks * block.steps * block.x_bytes, tiles * block.steps * block.w_bytes
@@ -115,25 +170,15 @@ class WarpgroupFamily(Packing[ConstantsT]):
             multiply_adds,
             tiles * block.steps / (block.constants.stages - 1),
             stages=tiles * block.steps,
+            passed_bytes=block.passed_bytes(batch),
             products=multiply_adds * (WARPGROUP // WARP) // (ROWS * block.constants.tile_out * block.k_step),
         )
 
-    def in_clusters(self, kernel: KernelSpec, constants: Any) -> Iterator[Any]:
-        """Yield the constants with the clusters that a search tries."""
-        for batch, out in cluster.tried(self.block(kernel, constants)):
-            changed = replace(constants, cluster_batch=batch, cluster_out=out)
-            if all(rule.holds(kernel, changed) for rule in cluster.rules(self.block)):
-                yield changed
-
     # ---- sources
 
-    def instruction(self, kernel: KernelSpec, constants: ConstantsT) -> Wgmma:
-        raise NotImplementedError
-
-    def common_words(self, kernel: KernelSpec, constants: ConstantsT) -> dict[str, Any]:
-        block = self.block(kernel, constants)
+    def words(self, kernel: KernelSpec, constants: Any) -> Mapping[str, Any]:
+        block = self.shape(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
-        boxes = [Box(len(block.x_map[0]))]
         own = block.constants
         picture = draw(
             "A tile of Y. A cell is one instruction's, for one of the tile's j. Each block walks over tiles.",
@@ -141,16 +186,17 @@ class WarpgroupFamily(Packing[ConstantsT]):
             DrawnSide(own.tile_out, "outputs k", 1),
             lambda row, _: f"warpgroup {row // block.row_tiles}",
         )
-        return cluster.words(block, image) | {
+        common = cluster.words(block, image) | {
             "operand": block.operand,
             "of_inputs": "bytes" if kernel.has_bytes_in else "same",
-            "wgmma": self.instruction(kernel, constants),
+            "wgmma": block.instruction,
             "picture": picture,
-            "boxes": boxes,
+            "boxes": [Box(len(block.x_map[0]))],
         }
+        return {**common, **block.own_words(common["variants"])}
 
-    def common_constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
-        block = self.block(kernel, constants)
+    def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
+        block = self.shape(kernel, constants)
         own = block.constants
         copying, multiplying = REGISTERS[block.groups]
         return [
@@ -183,12 +229,9 @@ class WarpgroupFamily(Packing[ConstantsT]):
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
             given_scales(kernel),
             Constexpr("SCALES", block.scales, "bytes of packed weights in front of their scales", "long long"),
+            *block.own_constexprs(),
         ]
 
 
 def _positive_rule(kernel: KernelSpec, constants: Any) -> bool:
-    return all(value >= 1 for name, value in vars(constants).items() if name not in ("promote", "resident"))
-
-
-def _tile_out(constants: Any) -> int:
-    return int(constants.tile_out)
+    return all(value >= 1 for name, value in vars(constants).items() if name not in ("promote", "resident", "x_from"))

@@ -1,30 +1,24 @@
-"""The kind for large b and c with d > 1, 16-bit types in batch-size-first. X is permuted so that the inputs of each j
-are neighbours, multiplied as with d = 1, and Y is permuted back.
+"""X from shared memory between two permutations: large b and c with d > 1, 16-bit types in batch-size-first.
 
-These are three launches; the permuted X and Y are their workspace.
+X is permuted so that the inputs of each j are neighbours, multiplied as with d = 1, and Y is permuted back. These are
+three launches; the permuted X and Y are their workspace.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from ksgen.families.base import Constexpr, Geometry, Pass, TensorMap, Work
+from ksgen.families.base import Constexpr, Geometry, Pass, TensorMap
 from ksgen.families.operands import CHUNK
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import divide_up
 from ksgen.families.wgmma.registers import MOST_FLAT
-from ksgen.families.wgmma.shared import SharedBlock, SharedConstants, WgmmaShared
+from ksgen.families.wgmma.shared import SharedBlock, SharedConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 
 PERMUTE_THREADS = 256  # per block of a permuting launch
 MOST_NEIGHBOURS = 8  # threads with contiguous parts of X: a line of 128 bytes
 WORKSPACE_LINE = 128  # bytes, of which X in the workspace takes whole numbers
-
-
-@dataclass(frozen=True)
-class PermutedConstants(SharedConstants):
-    """Constants of the kernel between the permutations."""
 
 
 def with_blocks_apart(kernel: KernelSpec) -> KernelSpec:
@@ -38,64 +32,71 @@ def part_d(d: int) -> int:
     return d if d <= MOST_FLAT else 8
 
 
-class WgmmaPermuted(WgmmaShared):
-    """Products between two permutations.
+@dataclass(frozen=True)
+class PermutedConstants(SharedConstants):
+    """Constants of the kernel between the permutations."""
 
-    The block, and all sizes derived from it, are those of the kernel in between.
-    """
+    x_from: str = "permuted"
 
-    name = "wgmma_permuted"
-    signature = PRODUCT_WITH_WORKSPACE
-    constants_type = PermutedConstants
+    entry_family: ClassVar[str] = "wgmma_permuted"
+
+
+@dataclass(frozen=True)
+class PermutedBlock(SharedBlock):
+    """Block of the kernel between the permutations, which is its `kernel`; `whole` is that of the arrays of the call."""
+
+    whole: KernelSpec
+
     why = "Hopper's wgmma between two permutations: 16-bit types in bsf with d > 1, large b and c; not measured yet"
+    constants_type = PermutedConstants
+    signature = PRODUCT_WITH_WORKSPACE
 
-    def block(self, kernel: KernelSpec, constants: SharedConstants) -> SharedBlock:
-        return SharedBlock(with_blocks_apart(kernel), constants)
+    @classmethod
+    def of(cls, kernel: KernelSpec, constants: Any) -> Self:
+        return cls(with_blocks_apart(kernel), constants, kernel)
 
-    def is_for(self, kernel: KernelSpec) -> bool:
+    @staticmethod
+    def is_for(kernel: KernelSpec) -> bool:
         _, b, c, d = kernel.pattern.shape
         vector = CHUNK // kernel.item_bytes
         has_chunks = b % vector == c % vector == 0 and (1 < d <= MOST_FLAT or d % vector == 0)
-        return super().is_for(with_blocks_apart(kernel)) and not kernel.is_quantized and kernel.layout == "bsf" and has_chunks
+        return SharedBlock.is_for(with_blocks_apart(kernel)) and not kernel.is_quantized and kernel.layout == "bsf" and has_chunks
 
-    def geometry(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> Geometry:
-        pattern, item_bytes = kernel.pattern, kernel.item_bytes
+    def with_passes(self, geometry: Geometry, batch: int) -> Geometry:
+        pattern, item_bytes = self.whole.pattern, self.whole.item_bytes
         x_bytes, y_bytes = (batch * features * item_bytes for features in (pattern.in_features, pattern.out_features))
         part_bytes = CHUNK * part_d(pattern.d)
         x_pass, y_pass = (Geometry(divide_up(size // part_bytes, PERMUTE_THREADS), PERMUTE_THREADS, 0) for size in (x_bytes, y_bytes))
         return replace(
-            super().geometry(kernel, constants, batch),
+            geometry,
             workspace_bytes=divide_up(x_bytes, WORKSPACE_LINE) * WORKSPACE_LINE + y_bytes,
             before=(Pass("permute_x", x_pass),),
             after=(Pass("permute_y", y_pass),),
         )
 
-    def maps(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> tuple[TensorMap, ...]:
-        return tuple(replace(each, operand="workspace") for each in super().maps(kernel, constants, batch))
+    def maps(self, batch: int) -> tuple[TensorMap, ...]:
+        return tuple(replace(each, operand="workspace") for each in super().maps(batch))
 
-    def work(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> Work:
-        outputs = 3 if kernel.epilogue.residual else 2  # arrays of Y's size: sums and residual are read, Y is written
-        features = 2 * kernel.pattern.in_features + outputs * kernel.pattern.out_features
-        return replace(super().work(kernel, constants, batch), passed_bytes=batch * features * kernel.item_bytes)
+    def passed_bytes(self, batch: int) -> int:
+        outputs = 3 if self.whole.epilogue.residual else 2  # arrays of Y's size: sums and residual are read, Y is written
+        features = 2 * self.whole.pattern.in_features + outputs * self.whole.pattern.out_features
+        return batch * features * self.whole.item_bytes
 
-    def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
-        common = super().words(kernel, constants)
-        return {
-            **common,
-            "variants": ("later", "permuted", *common["variants"]),
-            "store": "workspace",
-        }
+    def own_words(self, variants: tuple[str, ...]) -> dict[str, Any]:
+        common = super().own_words(variants)
+        own = {"store": "workspace", "out": "workspace", "is_permuted": True}
+        return {**common, **own, "variants": ("later", "permuted", *common["variants"])}
 
-    def constexprs(self, kernel: KernelSpec, constants: SharedConstants) -> list[Constexpr]:
-        d, own = kernel.pattern.d, part_d(kernel.pattern.d)
+    def own_constexprs(self) -> list[Constexpr]:
+        d, epilogue, own = self.whole.pattern.d, self.whole.epilogue, part_d(self.whole.pattern.d)
         neighbours = max(count for count in range(1, MOST_NEIGHBOURS + 1) if d // own % count == 0)
         return [
-            *super().constexprs(kernel, constants),
+            *super().own_constexprs(),
             Constexpr("INTERLEAVED", d, "index j of the pattern, which A counts in addition to i"),
             Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads per block of the permuting kernels"),
             Constexpr("PART_D", own, "neighbouring j that a thread permutes, of 8 features"),
             Constexpr("NEIGHBOURS", neighbours, "threads side by side along j"),
-            Constexpr("FINISHES", kernel.epilogue != Epilogue(), "whether something follows the product, in the entry that permutes Y"),
-            Constexpr("ADDS_BIAS", kernel.epilogue.bias, "whether the entry that permutes Y adds a bias"),
-            Constexpr("ADDS_RESIDUAL", kernel.epilogue.residual, "whether it adds a residual"),
+            Constexpr("FINISHES", epilogue != Epilogue(), "whether something follows the product, in the entry that permutes Y"),
+            Constexpr("ADDS_BIAS", epilogue.bias, "whether the entry that permutes Y adds a bias"),
+            Constexpr("ADDS_RESIDUAL", epilogue.residual, "whether it adds a residual"),
         ]

@@ -1,25 +1,22 @@
-"""The kind that multiplies X from registers: batch-size-first with few j or whole chunks of them, and float32 in
-batch-size-last.
+"""X from registers: batch-size-first with few j or whole chunks of them, and float32 in batch-size-last.
 
 wgmma takes operand A from shared memory only if its inputs are contiguous there. If they are d apart, or along the
 batch in 32 bits, lanes read X in its stored order and keep it as fragments.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits
-from ksgen.families.expected import fastest
 from ksgen.families.mma.defaults import promotion
-from ksgen.families.operands import CHUNK, is_precise
+from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise, wavefronts
 from ksgen.families.ptx import Wgmma
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
-from ksgen.families.wgmma.block import LINE, MOST_BOX, ROWS, Block, whole_periods
-from ksgen.families.wgmma.family import MOST_COLUMNS, WarpgroupFamily, takes_rows
+from ksgen.families.wgmma.block import LINE, MOST_BOX, MOST_COLUMNS, ROWS, Block, takes_rows, whole_periods
 from ksgen.spec import KernelSpec
 
 MOST_FLAT = 12  # j whose sums fit side by side
@@ -51,12 +48,66 @@ class RegistersConstants(Constants):
     cluster_batch: int = 1
     # blocks with neighbouring tiles along the outputs: each loads a part of their X for all of them
     cluster_out: int = 1
+    x_from: str = "registers"
+
+    entry_family: ClassVar[str] = "wgmma_registers"
+    not_in_entries: ClassVar[tuple[str, ...]] = ("x_from",)
 
 
 @dataclass(frozen=True)
 class RegistersBlock(Block):
     kernel: KernelSpec
     constants: RegistersConstants
+
+    why = "Hopper's wgmma with X from registers: bsf, and float32 arrays in bsl; not measured yet"
+    constants_type = RegistersConstants
+
+    @staticmethod
+    def is_for(kernel: KernelSpec) -> bool:
+        operand = kernel.arithmetic.operand
+        if operand is None or kernel.arithmetic.is_complex or kernel.is_quantized:
+            return False
+        if kernel.layout == "bsl":
+            return kernel.item_bytes == operand.item_bytes == 4
+        d = kernel.pattern.d
+        return takes_rows(kernel) and (d <= MOST_FLAT or d % (CHUNK // kernel.item_bytes) == 0)
+
+    @classmethod
+    def has_room(cls, family: Any, kernel: KernelSpec, limits: Limits) -> bool:
+        return is_precise(kernel, limits) and _start(family, kernel, limits) is not None
+
+    @classmethod
+    def rules(cls) -> tuple[Rule[Any], ...]:
+        of = cls.of
+        return (
+            Rule("tile_d is 1 in bsl, and in bsf d, or less and a run of 16, 32, 64 or 128 bytes", _planes_rule),
+            Rule("warpgroups along j have whole 16-byte chunks of their own", _groups_rule),
+            Rule(
+                "tile_batch is 128 * groups_batch in bsl",
+                lambda k, c: k.layout == "bsf" or of(k, c).row_tiles == 2,
+                lambda k, c: 2 * ROWS * c.groups_batch,
+            ),
+            Rule(
+                "tile_in is a multiple of the inputs after which the lanes' order and X's image start again",
+                lambda k, c: c.tile_in % of(k, c).unit_in == 0,
+                lambda k, c: of(k, c).unit_in,
+            ),
+            Rule("resident is 0, or in bsf 1 or 2 where outputs take several tiles", _resident_rule),
+            Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
+            Rule(
+                "sums and fragments fit a thread's registers",
+                lambda k, c: of(k, c).held <= HELD[of(k, c).groups],
+                lambda k, c: of(k, c).held,
+            ),
+            Rule(
+                "X is read from shared memory with no bank conflicts",
+                lambda k, c: all(wavefronts(reads) == FREE_OF_CONFLICTS for reads in of(k, c).reads()),
+            ),
+        )
+
+    @property
+    def instruction(self) -> Wgmma:
+        return Wgmma(self.operand, self.constants.tile_out, a_in_registers=True)
 
     @property
     def own_chunks(self) -> int:
@@ -114,6 +165,92 @@ class RegistersBlock(Block):
             unit *= 2
         return unit
 
+    # ---- the source
+
+    def own_words(self, variants: tuple[str, ...]) -> dict[str, Any]:
+        constants, schedule = self.constants, "resident" if self.constants.resident else "streaming"
+        own = {"resident": constants.resident, "promoted": constants.promote, "split": self.components == 2}
+        return {
+            "product": self.instruction.along_inputs,
+            "variants": (*variants, *(name for name, is_so in own.items() if is_so)),
+            "schedule": schedule,
+            "walk": schedule,
+            "store": self.kernel.layout,
+            "out": "rows",
+            "from_registers": True,
+            "finishes_stores": False,
+            "is_permuted": False,
+        }
+
+    def own_constexprs(self) -> list[Constexpr]:
+        constants = self.constants
+        found = [
+            Constexpr("GROUPS_BATCH", constants.groups_batch, "of the warpgroups that multiply, those along the batch"),
+            Constexpr("PLANES", self.planes, "neighbouring j of a warpgroup"),
+            Constexpr("SUPER_IN", self.super_in, "inputs after which the lanes' order starts again"),
+            Constexpr("SUPER_STEPS", self.super_steps, "instructions in them, for each j"),
+            Constexpr("FRAGMENT_SETS", self.fragment_sets, "fragments of X in registers: 2 are read and multiplied in turn"),
+        ]
+        if self.is_bsf:
+            found += [
+                Constexpr("PANEL_BYTES", self.panel_bytes, "bytes of a row of X's image"),
+                Constexpr("SPAN", self.span, "bytes over which the image's 16-byte chunks are permuted"),
+                Constexpr("SWAPS_ROWS", self.swaps_rows, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
+                Constexpr("GROUP_CHUNKS", self.group_chunks, "neighbouring chunks of a row that hold whole inputs"),
+                Constexpr("OWN_CHUNKS", self.own_chunks, "of them, those that a lane reads"),
+                Constexpr("GROUP_INPUTS", self.group_inputs, "inputs in them, each with its TILE_D j"),
+                Constexpr("SUPER_GROUPS", self.super_groups, "groups of chunks that a lane reads until its order starts again"),
+                Constexpr("Y_VECTOR", self.y_vector, "neighbours that one store of Y moves"),
+            ]
+        else:
+            found.append(Constexpr("Y_VECTOR", self.y_vector, "rows of the batch that one store of Y moves"))
+        if constants.resident:
+            found += [
+                Constexpr("RESIDENT", constants.resident, "tiles of X in shared memory, for all outputs: stages are of W alone"),
+                Constexpr("X_START", self.x_start, "byte at which they begin"),
+                Constexpr("X_BARRIERS", self.x_barriers, "byte at which their barriers begin"),
+            ]
+        if constants.promote:
+            found.append(Constexpr("PROMOTE", constants.promote, "inputs after which sums leave the tensor cores"))
+        return found
+
+    # ---- constants
+
+    @classmethod
+    def options(cls, family: Any, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
+        """Yield the rule's choice, then alternatives for every division of two or three warpgroups and j, streaming and
+        resident.
+
+        The rule takes the fewest tiles along the outputs, since each reads X again; then the least padding, and stages that
+        fill the memory. One warpgroup multiplies while another reads. An alternative has the widest tile and the deepest stages that
+        fit, in all clusters that pay.
+        """
+        start, promote = _start(family, kernel, limits), promotion(kernel, limits)
+        if start is None:
+            raise ConstantsError(f"{kernel.name}: no tile of {family.name} fits")
+        yield _deepened(family, kernel, _widest(family, kernel, start, limits), limits)
+        for tile_d, (batch, along_d), rows, resident in product(_runs(kernel), TOGETHER, (1, 2), (0, 1, 2)):
+            narrow = RegistersConstants(ROWS * rows * batch, 8, MOST_BOX, tile_d, batch, along_d, 2, promote)
+            narrow = replace(narrow, tile_in=RegistersBlock(kernel, narrow).unit_in)
+            if not family.is_able(kernel, narrow, limits):
+                continue
+            for spare in (0, SPARE):
+                wide = replace(_widest(family, kernel, narrow, limits, spare), resident=resident)
+                if family.is_able(kernel, wide, limits):
+                    wide = _deepened(family, kernel, wide, limits)
+                    yield from family.in_clusters(kernel, wide) if spare else [wide]
+
+    @classmethod
+    def tiles(cls, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
+        """Yield every tile that a search tries if the rules allow it."""
+        promote = promotion(kernel, limits)  # less often would be faster, but less precise than promised
+        widths = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
+        for resident, tile_d, (batch, along_d), rows, width, tile_in, stages in product(
+            (0, 1, 2), _runs(kernel), GROUPS, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)
+        ):
+            if width < kernel.pattern.b + 8:
+                yield RegistersConstants(ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote, resident)
+
 
 def _planes_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
     tile_d, d, vector = constants.tile_d, kernel.pattern.d, CHUNK // kernel.item_bytes
@@ -133,175 +270,39 @@ def _groups_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
     return constants.groups_d == 1 or (kernel.layout == "bsf" and constants.tile_d % (vector * constants.groups_d) == 0)
 
 
-class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
-    """X by tensor maps to shared memory, from there to registers as fragments, into wgmma."""
+def _widest(family: Any, kernel: KernelSpec, start: RegistersConstants, limits: Limits, spare: int = 0) -> RegistersConstants:
+    """Tile that covers the outputs with the fewest tiles, then with the least padding, among those that leave
+    `spare` registers."""
+    b = kernel.pattern.b
+    widths = [replace(start, tile_out=width) for width in range(8, min(MOST_COLUMNS, b + 7) + 1, 8)]
+    most = HELD[RegistersBlock(kernel, start).groups] - spare
+    able = [each for each in widths if family.is_able(kernel, each, limits) and RegistersBlock(kernel, each).held <= most]
+    return min(able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out), default=start)
 
-    name = "wgmma_registers"
-    constants_type = RegistersConstants
-    why = "Hopper's wgmma with X from registers: bsf, and float32 arrays in bsl; not measured yet"
 
-    def block(self, kernel: KernelSpec, constants: RegistersConstants) -> RegistersBlock:
-        return RegistersBlock(kernel, constants)
+def _start(family: Any, kernel: KernelSpec, limits: Limits) -> RegistersConstants | None:
+    """Narrowest tile of two warpgroups, or of one: a large d without divisors leaves no room for two.
 
-    def is_for(self, kernel: KernelSpec) -> bool:
-        operand = kernel.arithmetic.operand
-        if operand is None or kernel.arithmetic.is_complex or kernel.is_quantized:
-            return False
-        if kernel.layout == "bsl":
-            return kernel.item_bytes == operand.item_bytes == 4
-        d = kernel.pattern.d
-        return takes_rows(kernel) and (d <= MOST_FLAT or d % (CHUNK // kernel.item_bytes) == 0)
+    None if none fits.
+    """
+    rows, (tile_d, groups_d), promote = 2 if kernel.layout == "bsl" else 1, _planes(kernel), promotion(kernel, limits)
+    for groups_batch in (2, 1)[groups_d - 1 :]:
+        start = RegistersConstants(ROWS * rows * groups_batch, 8, MOST_BOX, tile_d, groups_batch, groups_d, 2, promote)
+        start = replace(start, tile_in=RegistersBlock(kernel, start).unit_in)
+        if family.is_able(kernel, start, limits):
+            return start
+    return None
 
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return super().serves(kernel, limits) and is_precise(kernel, limits) and self._start(kernel, limits) is not None
 
-    def rules(self) -> tuple[Rule[RegistersConstants], ...]:
-        of = self.block
-        return (
-            *self.common_rules(),
-            Rule("tile_d is 1 in bsl, and in bsf d, or less and a run of 16, 32, 64 or 128 bytes", _planes_rule),
-            Rule("warpgroups along j have whole 16-byte chunks of their own", _groups_rule),
-            Rule(
-                "tile_batch is 128 * groups_batch in bsl",
-                lambda k, c: k.layout == "bsf" or of(k, c).row_tiles == 2,
-                lambda k, c: 2 * ROWS * c.groups_batch,
-            ),
-            Rule(
-                "tile_in is a multiple of the inputs after which the lanes' order and X's image start again",
-                lambda k, c: c.tile_in % of(k, c).unit_in == 0,
-                lambda k, c: of(k, c).unit_in,
-            ),
-            Rule("resident is 0, or in bsf 1 or 2 where outputs take several tiles", _resident_rule),
-            Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
-            Rule(
-                "sums and fragments fit a thread's registers",
-                lambda k, c: of(k, c).held <= HELD[of(k, c).groups],
-                lambda k, c: of(k, c).held,
-            ),
-            self.reads_rule(),
-        )
-
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> RegistersConstants:
-        """Default with the fewest tiles along the outputs, since each reads X again; then the least padding, and stages
-        that fill the memory.
-
-        Other groups, clusters and resident X replace it if the cost model prefers them.
-        """
-        return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits))
-
-    def _widest(self, kernel: KernelSpec, start: RegistersConstants, limits: Limits, spare: int = 0) -> RegistersConstants:
-        """Tile that covers the outputs with the fewest tiles, then with the least padding, among those that leave
-        `spare` registers."""
-        b = kernel.pattern.b
-        widths = [replace(start, tile_out=width) for width in range(8, min(MOST_COLUMNS, b + 7) + 1, 8)]
-        most = HELD[self.block(kernel, start).groups] - spare
-        able = [each for each in widths if self._fits(kernel, each, limits) and self.block(kernel, each).held <= most]
-        return min(able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out), default=start)
-
-    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
-        """Yield the rule's choice, then alternatives for every division of two or three warpgroups and j, streaming and
-        resident.
-
-        One warpgroup multiplies while another reads. An alternative has the widest tile and the deepest stages that
-        fit, in all clusters that pay.
-        """
-        start, promote = self._start(kernel, limits), promotion(kernel, limits)
-        if start is None:
-            raise ConstantsError(f"{kernel.name}: no tile of {self.name} fits")
-        yield self._deepened(kernel, self._widest(kernel, start, limits), limits)
-        for tile_d, (batch, along_d), rows, resident in product(_runs(kernel), TOGETHER, (1, 2), (0, 1, 2)):
-            narrow = RegistersConstants(ROWS * rows * batch, 8, MOST_BOX, tile_d, batch, along_d, 2, promote)
-            narrow = replace(narrow, tile_in=self.block(kernel, narrow).unit_in)
-            if not self._fits(kernel, narrow, limits):
-                continue
-            for spare in (0, SPARE):
-                wide = replace(self._widest(kernel, narrow, limits, spare), resident=resident)
-                if self._fits(kernel, wide, limits):
-                    wide = self._deepened(kernel, wide, limits)
-                    yield from self.in_clusters(kernel, wide) if spare else [wide]
-
-    def _start(self, kernel: KernelSpec, limits: Limits) -> RegistersConstants | None:
-        """Narrowest tile of two warpgroups, or of one: a large d without divisors leaves no room for two.
-
-        None if none fits.
-        """
-        rows, (tile_d, groups_d), promote = 2 if kernel.layout == "bsl" else 1, _planes(kernel), promotion(kernel, limits)
-        for groups_batch in (2, 1)[groups_d - 1 :]:
-            start = RegistersConstants(ROWS * rows * groups_batch, 8, MOST_BOX, tile_d, groups_batch, groups_d, 2, promote)
-            start = replace(start, tile_in=self.block(kernel, start).unit_in)
-            if self._fits(kernel, start, limits):
-                return start
-        return None
-
-    def _deepened(self, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> RegistersConstants:
-        """The same tile with as many inputs per stage as leave enough stages, with the least padding of c; then as many
-        stages as fit."""
-        c, unit = kernel.pattern.c, constants.tile_in
-        deeper = [replace(constants, tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
-        able = [each for each in deeper if self._fits(kernel, each, limits) and self.block(kernel, each).x_bytes <= STAGE_TARGET]
-        chosen = min(able or [constants], key=lambda each: (divide_up(c, each.tile_in) * each.tile_in, -each.tile_in))
-        stages = [replace(chosen, stages=stages) for stages in range(2, MOST_STAGES + 1)]
-        return max((each for each in stages if self.fits(kernel, each, limits)), key=lambda each: each.stages)
-
-    def _fits(self, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> bool:
-        return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
-
-    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
-        """Yield every combination that the rules and the shared memory allow."""
-        promote = promotion(kernel, limits)  # less often would be faster, but less precise than promised
-        widths = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
-        for resident, tile_d, (batch, along_d), rows, width, tile_in, stages in product(
-            (0, 1, 2), _runs(kernel), GROUPS, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)
-        ):
-            constants = RegistersConstants(ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote, resident)
-            if width < kernel.pattern.b + 8 and self._fits(kernel, constants, limits):
-                yield from self.in_clusters(kernel, constants)
-
-    def instruction(self, kernel: KernelSpec, constants: RegistersConstants) -> Wgmma:
-        return Wgmma(self.block(kernel, constants).operand, constants.tile_out, a_in_registers=True)
-
-    def words(self, kernel: KernelSpec, constants: RegistersConstants) -> Mapping[str, Any]:
-        block = self.block(kernel, constants)
-        common = self.common_words(kernel, constants)
-        own = {"resident": constants.resident, "promoted": constants.promote, "split": block.components == 2}
-        return common | {
-            "product": self.instruction(kernel, constants).along_inputs,
-            "variants": (*common["variants"], *(name for name, is_so in own.items() if is_so)),
-            "schedule": "resident" if constants.resident else "streaming",
-        }
-
-    def constexprs(self, kernel: KernelSpec, constants: RegistersConstants) -> list[Constexpr]:
-        block = self.block(kernel, constants)
-        found = [
-            *self.common_constexprs(kernel, constants),
-            Constexpr("GROUPS_BATCH", constants.groups_batch, "of the warpgroups that multiply, those along the batch"),
-            Constexpr("PLANES", block.planes, "neighbouring j of a warpgroup"),
-            Constexpr("SUPER_IN", block.super_in, "inputs after which the lanes' order starts again"),
-            Constexpr("SUPER_STEPS", block.super_steps, "instructions in them, for each j"),
-            Constexpr("FRAGMENT_SETS", block.fragment_sets, "fragments of X in registers: 2 are read and multiplied in turn"),
-        ]
-        if kernel.layout == "bsf":
-            found += [
-                Constexpr("PANEL_BYTES", block.panel_bytes, "bytes of a row of X's image"),
-                Constexpr("SPAN", block.span, "bytes over which the image's 16-byte chunks are permuted"),
-                Constexpr("SWAPS_ROWS", block.swaps_rows, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
-                Constexpr("GROUP_CHUNKS", block.group_chunks, "neighbouring chunks of a row that hold whole inputs"),
-                Constexpr("OWN_CHUNKS", block.own_chunks, "of them, those that a lane reads"),
-                Constexpr("GROUP_INPUTS", block.group_inputs, "inputs in them, each with its TILE_D j"),
-                Constexpr("SUPER_GROUPS", block.super_groups, "groups of chunks that a lane reads until its order starts again"),
-                Constexpr("Y_VECTOR", block.y_vector, "neighbours that one store of Y moves"),
-            ]
-        else:
-            found.append(Constexpr("Y_VECTOR", block.y_vector, "rows of the batch that one store of Y moves"))
-        if constants.resident:
-            found += [
-                Constexpr("RESIDENT", constants.resident, "tiles of X in shared memory, for all outputs: stages are of W alone"),
-                Constexpr("X_START", block.x_start, "byte at which they begin"),
-                Constexpr("X_BARRIERS", block.x_barriers, "byte at which their barriers begin"),
-            ]
-        if constants.promote:
-            found.append(Constexpr("PROMOTE", constants.promote, "inputs after which sums leave the tensor cores"))
-        return found
+def _deepened(family: Any, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> RegistersConstants:
+    """The same tile with as many inputs per stage as leave enough stages, with the least padding of c; then as many
+    stages as fit."""
+    c, unit = kernel.pattern.c, constants.tile_in
+    deeper = [replace(constants, tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
+    able = [each for each in deeper if family.is_able(kernel, each, limits) and RegistersBlock(kernel, each).x_bytes <= STAGE_TARGET]
+    chosen = min(able or [constants], key=lambda each: (divide_up(c, each.tile_in) * each.tile_in, -each.tile_in))
+    stages = [replace(chosen, stages=stages) for stages in range(2, MOST_STAGES + 1)]
+    return max((each for each in stages if family.fits(kernel, each, limits)), key=lambda each: each.stages)
 
 
 def _runs(kernel: KernelSpec) -> list[int]:

@@ -1,24 +1,22 @@
-"""The kind that multiplies X from shared memory: 16-bit types in batch-size-last and, for d = 1, in batch-size-first.
-In batch-size-first it also multiplies X and weights in eight bits.
+"""X from shared memory: 16-bit types in batch-size-last and, for d = 1, in batch-size-first. In batch-size-first it also
+multiplies X and weights in eight bits.
 
 The boxes of X are operand A unchanged: along the batch in batch-size-last, along the inputs in batch-size-first.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, TensorMap
-from ksgen.families.expected import fastest
 from ksgen.families.mma.defaults import BYTES_PROMOTE, bytes_promotion
 from ksgen.families.operands import multiplies_bytes
 from ksgen.families.ptx import Wgmma
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
-from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes
-from ksgen.families.wgmma.family import WarpgroupFamily, takes_rows
+from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes, takes_rows
 from ksgen.spec import KernelSpec
 
 MOST_SUMS = {1: 200, 2: 200, 3: 120}  # per thread, by the number of warpgroups that multiply
@@ -40,6 +38,10 @@ class SharedConstants(Constants):
     cluster_batch: int = 1
     # blocks with neighbouring tiles along the outputs: each loads a part of their X for all of them
     cluster_out: int = 1
+    x_from: str = "shared"
+
+    entry_family: ClassVar[str] = "wgmma_shared"
+    not_in_entries: ClassVar[tuple[str, ...]] = ("x_from",)
 
     @property
     def tile_d(self) -> int:
@@ -54,6 +56,37 @@ class SharedConstants(Constants):
 class SharedBlock(Block):
     kernel: KernelSpec
     constants: SharedConstants
+
+    why = (
+        "wgmma of sm_90a with X from shared memory: 16-bit types in bsl, and in bsf with d = 1; there also X and weights in e4m3 or e5m2, "
+        "with y in 16 bits; rows of X in whole 16 bytes; not measured yet"
+    )
+    constants_type = SharedConstants
+
+    @staticmethod
+    def is_for(kernel: KernelSpec) -> bool:
+        has_rows = kernel.layout == "bsl" or (kernel.pattern.d == 1 and takes_rows(kernel))
+        operand = kernel.arithmetic.operand
+        if kernel.is_quantized and not (kernel.layout == "bsf" and multiplies_bytes(kernel)):
+            return False
+        return operand is not None and kernel.item_bytes == operand.item_bytes == 2 and has_rows
+
+    @classmethod
+    def rules(cls) -> tuple[Rule[Any], ...]:
+        return (
+            Rule("tile_out is a multiple of 16 in bsl", lambda k, c: k.layout == "bsf" or c.tile_out % 16 == 0),
+            Rule("tile_in is 128 with X in eight bits", lambda k, c: not k.has_bytes_in or c.tile_in == BYTES_PROMOTE),
+            Rule("tile_in is a multiple of 16 in bsl, of 64 in bsf", lambda k, c: c.tile_in % cls.of(k, c).unit_in == 0),
+            Rule(
+                "sums fit a thread's registers",
+                lambda k, c: cls.of(k, c).held <= MOST_SUMS[c.groups_batch],
+                lambda k, c: cls.of(k, c).held,
+            ),
+        )
+
+    @property
+    def instruction(self) -> Wgmma:
+        return Wgmma(self.operand, self.constants.tile_out, a_in_registers=False)
 
     @property
     def unit_in(self) -> int:
@@ -79,117 +112,86 @@ class SharedBlock(Block):
         from registers."""
         return 0 if self.is_bsf else self.constants.tile_batch * self.constants.tile_out * self.kernel.item_bytes
 
-    def map_y(self, batch: int) -> TensorMap:
+    def maps(self, batch: int) -> tuple[TensorMap, ...]:
+        if self.is_bsf:
+            return super().maps(batch)
         a, b, _, d = self.kernel.pattern.shape
         item_bytes = self.kernel.item_bytes
         sizes, strides = feature_sizes(a, b, d, batch, is_bsf=False)
-        return TensorMap("y", item_bytes, sizes, tuple(each * item_bytes for each in strides), (ROWS, 1, self.constants.tile_out, 1), LINE)
+        box = (ROWS, 1, self.constants.tile_out, 1)
+        return (*super().maps(batch), TensorMap("y", item_bytes, sizes, tuple(each * item_bytes for each in strides), box, LINE))
 
+    # ---- the source
 
-class WgmmaShared(WarpgroupFamily[SharedConstants]):
-    """X by tensor maps to shared memory, from there into wgmma."""
-
-    name = "wgmma_shared"
-    constants_type = SharedConstants
-    why = (
-        "wgmma of sm_90a with X from shared memory: 16-bit types in bsl, and in bsf with d = 1; there also X and weights in e4m3 or e5m2, "
-        "with y in 16 bits; rows of X in whole 16 bytes; not measured yet"
-    )
-
-    def block(self, kernel: KernelSpec, constants: SharedConstants) -> SharedBlock:
-        return SharedBlock(kernel, constants)
-
-    def is_for(self, kernel: KernelSpec) -> bool:
-        has_rows = kernel.layout == "bsl" or (kernel.pattern.d == 1 and takes_rows(kernel))
-        operand = kernel.arithmetic.operand
-        if kernel.is_quantized and not (kernel.layout == "bsf" and multiplies_bytes(kernel)):
-            return False
-        return operand is not None and kernel.item_bytes == operand.item_bytes == 2 and has_rows
-
-    def rules(self) -> tuple[Rule[SharedConstants], ...]:
-        of = self.block
-        return (
-            *self.common_rules(),
-            Rule("tile_out is a multiple of 16 in bsl", lambda k, c: k.layout == "bsf" or c.tile_out % 16 == 0),
-            Rule("tile_in is 128 with X in eight bits", lambda k, c: not k.has_bytes_in or c.tile_in == BYTES_PROMOTE),
-            Rule("tile_in is a multiple of 16 in bsl, of 64 in bsf", lambda k, c: c.tile_in % of(k, c).unit_in == 0),
-            Rule("sums fit a thread's registers", lambda k, c: of(k, c).held <= MOST_SUMS[c.groups_batch], lambda k, c: of(k, c).held),
-        )
-
-    def maps(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> tuple[TensorMap, ...]:
-        block = self.block(kernel, constants)
-        return (block.map_x(batch),) if block.is_bsf else (block.map_x(batch), block.map_y(batch))
-
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SharedConstants:
-        """Default with the fewest tiles along the outputs, the least padding, then the most rows of the batch, and
-        stages that fill the memory. Other tiles, and clusters, replace it if the cost model prefers them."""
-        return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits))
-
-    def _start(self, kernel: KernelSpec, limits: Limits) -> SharedConstants:
-        b, c = kernel.pattern.b, kernel.pattern.c
-        unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in
-        depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
-        depth = min(depths, key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
-        candidates = [self.constants_type(2 * ROWS * rows, width, depth, 2, 2) for rows in (2, 1) for width in range(16, 257, 16)]
-        able = [each for each in candidates if self._fits(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256]
-        if not able:
-            raise ConstantsError(f"{kernel.name}: no tile of {self.name} fits; tried {candidates[-1]}")
-
-        def cost(constants: SharedConstants) -> tuple[int, int, int]:
-            tiles = divide_up(b, constants.tile_out)
-            return tiles, tiles * constants.tile_out, -constants.tile_batch
-
-        return self._deepest(kernel, min(able, key=cost), limits)
-
-    def _deepest(self, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
-        """The same constants with as many stages as fit."""
-        stages = range(2, MOST_STAGES + 1)
-        able = [each for stage in stages if self.fits(kernel, each := replace(constants, stages=stage), limits)]
-        return max(able, key=lambda each: each.stages, default=constants)
-
-    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
-        """Yield the rule's choice, then tiles with as many sums as registers hold and the most stages that fit, in all
-        clusters that pay."""
-        chosen = self._start(kernel, limits)
-        yield chosen
-        for groups, rows, width, tile_in in product((2, 3), (1, 2), WIDTHS, sorted({chosen.tile_in, STAGE_INPUTS})):
-            tile = self.constants_type(ROWS * rows * groups, width, tile_in, groups, 2)
-            if width < kernel.pattern.b + 16 and self._fits(kernel, tile, limits):
-                yield from self.in_clusters(kernel, self._deepest(kernel, tile, limits))
-
-    def _fits(self, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> bool:
-        return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
-
-    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
-        """Yield every combination that the rules and the shared memory allow."""
-        for groups, rows, width, tile_in, stages in product((1, 2, 3), (1, 2, 3), WIDTHS, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)):
-            constants = self.constants_type(ROWS * rows * groups, width, tile_in, groups, stages)
-            if width < kernel.pattern.b + 16 and self._fits(kernel, constants, limits):
-                yield from self.in_clusters(kernel, constants)
-
-    def instruction(self, kernel: KernelSpec, constants: SharedConstants) -> Wgmma:
-        return Wgmma(self.block(kernel, constants).operand, constants.tile_out, a_in_registers=False)
-
-    def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
-        block, wgmma = self.block(kernel, constants), self.instruction(kernel, constants)
-        common = self.common_words(kernel, constants)
-        own = {"promoted": block.promote, "multiplied_bytes": kernel.has_bytes_in}
-        return common | {
-            "variants": ("plain_order", *(name for name, is_so in own.items() if is_so), *common["variants"]),
-            "product": wgmma.along_inputs if kernel.layout == "bsf" else f"{wgmma.name}<true, false>",
+    def own_words(self, variants: tuple[str, ...]) -> dict[str, Any]:
+        own = {"promoted": self.promote, "multiplied_bytes": self.kernel.has_bytes_in}
+        return {
+            "variants": ("plain_order", *(name for name, is_so in own.items() if is_so), *variants),
+            "product": self.instruction.along_inputs if self.is_bsf else f"{self.instruction.name}<true, false>",
             "schedule": "streaming",
-            "walk": "promoted" if block.promote else "ahead",
-            "store": "rows" if kernel.layout == "bsf" else "boxes_residual" if kernel.epilogue.residual else "boxes",
+            "walk": "promoted" if self.promote else "ahead",
+            "store": "rows" if self.is_bsf else "boxes_residual" if self.kernel.epilogue.residual else "boxes",
+            "out": "rows" if self.is_bsf else "boxes",
+            "from_registers": False,
+            "finishes_stores": True,
+            "is_permuted": False,
         }
 
-    def constexprs(self, kernel: KernelSpec, constants: SharedConstants) -> list[Constexpr]:
-        block = self.block(kernel, constants)
-        found = [*self.common_constexprs(kernel, constants), Constexpr("PLANES", 1, "neighbouring j of a warpgroup")]
-        if kernel.layout == "bsf":
+    def own_constexprs(self) -> list[Constexpr]:
+        found = [Constexpr("PLANES", 1, "neighbouring j of a warpgroup")]
+        if self.is_bsf:
             found += [
                 Constexpr("SWAPS_ROWS", 0, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
-                Constexpr("Y_VECTOR", block.y_vector, "neighbours that one store of Y moves"),
+                Constexpr("Y_VECTOR", self.y_vector, "neighbours that one store of Y moves"),
             ]
-        if block.promote:
-            found.append(Constexpr("PROMOTE", block.promote, "inputs after which sums leave the tensor cores"))
+        if self.promote:
+            found.append(Constexpr("PROMOTE", self.promote, "inputs after which sums leave the tensor cores"))
         return found
+
+    # ---- constants
+
+    @classmethod
+    def options(cls, family: Any, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
+        """Yield the rule's choice, then tiles with as many sums as registers hold and the most stages that fit, in all
+        clusters that pay.
+
+        The rule takes the fewest tiles along the outputs, the least padding, then the most rows of the batch, and stages
+        that fill the memory.
+        """
+        chosen = _start(family, cls.constants_type, kernel, limits)
+        yield chosen
+        for groups, rows, width, tile_in in product((2, 3), (1, 2), WIDTHS, sorted({chosen.tile_in, STAGE_INPUTS})):
+            tile = replace(chosen, tile_batch=ROWS * rows * groups, tile_out=width, tile_in=tile_in, groups_batch=groups, stages=2)
+            if width < kernel.pattern.b + 16 and family.is_able(kernel, tile, limits):
+                yield from family.in_clusters(kernel, _deepest(family, kernel, tile, limits))
+
+    @classmethod
+    def tiles(cls, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
+        """Yield every tile that a search tries if the rules allow it."""
+        for groups, rows, width, tile_in, stages in product((1, 2, 3), (1, 2, 3), WIDTHS, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)):
+            if width < kernel.pattern.b + 16:
+                yield cls.constants_type(ROWS * rows * groups, width, tile_in, groups, stages)
+
+
+def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits: Limits) -> SharedConstants:
+    b, c = kernel.pattern.b, kernel.pattern.c
+    unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in
+    depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
+    depth = min(depths, key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
+    sizes = product((2, 1), range(16, 257, 16))
+    candidates = [kind(2 * ROWS * rows, width, depth, 2, 2) for rows, width in sizes]
+    able = [each for each in candidates if family.is_able(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256]
+    if not able:
+        raise ConstantsError(f"{kernel.name}: no tile of {family.name} fits; tried {candidates[-1]}")
+
+    def cost(constants: SharedConstants) -> tuple[int, int, int]:
+        tiles = divide_up(b, constants.tile_out)
+        return tiles, tiles * constants.tile_out, -constants.tile_batch
+
+    return _deepest(family, kernel, min(able, key=cost), limits)
+
+
+def _deepest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
+    """The same constants with as many stages as fit."""
+    deeper = (replace(constants, stages=stages) for stages in range(MOST_STAGES, 1, -1))
+    return next((each for each in deeper if family.fits(kernel, each, limits)), constants)
