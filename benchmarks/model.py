@@ -37,7 +37,7 @@ from ksgen.families.base import Geometry, Modelled, Work
 from ksgen.families.chains import factor_kernels
 from ksgen.families.expected import LARGE, Prediction, Speed, default_us, gpu_us, prediction, speed_of
 from ksgen.families.gpus import gpu_of
-from ksgen.families.tiles import WARP
+from ksgen.families.tiles import WARP, Constants
 from ksgen.families.traffic import SECTOR
 from ksgen.launch.fused import apart_us, family_of_chain
 from ksgen.measure.ranks import rank_correlation
@@ -55,8 +55,8 @@ def main() -> None:
     """Print results of the cost model. Nothing is measured."""
 
 
-def _speed(family: Modelled[Any], kernel: KernelSpec, limits: Limits) -> Speed:
-    found = speed_of(family, kernel, limits)
+def _speed(family: Modelled[Any], kernel: KernelSpec, limits: Limits, constants: Any = None) -> Speed:
+    found = speed_of(family, kernel, limits, constants)
     assert found is not None, "a target whose usual card is known"
     return found
 
@@ -80,8 +80,8 @@ def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool)
     able = [family for family in families_for(kernel, limits, batch) if all_families or family.by_default]
     us = {family.name: default_us(family, kernel, limits, batch) for family in able}
     floors = []
-    for family in able:
-        speed, products = _speed(family, kernel, limits), kernel.arithmetic.products if family.on_tensor_cores else 1
+    for family, constants in ((each, own) for each in able for own in each.defaults(kernel, limits, batch)):
+        speed, products = _speed(family, kernel, limits, constants), kernel.arithmetic.products if constants.on_tensor_cores else 1
         floors.append(max(kernel.bytes(batch) / speed.bytes_per_s, products * kernel.flops(batch) / speed.flops_per_s))
     chosen = family_for(kernel, limits, batch, all_families=all_families).name
     return Expected(chosen, 1e6 * min(floors) / us[chosen], us[chosen] / min(us.values()))
@@ -125,7 +125,7 @@ def hopper_shares(kernel: KernelSpec, ceilings: Ceilings) -> dict[str, float]:
         family: Any = family_named(name)
         if not family.serves(kernel, HOPPER):
             continue
-        speed = Machine("sm_90a", HOPPER, 132, {family.name: ceilings}).speed(family.name)
+        speed = Machine("sm_90a", HOPPER, 132, {family.name: ceilings}).speed(ceilings)
         sorts = [("default", family.default(kernel, HOPPER))]
         for constants in family.space(kernel, HOPPER):
             sorts.append(("best", constants))
@@ -237,7 +237,7 @@ Band = tuple[float, float, float]  # percentiles 5, 50 and 95
 
 
 @dataclass(frozen=True)
-class Tiles:
+class Tiles(Constants):
     """Constants of the authors' kernel, by our names."""
 
     tile_out: int
@@ -257,7 +257,8 @@ class Ksmm:
     """
 
     name = "ksmm"
-    on_tensor_cores = by_warpgroups = False
+    constants_type = Tiles
+    by_warpgroups = False
 
     def geometry(self, kernel: KernelSpec, tiles: Tiles, batch: int) -> Geometry:
         threads = (tiles.tile_out // tiles.thread_out) * (tiles.tile_batch // tiles.thread_batch)

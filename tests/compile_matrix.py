@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import cycle, groupby, islice, product
 from statistics import mean
+from typing import Any
 
 import click
 
@@ -34,6 +35,7 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits, family_named
 from ksgen.families.expected import LARGE, gpu_us, multiplying_warps, speed_of, terms_of
+from ksgen.families.gradient import Gradient, GradientConstants
 from ksgen.families.slots import in_loop, issued_by
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
@@ -181,7 +183,8 @@ def _group(kernel: KernelSpec) -> KernelSpec:
 
 
 def sources(family: str, target: str, everything: bool = False, every: int = 1, is_sample: bool = False) -> list[Source]:
-    chosen, promise, limits = family_named(family), PROMISES[family], cuda_limits(target)
+    chosen: Any = Gradient(GradientConstants) if family == "gradient" else family_named(family)
+    promise, limits = PROMISES[family], cuda_limits(target)
 
     def rendered(wanted: Iterable[KernelSpec]) -> list[Source]:
         served = (kernel for kernel in wanted if chosen.serves(kernel, limits))
@@ -339,11 +342,11 @@ def bound_of(outcome: Outcome) -> tuple[str, str]:
     """What bounds a kernel of a large batch by the cost model, and its share of the floor of its own instructions."""
     source, limits = outcome.source, cuda_limits(outcome.target)
     family, kernel = FAMILIES[source.family], source.kernel
-    speed = speed_of(family, kernel, limits)
+    speed = speed_of(family, kernel, limits, source.constants)
     terms = terms_of(speed, family, kernel, source.constants, LARGE) if speed else None
     if speed is None or terms is None:
         return "-", "-"
-    products = kernel.arithmetic.products if family.on_tensor_cores else 1
+    products = kernel.arithmetic.products if source.constants.on_tensor_cores else 1
     floor = max(kernel.bytes(LARGE) / speed.bytes_per_s, products * kernel.flops(LARGE) / speed.flops_per_s) * 1e6
     share = floor / gpu_us(speed, family, kernel, source.constants, LARGE)
     return "moving" if terms.moving > terms.inside else "inside", f"{share:.2f}"

@@ -95,7 +95,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     template = template_of(chosen, type(constants))
     extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     added = [name for operand, wanted in extras.items() if wanted for name in each_chains(kernel, operand)]
-    if dialect not in (known := dialects_of(chosen, template)):
+    if dialect not in (known := dialects_of(chosen, type(constants))):
         raise KsgenError(f"{chosen.name} has no {DIALECT_NAMES[dialect]} text; accepted: dialect={known[0]}")
     words = {
         "kernel": kernel,
@@ -122,7 +122,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "activated": "" if kernel.between == "none" else "activate_between",  # for intermediates
         "part": part_of(kernel.arithmetic),
         "variants": (),
-        "part_words": part_words(chosen, template),
+        "part_words": part_words(chosen, type(constants)),
         "launch_lines": launch_lines(chosen, kernel, constants, entry) if dialect == "cuda" else "",
         **chosen.words(kernel, constants),
     }
@@ -133,7 +133,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     of_kernel = (f"between_{kernel.between}", template.partition(".")[0], chosen.name, kernel.layout, kernel.epilogue.activation, *kinds)
     variants = (*words["variants"], *numbers, *of_kernel)
     in_parts = kernel.job == CHAIN and has_parts(template)
-    text = fill(template, words, dictionaries(chosen, template, dialect, in_parts), variants)
+    text = fill(template, words, dictionaries(chosen, type(constants), dialect, in_parts), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 
 

@@ -173,19 +173,19 @@ def template_of(family: Family[Any], kind: type[Any]) -> str:
     return next(name for name in (f"{stem}.cu.j2", f"{stem}.cl.j2") if (resource("templates") / name).is_file())
 
 
-def part_words(family: Family[Any], template: str) -> tuple[str, ...]:
-    """Snippet libraries of each part of the family's sources, if they have parts."""
-    if template.endswith(".cl.j2"):
+def part_words(family: Family[Any], kind: type[Any]) -> tuple[str, ...]:
+    """Snippet libraries of each part of the family's sources with such constants, if they have parts."""
+    if template_of(family, kind).endswith(".cl.j2"):
         return TILE_PART_WORDS
-    return tuple(each for each in PART_WORDS if each != "operands" or family.on_tensor_cores)
+    return tuple(each for each in PART_WORDS if each != "operands" or kind.on_tensor_cores)
 
 
-def dialects_of(family: Family[Any], template: str) -> tuple[str, ...]:
-    """Dialects in which one of the family's templates can be rendered."""
-    if template.endswith(".cl.j2"):
+def dialects_of(family: Family[Any], kind: type[Any]) -> tuple[str, ...]:
+    """Dialects in which the family's template for such constants can be rendered."""
+    if (template := template_of(family, kind)).endswith(".cl.j2"):
         return ("opencl",)
     # OpenCL lacks instructions of tensor cores, and the wide loads of small-batch kernels
-    return ("cuda",) if has_parts(template) or family.on_tensor_cores or family.for_small_batches else tuple(DIALECTS)
+    return ("cuda",) if has_parts(template) or kind.on_tensor_cores or family.for_small_batches else tuple(DIALECTS)
 
 
 def has_parts(template: str) -> bool:
@@ -193,16 +193,16 @@ def has_parts(template: str) -> bool:
     return "with_words" in (resource("templates") / template).read_text(encoding="utf-8")
 
 
-def dictionaries(family: Family[Any], template: str, dialect: str, in_parts: bool = False) -> tuple[str, ...]:
-    """Snippet libraries that the family's sources in a dialect may use, in order; `in_parts`: outside of the parts of a
-    source that has parts with snippets of their own."""
-    if template.endswith(".cl.j2"):
+def dictionaries(family: Family[Any], kind: type[Any], dialect: str, in_parts: bool = False) -> tuple[str, ...]:
+    """Snippet libraries that the family's sources with such constants may use in a dialect, in order; `in_parts`: outside
+    of the parts of a source that has parts with snippets of their own."""
+    if template_of(family, kind).endswith(".cl.j2"):
         own = VECTOR_WORDS if family.name == "vector" else TILE_WORDS
-        return tuple(each for each in own if not in_parts or each not in part_words(family, template))
+        return tuple(each for each in own if not in_parts or each not in part_words(family, kind))
     if in_parts:
         return tuple(each for each in WORDS[dialect] if each not in (*PART_WORDS, "parts", "warpgroups"))
     others = {"tile" if family.name.startswith("gradient") else "parts"} | (set() if family.by_warpgroups else {"warpgroups"})
-    if not family.on_tensor_cores:
+    if not kind.on_tensor_cores:
         others.add("operands")
     return tuple(each for each in WORDS[dialect] if each not in others)
 
@@ -215,10 +215,11 @@ def template_digest(family: str) -> str:
     recursively.
     """
     root, own = resource("templates"), family_named(family)
-    templates = {template_of(own, kind) for kind in (own.constants_type, *own.other_types)}
+    kinds = (own.constants_type, *own.other_types)
+    templates = {template_of(own, kind) for kind in kinds}
     found = {path for each in templates for path in (root / each, *(root / "include" / each.partition(".")[0]).glob("*.j2"))}
     found.update((root / "include").glob("*.j2"))
-    named = {name for each in templates for dialect in dialects_of(own, each) for name in dictionaries(own, each, dialect)}
+    named = {name for kind in kinds for dialect in dialects_of(own, kind) for name in dictionaries(own, kind, dialect)}
     found.update(root / "include" / "words" / f"{name}.j2" for name in named)
     read: set[Path] = set()
     while new := found - read:

@@ -9,8 +9,7 @@ from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limi
 from ksgen.families.cpu_gradient import AmxGradientConstants, CpuGradient, VectorGradientConstants
 from ksgen.families.expected import SMALL, WORTH, batch_like, default_us, plain_pays
 from ksgen.families.gemv import Gemv
-from ksgen.families.gradient import Gradient
-from ksgen.families.gradient_mma import GradientMma
+from ksgen.families.gradient import Gradient, GradientMmaConstants
 from ksgen.families.mma import Mma
 from ksgen.families.operands import multiplied_by
 from ksgen.families.rules import Rule
@@ -31,7 +30,6 @@ FAMILIES: dict[str, Family[Any]] = {
         Mma(),
         Simt(),
         Gemv(),
-        GradientMma(),
         Gradient(),
     )
 }
@@ -47,6 +45,7 @@ ALIASES: dict[str, Family[Any]] = {
     "amx_chain": FAMILIES["amx"],
     "vector_gradient": CpuGradient(VectorGradientConstants),
     "amx_gradient": CpuGradient(AmxGradientConstants),
+    "gradient_mma": Gradient(GradientMmaConstants),
     **{f"wgmma_{x_from}": Wgmma(x_from) for x_from in X_FROM},
 }
 
@@ -132,7 +131,7 @@ def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
     """Name of the operand that a kernel's tensor cores multiply; None if it uses plain multiply-adds."""
     family = family_of(constants)
     operand = multiplied_by(kernel, family.by_warpgroups)
-    return operand.name if operand and family.on_tensor_cores else None
+    return operand.name if operand and constants.on_tensor_cores else None
 
 
 __all__ = [

@@ -151,7 +151,7 @@ class Modelled(Protocol[ConstantsT_contra]):
     """Interface that the cost model reads: of a family, or of another project's kernel that is compared with ours."""
 
     name: str
-    on_tensor_cores: bool  # whether tensor cores multiply, and not plain instructions
+    constants_type: Any  # with `on_tensor_cores`: whether tensor cores multiply, and not plain instructions
     by_warpgroups: bool  # whether they are asked by wgmma, and not by mma.sync
 
     def registers(self, kernel: KernelSpec, constants: ConstantsT_contra, target: str = LEAST) -> int:

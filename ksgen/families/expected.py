@@ -96,13 +96,16 @@ def memory_rate(rates: Rates, limits: Limits) -> float:
     return rates.memory_gb_s * 1e9 * limits.multiprocessors / rates.multiprocessors
 
 
-def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits) -> Speed | None:
-    """Rates of the target's usual card, in proportion to its multiprocessors; None if they are unknown."""
+def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits, constants: Any = None) -> Speed | None:
+    """Rates of the target's usual card, in proportion to its multiprocessors; None if they are unknown.
+
+    Without constants, in the instructions of the family's first class of constants.
+    """
     rates = gpu_of(limits.target).rates
     if rates is None:
         return None
     a_cycle: float = rates.double if kernel.arithmetic.sums == "float64" else rates.plain
-    if family.on_tensor_cores and (operand := multiplied_by(kernel, family.by_warpgroups)):
+    if (constants or family.constants_type).on_tensor_cores and (operand := multiplied_by(kernel, family.by_warpgroups)):
         of_operand = {1: 2 * rates.half, 2: rates.half}.get(operand.item_bytes, rates.tf32)
         a_cycle = of_operand * (rates.warpgroup_gain if family.by_warpgroups else 1)
     flops = 2 * a_cycle * rates.ghz * 1e9 * limits.multiprocessors
@@ -146,8 +149,7 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
     work = family.work(kernel, constants, batch)
     multiply_s = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds / (speed.flops_per_s * SHARE_OF_PEAK)
     warps = -(-geometry.block // WARP)
-    row = getattr(constants, "entry_family", "") or family.name
-    issued = instructions(row, kernel, speed.target, work, multiplying_warps(family, geometry), batch)
+    issued = instructions(constants.entry_family or family.name, kernel, speed.target, work, multiplying_warps(family, geometry), batch)
     shared_s = (work.shared_bytes + work.returned_bytes) / (speed.multiprocessors * speed.shared_bytes_per_s)
     inside_s = max(multiply_s, shared_s, issued / (speed.multiprocessors * speed.instructions_per_s))
     idle = sqrt(max(1.0, ENOUGH_WARPS / (resident * warps)))
@@ -229,15 +231,15 @@ def default_us(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: i
 
 def expected_us(family: Family[ConstantsT], kernel: KernelSpec, limits: Limits, batch: int | None, constants: ConstantsT) -> float:
     """Microseconds that a kernel is expected to take under given constants; 0 if unknown."""
-    speed = speed_of(family, kernel, limits)
+    speed = speed_of(family, kernel, limits, constants)
     return gpu_us(speed, family, kernel, constants, batch_like(kernel, batch)) if speed else 0.0
 
 
-def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether plain multiply-adds are as fast as the family's products on tensor cores, counting all products that
-    stand for one."""
-    speed, rates = speed_of(family, kernel, limits), gpu_of(limits.target).rates
-    if speed is None or rates is None or not family.on_tensor_cores:
+def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits, constants: Any = None) -> bool:
+    """Whether plain multiply-adds are as fast as the products on tensor cores by such constants, or by the family's first
+    class of them, counting all products that stand for one."""
+    speed, rates = speed_of(family, kernel, limits, constants), gpu_of(limits.target).rates
+    if speed is None or rates is None or not (constants or family.constants_type).on_tensor_cores:
         return False
     return speed.flops_per_s <= 2 * rates.plain * kernel.arithmetic.products * rates.ghz * 1e9 * limits.multiprocessors
 

@@ -47,7 +47,6 @@ class Shaped(Generic[ConstantsT]):
     signature: tuple[str, ...] = PRODUCT
     by_default = True
     for_small_batches = False
-    on_tensor_cores = False
     by_warpgroups = False
 
     def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Tiling:
@@ -90,8 +89,8 @@ class Shaped(Generic[ConstantsT]):
 
     # ---- resources
 
-    def registers(self, kernel: KernelSpec, constants: ConstantsT, target: str = LEAST) -> int:
-        return self.shape(kernel, constants).registers + (0 if self.on_tensor_cores else more_registers(kernel, target))
+    def registers(self, kernel: KernelSpec, constants: Any, target: str = LEAST) -> int:
+        return self.shape(kernel, constants).registers + (0 if constants.on_tensor_cores else more_registers(kernel, target))
 
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return self.shape(kernel, constants).shared_bytes

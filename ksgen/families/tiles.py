@@ -31,6 +31,7 @@ class Constants:
     """A family's constants: a frozen dataclass of numbers and words."""
 
     entry_family: ClassVar[str] = ""  # earlier name of their family, by which entries are still named; empty: its name
+    on_tensor_cores: ClassVar[bool] = False  # whether tensor cores multiply, and not plain instructions
     not_in_entries: ClassVar[tuple[str, ...]] = ()  # constants that an entry's earlier name says already
     template: ClassVar[str] = ""  # stem of their sources' template; empty: their family's name
 

@@ -5,12 +5,12 @@ cycles `families/vector/cycles.py`. Measures nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from ksgen.build.request import Resources
-from ksgen.families import Family, Limits
+from ksgen.families import Family, Limits, operand_of
 from ksgen.families.expected import LAUNCH_US, MOST_GRID, Speed, cache_rate, prediction, resident_blocks, shared_rate, unevenness
 from ksgen.families.gpus import gpu_of
 from ksgen.families.vector.cycles import EXPOSED
@@ -31,10 +31,16 @@ class Machine:
     limits: Limits
     multiprocessors: int
     ceilings: Mapping[str, Ceilings]  # by family
+    plain: Mapping[str, Ceilings] = field(default_factory=dict)  # of plain multiply-adds, for families that also use tensor cores
 
-    def speed(self, family: str) -> Speed:
+    def ceilings_of(self, family: str, kernel: KernelSpec, constants: Any) -> Ceilings:
+        """Ceilings in the instructions of such constants."""
+        is_plain = family in self.plain and operand_of(kernel, constants) is None
+        return self.plain[family] if is_plain else self.ceilings[family]
+
+    def speed(self, found: Ceilings) -> Speed:
         """A GPU's, as it was measured; that of its multiprocessors' shared memory by the table."""
-        rates, found = gpu_of(self.target).rates, self.ceilings[family]
+        rates = gpu_of(self.target).rates
         cache_bytes_per_s = found.cache_bytes_per_s or found.bytes_per_s * cache_rate(rates)
         flops_per_s = found.flops_per_s * found.products
         return Speed(self.target, self.limits, self.multiprocessors, found.bytes_per_s, cache_bytes_per_s, shared_rate(rates), flops_per_s)
@@ -43,7 +49,7 @@ class Machine:
 def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
     """Predicted time: of `families/expected.py` on a GPU, of the kernel's cycles on a processor. Infinite if it cannot
     run."""
-    ceilings = machine.ceilings[family.name]
+    ceilings = machine.ceilings_of(family.name, kernel, constants)
     if family.geometry(kernel, constants, batch).grid > MOST_GRID:
         return inf
     work = family.work(kernel, constants, batch)
@@ -57,7 +63,7 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     if machine.limits.is_cpu:  # shared memory is ordinary memory in its cache, read by the same instructions
         crowded = max(1.0, family.registers(kernel, constants) / CPU_REGISTERS)
         return max(memory_s, (flops + work.shared_bytes) / ceilings.flops_per_s * crowded) * 1e6
-    found = prediction(machine.speed(family.name), family, kernel, constants, batch)
+    found = prediction(machine.speed(ceilings), family, kernel, constants, batch)
     return found.us if found else inf
 
 

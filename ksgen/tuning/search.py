@@ -291,7 +291,7 @@ class Search:
     def _trial_of(self, index: int, outcome: Outcome) -> Trial:
         candidate, job = self.pool.candidates[index], self.job
         binary, facts = self._binaries.get(index), self.engine.facts
-        ceilings = self.machine.ceilings[candidate.family]
+        ceilings = self.machine.ceilings_of(candidate.family, job.kernel, candidate.constants)
         runs = outcome.microseconds
         made = binary.provenance if binary else {}
         return Trial(

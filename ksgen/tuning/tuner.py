@@ -101,9 +101,15 @@ class Tuner:
 
     def machine(self, job: Job) -> Machine:
         """The device as the cost model sees it, with ceilings measured once per kind of multiply-add."""
-        facts = self.engine.facts
-        ceilings = {name: self._ceilings_of(name, job.kernel) for name in self.families(job)}
-        return Machine(facts.target, self.limits, facts.limits.multiprocessors, ceilings)
+        facts, ceilings, plain = self.engine.facts, {}, {}
+        for name in self.families(job):
+            family = family_named(self.options.family or name)
+            operands = {operand_of(job.kernel, each) for each in family.defaults(job.kernel, self.limits)}
+            on_cores = next((each for each in operands if each), None)
+            ceilings[name] = self._ceilings_of(job.kernel, on_cores)
+            if on_cores and None in operands:
+                plain[name] = self._ceilings_of(job.kernel, None)
+        return Machine(facts.target, self.limits, facts.limits.multiprocessors, ceilings, plain)
 
     def default(self, job: Job) -> Candidate:
         """Candidate that launchers take if nothing was measured."""
@@ -146,8 +152,7 @@ class Tuner:
             save(self.engine.facts.name, [entry])
             self._wisdom = Wisdom([*self._wisdom.entries(), entry])
 
-    def _ceilings_of(self, family_name: str, kernel: KernelSpec) -> Ceilings:
-        operand = operand_of(kernel, family_named(family_name).default(kernel, self.limits))
+    def _ceilings_of(self, kernel: KernelSpec, operand: str | None) -> Ceilings:
         key = (kernel.precision if operand else kernel.dtype, operand)
         with self._guard:
             if key not in self._ceilings:

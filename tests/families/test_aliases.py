@@ -123,6 +123,7 @@ ENTRIES = {  # of the time when these families had these names
     "wgmma_shared": "ks_1x64x48x2_bfloat16_bsl_7044759a",
     "wgmma_registers": "ks_1x64x48x2_bfloat16_bsf_b78935c8",
     "wgmma_permuted": "ks_1x64x48x2_bfloat16_bsf_0fa5acd5",
+    "gradient_mma": "ks_1x64x48x2_bfloat16_bsf_gradient",
     "vector_gradient": "ks_1x64x48x2_bfloat16_bsf_gradient_3f9234ae",
     "amx_gradient": "ks_1x64x48x2_bfloat16_bsf_gradient_7116e612",
 }
@@ -136,7 +137,7 @@ def test_entries_keep_the_name_that_they_had_under_an_earlier_family(alias: str,
     assert render(kernel, family_named(alias).default(kernel, limits, 4096), dialect=dialect).entry == entry
 
 
-@pytest.mark.parametrize("alias", ["amx_gradient", "vector_gradient", "wgmma_registers", "wgmma_permuted"])
+@pytest.mark.parametrize("alias", ["amx_gradient", "vector_gradient", "gradient_mma", "wgmma_registers", "wgmma_permuted"])
 def test_a_search_by_an_earlier_name_has_the_constants_that_it_meant(alias: str) -> None:
     family, job = family_named(alias).name, Job(kernel_of(alias), 40)
     machine = Machine("", limits_of(alias), 2, {family: None})  # type: ignore[dict-item]

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from ksgen.errors import ConstantsError
-from ksgen.families import check, cuda_limits, family_for
-from ksgen.families.gradient import Gradient, GradientConstants
-from ksgen.families.gradient_mma import GradientMma
+from ksgen.families import FAMILIES, Limits, check, cuda_limits, family_for
+from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
 from ksgen.spec import PRECISIONS
 from tests.support.gradients import kernel
 
-FAMILY, TENSOR_CORES = Gradient(), GradientMma()
+FAMILY, TENSOR_CORES = Gradient(GradientConstants), Gradient(GradientMmaConstants)
 GPU = cuda_limits("sm_90a")
 GOOD = GradientConstants(32, 32, 1, 16, 8, 4, 3, 2, 1, "async")
 BROKEN: list[tuple[dict[str, Any], str]] = [
@@ -46,6 +45,11 @@ def test_rules_on_job_layout_and_precision() -> None:
 
 
 def test_which_family_takes_a_gradient() -> None:
-    chosen = {precision: family_for(kernel(precision=precision), GPU).name for precision in PRECISIONS}
-    assert chosen == {name: "gradient_mma" if precision.operand else "gradient" for name, precision in PRECISIONS.items()}
-    assert {family_for(kernel(precision=precision), cuda_limits("sm_75")).name for precision in PRECISIONS} == {"gradient"}
+    def on_cores(precision: str, limits: Limits) -> bool:
+        own = kernel(precision=precision)
+        assert (family_for(own, limits).name, FAMILIES["gradient"].serves(own, limits)) == ("gradient", True)
+        assert FAMILIES["gradient"].defaults(own, limits)[-1] == FAMILY.default(own, limits)
+        return bool(FAMILIES["gradient"].default(own, limits).on_tensor_cores)
+
+    assert {name: on_cores(name, GPU) for name in PRECISIONS} == {name: bool(each.operand) for name, each in PRECISIONS.items()}
+    assert not any(on_cores(precision, cuda_limits("sm_75")) for precision in PRECISIONS)

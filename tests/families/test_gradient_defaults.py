@@ -3,12 +3,11 @@
 import pytest
 
 from ksgen.families import cuda_limits
-from ksgen.families.gradient import Gradient
-from ksgen.families.gradient_mma import GradientMma
+from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
 from ksgen.spec import LAYOUTS, PRECISIONS
 from tests.support.gradients import kernel
 
-FAMILY, TENSOR_CORES = Gradient(), GradientMma()
+FAMILY, TENSOR_CORES = Gradient(GradientConstants), Gradient(GradientMmaConstants)
 GPU = cuda_limits("sm_90a")
 
 

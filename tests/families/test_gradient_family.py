@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from ksgen.families.gradient import Gradient, GradientConstants
-from ksgen.families.gradient_mma import GradientMma
+from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
 from ksgen.spec import LAYOUTS
 from tests.support.gradients import kernel
 
-FAMILY, TENSOR_CORES = Gradient(), GradientMma()
+FAMILY, TENSOR_CORES = Gradient(GradientConstants), Gradient(GradientMmaConstants)
 GOOD = GradientConstants(32, 32, 1, 16, 8, 4, 3, 2, 1, "async")
 
 

@@ -9,12 +9,11 @@ from ksgen.build.toolchain import WARNINGS, find_compiler
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits
-from ksgen.families.gradient import Gradient
-from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
+from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
 from tests.support.gradients import kernel
 from tests.support.program import needs_compiler
 
-FAMILY, TENSOR_CORES = Gradient(), GradientMma()
+FAMILY, TENSOR_CORES = Gradient(GradientConstants), Gradient(GradientMmaConstants)
 GPU = cuda_limits("sm_90a")
 GOOD_MMA = GradientMmaConstants(64, 32, 1, 32, 2, 1, 3, 1024, 2, 1)
 BROKEN_MMA: list[tuple[dict[str, Any], str]] = [

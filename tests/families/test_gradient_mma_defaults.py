@@ -7,11 +7,10 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import cuda_limits
-from ksgen.families.gradient import Gradient
-from ksgen.families.gradient_mma import GradientMma
+from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
 from tests.support.gradients import kernel
 
-FAMILY, TENSOR_CORES = Gradient(), GradientMma()
+FAMILY, TENSOR_CORES = Gradient(GradientConstants), Gradient(GradientMmaConstants)
 GPU = cuda_limits("sm_90a")
 
 

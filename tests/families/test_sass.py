@@ -259,7 +259,7 @@ def test_warpgroups_keep_to_the_registers_that_they_took(
         and each.cluster_batch * each.cluster_out == cluster
         and wanted.items() <= vars(each).items()
     ]
-    source = render(kernel, max(able, key=lambda each: (chosen.block(kernel, each).held, each.stages)), family=family)
+    source = render(kernel, max(able, key=lambda each: (chosen.shape(kernel, each).held, each.stages)), family=family)
     listing = sass.listing_of(sass.compiled(source.text, source.entry, "sm_90a").data)
     copying, multiplying = REGISTERS[groups]
     assert 0 < sass.registers_after(listing, source.entry, "USETMAXREG.DEALLOC") <= copying

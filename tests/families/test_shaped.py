@@ -91,13 +91,13 @@ def test_so_many_blocks_fit_as_share_a_multiprocessor(blocks: int, limits: Limit
 
 
 def test_plain_kernels_take_more_registers_on_some_targets_and_are_counted_so_where_blocks_are() -> None:
-    class OnTensorCores(Toy):
+    class OnTensorCores(ToyConstants):
         on_tensor_cores = True
 
     more = gpu_of("sm_120").more_registers
     assert more > 0 == gpu_of("sm_90a").more_registers
     assert [TOY.registers(KERNEL, FOUR, target) for target in ("sm_90a", "sm_120")] == [100, 100 + more]
-    assert OnTensorCores().registers(KERNEL, FOUR, "sm_120") == 100
+    assert TOY.registers(KERNEL, OnTensorCores(4), "sm_120") == 100
     assert TOY.registers(replace(KERNEL, precision="float64"), FOUR, "sm_120") == 100
     limits = Limits(3000, registers=128 * (100 + more), target="sm_120")
     assert TOY.fits(KERNEL, FOUR, limits)

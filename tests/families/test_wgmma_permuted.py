@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ksgen.families import cuda_limits, family_named, family_of
+from ksgen.families import FAMILIES, cuda_limits, family_named
 from ksgen.families.wgmma import PermutedConstants, SharedConstants
 from ksgen.families.wgmma.permuted import with_blocks_apart
 from ksgen.measure.verify import compare, make_problem
@@ -35,8 +35,8 @@ def test_what_is_permuted() -> None:
 
 def test_permuting_takes_launches_before_and_after_and_room_for_x_and_y() -> None:
     each = kernel(pattern=(2, 48, 64, 24))
-    constants = PERMUTED.default(each, GPU)
-    own, alone = PERMUTED.geometry(each, constants, 100), SHARED.geometry(with_blocks_apart(each), constants, 100)
+    constants = PermutedConstants(*list(vars(PLAIN).values())[:-1])
+    own, alone = PERMUTED.geometry(each, constants, 100), SHARED.geometry(with_blocks_apart(each), PLAIN, 100)
     assert replace(own, workspace_bytes=0, before=(), after=()) == alone
     assert own.workspace_bytes == 2 * 100 * 2 * (64 + 48) * 24
     (before,), (after,) = own.before, own.after
@@ -49,8 +49,9 @@ def test_permuting_takes_launches_before_and_after_and_room_for_x_and_y() -> Non
 
 
 def test_constants_tell_what_is_permuted_from_what_is_not() -> None:
-    assert family_of(PLAIN) is SHARED
-    assert family_of(PermutedConstants(**vars(PLAIN))) is PERMUTED
+    values = {name: value for name, value in vars(PLAIN).items() if name != "x_from"}
+    assert FAMILIES["wgmma"].constants(vars(PLAIN)) == SHARED.constants(values) == PLAIN
+    assert FAMILIES["wgmma"].constants(values | {"x_from": "permuted"}) == PERMUTED.constants(values) == PermutedConstants(**values)
 
 
 @pytest.mark.exhaustive

@@ -61,5 +61,5 @@ def test_each_rule_of_registers_has_two_sides(changes: dict[str, int], says: str
 def test_what_fits_registers_is_what_compiles(precision: str, j: int, tile_out: int, promote: int, fits: bool) -> None:
     each = kernel(precision, pattern=(1, 96, 64, j))
     constants = RegistersConstants(128, tile_out, 32, j, 2, 1, 2, promote)
-    rule = next(rule for rule in REGISTERS.rules() if "fit a thread" in rule.says)
+    rule = next(rule for rule in REGISTERS.rules() if "fragments fit" in rule.says)
     assert rule.holds(each, constants) == fits

@@ -67,7 +67,7 @@ def test_resident_tiles_fit_shared_memory() -> None:
 
 @pytest.mark.parametrize("resident", [1, 2])
 def test_shared_memory_holds_whole_tiles_of_x_and_stages_of_weights(resident: int) -> None:
-    block = REGISTERS.block(kernel(pattern=(1, 48, 70, 16)), replace(SLAB, resident=resident))  # five stages of inputs
+    block = REGISTERS.shape(kernel(pattern=(1, 48, 70, 16)), replace(SLAB, resident=resident))  # five stages of inputs
     assert block.stage_bytes == block.w_bytes == 16 * 24 * 32  # already a multiple of 1024
     assert block.x_start == 3 * block.stage_bytes + 1024  # the stages' barriers lie between
     assert block.x_barriers == block.x_start + resident * 64 * (5 * 16) * 16 * 2

@@ -12,8 +12,7 @@ from ksgen import reference
 from ksgen.emit.render import PORTABLE, emit, render
 from ksgen.errors import LaunchError, SpecError
 from ksgen.families import cuda_limits
-from ksgen.families.gradient import Gradient
-from ksgen.families.gradient_mma import GradientMma
+from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
 from ksgen.launch import arrays, streams
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launcher import Launcher
@@ -29,7 +28,7 @@ from tests.support.gradients import kernel
 from tests.support.kernels import in_emulator, source_of
 from tests.support.libraries import library
 
-FAMILY, TENSOR_CORES = Gradient(), GradientMma()
+FAMILY, TENSOR_CORES = Gradient(GradientConstants), Gradient(GradientMmaConstants)
 SHAPE, BATCH = (2, 9, 5, 3), 300  # a batch of several parts
 PATTERN = Pattern(*SHAPE)
 MMA_CASES = [("gradient_mma", "float16"), ("gradient_mma", "tf32")]

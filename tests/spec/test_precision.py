@@ -127,7 +127,7 @@ def test_families_serve_it_by_what_its_record_says(toy: str) -> None:
     kernel = KernelSpec(Pattern(2, 48, 64, 4), toy)
     assert family_for(kernel, SM_80).name == "mma"
     assert family_for(kernel, cuda_limits("sm_75")).name == "simt"
-    assert family_for(replace(kernel, job="gradient"), SM_80).name == "gradient_mma"
+    assert family_for(replace(kernel, job="gradient"), SM_80).default(replace(kernel, job="gradient"), SM_80).on_tensor_cores
     assert [family.name for family in families_for(kernel, cuda_limits("sm_90a"))] == ["wgmma", "mma", "simt", "gemv"]
     assert not family_named("wgmma_registers").serves(replace(kernel, layout="bsl"), cuda_limits("sm_90a"))  # its operands are narrower
     assert operand_of(kernel, FAMILIES["mma"].default(kernel, SM_80)) == "bf16"
@@ -146,7 +146,7 @@ def test_its_products_are_right_in_the_emulator(toy: str, layout: str) -> None:
 def test_its_gradient_is_that_of_the_precision_it_names(toy: str) -> None:
     kernel = replace(kernel_of((2, 37, 13, 5), toy, "bsf"), job="gradient")
     source, other = render(kernel), render(replace(kernel, precision="tf32"))
-    assert source.family == "gradient_mma"
+    assert (source.family, source.constants.on_tensor_cores) == ("gradient", True)
     assert source.text.splitlines()[5:] == [line.replace(other.entry, source.entry) for line in other.text.splitlines()[5:]]
 
 

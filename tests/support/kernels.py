@@ -17,6 +17,7 @@ from ksgen.build.build import build, default_caches
 from ksgen.devices import Device
 from ksgen.emit.render import Source, render
 from ksgen.families import ALIASES, FAMILIES, Family, Geometry, Limits, cuda_limits, family_named
+from ksgen.families.gradient import Gradient, GradientConstants
 from ksgen.families.signature import pitches_of
 from ksgen.launch.memory import numpy_dtype
 from ksgen.measure.verify import Problem, compare, make_problem, tolerance
@@ -70,6 +71,7 @@ def _variants() -> Iterator[tuple[str, Family[Any]]]:
     for name, family in FAMILIES.items():
         parts = [(alias, own) for alias, own in ALIASES.items() if own.name == name and own is not family]
         yield from parts or [(name, family)]
+    yield "gradient", Gradient(GradientConstants)
 
 
 VARIANTS = dict(_variants())

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from ksgen.emit.render import render
 from ksgen.families import check, cuda_limits
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from tests.support.kernels import source_of
 
 GPU = cuda_limits("sm_90a")
 
@@ -16,4 +16,4 @@ def kernel(precision: str = "float16", layout: str = "bsf", pattern: tuple[int, 
 
 def text_of(family: Any, each: KernelSpec, constants: Any) -> Any:
     check(family, each, constants, GPU)
-    return source_of(family.name, each, constants)
+    return render(each, constants)

@@ -24,7 +24,7 @@ def test_families_are_those_of_the_job_that_take_its_batch() -> None:
     kernel = KernelSpec(Pattern(1, 192, 48, 2), "float16", "bsl")
     assert served_families(Job(kernel, 25088), H200) == ["wgmma", "mma", "simt"]
     assert served_families(Job(kernel, 25087), H200) == ["mma", "simt"]  # rows that no tensor map describes
-    assert served_families(Job(replace(kernel, job="gradient"), 25088), H200) == ["gradient_mma", "gradient"]
+    assert served_families(Job(replace(kernel, job="gradient"), 25088), H200) == ["gradient"]
 
 
 def test_neighbours_differ_in_one_constant() -> None:

@@ -146,7 +146,7 @@ def test_one_family_alone(store: TrialStore) -> None:
     [
         ("multiply", 25088, {"wgmma", "mma", "simt"}),
         ("multiply", 25087, {"mma", "simt"}),  # rows that no tensor map describes
-        ("gradient", 25088, {"gradient_mma", "gradient"}),
+        ("gradient", 25088, {"gradient"}),
     ],
 )
 def test_only_families_of_the_job_that_take_its_batch_are_looked_at(store: TrialStore, job: str, batch: int, families: set[str]) -> None:

@@ -1,69 +1,102 @@
-"""Answers that gradient families have in common, derived from their shapes."""
+"""The gradient family for GPUs: the weights' gradient, by plain multiply-adds or on tensor cores.
 
-from collections.abc import Iterator
+Decides the tiles of `gradient.cu.j2` and `gradient_mma.cu.j2`; its design is docs/kernels/gradient.md. Never renders,
+compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
+from ksgen.errors import ConstantsError
 from ksgen.families.banks import CYCLE_BYTES
-from ksgen.families.base import Geometry, Limits, Pass, Work
-from ksgen.families.gradient.parts import SUM_COLUMNS
+from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
+from ksgen.families.chains import rules_for
+from ksgen.families.expected import WORTH, expected_us, plain_pays
+from ksgen.families.gpus import PORTABLE
+from ksgen.families.gradient import mma, plain
+from ksgen.families.gradient.mma import GradientMmaConstants, GradientMmaTiling
+from ksgen.families.gradient.parts import SIDES, SUM_COLUMNS, fits
+from ksgen.families.gradient.plain import GradientConstants, GradientTiling
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import GRADIENT
-from ksgen.families.tiles import WARP, divide_up
+from ksgen.families.tiles import divide_up, pattern_constexprs
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 6  # a multiprocessor, that a search tries
-
-ConstantsT = TypeVar("ConstantsT")
-
-
-class GradientShape(Protocol):
-    """Sizes of a gradient's shape that this module reads."""
-
-    @property
-    def threads(self) -> int: ...
-    @property
-    def registers(self) -> int: ...
-    @property
-    def shared_bytes(self) -> int: ...
-    @property
-    def tiles(self) -> int: ...
-    @property
-    def tile_weights(self) -> int: ...
-    @property
-    def part_bytes(self) -> int: ...
-    @property
-    def real_bytes(self) -> int: ...
-    @property
-    def sum_threads(self) -> int: ...
-    @property
-    def products(self) -> int: ...
-    @property
-    def step_shared_bytes(self) -> int: ...
-    @property
-    def step_shared_cycles(self) -> int: ...
-    @property
-    def stages_ahead(self) -> int: ...
-    @property
-    def copy(self) -> str: ...
-    def read_bytes_moved(self, batch: int) -> float: ...
-    def sum_bytes_moved(self, batch: int) -> float: ...
-    def parts(self, batch: int) -> int: ...
+LONE = 1.25  # factor by which the cost of a block may be worse if it shares its multiprocessor with another
+TILINGS: dict[Any, Any] = {GradientMmaConstants: GradientMmaTiling, GradientConstants: GradientTiling}
 
 
-class GradientFamily(Shaped[ConstantsT]):
-    """Base of gradient families: launches and costs. Subclasses choose constants and rules."""
+class Gradient(Shaped[Any]):
+    """Sums over the batch: by fused multiply-adds on any device, or by warp-wide matrix instructions.
 
+    `only` restricts kernels, defaults and search to one of the two.
+    """
+
+    name = "gradient"
     signature = GRADIENT
+    constants_type: type[Any] = GradientConstants
+    other_types = (GradientMmaConstants,)
+    listed = (*rules_for(GradientConstants, plain.RULES), *rules_for(GradientMmaConstants, mma.RULES))
 
-    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> GradientShape:
-        raise NotImplementedError
+    def __init__(self, only: type[Any] | None = None) -> None:
+        self.tilings = [TILINGS[only]] if only else list(TILINGS.values())
+        self.why = "; or ".join(each.why for each in self.tilings)
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return bool(self._able(kernel, limits))
+
+    def runs(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
+        return TILINGS[type(constants)] in self._able(kernel, limits)
+
+    def _able(self, kernel: KernelSpec, limits: Limits) -> list[Any]:
+        """Tilings that serve a kernel on such a device."""
+        return [each for each in self.tilings if kernel.job == "gradient" and each.is_for(kernel, limits)]
+
+    def shape(self, kernel: KernelSpec, constants: Any) -> Any:
+        return TILINGS[type(constants)](kernel, constants)
+
+    # ---- constants
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> Any:
+        """Default of the tiling that is expected to be the fastest; of tensor cores if times are unknown."""
+        found = self.defaults(kernel, limits, batch)
+
+        def cost(constants: Any) -> float:
+            us = expected_us(self, kernel, limits, batch, constants)
+            return us * (1 + WORTH) if plain_pays(self, kernel, limits, constants) else us
+
+        return found[0] if len(found) == 1 else min(found, key=cost)
+
+    def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[Any]:
+        """Default of each tiling that serves the kernel."""
+        return [_default_of(tiling, kernel, limits) for tiling in self._able(kernel, limits)]
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
+        """Every combination that the rules, the shared memory and the registers allow.
+
+        Tiles come with one block per multiprocessor, as many as fit, and half of them; and with as many parts as fill
+        the device, half and twice as many.
+        """
+        for tile in (each for tiling in self._able(kernel, limits) for each in tiling.tiles_of_search(kernel, limits)):
+            if not self.keeps_rules(kernel, tile):
+                continue
+            shape = self.shape(kernel, tile)
+            most, parts = max((n for n in range(1, MOST_BLOCKS + 1) if fits(shape, limits, n)), default=0), shape.parts_for(limits)
+            counts = sorted({divide_up(parts, 2), parts, 2 * parts})
+            for blocks, count in product(sorted({1, divide_up(most, 2), most} if most else ()), counts):
+                constants = replace(tile, parts=count, min_blocks=blocks)
+                if self.keeps_rules(kernel, constants):
+                    yield constants
+
+    # ---- launches
 
     def packed_bytes(self, kernel: KernelSpec, constants: Any) -> int:
         return self.shape(kernel, constants).part_bytes * constants.parts if constants.parts > 1 else 0
 
-    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
+    def geometry(self, kernel: KernelSpec, constants: Any, batch: int) -> Geometry:
         shape = self.shape(kernel, constants)
         parts = shape.parts(batch)
         if parts == 1:
@@ -71,7 +104,7 @@ class GradientFamily(Shaped[ConstantsT]):
         after = (Pass("sum", self.pack_geometry(kernel, constants)),)
         return Geometry(shape.tiles * parts, shape.threads, shape.shared_bytes, parts * shape.part_bytes, after=after)
 
-    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
+    def pack_geometry(self, kernel: KernelSpec, constants: Any) -> Geometry:
         shape = self.shape(kernel, constants)
         return Geometry(shape.tiles * shape.tile_weights // SUM_COLUMNS, shape.sum_threads, shape.sum_threads * shape.real_bytes)
 
@@ -92,25 +125,47 @@ class GradientFamily(Shaped[ConstantsT]):
             synchronous=steps if shape.copy == "registers" else 0,
         )
 
+    # ---- the source
 
-def registers_taken(registers: int, threads: int, blocks: int) -> int:
-    """Registers of a multiprocessor that so many blocks take; it allocates them to four warps at a time."""
-    return registers * WARP * 4 * divide_up(divide_up(threads, WARP) * blocks, 4)
+    def words(self, kernel: KernelSpec, constants: Any) -> Mapping[str, Any]:
+        shape = self.shape(kernel, constants)
+        return {"sides": SIDES, "picture": shape.picture, **shape.own_words()}
+
+    def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
+        shape = self.shape(kernel, constants)
+        return [
+            *pattern_constexprs(kernel),
+            Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
+            Constexpr("TILE_IN", constants.tile_in, "inputs l per thread block"),
+            Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block: one plane of shared memory each"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per stage"),
+            Constexpr("STAGES", constants.stages, "stages of X and dY in shared memory"),
+            Constexpr("PARTS", constants.parts, "parts of the batch, at most"),
+            Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
+            *shape.own_constexprs(),
+            Constexpr("THREADS", shape.threads, "threads per block"),
+            Constexpr("TOGETHER", shape.x.together, "neighbouring lines that a thread copies at once"),
+            Constexpr("DY_BASE", shape.dy_base, "offset of a stage's dY, in elements"),
+            Constexpr("STAGE", shape.stage, "elements per stage"),
+            *shape.tile_constexprs(),
+            *shape.x.constexprs(shape.copy),
+            *shape.dy.constexprs(shape.copy),
+        ]
 
 
-def fits(shape: GradientShape, limits: Limits, blocks: int) -> bool:
-    """Whether so many blocks fit a multiprocessor."""
-    if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
-        return False
-    return not limits.registers or registers_taken(shape.registers, shape.threads, blocks) <= limits.registers
+def _default_of(tiling: Any, kernel: KernelSpec, limits: Limits) -> Any:
+    """Tile with the least padding, operand reads and copies, and as many parts of the batch as fill the device.
 
-
-def choices(constants: Any, shape: GradientShape, limits: Limits, parts: int) -> Iterator[Any]:
-    """Yield the constants with one block per multiprocessor, as many as fit, and half of them.
-
-    Each comes with as many parts as fill the device, half and twice as many.
+    Two blocks share a multiprocessor, so that one multiplies while the other waits, unless a lone block is much better.
     """
-    most = max((blocks for blocks in range(1, MOST_BLOCKS + 1) if fits(shape, limits, blocks)), default=0)
-    counts = sorted({divide_up(parts, 2), parts, 2 * parts})
-    for blocks, count in product(sorted({1, divide_up(most, 2), most} if most else ()), counts):
-        yield replace(constants, parts=count, min_blocks=blocks)
+    budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE.shared_bytes))
+    for tile_d in dict.fromkeys(tiling.planes(kernel)):
+        choices = [tiling(kernel, constants) for constants in tiling.choices(kernel, tile_d, limits)]
+        choices.sort(key=lambda shape: shape.cost())
+        lone = next((shape for shape in choices if fits(shape, budget, 1)), None)
+        if lone is None:
+            continue
+        pair = next((shape for shape in choices if fits(shape, budget, 2)), lone)
+        chosen = pair if pair.cost() <= LONE * lone.cost() else lone
+        return replace(chosen.constants, parts=chosen.parts_for(limits), min_blocks=chosen.blocks_for(budget))
+    raise ConstantsError(f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads")

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from math import gcd
 
 from ksgen.families.banks import Image, line_cycles, write_cycles
-from ksgen.families.base import Constexpr
+from ksgen.families.base import Constexpr, Limits
+from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.families.traffic import SECTOR, array_bytes, entry_bytes
 from ksgen.spec import KernelSpec
+from ksgen.words import counted
 
 LEAST_BATCH = 64  # rows of the batch from which on a part of its own pays
 SUM_COLUMNS, SUM_ROWS = 32, 8  # weights per block of the second entry, and threads that share the parts of one weight
+GPU_WARPS = 16 * 132  # so many keep a large GPU busy: sixteen per multiprocessor
+MOST_TILE = 128  # along one side
 SIDES = (  # template variables of both operands
     {"name": "x", "NAME": "X", "features": "C", "tile": "TILE_IN", "first": "first_in"},
     {"name": "dy", "NAME": "DY", "features": "B", "tile": "TILE_OUT", "first": "first_out"},
@@ -72,6 +76,15 @@ class Parts(Tiled):
 
     @property
     def warps(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def registers(self) -> int:
+        """Estimated registers per thread."""
+        raise NotImplementedError
+
+    @property
+    def shared_bytes(self) -> int:
         raise NotImplementedError
 
     def side(self, name: str, features: int, tile: int) -> Side:
@@ -208,3 +221,31 @@ class Parts(Tiled):
             Constexpr("SUM_COLUMNS", SUM_COLUMNS, "weights per block of the second entry"),
             Constexpr("SUM_ROWS", SUM_ROWS, "threads that share the parts of one weight"),
         ]
+
+
+def registers_taken(registers: int, threads: int, blocks: int) -> int:
+    """Registers of a multiprocessor that so many blocks take; it allocates them to four warps at a time."""
+    return registers * WARP * 4 * divide_up(divide_up(threads, WARP) * blocks, 4)
+
+
+def fits(shape: Parts, limits: Limits, blocks: int) -> bool:
+    """Whether so many blocks fit a multiprocessor."""
+    if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
+        return False
+    return not limits.registers or registers_taken(shape.registers, shape.threads, blocks) <= limits.registers
+
+
+def blocks_that_fit(shape: Parts, limits: Limits, most: int) -> int:
+    """Blocks that fit a multiprocessor, from 1 to `most`."""
+    return max(count for count in range(1, most + 1) if count == 1 or fits(shape, limits, count))
+
+
+def planes_of_search(kernel: KernelSpec) -> list[int]:
+    """Numbers of j per tile that a search tries."""
+    return [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
+
+
+def heading(shape: Parts) -> str:
+    """Heading of the drawing of a tile."""
+    tiles = counted(shape.tiles, "tile")
+    return f"A tile of dW, for one of its {shape.constants.tile_d} j. There are {tiles}, each by every part of the batch."

@@ -37,6 +37,7 @@ class MmaChainConstants(GpuChainConstants):
 
     entry_family: ClassVar[str] = "mma_chain"
     template: ClassVar[str] = "mma_chain"
+    on_tensor_cores: ClassVar[bool] = True
 
     stream: int = 0  # 1: X comes in stages, again for each tile of the first factor's outputs; 0: all of X is resident
 

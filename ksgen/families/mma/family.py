@@ -67,7 +67,6 @@ class Mma(GpuProduct[AnyMmaConstants]):
         "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2; all factors of layers in one "
         "launch; from sm_80 on"
     )
-    on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or not limits.tensor_cores or not has_products(kernel):

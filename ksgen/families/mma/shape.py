@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
+from typing import ClassVar
 
 from ksgen.families.operands import BANKS, CHUNK, TensorTile, tensor_operand, wavefronts
 from ksgen.families.tiles import WARP, Constants, divide_up
@@ -20,6 +21,8 @@ ROWS, COLUMNS = 16, 8  # of one matrix instruction: outputs, and rows of the bat
 @dataclass(frozen=True)
 class MmaConstants(Constants):
     """Constants that a search may change."""
+
+    on_tensor_cores: ClassVar[bool] = True
 
     tile_batch: int  # rows of the batch per block
     tile_out: int  # outputs k per block, for each of its j

@@ -40,7 +40,6 @@ class Wgmma(Packing[Any]):
     constants_type: type[Any] = SharedConstants
     other_types = (PermutedConstants, RegistersConstants)
     by_default = False  # never run on a GPU
-    on_tensor_cores = True
     by_warpgroups = True
 
     def __init__(self, only: str = "") -> None:

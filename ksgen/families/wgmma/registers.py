@@ -51,6 +51,7 @@ class RegistersConstants(Constants):
     x_from: str = "registers"
 
     entry_family: ClassVar[str] = "wgmma_registers"
+    on_tensor_cores: ClassVar[bool] = True
     not_in_entries: ClassVar[tuple[str, ...]] = ("x_from",)
 
 

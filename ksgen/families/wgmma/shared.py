@@ -41,6 +41,7 @@ class SharedConstants(Constants):
     x_from: str = "shared"
 
     entry_family: ClassVar[str] = "wgmma_shared"
+    on_tensor_cores: ClassVar[bool] = True
     not_in_entries: ClassVar[tuple[str, ...]] = ("x_from",)
 
     @property

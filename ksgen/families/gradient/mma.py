@@ -1,0 +1,374 @@
+"""The gradient on tensor cores, by `mma.sync` in 16-bit and tf32 precisions: its constants and rules, the sizes derived
+from them, and the tiles to choose from.
+
+dY is operand A (rows: outputs), X is operand B (columns: inputs). Both are in shared memory with the batch contiguous.
+A lane reads both in 16-byte chunks. A fragment's k-index may mean any row of the batch, as long as both operands agree.
+So the words of a chunk are a lane's operands, unchanged.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import product
+from math import gcd
+from typing import Any, ClassVar
+
+from ksgen.families.banks import CYCLE_BYTES, write_cycles
+from ksgen.families.base import Constexpr, Limits
+from ksgen.families.drawing import DrawnSide, draw
+from ksgen.families.gpus import PORTABLE, REGISTERS
+from ksgen.families.gradient.parts import (
+    GPU_WARPS,
+    MOST_TILE,
+    Parts,
+    Side,
+    SideImage,
+    blocks_that_fit,
+    heading,
+    lane_runs,
+    planes_of_search,
+    registers_taken,
+)
+from ksgen.families.mma.shape import COLUMNS, ROWS
+from ksgen.families.operands import CHUNK
+from ksgen.families.rules import Rule
+from ksgen.families.simt.defaults import neighbours
+from ksgen.families.tiles import MOST_THREADS, WARP, Constants, CopyPlan, divide_up, power_of_two_in
+from ksgen.spec import KernelSpec
+from ksgen.spec.precision import on_tensor_cores
+
+STRETCH = 64  # bytes of a line that four lanes read at once
+FEW_PLANES = 2
+DEFAULT_SUMS = 64  # accumulators per thread of a default, and as many plain ones
+MOST_SUMS = 96
+MOST_REGISTERS = 236  # estimated, of 255 per thread
+
+
+@dataclass(frozen=True)
+class GradientMmaConstants(Constants):
+    """Constants that a search may change."""
+
+    tile_out: int  # outputs k per block, for each of its j
+    tile_in: int  # inputs l per block
+    tile_d: int  # neighbouring j per block (1 in bsl)
+    tile_batch: int  # rows of the batch per stage
+    warps_out: int  # warps of a plane along the outputs
+    warps_in: int  # warps of a plane along the inputs
+    stages: int  # stages of X and dY in shared memory
+    promote: int  # rows of the batch after which tensor-core sums are added to plain ones
+    parts: int  # parts of the batch, at most: each has blocks of its own
+    min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+
+    entry_family: ClassVar[str] = "gradient_mma"
+    template: ClassVar[str] = "gradient_mma"
+    on_tensor_cores: ClassVar[bool] = True
+
+
+@cache
+def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int, is_spread: bool) -> SideImage:
+    """Layout of a batch-size-first tile whose copies have the fewest bank conflicts; then the least memory, and the
+    longest runs of lanes.
+
+    Sizes are in units of what is copied at once. A word holds one row of the batch, or two; a complex number is two
+    words.
+    """
+    unit = max(4, item_bytes)
+    of_chunk = CHUNK // unit
+
+    def cycles(plane: int, lane_run: int) -> int:
+        addresses = []
+        for lane in range(WARP):
+            line, at = lane // lane_run, lane % lane_run * vector
+            feature = at // tile_d
+            along = line ^ (feature // 2 % 4 * of_chunk if is_spread else 0)
+            addresses.append((at % tile_d * plane + feature * pitch + along) * unit)
+        return write_cycles(addresses, unit)
+
+    planes = [tile * pitch + pad for pad in (range(0, CYCLE_BYTES // unit, of_chunk) if tile_d > 1 else (0,))]
+    choices = product(planes, lane_runs(tile * tile_d, vector, item_bytes))
+    plane, lane_run = min(choices, key=lambda choice: (cycles(*choice), choice[0], -choice[1]))
+    return SideImage(1, pitch, plane, lane_run)
+
+
+@dataclass(frozen=True)
+class GradientMmaTiling(Parts):
+    """Everything that follows from a kernel and its constants: sizes in stored elements, unless they say bytes."""
+
+    kernel: KernelSpec
+    constants: GradientMmaConstants
+
+    why = "the weights' gradient on tensor cores, from sm_80 on"
+
+    @staticmethod
+    def is_for(kernel: KernelSpec, limits: Limits) -> bool:
+        """Whether the device can multiply the kernel so."""
+        return limits.tensor_cores and kernel.arithmetic.operand is not None
+
+    @staticmethod
+    def planes(kernel: KernelSpec) -> tuple[int, ...]:
+        """Numbers of j per tile that a default may have, the wanted one first."""
+        wanted = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
+        return (wanted, min(wanted, 4), 1)
+
+    def parts_for(self, limits: Limits) -> int:
+        """Parts of the batch that fill the device.
+
+        The sums of all parts are at most those of twice as many warps, under 35 MB.
+        """
+        return divide_up(GPU_WARPS, self.tiles * self.warps)
+
+    def blocks_for(self, limits: Limits) -> int:
+        """Blocks per multiprocessor, as many as fit it."""
+        return blocks_that_fit(self, limits, 6)
+
+    @property
+    def copy(self) -> str:
+        """16-bit elements that must change their order go through registers: there are no 2-byte asynchronous copies."""
+        return "registers" if self.is_bsf and self.kernel.item_bytes == 2 else "async"
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether each feature has its own order of chunks of the batch, so that copies of words meet other banks.
+
+        With many planes these keep the copies apart by themselves.
+        """
+        return self.is_bsf and self.copy == "async" and self.constants.tile_d <= FEW_PLANES
+
+    @property
+    def group(self) -> int:
+        """Elements of a chunk."""
+        return CHUNK // self.kernel.item_bytes
+
+    @property
+    def operand(self) -> str:
+        """The precision of what is multiplied."""
+        return self.kernel.arithmetic.name
+
+    @property
+    def components(self) -> int:
+        """Parts that an operand is split into."""
+        return self.kernel.arithmetic.parts
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds that stand for one."""
+        return self.kernel.arithmetic.products
+
+    # ---- warps
+
+    @property
+    def warps(self) -> int:
+        return self.constants.tile_d * self.constants.warps_out * self.constants.warps_in
+
+    @property
+    def row_tiles(self) -> int:
+        """Matrix instructions of a warp along its outputs."""
+        return self.constants.tile_out // (ROWS * self.constants.warps_out)
+
+    @property
+    def column_tiles(self) -> int:
+        """Matrix instructions of a warp along its inputs."""
+        return self.constants.tile_in // (COLUMNS * self.constants.warps_in)
+
+    @property
+    def sums(self) -> int:
+        """Accumulators a thread, without the plain ones that they are promoted to."""
+        return 4 * self.kernel.arithmetic.halves * self.row_tiles * self.column_tiles
+
+    # ---- the two operands
+
+    @property
+    def pitch(self) -> int:
+        """Elements per line: 64 bytes more than a multiple of 128, so that lanes of two lines read different banks."""
+        bytes_ = self.constants.tile_batch * self.kernel.item_bytes
+        return (bytes_ + (STRETCH - bytes_) % CYCLE_BYTES) // self.kernel.item_bytes
+
+    def side(self, name: str, features: int, tile: int) -> Side:
+        batch, tile_d = self.constants.tile_batch, self.constants.tile_d
+        if not self.is_bsf:
+            lane_run = power_of_two_in(batch // self.group, WARP)
+            image = SideImage(1, self.pitch, tile * self.pitch, lane_run)
+            return Side(name, image, CopyPlan(tile, batch, self.group, lane_run, self.warps), 0)
+        together = 2 if self.copy == "registers" else 1  # rows of the batch per word
+        vector = self._vector(features, tile)
+        image = find_image(self.pitch // together, tile, tile_d, vector, self.kernel.item_bytes, self.is_spread)
+        image = SideImage(1, self.pitch, image.plane * together, image.lane_run)
+        plan = CopyPlan(batch // together, tile * tile_d, vector, image.lane_run, self.warps)
+        return Side(name, image, plan, plan.line_rounds * plan.run_rounds * 2 * max(1, vector // 2), together)
+
+    def _vector(self, features: int, tile: int) -> int:
+        """Neighbours that one load moves. They may not straddle a row, an i or a ragged edge."""
+        if self.copy == "async":
+            return 1
+        d, tile_d = self.kernel.pattern.d, self.constants.tile_d
+        whole = features * d if tile_d == d else gcd(d, tile_d)
+        return gcd(self.group, whole, tile * tile_d)
+
+    # ---- shared memory
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(self.constants.stages * self.stage * self.kernel.item_bytes, self.sum_threads * self.real_bytes)
+
+    # ---- costs
+
+    @property
+    def step_shared_bytes(self) -> int:
+        """Bytes that are written to and read from shared memory in one step: each warp reads its own part of both
+        operands."""
+        constants = self.constants
+        written = constants.tile_d * (constants.tile_in + constants.tile_out)
+        read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
+        return constants.tile_batch * (written + read) * self.kernel.item_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.kernel.item_bytes
+
+    @property
+    def chunk(self) -> int:
+        return self.group if self.is_spread else 0
+
+    @property
+    def step_shared_cycles(self) -> int:
+        """Shared-memory cycles of one step; the pitch keeps reads free of conflicts."""
+        constants = self.constants
+        read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
+        reads = divide_up(constants.tile_batch * read * self.kernel.item_bytes, CYCLE_BYTES)
+        return self.write_cycles(self.x) + self.write_cycles(self.dy) + reads
+
+    @property
+    def registers(self) -> int:
+        """Estimated registers per thread: both kinds of sums, dY's chunks and operands, those of one column of X, and
+        addresses."""
+        operands = 8 * self.row_tiles + 8
+        if self.components == 2:
+            operands += operands // 2  # not all are split at once
+        if self.kernel.arithmetic.is_complex:
+            operands += 16  # rows in the order in which they are multiplied, with swapped halves
+        if self.copy == "registers":
+            held = self.x.held + self.dy.held
+            return 2 * self.sums + operands + held + (80 if self.kernel.pattern.d > 1 else 52)
+        return 2 * self.sums + operands + (56 if self.is_bsf else 44)
+
+    # ---- the source
+
+    @property
+    def picture(self) -> str:
+        own, rows, columns = self.constants, ROWS * self.row_tiles, COLUMNS * self.column_tiles
+        return draw(
+            heading(self),
+            DrawnSide(own.tile_out, "outputs k", own.warps_out),
+            DrawnSide(own.tile_in, "inputs l", own.warps_in),
+            lambda row, column: f"warp {column + own.warps_in * row}",
+            f"A warp: {rows} x {columns} sums, by {self.row_tiles} x {self.column_tiles} instructions of {ROWS} x {COLUMNS}.",
+        )
+
+    def own_words(self) -> dict[str, Any]:
+        operand = {"float16": "f16", "bfloat16": "bf16"}.get(self.operand, self.operand)
+        load = "gradient_mma/load_registers" if self.copy == "registers" else "gradient/load_async"
+        split = {"complex_split": self.kernel.arithmetic.is_complex, "split": True} if self.components == 2 else {}
+        variants = (self.operand, *(name for name, is_so in split.items() if is_so), *(["spread"] if self.is_spread else []))
+        own = "tf32" if self.components == 2 else operand
+        conjugated = ", conjugated" if self.kernel.arithmetic.is_complex else ""
+        return {"copy": self.copy, "load": load, "operand": own, "variants": variants, "conjugated": conjugated}
+
+    def own_constexprs(self) -> list[Constexpr]:
+        constants = self.constants
+        return [
+            Constexpr("WARPS_OUT", constants.warps_out, "warps of a plane along the outputs"),
+            Constexpr("WARPS_IN", constants.warps_in, "warps of a plane along the inputs"),
+            Constexpr("PROMOTE", constants.promote, "rows of the batch after which sums leave the tensor cores"),
+            Constexpr("GROUP", self.group, "elements of a 16-byte chunk"),
+            Constexpr("HALVES", self.kernel.arithmetic.halves, "real numbers per element"),
+            Constexpr("COMPONENTS", self.components, "parts into which an operand is split"),
+            Constexpr("ROW_TILES", self.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
+            Constexpr("COLUMN_TILES", self.column_tiles, "matrix instructions of a warp along its inputs, 8 each"),
+            Constexpr("SHARED_REALS", self.shared_bytes // self.real_bytes, "sums that a block's shared memory can hold"),
+        ]
+
+    # ---- constants
+
+    @staticmethod
+    def choices(kernel: KernelSpec, tile_d: int, limits: Limits) -> Iterator[GradientMmaConstants]:
+        """Yield the tiles from which a default is chosen."""
+        promote = batch_promotion(kernel, limits)
+        tile_batch = STRETCH // kernel.item_bytes
+        goes_through_registers = kernel.layout == "bsf" and kernel.item_bytes == 2
+        for rows, columns, warps_out, warps_in in product((1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4)):
+            tile_out, tile_in = ROWS * rows * warps_out, COLUMNS * columns * warps_in
+            if 4 * kernel.arithmetic.halves * rows * columns > DEFAULT_SUMS or max(tile_out, tile_in) > 128:
+                continue
+            for stages in (2,) if goes_through_registers else (4, 3, 2):
+                found = GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1)
+                if GradientMmaTiling(kernel, found).registers <= MOST_REGISTERS:
+                    yield found
+
+    @staticmethod
+    def tiles_of_search(kernel: KernelSpec, limits: Limits) -> Iterator[GradientMmaConstants]:
+        """Yield the tiles that a search tries if the rules allow them."""
+        planes = planes_of_search(kernel)
+        promote = batch_promotion(kernel, limits)
+        for row_tiles, column_tiles, warps_out, warps_in, tile_d, stretches, stages in product(
+            (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5)
+        ):
+            tile_out, tile_in = ROWS * row_tiles * warps_out, COLUMNS * column_tiles * warps_in
+            if max(tile_out, tile_in) > MOST_TILE or 4 * kernel.arithmetic.halves * row_tiles * column_tiles > MOST_SUMS:
+                continue
+            tile_batch = STRETCH // kernel.item_bytes * stretches
+            yield GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1)
+
+    def cost(self) -> float:
+        """Relative cost: matrix instructions, padding included, and the reads, copies and waits per instruction."""
+        constants, (_, b, c, _) = self.constants, self.kernel.pattern.shape
+        tile_out, tile_in = constants.tile_out, constants.tile_in
+        padding = divide_up(b, tile_out) * tile_out / b * divide_up(c, tile_in) * tile_in / c
+        reads = ROWS / (tile_out // constants.warps_out) + ROWS / (tile_in // constants.warps_in)
+        return padding * (1 + reads + 64 / tile_out + 64 / tile_in) * (1 + 0.2 / constants.stages)
+
+
+def batch_promotion(kernel: KernelSpec, limits: Limits) -> int:
+    """Rows of the batch after which tensor-core sums are added to plain ones."""
+    return kernel.arithmetic.promotion(limits.has_fine_sums).batch
+
+
+def _registers(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
+    shape = GradientMmaTiling(kernel, constants)
+    return registers_taken(min(255, shape.registers), shape.threads, constants.min_blocks)
+
+
+RULES: tuple[Rule[GradientMmaConstants], ...] = (
+    Rule("job is gradient", lambda k, c: k.job == "gradient"),
+    Rule(
+        "precision is one that tensor cores multiply",
+        lambda k, c: k.arithmetic.operand is not None,
+        lambda k, c: ", ".join(on_tensor_cores()),
+    ),
+    Rule("every constant is at least 1", lambda k, c: all(value >= 1 for value in asdict(c).values())),
+    Rule("tile_out is a multiple of 16 * warps_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0, lambda k, c: ROWS * c.warps_out),
+    Rule("tile_in is a multiple of 8 * warps_in", lambda k, c: c.tile_in % (COLUMNS * c.warps_in) == 0, lambda k, c: COLUMNS * c.warps_in),
+    Rule(
+        "tile_batch is a multiple of 64 bytes",
+        lambda k, c: c.tile_batch * k.item_bytes % STRETCH == 0,
+        lambda k, c: STRETCH // k.item_bytes,
+    ),
+    Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
+    Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
+    Rule(
+        "a block has at most 1024 threads",
+        lambda k, c: GradientMmaTiling(k, c).threads <= MOST_THREADS,
+        lambda k, c: GradientMmaTiling(k, c).threads,
+    ),
+    Rule("a thread has at most 96 sums", lambda k, c: GradientMmaTiling(k, c).sums <= MOST_SUMS, lambda k, c: GradientMmaTiling(k, c).sums),
+    Rule(
+        "min_blocks blocks have at most 1536 threads",
+        lambda k, c: GradientMmaTiling(k, c).threads * c.min_blocks <= PORTABLE.threads,
+        lambda k, c: GradientMmaTiling(k, c).threads * c.min_blocks,
+    ),
+    Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: _registers(k, c) <= REGISTERS, _registers),
+    Rule(
+        "stages is at least 2, and 2 in 16-bit bsf",
+        lambda k, c: c.stages == 2 or (c.stages > 2 and GradientMmaTiling(k, c).copy == "async"),
+    ),
+    Rule("promote is a multiple of tile_batch", lambda k, c: c.promote % c.tile_batch == 0),
+)
