@@ -24,7 +24,7 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
     Examples:
       ksgen emit specs/vit.yaml
       ksgen emit specs/vit.yaml --dialect opencl -o /tmp/vit-opencl
-      ksgen emit specs/vit.yaml --family wgmma_registers -o /tmp/vit-hopper
+      ksgen emit specs/vit.yaml --family wgmma -o /tmp/vit-hopper
     """
     from ksgen.emit.render import emit
     from ksgen.spec import load

@@ -109,6 +109,11 @@ class GpuChainShape(Generic[FactorT]):
     @abstractmethod
     def shared_bytes(self) -> int: ...
 
+    @property
+    @abstractmethod
+    def constexprs(self) -> list[Constexpr]:
+        """Constants of all factors, without those that all families have."""
+
     @cached_property
     def halves(self) -> tuple[int, int]:
         """Sizes of the two halves between which consecutive buffers alternate: a factor reads from one and writes to
@@ -268,13 +273,15 @@ class GpuProduct(Packing[ConstantsT]):
         """Constants of a factor alone, or of all factors."""
         if kernel.job != CHAIN:
             return self.constexprs_of_factor(kernel, constants)
+        shape = self.shape(kernel, constants)
         return [
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
             Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
             Constexpr("STAGES", constants.stages, "stages of packed weights in shared memory"),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
-            Constexpr("THREADS", self.shape(kernel, constants).threads, "threads per block"),
+            Constexpr("THREADS", shape.threads, "threads per block"),
+            *shape.constexprs,
         ]
 
 

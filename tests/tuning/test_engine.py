@@ -157,6 +157,15 @@ def test_only_families_of_the_job_that_take_its_batch_are_looked_at(store: Trial
     assert [entry.kernel for entry in load_wisdom(FACTS.name).entries()] == [kernel]
 
 
+def test_a_search_for_a_gradient_looks_at_plain_products_and_at_tensor_cores_by_ceilings_of_each(store: TrialStore) -> None:
+    job = Job(KernelSpec(Pattern(1, 192, 48, 2), "float16", "bsl", job="gradient"), 25088)
+    both, one = (Tuner(ImaginedEngine(), store, SearchOptions(family=name)).machine(job) for name in (None, "gradient_mma"))
+    assert (set(both.ceilings), set(both.plain)) == ({"gradient"}, {"gradient"})
+    assert (set(one.ceilings), set(one.plain)) == ({"gradient"}, set())
+    tune(ImaginedEngine(), store, [job], budget=Budget(candidates=4))
+    assert {trial.constants.on_tensor_cores for trial in store.trials()} == {True, False}
+
+
 def test_an_engine_that_is_lost_ends_the_search_with_its_own_words(store: TrialStore) -> None:
     engine = ImaginedEngine()
     engine.lost = True

@@ -56,6 +56,18 @@ def test_a_prediction_is_never_below_the_floor_and_grows_with_the_batch() -> Non
         assert times[1] >= machine.ceilings[name].floor_s(KERNEL, 25088) * 1e6
 
 
+def test_plain_constants_of_a_family_that_also_uses_tensor_cores_have_plain_ceilings() -> None:
+    kernel, family = replace(KERNEL, precision="float16", job="gradient"), FAMILIES["gradient"]
+    on_cores, plain = family.defaults(kernel, H200)
+    machine = replace(GPU, ceilings={"gradient": GPU.ceilings["mma"]}, plain={"gradient": GPU.ceilings["simt"]})
+    assert machine.ceilings_of("gradient", kernel, on_cores) == GPU.ceilings["mma"]
+    assert machine.ceilings_of("gradient", kernel, plain) == GPU.ceilings["simt"]
+    slow = replace(machine, plain={"gradient": Ceilings(4.3e12, 1e12)})
+    times = [[predict_us(each, family, kernel, own, 25088) for own in (on_cores, plain)] for each in (machine, slow)]
+    assert times[0][0] == times[1][0]
+    assert times[0][1] < times[1][1]
+
+
 def test_a_measured_rate_of_the_second_level_cache_counts_more_than_the_tables() -> None:
     """4.3 TB/s copied stand for 8.6 TB/s of an H100's cache. This kernel's W is read again by each block."""
     kernel = KernelSpec(Pattern(1, 768, 192, 2), "tf32x3")

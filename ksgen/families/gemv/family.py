@@ -61,7 +61,8 @@ class Gemv(Packing[AnyGemvConstants]):
         return tilings.get(type(constants), GemvTiling)(kernel, constants)
 
     def packed_for(self, kernel: KernelSpec, constants: AnyGemvConstants) -> object:
-        return None  # rows are padded to whole pieces for every tile: one copy of the weights serves every batch
+        # rows are padded to whole pieces for every tile: one copy of a factor's weights serves every batch
+        return constants if kernel.job == CHAIN else None
 
     # ---- constants
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 from typing import ClassVar
 
-from ksgen.families.base import Limits
+from ksgen.families.base import Constexpr, Limits
 from ksgen.families.chains import factor_kernels, own_of_factors, places, tiles_of
 from ksgen.families.gpu_chain import BLOCKS, GpuChainConstants, GpuChainShape, ends_of, rules_of_chain, stages_of
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
@@ -168,6 +168,14 @@ class MmaChainTiling(GpuChainShape[MmaFactor]):
     def shared_bytes(self) -> int:
         stages: int = self.constants.stages
         return self.ring + stages * self.slot
+
+    @property
+    def constexprs(self) -> list[Constexpr]:
+        return [
+            Constexpr("RING", self.ring, "offset of the weights' stages in shared memory, in bytes"),
+            Constexpr("W_SLOT", self.slot, "bytes of the largest stage of weights"),
+            Constexpr("SHARED_BYTES", self.shared_bytes, "bytes of shared memory per block"),
+        ]
 
 
 CHAIN_RULES: tuple[Rule[MmaChainConstants], ...] = (

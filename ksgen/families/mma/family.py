@@ -204,17 +204,6 @@ class Mma(GpuProduct[AnyMmaConstants]):
             Constexpr("NEXT_PITCH", after.x_pitch, "bytes from one line of the next factor's inputs to the next"),
         ]
 
-    def constexprs(self, kernel: KernelSpec, constants: AnyMmaConstants) -> list[Constexpr]:
-        found, shape = super().constexprs(kernel, constants), self.shape(kernel, constants)
-        if kernel.job != CHAIN:
-            return found
-        return [
-            *found,
-            Constexpr("RING", shape.ring, "offset of the weights' stages in shared memory, in bytes"),
-            Constexpr("W_SLOT", shape.slot, "bytes of the largest stage of weights"),
-            Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory per block"),
-        ]
-
     def constexprs_of_factor(self, kernel: KernelSpec, constants: MmaConstants) -> list[Constexpr]:
         shape = MmaTiling(kernel, constants)
         always = [

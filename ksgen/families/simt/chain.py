@@ -9,6 +9,7 @@ from itertools import product
 from typing import ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES
+from ksgen.families.base import Constexpr
 from ksgen.families.chains import factor_kernels, own_of_factors, places, tiles_of
 from ksgen.families.gpu_chain import BLOCKS, GpuChainConstants, GpuChainShape, rules_of_chain, stages_of
 from ksgen.families.rules import Rule
@@ -104,6 +105,15 @@ class SimtChainTiling(GpuChainShape[SimtFactor]):
     @property
     def shared_bytes(self) -> int:
         return self.shared_reals * self.kernel.real_bytes
+
+    @property
+    def constexprs(self) -> list[Constexpr]:
+        return [
+            Constexpr("GROUP", self.factors[0].group, "elements of a 16-byte access to shared memory"),
+            Constexpr("RING", self.ring, "offset of the stages in shared memory, in elements"),
+            Constexpr("SLOT", self.slot, "elements of the largest stage"),
+            Constexpr("SHARED_REALS", self.shared_reals, "elements of shared memory per block"),
+        ]
 
 
 def _divide(kernel: KernelSpec, constants: SimtChainConstants) -> bool:

@@ -157,18 +157,6 @@ class Simt(GpuProduct[AnySimtConstants]):
             found.append(Constexpr("X_PLACE", place, "offset of the inputs in shared memory, in elements"))
         return [*found, Constexpr("OUT_PLACE", shape.place(number), "offset of the outputs that it writes there")]
 
-    def constexprs(self, kernel: KernelSpec, constants: AnySimtConstants) -> list[Constexpr]:
-        found, shape = super().constexprs(kernel, constants), self.shape(kernel, constants)
-        if kernel.job != CHAIN:
-            return found
-        return [
-            *found,
-            Constexpr("GROUP", shape.factors[0].group, "elements of a 16-byte access to shared memory"),
-            Constexpr("RING", shape.ring, "offset of the stages in shared memory, in elements"),
-            Constexpr("SLOT", shape.slot, "elements of the largest stage"),
-            Constexpr("SHARED_REALS", shape.shared_reals, "elements of shared memory per block"),
-        ]
-
     def constexprs_of_factor(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
         shape = SimtTiling(kernel, constants)
         x, y = shape.x_plan, shape.y_plan
