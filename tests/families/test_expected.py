@@ -14,6 +14,7 @@ from ksgen.commands.compiling import _sources
 from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named
 from ksgen.families import expected as model
 from ksgen.families.gpus import GPUS
+from ksgen.families.wgmma import RegistersBlock
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec, parse, stratified
 from ksgen.wisdom.store import Wisdom
@@ -323,7 +324,8 @@ def test_constants_that_are_as_fast_by_the_longest_term_are_told_apart_by_the_pr
         kernel = KernelSpec(pattern, precision)
         speed = model.speed_of(own, kernel, limits)
         assert speed is not None
-        options, chosen = list(own._options(kernel, limits)), own.default(kernel, limits)
+        listed = own._options(kernel, limits) if family == "mma" else RegistersBlock.options(own, kernel, limits)
+        options, chosen = list(listed), own.default(kernel, limits)
         longest = {each: model.gpu_us(speed, own, kernel, each, model.LARGE) for each in options}
         tied = [each for each in options if longest[each] <= (1 + model.WORTH) * min(longest.values())]
         us = {each: found.us for each in tied if (found := model.prediction(speed, own, kernel, each, model.LARGE))}

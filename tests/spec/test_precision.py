@@ -105,9 +105,10 @@ def test_a_gradient_may_have_products_of_another_precision() -> None:
 @pytest.mark.parametrize("job", ["multiply", "gradient"])
 def test_the_operand_of_every_family_is_one_that_can_be_measured(precision: str, job: str) -> None:
     kernel = KernelSpec(Pattern(2, 48, 64, 4), precision, job=job)
-    for family in families_for(kernel, cuda_limits("sm_90a")):
-        operand = operand_of(kernel, family.default(kernel, cuda_limits("sm_90a")))
-        assert (operand in OPERANDS) == family.on_tensor_cores
+    limits = cuda_limits("sm_90a")
+    for constants in (each for family in families_for(kernel, limits) for each in family.defaults(kernel, limits)):
+        operand = operand_of(kernel, constants)
+        assert (operand in OPERANDS) == constants.on_tensor_cores
         assert operand is None or f"mma_{operand}(sums[e]" in render_probe(precision, "cuda", 256, operand).text
 
 

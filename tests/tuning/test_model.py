@@ -9,6 +9,7 @@ from ksgen.build.request import Resources
 from ksgen.families import FAMILIES, Limits, cuda_limits, family_named
 from ksgen.families.mma import MmaConstants
 from ksgen.families.simt import SimtConstants
+from ksgen.families.wgmma import SharedConstants
 from ksgen.families.wgmma.permuted import with_blocks_apart
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
@@ -94,9 +95,9 @@ def test_what_is_permuted_takes_as_long_as_its_product_and_the_copies_around_it(
     machine = replace(GPU, ceilings=dict.fromkeys((permuted.name, shared.name), Ceilings(4e12, 790e12)))
     kernel = KernelSpec(Pattern(1, 256, 256, 16), "float16")
     constants = permuted.default(kernel, H200)
-    whole, product = (
-        predict_us(machine, family, each, constants, 25088) for family, each in ((permuted, kernel), (shared, with_blocks_apart(kernel)))
-    )
+    between = SharedConstants(**{name: value for name, value in vars(constants).items() if name != "x_from"})
+    whole = predict_us(machine, permuted, kernel, constants, 25088)
+    product = predict_us(machine, shared, with_blocks_apart(kernel), between, 25088)
     copied = 2 * 2 * 25088 * (kernel.pattern.in_features + kernel.pattern.out_features)  # read and written
     assert whole == pytest.approx(product + copied / 4e6 + 2 * LAUNCH_US)
 
