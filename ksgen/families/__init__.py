@@ -7,7 +7,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families.amx import Amx
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
 from ksgen.families.cpu_gradient import AmxGradientConstants, CpuGradient, VectorGradientConstants
-from ksgen.families.expected import SMALL, WORTH, batch_like, default_us, plain_pays
+from ksgen.families.expected import SMALL, WORTH, batch_like, default_us, expected_us, plain_pays
 from ksgen.families.gemv import Gemv
 from ksgen.families.gradient import Gradient, GradientMmaConstants
 from ksgen.families.mma import Mma
@@ -110,15 +110,17 @@ def family_for(
 
 
 def faster_family(
-    name: str, kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
+    name: str, kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, constants: Any = None
 ) -> tuple[Family[Any], float] | None:
-    """Find the family with the fastest default, and its speed relative to the default of the family `name`.
+    """Find the family with the fastest default, and its speed relative to the default of the family `name`, or to
+    constants of that family.
 
     None if it is not faster by more than WORTH, or if times are unknown. This looks at every family's search space,
     which takes up to a second.
     """
-    us = {each: default_us(each, kernel, limits, batch) for each in (family_named(name), *meant_for(kernel, limits, batch, aligned))}
-    found, own = min(us, key=us.__getitem__), us[family_named(name)]
+    named = family_named(name)
+    us = {each: default_us(each, kernel, limits, batch) for each in (named, *meant_for(kernel, limits, batch, aligned))}
+    found, own = min(us, key=us.__getitem__), expected_us(named, kernel, limits, batch, constants) if constants else us[named]
     return (found, own / us[found]) if own > us[found] * (1 + WORTH) > 0 else None
 
 

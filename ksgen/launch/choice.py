@@ -108,7 +108,7 @@ def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, 
 
     Slow, so launches never call it.
     """
-    found = None if choice.from_wisdom else faster_family(choice.family, kernel, limits, batch, aligned)
+    found = None if choice.from_wisdom else faster_family(choice.family, kernel, limits, batch, aligned, choice.constants)
     if found is None:
         return ""
     family, factor = found

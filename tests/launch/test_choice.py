@@ -1,5 +1,6 @@
 """Tests of constants for kernels about which nothing or too much is known. `tests/wisdom` tests choices by wisdom."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -52,6 +53,8 @@ def test_a_default_that_the_model_expects_to_be_slower_is_named_in_words() -> No
     assert expectation(found, kernel, LARGE, HOPPER) == said
     assert expectation(replace(found, from_wisdom=True), kernel, LARGE, HOPPER) == ""  # its time was measured
     assert expectation(choice_by_name(family, kernel, LARGE, HOPPER), kernel, LARGE, HOPPER) == ""
+    slow = choice_by_name("wgmma_permuted", kernel, LARGE, HOPPER)  # a default of the same family that is not the fastest
+    assert re.match(r"; the cost model expects wgmma to be \d\.\d\d times as fast", expectation(slow, kernel, LARGE, HOPPER))
     plain = choice_by_name("simt", kernel, LARGE, cuda_limits("sm_80"))
     assert expectation(plain, kernel, LARGE, cuda_limits("sm_80")).endswith(" times as fast")  # mma, which is a default
 
