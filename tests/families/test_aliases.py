@@ -155,6 +155,15 @@ def test_a_family_of_several_ways_has_a_default_of_each_and_takes_the_fastest() 
     assert [family_named(f"wgmma_{own.x_from}").default(kernel, GPU, 4096) for own in each] == each
 
 
+@pytest.mark.parametrize("alias", ["gradient_mma", "wgmma_registers"])
+def test_what_a_device_cannot_run_has_no_default(alias: str) -> None:
+    kernel = kernel_of(alias)
+    with pytest.raises(
+        ConstantsError, match=rf"^{kernel.name}: {family_named(alias).name} does not serve it on such a device \(it is for: "
+    ):
+        family_named(alias).default(kernel, cuda_limits("sm_75"))
+
+
 def test_wisdom_from_before_x_from_was_a_constant_is_read() -> None:
     entry = entry_of("wgmma_permuted")
     text = dump("a device", Wisdom([entry])).replace(', "x_from": "permuted"', "")

@@ -15,7 +15,7 @@ from ksgen.spec import Epilogue, KernelSpec
 from tests.compile_matrix import BLACKWELL, PROMISES, Outcome, faults, modelled_per_product, violations
 from tests.compile_matrix import SAMPLE as PATTERN
 from tests.support import sass
-from tests.support.kernels import job_of
+from tests.support.kernels import VARIANTS, job_of
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +155,8 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
         kernel = KernelSpec(layers, row.precision, row.layout, Epilogue())
     else:
         kernel = job_of(row.family, kernel)
-    source = render(kernel, family_named(row.family).default(kernel, cuda_limits(target), row.batch), family=row.family)
+    chosen = VARIANTS.get(row.family) or family_named(row.family)
+    source = render(kernel, chosen.default(kernel, cuda_limits(target), row.batch), family=row.family)
     built = sass.compiled(source.text, source.entry, target)
     entries = sass.instructions(built.data)
     assert set(entries) == set(source.entries)

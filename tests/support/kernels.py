@@ -98,7 +98,7 @@ def kernel_of(pattern: tuple[int, ...], precision: str, layout: str, epilogue: E
 
 def job_of(family: str, kernel: KernelSpec) -> KernelSpec:
     """The kernel with the family's job instead of its own. A gradient has no epilogue."""
-    job = JOB_OF[family]
+    job = JOB_OF.get(family, "multiply")
     return replace(kernel, job=job, epilogue=PLAIN if job == "gradient" else kernel.epilogue)
 
 

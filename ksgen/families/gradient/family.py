@@ -62,7 +62,8 @@ class Gradient(Shaped[Any]):
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> Any:
         """Default of the tiling that is expected to be the fastest; of tensor cores if times are unknown."""
-        found = self.defaults(kernel, limits, batch)
+        if not (found := self.defaults(kernel, limits, batch)):
+            raise ConstantsError(f"{kernel.name}: {self.name} does not serve it on such a device (it is for: {self.why})")
 
         def cost(constants: Any) -> float:
             us = expected_us(self, kernel, limits, batch, constants)

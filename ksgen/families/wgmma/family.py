@@ -108,7 +108,8 @@ class Wgmma(Packing[Any]):
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> Any:
         """Default of the block that is expected to be the fastest."""
-        found = self.defaults(kernel, limits, batch)
+        if not (found := self.defaults(kernel, limits, batch)):
+            raise ConstantsError(f"{kernel.name}: {self.name} does not serve it on such a device (it is for: {self.why})")
         return found[0] if len(found) == 1 else min(found, key=lambda each: expected_us(self, kernel, limits, batch, each))
 
     def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[Any]:
