@@ -127,6 +127,10 @@ class Packing(Shaped[ConstantsT]):
             return False
         return not limits.registers or self.registers(kernel, constants, limits.target) * shape.threads * blocks <= limits.registers
 
+    def is_able(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
+        """Whether the constants keep the rules and fit the device."""
+        return self.keeps_rules(kernel, constants) and self.fits(kernel, constants, limits)
+
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return 0 if kernel.job == CHAIN else self.shape(kernel, constants).packed_bytes
 

@@ -99,15 +99,12 @@ class Mma(GpuProduct[AnyMmaConstants]):
         for (tile_d, warps_d), row_tiles, column_tiles, warps_batch, warps_out, tile_in, resident in shapes:
             tile_batch, tile_out = COLUMNS * column_tiles * warps_batch, ROWS * row_tiles * warps_out
             least = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1, warps_d, resident)
-            if not self._is_valid(kernel, least, limits):
+            if not self.is_able(kernel, least, limits):
                 continue  # constants that need more are not valid either
             for stages, min_blocks in product((2, 3, 4, 5), (1, 2, 3)):
                 constants = replace(least, stages=stages, promote=promote, min_blocks=min_blocks)
-                if self._is_valid(kernel, constants, limits):
+                if self.is_able(kernel, constants, limits):
                     yield constants
-
-    def _is_valid(self, kernel: KernelSpec, constants: MmaConstants, limits: Limits) -> bool:
-        return self.keeps_rules(kernel, constants) and self.fits(kernel, constants, limits)
 
     def work(self, kernel: KernelSpec, constants: AnyMmaConstants, batch: int) -> Work:
         shape, runs = self.shape(kernel, constants), divide_up(batch, constants.tile_batch)

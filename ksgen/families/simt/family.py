@@ -68,7 +68,7 @@ class Simt(GpuProduct[AnySimtConstants]):
         chosen = whole_rounds(kernel, limits, self._fitted(kernel, limits, gpu_default(kernel, limits)))
         yield chosen
         for each in others(kernel, limits, chosen):
-            if self.keeps_rules(kernel, each) and self.fits(kernel, each, limits):
+            if self.is_able(kernel, each, limits):
                 yield each
 
     def _fitted(self, kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:

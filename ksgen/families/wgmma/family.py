@@ -126,10 +126,6 @@ class Wgmma(Packing[Any]):
             if self.is_able(kernel, constants, limits):
                 yield from self.in_clusters(kernel, constants)
 
-    def is_able(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
-        """Whether the constants keep the rules and fit the device."""
-        return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
-
     def in_clusters(self, kernel: KernelSpec, constants: Any) -> Iterator[Any]:
         """Yield the constants with the clusters that a search tries."""
         for batch, out in cluster.tried(self.shape(kernel, constants)):
@@ -192,6 +188,9 @@ class Wgmma(Packing[Any]):
             "wgmma": block.instruction,
             "picture": picture,
             "boxes": [Box(len(block.x_map[0]))],
+            "from_registers": own.x_from == "registers",
+            "finishes_stores": own.x_from != "registers",
+            "is_permuted": own.x_from == "permuted",
         }
         return {**common, **block.own_words(common["variants"])}
 

@@ -84,8 +84,7 @@ class PermutedBlock(SharedBlock):
 
     def own_words(self, variants: tuple[str, ...]) -> dict[str, Any]:
         common = super().own_words(variants)
-        own = {"store": "workspace", "out": "workspace", "is_permuted": True}
-        return {**common, **own, "variants": ("later", "permuted", *common["variants"])}
+        return {**common, "store": "workspace", "out": "workspace", "variants": ("later", "permuted", *common["variants"])}
 
     def own_constexprs(self) -> list[Constexpr]:
         d, epilogue, own = self.whole.pattern.d, self.whole.epilogue, part_d(self.whole.pattern.d)

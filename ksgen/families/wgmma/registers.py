@@ -178,9 +178,6 @@ class RegistersBlock(Block):
             "walk": schedule,
             "store": self.kernel.layout,
             "out": "rows",
-            "from_registers": True,
-            "finishes_stores": False,
-            "is_permuted": False,
         }
 
     def own_constexprs(self) -> list[Constexpr]:

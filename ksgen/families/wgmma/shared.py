@@ -133,9 +133,6 @@ class SharedBlock(Block):
             "walk": "promoted" if self.promote else "ahead",
             "store": "rows" if self.is_bsf else "boxes_residual" if self.kernel.epilogue.residual else "boxes",
             "out": "rows" if self.is_bsf else "boxes",
-            "from_registers": False,
-            "finishes_stores": True,
-            "is_permuted": False,
         }
 
     def own_constexprs(self) -> list[Constexpr]:
