@@ -16,6 +16,7 @@ from typing import Any
 
 import jinja2
 
+from ksgen.emit.compiled import CompiledTemplates
 from ksgen.errors import RenderError
 from ksgen.families import Family, family_named
 from ksgen.paths import resource
@@ -158,10 +159,12 @@ def _with_words(context: jinja2.runtime.Context, text: str, part: Mapping[str, A
 
 @cache
 def environment() -> jinja2.Environment:
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(str(resource("templates"))), undefined=jinja2.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True, auto_reload=False,
-    )  # fmt: skip
+    root = str(resource("templates"))
+    settings: dict[str, Any] = {
+        "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True
+    }  # fmt: skip
+    compiled = CompiledTemplates(root, settings)
+    made = jinja2.Environment(loader=jinja2.FileSystemLoader(root), bytecode_cache=compiled, auto_reload=False, **settings)
     made.filters["with_constants"] = _with_constants
     made.filters["with_words"] = _with_words
     return made
