@@ -48,11 +48,10 @@ def _stratified(n: int) -> tuple[Pattern, ...]:
     covered: Counter[tuple[object, ...]] = Counter()
     chosen: list[Pattern] = []
 
-    def gain(pattern: Pattern) -> float:  # fsum: `sum` rounds differently from one Python to the next
-        return fsum(sqrt(counts[each]) / (1 + covered[each]) for each in _classes(pattern))
-
     while left and len(chosen) < n:
-        chosen.append(max(left, key=gain))
+        gains = {each: sqrt(count) / (1 + covered[each]) for each, count in counts.items()}
+        # fsum: `sum` rounds differently from one Python to the next
+        chosen.append(max(left, key=lambda pattern: fsum(map(gains.__getitem__, _classes(pattern)))))
         left.remove(chosen[-1])
         covered.update(_classes(chosen[-1]))
     return tuple(chosen)

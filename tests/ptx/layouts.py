@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 SWIZZLE_CODES = {0: 0, 128: 1, 64: 2, 32: 3}
 
 
-def swizzled(offset: int, swizzle: int) -> int:
+def swizzled(offset: Any, swizzle: int) -> Any:
     """16-byte chunks are permuted within a span, by the number of the 128-byte line."""
     return offset ^ (offset >> 7) % (swizzle // 16) * 16 if swizzle else offset
 
@@ -50,7 +50,7 @@ class Layout:
     def bytes(self) -> int:
         return self.mn * self.k * self.item_bytes
 
-    def offset(self, mn: int, k: int) -> int:
+    def offset(self, mn: int | Array, k: int | Array) -> int | Array:
         size, span = self.item_bytes, self.swizzle
         if self.along_mn and span == 0:  # cores of 8 k, each with 8 neighbours along mn
             return k // 8 * self.leading + mn // 8 * 128 + k % 8 * 16 + mn % 8 * size
@@ -69,11 +69,8 @@ class Layout:
     def image(self, matrix: Array) -> Array:
         """The bytes of a (mn, k) matrix."""
         content = np.zeros(self.bytes, np.uint8)
-        raw = matrix.view(np.uint8).reshape(self.mn, self.k, self.item_bytes)
-        for mn in range(self.mn):
-            for k in range(self.k):
-                at = self.offset(mn, k)
-                content[at : at + self.item_bytes] = raw[mn, k]
+        starts = self.offset(*np.ogrid[: self.mn, : self.k])
+        content[starts[..., None] + np.arange(self.item_bytes)] = matrix.view(np.uint8).reshape(self.mn, self.k, self.item_bytes)
         return content
 
     def descriptor(self, start: int) -> int:
