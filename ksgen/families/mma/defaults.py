@@ -86,23 +86,22 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
     whole, chunk = planes(kernel), CHUNK // kernel.x_item_bytes
     each = dict.fromkeys((whole, chunk if whole % chunk == 0 else whole))  # j per warp: the rule's, or one chunk
     tiles = [tile for warp_d in each for tile in _by_cost(kernel, warp_d, promotion(kernel, limits))[:WARP_TILES]]
-    for tile, (warps_batch, warps_out, warps_d), blocks, resident in product(tiles, WARPS, (1, 2), (0, 1)):
+    for tile, (warps_batch, warps_out, warps_d) in product(tiles, WARPS):
         if warps_out > 1 and (warps_out - 1) * tile.tile_out >= b:
             continue  # a warp would have nothing but padding
         if warps_d > 1 and not _is_spread(kernel, tile.tile_d, warps_d):
             continue
-        if resident and (kernel.layout == "bsl" or tile.tile_out * warps_out >= b):
-            continue  # X is read only once anyway
-        wide = replace(_of_warps(tile, warps_batch, warps_out, warps_d), resident=resident)
-        budget = limits.shared_bytes_for(blocks)
-        for inputs in dict.fromkeys((tile.tile_in, max(tile.tile_in // 2, MmaTiling(kernel, tile).super_in))):
-            found = _fewer_stages(kernel, replace(wide, tile_in=inputs, min_blocks=blocks), budget)
-            shape = MmaTiling(kernel, found)
-            held = min(255, shape.registers) * shape.threads * blocks
-            is_lean = tile.tile_d < MANY_PLANES or shape.registers <= MOST_OF_MANY
-            fits_registers = is_lean and held <= limits.registers
-            if found.tile_in == inputs and shape.shared_bytes <= budget and fits_registers and shape.threads * blocks <= PORTABLE.threads:
-                yield found
+        reads_again = kernel.layout == "bsf" and tile.tile_out * warps_out < b  # X, unless it is resident
+        wide = _of_warps(tile, warps_batch, warps_out, warps_d)
+        inputs = dict.fromkeys((tile.tile_in, max(tile.tile_in // 2, MmaTiling(kernel, tile).super_in)))
+        variants = product((0, 1) if reads_again else (0,), inputs)
+        shapes = [MmaTiling(kernel, replace(wide, resident=resident, tile_in=tile_in)) for resident, tile_in in variants]
+        lean = [each for each in shapes if tile.tile_d < MANY_PLANES or each.registers <= MOST_OF_MANY]
+        for blocks, shape in product((1, 2), lean):
+            stages = _most_stages(shape, limits.shared_bytes_for(blocks))
+            fits_registers = min(255, shape.registers) * shape.threads * blocks <= limits.registers
+            if stages > 1 and fits_registers and shape.threads * blocks <= PORTABLE.threads:
+                yield replace(shape.constants, stages=stages, min_blocks=blocks)
 
 
 def _is_spread(kernel: KernelSpec, warp_d: int, warps_d: int) -> bool:
@@ -153,13 +152,20 @@ def _inputs(c: int, least: int, wanted: int) -> int:
     return min(choices, key=lambda inputs: (divide_up(c, inputs) * inputs, -inputs))
 
 
+def _most_stages(shape: MmaTiling, budget: int) -> int:
+    """Number of stages that fit shared memory of so many bytes, at most those of the constants; below two, none fits."""
+    stages = shape.constants.stages
+    each = shape.w_bytes + (0 if shape.constants.resident else shape.x_bytes)
+    return min(stages, (budget - shape.shared_bytes) // each + stages)
+
+
 def _fewer_stages(kernel: KernelSpec, constants: MmaConstants, budget: int) -> MmaConstants:
     """Reduce the number and length of stages until they fit, or cannot be reduced further."""
-    while MmaTiling(kernel, constants).shared_bytes > budget and constants.stages > 2:
-        constants = replace(constants, stages=constants.stages - 1)
-    if MmaTiling(kernel, constants).shared_bytes > budget and constants.tile_in > MmaTiling(kernel, constants).super_in:
+    shape = MmaTiling(kernel, constants)
+    stages = _most_stages(shape, budget)
+    if stages < 2 and constants.tile_in > shape.super_in:
         return _fewer_stages(kernel, replace(constants, tile_in=constants.tile_in // 2, stages=4), budget)
-    return constants
+    return replace(constants, stages=max(2, stages))
 
 
 def smaller(kernel: KernelSpec, constants: MmaConstants) -> MmaConstants:
