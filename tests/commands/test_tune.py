@@ -21,7 +21,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.trials import TrialStore
-from tests.support.tuning_search import time_shortly, without_doubts
+from tests.support.tuning_search import own_cache, time_shortly, without_doubts
 from tests.tuning.test_worker import HAS_OPENCL
 
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -31,7 +31,8 @@ SMALL = ("--pattern", "2,24,9,3", "--batch", "70", "--device", "opencl:0")
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user with folders of their own."""
-    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
+    for name, value in own_cache(tmp_path).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
     time_shortly(monkeypatch)
     PLANNER.forget()

@@ -1,19 +1,22 @@
-"""Tools for tests of searches: a private store and wisdom, a small space, an idle machine, one with invented times."""
+"""Tools for tests of searches: a private cache, store and wisdom, a small space, an idle machine, one with invented times."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ksgen import __version__
 from ksgen.build.request import Binary, Resources
+from ksgen.emit.compiled import FOLDER
 from ksgen.emit.render import render, template_digest
 from ksgen.families import FAMILIES
 from ksgen.families.simt import Simt, SimtConstants
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings
 from ksgen.measure.trust import LEAST_BLOCKS
+from ksgen.paths import cache_dir
 from ksgen.spec import KernelSpec
 from ksgen.tuning import search
 from ksgen.tuning.engine import Engine, Entries
@@ -32,6 +35,15 @@ def time_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     """One short block per candidate and round: what is tested is no time."""
     monkeypatch.setattr(search, "FIRST", Runs(0.0, 0.001))
     monkeypatch.setattr(search, "FINAL", Runs(0.0, 0.002))  # told from the first by its length
+
+
+def own_cache(folder: Path) -> dict[str, str]:
+    """Variables of a user with a cache in the folder, for whom nothing is compiled that tests compiled before: own are its trials."""
+    cache = folder / "cache"
+    (compiled := cache_dir() / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache.mkdir(mode=0o700)
+    (cache / FOLDER).symlink_to(compiled)
+    return {"KSGEN_CACHE_DIR": str(cache), "KSGEN_CACHE_PATH": str(cache_dir())}
 
 
 def without_doubts(device: str, store: TrialStore | None = None) -> None:

@@ -35,7 +35,7 @@ from ksgen.tuning.tuner import SearchOptions, Tuner
 from ksgen.wisdom.store import Entry, load_wisdom, save
 from tests.support import broken_kernels as broken
 from tests.support.short_series import shorten
-from tests.support.tuning_search import space_of, time_shortly, without_doubts
+from tests.support.tuning_search import own_cache, space_of, time_shortly, without_doubts
 from tests.tuning.test_worker import HAS_OPENCL
 
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -223,18 +223,17 @@ ksgen.tune(ksgen.Pattern(2, 24, 9, 3), batch=70, device="opencl:0", strategy="ex
 
 
 def _environment(tmp_path: Path) -> dict[str, str]:
-    return {
-        **os.environ, "KSGEN_CACHE_DIR": str(tmp_path / "cache"), "KSGEN_WISDOM_DIR": str(tmp_path / "wisdom"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }  # fmt: skip
+    own = {"KSGEN_WISDOM_DIR": str(tmp_path / "wisdom"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    return {**os.environ, **own_cache(tmp_path), **own}
 
 
 @pytest.mark.slow
 @needs_opencl
 def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path) -> None:
+    environment = _environment(tmp_path)
     store = TrialStore(tmp_path / "cache" / "trials.sqlite")
     command = [sys.executable, "-c", TUNE.format(budget=None)]
-    killed = subprocess.Popen(command, env=_environment(tmp_path), start_new_session=True)
+    killed = subprocess.Popen(command, env=environment, start_new_session=True)
     while len(store.trials()) <= FINALISTS + 2:
         assert killed.poll() is None
         time.sleep(0.02)
@@ -242,7 +241,7 @@ def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path)
     killed.wait()
     without_doubts(find_device("opencl:0").name, store)
     kept = store.trials()
-    subprocess.run([sys.executable, "-c", TUNE.format(budget=len(kept) + 3)], env=_environment(tmp_path), check=True)
+    subprocess.run([sys.executable, "-c", TUNE.format(budget=len(kept) + 3)], env=environment, check=True)
     after = store.trials()
     assert len(after) == len(kept) + 3
     assert [trial.constants for trial in after[: len(kept)]] == [trial.constants for trial in kept]
@@ -250,8 +249,8 @@ def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path)
     assert measured_again <= FINALISTS + 1  # and the default
 
 
-def _tune_twice(folder: Path, batch: int) -> None:
-    os.environ |= {"KSGEN_CACHE_DIR": str(folder / "cache"), "KSGEN_WISDOM_DIR": str(folder / "wisdom")}
+def _tune_twice(variables: dict[str, str], batch: int) -> None:
+    os.environ |= variables
     shorten(setattr)
     for layout in ("bsf", "bsl"):
         ksgen.tune(Pattern(1, 8, 8, 2), layout=layout, batch=batch, budget=2, device="opencl:0")
@@ -260,8 +259,8 @@ def _tune_twice(folder: Path, batch: int) -> None:
 @pytest.mark.slow
 @needs_opencl
 def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    tuners = [spawn.Process(target=_tune_twice, args=(tmp_path, batch)) for batch in (50, 60)]
+    spawn, variables = multiprocessing.get_context("spawn"), own_cache(tmp_path) | {"KSGEN_WISDOM_DIR": str(tmp_path / "wisdom")}
+    tuners = [spawn.Process(target=_tune_twice, args=(variables, batch)) for batch in (50, 60)]
     for tuner in tuners:
         tuner.start()
     for tuner in tuners:
