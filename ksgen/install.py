@@ -13,7 +13,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -82,6 +81,8 @@ def _driver() -> ctypes.CDLL:
 
 def install_line(extra: str) -> str:
     """Such as `pip install -e '.[cpu]' in ksgen's checkout`."""
+    from importlib import metadata
+
     try:
         fields = metadata.distribution("ksgen").read_text("direct_url.json")
         origin = json.loads(fields) if fields else {}

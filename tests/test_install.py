@@ -57,8 +57,9 @@ def test_every_hint_goes_through_it() -> None:
 
 
 def test_metadata_is_read_for_a_hint_alone() -> None:
-    program = "import sys, ksgen, ksgen.build.toolchain; print('ksgen.install' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
+    program = "import sys, ksgen, ksgen.build.toolchain; print('ksgen.install' in sys.modules)\n"
+    program += "import ksgen.devices, ksgen.commands.run; print('importlib.metadata' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\nFalse\n"
 
 
 # The extras for this machine

@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -107,6 +106,8 @@ def _link(file: Path, to: Path) -> None:
 
 
 def _library(package: str, name: str) -> Path | None:
+    from importlib import metadata
+
     with suppress(metadata.PackageNotFoundError):
         for file in metadata.files(package) or ():
             if file.name == name:
