@@ -1,7 +1,7 @@
 """Error and time of `ksgen.torch.factorize` on random matrices: python benchmarks/factorize.py
 
 Medians of several runs on this machine's processor, or on its GPU with `--device cuda`. Every run has another matrix of
-standard normal elements. This is the hardest case, because all directions have the same size. `--beside-lazylinop`
+standard normal elements. This is the hardest case, because all directions have the same size. `--lazylinop`
 alternates with lazylinop's `ksd` on products of long chains, which both should recover.
 """
 
@@ -31,10 +31,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--beside-lazylinop", action="store_true", help="on the processor, on products of square dyadic chains")
+    parser.add_argument("--lazylinop", action="store_true", help="on the processor, on products of square dyadic chains")
     arguments = parser.parse_args()
-    if arguments.beside_lazylinop:
-        beside_lazylinop(arguments.runs)
+    if arguments.lazylinop:
+        lazylinop(arguments.runs)
         return
     print(f"{'chain':20} {'matrix':>12} {'method':>13} {'error':>6} {'median, s':>10}")
     for name, chain in CHAINS.items():
@@ -44,7 +44,7 @@ def main() -> None:
         print(f"{name:20} {shape[0]:>5} x {shape[1]:>4} {found[0].method:>13} {error:6.3f} {seconds:10.3f}")
 
 
-def beside_lazylinop(runs: int) -> None:
+def lazylinop(runs: int) -> None:
     from lazylinop.butterfly import Chain as TheirChain
     from lazylinop.butterfly import ksd
 

@@ -17,7 +17,7 @@ import click
 from ksgen.bench.charts import LAYER, PRODUCTS_OF_LAYERS
 from ksgen.bench.comparison import Results
 from ksgen.bench.report import machine_of, picture
-from ksgen.bench.roster import BESIDE
+from ksgen.bench.roster import AND
 from ksgen.bench.rows import Row, read_rows
 from ksgen.bench.tables import Table, layers_in_short, markdown, overview, percent, processors, times
 from ksgen.devices.base import PROCESSOR_RUNTIMES
@@ -55,7 +55,7 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     if not measured:
         return NOTHING, ""
     path, rows = measured[0]
-    compared = Results([row for row in rows if BESIDE not in row.pattern], PRECISION, BATCH)
+    compared = Results([row for row in rows if AND not in row.pattern], PRECISION, BATCH)
     where = f"{machine_of(path) or rows[0].device}, {PRECISION}, batch {BATCH}"
     panels = [panel for name in DRAWN for panel in _bars(compared, name)]
     table = markdown(replace(_families(compared), title="")).partition("\n\n")[2]

@@ -42,7 +42,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, STORAGES, Epilogue, KernelSpec, load, stratified
 from ksgen.spec.kernel import activations_of
 from ksgen.spec.storage import STORED as STORED_WEIGHTS
-from ksgen.spec.storage import taken_beside
+from ksgen.spec.storage import x_precisions
 from tests.support import sass
 
 FEW, MANY, SLICED = 6, 40, 2
@@ -197,17 +197,17 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1, 
     wanted = [kernel for kernel in kernels(everything, target, promise.is_broad) if kernel.precision in promise.precisions]
     if family.endswith(("_chain", "_group")):
         wanted = [each for each in chains(promise.precisions) if not family.startswith("few") or each.is_group == (family == "few_group")]
-        plain = [kernel for kernel in wanted if kernel.precision in taken_beside()]
+        plain = [kernel for kernel in wanted if kernel.precision in x_precisions()]
         wanted += [replace(kernel, weights=storage, inputs=storage) for storage in promise.inputs for kernel in plain]
         wanted += [
-            replace(each, weights=storage) for storage in promise.stored for each in plain if each.precision in taken_beside(storage)
+            replace(each, weights=storage) for storage in promise.stored for each in plain if each.precision in x_precisions(storage)
         ]
         return rendered(wanted)
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
     if everything or target in (*MAIN_TARGETS, "sm_89", "sm_120"):  # the last two multiply eight bits directly
-        many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.stored)
-        jobs += [KernelSpec(*each, weights=weights) for *each, weights in sorted(many) if each[1] in taken_beside(weights)]
-        for storage, precision, layout in product(promise.inputs, sorted(set(taken_beside()) & set(promise.precisions)), LAYOUTS):
+        many = product(stratified(SLICED), set(x_precisions()) & set(promise.precisions), LAYOUTS, promise.stored)
+        jobs += [KernelSpec(*each, weights=weights) for *each, weights in sorted(many) if each[1] in x_precisions(weights)]
+        for storage, precision, layout in product(promise.inputs, sorted(set(x_precisions()) & set(promise.precisions)), LAYOUTS):
             many = (KernelSpec(each, precision, layout, weights=storage, inputs=storage) for each in stratified(MANY))
             jobs += islice((each for each in many if chosen.serves(each, limits)), SLICED)
     return rendered(jobs)

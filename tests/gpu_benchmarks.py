@@ -31,7 +31,7 @@ class Stage:
     name: str
     arguments: tuple[str, ...]
     seconds: float
-    is_told: bool = False
+    takes_limit: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ def stages(folder: Path) -> tuple[Stage, ...]:
     subset = ("bench", "paper", "--subset", str(PATTERNS))
     return (
         Stage("doctor", ("doctor",), 10),
-        Stage("the stratified 60", (*subset, *_EXPERTS, *_QUICK, "--precision", "float32,float16", *log), 165, is_told=True),
+        Stage("the stratified 60", (*subset, *_EXPERTS, *_QUICK, "--precision", "float32,float16", *log), 165, takes_limit=True),
         *(
             Stage(model, ("bench", "model", model, "--precision", "float32,float16", "--backend", "ksgen,bmm,strided", "--repeats", "10",
                           "-o", str(folder / f"{model}.json")), 25)
             for model in ("vit-s16", "gpt2-medium")
         ),
-        Stage("all contenders", ("bench", "paper", "--subset", "4", *_QUICK, "--precision", "float32,float16", *log), 30, is_told=True),
-        Stage("more precisions", (*subset, *_EXPERTS, *_QUICK, "--precision", "tf32,bfloat16", *log), 20, is_told=True),
+        Stage("all contenders", ("bench", "paper", "--subset", "4", *_QUICK, "--precision", "float32,float16", *log), 30, takes_limit=True),
+        Stage("more precisions", (*subset, *_EXPERTS, *_QUICK, "--precision", "tf32,bfloat16", *log), 20, takes_limit=True),
         Stage("report", ("bench", "report", str(folder / "paper.jsonl"), "--markdown", str(folder / "paper.md")), 20),
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ def run(folder: Path, end: float) -> Iterator[Outcome]:
 
 def _run(stage: Stage, folder: Path, seconds: float) -> Outcome:
     command = [sys.executable, "-m", "ksgen", *stage.arguments]
-    if stage.is_told:
+    if stage.takes_limit:
         command += ["--time-limit", f"{seconds:.0f}s"]
     log = folder / f"{stage.name.replace(' ', '-')}.txt"
     status = gpu_children.run(command, seconds + _GRACE_SECONDS, log)

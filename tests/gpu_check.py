@@ -36,7 +36,7 @@ from tests.gpu_benchmarks import Outcome
 TESTS = ("tests/test_gpu.py", "tests/devices/test_devices.py", "tests/launch/test_runtimes.py", "tests/launch/test_driver.py")
 TOOLS = ("memcheck", "racecheck")
 CLEAN = "clean"
-EMULATOR = "KSGEN_GPU_BESIDE_EMULATOR"  # 1: the matrix and the PTX cases also run in the emulator, and are compared
+EMULATOR = "KSGEN_GPU_COMPARE_EMULATOR"  # 1: the matrix and the PTX cases also run in the emulator, and are compared
 _MATRIX, _PTX = "test_the_emulators_matrix", "test_ptx_does_what_the_emulator_says"
 _FOUND = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 _ALL_SECONDS = 450.0
@@ -164,9 +164,9 @@ def page(device: Device, tests: Outcomes, sanitized: list[Sanitized], measured: 
     yield from (f"  skipped {count}: {reason}" for reason, count in tests.skipped.items())
     if tests.ulps:
         same = sum(not most for most in tests.ulps.values())
-        yield f"beside the emulator: {same} of {len(tests.ulps)} the same to the last bit; of the others, the most floats between"
+        yield f"compared with the emulator: {same} of {len(tests.ulps)} the same to the last bit; of the others, the most floats between"
     else:
-        yield f"beside the emulator: not asked for; {EMULATOR}=1 make gpu-check"
+        yield f"compared with the emulator: not asked for; {EMULATOR}=1 make gpu-check"
     yield from (f"  {most:>8}  {label}" for label, most in tests.ulps.items() if most)
     if tests.errors:
         yield "relative errors of tf32 products, c = 192"

@@ -120,7 +120,7 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
         "Fake GPU (sm_90a), driver, driver 0, text 1",
         "tests: 6 passed, 0 failed, 1 skipped, 0 without a verdict",
         "  skipped 1: clusters",
-        "beside the emulator: 2 of 4 the same to the last bit; of the others, the most floats between",
+        "compared with the emulator: 2 of 4 the same to the last bit; of the others, the most floats between",
         "         3  simt float16 bsl",
         "        12  mma f16",
         "relative errors of tf32 products, c = 192",
@@ -129,7 +129,9 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
         "  memcheck   simt     clean",
         "gpu-check passed",
     ]
-    assert "beside the emulator: not asked for; KSGEN_GPU_BESIDE_EMULATOR=1 make gpu-check" in page(FakeGpu(), NO_TESTS, [], [], tmp_path)
+    assert "compared with the emulator: not asked for; KSGEN_GPU_COMPARE_EMULATOR=1 make gpu-check" in page(
+        FakeGpu(), NO_TESTS, [], [], tmp_path
+    )
     assert "compute-sanitizer: not on PATH, nor in CUDA_HOME/bin" in page(FakeGpu(), tests, [], [], tmp_path)
 
 
@@ -387,7 +389,7 @@ def test_each_benchmark_is_a_command_that_exists_and_all_fit() -> None:
 
     stages = gpu_benchmarks.stages(Path("results"))
     for stage in stages:
-        arguments = [*stage.arguments, *(["--time-limit", "5s"] if stage.is_told else [])]
+        arguments = [*stage.arguments, *(["--time-limit", "5s"] if stage.takes_limit else [])]
         done = CliRunner().invoke(cli, [*arguments, "--help"])
         assert done.exit_code == 0, (stage, done.output)
         command, names = done.output, [each for each in arguments if each.startswith("--")]

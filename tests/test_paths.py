@@ -32,8 +32,8 @@ def test_a_users_own_folder_comes_first_and_none_is_made(
     assert find() == tmp_path / "own"
     monkeypatch.setenv(variable, "~/own")
     assert find() == tmp_path / "own"
-    monkeypatch.setenv(variable, "~nobody-of-that-name/own")
-    assert find() == Path(ksgen.STARTED_IN, "~nobody-of-that-name/own")
+    monkeypatch.setenv(variable, "~no-such-user/own")
+    assert find() == Path(ksgen.STARTED_IN, "~no-such-user/own")
     monkeypatch.setenv(variable, "")
     assert find().name == "ksgen"
     assert list(tmp_path.iterdir()) == []

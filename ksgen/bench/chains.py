@@ -35,9 +35,9 @@ class Layer:
     batches: tuple[int, ...] | None = None
     fuse: str = "auto"  # of the layer in normal use
 
-    def beside(self, count: int) -> "Layer":
+    def group_of(self, count: int) -> "Layer":
         """Group of so many equal layers on one x, such as q, k and v."""
-        return replace(self, name=f"{self.name}, {count} beside each other", chains=self.chains * count)
+        return replace(self, name=f"{self.name}, {count} side by side", chains=self.chains * count)
 
 
 def transformers() -> dict[str, Chain]:

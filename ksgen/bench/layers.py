@@ -20,7 +20,7 @@ from ksgen.bench.baselines import BASELINES, Prepare, Product, UnsupportedError,
 from ksgen.bench.chains import Layer
 from ksgen.bench.contenders import Contender, Ready, arithmetics, at, by_calls, rendered, torch_device
 from ksgen.bench.problem import COMPARED, Asked, sets_of
-from ksgen.bench.roster import BESIDE, EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_WAYS
+from ksgen.bench.roster import AND, EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_WAYS
 from ksgen.bench.runner import Runner
 from ksgen.devices.base import Device
 from ksgen.emit.render import Source
@@ -57,9 +57,9 @@ class LayerJob(Asked):
     def description(self) -> str:
         """Description of the layer: its factors, and its other operations."""
         kernel = self.kernel(self.comparison.baselines)
-        turned = (f"to {kernel.y_layout}",) if kernel.out_layout else ()
+        transposed = (f"to {kernel.y_layout}",) if kernel.out_layout else ()
         between = () if self.layer.between == "none" else (f"{self.layer.between} between",)
-        return ", ".join((BESIDE.join(map(str, kernel.chains)), *between, *kernel.epilogue.words, *turned))
+        return ", ".join((AND.join(map(str, kernel.chains)), *between, *kernel.epilogue.words, *transposed))
 
     @property
     def words(self) -> str:
@@ -261,7 +261,7 @@ class _Calls:
             while number < len(chain):
                 plan, weights = next(launches)
                 if plan.kernel.job != CHAIN and kernel.out_layout and number == chain.turn:
-                    between = self._turned(between)
+                    between = self._transposed(between)
                 number, features = number + len(plan.kernel.factors), plan.kernel.pattern.out_features
                 shape = (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)
                 to = between.new_empty(shape) if number < len(chain) else self.ys[place]
@@ -273,7 +273,7 @@ class _Calls:
             step()
         return self.ys
 
-    def _turned(self, between: Tensor) -> Tensor:
+    def _transposed(self, between: Tensor) -> Tensor:
         """Transpose an intermediate by a copy."""
         to = between.t().contiguous()
         self._steps.append(lambda: to.copy_(between.t()))

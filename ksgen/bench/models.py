@@ -17,7 +17,7 @@ from ksgen.paths import resource
 from ksgen.spec import load
 from ksgen.spec.kernel import hint, is_word
 from ksgen.torch.conversion.convert import Report, convert
-from ksgen.torch.conversion.rule import Beside
+from ksgen.torch.conversion.rule import RuleEntry
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.products import ACTIVATIONS
@@ -210,14 +210,14 @@ def build(name: str, library: str = "torch") -> nn.Module:
     return _source(name, library).build()
 
 
-def rule(name: str, library: str = "torch") -> dict[str, Beside]:
+def rule(name: str, library: str = "torch") -> dict[str, RuleEntry]:
     """Chains of the shipped spec for the model's layers, as a rule for `convert`."""
     source = _source(name, library)
     chains = load(resource("specs") / SPECS[name]).layers
-    return {key: Beside(chains[layer], count) for key, (layer, count) in source.layers.items()}
+    return {key: RuleEntry(chains[layer], count) for key, (layer, count) in source.layers.items()}
 
 
-def make_sparse(model: nn.Module, rule: Mapping[str, Beside], **options: Any) -> Report:
+def make_sparse(model: nn.Module, rule: Mapping[str, RuleEntry], **options: Any) -> Report:
     """Convert a model in place.
 
     Activations move into the kernels of the layers before them.

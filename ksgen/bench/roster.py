@@ -15,7 +15,7 @@ OTHERS = PYTORCH + LIBRARIES
 LAYERS = ("qkv", "projection", "up", "down")  # of a transformer's block
 NAMES = (OURS, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_WAYS = ("one_launch", "each_factor", "each_layer")  # kinds of layer launches
-BESIDE = " beside "  # separates the chains of a group in a row's pattern
+AND = " and "  # separates the chains of a group in a row's pattern
 WAYS = (*OUR_WAYS, "layer", "bmm", "views", "dense")  # contenders for layers
 
 
@@ -47,7 +47,7 @@ COMPARISONS = {
         Comparison("float16", "float16, summed in float32", ("float16",), "float16"),
         Comparison("bfloat16", "bfloat16, summed in float32", ("bfloat16",), "bfloat16"),
         Comparison(
-            "fp16x3", "errors as small as float32's, or twice that, in float16's range, beside float32 baselines", ("fp16x3",), "float32"
+            "fp16x3", "errors as small as float32's, or twice that, in float16's range; the baselines use float32", ("fp16x3",), "float32"
         ),
     )
 }

@@ -12,6 +12,7 @@ from statistics import median, quantiles
 from typing import Any, get_type_hints
 
 from ksgen.bench.log import MOST_BYTES_OF_FILE, Contender, Facts, read_log
+from ksgen.bench.roster import AND
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.families import present_names
@@ -146,7 +147,13 @@ def read_rows(path: Path) -> list[Row]:
     rows = readers[path.suffix](path)
     if not rows:
         raise KsgenError(f"{path}: holds no results yet; `ksgen bench paper` or `layers` with -o {path.with_suffix('.jsonl')} adds some")
-    return [replace(row, share_of_floor=share_of_floor(row.floor_us, row.median_us), family=present_names(row.family)) for row in rows]
+    return [_by_present_names(replace(row, share_of_floor=share_of_floor(row.floor_us, row.median_us))) for row in rows]
+
+
+def _by_present_names(row: Row) -> Row:
+    """Row of a file with the names of this version: families, and layers and patterns of groups."""
+    layer, pattern = row.layer.replace("beside each other", "side by side"), row.pattern.replace(" beside ", AND)
+    return replace(row, family=present_names(row.family), layer=layer, pattern=pattern)
 
 
 def write_csv(rows: Iterable[Row], path: Path) -> None:
@@ -195,7 +202,7 @@ def _read_parquet(path: Path) -> list[Row]:
     try:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError as error:
-        raise KsgenError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow; or take the CSV beside it") from error
+        raise KsgenError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow; or take the CSV next to it") from error
     try:
         table = parquet.read_table(path).to_pylist()
         return [Row(**{name: row[name] for name in COLUMNS if name in _ALWAYS or name in row}) for row in table]

@@ -14,7 +14,7 @@ from typing import Any
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, gains, group_by
 from ksgen.bench.log import MOST_BYTES_OF_FILE
 from ksgen.bench.published import Claim, claim, published, published_us
-from ksgen.bench.roster import BESIDE, EXPERTS, LAYERS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH, WAYS
+from ksgen.bench.roster import AND, EXPERTS, LAYERS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH, WAYS
 from ksgen.bench.rows import OK, Row
 from ksgen.errors import KsgenError
 from ksgen.files import read
@@ -297,8 +297,8 @@ OTHER_WAYS = tuple(name for name in WAYS if name != ONE_LAUNCH)
 
 def layers_by_kind(rows: Sequence[Row]) -> Iterator[tuple[Results, str, bool]]:
     """Results of comparable layers, with their layout and whether they are groups, in the rows' order."""
-    for precision, layout, batch, is_group in dict.fromkeys((row.precision, row.layout, row.batch, BESIDE in row.pattern) for row in rows):
-        yield Results([row for row in rows if is_group == (BESIDE in row.pattern)], precision, batch), layout, is_group
+    for precision, layout, batch, is_group in dict.fromkeys((row.precision, row.layout, row.batch, AND in row.pattern) for row in rows):
+        yield Results([row for row in rows if is_group == (AND in row.pattern)], precision, batch), layout, is_group
 
 
 def layers_in_short(rows: Sequence[Row]) -> Table:

@@ -245,8 +245,8 @@ static inline TileRow convert_both_bfloat16(const float16 lower, const float16 u
 }
 
 // two vectors of 16-bit numbers, from the boundary of a cache line on, by streaming stores
-static inline void store_both_past(const ushort16 lower, const ushort16 upper, ushort* to) {
-    host::store_past(tile_row(lower, upper), (TileRow*)to);
+static inline void store_both_streaming(const ushort16 lower, const ushort16 upper, ushort* to) {
+    host::store_streaming(tile_row(lower, upper), (TileRow*)to);
 }
 
 // whether a lane is a NaN

@@ -371,7 +371,7 @@ inline Vector<float, 8> Bytes<8>::to_float(const Vector<signed char, 8> value) {
 // ---- streaming stores, piece by piece
 
 template <class V>
-static inline void store_past(const V value, V* to) {
+static inline void store_streaming(const V value, V* to) {
 #if defined(__clang__)
     __builtin_nontemporal_store(value.raw, &to->raw);
 #elif defined(__SSE2__)
@@ -466,7 +466,7 @@ static inline long get_num_groups(int) { return host::groups; }
 #define HOST_LIST(...) __VA_ARGS__
 #define HOST_LIST_OF(TYPE) HOST_LIST  // (uint4)(0, 1, 2, 3) without its type
 #define shuffle2(A, B, INDICES) lanes(__builtin_shufflevector((A).raw, (B).raw, HOST_LIST_OF INDICES))
-#define __builtin_nontemporal_store(VALUE, TO) host::store_past(VALUE, TO)
+#define __builtin_nontemporal_store(VALUE, TO) host::store_streaming(VALUE, TO)
 #define HOST_WALK(ENTRY_NAME) \
     void ENTRY_NAME##__walk(const int64_t* arguments, long first, long last, long groups) { host::walk(ENTRY_NAME, arguments, first, last, groups); }
 

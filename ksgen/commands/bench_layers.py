@@ -22,7 +22,7 @@ from ksgen.commands.bench_common import (
     seconds_option,
     words_from,
 )
-from ksgen.commands.common import ACTIVATION, REPLACED, ReadBy, device_option, find_spec, json_option
+from ksgen.commands.common import ACTIVATION, REPLACED, ReadBy, device_option, find_spec, json_option, renamed_option
 from ksgen.errors import DeviceError, SpecError
 from ksgen.files import write
 from ksgen.spec import LAYOUTS, Epilogue
@@ -58,7 +58,8 @@ _WAYS = words_from(WAYS, "contender")
 @click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help="Precisions.  [default: float32; a spec's own]")
 @click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: both; a spec's own]")
 @click.option("--subset", type=click.IntRange(min=1), help="Take only so many of the layers, the first ones.")
-@click.option("--beside", type=click.IntRange(min=2), help="Also measure groups of so many of each on one x, such as 3 for q, k and v.")
+@click.option("--group-size", type=click.IntRange(min=2), help="Also measure groups of so many of each on one x, such as 3 for q, k and v.")
+@click.option("--beside", type=click.IntRange(min=2), hidden=True)
 @click.option("--between", type=ACTIVATION, help="After all factors but the last.  [default: none; a spec's own]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output, if a spec does not.")
 @click.option("--activation", type=ACTIVATION, help="Applied after the bias.  [default: none; a spec's own]")
@@ -76,7 +77,7 @@ _WAYS = words_from(WAYS, "contender")
 @json_option
 def command(
     named: tuple[str, ...], batches: tuple[int, ...] | None, precisions: tuple[str, ...] | None, layouts: tuple[str, ...] | None,
-    subset: int | None, beside: int | None, between: str | None, bias: bool, activation: str | None, residual: bool,
+    subset: int | None, group_size: int | None, beside: int | None, between: str | None, bias: bool, activation: str | None, residual: bool,
     names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
     seconds: float | None, output: Path, page: bool, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
@@ -90,7 +91,7 @@ def command(
     \b
     Examples:
       ksgen bench layers --precision float32,bfloat16 --time-limit 8m
-      ksgen bench layers specs/vit.yaml --batch 16,25088 --beside 3 --device cuda
+      ksgen bench layers specs/vit.yaml --batch 16,25088 --group-size 3 --device cuda
       ksgen bench layers random --seed 1 --between gelu --bias
       ksgen bench report layers.jsonl --markdown -
     `ksgen bench mine.yaml` means `ksgen bench layers mine.yaml -o mine.jsonl --page`.
@@ -103,7 +104,8 @@ def command(
         raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
     layers = _layers(named or SETS[:1], seed)[:subset]
     layers = [_with(layer, between, activation, Epilogue(bias, residual=residual)) for layer in layers]
-    layers += [each.beside(beside) for each in layers if beside and each.out_layout is None]  # groups give y as they take x
+    size = group_size or renamed_option("--beside", "--group-size", beside)
+    layers += [each.group_of(size) for each in layers if size and each.out_layout is None]  # groups give y as they take x
     from ksgen.bench.layers import LayerJob
     from ksgen.bench.timing import Protocol
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from ksgen.families import Limits
     from ksgen.spec.nodes import SourcePlace
+
+
+OptionT = TypeVar("OptionT")
 
 
 class ReadBy(click.types.FuncParamType):  # type: ignore[type-arg]  # older versions of click take none
@@ -113,6 +116,13 @@ def check_memory(kernel: KernelSpec, batch: int, limits: "Limits", place: "Sourc
         advice = "take a smaller batch" if batch > 1 else "take a smaller pattern"
         problem = f"checking {kernel.name} takes {need.total / 1e9:.1f} GB ({parts}), and {has}; {advice}"
         raise place.error(f"{batch}: {problem}") if place else SpecError(f"--batch {batch}: {problem}")
+
+
+def renamed_option(earlier: str, present: str, value: OptionT) -> OptionT:
+    """Value of an option's earlier name, which is hidden in `--help` and warns."""
+    if value:
+        click.echo(f"warning: {earlier} is deprecated and will be removed; use {present}", err=True)
+    return value
 
 
 def json_text(content: Any) -> str:

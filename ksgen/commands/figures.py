@@ -19,7 +19,7 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
         "kernel": kernel.name,
         "job": kernel.job,
         "pattern": [list(each.shape) for each in kernel.factors] if kernel.job == CHAIN else list(kernel.pattern.shape),
-        **({"beside": [[list(each.shape) for each in chain] for chain in kernel.chains[1:]]} if kernel.is_group else {}),
+        **(_group_figures(kernel) if kernel.is_group else {}),
         "precision": kernel.precision,
         **({"stored_weights": kernel.weights} if kernel.is_quantized else {}),
         **({"stored_inputs": kernel.inputs} if kernel.has_bytes_in else {}),
@@ -27,6 +27,12 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
         "epilogue": asdict(kernel.epilogue),
         "batch": batch,
     } | {name: value for name, value in (("between", kernel.between), ("out_layout", kernel.out_layout)) if value not in (None, "none")}
+
+
+def _group_figures(kernel: KernelSpec) -> dict[str, Any]:
+    """All chains of a group; `beside` is the deprecated field of all but the first."""
+    chains = [[list(each.shape) for each in chain] for chain in kernel.chains]
+    return {"chains": chains, "beside": chains[1:]}
 
 
 def choice_figures(family: str, constants: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import ACTIVATION, LAYOUT, ReadBy, find_spec
+from ksgen.commands.common import ACTIVATION, LAYOUT, ReadBy, find_spec, renamed_option
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def chain_in(text: str) -> Chain:
     """A chain from text such as `6,64,64,1 1,768,192,2`."""
     if not (words := text.split()):
-        raise PatternError(f"--beside {excerpt(text)}; accepted: patterns such as '6,64,64,1 1,768,192,2'")
+        raise PatternError(f"--group-with {excerpt(text)}; accepted: patterns such as '6,64,64,1 1,768,192,2'")
     return Chain(tuple(map(Pattern.parse, words)))
 
 
@@ -67,14 +67,14 @@ class Layer:
     """Layer described by the patterns and options of a command line."""
 
     patterns: tuple[Pattern, ...]
-    beside: tuple[Chain, ...] = ()  # of a group
+    others: tuple[Chain, ...] = ()  # chains of a group on the same x
     between: str = "none"
     out_layout: str | None = None
 
     @property
     def given(self) -> list[str]:
         """The options that ask for a layer."""
-        options = {"--beside": bool(self.beside), "--between": self.between != "none", "--out-layout": self.out_layout is not None}
+        options = {"--group-with": bool(self.others), "--between": self.between != "none", "--out-layout": self.out_layout is not None}
         return [name for name, is_given in options.items() if is_given]
 
     @property
@@ -90,13 +90,13 @@ class Layer:
     @property
     def chains(self) -> tuple[Chain, ...]:
         """One chain, or the chains of a group; `PatternError` on patterns that do not fit each other."""
-        return Chain(self.patterns), *self.beside
+        return Chain(self.patterns), *self.others
 
     def launch(self, precision: str, layout: str, epilogue: Epilogue, weights: str, inputs: str = SAME) -> KernelSpec | None:
         """Kernel of all of the layer in one launch; None for a single product."""
         if self.between != "none" and all(len(chain) < 2 for chain in self.chains):
             raise SpecError(f"--between {self.between} where there is one factor; accepted: a layer's patterns, two or more")
-        if self.beside and self.out_layout:
+        if self.others and self.out_layout:
             raise SpecError(f"--out-layout {self.out_layout} of a group of chains; accepted: of one chain")
         if not is_layer(self.chains, layout, self.out_layout):
             return None
@@ -130,13 +130,18 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
 def takes_layers(function: Callable[..., None]) -> Callable[..., None]:
     """Add options for layers to a command that takes patterns; it receives them as its `layer`."""
 
-    @click.option("--beside", type=chain_in, multiple=True, metavar="'A,B,C,D ...'", help="Another chain on the same x. May be repeated.")
+    @click.option(
+        "--group-with", type=chain_in, multiple=True, metavar="'A,B,C,D ...'", help="Another chain on the same x. May be repeated."
+    )
+    @click.option("--beside", type=chain_in, multiple=True, hidden=True)
     @click.option("--between", type=ACTIVATION, default="none", show_default=True, help="After all factors but the last.")
     @click.option("--out-layout", type=LAYOUT, help="Of a layer's Y, where it is not that of X.")
     @wraps(function)
     def taking(
-        patterns: tuple[Pattern, ...], beside: tuple[Chain, ...], between: str, out_layout: str | None, **options: Any
+        patterns: tuple[Pattern, ...], group_with: tuple[Chain, ...], beside: tuple[Chain, ...], between: str, out_layout: str | None,
+        **options: Any,
     ) -> None:  # fmt: skip
-        function(patterns, layer=Layer(patterns, beside, between, out_layout), **options)
+        others = group_with + renamed_option("--beside", "--group-with", beside)
+        function(patterns, layer=Layer(patterns, others, between, out_layout), **options)
 
     return taking

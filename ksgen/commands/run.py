@@ -66,7 +66,7 @@ def command(
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
     Several patterns are the factors of a layer, first the one that multiplies x. They are launched as one kernel, and
-    compared with one launch per factor. With --beside it is a group of this layer and others on the same x. With --spec
+    compared with one launch per factor. With --group-with it is a group of this layer and others on the same x. With --spec
     it is a layer or group of a spec: its first kernel that matches the options.
 
     \b
@@ -77,7 +77,7 @@ def command(
       ksgen run 1,1024,1024,1 --batch 1 --weights int8
       ksgen run 1,192,48,2 --precision bfloat16 --weights e4m3 --inputs e4m3
       ksgen run 6,64,64,1 1,768,192,2 --batch 1568 --bias
-      ksgen run 6,64,64,1 --beside 6,64,64,1 --beside "2,48,192,1 1,192,48,2" --batch 1568
+      ksgen run 6,64,64,1 --group-with 6,64,64,1 --group-with "2,48,192,1 1,192,48,2" --batch 1568
       ksgen run --spec specs/vit.yaml --layer up --precision bfloat16
     """
     from ksgen.devices import find_device

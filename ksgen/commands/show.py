@@ -59,14 +59,14 @@ def command(
 ) -> None:  # fmt: skip
     """Describe a pattern: its size, the kernel that serves it on each device, its costs, and a picture.
 
-    Several patterns are a chain, first the one that multiplies X; --beside adds chains to a group on one X. For chains,
+    Several patterns are a chain, first the one that multiplies X; --group-with adds chains to a group on one X. For chains,
     groups and layers of a spec, show says whether each is one launch, and describes its patterns in short.
 
     \b
     Examples:
       ksgen show 2,3,4,5 --png pattern.png
       ksgen show 2,48,192,1 1,192,48,2 --precision float16
-      ksgen show 6,64,64,1 --beside 6,64,64,1 --beside 6,64,64,1
+      ksgen show 6,64,64,1 --group-with 6,64,64,1 --group-with 6,64,64,1
       ksgen show --spec specs/vit.yaml
       ksgen show 1,192,48,2 --device cuda
     """
@@ -129,9 +129,9 @@ def _of_patterns(patterns: tuple[Pattern, ...], layer: Layer, wanted: Wanted) ->
     layers = {}
     if len(patterns) > 1 or layer.is_asked_for:
         whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # refuses what is no layer
-        layers = {"group" if layer.beside else "chain": _Layer(layer.chains, whole)}
+        layers = {"group" if layer.others else "chain": _Layer(layer.chains, whole)}
     meeting = [chain[0] for chain in layer.chains]  # factors that multiply X; intermediates are stored as Y is
-    named = dict.fromkeys((*patterns, *(pattern for chain in layer.beside for pattern in chain)))
+    named = dict.fromkeys((*patterns, *(pattern for chain in layer.others for pattern in chain)))
     own = {pattern: inputs if pattern in meeting else SAME for pattern in named}
     return [KernelSpec(each, precision, layout, weights=weights, inputs=stored) for each, stored in own.items()], layers
 

@@ -80,7 +80,7 @@ def command(
       ksgen tune --spec specs/vit.yaml --report vit.html
       ksgen tune 1,192,48,2 --job gradient
       ksgen tune 6,64,64,1 1,768,192,2 --chain --between relu --batch 1568
-      ksgen tune 6,64,64,1 --beside 6,64,64,1 --beside 6,64,64,1 --batch 1568
+      ksgen tune 6,64,64,1 --group-with 6,64,64,1 --group-with 6,64,64,1 --batch 1568
       ksgen tune 1,192,48,2 --budget 60s --strategy random
       ksgen tune --spec specs/vit.yaml --scheduler tcp://10.0.0.1:8786
     """

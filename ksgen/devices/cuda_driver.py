@@ -27,7 +27,7 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
-from ksgen.devices.libcuda import DriverError, Spares, beside_captures, encode_map, explained, refused_binary
+from ksgen.devices.libcuda import DriverError, Spares, encode_map, explained, refused_binary, relaxed_captures
 from ksgen.errors import DeviceError
 from ksgen.install import cuda_extra, install_line
 
@@ -79,7 +79,7 @@ class DriverDevice:
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> _Kernel:
         cu = self._cu
-        with self._current(), beside_captures():
+        with self._current(), relaxed_captures():
             try:
                 library = self._call(f"loading {entry}", cu.cuLibraryLoadData, binary.data, [], [], 0, [], [], 0)
             except DeviceError as error:
@@ -115,7 +115,7 @@ class DriverDevice:
             return encode_map(described, pointer)
 
     def allocate(self, nbytes: int) -> Buffer:
-        with self._current(), beside_captures():
+        with self._current(), relaxed_captures():
             pointer = int(self._call(f"allocating {nbytes} bytes", self._cu.cuMemAlloc, max(nbytes, 1)))
         return Memory(pointer, nbytes, self._free, pointer)
 
@@ -127,7 +127,7 @@ class DriverDevice:
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         source = as_bytes(array)
-        with self._current(), beside_captures():
+        with self._current(), relaxed_captures():
             doing = f"uploading {source.nbytes} bytes"
             copy = self._cu.cuMemcpyHtoDAsync
             self._call(doing, copy, int(buffer), source.ctypes.data, source.nbytes, stream or 0)
@@ -135,14 +135,14 @@ class DriverDevice:
 
     def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
         target = as_bytes(array)
-        with self._current(), beside_captures():
+        with self._current(), relaxed_captures():
             doing = f"downloading {target.nbytes} bytes"
             copy = self._cu.cuMemcpyDtoHAsync
             self._call(doing, copy, target.ctypes.data, int(buffer), target.nbytes, stream or 0)
         self.synchronize(stream)
 
     def synchronize(self, stream: Stream = None) -> None:
-        with self._current(), beside_captures():
+        with self._current(), relaxed_captures():
             self._call("waiting for the stream", self._cu.cuStreamSynchronize, stream or 0)
 
     def is_capturing(self, stream: Stream) -> bool:
@@ -171,11 +171,11 @@ class DriverDevice:
                     cu.cuEventDestroy(event)
 
     def _free(self, pointer: int) -> None:
-        with suppress(DeviceError), self._current(), beside_captures():
+        with suppress(DeviceError), self._current(), relaxed_captures():
             self._cu.cuMemFree(pointer)  # unchecked: after a lost context, and in a forked child, there is nothing to free
 
     def _unload(self, library: Any) -> None:
-        with beside_captures():
+        with relaxed_captures():
             self._cu.cuLibraryUnload(library)
 
     def _is_current(self) -> bool:

@@ -37,7 +37,6 @@ from ksgen.devices.libcuda import (
     CudaModule,
     DriverError,
     Spares,
-    beside_captures,
     check,
     context_number,
     current_context,
@@ -45,6 +44,7 @@ from ksgen.devices.libcuda import (
     is_capturing,
     push_context,
     refused_binary,
+    relaxed_captures,
     words_of_a_lost_context,
 )
 from ksgen.errors import DeviceError, ToolchainError
@@ -129,7 +129,7 @@ class PyCudaDevice:
 
         kernel: _Kernel | _EarlyKernel
         try:
-            with self._entered(f"loading {entry}"), beside_captures():
+            with self._entered(f"loading {entry}"), relaxed_captures():
                 if starts_early:
                     kernel = _EarlyKernel(CudaModule(binary.data), entry, shared_bytes)
                 else:
@@ -164,7 +164,7 @@ class PyCudaDevice:
             return encode_map(described, pointer)
 
     def allocate(self, nbytes: int) -> Buffer:
-        with self._entered(f"allocating {nbytes} bytes"), beside_captures():
+        with self._entered(f"allocating {nbytes} bytes"), relaxed_captures():
             allocation = self._driver.mem_alloc(max(nbytes, 1))
         return Memory(int(allocation), nbytes, self._release, [allocation])
 
@@ -177,20 +177,20 @@ class PyCudaDevice:
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         own, source = self._own(stream), as_bytes(array)
         if source.nbytes:
-            with self._entered(f"uploading {source.nbytes} bytes"), beside_captures():
+            with self._entered(f"uploading {source.nbytes} bytes"), relaxed_captures():
                 self._driver.memcpy_htod_async(int(buffer), source, own)
                 self._wait(own)
 
     def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
         own, target = self._own(stream), as_bytes(array)
         if target.nbytes:
-            with self._entered(f"downloading {target.nbytes} bytes"), beside_captures():
+            with self._entered(f"downloading {target.nbytes} bytes"), relaxed_captures():
                 self._driver.memcpy_dtoh_async(target, int(buffer), own)
                 self._wait(own)
 
     def synchronize(self, stream: Stream = None) -> None:
         own = self._own(stream)
-        with self._entered("waiting for the stream"), beside_captures():
+        with self._entered("waiting for the stream"), relaxed_captures():
             self._wait(own)
 
     def is_capturing(self, stream: Stream) -> bool:
@@ -219,7 +219,7 @@ class PyCudaDevice:
     def _release(self, parts: list[Any]) -> None:
         """Free what lives in the context while inside it: on another thread PyCUDA would leak it."""
         try:
-            with self._entered("releasing"), beside_captures():
+            with self._entered("releasing"), relaxed_captures():
                 parts.clear()
         except DeviceError:
             if self.is_open:  # as in a forked child, where PyCUDA would end the process: there is nothing to free

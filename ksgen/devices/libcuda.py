@@ -240,7 +240,7 @@ def _text(function: str, status: int) -> str:
 
 
 @contextmanager
-def beside_captures() -> Iterator[None]:
+def relaxed_captures() -> Iterator[None]:
     """Allow calls that recordings of graphs in other threads forbid, such as allocating and waiting, without ending
     them."""
     mode = ctypes.c_int(_RELAXED)

@@ -199,9 +199,8 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
     """The kernel's name, with a hash of the constants where they are not the portable default."""
     if family in meant_for(kernel, portable) and family is family_for(kernel, portable) and constants == family.default(kernel, portable):
         return kernel.name
-    told = {name: value for name, value in asdict(constants).items() if name not in constants.not_in_entries}
-    tag = hashlib.sha256(json.dumps([constants.entry_family or family.name, told], sort_keys=True).encode()).hexdigest()[:8]
-    return f"{kernel.name}_{tag}"
+    facts = json.dumps([constants.entry_family or family.name, constants.in_entries], sort_keys=True)
+    return f"{kernel.name}_{hashlib.sha256(facts.encode()).hexdigest()[:8]}"
 
 
 def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = None) -> list[Source]:

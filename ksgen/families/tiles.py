@@ -16,6 +16,7 @@ MOST_THREADS = 1024  # per block, on every CUDA device
 PACK_THREADS = 256  # per block of a packing kernel
 
 ConstantsT = TypeVar("ConstantsT")
+EARLIER_NAMES = {"streaming": "past"}  # of constants, which files of earlier versions have, and entries are still named by
 
 
 def divide_up(value: int, by: int) -> int:
@@ -40,20 +41,27 @@ class Constants:
         """Constants of each factor by itself: these, unless they are a chain's."""
         return [self]
 
+    @property
+    def in_entries(self) -> dict[str, Any]:
+        """Values from which the hash in an entry's name is derived, by the names that the constants had first."""
+        return {EARLIER_NAMES.get(name, name): value for name, value in vars(self).items() if name not in self.not_in_entries}
+
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in vars(self).items())
 
 
 def read_constants(family: str, kinds: Sequence[type[ConstantsT]], values: Mapping[str, Any]) -> ConstantsT:
-    """Read a family's constants from names and values, as the first class that has these names.
+    """Read a family's constants from names and values, as the first class that has these names or had them earlier.
 
     `ConstantsError` if none does, or if a type does not match. A constant with a default may be missing: values from
     before the constant existed meant its default.
     """
+    given, present = values, {earlier: name for name, earlier in EARLIER_NAMES.items()}
+    values = {present.get(name, name): value for name, value in given.items()}
     kind = next((kind for kind in kinds if _needed(kind) <= set(values) <= set(_wanted(kind))), None)
-    if kind is None:
+    if kind is None or len(values) < len(given):
         accepted = "; or ".join(", ".join(_wanted(each)) for each in kinds)
-        raise ConstantsError(f"{family} constants are {accepted}; got {', '.join(map(str, values))}")
+        raise ConstantsError(f"{family} constants are {accepted}; got {', '.join(map(str, given))}")
     wanted = _wanted(kind)
     for name, value in values.items():
         if type(value) is not wanted[name]:

@@ -248,8 +248,8 @@ class Launcher:
 
     def _check_layouts(self, layout: str, out_layout: str | None) -> None:
         if is_transposed(layout, out_layout):
-            turns = f"ChainLauncher({self!r}), which gives y in another layout than x"
-            raise LaunchError(f"{self!r}: out_layout={excerpt(out_layout)} beside layout={excerpt(layout)}; accepted: {turns}")
+            other = f"ChainLauncher({self!r}), which gives y in another layout than x"
+            raise LaunchError(f"{self!r}: out_layout={excerpt(out_layout)} with layout={excerpt(layout)}; accepted: {other}")
 
     def gradient(
         self,

@@ -41,7 +41,7 @@ class OneLaunch:
 
     @property
     def _title(self) -> str:
-        return ", beside ".join(map(str, self.chains))
+        return ", and ".join(map(str, self.chains))
 
     def _names(self, operand: str) -> tuple[str, ...]:
         """Names of an operand that each chain has separately."""

@@ -20,7 +20,7 @@ from ksgen.launch.plan import Plan
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized
 from ksgen.spec import PRECISIONS
-from ksgen.spec.storage import SAME, refused_beside
+from ksgen.spec.storage import SAME, refused_x_precision
 
 _Place = tuple[Any, Device, str]  # address of an array, device, and a plan's packing
 
@@ -153,7 +153,7 @@ def _seen(found: ArrayView) -> tuple[Seen, ...]:
 
 def check_stored(caller: object, weights: Weights, precision: str) -> None:
     """Raise `LaunchError` if weights with this storage are not multiplied in that precision."""
-    if weights.stored != SAME and (accepted := refused_beside(weights.stored, precision)):
+    if weights.stored != SAME and (accepted := refused_x_precision(weights.stored, precision)):
         raise LaunchError(f"{caller!r}: weights in {weights.stored} with precision={precision}; accepted: x of {accepted}")
 
 

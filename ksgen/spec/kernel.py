@@ -20,7 +20,7 @@ from ksgen.spec.storage import (
     ByteStorage,
     Same,
     WeightStorage,
-    refused_beside,
+    refused_x_precision,
     scales_begin,
 )
 from ksgen.values import cached_property, excerpt, whole_number
@@ -219,7 +219,7 @@ class KernelSpec:
             return
         if self.job == "gradient":
             raise SpecError(f"job=gradient with weights={self.weights}; accepted: weights=same, which alone are trained")
-        if accepted := refused_beside(self.weights, self.precision):
+        if accepted := refused_x_precision(self.weights, self.precision):
             raise SpecError(f"precision={self.precision} with weights={self.weights}; accepted: precision={accepted}")
 
     @cached_property
@@ -250,9 +250,9 @@ class KernelSpec:
     def short_description(self) -> str:
         """Chains, precision, layout and epilogue or job, without a batch.
 
-        One factor is `1,192,48,2 float32 bsf`, a layer `6,64,64,1 then 1,768,192,2 ...`, a group `..., beside ...`.
+        One factor is `1,192,48,2 float32 bsf`, a layer `6,64,64,1 then 1,768,192,2 ...`, a group `..., and ...`.
         """
-        return " ".join((", beside ".join(map(str, self.chains)), self.precision, *self.stored, self.layout_word, *self.words))
+        return " ".join((", and ".join(map(str, self.chains)), self.precision, *self.stored, self.layout_word, *self.words))
 
     @property
     def is_strided(self) -> bool:
@@ -372,8 +372,8 @@ def chains_as_json(chains: Sequence[Chain], pattern_as_json: Callable[[Pattern],
     `pattern` is the last one of the first chain, `before` the earlier ones, and `beside` the other chains.
     """
     *before, last = map(pattern_as_json, chains[0])
-    beside = [list(map(pattern_as_json, chain)) for chain in chains[1:]]
-    return {"pattern": last} | ({"before": before} if before else {}) | ({"beside": beside} if beside else {})
+    others = [list(map(pattern_as_json, chain)) for chain in chains[1:]]
+    return {"pattern": last} | ({"before": before} if before else {}) | ({"beside": others} if others else {})
 
 
 def chains_from_json(fields: Mapping[str, Any], read: Callable[[Any], Pattern]) -> tuple[Chain, ...]:

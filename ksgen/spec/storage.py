@@ -72,17 +72,17 @@ def element_bytes(dtype: str) -> int:
     return 1 if dtype in BYTE_TYPES else PRECISIONS[dtype].item_bytes
 
 
-_BESIDE_BYTES = tuple(name for name, each in PRECISIONS.items() if name == each.dtype and each.sums == "float32" and not each.is_complex)
+_X_OF_BYTES = tuple(name for name, each in PRECISIONS.items() if name == each.dtype and each.sums == "float32" and not each.is_complex)
 
 
-def taken_beside(storage: str | None = None) -> tuple[str, ...]:
+def x_precisions(storage: str | None = None) -> tuple[str, ...]:
     """Precisions of X for weights in this storage: with float32 sums. bfloat16 weights take float32 alone."""
-    return _BESIDE_BYTES if storage is None or STORED[storage].is_scaled else ("float32",)
+    return _X_OF_BYTES if storage is None or STORED[storage].is_scaled else ("float32",)
 
 
-def refused_beside(storage: str, precision: str) -> str | None:
+def refused_x_precision(storage: str, precision: str) -> str | None:
     """Accepted precisions of X for weights in this storage, in words; None if the given one is accepted."""
-    if precision in (accepted := taken_beside(storage)):
+    if precision in (accepted := x_precisions(storage)):
         return None
     return ", ".join(accepted) + (f", or weights that are {precision} as x is" if storage == precision else "")
 

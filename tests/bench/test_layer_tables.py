@@ -20,8 +20,8 @@ ROWS = [
     layer_row("bmm", 90.0, "down"),
     layer_row("dense", 1.0, "down", doubt="others took 90% of the processors"),
     layer_row("each_factor", None, "down", status="failed", reason="why"),
-    layer_row("one_launch", 10.0, "up, 2 beside each other", "2,4,8,1 then 1,8,8,1 beside 2,4,8,1 then 1,8,8,1"),
-    layer_row("each_layer", 15.0, "up, 2 beside each other", "2,4,8,1 then 1,8,8,1 beside 2,4,8,1 then 1,8,8,1"),
+    layer_row("one_launch", 10.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
+    layer_row("each_layer", 15.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
 ]
 
 

@@ -29,9 +29,9 @@ WIDE = Chain((Pattern(2, 16, 8, 1), Pattern(1, 8, 32, 1)))
 WHOLE = Epilogue(bias=True, activation="gelu", residual=True)
 JOBS = [
     LayerJob(Layer("plain", (PAIR,)), "float32", "bsf", 5),
-    LayerJob(Layer("turned", (PAIR,), "relu", "bsl", WHOLE), "float32", "bsf", 70),
+    LayerJob(Layer("transposed", (PAIR,), "relu", "bsl", WHOLE), "float32", "bsf", 70),
     LayerJob(Layer("group", (PAIR, WIDE), "silu", None, WHOLE), "bfloat16", "bsl", 70),
-    LayerJob(Layer("beside", (PAIR, Chain((Pattern(1, 8, 16, 1),)))), "float32", "bsf", 70),
+    LayerJob(Layer("two", (PAIR, Chain((Pattern(1, 8, 16, 1),)))), "float32", "bsf", 70),
     LayerJob(Layer("lone", (Chain((Pattern(1, 8, 16, 1),)),)), "float32", "bsf", 5),
 ]  # fmt: skip
 
@@ -58,14 +58,14 @@ def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> Non
     assert complete == len(JOBS)
     assert all(row.is_accurate and row.measurements == 2 for row in rows if row.status == OK)
     found = {(row.layer, row.implementation): row.status for row in rows if row.arithmetic != "bf16x6"}
-    missing = {("turned", "dense"), ("group", "dense"), ("group", "layer")}
+    missing = {("transposed", "dense"), ("group", "dense"), ("group", "layer")}
     assert {each for each, status in found.items() if status != OK} == missing
-    ways = {name: {way for layer, way in found if layer == name} for name in ("plain", "turned", "group", "beside", "lone")}
-    assert ways["plain"] == ways["turned"] == set(WAYS) - {EACH_LAYER}
-    assert ways["group"] == ways["beside"] == set(WAYS)
+    ways = {name: {way for layer, way in found if layer == name} for name in ("plain", "transposed", "group", "two", "lone")}
+    assert ways["plain"] == ways["transposed"] == set(WAYS) - {EACH_LAYER}
+    assert ways["group"] == ways["two"] == set(WAYS)
     assert ways["lone"] == set(WAYS) - {EACH_LAYER, EACH_FACTOR}
-    (turned,) = {row.pattern for row in rows if row.layer == "turned"}
-    assert turned == "2,4,8,1 then 1,12,4,2, relu between, bias, gelu, residual, to bsl"
+    (transposed,) = {row.pattern for row in rows if row.layer == "transposed"}
+    assert transposed == "2,4,8,1 then 1,12,4,2, relu between, bias, gelu, residual, to bsl"
     before = path.read_bytes()
     measure(native, path, JOBS)
     after = path.read_bytes()
@@ -107,7 +107,7 @@ def test_on_a_gpu_everything_is_chosen_and_rendered_beforehand() -> None:
 
 
 def test_a_group_of_few_entries_on_a_gpu_is_one_launch_or_one_for_each_layer() -> None:
-    layer = Layer("qkv", (Chain((Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))),)).beside(3)
+    layer = Layer("qkv", (Chain((Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))),)).group_of(3)
     found = layer_contenders(LayerJob(layer, "bfloat16", "bsf", 3), FakeGpu(), (ONE_LAUNCH, EACH_LAYER, EACH_FACTOR))
     ways = {each.implementation: each for each in found}
     assert {name: each.family for name, each in ways.items()} == {ONE_LAUNCH: "gemv", EACH_LAYER: "gemv", EACH_FACTOR: "gemv"}

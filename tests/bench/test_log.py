@@ -33,7 +33,7 @@ def test_a_log_that_was_cut_off_anywhere_loses_one_line(log_text: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", "[]", "null", '{"kind": "measurement", "key": "nobody"}', '{"kind": "song"}', "\xff", '{"kind": "contender"}']
+    "damage", ["{", "[]", "null", '{"kind": "measurement", "key": "unknown"}', '{"kind": "song"}', "\xff", '{"kind": "contender"}']
 )
 def test_a_damaged_line_is_named(damage: str, log_text: str, tmp_path: Path) -> None:
     path = tmp_path / "damaged.jsonl"

@@ -27,7 +27,7 @@ def test_parquet_where_pyarrow_is_there(tmp_path: Path) -> None:
         assert read_rows(tmp_path / "rows.parquet") == rows
     else:
         (tmp_path / "rows.parquet").write_bytes(b"PAR1")
-        with pytest.raises(KsgenError, match=r"reading Parquet needs pyarrow: pip install pyarrow; or take the CSV beside it"):
+        with pytest.raises(KsgenError, match=r"reading Parquet needs pyarrow: pip install pyarrow; or take the CSV next to it"):
             read_rows(tmp_path / "rows.parquet")
 
 

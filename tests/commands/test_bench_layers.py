@@ -85,25 +85,26 @@ def test_a_spec_alone_is_measured_and_shown_on_a_page(tmp_path: Path) -> None:
     assert told["files"] == ["own.jsonl", "own.csv", "own.html"]
 
 
+@pytest.mark.parametrize("option", ["--group-size", "--beside"])  # the second is its earlier name
 @pytest.mark.parametrize(
     ("options", "names", "activations"),
     [
-        ((), ["up", "turned", "up, 2 beside each other"], {"gelu"}),
-        (("--activation", "none"), ["up", "turned", "up, 2 beside each other"], {"none"}),
+        ((), ["up", "transposed", "up, 2 side by side"], {"gelu"}),
+        (("--activation", "none"), ["up", "transposed", "up, 2 side by side"], {"none"}),
     ],
 )
 def test_options_take_the_place_of_what_a_spec_says(
-    options: tuple[str, ...], names: list[str], activations: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: tuple[str, ...], names: list[str], activations: set[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layer that gives y in another layout is not part of a group."""
     spec = tmp_path / "own.yaml"
     chain = "{chain: ['2,4,8,1', '1,12,8,1'], activation: gelu"
-    layers = f"up: {chain}}}, turned: {chain}, out_layout: bsl}}"
+    layers = f"up: {chain}}}, transposed: {chain}, out_layout: bsl}}"
     spec.write_text(f"layers: {{{layers}}}")
     asked: list[Any] = []
     monkeypatch.setattr("ksgen.commands.bench_layers._measure", lambda jobs, *_: asked.extend(jobs))
     monkeypatch.setattr("ksgen.commands.bench_layers.print_results", lambda *_: None)
-    ksgen("layers", str(spec), "--batch", "3", "--beside", "2", *options)
+    ksgen("layers", str(spec), "--batch", "3", option, "2", *options)
     assert list(dict.fromkeys(job.layer.name.removeprefix("own ") for job in asked)) == names
     assert {job.layer.epilogue.activation for job in asked} == activations
 

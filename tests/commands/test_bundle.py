@@ -176,7 +176,7 @@ def test_a_bundle_serves_layers_and_groups_in_one_launch(sets: list[str], tmp_pa
 def test_processors_with_tiles_run_a_bundle_for_them(sets: list[str], tmp_path: Path) -> None:
     """Emulated tiles run binaries for tiles on a processor that only reports to have tiles."""
     if "x86-64-v4-bf16" not in sets:
-        pytest.skip("this processor lacks the vectors that such a kernel uses beside tiles")
+        pytest.skip("this processor lacks the vectors that such a kernel uses next to tiles")
     (tmp_path / "one.yaml").write_text('kernels: [{pattern: "2,5,5,3", precision: bf16x6, batch: 5}]\n')
     playing = f"{unoptimized(tmp_path)} -DEMULATED_TILES"
     done = ksgen("bundle", "one.yaml", "--arch", "x86-64-v4-amx,x86-64-v4", cwd=tmp_path, KSGEN_CXX=playing)
@@ -215,7 +215,7 @@ print(call.plan.binary.target, call.plan.choice.family)
 @pytest.mark.slow
 def test_and_a_layer_in_one_launch(sets: list[str], tmp_path: Path) -> None:
     if "x86-64-v4-bf16" not in sets:
-        pytest.skip("this processor lacks the vectors that such a kernel uses beside tiles")
+        pytest.skip("this processor lacks the vectors that such a kernel uses next to tiles")
     layers = "layers: {up: {chain: [[2,5,5,3], [1,4,10,3]], precision: bf16x6, fuse: yes, batch: 64}}\n"
     (tmp_path / "up.yaml").write_text(layers)
     playing = f"{unoptimized(tmp_path)} -DEMULATED_TILES"

@@ -57,7 +57,7 @@ def test_this_processor_gets_what_was_tuned_for_it_beside_the_defaults(monkeypat
     usual = {source.text for source in _sources(spec, aim.limits, aim.dialect, Wisdom())}
     assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=True)} == usual
     family = family_for(kernel, aim.limits, 1568)
-    found = replace(family.default(kernel, aim.limits, 1568), past=1 - family.default(kernel, aim.limits, 1568).past)
+    found = replace(family.default(kernel, aim.limits, 1568), streaming=1 - family.default(kernel, aim.limits, 1568).streaming)
     measured = {"median_us": 1.0, "template": template_digest(family.name), "date": "2026-11-25"}
     save(device.name, [Entry(kernel, 1568, family.name, found, measured)])
     tuned = render(kernel, found, family=family.name, dialect=aim.dialect).text

@@ -58,7 +58,7 @@ def fake_measure(device: Any, kernel: KernelSpec, batch: int, runs: int = 10, se
     source = render(kernel, family=family)
 
     class Plan:
-        choice = Choice("simt", source.constants, "nobody")
+        choice = Choice("simt", source.constants, "a fuzzed command")
 
     Plan.source = source  # type: ignore[attr-defined]
     return verify.Measured(Plan, 1e-7, 1e-6 * (seed % 2), batch, (1e-5,) * runs)  # type: ignore[arg-type]

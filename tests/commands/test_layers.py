@@ -27,18 +27,28 @@ def test_a_layer_is_what_launchers_ask_for() -> None:
     assert [layer.is_asked_for for layer in layers] == [False, True, True, True]
 
 
+def test_the_earlier_name_of_chain_is_read_and_warns() -> None:
+    done = run("show", "1,2,3,1", "--beside", "1,4,3,1", "--group-with", "1,3,3,1", "--batch", "5")
+    assert "ks_1x2x3x1_and_1x3x3x1_and_1x4x3x1_float32_bsf" in done.stdout
+    assert done.stderr == "warning: --beside is deprecated and will be removed; use --group-with\n"
+    assert "--beside" not in run("show", "--help").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (
-            ("--beside", "1,2,3,1"),
+            ("--group-with", "1,2,3,1"),
             "got 0 patterns of a layer; accepted: one, such as ksgen run 1,192,48,2; one per factor of a layer; or --spec FILE",
         ),
-        (("1,2,3,1", "--beside", "1,2,4,1"), "chains 1,2,3,1, 1,2,4,1 of a group; accepted: chains with as many input features"),
-        (("1,2,3,1", "--beside", " "), "--beside ' '; accepted: patterns such as '6,64,64,1 1,768,192,2'"),
+        (("1,2,3,1", "--group-with", "1,2,4,1"), "chains 1,2,3,1, 1,2,4,1 of a group; accepted: chains with as many input features"),
+        (("1,2,3,1", "--group-with", " "), "--group-with ' '; accepted: patterns such as '6,64,64,1 1,768,192,2'"),
         (("1,2,3,1", "--between", "relu"), "--between relu where there is one factor; accepted: a layer's patterns, two or more"),
-        (("1,2,3,1", "--beside", "1,3,3,1", "--out-layout", "bsl"), "--out-layout bsl of a group of chains; accepted: of one chain"),
-        (("1,2,3,1", "--beside", "1,3,3,1", "--job", "gradient"), "--job gradient of 1 pattern with --beside; accepted: one pattern"),
+        (("1,2,3,1", "--group-with", "1,3,3,1", "--out-layout", "bsl"), "--out-layout bsl of a group of chains; accepted: of one chain"),
+        (
+            ("1,2,3,1", "--group-with", "1,3,3,1", "--job", "gradient"),
+            "--job gradient of 1 pattern with --group-with; accepted: one pattern",
+        ),
         (("1,2,3,1", "1,4,2,1", "--job", "gradient"), "--job gradient of 2 patterns; accepted: one pattern, such as ksgen run 1,192,48,2"),
         (("1,2,3,1", "--job", "gradient", "--inputs", "int8"), "job=gradient with inputs=int8; accepted: inputs=same, as training"),
         (("1,2,3,1", "1,4,2,1", "--between", "relu", "--precision", "complex64"), "between=relu of complex numbers, complex64; accepted"),

@@ -61,12 +61,13 @@ def test_weights_in_eight_bits() -> None:
 
 @pytest.mark.slow
 @needs_device
-def test_a_group_a_turned_layer_and_slices() -> None:
+def test_a_group_a_transposed_layer_and_slices() -> None:
     shared = ("--batch", "70", "--runs", "2")
-    group = ("2,9,5,3", "--beside", "2,9,5,3 1,4,18,3", "--between", "relu", "--residual", *shared)
+    group = ("2,9,5,3", "--group-with", "2,9,5,3 1,4,18,3", "--between", "relu", "--residual", *shared)
     figures = json.loads(ksgen("run", *group, "--json").stdout)
     assert figures["passed"]
-    assert (figures["pattern"], figures["beside"]) == ([[2, 9, 5, 3]], [[[2, 9, 5, 3], [1, 4, 18, 3]]])
+    assert figures["pattern"] == [[2, 9, 5, 3]]
+    assert figures["chains"] == [figures["pattern"], *figures["beside"]] == [[[2, 9, 5, 3]], [[2, 9, 5, 3], [1, 4, 18, 3]]]
     assert len(figures["each_factor_us"]) == 3
     layer = ("2,9,5,3", "1,4,18,3", "--out-layout", "bsl", "--stride", "any", *shared)
     figures = json.loads(ksgen("run", *layer, "--json").stdout)
@@ -171,7 +172,7 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
     assert (lone["job"], lone["layout"], lone["precision"]) == ("multiply", "bsl", "float64")
     assert figures("--layer", "lone", "--batch", "9", "--layout", "bsf")["layout"] == "bsf"
     group = figures("--layer", "qkv", "--batch", "9", "--precision", "float32")
-    assert (group["precision"], group["beside"]) == ("float32", [[[2, 9, 5, 3], [1, 4, 18, 3]]])
+    assert (group["precision"], group["chains"]) == ("float32", [[[2, 9, 5, 3]], [[2, 9, 5, 3], [1, 4, 18, 3]]])
     assert len(group["each_factor_us"]) == 3
 
 
@@ -195,8 +196,8 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
             "--bias, --job, --between, patterns with --spec; accepted: the spec's own layers, or patterns without --spec",
         ),
         (
-            ("--spec", "SPEC", "--layer", "up", "--beside", "2,9,5,3", "--out-layout", "bsl"),
-            "--beside, --out-layout with --spec; accepted: the spec's own layers, or patterns without --spec",
+            ("--spec", "SPEC", "--layer", "up", "--group-with", "2,9,5,3", "--out-layout", "bsl"),
+            "--group-with, --out-layout with --spec; accepted: the spec's own layers, or patterns without --spec",
         ),
         ((), "got 0 patterns; accepted: one, such as ksgen run 1,192,48,2; one per factor of a layer; or --spec FILE"),
     ],

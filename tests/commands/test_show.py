@@ -38,7 +38,7 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
         defaults: {precision: [float32, float16]}
         layers:
           heads: {group: [[[2,48,64,1], [1,64,48,2]], [[2,48,64,1]]], between: silu}
-          turned: {chain: [[2,48,64,1], [1,64,48,2]], out_layout: bsl, fuse: yes, stride: any}
+          transposed: {chain: [[2,48,64,1], [1,64,48,2]], out_layout: bsl, fuse: yes, stride: any}
           apart: {chain: [[2,48,64,1], [1,64,48,2]], fuse: no, bias: true, activation: [gelu, relu]}
         """
     )
@@ -47,18 +47,18 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
     heads = found["heads"]
     assert [each["out_features"] for each in heads["chains"]] == [128, 96]
     assert (heads["launch"]["between"], heads["launch"]["by_device"]["sm_75"]) == ("silu", None)
-    assert found["turned"]["launch"]["by_device"] == {
+    assert found["transposed"]["launch"]["by_device"] == {
         "sm_75": None, "sm_80": "mma", "sm_86": "mma", "sm_90a": "mma", "processor": "vector"
     }  # fmt: skip
     assert set(found["apart"]["launch"]["by_device"].values()) == {None}
     assert found["apart"]["launch"]["kernel"] == "ks_2x48x64x1_1x64x48x2_float16_bsf_bias_gelu"
     told = run(*spec).stdout
     assert "heads[1]: 2,48,64,1, 128 -> 96, 50.0% of dense" in told
-    assert "turned: " in told
+    assert "transposed: " in told
     on_gpus = "one launch per factor on sm_75; one launch, mma on sm_80, sm_86, sm_90a"
     assert f"batch 25088: {on_gpus}; one launch, vector on a processor of 16 cores" in told
     for size, on_processors in ((64, "vector"), (256, None)):  # where large weights are shared out factor by factor
-        group = json.loads(run("show", f"6,{size},{size},1", "--beside", f"6,32,{size},1", "--batch", "1", "--json").stdout)
+        group = json.loads(run("show", f"6,{size},{size},1", "--group-with", f"6,32,{size},1", "--batch", "1", "--json").stdout)
         assert [each["kernel"] for each in group["patterns"]] == [f"ks_6x{b}x{size}x1_float32_bsf" for b in (size, 32)]
         by_device = group["layers"]["group"]["launch"]["by_device"]
         assert by_device["processor"] == on_processors
@@ -80,7 +80,7 @@ def test_without_a_device_the_kernel_is_one_for_the_batch_and_processors_are_tol
 
 
 def test_a_group_is_answered_first_and_in_short() -> None:
-    lines = run("show", "6,64,64,1", "--beside", "6,64,64,1", "--beside", "6,64,64,1", COLUMNS="200").stdout.splitlines()
+    lines = run("show", "6,64,64,1", "--group-with", "6,64,64,1", "--group-with", "6,64,64,1", COLUMNS="200").stdout.splitlines()
     assert lines[3].startswith("  ks_6x64x64x1_and_6x64x64x1_and_6x64x64x1_float32_bsf_strided, batch 25088: layer by layer on sm_75")
     assert len(lines) == 9
     assert [line.split()[0] for line in lines[4:8]] == ["pattern", "batch", "by", "kernel"]

@@ -148,7 +148,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
     done = tune("--spec", str(home / "layers.yaml"), "--batch", "70", "--device", "opencl:0", "--budget", "2")
     assert done.exit_code == 0, done.output
     for name in (
-        "2,9,5,3, beside 2,9,5,3 then 1,4,18,3 float32 bsf relu_between strided: ",
+        "2,9,5,3, and 2,9,5,3 then 1,4,18,3 float32 bsf relu_between strided: ",
         "2,9,5,3 then 1,4,18,3 float32 bsf relu_between: ",
         "2,9,5,3 then 1,4,18,3 float32 bsf_to_bsl: ",
     ):
@@ -168,7 +168,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
 @pytest.mark.slow
 @needs_opencl
 def test_a_group_is_tuned_beside_its_layers(home: Path) -> None:
-    done = tune("2,9,5,3", "--beside", "2,9,5,3 1,4,18,3", "--batch", "70", "--device", "opencl:0", "--budget", "1")
+    done = tune("2,9,5,3", "--group-with", "2,9,5,3 1,4,18,3", "--batch", "70", "--device", "opencl:0", "--budget", "1")
     assert done.exit_code == 0, done.output
     assert "4 of 4 kernels tuned on " in done.stdout  # all, the second layer, and two factors
 

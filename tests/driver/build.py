@@ -32,7 +32,7 @@ def find_toolkit() -> Path:
     found = re.search(r"^#\$ _HERE_=(.*)$", planned.stderr, re.MULTILINE)
     toolkit = Path(found[1]).parent if found else Path()
     if not (toolkit / "include" / "cuda.h").exists():
-        raise NotHereError(f"{nvcc.path} comes without cuda.h; install a CUDA toolkit, or nvidia-cuda-runtime beside nvidia-cuda-nvcc")
+        raise NotHereError(f"{nvcc.path} comes without cuda.h; install a CUDA toolkit, or nvidia-cuda-runtime next to nvidia-cuda-nvcc")
     return toolkit
 
 

@@ -1,4 +1,4 @@
-"""Earlier names of families: wherever a caller or a file may give one, the present family is meant."""
+"""Earlier names of families and of their constants: a caller or a file that gives one means the present one."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -95,6 +95,16 @@ def test_trials_of_an_earlier_name_are_read(alias: str, tmp_path: Path) -> None:
 def test_results_of_an_earlier_name_are_read(tmp_path: Path) -> None:
     write_csv([row(family="amx_chain"), row(family="vector_chain, mma, vector")], tmp_path / "rows.csv")
     assert [each.family for each in read_rows(tmp_path / "rows.csv")] == ["amx", "vector, mma"]
+
+
+@pytest.mark.parametrize("alias", ["vector_chain", "amx_chain"])
+def test_wisdom_with_earlier_names_of_constants_is_read(alias: str) -> None:
+    entry = entry_of(alias)
+    text = dump("a device", Wisdom([entry]))
+    assert parse(text.replace('"streaming": ', '"past": '), "a file") == [entry]
+    assert '"past"' not in text
+    with pytest.raises(ConstantsError, match=r"vector constants are along, .*, streaming, pairs; .*; got past, streaming"):
+        family_named("vector").constants({"past": 1, "streaming": 1})
 
 
 @dataclass(frozen=True)

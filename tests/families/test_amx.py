@@ -75,7 +75,7 @@ def test_the_matrix_holds_all_there_is() -> None:
     rows = [row.values for row in matrix()]  # type: ignore[attr-defined]
     assert {(kernel.precision, kernel.layout) for kernel, _ in rows} == set(product(PRECISIONS, LAYOUTS))
     assert {kernel.epilogue.activation for kernel, _ in rows} == {"none", "relu", "gelu", "gelu_tanh", "silu"}
-    for name in ("panel", "past"):
+    for name in ("panel", "streaming"):
         assert {getattr(constants, name) for _, constants in rows} == ({0, 1, 2} if name == "panel" else {0, 1})
     assert {constants.parts > 1 for _, constants in rows} == {True, False}
     assert {AmxTiling(*row).is_woven for row in rows} == {True, False}
@@ -122,8 +122,8 @@ def test_any_number_of_work_groups_and_either_store_gives_the_same_bits(precisio
     first = multiplied(problem, constants)
     for groups in (1, 5, 30):
         np.testing.assert_array_equal(multiplied(problem, constants, groups), first)
-    for past, boundary in product((0, 1), (64, 1)):
-        np.testing.assert_array_equal(multiplied(problem, replace(constants, past=past), boundary=boundary), first)
+    for streaming, boundary in product((0, 1), (64, 1)):
+        np.testing.assert_array_equal(multiplied(problem, replace(constants, streaming=streaming), boundary=boundary), first)
 
 
 @pytest.mark.slow

@@ -52,8 +52,8 @@ def tiles_of(kernel: KernelSpec, outputs: int, copied: bool = False) -> str:
     return ", ".join(each)
 
 
-def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, past: int = 0) -> AmxChainConstants:
-    return AmxChainConstants(block, tiles_of(kernel, outputs), past)
+def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, streaming: int = 0) -> AmxChainConstants:
+    return AmxChainConstants(block, tiles_of(kernel, outputs), streaming)
 
 
 def roundings_of(kernel: KernelSpec) -> int:
@@ -85,7 +85,7 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {(kernel.precision, kernel.layout) for kernel, _ in rows} == set(product(PRECISIONS, LAYOUTS))
     assert {kernel.between for kernel, _ in rows} == set(BETWEEN)
     assert {kernel.epilogue.activation for kernel, _ in rows} == {"none", "relu", "gelu", "gelu_tanh", "silu"}
-    assert {constants.past for _, constants in rows} == {0, 1}
+    assert {constants.streaming for _, constants in rows} == {0, 1}
     shapes = [(at > 0, factor) for row in rows for at, factor in enumerate(AmxChainTiling(*row).factors)]
     assert {(later, factor.constants.panel) for later, factor in shapes} == set(product((False, True), (0, 1, 2)))
     assert {factor.is_woven for _, factor in shapes} == {factor.planes_j > 1 for _, factor in shapes} == {True, False}

@@ -23,7 +23,7 @@ def test_work_counts_products_of_tiles_and_their_padding() -> None:
         FAMILY.work(ragged, constants, 128).multiply_adds == FAMILY.work(kernel, constants, 128).multiply_adds
     )  # of three tiles and two steps
     assert FAMILY.work(kernel, constants, 128).memory_bytes == kernel.bytes(128)  # weights as many as tiles hold
-    assert FAMILY.work(kernel, replace(constants, past=0), 128).memory_bytes > kernel.bytes(128)
+    assert FAMILY.work(kernel, replace(constants, streaming=0), 128).memory_bytes > kernel.bytes(128)
 
 
 def test_more_products_take_more_cycles() -> None:

@@ -67,9 +67,9 @@ def test_each_factor_is_packed_as_for_a_product_alone() -> None:
 
 GOOD = AmxConstants(64, 32, 2, 1, 0, 2)
 BAD = {
-    "every constant but panel and past is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
+    "every constant but panel and streaming is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
     "panel=3 must be 0, 1 or 2": replace(GOOD, panel=3),
-    "past=-1 must be 0 or 1; try 0": replace(GOOD, past=-1),
+    "streaming=-1 must be 0 or 1; try 0": replace(GOOD, streaming=-1),
     "block=40 must be a multiple of 32; try 32 or 64": replace(GOOD, block=40),
     "outputs=16 must be a multiple of 32; try 32": replace(GOOD, outputs=16),
     "panel=0 must be 1 or 2 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved; try 1": replace(GOOD, panel=0),
@@ -113,7 +113,7 @@ BAD_CHAINS = {
     "tiles holds what each factor's own rules allow: 1 for 2 factors": {"tiles": "32 1 1"},
     "tiles='32 1, 64 1 2': '32 1' is not outputs, panel, depth": {"tiles": "32 1, 64 1 2"},
     "tiles='32 1 1, 64 1 two': '64 1 two' is not outputs, panel, depth": {"tiles": "32 1 1, 64 1 two"},
-    "past=2 must be 0 or 1": {"past": 2},
+    "streaming=2 must be 0 or 1": {"streaming": 2},
 }
 
 
@@ -157,7 +157,7 @@ def test_defaults_and_the_space_of_chains_keep_the_rules(name: str, layout: str)
     kernel = chain_of(CHAINS[name], "bfloat16", layout)
     found = list(FAMILY.space(kernel, CPU))
     assert len(set(found)) == len(found) > 5
-    assert {each.past for each in found} == {0, 1}
+    assert {each.streaming for each in found} == {0, 1}
     for constants in found:
         check(FAMILY, kernel, constants, CPU)
 
@@ -178,7 +178,7 @@ def test_a_block_stays_in_the_second_level_cache_where_that_can_be(precision: st
     square = chain_of((Pattern(32, 32, 32, 1), Pattern(1, 32, 32, 32)), precision, layout)
     found = FAMILY.default(square, CPU, 6272)
     shape, of_block = AmxChainTiling(square, found), found.block * 1024 * square.item_bytes
-    passing = 2 * of_block + (0 if found.past else of_block)  # a block's inputs, the next one's, and outputs that go through the cache
+    passing = 2 * of_block + (0 if found.streaming else of_block)  # a block's inputs, the next one's, and outputs that go through the cache
     assert shape.slot * 4 + passing + shape.packed_bytes <= SECOND_LEVEL_BYTES
     large = chain_of((Pattern(16, 256, 64, 1), Pattern(1, 64, 64, 64)), precision, layout)
     best = FAMILY.default(large, CPU, 6272)

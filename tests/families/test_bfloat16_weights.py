@@ -127,11 +127,11 @@ def test_chains_on_gpus(family: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("beside", [(), ((Pattern(1, 5, 24, 1),),)])
-def test_chains_and_groups_on_processors(beside: tuple[tuple[Pattern, ...], ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("others", [(), ((Pattern(1, 5, 24, 1),),)])
+def test_chains_and_groups_on_processors(others: tuple[tuple[Pattern, ...], ...], monkeypatch: pytest.MonkeyPatch) -> None:
     device = chosen_native(monkeypatch)
     own = KernelSpec(
-        ((BEFORE, Pattern(2, 12, 8, 3)), *beside), "float32", "bsl", Epilogue(True, "relu"), weights="bfloat16",
+        ((BEFORE, Pattern(2, 12, 8, 3)), *others), "float32", "bsl", Epilogue(True, "relu"), weights="bfloat16",
         between="gelu",
     )  # fmt: skip
     found = measure(device, own, 40, runs=0)

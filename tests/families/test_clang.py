@@ -25,7 +25,7 @@ from ksgen.launch.choice import limits_from, limits_of
 from ksgen.measure.verify import measure
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.spec.storage import STORAGES, taken_beside
+from ksgen.spec.storage import STORAGES, x_precisions
 from tests.build.test_host import innermost_loop
 
 PATTERN, CHAIN = Pattern(2, 9, 5, 2), (Pattern(2, 20, 10, 1), Pattern(1, 9, 20, 2))
@@ -58,7 +58,7 @@ def matrix() -> Iterator[object]:
     limits = replace(limits_for(INSTRUCTION_SETS["x86-64-v4-amx-fp16"]), multiprocessors=2)
     limits = limits_from("native", INSTRUCTION_SETS["x86-64-v4-amx-fp16"].target, limits)
     for job, precision, layout, weights in product(ON_PROCESSORS, PRECISIONS, LAYOUTS, ("same", *STORAGES)):
-        if weights != "same" and (job == "gradient" or precision not in taken_beside(weights)):
+        if weights != "same" and (job == "gradient" or precision not in x_precisions(weights)):
             continue
         if job == "chain":
             kernel = KernelSpec([CHAIN], precision, layout, Epilogue(bias=True), weights=weights)

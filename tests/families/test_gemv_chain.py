@@ -20,7 +20,7 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, RAGGED, chain_of, check_beside_factors, factor_sources, is_right, run_chain
+from tests.support.gpu_chains import EVEN, RAGGED, chain_of, check_against_factors, factor_sources, is_right, run_chain
 from tests.support.kernels import as_bits, in_emulator, pack
 
 FAMILY = FAMILIES["gemv"]
@@ -58,7 +58,7 @@ def test_agrees_with_float64_and_gives_the_bits_of_a_launch_for_each_factor(
     if kernel.is_strided:
         assert is_right(kernel, run_chain(source, arrays, run), truth_of(kernel, arrays))
     else:
-        check_beside_factors(source, arrays, run, truth_of(kernel, arrays))
+        check_against_factors(source, arrays, run, truth_of(kernel, arrays))
 
 
 @pytest.mark.exhaustive

@@ -131,7 +131,7 @@ BROKEN_VECTORS = {  # no check knows that a workspace was never written: it is f
     "sums that start anywhere": (VECTOR[1], EVERYTHING, "sums[m][n] = (lanes)0;", ";", "ninitialized"),
     "groups that keep one place": (VECTOR[3], RACES, SLOT, "workspace", "data race at global memory"),
     "outputs that never leave": (VECTOR[6], EVERYTHING, "if (WAITS && waiting.to) store_waiting(waiting, 0, HEIGHT * WIDTH);", "", "wrong"),
-    "a chunk that nobody copies": (VECTOR[7], EVERYTHING, "if (inputs.from) *kept =", "if (0) *kept =", "wrong"),
+    "a chunk that is not copied": (VECTOR[7], EVERYTHING, "if (inputs.from) *kept =", "if (0) *kept =", "wrong"),
     "a pair behind the last": (VECTOR[8], EVERYTHING, "2 * l + 1 < inputs ?", "1 ?", "wrong"),
     "inputs that meet no other": (VECTOR[9], EVERYTHING, "if (next->l % 2)\n", "if (0)\n", "wrong"),
     "a line behind the last": (VECTOR[10], EVERYTHING, "if (2 * l + 1 == inputs)", "if (0)", "Invalid read"),

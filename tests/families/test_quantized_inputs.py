@@ -19,7 +19,7 @@ from ksgen.measure.verify import Bench, Problem, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, numpy_type
 from ksgen.spec import LAYOUTS, STORAGES, Epilogue, KernelSpec
-from ksgen.spec.storage import taken_beside
+from ksgen.spec.storage import x_precisions
 from tests.families import test_vector as vector
 from tests.measure.test_verify import needs_opencl
 from tests.support import kernels
@@ -246,7 +246,7 @@ def _agrees(kernel: KernelSpec, constants: VectorConstants, batch: int, native: 
 def test_processors_agree_with_float64(layout: str, along: str) -> None:
     turn = 2 * LAYOUTS.index(layout) + list(vector.WAYS).index(along)
     for number, shape in list(enumerate(vector.PATTERNS.values()))[turn::4]:
-        storage, precision = list(STORAGES)[number % 3], taken_beside()[number // 3 % 3]
+        storage, precision = list(STORAGES)[number % 3], x_precisions()[number // 3 % 3]
         kernel = kernel_of(shape, precision, storage, layout, vector.EPILOGUES[number % len(vector.EPILOGUES)])
         constants = vector.constants_of(kernel, along, (16, 4, 8)[number % 3], vector.SIZES[number % 6], 1 + number % 4, 1 + number % 3)
         _agrees(kernel, constants, 17, native=False)

@@ -18,7 +18,7 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, NARROW, PLANES, RAGGED, chain_of, check_beside_factors, is_right, one_by_one, run_chain
+from tests.support.gpu_chains import EVEN, NARROW, PLANES, RAGGED, chain_of, check_against_factors, is_right, one_by_one, run_chain
 from tests.support.kernels import in_emulator
 
 FAMILY, ALONE = Simt(), Simt()
@@ -76,7 +76,7 @@ def test_an_activation_between_factors(
     kernel, run = chain_of(patterns, precision, layout, epilogue, between=between), in_emulator()
     source = source_of(kernel)
     arrays = arrays_of(kernel, 37)
-    check_beside_factors(source, arrays, run, truth_of(kernel, arrays))
+    check_against_factors(source, arrays, run, truth_of(kernel, arrays))
 
 
 @pytest.mark.exhaustive
@@ -88,7 +88,7 @@ def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], preci
     source = source_of(kernel)
     for batch in (1, source.constants.tile_batch + 3):
         arrays = arrays_of(kernel, batch)
-        check_beside_factors(source, arrays, run, truth_of(kernel, arrays))
+        check_against_factors(source, arrays, run, truth_of(kernel, arrays))
     if patterns is NARROW:
         sanitize = {"bsf": "address", "bsl": "race"}[layouts[0]]
         arrays = arrays_of(kernel, 5)

@@ -317,18 +317,18 @@ def test_gelu_is_right_everywhere() -> None:
 @pytest.mark.parametrize(
     "precision", ["float32", "float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "bfloat16"))]
 )
-def test_outputs_past_the_caches_are_the_same_bits(precision: str, layout: str, along: str) -> None:
+def test_streaming_stores_write_the_same_bits(precision: str, layout: str, along: str) -> None:
     """Vectors of outputs are aligned everywhere, at some places, or at none."""
     for shape, epilogue in (((2, 32, 9, 4), Epilogue()), ((1, 24, 5, 32), Epilogue(True, "relu", True)), ((3, 7, 6, 4), Epilogue())):
         kernel = kernel_of(shape, precision, layout, epilogue)
-        constants = replace(constants_of(kernel, along, 8 if precision == "float64" else 16), past=0)
+        constants = replace(constants_of(kernel, along, 8 if precision == "float64" else 16), streaming=0)
         for batch in (64, 51):
             problem = make_problem(kernel, batch)
             wanted = multiplied(problem, constants, boundary=64)
             error, _ = compare(problem, wanted)
             assert error <= tolerance(kernel.precision, kernel.pattern.c)
             for boundary in (64, 1):
-                found = multiplied(problem, replace(constants, past=1), boundary=boundary)
+                found = multiplied(problem, replace(constants, streaming=1), boundary=boundary)
                 np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
 
 
@@ -340,7 +340,7 @@ def test_where_outputs_begin_within_a_line_makes_no_difference(precision: str, l
     kernel = kernel_of((2, 5, 7, 3), precision, "bsl", Epilogue(True, residual=True))
     for batch, units in ((2 * line, 1), (5 * line, 2), (5 * line + 1, 2)):
         problem = make_problem(kernel, batch)
-        constants = replace(constants_of(kernel, "batch", line if precision != "bfloat16" else 16, parts=1, units=units), past=1)
+        constants = replace(constants_of(kernel, "batch", line if precision != "bfloat16" else 16, parts=1, units=units), streaming=1)
         wanted = multiplied(problem, constants, boundary=64)
         error, _ = compare(problem, wanted)
         assert error <= tolerance(kernel.precision, kernel.pattern.c)
@@ -369,11 +369,13 @@ def test_the_shares_of_a_planes_tiles_are_all_of_its_inputs(layout: str, along: 
 
 
 @needs_opencl
-@pytest.mark.parametrize(("batch", "width", "are_past"), [(96, 2, True), (96, 3, False), (112, 2, False), (104, 2, False), (101, 2, False)])
-def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_past: bool) -> None:
+@pytest.mark.parametrize(
+    ("batch", "width", "are_streamed"), [(96, 2, True), (96, 3, False), (112, 2, False), (104, 2, False), (101, 2, False)]
+)
+def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_streamed: bool) -> None:
     """Rows of 16-bit outputs that begin or end within a line would leave by pieces of lines, each of which memory would merge."""
     device, kernel = processor(), kernel_of((2, 8, 6, 1), "bfloat16", "bsl")
-    constants = replace(constants_of(kernel, "batch", 16, (4, width), parts=2), block=32 * width, past=1)
+    constants = replace(constants_of(kernel, "batch", 16, (4, width), parts=2), block=32 * width, streaming=1)
     whole = render(kernel, constants, dialect="opencl")
     without = replace(whole, text=whole.text.replace("__builtin_nontemporal_store(", "(void)("))
     assert without.text.count("(void)(") == 2
@@ -383,23 +385,23 @@ def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_p
     _, places = placed(arrays_of(problem), kernel.dtype, 64)
     launch(device, make_plan(device, kernel, batch, Choice("vector", constants, "a test's"), loaded), places)
     left = places[2].reshape(problem.y_shape) == wanted
-    assert left.all() != are_past
-    assert not are_past or not left[:, :64].any()  # of whole tiles
+    assert left.all() != are_streamed
+    assert not are_streamed or not left[:, :64].any()  # of whole tiles
 
 
 @needs_opencl
-def test_outputs_past_the_caches_are_stored_by_instructions_for_that(tmp_path: Path) -> None:
+def test_streaming_stores_have_their_own_instructions(tmp_path: Path) -> None:
     if not shutil.which("objdump"):
         pytest.skip("no objdump: apt-get install binutils")
     device, kernel = processor(), kernel_of((1, 32, 8, 4))
-    for past in (0, 1):
-        data = planned(device, kernel, replace(constants_of(kernel, "outputs", 16), past=past), 64).binary.data
+    for streaming in (0, 1):
+        data = planned(device, kernel, replace(constants_of(kernel, "outputs", 16), streaming=streaming), 64).binary.data
         begin = data.find(b"\x7fELF", 4)  # the object within the driver's own container
         if begin < 0:
             pytest.skip(f"{device.name}: its driver's binaries hold no object file")
         (tmp_path / "kernel.o").write_bytes(data[begin:])
         listed = subprocess.run(["objdump", "-d", tmp_path / "kernel.o"], capture_output=True, text=True, check=True).stdout
-        assert ("vmovnt" in listed or "movnt" in listed) == bool(past)
+        assert ("vmovnt" in listed or "movnt" in listed) == bool(streaming)
 
 
 def test_the_matrix_holds_all_there_is() -> None:
@@ -639,12 +641,12 @@ GOOD = VectorConstants("outputs", 8, 3, 2, 24, 2, 0, 0)
 BAD = {
     "along=inputs must be outputs or batch": replace(GOOD, along="inputs"),
     "lanes=6 must be 2, 4, 8 or 16; try 4 or 8": replace(GOOD, lanes=6),
-    "every constant but panel and past is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
+    "every constant but panel and streaming is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
     "panel=2 must be 0 or 1; try 1": replace(GOOD, panel=2),
-    "past=-1 must be 0 or 1; try 0": replace(GOOD, past=-1),
+    "streaming=-1 must be 0 or 1; try 0": replace(GOOD, streaming=-1),
     "a tile has at most 64 vectors: 72; got height=12; try height=8": replace(GOOD, height=12, width=6),
     "block=25 must be a multiple of a tile's rows, or of the lanes along the batch = 3; try 24 or 27": replace(GOOD, block=25),
-    "panel=0 must be 1 along the batch, and where inputs are not reals in rows; try 1": replace(GOOD, along="batch", parts=1),
+    "panel=0 must be 1 along the batch, in bsl, and for single inputs below 32 bits; try 1": replace(GOOD, along="batch", parts=1),
     "parts=7 must be at most the tiles of all outputs = 6; try 6": replace(GOOD, parts=7),
 }
 
@@ -667,7 +669,7 @@ def test_rules_of_the_job_of_d_and_of_panels() -> None:
     check(FAMILY, kernel_of((2, 20, 7, 9)), GOOD)
     for kernel in (kernel_of((2, 20, 7, 2), "float16"), kernel_of((2, 20, 7, 2), layout="bsl")):
         check(FAMILY, kernel, replace(GOOD, panel=1))
-        with pytest.raises(ConstantsError, match=r"panel=0 must be 1 .* where inputs are not reals in rows; try 1"):
+        with pytest.raises(ConstantsError, match=r"panel=0 must be 1 .* below 32 bits; try 1"):
             check(FAMILY, kernel, GOOD)
 
 
@@ -695,18 +697,18 @@ def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layo
 
 
 @pytest.mark.parametrize(
-    ("precision", "vector_bytes", "past"), [("float32", 64, 1), ("float64", 64, 1), ("bfloat16", 64, 0), ("float32", 32, 0)]
+    ("precision", "vector_bytes", "streaming"), [("float32", 64, 1), ("float64", 64, 1), ("bfloat16", 64, 0), ("float32", 32, 0)]
 )
-def test_turned_outputs_leave_past_the_caches_by_whole_lines_alone(precision: str, vector_bytes: int, past: int) -> None:
+def test_transposed_outputs_leave_by_streaming_stores_in_whole_lines_alone(precision: str, vector_bytes: int, streaming: int) -> None:
     """Streaming stores of half a line took four times as long."""
     limits = replace(CPU, vector_bytes=vector_bytes)
-    turned = FAMILY.default(kernel_of((1, 192, 192, 3), precision), limits, 6272)
-    assert (turned.along, turned.past) == ("batch", past)
-    assert FAMILY.default(kernel_of((1, 192, 192, 3), precision), limits, 16).past == 0
+    transposed = FAMILY.default(kernel_of((1, 192, 192, 3), precision), limits, 6272)
+    assert (transposed.along, transposed.streaming) == ("batch", streaming)
+    assert FAMILY.default(kernel_of((1, 192, 192, 3), precision), limits, 16).streaming == 0
 
 
 @pytest.mark.parametrize(
-    ("precision", "vector_bytes", "shape", "size", "past"),
+    ("precision", "vector_bytes", "shape", "size", "streaming"),
     [
         ("float32", 64, (1, 48, 48, 12), (6, 4), 1),
         ("bfloat16", 64, (1, 48, 48, 12), (6, 4), 1),
@@ -715,16 +717,18 @@ def test_turned_outputs_leave_past_the_caches_by_whole_lines_alone(precision: st
         ("float32", 32, (1, 96, 384, 8), (6, 2), 1),
     ],
 )
-def test_so_do_a_tile_s_rows_in_bsl(precision: str, vector_bytes: int, shape: tuple[int, ...], size: tuple[int, int], past: int) -> None:
+def test_so_do_a_tile_s_rows_in_bsl(
+    precision: str, vector_bytes: int, shape: tuple[int, ...], size: tuple[int, int], streaming: int
+) -> None:
     found = FAMILY.default(kernel_of(shape, precision, "bsl"), replace(CPU, vector_bytes=vector_bytes), 6272)
-    assert ((found.height, found.width), found.past) == (size, past)
+    assert ((found.height, found.width), found.streaming) == (size, streaming)
 
 
-@pytest.mark.parametrize(("precision", "past"), [("float32", 1), ("bfloat16", 0)])
-def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str, past: int) -> None:
+@pytest.mark.parametrize(("precision", "streaming"), [("float32", 1), ("bfloat16", 0)])
+def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str, streaming: int) -> None:
     """Weights come from the second-level cache: the fewer a tile takes, the better."""
     found = FAMILY.default(kernel_of((1, 512, 512, 4), precision), replace(CPU, vector_bytes=32), 6272)
-    assert (found.along, found.height, found.width, found.past) == ("outputs", 6, 2, past)
+    assert (found.along, found.height, found.width, found.streaming) == ("outputs", 6, 2, streaming)
 
 
 @pytest.mark.parametrize(

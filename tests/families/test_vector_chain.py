@@ -507,4 +507,4 @@ def test_the_factors_alone_are_the_layers_own() -> None:
     assert [each.epilogue for each in alone] == [Epilogue(), Epilogue(), ALL]
     parsed = constants_of(kernel, "bob").parsed
     assert parsed[1] == VectorConstants("outputs", 8, 3, 2, 48, 1, 0, 0)
-    assert [each.past for each in parsed] == [0, 0, 1]  # intermediates stay in the cache
+    assert [each.streaming for each in parsed] == [0, 0, 1]  # intermediates stay in the cache

@@ -16,7 +16,7 @@ from ksgen.measure.verify import compare, make_problem, measure, tolerance
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, numpy_type, quantize
 from ksgen.spec import LAYOUTS, STORAGES, Epilogue, KernelSpec
-from ksgen.spec.storage import taken_beside
+from ksgen.spec.storage import x_precisions
 from tests.families import test_vector as vector
 from tests.families.test_vector import CPU, FAMILY
 from tests.measure.test_verify import needs_opencl
@@ -31,7 +31,7 @@ def kernel_of(shape: tuple[int, ...], precision: str, weights: str, layout: str,
 def matrix() -> Iterator[object]:
     """Every pattern, layout and way; storages, precisions, lanes, epilogues and tiles in turn."""
     for number, ((name, shape), layout, along) in enumerate(product(vector.PATTERNS.items(), LAYOUTS, vector.WAYS)):
-        storage, precision = list(STORAGES)[number % 3], taken_beside()[number // 3 % 3]
+        storage, precision = list(STORAGES)[number % 3], x_precisions()[number // 3 % 3]
         kernel = kernel_of(shape, precision, storage, layout, vector.EPILOGUES[number % len(vector.EPILOGUES)])
         constants = vector.constants_of(kernel, along, (16, 4, 8)[number % 3], vector.SIZES[number % 6], 1 + number % 4, 1 + number % 3)
         yield pytest.param(kernel, constants, id=f"{name} {precision} {storage} {layout} along {along}")
@@ -88,7 +88,7 @@ def test_packed_weights_stay_in_eight_bits(along: str) -> None:
 def test_what_serves_them() -> None:
     """No family whose kernels read weights as X is stored; and inputs are not multiplied by pairs."""
     able = replace(CPU, dots=("bf16",), tiles=("bf16", "f16"))
-    for precision, layout in product(taken_beside(), LAYOUTS):
+    for precision, layout in product(x_precisions(), LAYOUTS):
         kernel = kernel_of((6, 64, 64, 1), precision, "e4m3", layout)
         assert [family.name for family in families_for(kernel, able)] == ["vector", "simt"]
         assert {each.pairs for each in FAMILY.space(kernel, able)} == {0}

@@ -81,10 +81,10 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: Any, gaps: dict[str,
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("along", alone.WAYS)
-def test_outputs_past_the_caches_where_each_row_begins_at_a_vector(along: str, layout: str) -> None:
+def test_streaming_stores_if_each_row_begins_at_a_vector(along: str, layout: str) -> None:
     """Gaps align every row, or only the first."""
     kernel = of_slices(alone.kernel_of((1, 32, 5, 4), layout=layout, epilogue=alone.EPILOGUES[3]))
-    constants = replace(alone.constants_of(kernel, along, 8), past=1)
+    constants = replace(alone.constants_of(kernel, along, 8), streaming=1)
     for gap in (8, 16, 3):
         agrees(kernel, constants, 96, {"x": gap, "y": gap, "residual": 2 * gap}, 64)
 

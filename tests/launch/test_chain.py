@@ -268,7 +268,5 @@ def test_a_group_of_one_layer_on_the_hosts_arrays(gpu: FakeGpu, monkeypatch: pyt
 
 
 def test_a_lone_launcher_says_who_turns_y() -> None:
-    with pytest.raises(
-        LaunchError, match=r"out_layout='bsl' beside layout='bsf'; accepted: ChainLauncher\(Launcher\(2, 9, 5, 3\)\), which"
-    ):
+    with pytest.raises(LaunchError, match=r"out_layout='bsl' with layout='bsf'; accepted: ChainLauncher\(Launcher\(2, 9, 5, 3\)\), which"):
         Launcher(2, 9, 5, 3)(draw(3, 30), draw(2, 9, 5, 3), out_layout="bsl")

@@ -41,7 +41,7 @@ class Imagined(SimpleNamespace):
     ],
 )
 def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(chain: Chain, layout: str, batch: int, is_one: bool) -> None:
-    device: Any = Imagined(shares_host=True, kind="native", target="", name="nobody's", limits=CPU)
+    device: Any = Imagined(shares_host=True, kind="native", target="", name="unnamed", limits=CPU)
     found = fused.verdict(device, KernelSpec((chain.factors,), "float32", layout, Epilogue()), batch)
     assert found.is_one == is_one
     least = {"bsf": "32 entries the outputs of each factor of weights that have more than 512 KB in all are ", "bsl": "64 entries the "}
@@ -54,13 +54,13 @@ def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(chain: Ch
 @pytest.mark.parametrize(("layout", "other", "is_one"), [("bsf", "bsl", True), ("bsl", "bsf", True), ("bsl", None, False)])
 def test_one_launch_that_turns_y_saves_a_copy_in_batch_size_last_too(layout: str, other: str | None, is_one: bool) -> None:
     kernel = KernelSpec((PAIR.factors,), "float32", layout, Epilogue(), out_layout=other)
-    device: Any = Imagined(shares_host=True, kind="native", target="", name="nobody's", limits=CPU)
+    device: Any = Imagined(shares_host=True, kind="native", target="", name="unnamed", limits=CPU)
     assert fused.verdict(device, kernel, 10_000).is_one == is_one
     assert fused.verdict(device, kernel, 10_000, "yes").is_one
 
 
 def test_one_factor_is_no_layer_but_two_beside_each_other_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    device: Any = Imagined(shares_host=True, name="nobody's", limits=CPU)
+    device: Any = Imagined(shares_host=True, name="unnamed", limits=CPU)
     monkeypatch.setattr(fused, "_plan", lambda *given: "one launch")
     assert fused.fused_plan(device, (ALONE,), "float32", "bsf", Epilogue(), 64) is None
     assert fused.fused_plan(device, (ALONE, ALONE), "float32", "bsf", Epilogue(), 64) == "one launch"
@@ -83,9 +83,9 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
     verdict = fused.verdict(device, kernel, 6272)
     assert verdict.is_one == is_one
     assert verdict.why == f"searches measured {times[0]:.3g} us of one launch at batch 5000, and 5.5 us of one for each factor"
-    turned = fused.verdict(device, replace(kernel, out_layout="bsl"), 6272)
-    assert turned.is_one
-    assert turned.why.endswith("and 7.5 us of one for each factor, with the copy that transposes an intermediate")
+    transposed = fused.verdict(device, replace(kernel, out_layout="bsl"), 6272)
+    assert transposed.is_one
+    assert transposed.why.endswith("and 7.5 us of one for each factor, with the copy that transposes an intermediate")
     group = KernelSpec((PAIR.factors, PAIR.factors), "float32", "bsf", Epilogue())
     apart_us = 2 * min(times[0], 5.5)  # the faster way for each layer
     assert fused.verdict(device, group, 6272).why.endswith(f"at batch 5000, and {apart_us:.3g} us of the layers one by one")
@@ -94,21 +94,21 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
     assert fused.verdict(device, kernel, 6273).why == "intermediates stay in the cache"
 
 
-@pytest.mark.parametrize("doubtful", [(), (0,), (1,), (2,), (0, 1, 2)])
-def test_times_in_doubt_decide_nothing(monkeypatch: pytest.MonkeyPatch, doubtful: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("noisy", [(), (0,), (1,), (2,), (0, 1, 2)])
+def test_unreliable_times_decide_nothing(monkeypatch: pytest.MonkeyPatch, noisy: tuple[int, ...]) -> None:
     """The rule decides, against these times, if a time of the launch or of a factor is unreliable."""
-    device: Any = Imagined(shares_host=True, limits=CPU, kind="native", target="", name="nobody's")
+    device: Any = Imagined(shares_host=True, limits=CPU, kind="native", target="", name="unnamed")
     kernel = KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue())
     limits, entries = fused.limits_of(device), []
     for at, (own, us) in enumerate(zip((kernel, *factor_kernels(kernel)), (6.0, 3.0, 2.5), strict=True)):
         family = family_for(own, limits, 5000)
-        measured = {"median_us": us, "template": template_digest(family.name)} | ({"note": "clocks moved"} if at in doubtful else {})
+        measured = {"median_us": us, "template": template_digest(family.name)} | ({"note": "clocks moved"} if at in noisy else {})
         entries.append(Entry(own, 5000, family.name, family.default(own, limits, 5000), measured))
     monkeypatch.setattr(fused.PLANNER, "_wisdom_of", lambda _device: Wisdom(entries))
     found = fused.verdict(device, kernel, 5000)
-    assert found.is_one == bool(doubtful)
+    assert found.is_one == bool(noisy)
     says = "searches measured 6 us of one launch at batch 5000, and 5.5 us of one for each factor"
-    assert found.why == ("intermediates stay in the cache" if doubtful else says)
+    assert found.why == ("intermediates stay in the cache" if noisy else says)
 
 
 WITH_TILES = FamilyLimits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16",))
@@ -122,7 +122,7 @@ CYCLES = (
 def of_tiles(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A processor with matrix tiles."""
     monkeypatch.setattr(fused, "limits_of", lambda _device: WITH_TILES)
-    return Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="", name="nobody's")
+    return Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="", name="unnamed")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any
 LAYER = Chain((Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2)))
 GPU: Any = Imagined(
     shares_host=False,
-    name="a card of nobody's",
+    name="a card of unnamed",
     kind="cuda",
     target="sm_80",
     limits=Limits(shared_bytes_per_block=163 * 1024, threads_per_block=1024, multiprocessors=108),
@@ -207,6 +207,6 @@ def test_what_is_expected_to_be_slower_is_a_launch_for_each_factor() -> None:
 
 def test_other_devices_have_no_chains() -> None:
     limits = Limits(shared_bytes_per_block=2**15, threads_per_block=256, multiprocessors=CORES)
-    device: Any = Imagined(shares_host=False, name="nobody's", kind="opencl", target="", limits=limits)
+    device: Any = Imagined(shares_host=False, name="unnamed", kind="opencl", target="", limits=limits)
     found = fused.verdict(device, KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
     assert found == fused.Verdict(False, "no family does that on such a device")

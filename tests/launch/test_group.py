@@ -423,7 +423,7 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
     for module in (chain_module, group_module, launcher_module):
         monkeypatch.setattr(module, "find_device", lambda _: gpu)
     told = of_gpu().explain(25088, precision="float16")
-    assert re.match(r"2,48,64,1 then 1,64,48,2, beside 2,24,64,1, beside 2,48,64,1 then .* on Fake GPU: one launch, by mma, ", told)
+    assert re.match(r"2,48,64,1 then 1,64,48,2, and 2,24,64,1, and 2,48,64,1 then .* on Fake GPU: one launch, by mma, ", told)
     assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one$", told)
     told = of_gpu().explain(3, precision="bfloat16", layout="bsl")
     assert ": one launch, by gemv, tile_batch=" in told

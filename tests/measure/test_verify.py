@@ -166,12 +166,12 @@ def test_a_chains_problem_has_weights_of_every_factor() -> None:
     np.testing.assert_array_equal(problem.truth, reference.multiply(factors[1], between, problem.weights, "bsf"))
     activated = make_problem(replace(problem.kernel, between="relu"), problem.batch)
     np.testing.assert_array_equal(activated.truth, reference.multiply(factors[1], np.maximum(between, 0), problem.weights, "bsf"))
-    turned = make_problem(replace(problem.kernel, out_layout="bsl", epilogue=Epilogue(residual=True)), problem.batch)
-    assert turned.residual is not None
-    assert turned.result_shape == turned.residual.shape == (12, 70)
-    between = reference.multiply(factors[0], turned.x, *turned.before, "bsf")
-    plain = reference.multiply(factors[1], between, turned.weights, "bsf")
-    np.testing.assert_allclose(turned.truth, plain.T + turned.residual, rtol=1e-12)
+    transposed = make_problem(replace(problem.kernel, out_layout="bsl", epilogue=Epilogue(residual=True)), problem.batch)
+    assert transposed.residual is not None
+    assert transposed.result_shape == transposed.residual.shape == (12, 70)
+    between = reference.multiply(factors[0], transposed.x, *transposed.before, "bsf")
+    plain = reference.multiply(factors[1], between, transposed.weights, "bsf")
+    np.testing.assert_allclose(transposed.truth, plain.T + transposed.residual, rtol=1e-12)
     assert problem.tolerance == tolerance("float32", 5) + tolerance("float32", 18)
 
 

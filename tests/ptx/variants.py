@@ -48,13 +48,13 @@ VARIANTS = [
         "            }",
     ),
     Variant(
-        "copies that are waited for besides",
+        "copies that are waited for in addition",
         "arrivals",
         "copy_async_arrive(full);",
         "copy_async_commit();\n        copy_async_arrive(full);\n        copy_async_wait<0>();\n        sum += 0 * row[threadIdx.x];",
     ),
     Variant(
-        "copies that are waited for besides, afterwards",
+        "copies that are waited for in addition, afterwards",
         "arrivals",
         "copy_async_arrive(full);\n        mbarrier_wait(full, r % 2);",
         "copy_async_commit();\n        copy_async_arrive(full);\n        mbarrier_wait(full, r % 2);\n        copy_async_wait<0>();",
@@ -84,7 +84,7 @@ VARIANTS = [
         "s[5] = 1;\n        fence_proxy_async();\n        mbarrier_init(full, 1);",
     ),
     Variant(
-        "sums that nobody sets, after the fence",
+        "unset sums, after the fence",
         SHARED_A,
         "    float sums[SUMS];\n    for (int i = 0; i < SUMS; ++i) sums[i] = 0;\n    wgmma_hold(sums);\n    wgmma_fence();\n",
         "    wgmma_fence();\n    float sums[SUMS];\n",

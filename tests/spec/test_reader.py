@@ -182,7 +182,7 @@ def test_a_layer_is_one_launch_too_unless_it_says_no() -> None:
     text = """
         layers:
           heads: {group: [[[1,6,4,2], [1,5,12,1]], [[2,3,4,1]]], between: silu, bias: true, batch: 5}
-          turned: {chain: [[1,6,4,2], [1,5,12,1]], out_layout: bsl, layout: [bsf, bsl], stride: any}
+          transposed: {chain: [[1,6,4,2], [1,5,12,1]], out_layout: bsl, layout: [bsf, bsl], stride: any}
           alone: {chain: [[2,3,4,1]], out_layout: bsl, layout: [bsf, bsl]}
           apart: {chain: [[1,6,4,2], [1,5,12,1]], fuse: no}
           up: [[2,3,4,1]]
@@ -190,7 +190,7 @@ def test_a_layer_is_one_launch_too_unless_it_says_no() -> None:
     found = {name: [kernel.name.removeprefix("ks_") for kernel in launches] for name, launches in parse(text).launches.items()}
     assert found == {
         "heads": ["1x6x4x2_1x5x12x1_and_2x3x4x1_float32_bsf_silu_between_bias_batch5"],
-        "turned": ["1x6x4x2_1x5x12x1_float32_bsf_to_bsl_strided", "1x6x4x2_1x5x12x1_float32_bsl_strided"],
+        "transposed": ["1x6x4x2_1x5x12x1_float32_bsf_to_bsl_strided", "1x6x4x2_1x5x12x1_float32_bsl_strided"],
         "alone": ["2x3x4x1_float32_bsf_to_bsl"],
         "apart": [],
         "up": [],

@@ -10,7 +10,7 @@ from ksgen.errors import SpecError
 from ksgen.pattern import Pattern
 from ksgen.quantized import numpy_type
 from ksgen.spec import PRECISIONS, STORAGES, WEIGHTS, KernelSpec, parse
-from ksgen.spec.storage import scales_begin, taken_beside
+from ksgen.spec.storage import scales_begin, x_precisions
 from ksgen.wisdom.store import Entry
 
 KERNEL = KernelSpec(Pattern(6, 64, 64, 1), "bfloat16", weights="int8")
@@ -39,7 +39,7 @@ def test_what_is_refused() -> None:
             replace(KERNEL, precision=precision)
     with pytest.raises(SpecError, match="job=gradient with weights=int8; accepted: weights=same, which alone are trained"):
         replace(KERNEL, job="gradient")
-    assert taken_beside() == ("float32", "float16", "bfloat16")
+    assert x_precisions() == ("float32", "float16", "bfloat16")
 
 
 def test_a_spec_asks_for_it() -> None:

@@ -106,7 +106,7 @@ def read_again(source: Source, batch: int) -> int:
     return max(0, readings - 1) * source.kernel.item_bytes * batch * source.kernel.in_features
 
 
-def check_beside_factors(source: Source, arrays: dict[str, Array], run: Run, truth: Array) -> None:
+def check_against_factors(source: Source, arrays: dict[str, Array], run: Run, truth: Array) -> None:
     """One launch is right, and gives the bits of one launch per factor."""
     got = run_chain(source, arrays, run)
     assert is_right(source.kernel, got, truth)

@@ -427,7 +427,7 @@ def ulps(y: Array, other: Array) -> int:
     """The most floats between two arrays' finite entries."""
     steps = []
     for each in (y, other):
-        reals = each.reshape(-1).view(each.real.dtype)  # of complex numbers both parts
-        bits = reals.view(f"i{reals.itemsize}").astype(np.int64)
-        steps.append(np.where(bits < 0, np.iinfo(f"i{reals.itemsize}").min - bits, bits))
+        elements = each.reshape(-1).view(each.real.dtype)  # of complex numbers both parts
+        bits = elements.view(f"i{elements.itemsize}").astype(np.int64)
+        steps.append(np.where(bits < 0, np.iinfo(f"i{elements.itemsize}").min - bits, bits))
     return int(np.abs(steps[0] - steps[1]).max(initial=0))

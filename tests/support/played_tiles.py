@@ -45,7 +45,7 @@ void set_modes(unsigned wanted) { __builtin_ia32_ldmxcsr(wanted); }
 def needs_play() -> None:
     """Skips a test where neither the processor has tiles nor its FMA units can play them."""
     if "fma" not in processor_features():
-        pytest.skip("tiles are played by an x86 processor with FMA")
+        pytest.skip("tiles are emulated by an x86 processor with FMA")
     try:
         find_host_compiler()
     except ToolchainError as absent:

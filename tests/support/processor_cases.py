@@ -30,7 +30,7 @@ class Case:
     family: str = "simt"
     constants: dict[str, Any] | None = None  # None: the family's default
     before: tuple[tuple[int, int, int, int], ...] = ()  # of a chain
-    beside: tuple[tuple[tuple[int, int, int, int], ...], ...] = ()  # of a group
+    others: tuple[tuple[tuple[int, int, int, int], ...], ...] = ()  # of a group
     gaps: tuple[int, int, int] | None = None  # of slices: elements between rows of X, Y and the residual
 
     @property
@@ -39,12 +39,12 @@ class Case:
 
     def __str__(self) -> str:
         own = "_".join(map(str, (self.constants or {}).values())).replace(", ", "+").replace(" ", "-")
-        shape = "_".join("x".join(map(str, each)) for each in (*self.before, self.pattern, *chain(*self.beside)))
+        shape = "_".join("x".join(map(str, each)) for each in (*self.before, self.pattern, *chain(*self.others)))
         return f"{self.family}_{shape}_{self.precision}_{self.layout}_{self.epilogue[1]}_{own}{'+'.join(map(str, self.gaps or ()))}"
 
     @property
     def kernel(self) -> KernelSpec:
-        chains = [[Pattern(*each) for each in listed] for listed in ((*self.before, self.pattern), *self.beside)]
+        chains = [[Pattern(*each) for each in listed] for listed in ((*self.before, self.pattern), *self.others)]
         stride = "any" if self.gaps else "dense"
         return KernelSpec(chains, self.precision, self.layout, Epilogue(*self.epilogue), None, self.job, stride)
 
@@ -104,9 +104,9 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
 
 
 def tiles(along: str, lanes: int, height: int, width: int, block: int, parts: int, last: int, name: str = "panel") -> dict[str, Any]:
-    """Constants of the vector families. They end with `panel` and `past` or, for a gradient, `pieces`."""
-    past = {"past": int(lanes == 8)} if name == "panel" else {}
-    return {"along": along, "lanes": lanes, "height": height, "width": width, "block": block, "parts": parts, name: last, **past}
+    """Constants of the vector families. They end with `panel` and `streaming` or, for a gradient, `pieces`."""
+    streaming = {"streaming": int(lanes == 8)} if name == "panel" else {}
+    return {"along": along, "lanes": lanes, "height": height, "width": width, "block": block, "parts": parts, name: last, **streaming}
 
 
 SLICES = [  # a row's end within a group, and rows of whole groups, which wide accesses move
@@ -134,7 +134,7 @@ VECTOR = [
     Case((2, 5, 3, 3), batches=(9,), family="vector", constants=tiles("outputs", 8, 2, 3, 4, 1, 0)),  # the last entry is copied
 ]
 FIRST, LAST = ((3, 5, 4, 2),), (1, 7, 10, 3)
-ALONG_BATCH = {"block": 12, "tiles": "batch 4 2 1 1, batch 4 2 1 1", "past": 0}
+ALONG_BATCH = {"block": 12, "tiles": "batch 4 2 1 1, batch 4 2 1 1", "streaming": 0}
 CHAIN = [
     Case(
         LAST,
@@ -143,7 +143,7 @@ CHAIN = [
         (True, "gelu", True),
         (31,),
         "vector",
-        {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1", "past": 1},
+        {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1", "streaming": 1},
         FIRST,
     ),
     Case(LAST, "float16", "bsl", batches=(14,), family="vector", constants=ALONG_BATCH, before=FIRST),
@@ -154,7 +154,7 @@ CHAIN = [
         (True, "relu", True),
         (31,),
         "vector",
-        {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1; batch 8 2 1 1", "past": 1},
+        {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1; batch 8 2 1 1", "streaming": 1},
         FIRST,
         (((2, 5, 4, 3),),),
         gaps=(1, 2, 3),
@@ -163,7 +163,7 @@ CHAIN = [
         LAST,
         batches=(31,),
         family="vector",
-        constants={"block": 12, "tiles": "outputs 8 2 3 0, outputs 8 2 3 0", "past": 0},
+        constants={"block": 12, "tiles": "outputs 8 2 3 0, outputs 8 2 3 0", "streaming": 0},
         before=((2, 5, 5, 3),),
     ),
 ]
@@ -179,7 +179,7 @@ AMX = [
         (True, "relu", True),
         (37,),
         "amx",
-        {"block": 32, "outputs": 32, "parts": 2, "panel": 0, "past": 0, "depth": 1},
+        {"block": 32, "outputs": 32, "parts": 2, "panel": 0, "streaming": 0, "depth": 1},
     ),
     Case(
         (1, 17, 33, 2),
@@ -187,7 +187,7 @@ AMX = [
         "bsl",
         batches=(37,),
         family="amx",
-        constants={"block": 32, "outputs": 32, "parts": 2, "panel": 1, "past": 1, "depth": 1},
+        constants={"block": 32, "outputs": 32, "parts": 2, "panel": 1, "streaming": 1, "depth": 1},
     ),
     Case((1, 17, 33, 3), "bf16x6", batches=(70,), family="cpu_gradient", constants={"block": 32, "outputs": 32, "parts": 3, "pieces": 1}),
     Case(
@@ -205,7 +205,7 @@ AMX = [
         (True, "relu", True),
         (37,),
         "amx",
-        {"block": 32, "tiles": "32 0 1, 32 1 1", "past": 1},
+        {"block": 32, "tiles": "32 0 1, 32 1 1", "streaming": 1},
         ((2, 60, 33, 1),),
     ),
     Case(
@@ -214,7 +214,7 @@ AMX = [
         "bsl",
         batches=(70,),
         family="amx",
-        constants={"block": 64, "tiles": "32 1 1, 32 1 2", "past": 0},
+        constants={"block": 64, "tiles": "32 1 1, 32 1 2", "streaming": 0},
         before=((2, 30, 33, 2),),
     ),
 ]

@@ -7,6 +7,7 @@ from importlib import import_module
 import pytest
 
 import ksgen.torch
+from ksgen.errors import KsgenWarning
 from ksgen.torch import PLACES
 
 PICKLED = {  # classes of layers and reports, by the names under which they were pickled
@@ -19,7 +20,7 @@ PICKLED = {  # classes of layers and reports, by the names under which they were
     "factorize": ("Factorization",),
     "propose": ("Proposal", "Proposals"),
     "report": ("Report", "Replaced"),
-    "rule": ("Beside",),
+    "rule": ("RuleEntry",),
     "models": ("VisionTransformer", "LanguageModel"),
 }
 
@@ -38,6 +39,11 @@ def test_what_was_pickled_loads(module: str, name: str) -> None:
     found = pickle.loads(f"cksgen.torch.{module}\n{name}\n.".encode())
     assert found.__name__ == name
     assert pickle.loads(pickle.dumps(found)) is found
+
+
+def test_a_rules_entry_has_an_earlier_name_that_warns() -> None:
+    with pytest.warns(KsgenWarning, match="Beside is deprecated and will be removed; use RuleEntry"):
+        assert pickle.loads(b"cksgen.torch.rule\nBeside\n.") is ksgen.torch.rule.RuleEntry
 
 
 def test_functions_keep_their_names() -> None:

@@ -16,7 +16,7 @@ def test_what_was_measured_teaches_about_what_is_near() -> None:
     points = Points(tiles, np.zeros((12, 1)), np.zeros(12, int), np.full(12, 5.0))
     mean, spread = expect(points.at(np.array([], int)), np.array([]), points)
     assert mean.tolist() == [5.0] * 12
-    mean, told_spread = expect(points.at(np.array([2, 9])), np.array([4.0, 7.0]), points)
+    mean, measured_spread = expect(points.at(np.array([2, 9])), np.array([4.0, 7.0]), points)
     assert mean[[2, 9]] == pytest.approx([4, 7], abs=0.05)
     assert mean[1] < mean[5] < mean[8]
-    assert told_spread[2] < 0.1 < told_spread[5] < spread[5]
+    assert measured_spread[2] < 0.1 < measured_spread[5] < spread[5]

@@ -29,18 +29,18 @@ class AmxChainConstants(Constants):
 
     block: int  # rows of the batch that a work group takes at a time
     tiles: str  # of each factor: `_WORDS`
-    past: int  # 1: the layer's outputs leave by streaming stores; 0: they go into the caches
+    streaming: int  # 1: the layer's outputs leave by streaming stores; 0: they go into the caches
 
     @classmethod
-    def of(cls, kernel: KernelSpec, block: int, factors: list[AmxConstants], past: int) -> "AmxChainConstants":
+    def of(cls, kernel: KernelSpec, block: int, factors: list[AmxConstants], streaming: int) -> "AmxChainConstants":
         """Constants of a chain whose factors have these by themselves."""
-        return cls(block, tiles_of(kernel, (f"{own.outputs} {own.panel} {own.depth}" for own in factors)), past)
+        return cls(block, tiles_of(kernel, (f"{own.outputs} {own.panel} {own.depth}" for own in factors)), streaming)
 
     @property
     def parsed(self) -> list[AmxConstants]:
         """Constants of each factor by itself. Intermediates are read at once, so they stay in the cache."""
         each = ((numbers_of(self.tiles, words, _WORDS), is_last) for words, is_last in listed(self.tiles))
-        return [AmxConstants(block=self.block, parts=1, past=self.past if is_last else 0, **numbers) for numbers, is_last in each]
+        return [AmxConstants(block=self.block, parts=1, streaming=self.streaming if is_last else 0, **numbers) for numbers, is_last in each]
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class AmxChainTiling(LaunchTiling):
         """Bytes that a block passes over: the private buffer, inputs and outputs, and the weights of all factors."""
         if not self.is_chain:
             return held_of(self.factors[0])
-        return Held(self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.past), self.packed_bytes)
+        return Held(self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.streaming), self.packed_bytes)
 
 
-def passing_bytes(kernel: KernelSpec, block: int, past: int) -> int:
+def passing_bytes(kernel: KernelSpec, block: int, streaming: int) -> int:
     """Bytes of a block's inputs and of the next block's, which are prefetched, and of outputs without streaming
     stores."""
-    return block * kernel.item_bytes * (2 * kernel.in_features + (0 if past else kernel.pattern.out_features))
+    return block * kernel.item_bytes * (2 * kernel.in_features + (0 if streaming else kernel.pattern.out_features))
 
 
 def multiply_cycles(shape: AmxChainTiling, batch: int) -> float:

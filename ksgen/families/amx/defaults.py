@@ -11,7 +11,7 @@ from ksgen.families.amx.shape import INPUTS, LINE_BYTES, PAIR, AmxConstants, Amx
 from ksgen.families.base import Limits
 from ksgen.families.chains import factor_kernels
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector.defaults import MANY, PAST_BYTES, alike
+from ksgen.families.vector.defaults import MANY, STREAMING_BYTES, alike
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -56,8 +56,8 @@ def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
     factors = factor_kernels(kernel)
     least = [AmxConstants(block, PAIR, 1, 1, 0, 1) for _ in factors]
     shape = AmxChainTiling(kernel, AmxChainConstants.of(kernel, block, least, 0))
-    past, weights = past_of(factors[-1], batch), shape.packed_bytes
-    kept = shape.places * shape.between * 4 + passing_bytes(kernel, block, past)
+    streaming, weights = streams_outputs(factors[-1], batch), shape.packed_bytes
+    kept = shape.places * shape.between * 4 + passing_bytes(kernel, block, streaming)
     best: list[AmxConstants] = []
     for factor in factors:
         panels = (2, 1) if least_of(factor).planes > 1 else (1,)
@@ -66,7 +66,7 @@ def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
         options = [AmxFactor(factor, own, not best) for own in tried]
         found = min(options, key=lambda own: factor_cycles(own, Held(kept + own.slot * 4, weights), batch))
         best.append(_in_place(factor, found.constants))
-    return AmxChainConstants.of(kernel, block, best, past)
+    return AmxChainConstants.of(kernel, block, best, streaming)
 
 
 def _in_place(kernel: KernelSpec, found: AmxConstants) -> AmxConstants:
@@ -76,11 +76,11 @@ def _in_place(kernel: KernelSpec, found: AmxConstants) -> AmxConstants:
 
 def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
     """Yield constants of every block. Rows are read in place if they can be, and do not share few sets of the cache."""
-    past, parts = past_of(kernel, batch), _planes_apart(kernel)
+    streaming, parts = streams_outputs(kernel, batch), _planes_apart(kernel)
     for block in dict.fromkeys(min(block, round_up(batch, PAIR)) for block in BLOCKS):
         panels = (0,) if _lie_ready(kernel, block) else (2, 1)
         for (outputs, depth), panel in product(outputs_and_depths(kernel), panels):
-            yield AmxConstants(block, outputs, parts, panel, past, depth)
+            yield AmxConstants(block, outputs, parts, panel, streaming, depth)
 
 
 def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
@@ -99,12 +99,12 @@ def _lie_ready(kernel: KernelSpec, block: int) -> bool:
     return reads_in_place(kernel) and block <= WAYS * sets
 
 
-def past_of(kernel: KernelSpec, batch: int) -> int:
+def streams_outputs(kernel: KernelSpec, batch: int) -> int:
     """Whether outputs leave by streaming stores, because they are many.
 
     Only whole lines do: memory would merge partial lines.
     """
-    return int(batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
+    return int(batch * kernel.pattern.out_features * kernel.item_bytes >= STREAMING_BYTES)
 
 
 def _with_parts(shape: AmxTiling, limits: Limits, batch: int) -> AmxConstants:

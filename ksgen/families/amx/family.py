@@ -31,9 +31,9 @@ AnyAmxConstants = AmxConstants | AmxChainConstants
 RULES: tuple[Rule[AmxConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
     Rule("precision is one that matrix tiles multiply", lambda k, c: k.arithmetic.tiles is not None, lambda k, c: ", ".join(on_tiles())),
-    Rule("every constant but panel and past is at least 1", lambda k, c: min(c.block, c.outputs, c.parts, c.depth) >= 1),
+    Rule("every constant but panel and streaming is at least 1", lambda k, c: min(c.block, c.outputs, c.parts, c.depth) >= 1),
     Rule("panel is 0, 1 or 2", lambda k, c: c.panel in (0, 1, 2)),
-    Rule("past is 0 or 1", lambda k, c: c.past in (0, 1)),
+    Rule("streaming is 0 or 1", lambda k, c: c.streaming in (0, 1)),
     Rule("depth is at most the tiles along the inputs", lambda k, c: c.depth <= AmxTiling(k, c).steps, lambda k, c: AmxTiling(k, c).steps),
     Rule("block is a multiple of 32", lambda k, c: c.block % PAIR == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
@@ -84,17 +84,17 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     def _space_of_factor(self, kernel: KernelSpec) -> Iterator[AnyAmxConstants]:
         least = least_of(kernel)
         depths = sorted({divide_up(least.steps, divide_up(least.steps, depth)) for depth in (2, 4, 6, 8)})
-        for block, outputs, parts, panel, past, depth in product(
+        for block, outputs, parts, panel, streaming, depth in product(
             (32, 64, 96, 128), (32, 64, 128, 256), sorted({1, 4, 16, least.planes}), (0, 1, 2), (0, 1), depths
         ):
-            constants = AmxConstants(block, outputs, parts, panel, past, depth)
+            constants = AmxConstants(block, outputs, parts, panel, streaming, depth)
             if outputs - PAIR < kernel.pattern.b and self.keeps_rules(kernel, constants):
                 yield constants
 
     def work(self, kernel: KernelSpec, constants: AnyAmxConstants, batch: int) -> Work:
         shape = AmxChainTiling(kernel, constants)
         weights = sum(pattern.weight_count for pattern in kernel.factors) * kernel.item_bytes
-        moved = kernel.bytes(batch) - weights + shape.packed_bytes + output_reads(kernel, constants.past, batch)
+        moved = kernel.bytes(batch) - weights + shape.packed_bytes + output_reads(kernel, constants.streaming, batch)
         products = sum(dots(factor, batch) for factor in shape.factors)
         return Work(
             divide_up(batch, constants.block) * shape.parts, moved, moved, 0, products * DOT_MULTIPLY_ADDS,
@@ -154,9 +154,9 @@ def _space_of_chain(kernel: KernelSpec) -> Iterator[AmxChainConstants]:
         best = own_of_factors(kernel, of_block(kernel, block, kernel.batch or MANY))
         for outputs, depth in product((64, 128, 256), (2, 4, 8)):
             own = [replace(each, outputs=min(each.outputs, outputs), depth=min(each.depth, depth)) for _, each in best]
-            for past in (0, 1):
-                yield AmxChainConstants.of(kernel, block, own, past)
-                yield AmxChainConstants.of(kernel, block, [replace(each, panel=1) for each in own], past)
+            for streaming in (0, 1):
+                yield AmxChainConstants.of(kernel, block, own, streaming)
+                yield AmxChainConstants.of(kernel, block, [replace(each, panel=1) for each in own], streaming)
 
 
 def of_lanes(shape: AmxTiling) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
     return [
         *(each for each in pattern_constexprs(kernel) if each.name != "BATCH"),
         *epilogue_constexprs(kernel),
-        Constexpr("IS_PAST", constants.past, "whether outputs leave by streaming stores"),
+        Constexpr("IS_STREAMING", constants.streaming, "whether outputs leave by streaming stores"),
         Constexpr("OUTPUTS", constants.outputs, "outputs per j whose sums wait until the sums of all j are complete"),
         Constexpr("PARTS", constants.parts, "parts of a block's groups of outputs, one per work group"),
         Constexpr("PLANES", shape.planes, "planes of inputs, which are copied sequentially"),

@@ -30,7 +30,7 @@ class AmxConstants(Constants):
     outputs: int  # outputs per j whose sums wait until the sums of all j of the plane are complete
     parts: int  # parts of a block's groups of outputs, one per work group
     panel: int  # panels of tiles into which inputs are copied: 2 alternate; 0: inputs are read in place
-    past: int  # 1: outputs leave by streaming stores; 0: they go into the caches
+    streaming: int  # 1: outputs leave by streaming stores; 0: they go into the caches
     depth: int  # tiles along the inputs that stay in the first-level cache for all outputs of a group
 
 

@@ -210,7 +210,7 @@ class VectorGradientTiling(Planes):
             "widen": "widen",
             "end_of_rows": "count",
             "end_of_columns": "end",
-            "end_of_turned": "count",
+            "end_of_transposed": "count",
             "planes": "cpu_gradient/plane_" if self.constants.pairs else "vector/plane_",
             "has_pairs": bool(self.constants.pairs),
             "of_pairs": "_pairs" if self.constants.pairs else "",

@@ -26,14 +26,14 @@ class VectorChainConstants(Constants):
 
     block: int  # rows of the batch that a work group takes at a time
     tiles: str  # of each factor: along, lanes, height, width, panel; chain by chain in a group
-    past: int  # 1: the layer's outputs leave by streaming stores; 0: they go into the caches
+    streaming: int  # 1: the layer's outputs leave by streaming stores; 0: they go into the caches
     pairs: int = 0  # 1: inputs are multiplied two at a time, and intermediates have the type of X
 
     @classmethod
     def of(cls, kernel: KernelSpec, block: int, factors: list[VectorConstants]) -> "VectorChainConstants":
         """Constants of a chain whose factors have these by themselves."""
         words = (f"{each.along} {each.lanes} {each.height} {each.width} {each.panel}" for each in factors)
-        return cls(block, tiles_of(kernel, words), factors[-1].past, factors[-1].pairs)
+        return cls(block, tiles_of(kernel, words), factors[-1].streaming, factors[-1].pairs)
 
     @property
     def parsed(self) -> list[VectorConstants]:
@@ -41,10 +41,10 @@ class VectorChainConstants(Constants):
         return [self._parsed(words, is_last) for words, is_last in listed(self.tiles)]
 
     def _parsed(self, words: str, is_last: bool) -> VectorConstants:
-        past = self.past if is_last else 0  # an intermediate is read at once: it stays in the cache
+        streaming = self.streaming if is_last else 0  # an intermediate is read at once: it stays in the cache
         try:
             along, lanes, height, width, panel = words.split()
-            return VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), past, self.pairs)
+            return VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), streaming, self.pairs)
         except ValueError:
             raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel") from None
 

@@ -24,7 +24,7 @@ LEAST_ROWS, MOST_ROWS = 24, 48
 BSL_ROWS = 128  # per block in batch-size-last, approximately: the next block's rows are prefetched meanwhile
 WAYS = 8  # of a first-level cache
 FEW, MANY = 16, 1 << 15  # rows of the batch, up to and from which on batches have constants of their own, and the same
-PAST_BYTES = 1 << 20  # of outputs, from which on stores are streaming: more than a second-level cache holds
+STREAMING_BYTES = 1 << 20  # of outputs, from which on stores are streaming: more than a second-level cache holds
 # from which on planes are split if they are fewer than cores: less ends before another core has begun
 SPLIT_WEIGHTS = 1 << 16
 FAR_ROWS = 12  # per block, if rows share few sets of a cache and are read in place
@@ -223,8 +223,8 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     least = FAR_ROWS if lie_ready and are_far and not is_spread else LEAST_ROWS
     rows = max(least, min(MOST_ROWS, BLOCK_BYTES // (kernel.pattern.in_features * 4)))
     block = min(round_up(rows, height), round_up(batch, height))
-    stores_past = past(kernel, batch, "outputs", lanes, width)
-    found = VectorConstants("outputs", lanes, height, width, block, 1, 0, stores_past)
+    streaming = streams_outputs(kernel, batch, "outputs", lanes, width)
+    found = VectorConstants("outputs", lanes, height, width, block, 1, 0, streaming)
     shape = VectorTiling(kernel, found)
     # cache lines; or all rows are the last ones, which are copied anyway
     straddles = shape.reaches and (few or not shape.is_short)
@@ -251,14 +251,14 @@ def _spread_cost(kernel: KernelSpec, limits: Limits, size: tuple[int, int], vect
     return padded * max(1.0, 0.7 + 0.6 * period / width) * (1 + MISSED * (missed and height < 3))
 
 
-def past(kernel: KernelSpec, batch: int, along: str, lanes: int, width: int) -> int:
+def streams_outputs(kernel: KernelSpec, batch: int, along: str, lanes: int, width: int) -> int:
     """Whether outputs leave by streaming stores: many outputs in whole cache lines.
 
     Memory would have to merge partial lines.
     """
     is_transposed = along == "batch" and kernel.layout == "bsf"  # a vector at a time then, else all of a tile's width
     run = lanes * kernel.item_bytes * (1 if is_transposed else width)
-    return int(run % LINE_BYTES == 0 and batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
+    return int(run % LINE_BYTES == 0 and batch * kernel.pattern.out_features * kernel.item_bytes >= STREAMING_BYTES)
 
 
 def cost(size: tuple[int, int], vectors: int, batch: int, most: int, far: float = 1.5) -> tuple[float, ...]:
@@ -287,8 +287,8 @@ def along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> V
     tile = lanes * width
     tiles = 1 if kernel.layout == "bsf" else max(1, round(BSL_ROWS / tile))
     block = min(tiles * tile, round_up(batch, tile))
-    stores_past = past(kernel, batch, "batch", lanes, width)
-    return _with_parts(kernel, VectorConstants("batch", lanes, height, width, block, 1, 1, stores_past), limits, batch)
+    streaming = streams_outputs(kernel, batch, "batch", lanes, width)
+    return _with_parts(kernel, VectorConstants("batch", lanes, height, width, block, 1, 1, streaming), limits, batch)
 
 
 def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, batch: int) -> VectorConstants:

@@ -35,9 +35,9 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, *LANES)),
     Rule("lanes is at most 8 in complex numbers", lambda k, c: c.lanes <= 8 or not k.arithmetic.is_complex),
-    Rule("every constant but panel and past is at least 1", lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1),
+    Rule("every constant but panel and streaming is at least 1", lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1),
     Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
-    Rule("past is 0 or 1", lambda k, c: c.past in (0, 1)),
+    Rule("streaming is 0 or 1", lambda k, c: c.streaming in (0, 1)),
     Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
     Rule(
         "block is a multiple of a tile's rows, or of the lanes along the batch",
@@ -49,7 +49,7 @@ RULES: tuple[Rule[VectorConstants], ...] = (
         lambda k, c: c.along == "batch" or k.pattern.d > c.lanes or c.width * c.lanes % k.pattern.d == 0,
     ),
     Rule(
-        "panel is 1 along the batch, and where inputs are not reals in rows",
+        "panel is 1 along the batch, in bsl, and for single inputs below 32 bits",
         lambda k, c: c.panel == 1 or not (c.along == "batch" or needs_panel(k, c.pairs)),
     ),
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
@@ -113,25 +113,25 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         usual = self.default(kernel, limits)
         unit = VectorChainTiling(kernel, usual).unit
         for block in sorted({max(unit, entries // unit * unit) for entries in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}):
-            yield from (replace(usual, block=block, past=past) for past in (0, 1))
+            yield from (replace(usual, block=block, streaming=streaming) for streaming in (0, 1))
 
     def _space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
         lanes = lanes_of(kernel, limits)
         planes = kernel.pattern.a * kernel.pattern.d
         pairs = (1, 0) if multiplies_pairs(kernel, limits) else (0,)
-        for both, along, panel, past, parts, block in product(
+        for both, along, panel, streaming, parts, block in product(
             pairs, ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
         ):
             for height, width in dict.fromkeys((*tile_sizes(kernel, limits), *few_sizes(kernel, limits), *spread_sizes(kernel, limits))):
                 unit = height if along == "outputs" else lanes
-                constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past, both)
+                constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, streaming, both)
                 # only the default decides when to split
                 if self.keeps_rules(kernel, constants) and not VectorTiling(kernel, constants).is_split:
                     yield constants
 
     def work(self, kernel: KernelSpec, constants: AnyVectorConstants, batch: int) -> Work:
         each = [VectorTiling(*own) for own in own_of_factors(kernel, constants)]
-        moved = kernel.bytes(batch) + output_reads(kernel, constants.past, batch)
+        moved = kernel.bytes(batch) + output_reads(kernel, constants.streaming, batch)
         return Work(
             divide_up(batch, constants.block) * each[0].constants.parts, moved, moved, 0, sum(multiply_adds(own, batch) for own in each),
             cycles=sum(multiply_cycles(own, batch) for own in each),
@@ -144,7 +144,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         shape = VectorChainTiling(kernel, constants)
         words = factor_words(last := shape.factors[-1])  # its activation is that of every last factor
         between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
-        is_shifted = kernel.layout == "bsl" and last.constants.along == "batch" and bool(constants.past) and not shape.is_chain
+        is_shifted = kernel.layout == "bsl" and last.constants.along == "batch" and bool(constants.streaming) and not shape.is_chain
         names = [f"A tile of factor {number}" if shape.is_chain else "A tile of Y" for number in range(1, len(shape.factors) + 1)]
         tiles = [tile_picture(name, each.constants, OF_ROWS, OF_LANES) for name, each in zip(names, shape.factors, strict=True)]
         return words | {
@@ -192,7 +192,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
             Constexpr("LANES", shape.factors[0].constants.lanes, "lanes per vector register"),
-            Constexpr("IS_PAST", constants.past, "whether outputs leave by streaming stores"),
+            Constexpr("IS_STREAMING", constants.streaming, "whether outputs leave by streaming stores"),
             Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
             Constexpr("UNIT", shape.unit, "rows of the batch of which blocks are whole multiples"),
             Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),

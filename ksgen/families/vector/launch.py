@@ -86,6 +86,6 @@ class ProcessorProduct(Shaped[ConstantsT]):
         return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * kernel.real_bytes)
 
 
-def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
+def output_reads(kernel: KernelSpec, streaming: int, batch: int) -> int:
     """Bytes that stores into the caches read first: the lines that they replace."""
-    return 0 if past else batch * sum(chain.out_features for chain in kernel.chains) * kernel.item_bytes
+    return 0 if streaming else batch * sum(chain.out_features for chain in kernel.chains) * kernel.item_bytes

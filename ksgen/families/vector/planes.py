@@ -105,7 +105,7 @@ class Planes:
             # row of the batch up to which a copy fills what a tile reads
             "end_of_rows": "max(count, HEIGHT)",
             "end_of_columns": "chunk + CHUNK",
-            "end_of_turned": "(count + CHUNK - 1) / CHUNK * CHUNK",
+            "end_of_transposed": "(count + CHUNK - 1) / CHUNK * CHUNK",
         }
 
 

@@ -27,7 +27,7 @@ class VectorConstants(Constants):
     block: int  # rows of the batch that a work group takes at a time
     parts: int  # parts of a block's columns, one per work group
     panel: int  # 1: inputs are first copied to contiguous memory; 0: they are read in place
-    past: int  # 1: outputs leave by streaming stores; 0: they go into the caches
+    streaming: int  # 1: outputs leave by streaming stores; 0: they go into the caches
     pairs: int = 0  # 1: inputs are multiplied two at a time, by dot products of pairs; 0: one at a time, as the sums' type
 
 
@@ -238,7 +238,7 @@ class VectorTiling(Planes):
         """Whether a tile's outputs wait in the private buffer, and leave by streaming stores while the next tile is
         multiplied."""
         is_contiguous = self.is_along_outputs == (self.kernel.layout == "bsf")  # its vectors are contiguous in Y
-        return bool(self.constants.past) and is_contiguous
+        return bool(self.constants.streaming) and is_contiguous
 
     @property
     def waiting_vectors(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ksgen.torch.conversion.convert import Rule, find_layers, put, read_rule
-from ksgen.torch.conversion.rule import Beside
+from ksgen.torch.conversion.rule import RuleEntry
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import KSLinear, dense_layer
 
@@ -16,7 +16,7 @@ class KSAdapter(nn.Module):
     K is a product of Kronecker-sparse factors and starts as zero.
     """
 
-    def __init__(self, base: nn.Linear, rule: Beside, **options: Any) -> None:
+    def __init__(self, base: nn.Linear, rule: RuleEntry, **options: Any) -> None:
         super().__init__()
         options = {"device": base.weight.device, "dtype": base.weight.dtype, **rule.options} | options
         self.base = base.requires_grad_(False)

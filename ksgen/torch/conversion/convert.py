@@ -19,7 +19,7 @@ from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
 from ksgen.torch.conversion.factorize import Factorization, factorize, progress_bar
 from ksgen.torch.conversion.propose import Proposal, propose, table_of
-from ksgen.torch.conversion.rule import Beside, check_config, described, exactly, load_rule, write_config
+from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, write_config
 from ksgen.torch.layer.group import group
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.checks import check_flags, dtype_name
@@ -31,7 +31,7 @@ FEW_OUTPUTS = 16  # layers with at most so many stay dense unless named; so do h
 HEAD_OR_EMBEDDING = re.compile(
     r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?|(.*\.)?(classifier|score)(\..*)?|fc"
 )
-Rule = Mapping[str, Patterns | Beside] | Spec | str | Path
+Rule = Mapping[str, Patterns | RuleEntry] | Spec | str | Path
 
 
 def convert(
@@ -102,7 +102,7 @@ def put(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), last, module)
 
 
-def read_rule(rule: Any) -> dict[str, Beside]:
+def read_rule(rule: Any) -> dict[str, RuleEntry]:
     """Convert a rule in any accepted form to chains with counts."""
     if isinstance(rule, str | Path):
         rule = load_rule(rule) if str(rule).endswith(".json") else load(rule)
@@ -112,10 +112,10 @@ def read_rule(rule: Any) -> dict[str, Beside]:
     for name in chains:
         if not isinstance(name, str):
             raise SpecError(f"rule: the name {excerpt(name)}; accepted: a layer's name, or a pattern of names, as text")
-    return {name: each if isinstance(each, Beside) else Beside(Chain.read(each)) for name, each in chains.items()}
+    return {name: each if isinstance(each, RuleEntry) else RuleEntry(Chain.read(each)) for name, each in chains.items()}
 
 
-def _layers_of(spec: Spec) -> dict[str, Beside]:
+def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
     """Layers and groups of a spec, with their options.
 
     `SpecError` on groups whose chains differ: a rule cannot express them.
@@ -126,11 +126,11 @@ def _layers_of(spec: Spec) -> dict[str, Beside]:
             raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
         if spec.options_of(name).out_layout and any(kernel.layout != "bsf" for kernel in spec.launches[name]):
             raise SpecError(f"layer {name}: layout=bsl with out_layout; accepted: layout=bsf, in which the layers of a model take x")
-        found[name] = Beside(chains[0], len(chains), spec.options_of(name).non_defaults)
+        found[name] = RuleEntry(chains[0], len(chains), spec.options_of(name).non_defaults)
     return found
 
 
-def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -> dict[str, Beside]:
+def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -> dict[str, RuleEntry]:
     """Select a chain per layer: the fastest training step among those within `NEAR` of the least error.
 
     Only chains with a step expected to be faster than the dense layer's count. If there are none, or times are unknown,
@@ -141,7 +141,7 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -
     keys = listed(names) if names is not None else ("*",)
     head = getattr(model, "get_output_embeddings", lambda: None)()  # of a transformers model
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    found: dict[str, Beside] = {}
+    found: dict[str, RuleEntry] = {}
     for name, layer in _layers(model):
         if not name or not any(_fits(key, name) for key in keys or ()):
             continue
@@ -164,7 +164,7 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -
     return exactly(found)
 
 
-def _choices(weight: Tensor, budget: float, from_weights: bool) -> tuple[float, list[tuple[float, float, Beside]]]:
+def _choices(weight: Tensor, budget: float, from_weights: bool) -> tuple[float, list[tuple[float, float, RuleEntry]]]:
     """Dense training-step time, and the step time, error and rule entry of every candidate for a layer.
 
     The dense time is a lower bound. A layer with three times as many outputs as inputs, such as fused q, k and v, may
@@ -172,7 +172,7 @@ def _choices(weight: Tensor, budget: float, from_weights: bool) -> tuple[float, 
     they do not.
     """
     rows, columns = weight.shape
-    found: list[tuple[float, float, Beside]] = []
+    found: list[tuple[float, float, RuleEntry]] = []
     dense_us = inf
     for count in (1, 3) if rows == 3 * columns else (1,):
         parts = weight.chunk(count) if from_weights else ()
@@ -181,7 +181,7 @@ def _choices(weight: Tensor, budget: float, from_weights: bool) -> tuple[float, 
         offers = [propose(columns, rows // count, weight=part, **options) for part in parts or (None,)]
         for alike in zip(*(some.looked_at for some in offers), strict=True):  # weights do not change the list of chains
             error = hypot(*(norm * (each.relative_error or 0) for norm, each in zip(norms, alike, strict=False)))
-            found.append((_step_us(count, alike[0]), error, Beside(alike[0].chain, count)))
+            found.append((_step_us(count, alike[0]), error, RuleEntry(alike[0].chain, count)))
         dense_us = min(dense_us, _step_us(count, offers[0].dense))
     return dense_us, found
 
@@ -199,7 +199,7 @@ def _fits(key: str, name: str) -> bool:
     return fnmatchcase(name, key) if set(key) & set("*?[.") else key in name.split(".")
 
 
-def find_layers(model: nn.Module, wanted: Mapping[str, Beside], adapted: bool = False) -> dict[nn.Module, tuple[list[str], str]]:
+def find_layers(model: nn.Module, wanted: Mapping[str, RuleEntry], adapted: bool = False) -> dict[nn.Module, tuple[list[str], str]]:
     """Find the layers to replace, each with all its names and the rule's key for it.
 
     With `adapted`, the layers stay in the model, so tied weights are allowed.
@@ -221,16 +221,16 @@ def find_layers(model: nn.Module, wanted: Mapping[str, Beside], adapted: bool = 
     return found
 
 
-def _check_layer(name: str, layer: nn.Module, wanted: Beside) -> None:
+def _check_layer(name: str, layer: nn.Module, wanted: RuleEntry) -> None:
     if not name:
         raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear and factorize")
     if type(layer) is not nn.Linear and not _is_conv1d(layer):
         raise SpecError(f"{name} is a {type(layer).__name__}, which its owner may not call as a layer; accepted: nn.Linear, Conv1D")
     chain, (rows, columns) = wanted.chain, _dense_weight(layer).shape
     if (rows, columns) != (wanted.count * chain.out_features, chain.in_features):
-        beside = f"{wanted.count} beside each other of " if wanted.count > 1 else ""
+        several = f"{wanted.count} side by side of " if wanted.count > 1 else ""
         raise SpecError(
-            f"{name} takes {columns} features and gives {rows}; {beside}{chain} would take {chain.in_features} and give "
+            f"{name} takes {columns} features and gives {rows}; {several}{chain} would take {chain.in_features} and give "
             f"{wanted.count * chain.out_features}"
         )
 
@@ -264,7 +264,7 @@ def _dense_weight(layer: nn.Module) -> Tensor:
 
 
 def _sparse(
-    name: str, layer: nn.Module, wanted: Beside, from_weights: bool, refine: int, options: dict[str, Any]
+    name: str, layer: nn.Module, wanted: RuleEntry, from_weights: bool, refine: int, options: dict[str, Any]
 ) -> tuple[nn.Module, tuple[Factorization, ...]]:
     """Build the new layer; returns it with the factorizations of its weights."""
     weight, bias = _dense_weight(layer), layer.bias

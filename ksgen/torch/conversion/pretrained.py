@@ -9,7 +9,7 @@ from typing import Any
 
 from ksgen.errors import ToolchainError
 from ksgen.torch.conversion.convert import convert
-from ksgen.torch.conversion.rule import METHOD, Beside, exactly, from_json
+from ksgen.torch.conversion.rule import METHOD, RuleEntry, exactly, from_json
 
 try:
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
@@ -46,7 +46,7 @@ class RuleQuantizer(HfQuantizer):
         return True
 
 
-def for_names(rule: Mapping[str, Beside], model: Any) -> dict[str, Beside]:
+def for_names(rule: Mapping[str, RuleEntry], model: Any) -> dict[str, RuleEntry]:
     """Adapt the rule's names to a model with or without a head.
 
     Layers of a missing head are left out.

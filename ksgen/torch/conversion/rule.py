@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from ksgen import files
-from ksgen.errors import KsgenError, SpecError
+from ksgen.errors import KsgenError, SpecError, warn
 from ksgen.pattern import Chain
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import OPTIONS, KSLinear
@@ -26,7 +26,7 @@ _MOST_BYTES = 2**26
 
 
 @dataclass(frozen=True)
-class Beside:
+class RuleEntry:
     """Rule entry for a layer of `count` chains side by side, such as q, k and v.
 
     Each chain computes its part of the outputs. `options` go to its `KSLinear` and yield to the options of `convert`.
@@ -42,20 +42,27 @@ class Beside:
             raise SpecError(f"count={excerpt(self.count)}; accepted: a whole number of at least 1")
 
 
-def described(module: nn.Module) -> Beside | None:
+def __getattr__(name: str) -> Any:
+    if name == "Beside":  # the earlier name, which pickled rules also have
+        warn("Beside is deprecated and will be removed; use RuleEntry")
+        return RuleEntry
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def described(module: nn.Module) -> RuleEntry | None:
     """Rule entry that describes a layer; None if the layer has no chains."""
     parts = list(module) if isinstance(module, KSLinears) else [module]
     if not parts or not all(isinstance(part, KSLinear) and not part.is_stored for part in parts):
         return None
-    first, *others = (Beside(part.chain, len(parts), _options_of(part)) for part in parts)
+    first, *others = (RuleEntry(part.chain, len(parts), _options_of(part)) for part in parts)
     if any(other != first for other in others):
         raise SpecError(f"the layers side by side differ ({', '.join(str(part.chain) for part in parts)}); only equal ones can be saved")
     return first
 
 
-def rule_of(model: nn.Module) -> dict[str, Beside]:
+def rule_of(model: nn.Module) -> dict[str, RuleEntry]:
     """Rule entries of all layers of chains in a model, by full name."""
-    found: dict[str, Beside] = {}
+    found: dict[str, RuleEntry] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         parent, _, _ = name.rpartition(".")
         if name and (layer := described(module)) and not (parent and isinstance(model.get_submodule(parent), KSLinears)):
@@ -63,7 +70,7 @@ def rule_of(model: nn.Module) -> dict[str, Beside]:
     return found
 
 
-def as_json(rule: Mapping[str, Beside]) -> dict[str, Any]:
+def as_json(rule: Mapping[str, RuleEntry]) -> dict[str, Any]:
     """Convert a rule to JSON values: the chain per name, and any count and options that differ from the defaults."""
     written = {}
     for name, layer in rule.items():
@@ -72,7 +79,7 @@ def as_json(rule: Mapping[str, Beside]) -> dict[str, Any]:
     return written
 
 
-def from_json(written: object, where: str) -> dict[str, Beside]:
+def from_json(written: object, where: str) -> dict[str, RuleEntry]:
     if not isinstance(written, dict):
         raise SpecError(f"{where}: {excerpt(written)} is no rule; accepted: what save_rule writes")
     rule = {}
@@ -85,13 +92,13 @@ def from_json(written: object, where: str) -> dict[str, Beside]:
         options = {option: layer[option] for option in OPTIONS if option in layer}
         try:
             chain = Chain.read(layer["chain"])
-            rule[name] = Beside(chain, layer.get("count", 1), options)
+            rule[name] = RuleEntry(chain, layer.get("count", 1), options)
         except KsgenError as error:
             raise SpecError(f"{where}: {name}: {error}") from error
     return rule
 
 
-def exactly(rule: Mapping[str, Beside]) -> dict[str, Beside]:
+def exactly(rule: Mapping[str, RuleEntry]) -> dict[str, RuleEntry]:
     """Convert names to patterns that match these names and no others."""
     patterns = {escape(name): layer for name, layer in rule.items()}
     return {each if set(each) & set("[.") else f"[{each[0]}]{each[1:]}": layer for each, layer in patterns.items() if each}
@@ -130,7 +137,7 @@ def save_rule(model: nn.Module, path: str | PathLike[str]) -> None:
     files.write(place, json.dumps({"layers": as_json(rule)}, indent=1) + "\n")
 
 
-def load_rule(path: str | PathLike[str]) -> dict[str, Beside]:
+def load_rule(path: str | PathLike[str]) -> dict[str, RuleEntry]:
     """Read a file that `save_rule` wrote, in the form that `convert` accepts."""
     place = Path(path)
     try:

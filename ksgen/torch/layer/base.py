@@ -116,7 +116,7 @@ class ChainLayer:
         """Shape of y; `LaunchError` on a residual of another shape."""
         y_shape = self._y_shape(x)
         if residual is not None and residual.shape != y_shape:
-            shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
+            shapes = f"got residual of shape {tuple(residual.shape)} with x of shape {tuple(x.shape)}"
             raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
         return y_shape
 

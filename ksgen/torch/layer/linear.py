@@ -12,7 +12,7 @@ from ksgen.pattern import Chain, Patterns
 from ksgen.quantized import Per, Quantized, quantize, quantize_inputs
 from ksgen.spec import LAYOUTS, PRECISIONS, Activation, Epilogue, Fuse, KernelSpec, Layout, PrecisionName, WeightStorage
 from ksgen.spec.kernel import checked_batch
-from ksgen.spec.storage import STORED, taken_beside
+from ksgen.spec.storage import STORED, x_precisions
 from ksgen.torch.conversion.factorize import factorize
 from ksgen.torch.layer.base import ChainLayer
 from ksgen.torch.layer.explained import explained
@@ -444,9 +444,9 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         self._refuse_out_layout("a quantized layer")
         own = dtype_name(self._dtype)
-        if isinstance(storage, str) and storage in STORED and not STORED[storage].is_scaled and own not in taken_beside(storage):
+        if isinstance(storage, str) and storage in STORED and not STORED[storage].is_scaled and own not in x_precisions(storage):
             already = f", or this one, whose weights are {own}" if own == storage else ""
-            wanted = f"a layer of {', '.join(taken_beside(storage))}{already}"
+            wanted = f"a layer of {', '.join(x_precisions(storage))}{already}"
             raise LaunchError(f"{self._name()}: weights of {own} in {storage}; accepted: {wanted}")
         if type(x_too) is not bool:
             raise LaunchError(f"{self._name()}: x_too={excerpt(x_too)}; accepted: True or False")

@@ -18,7 +18,7 @@ from ksgen.launch.weights import WrittenError, writes_to
 from ksgen.pattern import Pattern
 from ksgen.quantized import ROUNDED, Quantized, describe_scales
 from ksgen.spec import STORAGES, Activation, Epilogue, Fuse, Layout
-from ksgen.spec.storage import SAME, STORED, refused_beside, taken_beside
+from ksgen.spec.storage import SAME, STORED, refused_x_precision, x_precisions
 from ksgen.torch.layer.base import ChainLayer
 from ksgen.torch.operators.backends import multiply_between
 from ksgen.torch.operators.checks import dtype_name
@@ -68,7 +68,7 @@ def forget(values: Tensor) -> None:
     _made.pop(values, None)
 
 
-def _beside_writes(use: Callable[[], Tensor]) -> Tensor:
+def _despite_writes(use: Callable[[], Tensor]) -> Tensor:
     """Call `use`, and retry if another thread writes to the weights meanwhile."""
     for _ in range(MOST_TRIES - 1):
         try:
@@ -92,8 +92,8 @@ def multiply_stored(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor
     options = {"layout": layer.layout, "activation": layer.activation, "bias": bias, "residual": residual, "precision": precision}
     own = chain_launcher(layer._shapes, layer.between, layer.fuse)
     if x.device.type == "cuda" and layer.fuse == "auto" and len(layer.chain) > 1:
-        return _beside_writes(lambda: on_gpu(layer, own, x, layer._ready_parts(), options))
-    return _beside_writes(lambda: own(x, layer._ready_parts(), **options))
+        return _despite_writes(lambda: on_gpu(layer, own, x, layer._ready_parts(), options))
+    return _despite_writes(lambda: own(x, layer._ready_parts(), **options))
 
 
 def on_gpu(layer: Any, own: ChainLauncher, x: Tensor, parts: Sequence[Quantized], options: Mapping[str, Any]) -> Tensor:
@@ -150,7 +150,7 @@ def _compute(
             return multiply(x, wide, bias, residual, layout=layout, activation=activation)
     options = {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual), "precision": dtype_name(kind)}
     own, rows, what = launcher(*values.shape), rows_of(x), (values, scale, storage, per, x_scale)
-    return _beside_writes(lambda: own(rows, quantized_of(*what), layout=layout, activation=activation, **options))
+    return _despite_writes(lambda: own(rows, quantized_of(*what), layout=layout, activation=activation, **options))
 
 
 def _kind_of(x: Tensor, x_scale: float | None, precision: str | None) -> torch.dtype:
@@ -379,7 +379,7 @@ class StoredWeights(ChainLayer, nn.Module):
             return (kept.round().nan_to_num(0.0) if how.mantissa is None else kept).to(getattr(torch, how.dtype))
 
     def _check_kinds(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
-        if accepted := refused_beside(self.storage, kind := dtype_name(x.dtype)):
+        if accepted := refused_x_precision(self.storage, kind := dtype_name(x.dtype)):
             raise LaunchError(f"{self._name()}: got x of {kind} for weights in {self.storage}; accepted: {accepted}")
         for name, given in (("bias", bias), ("residual", residual)):
             if given is not None and given.dtype != x.dtype:
@@ -416,7 +416,7 @@ class StoredWeights(ChainLayer, nn.Module):
             made = self._ready = CachedOperand(seen)
         if not made.parts:
             every = zip(self.values, self.scales, self._x_scales, strict=True)
-            made.parts = [quantized_of(values, scale, self.storage, self.per, beside) for values, scale, beside in every]
+            made.parts = [quantized_of(values, scale, self.storage, self.per, x_scale) for values, scale, x_scale in every]
         return made
 
     def _ready_parts(self) -> list[Quantized]:
@@ -427,7 +427,7 @@ class StoredWeights(ChainLayer, nn.Module):
         return list(chain_launcher(self._shapes, self.between, self.fuse)._weights_of_each(self._ready_now().parts))
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
-        return dtype_name(dtype) in taken_beside(self.storage)
+        return dtype_name(dtype) in x_precisions(self.storage)
 
     def _prepared_calls(self) -> dict[Hashable, Any] | None:
         """Calls that were prepared with these buffers; None if x is quantized first."""

@@ -21,7 +21,7 @@ from ksgen.torch.operators import products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_fuse, dtype_name
 from ksgen.torch.operators.choice import BackendChoice, choose, has_kernels, launcher
 from ksgen.torch.operators.frozen import derived, is_kept
-from ksgen.torch.operators.ops import autocast, is_plain, is_transformed, multiply, multiply_chain, turned_at
+from ksgen.torch.operators.ops import autocast, is_plain, is_transformed, multiply, multiply_chain, transposed_at
 from ksgen.torch.operators.products import finish, permuted, permuted_back, permuted_multiply, to_dense
 
 
@@ -138,7 +138,7 @@ def multiply_all_by(
     """
     check_fuse(fuse, backend)
     x, bias, residual, *weights, precision = autocast(x, bias, residual, *weights, precision)
-    every = turned_at(turn, weights, layout, out_layout)
+    every = transposed_at(turn, weights, layout, out_layout)
     check(x, weights, bias, residual, layout, precision, [] if out_layout is None else [own for *_, own in every])
     check_backend(backend, precision, x.dtype)
     for each in (between, activation):

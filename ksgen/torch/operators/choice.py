@@ -226,7 +226,7 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
     if is_measured_here(kernel, device):
         jobs = [(kernel, size_of(batch), *ways) for ways in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
         if (job := next(filter(measured, jobs), None)) is None:
-            return BackendChoice("ksgen", "it is timed beside PyTorch's products when it is met first, and the fastest is taken")
+            return BackendChoice("ksgen", "its first call times it and PyTorch's products, and the fastest is taken")
         seconds = measured(job)
         first, *others = sorted(seconds, key=seconds.__getitem__)
         slower = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)

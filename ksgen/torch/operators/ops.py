@@ -159,7 +159,7 @@ def multiply_chain(
     is_one_alone = len(weights) == 1 and out_layout is None
 
     def one_by_one() -> Tensor:
-        *first, last = turned_at(turn, weights, layout, out_layout)
+        *first, last = transposed_at(turn, weights, layout, out_layout)
         rows = x
         for turns, each, own in first:
             rows = _multiply_factor(turns(rows), each, None, None, own, precision, between, backend)
@@ -200,7 +200,7 @@ def multiply_chain(
     return ways[faster((job, size_of(batch), *ways), ways)]()
 
 
-def turned_at(
+def transposed_at(
     turn: int, weights: Sequence[Tensor], layout: Layout, out_layout: Layout | None
 ) -> list[tuple[Callable[[Tensor], Tensor], Tensor, Layout]]:
     """Per factor: a function that prepares its X, its weights, and the layout of its X and Y.
@@ -211,12 +211,12 @@ def turned_at(
     def transposed(rows: Tensor) -> Tensor:
         return rows.t().contiguous()
 
-    def as_it_is(rows: Tensor) -> Tensor:
+    def unchanged(rows: Tensor) -> Tensor:
         return rows
 
     turns = is_transposed(layout, out_layout)
     own = [out_layout or layout if turns and number >= turn else layout for number in range(len(weights))]
-    return [(transposed if turns and number == turn else as_it_is, *each) for number, each in enumerate(zip(weights, own, strict=True))]
+    return [(transposed if turns and number == turn else unchanged, *each) for number, each in enumerate(zip(weights, own, strict=True))]
 
 
 def _is_small_step(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> bool:

@@ -391,7 +391,7 @@ def _operands(layer: Any) -> list[tuple[Weights, Tensor | None]]:
 def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
     """Run each factor by its fastest method."""
     steps, x = list[tuple[Callable[[Tensor], Tensor], Step]](), job.x
-    every: Any = ops.turned_at(layer.own_chain.turn, _operands(layer), job.layout, job.out_layout)
+    every: Any = ops.transposed_at(layer.own_chain.turn, _operands(layer), job.layout, job.out_layout)
     for number, (pattern, (turns, operands, layout)) in enumerate(zip(layer.own_chain, every, strict=True), 1):
         is_last, x = number == len(every), turns(x)
         own = _Job.one(layout, None, x, job.residual if is_last else None, [pattern.out_features])
@@ -489,7 +489,7 @@ def _step(layer: Any, x: Tensor) -> Tensor | None:
     return _product(layer, x, weights, bias) if serves else None
 
 
-def told_of_steps(layer: Any, batch: int) -> list[str]:
+def steps_in_words(layer: Any, batch: int) -> list[str]:
     """Line of `explain` that training steps of so many rows run PyTorch's products, if timings selected them."""
     first, is_bsf = layer.weights[0], layer.layout == "bsf"
     if not first.is_cpu or layer._parallel is not None or batch > ops.FEW_ENTRIES:

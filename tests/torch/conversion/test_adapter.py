@@ -12,7 +12,7 @@ from ksgen.errors import SpecError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.torch import KSLinear, convert  # noqa: E402
 from ksgen.torch.conversion.adapter import KSAdapter, adapt, merge  # noqa: E402
-from ksgen.torch.conversion.rule import Beside  # noqa: E402
+from ksgen.torch.conversion.rule import RuleEntry  # noqa: E402
 
 UP, SQUARE = [(6, 4, 4, 1), (1, 48, 12, 2)], Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))  # 24 -> 96, 24 -> 24
 
@@ -22,7 +22,7 @@ def model_of() -> Any:
     return nn.Sequential(nn.Linear(24, 72), nn.ReLU(), nn.Linear(72, 24), nn.Linear(24, 96, bias=False))
 
 
-RULE = {"[0]": Beside(SQUARE, 3), "[3]": UP}
+RULE = {"[0]": RuleEntry(SQUARE, 3), "[3]": UP}
 
 
 def test_adapters_begin_as_nothing_train_alone_and_merge() -> None:
@@ -55,7 +55,7 @@ def test_adapters_begin_as_nothing_train_alone_and_merge() -> None:
 
 def test_an_adapter_is_like_the_layer_it_adapts() -> None:
     linear = nn.Linear(24, 24).double().eval()
-    adapter = KSAdapter(linear, Beside(SQUARE), backend="einsum")
+    adapter = KSAdapter(linear, RuleEntry(SQUARE), backend="einsum")
     assert (adapter.in_features, adapter.out_features, adapter.weight.dtype, adapter.training) == (24, 24, torch.float64, False)
     assert (adapter.bias is linear.bias, adapter.adapter.backend, adapter.adapter.weights[0].dtype) == (True, "einsum", torch.float64)
 

@@ -21,7 +21,7 @@ from ksgen.torch import KSLinear, factorize, propose  # noqa: E402
 from ksgen.torch.conversion.convert import convert  # noqa: E402
 from ksgen.torch.conversion.projection import product_of  # noqa: E402
 from ksgen.torch.conversion.propose import Proposal, Proposals  # noqa: E402
-from ksgen.torch.conversion.rule import Beside  # noqa: E402
+from ksgen.torch.conversion.rule import RuleEntry  # noqa: E402
 from ksgen.torch.layer.group import KSLinears  # noqa: E402
 
 UP, DOWN = [(6, 4, 4, 1), (1, 48, 12, 2)], [(6, 4, 16, 1), (1, 8, 8, 3)]  # 24 -> 96, 96 -> 24
@@ -80,7 +80,7 @@ def test_layers_of_a_product_go_on_as_they_were() -> None:
         return [y for block in model["blocks"] for y in (block.qkv(x), block.mlp["up"](x), block.mlp["down"](wide))]
 
     before = outputs()
-    report = convert(model, {"qkv": Beside(SQUARE, 3), "blocks.*.up": UP, "down": DOWN})
+    report = convert(model, {"qkv": RuleEntry(SQUARE, 3), "blocks.*.up": UP, "down": DOWN})
     assert [type(block.qkv) for block in model["blocks"]] == [KSLinears, KSLinears]
     assert type(model["head"]) is nn.Linear
     for new, old in zip(outputs(), before, strict=True):
@@ -210,7 +210,7 @@ def tied() -> nn.Module:
     ("make", "rule", "message"),
     [
         (blocks, {"up": DOWN}, "blocks.0.mlp.up takes 24 features and gives 96; 6,4,16,1 then 1,8,8,3 would take 96 and give 24"),
-        (blocks, {"qkv": Beside(SQUARE, 2)}, "blocks.0.qkv takes 24 features and gives 72; 2 beside each other of 2,3,12,1"),
+        (blocks, {"qkv": RuleEntry(SQUARE, 2)}, "blocks.0.qkv takes 24 features and gives 72; 2 side by side of 2,3,12,1"),
         (blocks, {"up": UP, "upp": UP}, "rule 'upp' names no layer of the model; its layers: ['blocks.0.qkv', 'blocks.0.mlp.up'"),
         (blocks, {}, "rule={}; accepted: a mapping of names to chains, or a spec with layers"),
         (blocks, {"up": "6,4,4"}, "'6,4,4' is not a pattern; accepted: whole numbers a,b,c,d"),

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402  (after the skip)
 from ksgen.errors import KsgenError, SpecError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.torch import KSLinear, convert, save_rule  # noqa: E402
-from ksgen.torch.conversion.rule import Beside, exactly, load_rule, rule_of  # noqa: E402
+from ksgen.torch.conversion.rule import RuleEntry, exactly, load_rule, rule_of  # noqa: E402
 from ksgen.torch.layer.group import KSLinears  # noqa: E402
 
 UP, SQUARE = Chain((Pattern(6, 4, 4, 1), Pattern(1, 48, 12, 2))), Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))
@@ -35,14 +35,14 @@ dense = names["dense"]
 def converted() -> nn.Module:
     torch.manual_seed(0)
     model = dense()
-    convert(model, {"[0]": Beside(SQUARE, 3)}, from_weights=False)
+    convert(model, {"[0]": RuleEntry(SQUARE, 3)}, from_weights=False)
     convert(model, {"2.0": UP}, from_weights=False, backend="einsum", activation="gelu")
     return model
 
 
 def test_what_a_rule_says(tmp_path: Path) -> None:
     model = converted()
-    assert rule_of(model) == {"0": Beside(SQUARE, 3), "2.0": Beside(UP, 1, {"backend": "einsum", "activation": "gelu"})}
+    assert rule_of(model) == {"0": RuleEntry(SQUARE, 3), "2.0": RuleEntry(UP, 1, {"backend": "einsum", "activation": "gelu"})}
     save_rule(model, tmp_path / "rule.json")
     assert json.loads((tmp_path / "rule.json").read_text()) == {
         "layers": {
@@ -150,4 +150,4 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
 
 def test_side_by_side_is_once_at_least() -> None:
     with pytest.raises(KsgenError, match="count=0; accepted: a whole number of at least 1"):
-        Beside(SQUARE, 0)
+        RuleEntry(SQUARE, 0)

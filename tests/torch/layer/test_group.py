@@ -229,13 +229,13 @@ def test_compiled_and_exported(launched: list[int]) -> None:
 @pytest.mark.usefixtures("in_one_launch")
 def test_layers_that_are_turned_later_are_refused(launched: list[int]) -> None:
     """The refusal includes shapes that would fit: x with as many rows as features."""
-    for turned in ((1,), (0, 1)):
+    for transposed in ((1,), (0, 1)):
         together, x = KSLinear.group([KSLinear([(2, 8, 4, 3)], fuse="yes", backend="ksgen") for _ in range(2)]).eval(), rows(48)
         together.freeze()
         with torch.no_grad():
             for _ in range(3):
                 together(x)
-            for number in turned:
+            for number in transposed:
                 together[number].out_layout = "bsl"
             launched.clear()
             for _ in range(3):

@@ -599,7 +599,7 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "vector" in told[1]
     monkeypatch.setattr(choice, "_measured", {})
     layer = KSLinear([(2, 8, 4, 3)], bias=False)
-    assert layer.explain(batch=7).startswith("2,8,4,3: ksgen: it is timed beside PyTorch's products when it is met first")
+    assert layer.explain(batch=7).startswith("2,8,4,3: ksgen: its first call times it and PyTorch's products")
     with torch.no_grad():
         layer(torch.randn(7, 24))
     assert re.match(r"2,8,4,3: (ksgen|strided): \d+ us here, (ksgen|strided) \d+ us", layer.explain(batch=7))
@@ -648,7 +648,7 @@ def test_what_does_not_fit_is_refused(backend: str) -> None:
         make(backend=backend, layout="bsl")(x)
     with pytest.raises(LaunchError, match=r"got x of shape \(\)"):
         layer(torch.tensor(1.0))
-    with pytest.raises(LaunchError, match=r"got residual of shape \(5, 2, 24\) beside x of shape \(5, 3, 24\); \(5, 3, 24\) is needed"):
+    with pytest.raises(LaunchError, match=r"got residual of shape \(5, 2, 24\) with x of shape \(5, 3, 24\); \(5, 3, 24\) is needed"):
         layer(x, x[:, :2])
     with pytest.raises(LaunchError, match="got x of float64 and weights of float32; give both in one precision"):
         layer(x.double())

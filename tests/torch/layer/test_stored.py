@@ -145,14 +145,14 @@ def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeyp
             made.values_1.data.zero_()
             made.thaw()(x[:1])
 
-    def prepared_beside_a_write(*given: Any) -> Any:
+    def prepared_during_a_write(*given: Any) -> Any:
         monkeypatch.setattr(prepared, "_prepared", prepare)
         found = prepare(*given)
         with ThreadPoolExecutor(1) as other:
             other.submit(beside).result()
         return found
 
-    monkeypatch.setattr(prepared, "_prepared", prepared_beside_a_write)
+    monkeypatch.setattr(prepared, "_prepared", prepared_during_a_write)
     with torch.no_grad():
         made(x)
         assert made(x).any()  # by the weights as they were when it began
@@ -171,7 +171,7 @@ def test_a_write_of_another_thread_before_a_launch_is_no_error(way: str, monkeyp
         with torch.no_grad():
             made.scale_2.mul_(2)
 
-    def used_beside_a_write(own: Weights, *given: Any) -> Any:
+    def used_during_a_write(own: Weights, *given: Any) -> Any:
         if len(writes) < 2:
             writes.append(len(writes))
             with ThreadPoolExecutor(1) as other:
@@ -181,7 +181,7 @@ def test_a_write_of_another_thread_before_a_launch_is_no_error(way: str, monkeyp
     with torch.set_grad_enabled(is_apart):
         given = x.requires_grad_(is_apart)
         first = made(given)
-        monkeypatch.setattr(Weights, "use", used_beside_a_write)
+        monkeypatch.setattr(Weights, "use", used_during_a_write)
         PLANNER.forget()  # else a call that was prepared would be launched, which looks no more
         torch.testing.assert_close(made(given), 4 * first)
     assert writes == [0, 1]
@@ -196,13 +196,13 @@ def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: py
         with torch.no_grad():
             ys.append(made(x))
 
-    def made_beside_a_call(*given: Any) -> Any:
+    def made_during_a_call(*given: Any) -> Any:
         monkeypatch.setattr(stored, "quantized_of", make)
         with ThreadPoolExecutor(1) as other:
             other.submit(beside).result()
         return make(*given)
 
-    monkeypatch.setattr(stored, "quantized_of", made_beside_a_call)
+    monkeypatch.setattr(stored, "quantized_of", made_during_a_call)
     with torch.no_grad():
         ys.append(made(x))
     assert [relative(y, wanted) < 2e-6 for y in ys] == [True] * 2
@@ -423,7 +423,7 @@ def test_what_is_refused() -> None:
         (made, (torch.randn(2, 48, dtype=torch.float64),), "got x of float64 for weights in int8; accepted: float32, float16, bfloat16"),
         (made, (torch.randn(2, 48).half(),), "got x of float16 and bias of float32; give both in one precision"),
         (made, (torch.randn(2, 36),), r"QuantizedKSLinear.*got x of shape \(2, 36\); layout bsf wants \(..., 48\)"),
-        (made, (torch.randn(2, 48), torch.randn(3, 36)), r"got residual of shape \(3, 36\) beside x"),
+        (made, (torch.randn(2, 48), torch.randn(3, 36)), r"got residual of shape \(3, 36\) with x"),
         (made, ("x",), "x is str; accepted: a torch.Tensor"),
         (layer.quantize, ("int4",), "storage='int4'"),
         (layer.quantize, (["int8"],), r"storage=\['int8'\]"),
