@@ -61,8 +61,8 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     table = markdown(replace(_families(compared), title="")).partition("\n\n")[2]
     state = "" if on_gpu(rows) else f"**{NOTHING.strip()}** On a processor:\n\n"
     note = (
-        "A frozen `KSLinear` compared with the dense layer, and with the fastest of PyTorch's ways to compute the same or the dense "
-        "layer: geometric mean, least and most. The floor is the time that memory or arithmetic takes at least. "
+        "A frozen `KSLinear` is compared with the dense layer, and with the fastest of PyTorch's methods for either layer. "
+        "Figures are the geometric mean, least and most. The floor is the time that memory or arithmetic takes at least. "
         f"{where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
     )
     picture = f"![dense, the best of PyTorch and ksgen: microseconds of eight layers]({PICTURE})"
@@ -114,12 +114,12 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
         table = (overview if on_gpu(rows) else processors)(rows)
         table = replace(table, title=machine or table.title)
         made = f"{max(rows, key=lambda row: row.date).device}, {_when(rows)}"
-        parts.append(f"{markdown(table)}\n{made}; all of it: `ksgen bench report {path.relative_to(ROOT)}`.\n")
+        parts.append(f"{markdown(table)}\n{made}. All of it: `ksgen bench report {path.relative_to(ROOT)}`.\n")
         parts.append(f"![speed-ups and shares of the floor, in ascending order]({os.path.relpath(drawn, page.parent)})\n")
         if own := layers.get(path.parent):
             in_short = layers_in_short(own)
             parts.append(markdown(replace(in_short, title=f"{machine or own[0].device}: whole layers")))
-            parts.append(f"{_when(own)}; all of it: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n")
+            parts.append(f"{_when(own)}. All of it: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n")
     return "\n".join(parts if is_gpu else [NOTHING, *parts]), pictures
 
 
@@ -132,7 +132,7 @@ def _when(rows: Sequence[Row]) -> str:
             known.append(named)
     if len(found) == 1:
         return next(iter(found))
-    return "; ".join(f"{', '.join(names)}: {when}" for when, names in found.items())
+    return ". ".join(f"{', '.join(names)}: {when}" for when, names in found.items())
 
 
 def updated(path: Path, shown: str) -> str:

@@ -64,7 +64,30 @@ def test_pages_say_that_what_is_not_installed_runs_in_a_checkout() -> None:
     pages = {page: page.read_text(encoding="utf-8") for page in PAGES if page.is_relative_to(ROOT / "docs") and page.name != "setup.md"}
     named = {page: text for page, text in pages.items() if re.search(r"`python (-m (benchmarks|tests)\b|benchmarks/)", text)}
     assert len(named) > 10
-    assert [page.name for page, text in named.items() if "in a [checkout](" not in text] == []
+    assert [page.name for page, text in named.items() if not re.search(r"in a\s+\[checkout\]\(", text)] == []
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of paragraphs and lists. Code is one word; headings, tables and links' targets do not count."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    lines = ("" if line.startswith(("#", "|", "<", "![", "    ")) else line for line in text.splitlines())
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", "\n".join(lines)):
+        prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", block))
+        yield from re.split(r"(?<=[.!?])[)\"*]*\s+", prose)
+
+
+def words_in(sentence: str) -> int:
+    return sum(bool(re.search(r"\w", word)) for word in sentence.split())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_have_at_most_25_words(page: Path) -> None:
+    assert [each for each in sentences(page.read_text(encoding="utf-8")) if words_in(each) > 25] == []
+
+
+def test_words_of_sentences_are_counted() -> None:
+    text = "# Of no count\n\nA b c. (D `e f`!) [G h](i j).\n\n- k: l - m\n  n\n- o\n\n    int p;\n\n| q |\n\n```\nr s\n```\n"
+    assert [words_in(each) for each in sentences(text) if words_in(each)] == [3, 2, 2, 4, 1]
 
 
 def test_make_help_says_one_line_of_every_target() -> None:

@@ -44,13 +44,13 @@ def test_the_page_of_benchmarks_has_a_part_per_machine(tmp_path: Path, monkeypat
         machine(tmp_path / name, runtime)
     shown, pictures = figures.benchmarks_figures(tmp_path, page)
     for name in ("abacus", "processor"):
-        assert shown.count(f"Abacus, 2026-01-02, commit c0ffee; all of it: `ksgen bench report {name}/paper.csv`.") == 1
+        assert shown.count(f"Abacus, 2026-01-02, commit c0ffee. All of it: `ksgen bench report {name}/paper.csv`.") == 1
         assert f"](../{name}/paper.svg)" in shown
         assert pictures[tmp_path / name / "paper.svg"].count('class="bar"') == 2
     assert "| 25088 | float32 | bsl | 1 | 100 % | x2.00 |" in shown
     assert figures.NOTHING not in shown
     machine(tmp_path / "abacus", "driver", row(precision="bfloat16", commit="facade" * 4))
-    when = "Abacus, float32 at batch 25088: 2026-01-02, commit c0ffee; bfloat16 at batch 25088: 2026-01-02, commit facadefacade; all"
+    when = "Abacus, float32 at batch 25088: 2026-01-02, commit c0ffee. bfloat16 at batch 25088: 2026-01-02, commit facadefacade. All"
     assert when in figures.benchmarks_figures(tmp_path, page)[0]
     (tmp_path / "processor" / "machine.txt").write_text("An abacus with ten rods\n")
     assert figures.benchmarks_figures(tmp_path, page)[0].count("### An abacus with ten rods\n") == 1
