@@ -1,5 +1,5 @@
-"""Finds the extras that fit this machine's driver, and the command that installs one the way ksgen was installed: from
-a checkout, a wheel, a repository or an index.
+"""Finds the extras that fit this machine's driver, and the command that installs one. The command follows how ksgen was
+installed: from a checkout, a wheel, a repository or an index.
 
 `python -m ksgen.install` prints the extras, for the Makefile; it needs Python alone.
 """

@@ -1,8 +1,8 @@
 """Defines which entries of K are free: a `Pattern` (a, b, c, d), a `Chain` of patterns, and the literature's named
 families.
 
-A pattern is the support I_a ⊗ 1_{b x c} ⊗ I_d of a matrix of a*b*d rows and a*c*d columns: row (i, k, j) and
-column (i, l, j) meet in one free value, for i < a, k < b, l < c, j < d. Whole numbers only: never arrays, never GPUs.
+A pattern is the support I_a ⊗ 1_{b x c} ⊗ I_d of a matrix of a*b*d rows and a*c*d columns. Row (i, k, j) and column (i,
+l, j) meet in one free value, for i < a, k < b, l < c, j < d. Whole numbers only: never arrays, never GPUs.
 """
 
 import re

@@ -331,7 +331,7 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
 def test_layers_and_groups_take_x_in_eight_bits_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A float32 intermediate gives the bits of one launch per factor. Types follow the other arrays."""
     chosen_native(monkeypatch)
-    monkeypatch.setattr("ksgen.launch.fused.LEAST_ENTRIES", 1)
+    monkeypatch.setattr("ksgen.launch.fused.LEAST_ROWS", 1)
     first, given = Launcher(2, 6, 8, 3), quantize_inputs(X, "e4m3")
     made, after = quantize(WEIGHTS, "e4m3", x_scale=given.scale), quantize(RANDOM.standard_normal((1, 5, 36, 1)), "e4m3")
     whole, apart = (ChainLauncher(first, Launcher(1, 5, 36, 1), between="silu", fuse=fuse) for fuse in ("yes", "no"))

@@ -1,8 +1,8 @@
 """Builds one source into its `Binary`, from a cache or by a compiler. Calls no GPU, chooses no constants.
 
-Caches are asked in this order: the folders and bundles in `KSGEN_CACHE_PATH` (separated as in PATH; those that do not
-exist are skipped), the user's folder, bundles in use, then those that the caller adds. A new binary goes to the first
-folder that takes it. `KSGEN_NO_COMPILE=1` makes a miss an error.
+Caches are asked in this order. First come the folders and bundles in `KSGEN_CACHE_PATH` (separated as in PATH; missing
+ones are skipped). The user's folder, bundles in use, and those that the caller adds follow. A new binary goes to the
+first folder that takes it. `KSGEN_NO_COMPILE=1` makes a miss an error.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """A bundle: many binaries, their sources and the wisdom that chose them, in one file to carry to another machine.
 
-It is a zip archive, so that people can look inside: `index.json` with the record of each binary, `binaries/` and
-`sources/` by the hash of their content, `wisdom/`. The archive's comment names the format and the index's hash. The
+It is a zip archive, so that people can look inside. It holds `index.json` with the record of each binary, `binaries/`
+and `sources/` by the hash of their content, `wisdom/`. The archive's comment names the format and the index's hash. The
 index names every other hash, which is checked when a member is used. The same input gives the same bytes, as it holds
 no times. It answers like a cache, but with binaries of any compiler.
 """

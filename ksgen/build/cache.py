@@ -4,13 +4,14 @@
     <folder>/.tmp-<random>/                                 an entry being written, or on its way out
     <folder>/failed/                                        sources that did not build, for their author
 
-The request digest is over source text, entry and target, so that a machine without a compiler finds what any compiler
-made of it; the key adds the compiler, its version and its options. An entry comes and goes by one rename, so a reader
-sees all of it or none; what a crash of the machine truncates fails its hash when it is next read. Only content decides
-whether an entry is good: times order evictions, and nothing else. What another user can have written is not read.
+The request digest is over source text, entry and target, so that a machine without a compiler finds any compiler's
+binary. The key adds the compiler, its version and its options. An entry comes and goes by one rename, so a reader sees
+all of it or none. A file that a crash of the machine truncates fails its hash when it is next read. Only content
+decides whether an entry is good: times order evictions, and nothing else. What another user can have written is not
+read.
 
-Removed is what shows by itself that it is the cache's: a folder named by digests that holds nothing but an entry's two
-files, and a refused source whose content still has the digest in its name.
+Removal needs proof that a file is the cache's. That is a folder named by digests that holds nothing but an entry's two
+files, or a refused source whose content still has the digest in its name.
 """
 
 import contextlib

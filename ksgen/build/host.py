@@ -164,10 +164,10 @@ def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[st
 
 
 def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, ...]:
-    """How far to optimize. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has; by
-    -O2 too, where it shares a register between a sum and its copies. GCC for ARM and Clang for any processor do the
-    same if they reorder instructions before they choose registers: loads come so early that no registers are left for
-    sums.
+    """How far to optimize. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has. By
+    -O2 it does so too if it shares a register between a sum and its copies. GCC for ARM and Clang for any processor do
+    the same if they reorder instructions before they choose registers. Then loads come so early that no registers are
+    left for sums.
     """
     if is_clang:
         return ("-O3", "-mllvm", "-enable-misched=false")

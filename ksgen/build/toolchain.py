@@ -2,8 +2,8 @@
 
 Looked for in this order: nvcc in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the usual folders of toolkits, in the
 `nvidia-cuda-nvcc` package; then NVRTC through `cuda-bindings`, which needs no host compiler. One whose binaries this
-machine's driver can load comes before one that is newer than the driver. One that turns out not to work here, because
-it does not know the target or its host compiler does not suit it, gives way to the next, unless the user named it.
+machine's driver can load comes before one that is newer than the driver. A compiler fails here if it does not know the
+target, or its host compiler does not suit it. It gives way to the next one, unless the user named it.
 
 Spills are no error: they are a number in `Resources`, because whether they cost more than they save is for a
 measurement to say.

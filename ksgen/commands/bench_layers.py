@@ -81,8 +81,9 @@ def command(
     names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
     seconds: float | None, output: Path, page: bool, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time layers by several contenders in turns: one launch of all factors, one launch per factor, KSLinear, PyTorch's
-    products per factor, and the dense layer of the same shape. Every result is checked against float64.
+    """Time layers by several contenders in turns. They are one launch of all factors, one launch per factor, KSLinear,
+    PyTorch's products per factor, and a dense layer of that shape. Every result is
+    checked against float64.
 
     transformers (the default): 24 chains of the sizes of transformers. random: 24 random pairs of the paper's patterns,
     from every class of size. A spec: its layers and groups, as it says. A run that was stopped or killed continues when

@@ -65,20 +65,20 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     loaded = load(find_spec(spec))
     where = find_device(device)
     folder = output_folder(output, loaded)
-    entries = batch or default_batch(where.limits)
+    size = batch or default_batch(where.limits)
     for kernel in loaded.kernels:
-        check_memory(kernel, kernel.batch or entries, limits_of(where), loaded.batch_places.get(kernel))
+        check_memory(kernel, kernel.batch or size, limits_of(where), loaded.batch_places.get(kernel))
     emit(loaded, folder)
     note = ", a smaller batch than a GPU's 25088, as there is none here" if where.limits.is_cpu and not batch else ""
     if not as_json:
         kernels = counted(len(loaded.kernels), "kernel")
-        click.echo(f"{kernels} of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {entries}{note}.")
-    jobs = [(kernel, kernel.batch or entries) for kernel in loaded.kernels]
+        click.echo(f"{kernels} of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {size}{note}.")
+    jobs = [(kernel, kernel.batch or size) for kernel in loaded.kernels]
     _build_all(where, jobs)
     say_if_busy()
     rows = _measure_all(where, jobs)
     if as_json:
-        print_json({"device": where.name, "batch": entries, "kernels": rows})
+        print_json({"device": where.name, "batch": size, "kernels": rows})
     else:
         _print(rows)
     if not all(row["passed"] for row in rows):

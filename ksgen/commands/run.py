@@ -125,7 +125,8 @@ def command(
         "passed": measured.passed and all(each.passed for each in apart),
         "error": measured.error,
         "tolerance": measured.tolerance,
-        "checked_batch_entries": measured.checked,
+        "checked_rows": measured.checked,
+        "checked_batch_entries": measured.checked,  # deprecated
         "median_us": seconds * 1e6,
         "low_us": low * 1e6,
         "high_us": high * 1e6,
@@ -186,7 +187,7 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ("device", "{device} ({runtime})"),
         ("constants", "{family}: {chosen}"),
         ("chosen by", "{why}"),
-        ("error", "{error:.2e} against float64 over {checked_batch_entries} rows of the batch; {verdict} (at most {tolerance:.1e})"),
+        ("error", "{error:.2e} against float64 over {checked_rows} rows of the batch; {verdict} (at most {tolerance:.1e})"),
         ("time", f"{marked('{median_us:.1f}', why)} us median of {{blocks}} blocks, between {{low_us:.1f}} and {{high_us:.1f}}"),
         ("rate", f"{marked('{gflop_per_s:.1f}', why)} GFLOP/s, {marked('{gbyte_per_s:.1f}', why)} GB/s"),
         (

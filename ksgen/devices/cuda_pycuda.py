@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 _GONE = (
     "the CUDA context that this was made in is gone, detached by its user; "
-    "call launchers, which open the GPU in the context that is current then, and make packed weights and prepared calls again"
+    "call launchers, which open the current context, and pack weights and prepare calls again"
 )
 _opened: dict[int, PyCudaDevice] = {}
 _left: list[list[Any]] = []  # what could not be freed
@@ -83,8 +83,8 @@ def open_device(index: int) -> PyCudaDevice:
 class PyCudaDevice:
     """One GPU, in the context that the user's PyCUDA has current there, else in the primary one.
 
-    The context is entered around every call and left again: PyCUDA aborts a process whose thread ends inside one, and
-    makes no stream, event or module on a thread that is outside.
+    The context is entered before every call and left after it. PyCUDA aborts a process whose thread ends inside one,
+    and makes no stream, event or module on a thread that is outside.
     """
 
     kind: Literal["cuda"] = "cuda"

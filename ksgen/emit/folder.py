@@ -1,9 +1,9 @@
 """The folder that emit writes: which of its files are emit's own, and how all of them are replaced together.
 
-`manifest.json` lists them with their SHA-256. What it does not list is the user's and stays, as does a listed file that
-was changed since: emit refuses before it would touch one. Files are written aside and moved in one by one; from the
-first move to the last, the manifest says under `unfinished` which files of the version before may be there. Emit
-finishes what a killed one left.
+`manifest.json` lists them with their SHA-256. Unlisted files are the user's and stay, as does a listed file that was
+changed since: emit refuses before it would touch one. Files are written aside and moved in one by one. From the first
+move to the last, the manifest says under `unfinished` which files of the version before may be there. Emit finishes
+what a killed one left.
 """
 
 import fcntl

@@ -197,7 +197,7 @@ def has_parts(template: str) -> bool:
 
 
 def dictionaries(family: Family[Any], kind: type[Any], dialect: str, in_parts: bool = False) -> tuple[str, ...]:
-    """Snippet libraries that the family's sources with such constants may use in a dialect, in order; `in_parts`: outside
+    """Snippet libraries that the family's sources with such constants may use in a dialect, in order. `in_parts`: outside
     of the parts of a source that has parts with snippets of their own."""
     if template_of(family, kind).endswith(".cl.j2"):
         own = VECTOR_WORDS if family.name == "vector" else TILE_WORDS

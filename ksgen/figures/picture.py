@@ -67,7 +67,8 @@ def text(pattern: Pattern, width: int, plain: bool = False) -> str:
 
 
 def png(pattern: Pattern) -> bytes:
-    """The support and the legend as a PNG: a colour for each of the a*d blocks that K has once its rows and columns are permuted."""
+    """The support and the legend as a PNG. Each of the a*d blocks, which K has if its rows and columns are permuted,
+    has a colour."""
     rows, columns = sketch(pattern, CELLS, CELLS)
     size = min(LARGEST, PIXELS // max(len(rows), len(columns)))
     b_label, c_label, words = drawn(f"b = {pattern.b}"), drawn(f"c = {pattern.c}"), [drawn(line) for line in legend(pattern)]

@@ -26,7 +26,7 @@ from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
 _UNKNOWN = object()
-LEAST_ENTRIES = 8  # rows of the batch per core: below, each factor's outputs are divided among the cores
+LEAST_ROWS = 8  # rows of the batch per core: below, each factor's outputs are divided among the cores
 LEAST_COLUMNS = 16  # the same in batch-size-last, where vectors run along the batch
 SMALL_BYTES = 2**19  # of weights in bsf: one core reads them faster than two synchronise (measured on two cores)
 NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
@@ -224,9 +224,9 @@ def _time(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None:
     return (found.median_us or 0.0) if found and found.batch == at else None
 
 
-def least_entries(cores: int, layout: str) -> int:
+def least_rows(cores: int, layout: str) -> int:
     """Least batch size at which a processor with so many cores takes one launch, whatever the size of the weights."""
-    return (LEAST_ENTRIES if layout == "bsf" else LEAST_COLUMNS) * cores
+    return (LEAST_ROWS if layout == "bsf" else LEAST_COLUMNS) * cores
 
 
 def shared_out(kernel: KernelSpec, cores: int, batch: int) -> str:
@@ -234,11 +234,11 @@ def shared_out(kernel: KernelSpec, cores: int, batch: int) -> str:
 
     Empty if it does not, so that one launch may run all factors.
     """
-    least = least_entries(cores, kernel.layout)
+    least = least_rows(cores, kernel.layout)
     if batch >= least or (kernel.layout == "bsf" and kernel.weight_bytes <= SMALL_BYTES):
         return ""
-    but = f" of weights that have more than {SMALL_BYTES // 1024} KB in all" if kernel.layout == "bsf" else ""
-    return f"below {counted(least, 'entry', 'entries')} the outputs of each factor{but} are shared out among cores"
+    large = f", as all weights have more than {SMALL_BYTES // 1024} KB" if kernel.layout == "bsf" else ""
+    return f"below {counted(least, 'row')} of the batch each factor's outputs are divided among cores{large}"
 
 
 def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[Any] | None:

@@ -134,7 +134,7 @@ class GroupLauncher(OneLaunch):
             >>> group(x, [weights])
             Traceback (most recent call last):
             ...
-            ksgen.errors.LaunchError: GroupLauncher(...): weights: got 1 entry; 2 are needed, one a layer, in a list
+            ksgen.errors.LaunchError: GroupLauncher(...): weights: got 1 entry; 2 are needed, one per layer, in a list
         """
         given = self._read(x, weights, bias, residual, out, options_of_call(self.stated, layout, activation, stream, precision))
         if fused := self._fused(given):
@@ -276,7 +276,7 @@ class GroupLauncher(OneLaunch):
             return [None] * len(self.layers)
         if not isinstance(given, list | tuple) or len(given) != len(self.layers):
             got = counted(len(given), "entry", "entries") if isinstance(given, list | tuple) else excerpt(given)
-            raise LaunchError(f"{self!r}: {name}: got {got}; {len(self.layers)} are needed, one a layer, in a list")
+            raise LaunchError(f"{self!r}: {name}: got {got}; {len(self.layers)} are needed, one per layer, in a list")
         return list(given)
 
     def _added(self, name: str, given: Any) -> list[Any]:

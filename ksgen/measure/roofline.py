@@ -1,9 +1,9 @@
 """The least time that a kernel could take on a device: the bytes and operations it needs, divided by measured ceilings.
 
 A copy measures the ceiling of memory; reads of a small array that of a CUDA GPU's second-level cache. The fastest
-multiply-adds for the kernel's operands measure that of arithmetic: plain ones, or those of tensor cores, by warpgroups
-where the device has them and else by warps. On a processor, vector instructions on all cores, or its matrix tiles where
-they multiply what is stored.
+multiply-adds for the kernel's operands measure that of arithmetic. They are plain ones, or those of tensor cores: by
+warpgroups if the device has them, else by warps. On a processor, vector instructions on all cores, or its matrix tiles
+where they multiply what is stored.
 """
 
 from dataclasses import dataclass, replace

@@ -122,8 +122,8 @@ def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float
     passed.
 
     The search for a fast one ends for all timers whose blocks are slower than `give_up`. On a processor each block
-    after another timer's waits until the threads of this process sleep, and no series ends before the load of the
-    machine is known. A device's own clock sees neither.
+    after another timer's waits until the threads of this process sleep. No series ends before the load of the machine
+    is known. A device's own clock sees neither.
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]

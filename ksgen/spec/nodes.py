@@ -1,7 +1,7 @@
 """YAML text as nodes that know their place, so that every complaint names file, line and key. Never what the keys mean.
 
-Scalars stay text: `1,192,48,2` is no number here, and `no` no truth value. What a spec has no use for is refused:
-anchors and aliases (a few lines of them can stand for gigabytes), tags, further documents, deep nesting.
+Scalars stay text: `1,192,48,2` is no number here, and `no` no truth value. Features that specs do not need are refused.
+They are anchors and aliases (a few lines of them can stand for gigabytes), tags, further documents, and deep nesting.
 """
 
 import re

@@ -70,9 +70,9 @@ def shuffled(pool: Pool, has_budget: bool = False) -> Strategy:
 class Model:
     """Candidates in the cost model's order, corrected by measurements.
 
-    The next candidate is the one that may be the fastest: alternately of all, and of those that differ from the best
-    one in one constant. The strategy ends when no candidate promises a gain. If the search has a budget, it goes on
-    with the rest in the cost model's order.
+    The next candidate is the one that may be the fastest. It is alternately one of all, and one of those that differ
+    from the best in one constant. The strategy ends when no candidate promises a gain. If the search has a budget, it
+    goes on with the rest in the cost model's order.
     """
 
     def __init__(self, pool: Pool, has_budget: bool = False) -> None:

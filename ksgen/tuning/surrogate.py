@@ -1,7 +1,7 @@
 """Expected times of candidates that were not measured, from those that were: a Gaussian process over the constants.
 
-It starts from the cost model's predictions and learns their errors, from the job's own measurements and, with less
-weight, from other kernels' on the same device. Knows only numbers: no kernels, no devices.
+It starts from the cost model's predictions and learns their errors from the job's own measurements. Other kernels' on
+the same device count with less weight. Knows only numbers: no kernels, no devices.
 """
 
 from collections.abc import Mapping, Sequence

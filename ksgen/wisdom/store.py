@@ -2,9 +2,9 @@
 
 One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes
 precedence over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins
-over a fresh one; nor does one whose time is unreliable win over a sound one. An entry that cannot be read costs only
-itself: launchers go on without it, with a warning; commands that write wisdom, or were asked for it, refuse. Renders
-and measures nothing.
+over a fresh one. An entry whose time is unreliable never wins over a reliable one. An entry that cannot be read costs
+only itself. Launchers continue without it, with a warning. Commands that write wisdom, or were asked for it, refuse.
+Renders and measures nothing.
 """
 
 import errno
@@ -147,11 +147,11 @@ class Wisdom:
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
         """The entry of this batch, or of the nearest batch in ratio, if its family takes this batch and arrays so
-        aligned; None if the kernel was never measured in its class (`are_alike`). Reliable entries go before unreliable
+        aligned. None if the kernel was never measured in its class (`are_alike`). Reliable entries go before unreliable
         or stale ones.
 
-        A kernel for one batch uses what was found for any batch, if nothing was found for itself; one of slices, what
-        was found for dense arrays; a chain with activations, what was found without.
+        A kernel for one batch without its own entry uses the entry for any batch. A kernel of slices uses that of dense
+        arrays, and a chain with activations that without.
         """
         dense = replace(kernel, stride="dense")
         found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))

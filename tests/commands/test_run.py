@@ -28,7 +28,7 @@ def test_run_checks_and_times_one_kernel() -> None:
     done = ksgen("run", "2,9,5,3", "--batch", "70", "--layout", "bsl", "--bias", "--activation", "silu", "--runs", "2", "--json")
     figures = json.loads(done.stdout)
     assert figures["passed"]
-    assert figures["checked_batch_entries"] == 70
+    assert figures["checked_rows"] == 70
     assert 0 < figures["error"] <= figures["tolerance"]
     assert figures["median_us"] > 0
     share = None if figures["doubt"] else share_of_floor(figures["floor_us"], figures["median_us"])
@@ -95,7 +95,7 @@ def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsy
     why, *of_each = doubts
     figures = {
         "entry": "ks", "batch": 70, "device": "a device", "runtime": "native", "family": "vector", "why": "a test",
-        "passed": True, "error": 1e-8, "tolerance": 1e-6, "checked_batch_entries": 70,
+        "passed": True, "error": 1e-8, "tolerance": 1e-6, "checked_rows": 70,
         "median_us": 40.0, "low_us": 39.0, "high_us": 41.0, "blocks": 8, "gflop_per_s": 3.0, "gbyte_per_s": 4.0,
         "floor_us": 20.0, "share_of_floor": None if why else 0.5, "doubt": why,
         "each_factor_us": [30.0, 50.0], "each_factor_doubt": of_each,
@@ -167,7 +167,7 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
     layer = figures("--layer", "up")
     assert (layer["pattern"], layer["batch"], layer["between"]) == ([[2, 9, 5, 3], [1, 4, 18, 3]], 40, "relu")
     assert (layer["epilogue"], len(layer["each_factor_us"])) == ({"bias": True, "activation": "gelu", "residual": False}, 2)
-    assert figures("--layer", "up", "--batch", "7")["checked_batch_entries"] == 7
+    assert figures("--layer", "up", "--batch", "7")["checked_rows"] == 7
     lone = figures("--layer", "lone", "--batch", "9")
     assert (lone["job"], lone["layout"], lone["precision"]) == ("multiply", "bsl", "float64")
     assert figures("--layer", "lone", "--batch", "9", "--layout", "bsf")["layout"] == "bsf"

@@ -16,7 +16,7 @@ from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains
 from ksgen.families.vector import Vector, VectorChainConstants, VectorConstants, VectorTiling
 from ksgen.families.vector.shape import lie_in_pairs
-from ksgen.launch.fused import LEAST_ENTRIES
+from ksgen.launch.fused import LEAST_ROWS
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
 from ksgen.launcher import ChainLauncher, Launcher
@@ -409,7 +409,7 @@ def test_weights_that_change_are_packed_anew_and_packed_ones_are_kept(few_cores:
 def test_what_it_does_not_serve_goes_one_by_one(few_cores: Device, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ksgen.launch.fused.SMALL_BYTES", 0)
     kernel = chain_of(TWO)
-    few, many = arrays_of(kernel, LEAST_ENTRIES * 2 - 1), arrays_of(kernel, MANY)
+    few, many = arrays_of(kernel, LEAST_ROWS * 2 - 1), arrays_of(kernel, MANY)
     shifted = {**many, "x": np.frombuffer(bytes(1) + many["x"].tobytes(), np.uint8)[1:].view(np.float32).reshape(many["x"].shape)}
     for arrays in (few, shifted):
         assert is_right(kernel, called(kernel, arrays), truth_of(kernel, arrays))

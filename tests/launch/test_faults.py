@@ -481,7 +481,7 @@ context.pop()
 def test_each_context_of_pycudas_user_serves_until_it_is_detached() -> None:
     gone = (
         "the CUDA context that this was made in is gone, detached by its user; "
-        "call launchers, which open the GPU in the context that is current then, and make packed weights and prepared calls again"
+        "call launchers, which open the current context, and pack weights and prepare calls again"
     )
     packed = "LaunchError: Launcher(2, 9, 5, 3): packed weights lie in a CUDA context that is gone, detached by its user; pack them again"
     uploading, allocating = (f"DeviceError: PyCUDA on NVIDIA H200, {doing} bytes: {gone}" for doing in ("uploading 4440", "allocating 8"))

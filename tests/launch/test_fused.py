@@ -36,19 +36,22 @@ class Imagined(SimpleNamespace):
         (PAIR, "bsl", fused.LEAST_COLUMNS * CORES - 1, False),
         (PAIR, "bsl", fused.LEAST_COLUMNS * CORES, False),
         (PAIR, "bsl", 10_000, False),
-        (LARGE, "bsf", fused.LEAST_ENTRIES * CORES - 1, False),
-        (LARGE, "bsf", fused.LEAST_ENTRIES * CORES, True),
+        (LARGE, "bsf", fused.LEAST_ROWS * CORES - 1, False),
+        (LARGE, "bsf", fused.LEAST_ROWS * CORES, True),
     ],
 )
 def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(chain: Chain, layout: str, batch: int, is_one: bool) -> None:
     device: Any = Imagined(shares_host=True, kind="native", target="", name="unnamed", limits=CPU)
     found = fused.verdict(device, KernelSpec((chain.factors,), "float32", layout, Epilogue()), batch)
     assert found.is_one == is_one
-    least = {"bsf": "32 entries the outputs of each factor of weights that have more than 512 KB in all are ", "bsl": "64 entries the "}
+    least = {
+        "bsf": "32 rows of the batch each factor's outputs are divided among cores, as all weights have more than 512 KB",
+        "bsl": "64 rows of the batch each factor's outputs are divided among cores",
+    }
     if layout == "bsl" and batch >= 64:
         assert found.why == "in batch-size-last each factor by itself reads its rows and weights from end to end"
     else:
-        assert is_one or found.why.startswith(f"below {least[layout]}")
+        assert is_one or found.why == f"below {least[layout]}"
 
 
 @pytest.mark.parametrize(("layout", "other", "is_one"), [("bsf", "bsl", True), ("bsl", "bsf", True), ("bsl", None, False)])

@@ -230,7 +230,7 @@ def test_what_a_user_gives_wrong() -> None:
     with pytest.raises(LaunchError, match=r"layers=\(\); accepted: ChainLaunchers, Launchers or chains, one an argument"):
         GroupLauncher()
     refused("takes 24, .* takes 30 features; accepted: layers that take the same x", one, Launcher(1, 3, 30, 1))
-    refused("weights: got 2 entries; 3 are needed, one a layer, in a list", weights=weights_of()[:2])
+    refused("weights: got 2 entries; 3 are needed, one per layer, in a list", weights=weights_of()[:2])
     refused("got 1 weight array; 2 are needed", weights=[each[:1] for each in weights_of()])
     refused("bias: got 2 entries; 3 are needed", bias=[draw(21), draw(54)])
     refused(r"got bias of shape \(54,\); \(21,\) is needed", bias=[draw(54), draw(54), draw(10)])

@@ -77,8 +77,8 @@ class AmxChainTiling(LaunchTiling):
 
     @property
     def pitch(self) -> int:
-        """Elements from one feature of an intermediate to the next, in batch-size-last: an odd number of lines, so that
-        features use many sets of a cache."""
+        """Elements from one feature of an intermediate to the next, in batch-size-last. They are an odd number of
+        lines, so that features use many sets of a cache."""
         lines = divide_up(self.constants.block * self.kernel.item_bytes, LINE_BYTES) | 1
         return lines * LINE_BYTES // self.kernel.item_bytes
 

@@ -321,7 +321,7 @@ class AmxTiling(TilePlanes):
 
     @property
     def units(self) -> int:
-        """Units of 32 elements of a row of sums that are stored per share of a step, so that a group is stored when the
+        """Units of 32 elements of a row of sums that are stored per share of a step. A group is then stored when the
         next one is complete."""
         rows, columns = self.constants.block, self.constants.outputs
         if not self.is_bsf:

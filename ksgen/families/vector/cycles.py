@@ -1,8 +1,9 @@
 """Estimated cycles of a processor's cores for a vector kernel: what its tiles multiply, load and miss, as terms of the
 cost model.
 
-The model is a core as built since 2015: two vector operations and two loads per cycle, results after four cycles, 64
-bytes per cycle from its second-level cache. It orders constants of one kernel, and measures nothing.
+The model is a core as built since 2015. It does two vector operations and two loads per cycle, with results after four
+cycles, and takes 64 bytes per cycle from its second-level cache. It orders constants of one kernel, and measures
+nothing.
 """
 
 from dataclasses import dataclass

@@ -56,8 +56,8 @@ def complex_registers(height: int, width: int, kept: int) -> int:
 
 
 def alike(batch: int) -> int:
-    """Batch whose constants serve this one: small batches have their own, others those of the next power of two, and
-    the largest one choice for all."""
+    """Batch whose constants serve this one. Small batches have their own, others those of the next power of two, and
+    the largest ones share one choice."""
     return batch if batch <= FEW else min(MANY, 1 << (batch - 1).bit_length())
 
 

@@ -1,4 +1,4 @@
-"""The vector family: a processor's vector registers full of sums, for every pattern, batch and layout, and for all
+"""The vector family fills a processor's vector registers with sums. It serves every pattern, batch and layout, and all
 factors of a layer in one launch.
 
 Decides the tiles of `vector.cl.j2`; its design is docs/kernels.md. Never renders, compiles or runs. Weights are packed

@@ -1,5 +1,5 @@
-"""Shared parts of families for processors: vectors of sums, whose lanes are along the outputs or along the batch, and
-planes of outputs that share their inputs."""
+"""Shared parts of families for processors. Lanes of vectors of sums are along the outputs or along the batch. Planes of
+outputs share their inputs."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, ToolchainError
-from ksgen.launch.fused import Verdict, least_entries
+from ksgen.launch.fused import Verdict, least_rows
 from ksgen.launcher import GroupLauncher
 from ksgen.spec import Epilogue
 from ksgen.torch.layer.base import ChainLayer, freeze
@@ -190,7 +190,7 @@ class KSLinears(nn.ModuleList):
             return False
         place, least = _place_of(x), 1
         if place == "cpu" and self._first.fuse == "auto":  # smaller x is faster with each layer's prepared call
-            least = least_entries(torch.get_num_threads(), self._first.layout) * self._first.in_features
+            least = least_rows(torch.get_num_threads(), self._first.layout) * self._first.in_features
         if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least:
             return False
         layers = list(self._linears())
