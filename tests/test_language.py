@@ -1,4 +1,4 @@
-"""Docstrings and comments use the field's words, and a docstring stands without the name of its function."""
+"""Pages, docstrings and comments use the field's words, and a docstring stands without the name of its function."""
 
 import ast
 import io
@@ -91,6 +91,13 @@ def phrases(source: str) -> Iterator[tuple[int, str]]:
 def test_prose_is_the_fields() -> None:
     found = {name: places for name, source in files() if (places := [*orphans(source), *phrases(source)])}
     assert not found, "\n".join(f"{name}:{line}: {what}" for name, places in found.items() for line, what in places)
+
+
+def test_pages_use_the_fields_words() -> None:
+    pages = {page: page.read_text(encoding="utf-8").lower() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))}
+    without_code = {page.name: " ".join(re.sub("```.*?```|`[^`]*`", "", text, flags=re.DOTALL).split()) for page, text in pages.items()}
+    assert len(pages) > 20
+    assert {name: found for name, prose in without_code.items() if (found := PHRASE.findall(prose))} == {}
 
 
 @pytest.mark.parametrize(
