@@ -76,7 +76,7 @@ _HOMES = {
     "use_bundle": "ksgen.launcher",
 }
 
-_PACKAGES = {"torch": "torch", "transforms": "numpy"}  # and the library that each cannot be imported without
+_PACKAGES = {"torch": "torch", "transforms": "numpy"}  # and the library without which each cannot be imported
 
 
 def __getattr__(name: str) -> Any:

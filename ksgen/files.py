@@ -79,7 +79,7 @@ def replaced(path: Path) -> Iterator[Path]:
 def _followed(path: Path) -> Path:
     """Follow a chain of links. Links of other users are refused: in an open folder they can lead to any file of this
     user."""
-    for _ in range(40):  # as many as Linux follows
+    for _ in range(40):  # Linux follows as many
         if not path.is_symlink():
             return path
         check_owner(path, os.lstat(path))

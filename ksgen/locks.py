@@ -28,7 +28,7 @@ def _kept(lock: Any) -> Any:
 
 def _free_all() -> None:
     for lock in list(_made):
-        lock._at_fork_reinit()  # as the standard library frees its own
+        lock._at_fork_reinit()  # the standard library frees its own like this
 
 
 if hasattr(os, "register_at_fork"):

@@ -59,7 +59,7 @@ def _own_folder(name: str, fallback: str) -> Path:
 
     with suppress(RuntimeError):
         folder = str(getattr(platformdirs, fallback)("ksgen", appauthor=False))
-        if not folder.startswith("~"):  # as older versions leave it where there is no home
+        if not folder.startswith("~"):  # older platformdirs leaves it so if there is no home
             return Path(from_start(folder))
     # No HOME, and no home folder of a user without a name, as in some containers.
     return Path(temporary_root(), f"ksgen-{fallback.split('_')[1]}-{os.geteuid()}")

@@ -336,7 +336,7 @@ class Chain:
         return all(are_chainable(left, right) for right, left in pairwise(self.factors))
 
 
-Patterns = Chain | Pattern | str | Sequence[Pattern | str | Sequence[int]]  # what `Chain.read` reads
+Patterns = Chain | Pattern | str | Sequence[Pattern | str | Sequence[int]]  # input of `Chain.read`
 
 
 def are_chainable(left: Pattern, right: Pattern) -> bool:

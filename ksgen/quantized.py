@@ -23,11 +23,11 @@ from ksgen.words import counted
 Array = np.ndarray[Any, Any]
 
 Per = Literal["factor", "i", "output"]  # the keys of PER
-PER = {"factor": (), "i": (0,), "output": (0, 1, 3)}  # what has a scale of its own: axes of (a, b, c, d) along which scales differ
+PER = {"factor": (), "i": (0,), "output": (0, 1, 3)}  # axes of (a, b, c, d) along which scales differ
 CLIPPED = np.linspace(0.3, 1.0, 36)[::-1]  # shares of the largest weight that calibration tries as the largest value; all of it first
-ROUNDED = 1 + 2.0**-20  # of the largest value: a number up to so much of it was rounded, and is not beyond it
+ROUNDED = 1 + 2.0**-20  # relative to the largest value: a number up to so much of it was rounded, and is not beyond it
 LARGEST = float(np.finfo(np.float32).max)
-ELEMENTS_AT_ONCE = 2**22  # of X in float64, where it is summed up
+ELEMENTS_AT_ONCE = 2**22  # elements of X in float64, when it is summed up
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Quantized:
 
     pattern: Pattern
     storage: str  # "int8", "e4m3" or "e5m2"; or "bfloat16", with one scale, which is 1
-    per: str  # what has a scale of its own: "factor", "i" or "output"
+    per: str  # unit with its own scale: "factor", "i" or "output"
     values: Any  # (a, b, c, d), stored so
     scale: Any  # float32: (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d)
     saturated: int = 0  # weights beyond the largest value, which they became
@@ -169,7 +169,7 @@ class QuantizedInputs:
 
     storage: str
     values: Any  # shaped as x
-    scale: float  # of all of it
+    scale: float  # one scale for all elements
     saturated: int = 0  # elements beyond the largest value, which they became
 
     def __repr__(self) -> str:

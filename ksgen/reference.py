@@ -19,7 +19,7 @@ from ksgen.values import excerpt
 Float64 = NDArray[Any]  # complex128 for complex numbers
 Size = TypeVar("Size", int, int | None)
 
-ELEMENTS_AT_ONCE = 2**22  # of X and Y: 32 MiB of float64
+ELEMENTS_AT_ONCE = 2**22  # elements of X and Y: 32 MiB of float64
 
 
 def to_dense(pattern: Pattern, weights: ArrayLike) -> Float64:

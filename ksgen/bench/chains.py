@@ -14,7 +14,7 @@ from ksgen.spec import Epilogue, load, paper_patterns
 
 OF_TRANSFORMERS = ((384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096), (4096, 1024))
 COUNT = 24
-MOST_FEATURES = 8192  # of a random chain: beyond, its dense layer would dominate the measurement
+MOST_FEATURES = 8192  # features of a random chain; beyond, its dense layer would dominate the measurement
 _BANDS = (512, 2048, MOST_FEATURES)  # upper ends of the bands of a layer's larger side
 
 
@@ -33,7 +33,7 @@ class Layer:
     precisions: tuple[str, ...] | None = None
     layouts: tuple[str, ...] | None = None
     batches: tuple[int, ...] | None = None
-    fuse: str = "auto"  # of the layer in normal use
+    fuse: str = "auto"  # fusion of the layer in normal use
 
     def group_of(self, count: int) -> "Layer":
         """Group of so many equal layers on one x, such as q, k and v."""

@@ -42,9 +42,9 @@ class _Compared:
     results: Results
     title: str
     layouts: Sequence[str]
-    ours: Sequence[str]  # of bars; the first one that was measured is compared in curves
+    ours: Sequence[str]  # bars; the first measured one is compared in curves
     others: Sequence[str]  # next to ours, of bars
-    of_pytorch: Sequence[str]  # that ours is compared with, in curves
+    of_pytorch: Sequence[str]  # PyTorch's contenders that curves compare with ours
 
     @property
     def own(self) -> list[str]:

@@ -44,7 +44,7 @@ class Judged:
     """Quality of a rule on some results."""
 
     rule: str
-    correlation: float  # of ranks, with the gain
+    correlation: float  # rank correlation with the gain
     accuracy: float | None  # cross-validated, of "ours wins above the threshold"; None: only wins, or none
     threshold: float  # found on all
 

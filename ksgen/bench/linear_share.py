@@ -29,10 +29,10 @@ class Share:
     model: str
     precision: str
     whole_s: float
-    layers_s: float  # of all these layers
+    layers_s: float  # seconds of all these layers
     share: float
     paper: float | None
-    others_share: float | None = None  # of processor time that other programs used
+    others_share: float | None = None  # share of processor time that other programs used
     doubt: str = ""  # why the share is unreliable; empty if it is reliable
 
 

@@ -39,8 +39,8 @@ class Content:
 
     contenders: dict[str, Contender] = field(default_factory=dict)
     run: Facts = field(default_factory=dict)  # the latest
-    ceilings: dict[str, Facts] = field(default_factory=dict)  # of the latest run, by arithmetic
-    whole_bytes: int = 0  # of the file, up to its last complete line
+    ceilings: dict[str, Facts] = field(default_factory=dict)  # the latest run's ceilings, by arithmetic
+    whole_bytes: int = 0  # the file's size up to its last complete line
 
     def take(self, line: Facts) -> None:
         kind, rest = line["kind"], {name: value for name, value in line.items() if name != "kind"}

@@ -24,8 +24,8 @@ class Module:
     """Row of the tables."""
 
     path: str  # within a block; "" is the block
-    paper_ratio: float  # of the paper's own kernel: ViT-S/16, float32, on an A100
-    has_bias: bool | None = None  # of a linear layer
+    paper_ratio: float  # ratio of the paper's own kernel: ViT-S/16, float32, on an A100
+    has_bias: bool | None = None  # only linear layers have one
 
 
 FORWARD, TRAINING, DECODE = STEPS = ("forward", "training", "decode")
@@ -76,7 +76,7 @@ class Row:
     sparse_s: Spread
     ratio: Spread
     paper_ratio: float | None
-    others_share: float | None = None  # of processor time that other programs used
+    others_share: float | None = None  # share of processor time that other programs used
     doubt: str = ""  # why the ratio is unreliable; empty if it is reliable
 
 

@@ -31,7 +31,7 @@ class TransformerSize:
     features: int
     depth: int
     heads: int
-    epsilon: float  # of the normalisations
+    epsilon: float  # added to the variance in normalisations
     activation: str
     is_causal: bool
 

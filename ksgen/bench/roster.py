@@ -12,7 +12,7 @@ PARTS = ("rewriting",)  # incomplete products: neither checked nor compared
 COMPILED = ("compiled",)  # compiled at their first run, for seconds
 PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
-LAYERS = ("qkv", "projection", "up", "down")  # of a transformer's block
+LAYERS = ("qkv", "projection", "up", "down")  # the linear layers of a transformer's block
 NAMES = (OURS, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_WAYS = ("one_launch", "each_factor", "each_layer")  # kinds of layer launches
 AND = " and "  # separates the chains of a group in a row's pattern

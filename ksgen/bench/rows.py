@@ -30,11 +30,11 @@ class Row:
     """Result of one contender for one job. None stands for missing measurements."""
 
     pattern: str
-    precision: str  # of the comparison: float32 is strict, tf32 allows TF32 on both sides
+    precision: str  # the comparison's precision: float32 is strict, tf32 allows TF32 on both sides
     layout: str
     batch: int
     implementation: str  # ksgen, or one of the baselines
-    variant: str  # of ksgen: tuned or default
+    variant: str  # ksgen's constants: tuned or default
     arithmetic: str  # precision of the multiplications
     family: str
     constants: str
@@ -48,7 +48,7 @@ class Row:
     quartile1_us: float | None
     quartile3_us: float | None
     slowest_us: float | None
-    others_share: float | None  # of processor time that other programs used
+    others_share: float | None  # share of processor time that other programs used
     doubt: str  # why the median is unreliable; empty if it is reliable
     error: float | None  # relative, Frobenius, against float64
     tolerance: float | None
@@ -58,7 +58,7 @@ class Row:
     ceiling_byte_per_s: float | None
     ceiling_flop_per_s: float | None
     energy_measurements: int
-    joule: float | None  # of one run, above idle: the median
+    joule: float | None  # median energy per run, above idle
     idle_watt: float | None
     device: str
     target: str

@@ -14,10 +14,10 @@ from ksgen.measure.trust import Watch
 class Protocol:
     """Amount of measurement."""
 
-    names: tuple[str, ...]  # of contenders
+    names: tuple[str, ...]  # contenders' names
     measurements: int = 10
     runs: int = 10  # in one measurement
-    most_seconds: float = 2.0  # of one contender in one job: slower ones get fewer measurements
+    most_seconds: float = 2.0  # limit per contender and job: slower ones get fewer measurements
     seed: int = 0
     tune: str | None = None  # budget of the search per kernel of ours, such as 60s; None: no search
 
@@ -25,7 +25,7 @@ class Protocol:
 class Quantity(PythonProtocol):
     """Measured quantity of a prepared contender: its time, or its energy."""
 
-    column: str  # of a measurement's line
+    column: str  # name of a measurement's column
 
     def measure(self, timed: "Timed") -> Facts: ...
 

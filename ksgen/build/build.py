@@ -63,7 +63,7 @@ class Layers:
         for cache in self.writable:
             try:
                 return cache.put(request, binary)
-            except UntrustedError:  # which `get` warned of
+            except UntrustedError:  # `get` has warned
                 continue
             except OSError as error:
                 refusals.append(f"{cache.path} ({error.strerror or error})")
@@ -252,7 +252,7 @@ def _try_lock(name: str) -> int | None:
     file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who held it before may have removed the file while this thread was about to lock it.
+        # The earlier holder may have removed the file while this thread was about to lock it.
         if os.stat(path).st_ino == os.fstat(file).st_ino:
             return file
     except (BlockingIOError, FileNotFoundError):

@@ -29,7 +29,7 @@ MOST_BYTES_OF_MEMBER = 2**28  # unpacked: a few hundred bytes can say that they 
 
 _COMMENT = re.compile(rb"ksgen bundle (\d{1,9}) ([!-~]+)")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip archive can say
-# What zipfile lets out for an archive whose bytes were changed.
+# zipfile raises these for an archive whose bytes were changed.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,

@@ -40,7 +40,7 @@ void ks_trial(__global const half* x, __global half* y) {
     vstore_half8_rte(fma(both, (lanes)2.0f, vload2(0, (__global const float*)x).s01010101), 0, y);
 }
 """
-WALKS = "__walk"  # as `HOST_WALK` of the words says: behind the name of an entry: the function that walks through its work groups
+WALKS = "__walk"  # suffix of an entry's function that walks through its work groups; `HOST_WALK` in the snippets adds it
 ENTRY = re.compile(r"^ENTRY\(1, 1\)\s+void (\w+)\(", re.MULTILINE)
 CANDIDATES = ("c++", "g++", "clang++")
 REMEDY = "install g++ (12 and up) or clang (14 and up), or pip install ziglang, or let KSGEN_CXX name another"
@@ -179,7 +179,7 @@ def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, 
 def _of_processor(named: InstructionSet | None, is_x86: bool, is_zig: bool) -> tuple[str, ...]:
     if not named:
         return ("-march=native",) if is_x86 else ("-mcpu=native",)
-    if is_zig:  # which has names of its own
+    if is_zig:  # zig has its own names
         own = "+".join((named.march, *named.added)).replace("-", "_") if is_x86 else "generic"
         return (f"-mcpu={own}",)
     return (f"-march={named.march}", *(f"-m{each}" for each in named.added))

@@ -35,11 +35,11 @@ class InstructionSet:
     machine: str
     features: frozenset[str]  # by Linux's names: what a processor must have
     vector_bytes: int
-    march: str  # as GCC and Clang name it, or the level that it adds to
+    march: str  # the name by GCC and Clang, or the level that it adds to
     added: tuple[str, ...] = ()  # instructions beyond it, as compilers name them
-    built_by: str = ""  # which compilers make those
-    dots: tuple[str, ...] = ()  # what its vectors multiply in pairs, by `Operand.name`
-    tiles: tuple[str, ...] = ()  # and its matrix tiles
+    built_by: str = ""  # compilers that make those
+    dots: tuple[str, ...] = ()  # operands that its vectors multiply in pairs, by `Operand.name`
+    tiles: tuple[str, ...] = ()  # operands that its matrix tiles multiply
 
     @property
     def has_arm_vectors(self) -> bool:
@@ -51,7 +51,7 @@ class InstructionSet:
         return f"{self.name} {platform.system()}"
 
 
-INSTRUCTION_SETS = {  # of each architecture the best first
+INSTRUCTION_SETS = {  # for each architecture the best first
     each.name: each
     for each in (
         InstructionSet(

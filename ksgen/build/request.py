@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ksgen.values import excerpt
 
-_PROVENANCE = ("compiler", "compiler_version", "options")  # of a binary: what its key adds to its request
+_PROVENANCE = ("compiler", "compiler_version", "options")  # a binary's key adds these to its request
 FORMAT = 1  # raise it when records or digests change; older entries are then never found, and age out
 
 
@@ -113,7 +113,7 @@ def describe(request: Request, binary: Binary) -> dict[str, Any]:
     }
 
 
-_RECORD = {  # what `describe` writes
+_RECORD = {  # fields that `describe` writes
     "request": str, "source_sha256": str, "entry": str, "target": str,
     "binary_bytes": int, "binary_sha256": str, "resources": dict, "provenance": dict,
 }  # fmt: skip

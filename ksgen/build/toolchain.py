@@ -32,10 +32,10 @@ from ksgen.paths import variable
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
 
-USUAL_TOOLKITS = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")  # where installers put them; of several versions the newest first
+USUAL_TOOLKITS = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")  # installers put them there; the newest version comes first
 WARNINGS = "KSGEN_WARNINGS"  # "error", as ksgen's own tests set it, makes a compiler's warnings errors
 _LANGUAGE = ("-std=c++17", "-O3")  # nvcc's options that change what it makes
-_SURROUNDINGS = ("KSGEN_NVCC", "PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN")  # what the search depends on
+_SURROUNDINGS = ("KSGEN_NVCC", "PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN")  # the search depends on these
 
 
 class UnfitError(ToolchainError):
@@ -292,7 +292,7 @@ def _install_hint() -> str:
     return f"{nvrtc}; {install_line('nvcc')} brings nvcc, which needs g++"
 
 
-_unfit: dict[tuple[CudaCompiler, str], UnfitError] = {}  # what was tried in this process and did not work, by target
+_unfit: dict[tuple[CudaCompiler, str], UnfitError] = {}  # compilers that failed in this process, by target
 
 
 def _reason(unfit: UnfitError) -> str:

@@ -9,7 +9,7 @@ from ksgen.commands.bench_common import Selection, check_library, job_options, m
 from ksgen.commands.common import json_option
 
 MOST_SECONDS = 600  # per contender and job
-MOST_D = 64  # as in the paper's Figure 7, unless patterns are named
+MOST_D = 64  # the limit of the paper's Figure 7, unless patterns are named
 
 if TYPE_CHECKING:
     from ksgen.bench.timing import Quantity

@@ -24,7 +24,7 @@ from ksgen.wisdom.exchange import known_devices
 from ksgen.wisdom.store import Wisdom, load_wisdom
 from ksgen.words import counted
 
-HOST = "host"  # this very processor, as a target
+HOST = "host"  # stands for this processor, as a target
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Aim:
     compiler: Compiler
     dialect: str
     limits: Limits
-    device_name: str | None = None  # of the very device that launchers will run on, where that is known: they follow its wisdom
+    device_name: str | None = None  # the device that launchers will run on, if known: they follow its wisdom
 
 
 def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ksgen.build.host import HostCompiler
     from ksgen.build.toolchain import CudaCompiler
 
-_OLDEST_CUDA = 12  # of the compilers that kernels are written for
+_OLDEST_CUDA = 12  # kernels are written for compilers of this version or later
 _BUILDER = "kernels are built by"
 _UNSET_NVCC = "unset KSGEN_NVCC, which names it, or let it name another"
 

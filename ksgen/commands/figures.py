@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ksgen.wisdom.store import Entry
 
 TIME_DIGITS = 3  # after the point, of microseconds: a nanosecond
-DIGITS = 6  # of every other number
+DIGITS = 6  # significant digits of every other number
 
 
 def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def command(
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     wanted, epilogue = Wanted(precision, layout, weights, inputs), Epilogue(bias, activation, residual)
-    place = None  # of the batch in a spec
+    place = None  # the batch's place in a spec
     if spec is None and of_spec is None:
         kernel = _of_patterns(patterns, layer, wanted, epilogue, stride, job)
     else:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from ksgen.launch.choice import Choice
 
 
-_CORES = Limits(2**18, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, multiprocessors=16)  # of a processor of no name
+_CORES = Limits(2**18, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, multiprocessors=16)  # limits of an unnamed processor
 _CORES_TOLD = f"a processor of {_CORES.multiprocessors} cores"
-_USUAL = "sm_80"  # whose kernel is shown without a device
+_USUAL = "sm_80"  # target whose kernel is shown without a device
 
 
 _OF_SPEC = "With --spec: the first kernel of each pattern"
@@ -248,7 +248,7 @@ def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | No
     by_device = {
         name: family_for(kernel, limits, batch).name if is_one(limits) else None
         for name, limits in _device_limits().items()
-        if name != "opencl"  # which has no chains but on processors
+        if name != "opencl"  # OpenCL has chains on processors alone
     }
     facts = {**kernel_figures(kernel, batch), "fuse": fuse, "by_device": by_device}
     if device is None:

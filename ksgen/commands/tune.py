@@ -128,7 +128,9 @@ def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -
     every: dict[KernelSpec, SourcePlace | None] = {}
     for kernel in (kernel for launches in loaded.launches.values() for kernel in launches):
         every |= dict.fromkeys(_with_layers(kernel), loaded.batch_places.get(kernel))
-    every |= {replace(each, stride="dense"): loaded.batch_places.get(each) for each in loaded.kernels}  # whose wisdom serves slices
+    every |= {
+        replace(each, stride="dense"): loaded.batch_places.get(each) for each in loaded.kernels
+    }  # the wisdom of dense arrays serves slices
     if not (found := {kernel: place for kernel, place in every.items() if wanted.counts(kernel)}):
         raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, astuple(wanted)))}")
     return found

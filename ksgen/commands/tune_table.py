@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ksgen.tuning.trials import Trial
 
 PIPED_COLUMNS = 1000  # a row is a line, however long
-MOST_ROWS = 12  # of the live table: searches that run, then those that ended last
+MOST_ROWS = 12  # rows of the live table: running searches, then those that ended last
 
 
 class TuneTable:
@@ -63,7 +63,7 @@ class TuneTable:
         ended = [each for each in latest if each.phase == "done"]
         title, caption = self._title(len(ended)), _caption(running)
         table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("kernel", overflow="fold")  # which gives way where the terminal is narrow
+        table.add_column("kernel", overflow="fold")  # the first column to fold in a narrow terminal
         for name in ("best, us", "of floor", "done", "left"):
             table.add_column(name, justify="right", no_wrap=True)
         for each in [*ended[::-1][: max(0, MOST_ROWS - len(running))][::-1], *running]:
@@ -156,7 +156,7 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
     from ksgen.measure.trust import describe_doubts
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("kernel", overflow="fold")  # which gives way where the terminal is narrow
+    table.add_column("kernel", overflow="fold")  # the first column to fold in a narrow terminal
     for name in ("default us", "best us", "gain", "spread", "floor", "tried"):
         table.add_column(name, justify="right", no_wrap=True)
     doubts = []

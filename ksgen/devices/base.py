@@ -22,8 +22,8 @@ Buffer = Any  # device memory: the result of `allocate`, a pyopencl Buffer, or a
 Stream = Any  # a CUDA handle as an int, a PyCUDA stream, a pyopencl CommandQueue, or None for the device's own
 KernelHandle = Any  # the result of `load`
 
-PROCESSOR_RUNTIMES = ("native", "opencl")  # that run kernels on processors
-LINE_BYTES = 64  # of a processor's cache
+PROCESSOR_RUNTIMES = ("native", "opencl")  # runtimes that run kernels on processors
+LINE_BYTES = 64  # bytes per cache line of a processor
 GPU_BATCH, CPU_BATCH = 25088, 1568  # measured unless the user names a batch: 128 sequences of 196 tokens; 8 of them
 CONTEXT_LOST = "; the GPU context is lost, and only a new process can use the GPU again"
 MAP_BYTES = 128  # size of an encoded tensor map
@@ -41,8 +41,8 @@ class Limits:
     multiprocessors: int
     is_cpu: bool = False
     vector_bytes: int = 16  # width of a processor's vector registers
-    tiles: tuple[str, ...] = ()  # what a processor's matrix tiles multiply: bf16, f16
-    dots: tuple[str, ...] = ()  # what its vectors multiply in pairs: bf16
+    tiles: tuple[str, ...] = ()  # operands that a processor's matrix tiles multiply: bf16, f16
+    dots: tuple[str, ...] = ()  # operands that its vectors multiply in pairs: bf16
     has_arm_vectors: bool = False  # whether they are ARM's, which has more of them
 
 

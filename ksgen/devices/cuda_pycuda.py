@@ -60,7 +60,7 @@ _GONE = (
     "call launchers, which open the current context, and pack weights and prepare calls again"
 )
 _opened: dict[int, PyCudaDevice] = {}
-_left: list[list[Any]] = []  # what could not be freed
+_left: list[list[Any]] = []  # resources that could not be freed
 
 
 def found() -> list[Found]:
@@ -149,7 +149,7 @@ class PyCudaDevice:
     ) -> None:
         own = self._own(stream)
         values = [0 if arg is None else arg if isinstance(arg, bytes) else int(arg) for arg in args]
-        try:  # what `_entered` does, without its microsecond
+        try:  # the same as `_entered`, without its microsecond
             self._enter()
             try:
                 kernel.launch(grid, block, shared_bytes, values, own)
@@ -222,7 +222,7 @@ class PyCudaDevice:
             with self._entered("releasing"), relaxed_captures():
                 parts.clear()
         except DeviceError:
-            if self.is_open:  # as in a forked child, where PyCUDA would end the process: there is nothing to free
+            if self.is_open:  # false in a forked child, where PyCUDA would end the process: there is nothing to free
                 _left.append(parts)
 
     def _own(self, stream: Stream) -> Any:

@@ -188,7 +188,7 @@ class _Recording:
             self._words.extend(_words(each.args))
             working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, ThreadWorkspace)]
         self._at_work = [at for at, _ in working]
-        self._workspace = max((own for _, own in working), key=lambda own: own.nbytes, default=None)  # of whichever thread calls
+        self._workspace = max((own for _, own in working), key=lambda own: own.nbytes, default=None)  # serves whichever thread calls
         self._steps_at, _ = self._steps.buffer_info()
 
     def __call__(self, changed: Iterable[tuple[int, int]]) -> None:

@@ -190,7 +190,7 @@ class _Kernel:
         self.kernel, self.lock = kernel, new_lock()
         self.entry: str = kernel.function_name
         self._cl = cl
-        self._set: list[Any] = [_UNSET] * kernel.num_args  # what the kernel object holds, which keeps it alive as well
+        self._set: list[Any] = [_UNSET] * kernel.num_args  # arguments that the kernel object holds; this list keeps them alive too
 
     def set_args(self, args: tuple[Any, ...], shared_bytes: int) -> None:
         """A kernel with one more parameter than `args` takes its shared memory there, as a `__local` pointer."""
@@ -294,6 +294,6 @@ def _pyopencl() -> Any:
             raise UnavailableError(f"OpenCL: PyOpenCL cannot be imported ({error})", packages_line("pyopencl")) from error
         with suppress(cl.Error):
             cl.get_platforms()
-    # Of each kernel it writes Python code, keeps that in the user's cache folder, and runs no kernel where it cannot.
+    # pyopencl writes Python code for each kernel, keeps that in the user's cache folder, and runs no kernel if it cannot.
     cl._PYOPENCL_NO_CACHE = True
     return cl

@@ -44,7 +44,7 @@ def main(nvcc: str, target: str, source: str, *options: str) -> int:
     from pycuda.driver import CompileError
 
     def say(message: object, *_: object, **__: object) -> None:
-        print(str(message).replace("kernel.cu", source))  # as PyCUDA calls every source
+        print(str(message).replace("kernel.cu", source))  # PyCUDA calls every source kernel.cu
 
     warnings.showwarning = say  # PyCUDA warns of whatever nvcc says, which here says how many registers it used
     with warnings.catch_warnings():

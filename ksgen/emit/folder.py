@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 MOST_BYTES_OF_MANIFEST = 2**26
 
 _ASIDE = re.compile(r"\.ksgen-emit-[0-9a-f]{16}")
-_NAME = re.compile(r"\w[\w.-]*", re.ASCII)  # of a file that emit wrote: no other folder's
+_NAME = re.compile(r"\w[\w.-]*", re.ASCII)  # file names that emit writes, without a folder
 _WRITTEN = b"Written by `ksgen emit`"  # in the first line of launchers whose manifest did not list them
 _ELSEWHERE = "name another folder with -o"
 

@@ -38,11 +38,11 @@ from ksgen.spec.precision import part_of
 from ksgen.spec.storage import STORED
 from ksgen.values import excerpt
 
-PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, or by every OpenCL driver
+PORTABLE = {  # sources emitted without a device run on every GPU since sm_80, or by every OpenCL driver
     "cuda": cuda_limits(LEAST),
     "opencl": replace(cuda_limits(LEAST), async_copies=False, tensor_cores=False),
 }
-NEWEST = cuda_limits(FULLEST)  # what is emitted for a family that the portable limits do not serve
+NEWEST = cuda_limits(FULLEST)  # for a family that the portable limits do not serve
 DIALECT_NAMES = {"cuda": "CUDA", "opencl": "OpenCL"}
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
 PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
@@ -150,7 +150,7 @@ class Probe:
 
     text: str
     entry: str
-    multiply_adds: int = 0  # of a processor's work group in one round
+    multiply_adds: int = 0  # per round and work group of a processor
 
 
 def render_probe(precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: Wgmma | None = None) -> Probe:

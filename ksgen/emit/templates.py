@@ -26,14 +26,14 @@ WORDS = {  # the dictionaries of a dialect, in the order in which they use each 
     "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "warpgroups"),
     "opencl": ("opencl", "numbers", "epilogue", "tile", "parts"),
 }
-VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # of sources for processors
-PART_WORDS = ("tile", "chunks", "operands")  # of a part of a source with constants of its own
-TILE_WORDS = (*VECTOR_WORDS, "amx")  # of sources for processors' matrix tiles
+VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # snippets of sources for processors
+PART_WORDS = ("tile", "chunks", "operands")  # snippets of a part of a source with its own constants
+TILE_WORDS = (*VECTOR_WORDS, "amx")  # snippets of sources for processors' matrix tiles
 TILE_PART_WORDS = TILE_WORDS[2:]  # the same of a part of theirs
 VARIANT = "__"  # separates a snippet's name and its variant: `widen__float16` serves sources with the variant `float16`
 
 _LATE = "\0"  # stands in a first rendering where later words will
-_NOT_CODE = re.compile(r'//[^\n]*|(?<!_Pragma\()"(?:[^"\\\n]|\\.)*"')  # of a pragma, a name is a use
+_NOT_CODE = re.compile(r'//[^\n]*|(?<!_Pragma\()"(?:[^"\\\n]|\\.)*"')  # a name in a pragma is a use
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -134,15 +134,15 @@ class Work:
 
     blocks: int
     memory_bytes: int  # X, weights in the type in which they are stored, and Y, each once
-    cache_bytes: int  # that all blocks read and write themselves; on a GPU, whole sectors
+    cache_bytes: int  # bytes that all blocks read and write themselves; on a GPU, whole sectors
     shared_bytes: int  # written to and read from shared memory; a value that a warp's lanes share counts once
     multiply_adds: int  # padding and the parts of split operands included
     waits: float = 0  # for stages, summed over all blocks; stages in flight together count as one wait
-    cycles: float = 0  # of a processor's cores, over all work groups: instructions, and waits for their caches
-    # that a GPU's shared memory could have moved in addition to `shared_bytes` in the same cycles
+    cycles: float = 0  # cycles of a processor's cores over all work groups: instructions, and waits for their caches
+    # bytes that a GPU's shared memory could have moved in addition to `shared_bytes` in the same cycles
     returned_bytes: int = 0
     passed_bytes: int = 0  # read and written by the launches before and after, which multiply nothing
-    stages: int = 0  # that all blocks copy and multiply; 0: not counted, and all copies are assumed to be asynchronous
+    stages: int = 0  # stages that all blocks copy and multiply; 0: not counted, and all copies are assumed to be asynchronous
     synchronous: int = 0  # stages whose copies pass through registers
     products: int = 0  # multiply instructions of warps; 0: not counted
 

@@ -6,7 +6,7 @@ Never decides a size.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOST_ROWS, MOST_COLUMNS = 4, 6  # of a drawing; parts between the last two drawn ones are left out
+MOST_ROWS, MOST_COLUMNS = 4, 6  # limits of a drawing; parts between the last two drawn ones are left out
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from ksgen.families.tiles import WARP
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import F16
 
-SHARE_OF_PEAK = 0.9  # of the multiply-adds at peak, in a kernel that also loads and stores
-CACHE_RATE = 2.0  # of a GPU's second-level cache, over its memory's, if unknown
-GHZ = 1.7  # of multiprocessors, if unknown
-SHARED_BYTES = 128  # of one multiprocessor's shared memory, per cycle
+SHARE_OF_PEAK = 0.9  # share of the peak multiply-adds that a kernel reaches, as it also loads and stores
+CACHE_RATE = 2.0  # rate of a GPU's second-level cache over its memory's, if unknown
+GHZ = 1.7  # clock of multiprocessors, if unknown
+SHARED_BYTES = 128  # bytes per cycle of one multiprocessor's shared memory
 ENOUGH_WARPS = 8  # per multiprocessor, so that one multiplies while another waits
 MANY_WAVES = 8  # beyond, blocks that end late hardly count
 WAIT_S = 1e-6  # from the request for a stage until it arrives, on a busy GPU
@@ -31,15 +31,15 @@ MOST_GRID = 2**31 - 1  # blocks per launch
 # share of the shorter of moving and multiplying that the longer one does not hide if copies pass through registers
 SYNCHRONOUS = 0.4
 TAKEN = (0.93, 1.18, 1.78)  # measured times over that sum: where the fastest twentieth ends, the median, where the slowest begins
-PARTITIONS = 4  # of a multiprocessor, each with its own registers and scheduler
-COPYING_WARPS = 4  # of a block whose other warps multiply by wgmma
+PARTITIONS = 4  # partitions of a multiprocessor, each with its own registers and scheduler
+COPYING_WARPS = 4  # warps of a block that copy while the others multiply by wgmma
 LARGE = 25088  # a batch that fills every GPU
 SMALL = (1, 2, 4, 8, 16, 32)  # largest batches of the smallest classes; a small-batch family has constants for each
 CLASSES = (256, 2048)  # largest batches of the next classes; larger and unknown batches are in the last one
-WORTH = 0.02  # of the time, by which constants must be better to replace the rule's
+WORTH = 0.02  # share of the time that constants must save to replace the rule's
 # the same for constants of smaller batches alone, which have their own source, binary and packed weights
 WORTH_A_CLASS = 0.1
-LEAST_US = 1.0  # that these must save in addition
+LEAST_US = 1.0  # microseconds that they must save in addition
 REMEMBERED = 4096  # cached choices
 
 ConstantsT = TypeVar("ConstantsT")
@@ -53,8 +53,8 @@ class Speed:
     limits: Limits
     multiprocessors: int
     bytes_per_s: float  # copied: read plus written
-    cache_bytes_per_s: float  # of the second-level cache
-    shared_bytes_per_s: float  # of one multiprocessor's shared memory
+    cache_bytes_per_s: float  # rate of the second-level cache
+    shared_bytes_per_s: float  # rate of one multiprocessor's shared memory
     flops_per_s: float  # a multiply-add is two; each of several products that stand for one counts
 
     @property
@@ -123,7 +123,7 @@ class Terms:
     launches: int
     exposed: float  # share of the shorter of moving and inside that the longer one does not hide
     blocks_each: float  # per multiprocessor
-    waves: float  # of the blocks that fit at a time, at least one
+    waves: float  # rounds of the blocks that fit at a time, at least one
     ends: float  # waits of each wave for its first stage; a block that walks over tiles loads the next one's before
 
     @property

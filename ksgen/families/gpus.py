@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
-REGISTERS = 65536  # of a multiprocessor, on every GPU in the table
+REGISTERS = 65536  # per multiprocessor, on every GPU in the table
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class Rates:
 
     card: str
     multiprocessors: int
-    ghz: float  # of the multiprocessors
+    ghz: float  # clock of the multiprocessors
     memory_gb_s: float  # copied, read plus written: nine tenths of what is published
-    cache_gb_s: float  # of the second-level cache
+    cache_gb_s: float  # rate of the second-level cache
     plain: int = 128  # float32 multiply-adds per multiprocessor and cycle
     double: int = 2  # the same in float64
     half: int = 0  # by mma.sync on 16-bit operands, summed in float32; dense. Before sm_80 on float16 alone, and by no family here
     tf32: int = 0  # the same on tf32 operands
-    warpgroup_gain: float = 1.0  # of wgmma over mma.sync
+    warpgroup_gain: float = 1.0  # speed of wgmma over mma.sync
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Gpu:
     tensor_cores: bool = True  # for 16-bit and tf32 operands with float32 sums
     fine_sums: bool = False  # tensor cores add 32 bytes of products at a time, not 16, and keep two bits below float32's last, not one
     warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over: with the suffix alone
-    suffix: str = ""  # of the target that has all of the GPU's instructions
+    suffix: str = ""  # suffix of the target that has all of the GPU's instructions
     # per thread of float32 multiply-adds, that ptxas takes in addition to those on other targets
     more_registers: int = 0
     rates: Rates | None = None  # None: unknown
@@ -76,7 +76,7 @@ GPUS = {  # by compute capability, as targets write it. From sm_100 on there is 
         rates=Rates("GB10", 48, 2.42, 245, 1500, half=256, tf32=128),
     ),
 }  # fmt: skip
-PORTABLE = Gpu(99 * 1024, threads=1536, blocks=16)  # what every GPU since sm_80 has: the answer for those that are not in the table
+PORTABLE = Gpu(99 * 1024, threads=1536, blocks=16)  # limits of every GPU since sm_80, for those that are not in the table
 OLDER = Gpu(48 * 1024, async_copies=False, tensor_cores=False)  # the same for older ones, and for what is no CUDA target
 FIRST_EARLY = 90  # compute capability, from which on launches may begin early
 LEAST = "every GPU since sm_80"  # no target: what all of them have

@@ -25,7 +25,7 @@ class Rule(Generic[ConstantsT]):
 
     says: str  # "tile_out is a multiple of 4 * thread_out": a constant first where one is to blame
     holds: Callable[[KernelSpec, ConstantsT], bool]
-    comes_to: Callable[[KernelSpec, ConstantsT], object] | None = None  # what its last words are for these constants, such as 32
+    comes_to: Callable[[KernelSpec, ConstantsT], object] | None = None  # the value of the rule's last words for these constants, such as 32
 
 
 def first_broken(rules: Sequence[Rule[ConstantsT]], kernel: KernelSpec, constants: ConstantsT) -> Rule[ConstantsT] | None:

@@ -21,7 +21,7 @@ class Issued:
 
     per_product: float  # itself, and reads and conversions of its operands
     per_stage: float  # to copy it, to wait for it and to find the next one
-    per_output: float  # of a lane: to place and to store it
+    per_output: float  # instructions of a lane to place and to store an output
 
 
 TABLE = {  # by family, precision and layout

@@ -16,7 +16,7 @@ MOST_THREADS = 1024  # per block, on every CUDA device
 PACK_THREADS = 256  # per block of a packing kernel
 
 ConstantsT = TypeVar("ConstantsT")
-EARLIER_NAMES = {"streaming": "past"}  # of constants, which files of earlier versions have, and entries are still named by
+EARLIER_NAMES = {"streaming": "past"}  # earlier names of constants, which files may have; entries are still named by them
 
 
 def divide_up(value: int, by: int) -> int:
@@ -121,7 +121,7 @@ class Tiled:
     """Numbers of tiles that a kernel has under its constants."""
 
     kernel: KernelSpec
-    constants: Any  # with tile_in, tile_out and tile_d
+    constants: Any  # has tile_in, tile_out and tile_d
 
     @property
     def factors(self) -> Sequence[Any]:

@@ -55,7 +55,7 @@ class Moved:
     """Bytes of X and Y that a product's blocks move, each for its own tile."""
 
     kernel: KernelSpec
-    constants: Any  # with tile_batch, tile_out and tile_d
+    constants: Any  # has tile_batch, tile_out and tile_d
 
     def x_bytes_moved(self, batch: int) -> float:
         """Bytes of X that blocks move for one tile along the outputs."""

@@ -8,7 +8,7 @@ from ksgen.pattern import Chain, Pattern
 
 SIDE = 48  # pixels along the longest side of a factor
 _GAP = 26  # pixels between two factors, which hold an arrow
-_COLOURS = (LINE, ACCENT, GUIDE, POINT)  # of a factor's a*d independent blocks, in turn
+_COLOURS = (LINE, ACCENT, GUIDE, POINT)  # colours of a factor's a*d independent blocks, in turn
 
 
 def chain_svg(chain: Chain) -> str:

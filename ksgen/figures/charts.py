@@ -11,7 +11,7 @@ from math import log10
 
 from ksgen.figures.svg import ACCENT, GUIDE, INK, LINE, POINT, RULE, file_style
 
-WIDTH = 360  # of a panel, in pixels
+WIDTH = 360  # pixels of a panel
 MOST_TIMES = 12  # a bar of more than so many times the shortest is cut, and marked
 _MARGIN, _LINE, _TITLE = 8, 18, 22  # around a panel; height of a bar or of a line of text; height of the title
 _PLOT = 130  # height of a plot of sorted values

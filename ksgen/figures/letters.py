@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 SCALE = 3  # pixels of an image for each of a letter
-HEIGHT = 8 * SCALE  # of a line, with what hangs below it
+HEIGHT = 8 * SCALE  # pixels of a line, descenders included
 
 _COLUMNS = (  # in hexadecimal, from left to right; the lowest bit is the top
     "0000000000 0050300000 0036360000 005b3b0000 1414141414 3e5149453e 00427f4000 4261514946 2141454b31 1814127f10 2745454539 3c4a494930 "

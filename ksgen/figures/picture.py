@@ -14,13 +14,13 @@ from ksgen.figures.letters import HEIGHT, drawn
 from ksgen.pattern import Pattern
 
 Array = np.ndarray[Any, Any]
-Place = tuple[int | None, int | None, int | None]  # of a row or column: i, k (or l), j; None for those left out
+Place = tuple[int | None, int | None, int | None]  # i, k (or l), j of a row or column; None for omitted ones
 
 FREE, ZERO, OUTSIDE, ACROSS, DOWN, DIAGONAL = "█· ⋯⋮⋱"
 PLAIN = str.maketrans("█·⋯⋮⋱├┤─┬│┴×", "#.-:\\||-+|+x")  # for a terminal without these
-MOST_SHOWN = 6  # of a kind, where not all are: dots and the last one come after
+MOST_SHOWN = 6  # rows per kind if some are left out: dots and the last one follow
 LINES, CELLS = 40, 64  # along a side of a picture, at most: of a terminal's, of a PNG's
-PIXELS = 960  # that a PNG's cells have along the longer side, at most
+PIXELS = 960  # the most pixels of a PNG's cells along the longer side
 LARGEST, MARGIN, STROKE = 40, 24, 2  # pixels: of a cell, around the picture, of a line
 PALETTE = [(31, 119, 180), (214, 96, 39), (44, 140, 80), (190, 60, 90), (120, 90, 180), (140, 110, 40), (30, 150, 160), (200, 80, 160)]
 PAPER, BLOCK, RULE, TILE, INK = (255, 255, 255), (246, 246, 248), (228, 228, 232), (160, 160, 168), (60, 60, 66)
@@ -101,7 +101,7 @@ def sketch(pattern: Pattern, height: int, width: int) -> tuple[list[Place], list
     a, b, c, d = pattern.shape
     if pattern.out_features <= height and pattern.in_features <= width:
         return _side((a, b, d), (a, b, d)), _side((a, c, d), (a, c, d))
-    for most in range(MOST_SHOWN, 1, -1):  # of b and c, the fewer are shown in proportion
+    for most in range(MOST_SHOWN, 1, -1):  # the fewer of b and c are shown in proportion
         down, across = (max(2, round(most * min(1, one / other))) for one, other in ((b, c), (c, b)))
         rows, columns = _side((a, b, d), (most, down, most)), _side((a, c, d), (most, across, most))
         if len(rows) <= height and len(columns) <= width:

@@ -369,5 +369,5 @@ def with_precision(caller: object, arrays: Mapping[str, Any], own: Sequence[Any]
     """
     if (inputs := inputs_of(own)) == SAME or options.precision is not None:
         return options
-    dtype: Any = type_of_call(caller, views_of(arrays, None), None, inputs)  # which is a precision too
+    dtype: Any = type_of_call(caller, views_of(arrays, None), None, inputs)  # this dtype is a precision too
     return options._replace(precision=dtype)

@@ -28,7 +28,7 @@ from ksgen.words import counted
 _UNKNOWN = object()
 LEAST_ROWS = 8  # rows of the batch per core: below, each factor's outputs are divided among the cores
 LEAST_COLUMNS = 16  # the same in batch-size-last, where vectors run along the batch
-SMALL_BYTES = 2**19  # of weights in bsf: one core reads them faster than two synchronise (measured on two cores)
+SMALL_BYTES = 2**19  # bytes of weights in bsf that one core reads faster than two synchronise (measured on two cores)
 NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
 FROM_END_TO_END = "in batch-size-last each factor by itself reads its rows and weights from end to end"
 WITHIN_AN_ELEMENT = "an array begins within one of its elements"

@@ -304,7 +304,7 @@ class GroupLauncher(OneLaunch):
         """Return the batch size; `LaunchError` on arguments that any layer would refuse, and on overlapping outputs."""
         results = {f"out of layer {number}": view(out, f"out of layer {number}") for number, out in enumerate(outs, 1)}
         views_of_each = [layer._views_of_weights(weights) for layer, weights in zip(self.layers, own, strict=True)]
-        read = dict[str, ArrayView]()  # of all layers: an output is written before later layers read their operands
+        read = dict[str, ArrayView]()  # reads of all layers: an output is written before later layers read their operands
         for number, (weights, found_views) in enumerate(zip(own, views_of_each, strict=True), 1):
             for at, (each, found) in enumerate(zip(weights, found_views, strict=True), 1):
                 if lies_in := each.lies_in if isinstance(each, Weights) else found:

@@ -29,7 +29,7 @@ from ksgen.wisdom.store import Entry, Wisdom, file_name, load_wisdom
 MOST_PLANS = 4096  # cached plans: one per batch size, and cheap to rebuild
 MOST_LOADED = 1024  # loaded kernels: each takes some ten of the 65,530 maps that Linux allows a process
 
-_Key = tuple[Device, KernelSpec, str, Any]  # of a loaded kernel: device, kernel, family, constants
+_Key = tuple[Device, KernelSpec, str, Any]  # identifies a loaded kernel: device, kernel, family, constants
 
 _log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     is_gradient = kernel.job == "gradient"
     results = weights if is_gradient else outputs
     given = inputs + outputs * (kernel.epilogue.residual + is_gradient) + features * kernel.epilogue.bias
-    entries = batch if is_gradient else min(batch, max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1))))  # that are compared
+    entries = batch if is_gradient else min(batch, max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1))))  # rows that are compared
     compared = weights if is_gradient else entries * features
     widest = max(pattern.in_features + pattern.out_features for chain in kernel.chains for pattern in chain)
     part = min(entries * widest, max(ELEMENTS_AT_ONCE, widest))

@@ -3,7 +3,7 @@
 import ctypes
 from contextlib import suppress
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt, in glibc's malloc.h
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt, in glibc's malloc.h
 _NEVER = 2**31 - 1
 
 

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from ksgen.devices.base import Device
 
 SPAN_S = 1e-4  # between two events, whose resolution is half a hundredth of it
-LEAST_S = 1e-6  # that a launch takes: shorter is what events cannot tell
+LEAST_S = 1e-6  # the shortest launch that events can time
 MOST_QUEUED = 256  # launches behind the kernel that waits: a queue that is full, at about a thousand entries, makes the host wait
-ROUNDS_A_SECOND = 3e9 / 4  # of the kernel that waits, at most: a multiply-add is done after four cycles, at 3 GHz
-FIRST_QUEUE_S, LEAST_WAIT_S = 2e-5, 1e-4  # of the host: for a launch, until it is known better; for a few of them, with a wake-up
+ROUNDS_A_SECOND = 3e9 / 4  # the waiting kernel's rate, at most: a multiply-add is done after four cycles, at 3 GHz
+FIRST_QUEUE_S, LEAST_WAIT_S = (
+    2e-5,
+    1e-4,
+)  # the host's time per launch, until it is known better; its time for a few launches, with a wake-up
 SPARE = 1.5  # times what the host took last
 TRIES = 3  # to have everything queued in time; others may take the processor meanwhile
 

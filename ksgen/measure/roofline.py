@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 THREADS = 256
 PLAIN_A_ROUND, TENSOR_CHAINS = 128, 16  # per round of a probe: multiply-adds of a thread; products of 16 x 8 sums of a warp
-WARPGROUP_COLUMNS = 128  # of a warpgroup's product
+WARPGROUP_COLUMNS = 128  # columns of a warpgroup's product
 CACHED_BYTES = 2**19  # less than a second-level cache holds, on every GPU
-CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400  # of each multiprocessor at a time, and rounds of the probe: about a millisecond
+CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400  # blocks per multiprocessor at a time, and rounds of the probe: about a millisecond
 COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
 GROUPS_A_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups per core, and rounds of each: a few milliseconds
 TILE_ROUNDS = 1 << 13  # the same of matrix tiles
@@ -39,9 +39,9 @@ NO_FLOOR = "There is no share where the floor would count at memory's rate what 
 class Ceilings:
     """The highest rates of a device in one precision."""
 
-    bytes_per_s: float  # of a copy: bytes read plus bytes written
+    bytes_per_s: float  # rate of a copy: bytes read plus bytes written
     flops_per_s: float  # a multiply-add is two
-    products: int = 1  # of the device, for each one of the kernel's
+    products: int = 1  # products of the device per product of the kernel
     cache_bytes_per_s: float = 0.0  # read from a GPU's second-level cache; 0: not measured
 
     def floor_s(self, kernel: KernelSpec, batch: int) -> float:

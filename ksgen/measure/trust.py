@@ -19,14 +19,14 @@ from ksgen.words import counted
 
 MARK = "?"  # after each unreliable figure, wherever it is printed
 ONE_IN = 20  # intervals does not hold the median: a confidence of 95 %
-MOST_WIDTH = 0.05  # of that interval, relative to the median
-MOST_OTHERS = 0.1  # of the processors' time, that others take
+MOST_WIDTH = 0.05  # width of that interval, relative to the median
+MOST_OTHERS = 0.1  # share of the processors' time that others take
 LEAST_BLOCKS = 6  # for an interval of that confidence
 BLOCK_SECONDS = 0.02  # long compared with a single disturbance
 MOST_SECONDS = 2.0  # for the blocks of one kernel
 FIRST_RUNS, MOST_RUNS = 3, 1000  # to learn how many runs a block has, and in a block
 HOPELESS_BLOCKS = 2  # blocks, all of which are too slow
-LEAST_SECONDS, LOOK_SECONDS = 0.1, 0.2  # of a look at the system's counts, which go on by hundredths of a second
+LEAST_SECONDS, LOOK_SECONDS = 0.1, 0.2  # durations of a look at the system's counts, which advance by hundredths of a second
 _PROC = Path("/proc")
 
 Runs = Callable[[int], Sequence[float]]  # the times of so many runs
@@ -164,7 +164,7 @@ class Counts:
     """Seconds: on the clock, and of processor time of the machine and of this process with its children."""
 
     clock: float
-    busy: float  # of all processors together
+    busy: float  # busy time of all processors together
     own: float
 
 

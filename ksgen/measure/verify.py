@@ -282,7 +282,7 @@ class Bench:
         arrays = self._sets[0]
         for name in self._poison:
             self.device.upload(arrays[name], self._arrays[name])
-        if (workspace := self._workspace_of(plan)) is not None:  # where another plan may have left the right values
+        if (workspace := self._workspace_of(plan)) is not None:  # another plan may have left the right values there
             self.device.upload(workspace, np.full(plan.workspace_bytes, 0xFF, np.uint8))
         plan.launch(self._arguments(plan, packed, arrays), None)
         results = []

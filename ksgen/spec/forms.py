@@ -119,7 +119,7 @@ class ListOf:
     """One value or more, in a list."""
 
     each: Form
-    what: str  # that messages call it
+    what: str  # its name in messages
 
     @property
     def schema(self) -> Schema:
@@ -227,7 +227,7 @@ class Named:
     """A mapping of users' own names to values."""
 
     each: Form
-    what: str  # that messages call it
+    what: str  # its name in messages
     is_name: ClassVar = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 
     @property

@@ -36,7 +36,7 @@ STRIDES: tuple[Stride, ...] = get_args(Stride)
 JOBS: tuple[Job, ...] = get_args(Job)
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 CHAIN = "chain"  # the job of one launch of several factors, or of one that changes the layout; no spec names it
-MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
+MOST_BYTES = 2**63 - 1  # bytes of X, Y or the weights: offsets are signed and 64 bits wide
 
 
 def activations_of(precision: str) -> tuple[str, ...]:

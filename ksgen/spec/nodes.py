@@ -15,7 +15,7 @@ from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 
 MOST_CHARACTERS = 2**20
-MOST_EVENTS = 2**15  # of the parser, which takes up to 40 us for each; a list or a mapping is two
+MOST_EVENTS = 2**15  # events of the parser, which takes up to 40 us per event; a list or a mapping is two
 MOST_DEPTH = 8
 ROOT = "spec"  # the key of what is not under any key
 
@@ -62,7 +62,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Pairs:
-    place: SourcePlace  # of a value under a key, it is the key's
+    place: SourcePlace  # place of the node; a value under a key has the key's
     pairs: Mapping[str, "Node"]
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ def _node(event: yaml.Event, events: Iterator[yaml.Event], place: SourcePlace, d
 def _key(node: Node, before: Mapping[str, Node]) -> str:
     if not isinstance(node, Scalar):
         raise node.place.error(f"{node} as a key; accepted: a word")
-    if node.text.isdecimal():  # what becomes of {pattern: 6,64,64,1}
+    if node.text.isdecimal():  # {pattern: 6,64,64,1} is read like this
         raise node.place.error(f"the number {node} as a key; accepted: a word, and patterns inside braces as [a,b,c,d]")
     if node.text in before:
         raise node.place.error(f"key {node} again, after line {before[node.text].place.line}; accepted: each key once")

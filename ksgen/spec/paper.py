@@ -10,12 +10,12 @@ from ksgen.pattern import Pattern
 
 BATCH = 25088  # 128 sequences of 196 tokens
 
-_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # of a in the second sweep, of d in the first
+_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # values of a in the second sweep, of d in the first
 _COUNTS_OF_D = (4, 16, 64)  # in the second sweep
-_SIDES = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of b and c
+_SIDES = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # values of b and c
 _LEFT_OUT = {(1024, 256), (256, 1024), (128, 512), (512, 128), (64, 256), (256, 64)}  # (b, c), of the second sweep
-_MOST_ELEMENTS = 2**31 - 1  # of X, Y and the weights each
-_BANDS = (40, 64, 100, 200)  # where bands of bc/(b + c) end; a last one lies beyond
+_MOST_ELEMENTS = 2**31 - 1  # elements of X, Y and the weights each
+_BANDS = (40, 64, 100, 200)  # upper ends of bands of bc/(b + c); a last one lies beyond
 
 
 def paper_patterns(batch: int = BATCH) -> list[Pattern]:

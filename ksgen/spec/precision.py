@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-K_BYTES = 32  # of one row of A or column of B that one matrix instruction takes
-SUMS_ROUNDOFF = 2.0**-24  # of float32, in which everything but float64 is summed
+K_BYTES = 32  # bytes of one row of A or column of B that one matrix instruction takes
+SUMS_ROUNDOFF = 2.0**-24  # roundoff of float32, in which everything but float64 is summed
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class TileProducts:
     """Products of a processor's matrix tiles for a stored type."""
 
     operand: Operand
-    parts: int = 1  # that each operand is split into
-    products: int = 1  # of tiles, that stand for one
+    parts: int = 1  # parts into which each operand is split
+    products: int = 1  # products of tiles that stand for one
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Promotion:
 
     least_in: int = 1  # inputs below which even one instruction's sum errs more
     few: int = 0  # inputs after which sums leave, of up to `few_in` in all; 0: never
-    many: int = 0  # and of more
+    many: int = 0  # interval for more inputs
     few_in: int = 0
     batch: int = 1024  # rows of the batch after which sums of gradients leave
 
@@ -61,19 +61,19 @@ class Precision:
     name: str
     dtype: str  # NumPy's name of how X, Y and the weights are stored; bfloat16 is ml_dtypes'
     item_bytes: int
-    unit_roundoff: float  # of the stored type, or of the operands if they are rounded more
-    operand: Operand | None = None  # what tensor cores multiply; None: they have no such products
-    parts: int = 1  # that each operand is split into
-    products: int = 1  # of tensor cores, that stand for one
-    coarse: Promotion = Promotion()  # where tensor cores add 16 bytes of products at a time and keep one bit below float32's last
-    fine: Promotion = Promotion()  # where they add 32 bytes and keep two bits
+    unit_roundoff: float  # roundoff of the stored type, or of the operands if they are rounded more
+    operand: Operand | None = None  # type that tensor cores multiply; None: they have no such products
+    parts: int = 1  # parts into which each operand is split
+    products: int = 1  # products of tensor cores that stand for one
+    coarse: Promotion = Promotion()  # if tensor cores add 16 bytes of products at a time and keep one bit below float32's last
+    fine: Promotion = Promotion()  # if they add 32 bytes and keep two bits
     gradient: str = ""  # the precision of its gradients; empty: its own
-    tiles: TileProducts | None = None  # of a processor; None: they have no such products
-    families: tuple[str, ...] = ()  # of kernels that it asks for, where they serve it, whether measured or not
+    tiles: TileProducts | None = None  # products of a processor's tiles; None: they have no such products
+    families: tuple[str, ...] = ()  # families of kernels that it asks for, if they serve it, whether measured or not
     is_complex: bool = False  # whether a number is a pair of real ones
     of_parts: str = ""  # how tensor cores multiply these two: a precision of real numbers
-    range_note: str = ""  # which numbers it takes, where they are fewer than what is stored can hold
-    aliases: tuple[str, ...] = ()  # what other libraries call it
+    range_note: str = ""  # accepted numbers, if they are fewer than the stored type can hold
+    aliases: tuple[str, ...] = ()  # names in other libraries
 
     @property
     def real_bytes(self) -> int:
@@ -104,7 +104,7 @@ class Precision:
         return self.fine if has_fine_sums else self.coarse
 
 
-SIX_PRODUCTS = TileProducts(BF16, parts=3, products=6)  # of bfloat16, for float32
+SIX_PRODUCTS = TileProducts(BF16, parts=3, products=6)  # products of bfloat16, for float32
 BY_TILES = ("amx", "cpu_gradient")
 
 PrecisionName = Literal[  # the keys of PRECISIONS

@@ -62,7 +62,7 @@ class KernelOptions:
     stride: tuple[str, ...] = ("dense",)
     weights: tuple[str, ...] = (SAME,)
     inputs: tuple[str, ...] = (SAME,)
-    batch_place: SourcePlace | None = None  # where the batches stand, if anywhere
+    batch_place: SourcePlace | None = None  # place of the batches, if any
     names_precision: bool = False  # in the text: without, arrays decide
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
@@ -119,7 +119,7 @@ class _Layer:
     place: SourcePlace
     chains: tuple[Chain, ...]
     is_group: bool
-    options: KernelOptions  # of its kernels
+    options: KernelOptions  # options of its kernels
     layer_options: LayerOptions
 
 
@@ -269,7 +269,7 @@ _OPTIONS: dict[str, Form] = {
     "weights": About("How weights are stored: as y is, in eight bits, or in bfloat16.", OneOrMore(Word(WEIGHTS))),
     "inputs": About("How x is stored: as y is, or in eight bits as the weights are.", OneOrMore(Word(INPUTS))),
 }
-_LAYER_OPTIONS: dict[str, Form] = {  # of a layer as a whole
+_LAYER_OPTIONS: dict[str, Form] = {  # options of a layer as a whole
     "between": About("The activation of each factor but the last.", Word(ACTIVATIONS)),
     "out_layout": About("The layout of y, if it is not that of x.", Word(LAYOUTS)),
     "fuse": About("Whether the factors are one launch. auto: if that is faster; yes: always; no: never.", Word(FUSES)),

@@ -19,13 +19,17 @@ class Spec:
     kernels: tuple[KernelSpec, ...]
     layers: Mapping[str, Chain]
     groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
-    options: Mapping[str, LayerOptions] = field(default_factory=dict)  # of layers and groups
-    launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of all of a layer or group, where there may be one
-    wanted: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of a layer's or group's last factor, in its own layout
-    stated: Mapping[str | Pattern, StatedOptions] = field(default_factory=dict)  # of calls: of layers and groups by name, and of patterns
+    options: Mapping[str, LayerOptions] = field(default_factory=dict)  # by layer or group
+    launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # kernels of all of a layer or group in one launch
+    wanted: Mapping[str, tuple[KernelSpec, ...]] = field(
+        default_factory=dict
+    )  # kernels of a layer's or group's last factor, in its own layout
+    stated: Mapping[str | Pattern, StatedOptions] = field(
+        default_factory=dict
+    )  # options of calls: by name for layers and groups, and by pattern
     batch_places: "Mapping[KernelSpec, SourcePlace]" = field(
         default_factory=dict
-    )  # where batches of kernels and launches stand in the text
+    )  # places of the batches of kernels and launches in the text
     title: str = ""  # the name of its file without the ending; empty if it is from none
 
     @property

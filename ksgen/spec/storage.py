@@ -12,7 +12,7 @@ from ksgen.spec.precision import PRECISIONS
 BITS = "uint8"
 Same = Literal["same"]
 SAME: Same = "same"  # weights, or X, are stored as Y is
-SCALE_BYTES = 4  # of a scale: float32
+SCALE_BYTES = 4  # bytes of a scale: float32
 ALIGNMENT = 16  # bytes; where the scales begin, behind the values
 
 
@@ -25,10 +25,10 @@ class Storage:
     """
 
     name: str
-    dtype: str  # of arrays that hold values: NumPy's name, or ml_dtypes'
+    dtype: str  # dtype of arrays that hold values: NumPy's name, or ml_dtypes'
     largest: float  # value
     mantissa: int | None  # bits behind the leading one; None: values are whole numbers
-    least_exponent: int = 0  # of values with a leading one; below, they are as far apart as there
+    least_exponent: int = 0  # least exponent of values with a leading one; smaller values are as far apart as there
     item_bytes: int = 1
 
     @property
@@ -58,7 +58,7 @@ STORAGES = {
         Storage("e5m2", "float8_e5m2", 57344, 2, -14),
     )
 }
-BFLOAT16 = Storage("bfloat16", "bfloat16", 2.0**127 * (2 - 2.0**-7), 7, -126, 2)  # with X in float32: values are rounded weights
+BFLOAT16 = Storage("bfloat16", "bfloat16", 2.0**127 * (2 - 2.0**-7), 7, -126, 2)  # X is float32: values are rounded weights
 STORED = STORAGES | {BFLOAT16.name: BFLOAT16}  # storages in eight bits, and bfloat16
 WEIGHTS = (SAME, *STORED)
 INPUTS = (SAME, *STORAGES)

@@ -52,8 +52,8 @@ class Transform:
     name: str
     chain: Chain
     weights: tuple[NDArray[Any], ...] = field(repr=False)
-    digits: tuple[int, ...] = field(default=(), repr=False)  # of the outputs' numbers, which come out with the last one first
-    places: NDArray[Any] | None = field(default=None, repr=False)  # of the outputs, where they come out in another order
+    digits: tuple[int, ...] = field(default=(), repr=False)  # digits of the outputs' numbers, which come out with the last one first
+    places: NDArray[Any] | None = field(default=None, repr=False)  # places of the outputs, if they come out in another order
     size: int = 0  # number of inputs, if it differs from the chain's
     is_real: bool = False  # whether it takes real numbers alone
     before: Step | None = field(default=None, repr=False)

@@ -17,7 +17,7 @@ from ksgen.transforms.radices import MOST_FEATURES
 from ksgen.values import excerpt, whole_number
 
 MOST_TAPS = 20
-CORRECTIONS = 4  # of filters, which are as exact as float64 by then
+CORRECTIONS = 4  # iterations that correct filters, which are as exact as float64 by then
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]

@@ -10,7 +10,7 @@ from ksgen.tuning.trials import Trial
 
 MOST_ROWS = 1000
 MOST_REASONS = 8
-MOST_LETTERS = 300  # of a reason
+MOST_LETTERS = 300  # the longest reason
 STATES = ("measured", "wrong", "failed", "hung", "pruned")  # in the order in which they are of interest
 NUMBERS = ("#", "µs", "spread", "runs", "of floor", "predicted µs", "registers", "shared bytes")
 

@@ -18,7 +18,7 @@ DEGREES = 5  # by which the temperature may
 class Clocks:
     """NVML's readings at one moment; None for those it lacks."""
 
-    megahertz: int | None = None  # of the multiprocessors
+    megahertz: int | None = None  # clock of the multiprocessors
     degrees: int | None = None  # Celsius
     slowed: bool = False  # by heat, or lack of power
 

@@ -168,7 +168,7 @@ def _check_version(address: str, facts: Facts) -> None:
 # ---- code of a Dask worker: each of its threads has a child that compiles, and the process has one that measures
 
 _own = threading.local()
-_processor = Shared()  # or a GPU, which measures for one at a time and is not disturbed by compilers
+_processor = Shared()  # or a GPU, which measures one at a time and is not disturbed by compilers
 _benches: dict[str | None, Worker] = {}
 
 

@@ -63,7 +63,7 @@ class Shared:
 class Engine(ABC):
     """Compiles and measures for any number of jobs at once, each of which runs in a thread of its own."""
 
-    facts: Facts  # of the device, or of each of the devices, that measure
+    facts: Facts  # facts about the device, or about each device, that measures
 
     def __init__(self, compilers: int, devices: int) -> None:
         self.compilers, self.devices = compilers, devices

@@ -69,7 +69,7 @@ class Runs:
 class Outcome:
     """The outcome of a candidate: its times, or why there are none."""
 
-    state: str  # as in a trial
+    state: str  # one of a trial's states
     reason: str = ""
     microseconds: tuple[float, ...] = ()  # the median of each block
     note: str = ""

@@ -19,7 +19,7 @@ from ksgen.spec import KernelSpec
 
 __all__ = ["LAUNCH_US", "Machine", "misfit", "predict_us", "resident_blocks"]
 
-FLOPS_A_CYCLE = 4  # of a lane of a processor's vector units: two multiply-adds
+FLOPS_A_CYCLE = 4  # operations of a lane of a processor's vector units: two multiply-adds
 CPU_REGISTERS = 160  # by a family's estimate; further values of a thread spill to memory, and take long to compile
 
 

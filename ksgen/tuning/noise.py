@@ -17,10 +17,10 @@ class Noise:
     """One kernel, measured several times."""
 
     job: Job
-    median_us: float  # of the medians
+    median_us: float  # median of the medians
     within: float  # the width of the interval that holds a measurement's median, relative to it; the median over all measurements
     between: float  # (largest - smallest) / median of the measurements' medians
-    notes: tuple[str, ...]  # what NVML saw
+    notes: tuple[str, ...]  # notes by NVML
 
 
 def measure_noise(engine: Engine, job: Job, candidate: Candidate) -> Noise:

@@ -26,7 +26,7 @@ class Pool:
     candidates: tuple[Candidate, ...]
     predicted_us: tuple[float, ...]
     guesses: int  # how many of the first are guesses
-    points: Points = field(repr=False)  # of the candidates, then of other jobs' trials
+    points: Points = field(repr=False)  # points of the candidates, then of other jobs' trials
     others: Array = field(repr=False)  # log2 of those trials' times
 
     def __len__(self) -> int:

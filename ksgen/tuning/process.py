@@ -18,7 +18,7 @@ from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 
-STEP_SECONDS = 60.0  # that a child may take for one step: compiling, checking or timing one candidate
+STEP_SECONDS = 60.0  # limit of a child's step: compiling, checking or timing one candidate
 GRACE_SECONDS = 15.0  # after which a child that its own alarm did not end is killed from here
 
 
@@ -137,7 +137,7 @@ class Worker:
             command = [sys.executable, "-c", "from ksgen.tuning.worker import main; main()", str(theirs.fileno()), *self._arguments]
             self._child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs.fileno()],
-                cwd=STARTED_IN if os.path.isdir(STARTED_IN) else None,  # where relative paths of the environment are meant from
+                cwd=STARTED_IN if os.path.isdir(STARTED_IN) else None,  # relative paths of the environment start there
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,  # an interrupt is for the parent to handle
             )  # fmt: skip

@@ -23,7 +23,7 @@ from ksgen.tuning.candidates import reasons, table_of
 from ksgen.tuning.sections import Section, sections_of, time_us
 from ksgen.tuning.trials import Trial
 
-SHOWN_ROWS = 12  # of a table, until the reader asks for all
+SHOWN_ROWS = 12  # rows of a table, until the reader asks for all
 LEAST_PREDICTED = 3  # candidates, for a picture of the cost model
 
 

@@ -30,12 +30,12 @@ from ksgen.tuning.strategies import Strategy
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom.store import Entry
 
-FIRST = Runs(seconds=1.0)  # of every candidate
+FIRST = Runs(seconds=1.0)  # runs of every candidate
 HOPELESS = 1.5  # times the best: a candidate whose first blocks are all slower gets no more
 FINALISTS = 6
 CLOSE = 1.2  # times the best; slower candidates are no finalists
-FINAL = Runs(seconds=1.0)  # of every finalist, in each round
-FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # of a budget of time, that the finals get: at most what three rounds take
+FINAL = Runs(seconds=1.0)  # runs of every finalist, in each round
+FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # the finals' share of a budget of time: at most what three rounds take
 AGAIN = 2  # rounds of a job that are run once more, as something disturbed them; then their times count, with the doubt
 WAIT_SECONDS = 0.1  # how often to look whether the search is to be stopped
 
@@ -72,10 +72,10 @@ class Tuned:
     best: Trial
     default: Trial | None  # the family's default, where it could be measured
     looked: int
-    measured_now: int  # of them, those not known from an earlier search
+    measured_now: int  # those that are not known from an earlier search
     seconds: float
     is_complete: bool  # false where the search was stopped
-    is_kept: bool = True  # as wisdom; false where what was known before is better
+    is_kept: bool = True  # whether it is stored as wisdom; false if the known entry is better
 
     @property
     def default_won(self) -> bool:
@@ -97,7 +97,7 @@ class Tuned:
         # the least that a copy takes, which separate launches need in addition
         if transposed := transposed_bytes(best.kernel, best.batch):
             measured["turn_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
-        kernel = replace(best.kernel, stride="dense")  # whose wisdom serves slices
+        kernel = replace(best.kernel, stride="dense")  # the wisdom of dense arrays serves slices
         return Entry(kernel, best.batch, best.family, best.constants, measured | ({"note": best.note} if best.note else {}))
 
 
@@ -121,8 +121,8 @@ class Search:
         self.engine, self.machine, self.store = setting.engine, setting.machine, setting.store
         self.budget, self.stop, self.say = setting.budget, setting.stop, setting.say
         self.job = pool.job
-        self.trials: dict[int, Trial] = {}  # of the candidates that are done
-        self._front: list[int] = []  # those that were measured side by side in the last round
+        self.trials: dict[int, Trial] = {}  # trials of the completed candidates
+        self._front: list[int] = []  # candidates that were measured side by side in the last round
         self._binaries: dict[int, Binary] = {}
         self._begin = time.monotonic()
         self._asked = self._measured_now = 0
@@ -213,7 +213,7 @@ class Search:
     def _measure(self) -> None:
         while self._built and len(self._measuring) < self.engine.devices and (self.engine.overlaps or not self._compiling):
             best = self._best()
-            if best and self._is_late(self._finals_s):  # what else was compiled is left for the next search
+            if best and self._is_late(self._finals_s):  # other compiled candidates are left for the next search
                 return self._built.clear()
             index = self._built.popleft()
             give_up_us = HOPELESS * best.median_us if best and best.median_us else inf

@@ -15,7 +15,7 @@ from ksgen.tuning.surrogate import Array, expect
 WINDOW = 1500  # candidates of the model's order that are weighed against each other
 LEAST = 12  # candidates that are measured before a search may end by itself
 MOST = 96  # after which it ends without a budget
-WORTH = 0.005  # of the best time: a smaller expected gain is not worth another candidate
+WORTH = 0.005  # relative to the best time: a smaller expected gain is not worth another candidate
 BOLDNESS = 0.5  # standard deviations by which an unsure candidate is given the benefit of the doubt
 
 
@@ -119,7 +119,7 @@ class Model:
         if self._times:
             best = min(self._times.values())
             if len(self._done) >= LEAST and _gain(best, mean, spread).max() < WORTH:
-                self._is_over = len(self._done) == len(self._asked)  # what is under way may still change it
+                self._is_over = len(self._done) == len(self._asked)  # candidates in progress may still change it
                 return self._next_of_rest() if self._is_over else None
         value = mean - BOLDNESS * spread
         is_near = np.isin(open_ones, near)
@@ -139,7 +139,7 @@ class Model:
         """Treat candidates under way as if they took the expected time, so that no near copies of them are proposed."""
         pool = self._pool
         others = np.arange(len(pool), len(pool.points.jobs))
-        # What cannot run counts as the slowest that does: its likes can hardly run either.
+        # A candidate that cannot run counts as the slowest that does: similar ones can hardly run either.
         useless = [index for index in self._done if self._times and index not in self._times]
         tried = np.array([*self._times, *useless], int)
         worst = max(self._times.values(), default=0.0)

@@ -14,8 +14,8 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 COMMON, OWN = 0.5, 0.5  # standard deviations, in log2 of time: shared by all kernels, and specific to one job
-OFFSET = 1.0  # of a job as a whole
-NOISE = 0.05  # of a measurement
+OFFSET = 1.0  # deviation of a job as a whole
+NOISE = 0.05  # deviation of a measurement
 REACH = 1.5  # doublings of one constant over which a measurement is informative
 REACH_KERNELS = 4.0  # the same, of one size of the pattern
 
@@ -39,7 +39,7 @@ class Points:
 
     constants: Array  # features, one row each
     kernels: Array  # features of the job's kernel, one row each
-    jobs: Array  # which job, one number each
+    jobs: Array  # number of the job
     predicted: Array  # log2 of the time by the cost model
 
     def at(self, rows: Array) -> "Points":

@@ -39,15 +39,15 @@ class Trial:
     state: str  # one of STATES
     reason: str = ""  # why it was not measured
     median_us: float | None = None
-    spread: float | None = None  # of its runs: (p90 - p10) / median
+    spread: float | None = None  # spread of its runs: (p90 - p10) / median
     runs: int = 0
     predicted_us: float | None = None  # by the cost model
     floor_us: float | None = None  # by the ceilings below
-    bytes_per_s: float | None = None  # what the device was seen to copy, in the same search
-    flops_per_s: float | None = None  # what it was seen to compute with the family's instructions
+    bytes_per_s: float | None = None  # rate at which the device copied in the same search
+    flops_per_s: float | None = None  # rate at which it computed with the family's instructions
     registers: int | None = None  # per thread; None if the compiler does not say
     shared_bytes: int | None = None  # per block
-    note: str = ""  # what to know about the figure, such as "clocks moved"
+    note: str = ""  # remark about the figure, such as "clocks moved"
     driver: str = ""
     compiler: str = ""  # name and version
     measured_at: str = ""  # ISO 8601, UTC

@@ -24,7 +24,7 @@ from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.values import excerpt
 from ksgen.wisdom.store import Entry, Wisdom, check_writable, load_wisdom, save
 
-CPU_CANDIDATES = 13  # that a processor's search looks at, unless it is given a budget
+CPU_CANDIDATES = 13  # candidates of a processor's search without a budget
 RECENT = 1000  # latest trials of the device, searched for other kernels
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -34,7 +34,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 class SearchOptions:
     """How to search."""
 
-    budget: Budget = field(default_factory=Budget)  # of each job
+    budget: Budget = field(default_factory=Budget)  # budget of each job
     strategy: str = "model"
     family: str | None = None  # the only one to look at
     fresh: bool = False  # measure again what is known

@@ -35,7 +35,7 @@ from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 
 RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
 MOST_COMPARED = 512  # rows of the job's own batch, all of which must be finite; of a ragged batch, all rows are compared
-MOST_JOBS = 2  # whose arrays stay on the device
+MOST_JOBS = 2  # jobs whose arrays stay on the device
 MOST_READY = 16  # candidates per job that stay loaded
 
 Say = Callable[..., None]
@@ -184,7 +184,7 @@ def serve(connection: Connection, device: str | None, limit_s: float) -> None:
 def main() -> None:
     """Run the child. Arguments: the connection's file number, seconds per step, the device, modules to import first."""
     number, limit_s, device, *modules = sys.argv[1:]
-    os.dup2(2, 1)  # what drivers print
+    os.dup2(2, 1)  # drivers print there
     for module in modules:
         importlib.import_module(module)
     serve(Connection(int(number)), device or None, float(limit_s))

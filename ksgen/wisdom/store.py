@@ -38,9 +38,9 @@ from ksgen.words import counted
 MOST_BATCH = 2**63 - 1
 MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
 MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
-MOST_US = 1e12  # of one launch: eleven days
+MOST_US = 1e12  # microseconds of one launch: eleven days
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of network file systems and others
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of network file systems and others
 _log = logging.getLogger(__name__)
 
 

@@ -18,7 +18,7 @@ from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
-_WORDS = ("outputs", "panel", "depth")  # of each factor, in `tiles`
+_WORDS = ("outputs", "panel", "depth")  # constants of each factor, in `tiles`
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class AmxChainConstants(Constants):
     entry_family: ClassVar[str] = "amx_chain"
 
     block: int  # rows of the batch that a work group takes at a time
-    tiles: str  # of each factor: `_WORDS`
+    tiles: str  # each factor's constants, named by `_WORDS`
     streaming: int  # 1: the layer's outputs leave by streaming stores; 0: they go into the caches
 
     @classmethod

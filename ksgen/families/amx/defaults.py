@@ -21,7 +21,7 @@ BLOCKS = (128, 96, 64, 32)
 CHAIN_BLOCKS = (256, 192, *BLOCKS)  # more than for a single product, because all weights pass once per block
 MOST_OUTPUTS = 256  # per j, whose sums wait
 DEPTHS = (1, 2, 3, 4, 5, 6, 8)  # tiles along the inputs
-SETS_BYTES, WAYS = 4096, 4  # of a first-level cache: lines at this distance share a set, which may hold so many of them
+SETS_BYTES, WAYS = 4096, 4  # lines at this distance share a set of a first-level cache, which holds so many of them
 # multiply-adds per input and output from which on weights are kept in the cache: counted, as docs/kernels/amx.md says
 LEAST_REUSE = 64
 TASKS = 4  # work groups per core, at least

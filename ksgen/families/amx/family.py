@@ -123,7 +123,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         outputs go."""
         own, is_last = shape.factors[number], number + 1 == len(shape.factors)
         words, activation = factor_words(own), own.kernel.epilogue.activation
-        pitch = "0" if own.is_bsf else str(shape.pitch)  # of rows of features, constants know it
+        pitch = "0" if own.is_bsf else str(shape.pitch)  # constants know the pitch of rows of features
         places = [f"(GLOBAL stored*)(own + {shape.panels + each * shape.between})" for each in range(2)]
         return words | {
             "number": number + 1,

@@ -11,13 +11,13 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.precision import TileProducts, on_tiles
 from ksgen.values import cached_property
 
-ROWS, ROW_BYTES = 16, 64  # of a tile
+ROWS, ROW_BYTES = 16, 64  # rows of a tile, and bytes per row
 LANES = ROW_BYTES // 4  # sums of a tile's row, which are one vector
 INPUTS = ROW_BYTES // 2  # 16-bit operands of a tile's row
 TILE_ITEMS = ROWS * INPUTS
 TILE_SUMS = ROWS * LANES
 PAIR = 2 * ROWS  # rows, or columns, of the two by two tiles that are multiplied at a time
-LINE_BYTES = 64  # of a cache
+LINE_BYTES = 64  # bytes per cache line
 MOST_RUN = 48  # j of a plane that holds all j, at most
 FIRST_LEVEL_BYTES = 42 * 1024  # for inputs, weights and sums, of 48 KB
 

@@ -181,11 +181,11 @@ class VectorGradientTiling(Planes):
         """Cycles of all cores together, for one launch."""
         constants, pattern = self.constants, self.kernel.pattern
         blocks, tiles = divide_up(batch, constants.block), self.columns * self.rows
-        block = min(divide_up(divide_up(batch, self.unit), blocks) * self.unit, batch)  # as the kernel shares them out
+        block = min(divide_up(divide_up(batch, self.unit), blocks) * self.unit, batch)  # the kernel divides them in the same way
         tile, lanes = tile_of(self), constants.lanes
         steps = divide_up(block, self.unit)
         after = 2 if self.is_along_outputs else ACROSS  # sums are read and written, or added up first
-        outputs = steps * constants.width * lanes * self.real_bytes  # of a column, which its tiles share
+        outputs = steps * constants.width * lanes * self.real_bytes  # a column's tiles share them
         inputs = steps * constants.height * (1 if self.is_along_outputs else lanes) * self.real_bytes
         again = 1 if outputs + inputs <= FIRST_LEVEL_BYTES else self.rows
         missed = self.columns * outputs * again + tiles * inputs

@@ -25,7 +25,7 @@ class VectorChainConstants(Constants):
     entry_family: ClassVar[str] = "vector_chain"
 
     block: int  # rows of the batch that a work group takes at a time
-    tiles: str  # of each factor: along, lanes, height, width, panel; chain by chain in a group
+    tiles: str  # each factor's along, lanes, height, width, panel; chain by chain in a group
     streaming: int  # 1: the layer's outputs leave by streaming stores; 0: they go into the caches
     pairs: int = 0  # 1: inputs are multiplied two at a time, and intermediates have the type of X
 

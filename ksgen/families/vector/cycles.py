@@ -15,7 +15,7 @@ from ksgen.families.vector.shape import LINE_BYTES, VectorTiling
 
 LATENCY = 4  # cycles until a sum can be added to again
 AT_ONCE = 2  # vector operations, and loads, per cycle
-FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096  # of a cache; lines at this distance share one set
+FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096  # size of a first-level cache; lines at this distance share one set
 SECOND_LEVEL_BYTES, BEYOND_BYTES = 64, 8  # per cycle, from the second-level cache and from the memory behind it
 SECOND_LEVEL = 1024 * 1024  # bytes that it holds, without outputs and weights
 TILE, TASK, LAUNCH = 12, 300, 5000  # additional cycles to begin a tile, a block of the batch, a launch
@@ -32,8 +32,8 @@ class Tile:
 
     height: int
     width: int
-    registers: int  # of the processor
-    shuffles: int = 0  # of operands that are spread over the lanes, per step
+    registers: int  # vector registers of the processor
+    shuffles: int = 0  # operands that are spread over the lanes, per step
     products: int = 1  # vector products per sum
 
     @property
@@ -64,7 +64,7 @@ def registers(shape: Planes) -> int:
 def multiply_cycles(shape: VectorTiling, batch: int) -> float:
     """Cycles of all cores together, for one launch of a factor."""
     blocks = divide_up(batch, shape.constants.block)
-    block = min(divide_up(divide_up(batch, shape.step), blocks) * shape.step, batch)  # as the kernel shares them out
+    block = min(divide_up(divide_up(batch, shape.step), blocks) * shape.step, batch)  # the kernel divides them in the same way
     tasks = blocks * shape.constants.parts
     return blocks * (max(_tiles(shape, block), _missed(shape, block)) + _moved(shape, block)) + TASK * tasks + LAUNCH
 
@@ -83,7 +83,7 @@ def _across(shape: VectorTiling, block: int) -> int:
 
 def _missed(shape: VectorTiling, block: int) -> float:
     """Cycles of reads that miss the first-level cache from tile to tile."""
-    weights = shape.column_weights * shape.real_bytes  # of a column
+    weights = shape.column_weights * shape.real_bytes  # bytes of a column
     tiles = _across(shape, block)
     if not shape.is_along_outputs:
         chunk = shape.inputs * shape.tile_lanes * shape.real_bytes

@@ -13,18 +13,18 @@ from ksgen.families.vector.spread import period_of
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
-BLOCK_BYTES = 128 * 1024  # of a block's inputs, so that they stay in a second-level cache
+BLOCK_BYTES = 128 * 1024  # bytes of a block's inputs that stay in a second-level cache
 TRANSPOSED_VECTORS = 2  # per tile of transposed outputs, at most: a chunk of the batch stays near
-TRANSPOSING_VECTOR_BYTES = 32  # of a processor on which transposing may be faster although lanes are full without it
+TRANSPOSING_VECTOR_BYTES = 32  # processors with such vectors may transpose faster although lanes are full without it
 TRANSPOSING_WORTH = 36  # multiply-adds per input or output from which on transposing pays: b * c / (b + c)
-TRANSPOSED_BYTES = 800 * 1024  # of a chunk's inputs and outputs, so that they stay in a second-level cache
-FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # of a cache; additional cost of a tile whose inputs it does not hold
+TRANSPOSED_BYTES = 800 * 1024  # bytes of a chunk's inputs and outputs that stay in a second-level cache
+FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # size of a cache; additional cost of a tile whose inputs exceed it
 # per block, if lanes are along the outputs: enough for each tile of weights, few enough to stay cached
 LEAST_ROWS, MOST_ROWS = 24, 48
 BSL_ROWS = 128  # per block in batch-size-last, approximately: the next block's rows are prefetched meanwhile
-WAYS = 8  # of a first-level cache
+WAYS = 8  # lines per set of a first-level cache
 FEW, MANY = 16, 1 << 15  # rows of the batch, up to and from which on batches have constants of their own, and the same
-STREAMING_BYTES = 1 << 20  # of outputs, from which on stores are streaming: more than a second-level cache holds
+STREAMING_BYTES = 1 << 20  # more bytes of outputs use streaming stores, as a second-level cache cannot hold them
 # from which on planes are split if they are fewer than cores: less ends before another core has begun
 SPLIT_WEIGHTS = 1 << 16
 FAR_ROWS = 12  # per block, if rows share few sets of a cache and are read in place
@@ -32,7 +32,7 @@ SPREAD_WORTH = 96  # multiply-adds per input or output up to which spreading pay
 # inputs of a row up to which spreading pays, in place and copied
 SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024
 SPREAD_RUN = 6  # j from which on spreading pays if inputs are copied as pairs
-CHAIN_BYTES = 512 * 1024  # of a block's inputs and outputs of its widest factor
+CHAIN_BYTES = 512 * 1024  # bytes of a block's inputs and outputs of its widest factor
 FEW_LANES = 0.8  # share of a tile's lanes that must be outputs, for lanes along the outputs
 
 

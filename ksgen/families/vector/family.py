@@ -228,7 +228,7 @@ def factor_words(shape: VectorTiling) -> dict[str, Any]:
 
 def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
     """Names of the variants of snippets for an activation that vectors have of their own, if they do."""
-    own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # whose erf is vectors' own
+    own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # gelu's erf is vectors' own
     return own.get(activation, ())
 
 

@@ -24,7 +24,7 @@ class Planes:
     """Distribution of a kernel's outputs over vectors; sizes in elements of the sums' type."""
 
     kernel: KernelSpec
-    constants: Any  # with along, lanes and width
+    constants: Any  # has along, lanes and width
 
     @property
     def real_bytes(self) -> int:

@@ -10,8 +10,8 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.storage import ALIGNMENT, SCALE_BYTES
 
 LINE_BYTES = 64  # per line of a cache
-MOST_LANES = 16  # of a vector, in float32
-# of a plane's weights, which stay in a second-level cache while all rows of a block are multiplied
+MOST_LANES = 16  # lanes of a vector, in float32
+# bytes of a plane's weights that stay in a second-level cache while all rows of a block are multiplied
 PLANE_BYTES = 512 * 1024
 CONFLICTING_BYTES = 1024  # rows whose distance is a multiple of this share few sets of a first-level cache
 
@@ -21,7 +21,7 @@ class VectorConstants(Constants):
     """Constants that a search may change."""
 
     along: str  # "outputs": lanes are neighbouring outputs; "batch": lanes are neighbouring rows of the batch
-    lanes: int  # of a vector register, in the type of the sums
+    lanes: int  # lanes of a vector register, in the type of the sums
     height: int  # rows of the batch per tile; outputs, if lanes are along the batch
     width: int  # vectors per row of a tile
     block: int  # rows of the batch that a work group takes at a time

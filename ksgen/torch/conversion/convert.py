@@ -139,7 +139,7 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -
     if isinstance(names, str | Path | Mapping | Spec):
         raise SpecError(f"rule={excerpt(names)} with budget={excerpt(budget)}; accepted: a list of layers' names, or none for all")
     keys = listed(names) if names is not None else ("*",)
-    head = getattr(model, "get_output_embeddings", lambda: None)()  # of a transformers model
+    head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models have this method
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     found: dict[str, RuleEntry] = {}
     for name, layer in _layers(model):
@@ -312,7 +312,7 @@ class Replaced:
 
     name: str
     chain: Chain
-    count: int  # of chains side by side
+    count: int  # number of chains side by side
     parameters: tuple[int, int]  # before and after
     factorizations: tuple[Factorization, ...] = field(repr=False)  # empty if the new weights are drawn
 
@@ -333,7 +333,7 @@ class Report:
     """
 
     layers: tuple[Replaced, ...]
-    parameters: tuple[int, int]  # of the full model, before and after
+    parameters: tuple[int, int]  # parameters of the full model, before and after
 
     def __repr__(self) -> str:
         before, after = self.parameters

@@ -28,7 +28,7 @@ class QuantizedLayer:
 
     name: str
     chain: Chain
-    bytes: tuple[int, int]  # of the weights
+    bytes: tuple[int, int]  # bytes of the weights, before and after
     error: float  # relative, Frobenius norm: of y if x was given, else of K, or with `between` of all weights
     saturated: int
 

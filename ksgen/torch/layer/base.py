@@ -26,7 +26,7 @@ class ChainLayer:
     _kind = "KSLinear"  # in messages: FSDP2 gives the class another name
     is_stored = False  # whether its weights are stored in another type than x
     _parallel: Any = None  # split over processes: a `ksgen.torch.parallel.Parallel`
-    __call__: Callable[..., Any]  # of nn.Module
+    __call__: Callable[..., Any]  # inherited from nn.Module
     _multiplied: Callable[[Tensor, Tensor | None], Tensor]  # takes checked tensors
 
     @property

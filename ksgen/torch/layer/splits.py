@@ -14,7 +14,7 @@ from ksgen.values import excerpt, whole_number
 from ksgen.words import counted, spanned
 
 WHOLE, FEATURES, ROWS, SUMS = "whole", "features", "rows", "sums"  # placement: replicated, sharded, or terms of a sum
-AXES = {None: "whole", 0: "along a", 1: "along k", 2: "along l"}  # of a factor's weights: blocks, their outputs, their inputs
+AXES = {None: "whole", 0: "along a", 1: "along k", 2: "along l"}  # axes of a factor's weights: blocks, their outputs, their inputs
 
 
 @dataclass(frozen=True)

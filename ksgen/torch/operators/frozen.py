@@ -28,7 +28,7 @@ class _Kept:
 
     seen: Seen
     device: torch.device
-    address: int  # of its full storage
+    address: int  # address of its full storage
     layers: WeakSet[nn.Module] = field(default_factory=WeakSet)  # empty: no longer frozen
     forms: dict[Make, Any] = field(default_factory=dict)
     is_in_graph: bool = False  # whether a CUDA graph may read its forms
@@ -58,7 +58,7 @@ class _Frozen:
     name: str
     weights: Mapping[str, _Kept]
     calls: dict[Hashable, Any] = field(default_factory=dict)
-    parameters: tuple[str, ...] = field(init=False)  # their names in the layer's list of weights
+    parameters: tuple[str, ...] = field(init=False)  # names in the layer's list of weights
 
     def __post_init__(self) -> None:
         self.parameters = tuple([name.rpartition(".")[2] for name in self.weights])

@@ -45,7 +45,7 @@ from ksgen.torch.operators.products import ACTIVATIONS, finish
 Product = Callable[..., Tensor]
 FEW_ENTRIES = 256  # largest batch at which PyTorch's own operators may be faster in training, because they start sooner
 STEP_WAYS = ("ksgen", "bmm")  # methods for a small training step
-ProductBackend = Literal["auto", "ksgen", "strided"]  # of `multiply`; "auto" chooses between the other two
+ProductBackend = Literal["auto", "ksgen", "strided"]  # backends of `multiply`; "auto" chooses between the other two
 BACKENDS: tuple[str, ...] = get_args(ProductBackend)
 
 

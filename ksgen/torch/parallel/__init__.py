@@ -104,8 +104,8 @@ class Parallel:
 
     split: Split
     mesh: DeviceMesh
-    given: Placement  # of x, if it is a plain tensor
-    asked: Placement  # of y
+    given: Placement  # placement of x, if it is a plain tensor
+    asked: Placement  # placement of y
     features: Shard  # placement of features in the split
     gives_local: bool
 
