@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What users are offered: the public names, and the packages whose library is installed. Imports none of them."""
+    """Names offered to users: the public names, and the packages whose library is installed. Imports none of them."""
     from importlib.util import find_spec
 
     return sorted({*__all__, *(name for name, library in _PACKAGES.items() if find_spec(library))})

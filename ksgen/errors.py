@@ -7,7 +7,7 @@ import warnings
 
 
 class KsgenWarning(UserWarning):
-    """What ksgen warns of: the command line shows it without the place in the code."""
+    """Category of ksgen's warnings. The command line shows them without the place in the code."""
 
 
 def warn(message: str) -> None:

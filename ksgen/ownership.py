@@ -70,7 +70,7 @@ def check_folder(path: Path) -> None:
 
 
 def distrust(folder: Path) -> str:
-    """Why ksgen takes nothing from a folder, in one line; empty if it does, and if there is none."""
+    """Reason why ksgen reads nothing from a folder, in one line; empty if it does, or if there is none."""
     try:
         check_folder(folder)
     except UntrustedError as error:

@@ -21,7 +21,8 @@ WRITTEN = re.compile(r"\s*[(\[]?" + ",".join([r"\s*([+-]?[0-9]{1,20})\s*"] * 4) 
 
 
 class Gain(StrEnum):
-    """What (b + c)/(bc) lets expect of a fused kernel over permute-multiply-permute: a heuristic, not a measurement."""
+    """Gain of a fused kernel over permute-multiply-permute that (b + c)/(bc) suggests: a heuristic, not a
+    measurement."""
 
     NONE = "nothing to win: d = 1 makes K block diagonal, so there is nothing to permute"
     LITTLE = "little to win: the multiplications hide the permutations"

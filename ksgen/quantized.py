@@ -71,7 +71,7 @@ class Quantized:
 
     @property
     def description(self) -> str:
-        """How many weights were beyond the largest value and became it."""
+        """Number of weights that exceeded the largest value and became it."""
         return f"{self.saturated} of {counted(self.pattern.weight_count, 'weight')} saturated"
 
     @property

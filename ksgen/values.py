@@ -41,7 +41,7 @@ def real_number(value: Any) -> float | None:
 
 
 def listed(values: Any) -> tuple[Any, ...] | None:
-    """What can be gone through, as a tuple; None for anything else."""
+    """Items of an iterable value as a tuple; None for any other value."""
     try:
         return tuple(values)
     except TypeError:

@@ -239,7 +239,7 @@ def _entries_in(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Binary:
-    """One entry, verified: its hashes, and that it lies where it belongs."""
+    """Read one entry and verify its hashes and its place."""
     check_folder(path)
     record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META, is_own=True))
     binary = restore(record, read(path / "binary", MOST_BYTES_OF_BINARY, is_own=True))
@@ -312,7 +312,7 @@ def _move_into_place(aside: Path, path: Path) -> None:
 
 
 def _usage(path: Path) -> tuple[float, int]:
-    """When a folder's files were last used, and their bytes; zeros if it disappears meanwhile."""
+    """Time of the last use of a folder's files, and their bytes; zeros if it disappears meanwhile."""
     with contextlib.suppress(OSError), os.scandir(path) as files:
         found = [file.stat() for file in files]
         return max((file.st_mtime for file in found), default=0.0), sum(file.st_size for file in found)

@@ -164,10 +164,10 @@ def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[st
 
 
 def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, ...]:
-    """How far to optimize. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has. By
-    -O2 it does so too if it shares a register between a sum and its copies. GCC for ARM and Clang for any processor do
-    the same if they reorder instructions before they choose registers. Then loads come so early that no registers are
-    left for sums.
+    """Optimization level. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has. By -O2
+    it does so too if it shares a register between a sum and its copies. GCC for ARM and Clang for any processor do the
+    same if they reorder instructions before they choose registers. Then loads come so early that no registers are left
+    for sums.
     """
     if is_clang:
         return ("-O3", "-mllvm", "-enable-misched=false")
@@ -186,7 +186,8 @@ def _of_processor(named: InstructionSet | None, is_x86: bool, is_zig: bool) -> t
 
 
 def _links(named: InstructionSet | None, is_zig: bool) -> tuple[str, ...]:
-    """What goes to another machine needs nothing there but the C library. zig links so by itself."""
+    """Link options with which a binary for other machines needs nothing there but the C library. zig links so by
+    itself."""
     if not named or is_zig or platform.system() != "Linux":
         return ()
     return ("-static-libstdc++", "-static-libgcc", "-Wl,--as-needed,--exclude-libs,ALL")

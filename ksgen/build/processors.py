@@ -47,7 +47,7 @@ class InstructionSet:
 
     @property
     def target(self) -> str:
-        """What its libraries are built for, on a system like this one."""
+        """Target for which its libraries are built, on a system like this one."""
         return f"{self.name} {platform.system()}"
 
 

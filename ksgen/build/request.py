@@ -19,7 +19,7 @@ FORMAT = 1  # raise it when records or digests change; older entries are then ne
 
 @dataclass(frozen=True)
 class Resources:
-    """What one entry takes from a multiprocessor. None: the compiler did not say."""
+    """Resources of a multiprocessor that one entry takes. None: the compiler did not report them."""
 
     registers: int | None = None  # per thread
     shared_bytes: int | None = None  # static shared memory per block; what a launch asks for comes on top
@@ -29,7 +29,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Binary:
-    """One compiled source, of which `entry` is the entry that `resources` describes."""
+    """One compiled source. `resources` describes its entry `entry`."""
 
     data: bytes = field(repr=False)
     entry: str
@@ -150,7 +150,7 @@ _ROUTINE = (_ENTRY, _FUNCTION, _LOCAL, _USED, re.compile(r"bytes gmem"), re.comp
 
 
 def read_resources(log: str, entry: str) -> Resources:
-    """What `ptxas -v` says about one entry. A device function's own frame does not count as the entry's."""
+    """Read the report of `ptxas -v` about one entry. A device function's own frame does not count as the entry's."""
     registers = shared_bytes = spill_bytes = stack_bytes = None
     compiling = function = None
     for line in log.splitlines():

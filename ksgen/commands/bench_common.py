@@ -142,7 +142,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Done:
-    """What a command measured, and the files that hold it."""
+    """Results of a command, and the files that hold them."""
 
     device: str
     jobs: int

@@ -26,7 +26,7 @@ _UNSET_NVCC = "unset KSGEN_NVCC, which names it, or let it name another"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the list: what was looked for, what was found, and what to type if it is missing."""
+    """One line of the list: the thing, its state, and the command to type if it is missing."""
 
     what: str
     found: str  # empty if missing
@@ -105,7 +105,7 @@ def _chosen_device() -> Finding:
 
 
 def _host_compiler() -> Finding:
-    """What builds kernels for this machine's processor, why it was taken, and for which instructions."""
+    """Compiler of kernels for this machine's processor, with the reason for it and its instruction set."""
     from ksgen.build.processors import instruction_sets_here, machine
     from ksgen.devices.native import serving_compiler
     from ksgen.errors import ToolchainError
@@ -122,7 +122,7 @@ def _host_compiler() -> Finding:
 
 
 def _why_taken(compiler: "HostCompiler") -> str:
-    """Why the compiler of processors' kernels is that one, and no other that was found."""
+    """Reason why this compiler of processors' kernels was taken, and no other that was found."""
     from ksgen.build.host import CANDIDATES, host_compilers
     from ksgen.devices.native import why_not_serving
 
@@ -137,7 +137,7 @@ def _why_taken(compiler: "HostCompiler") -> str:
 
 
 def _driver() -> list[Finding]:
-    """What NVIDIA's driver serves, if there is one."""
+    """Capabilities of NVIDIA's driver, if there is one."""
     from ksgen.devices.base import cuda_driver_version
 
     if not (served := served_cuda()):
@@ -187,7 +187,7 @@ def _builder(chosen: "CudaCompiler | None", target: str) -> Finding:
 
 
 def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
-    """Why a compiler does not serve here, and what mends it; empty if it does."""
+    """Reason why a compiler does not work here, with the remedy; empty if it works."""
     from ksgen.build.toolchain import UnfitError, check_target, is_newer_than_driver, trial
     from ksgen.devices.base import cuda_driver_version
     from ksgen.errors import ToolchainError

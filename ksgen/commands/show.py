@@ -102,7 +102,7 @@ def _first(wanted: Wanted, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
 
 
 def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
-    """A kernel of each pattern, and the layers of which a kernel is wanted, as the spec asks for them."""
+    """A kernel per pattern, and the layers whose kernels are wanted, as the spec states them."""
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
@@ -287,7 +287,7 @@ def _by_family(by_device: Mapping[str, str | None], words: Mapping[str | None, s
 
 
 def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
-    """Print a pattern in short; a pattern alone with all facts and a picture."""
+    """Print patterns in short, or a single one with all facts and a picture."""
     from rich.table import Table
     from rich.text import Text
 

@@ -117,7 +117,7 @@ def summary(trial: "Trial") -> str:
 
 
 def outcome_of(tuned: "Tuned") -> str:
-    """What a search found, and which constants launchers take from now on."""
+    """Result of a search, and the constants that launchers take from now on."""
     if not tuned.is_kept:
         return "what was known before stays, as its time is reliable or shorter."
     if not tuned.is_complete:

@@ -1,4 +1,4 @@
-"""What a CUDA graph cannot record is refused while one records a stream."""
+"""Refuses actions that a CUDA graph cannot record while one records a stream."""
 
 from ksgen.devices.base import Device, Stream
 from ksgen.errors import LaunchError

@@ -199,7 +199,7 @@ class CudaModule:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """One of the driver's functions. It raises `DriverError` if it fails."""
+    """Call one of the driver's functions; `DriverError` if it fails."""
     check(getattr(_driver(), name)(*arguments))
 
 

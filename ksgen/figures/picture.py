@@ -120,12 +120,12 @@ def _side(counts: tuple[int, int, int], shown: tuple[int, int, int]) -> list[Pla
 
 
 def _some(count: int, most: int) -> Iterable[int | None]:
-    """All of them if dots would take as much room; else the first ones, None for those left out, and the last one."""
+    """All rows if dots would take as much room; else the first ones, None for the omitted ones, and the last one."""
     return range(count) if count <= most + 1 else (*range(most - 1), None, count - 1)
 
 
 def _cells(row: Place, columns: Sequence[Place]) -> Iterator[str]:
-    """What a row of the picture shows."""
+    """Cells of a row of the picture."""
     i, k, j = row
     for its_i, its_l, its_j in columns:
         if i != its_i:

@@ -140,7 +140,7 @@ def _may_be_by_tiles(kernel: KernelSpec, limits: Limits) -> bool:
 
 
 def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
-    """Why the family of the factors has no fused launch on a processor; empty if it has one."""
+    """Reason why the family of the factors has no fused launch on a processor; empty if it has one."""
     if not _may_be_by_tiles(kernel, limits):
         return ""
     alone = replace(kernel, chains=(Chain((kernel.pattern,)),), between="none", out_layout=None, stride="dense")

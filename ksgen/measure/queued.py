@@ -1,4 +1,4 @@
-"""How long launches take, by a device's clock. Checks no result and chooses nothing.
+"""Times launches by a device's clock. Checks no result and chooses nothing.
 
 The host needs microseconds for a launch, which is longer than a small kernel runs. A GPU that waits for its host would
 show the host's time. So timed launches on a CUDA GPU are queued behind a kernel that keeps the GPU busy until all of
@@ -44,7 +44,7 @@ def time_launches(device: "Device", launch: Launch, runs: int, warmup: int = 2) 
 
 
 class _Queue:
-    """What is launched on one device in order to be timed, behind a kernel that waits."""
+    """Timed launches on one device, queued behind a kernel that waits."""
 
     def __init__(self, device: "Device", wait: Callable[[float], None] | None) -> None:
         self._device, self._wait = device, wait

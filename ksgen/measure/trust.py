@@ -81,7 +81,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def doubt(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
-    """Why the median of blocks is unreliable, in a few words; empty if it is reliable.
+    """Reason why the median of blocks is unreliable, in a few words; empty if it is reliable.
 
     The same serves times and ratios. `others`: shares of the processors, where these did the work. A single value shows
     the load alone.

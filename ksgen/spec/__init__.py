@@ -1,4 +1,4 @@
-"""What to generate: a YAML spec, and the kernels and layers that it stands for.
+"""Describes the sources to generate: a YAML spec, and its kernels and layers.
 
     defaults:                            # any of the ten options; these are the values without one
       precision: float32  # float32, float64, float16, bfloat16, complex64, complex128, tf32, tf32x3, fp16x3, bf16x6, c64_tf32x3

@@ -22,7 +22,7 @@ _COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": MOST_FEATURES}
 
 
 class Form(Protocol):
-    """What a value may be."""
+    """Accepted values of one kind."""
 
     @property
     def schema(self) -> Schema: ...
@@ -205,7 +205,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class KeysOrValue:
-    """One of several mappings, told by its required key; or the first one's value of that key alone."""
+    """One of several mappings, which its required key identifies; or the first one's value of that key alone."""
 
     kinds: Mapping[str, Keys]
 

@@ -56,7 +56,7 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Precision:
-    """How X, Y and the weights are stored, and multiplied."""
+    """Storage and arithmetic of X, Y and the weights."""
 
     name: str
     dtype: str  # NumPy's name of how X, Y and the weights are stored; bfloat16 is ml_dtypes'

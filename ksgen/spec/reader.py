@@ -50,7 +50,7 @@ _PATTERN_SETS = {"paper": paper_patterns}
 
 @dataclass(frozen=True)
 class KernelOptions:
-    """What multiplies out: there is a kernel for each combination."""
+    """Options whose values combine: there is a kernel for each combination."""
 
     precision: tuple[str, ...] = ("float32",)
     layout: tuple[str, ...] = ("bsf",)
@@ -104,7 +104,7 @@ class KernelOptions:
 
 @dataclass(frozen=True)
 class SpecRequest:
-    """What one entry asks for."""
+    """Request of one entry."""
 
     place: SourcePlace
     pattern: Pattern
@@ -210,7 +210,8 @@ def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
 
 
 def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
-    """All factors in one, with the options of the last one: none where each is to be launched by itself, or there is only one."""
+    """Launches of all factors in one, with the options of the last factor. None if each is launched by itself, or there
+    is only one."""
     found: list[KernelSpec] = []
     chains, layer_options = layer.chains, layer.layer_options
     with blaming(layer.place):
@@ -224,7 +225,7 @@ def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
 
 
 def _stated_of_patterns(requests: list[SpecRequest]) -> dict[str | Pattern, StatedOptions]:
-    """What all entries state that ask for a pattern. One that only gradients ask for has no epilogue."""
+    """Options that all entries of a pattern state. A pattern that has only gradients has no epilogue."""
     asked: dict[Pattern, list[KernelOptions]] = {}
     backward: dict[Pattern, list[KernelOptions]] = {}
     for request in requests:
@@ -235,7 +236,7 @@ def _stated_of_patterns(requests: list[SpecRequest]) -> dict[str | Pattern, Stat
 
 
 def _stated(entries: list[KernelOptions]) -> StatedOptions:
-    """The options of which all entries have the same one value: of several, a call chooses."""
+    """Options with one value that all entries share. If there are several values, a call chooses."""
     found = {each.name: {value for entry in entries for value in entry.values(each.name)} for each in fields(StatedOptions)}
     if not all(entry.names_precision for entry in entries):
         del found["precision"]

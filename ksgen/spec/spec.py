@@ -1,4 +1,4 @@
-"""What a spec asks for: kernels, and the layers that share them. Never reads a text."""
+"""Defines the content of a spec: kernels, and the layers that share them. Never reads a text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spec:
-    """What one YAML file asks for: each kernel once, and the layers that share them."""
+    """Content of one YAML file: each kernel once, and the layers that share them."""
 
     name: str  # a Python identifier, made from `title`
     kernels: tuple[KernelSpec, ...]

@@ -16,7 +16,7 @@ from ksgen.spec.kernel import checked_batch
 
 @dataclass(frozen=True)
 class Job:
-    """What is tuned: one kernel at one batch."""
+    """Subject of a search: one kernel at one batch."""
 
     kernel: KernelSpec
     batch: int
@@ -41,7 +41,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a search must know about the device that measures, without opening it."""
+    """Facts about the measuring device that a search needs without opening it."""
 
     name: str
     target: str

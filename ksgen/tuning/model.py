@@ -68,7 +68,7 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
 
 
 def misfit(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, found: Resources) -> str:
-    """Why a compiled candidate is not worth measuring; empty if it is."""
+    """Reason why a compiled candidate is not worth measuring; empty if it is."""
     if found.spill_bytes:
         return f"spills {found.spill_bytes} bytes per thread"
     if machine.limits.is_cpu or found.registers is None:

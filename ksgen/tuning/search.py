@@ -1,4 +1,4 @@
-"""One job's search: a strategy's proposals are compiled, measured and kept; the best few are measured again, side by side.
+"""Searches one job: compiles, measures and stores a strategy's proposals, and measures the best few again in turns.
 
 Reports progress through a callback. Never writes wisdom: the caller saves the result.
 """
@@ -36,13 +36,13 @@ FINALISTS = 6
 CLOSE = 1.2  # times the best; slower candidates are no finalists
 FINAL = Runs(seconds=1.0)  # runs of every finalist, in each round
 FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # the finals' share of a budget of time: at most what three rounds take
-AGAIN = 2  # rounds of a job that are run once more, as something disturbed them; then their times count, with the doubt
-WAIT_SECONDS = 0.1  # how often to look whether the search is to be stopped
+AGAIN = 2  # disturbed rounds that a job repeats; later ones count, marked as unreliable
+WAIT_SECONDS = 0.1  # interval of checks whether to stop
 
 
 @dataclass(frozen=True)
 class Budget:
-    """When a search ends that would otherwise go on."""
+    """Limits at which a search ends early."""
 
     seconds: float | None = None
     candidates: int | None = None
@@ -50,14 +50,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a search reports while it runs."""
+    """Report of a running search."""
 
     job: Job
     phase: str  # "searching", "finals" or "done"
-    looked: int  # candidates that are done
+    looked: int  # completed candidates
     left: int  # candidates that may follow
     best: Trial | None
-    last: Trial | None  # the candidate that was just looked at
+    last: Trial | None  # of the candidate completed last
 
     def __str__(self) -> str:
         best = f"; best {self.best.median_us:.1f} us by {self.best.family}" if self.best else ""
@@ -70,11 +70,11 @@ class Tuned:
 
     job: Job
     best: Trial
-    default: Trial | None  # the family's default, where it could be measured
+    default: Trial | None  # the family's default, if it could be measured
     looked: int
     measured_now: int  # those that are not known from an earlier search
     seconds: float
-    is_complete: bool  # false where the search was stopped
+    is_complete: bool  # false if the search was stopped
     is_kept: bool = True  # whether it is stored as wisdom; false if the known entry is better
 
     @property
@@ -94,7 +94,7 @@ class Tuned:
             "template": best.template,
             "date": best.measured_at,
         }
-        # the least that a copy takes, which separate launches need in addition
+        # the least time of the copy that separate launches need in addition
         if transposed := transposed_bytes(best.kernel, best.batch):
             measured["turn_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
         kernel = replace(best.kernel, stride="dense")  # the wisdom of dense arrays serves slices
@@ -103,7 +103,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the searches of one tuner share."""
+    """Parts that all searches of one tuner share."""
 
     engine: Engine
     machine: Machine
@@ -132,11 +132,11 @@ class Search:
         self._measuring: dict[Future[list[Outcome]], int] = {}
 
     def run(self) -> Tuned:
-        """Raises `KsgenError` if no candidate could be measured."""
+        """Run the search; `KsgenError` if no candidate could be measured."""
         try:
             self._explore()
             self._finals()
-        except (LostError, CancelledError, RuntimeError):  # the engine is closed where the search was stopped
+        except (LostError, CancelledError, RuntimeError):  # a stopped search has a closed engine
             if not self.stop.is_set():
                 raise
         best = self._best()
@@ -193,7 +193,7 @@ class Search:
 
     @property
     def _final_s(self) -> float:
-        """Seconds of a finalist in each round: enough blocks for an interval of its median, however small the budget."""
+        """Seconds per finalist and round: enough blocks for an interval of its median, even with a small budget."""
         return max(FINAL.seconds * self._finals_s / FINALS_SECONDS, min(FINAL.seconds, LEAST_BLOCKS * BLOCK_SECONDS))
 
     def _is_late(self, needed_s: float = 0.0) -> bool:
@@ -233,7 +233,7 @@ class Search:
     # ---- the best of them, side by side
 
     def _finals(self) -> None:
-        """Successive halving: the faster half goes on to the next round, and so does the default, which the winner has to beat."""
+        """Successive halving: the faster half enters the next round, and so does the default, which the winner must beat."""
         finalists = [] if self.stop.is_set() else self._finalists()
         self._build(finalists)
         finalists = [index for index in finalists if index in self._binaries]
@@ -264,7 +264,7 @@ class Search:
             self._front = [default]
 
     def _finalists(self) -> list[int]:
-        """The fastest, and the guesses: what launchers would take without this search."""
+        """The fastest candidates, and the guesses, which launchers would take without this search."""
         timed = sorted((trial.median_us, index) for index, trial in self.trials.items() if trial.median_us is not None)
         if not timed:
             return []
@@ -272,7 +272,7 @@ class Search:
         return list(dict.fromkeys([*close, *(index for _, index in timed if index < self.pool.guesses)]))
 
     def _build(self, indexes: Sequence[int]) -> None:
-        """Compiles those known from an earlier search, which have no binary yet."""
+        """Compile candidates that an earlier search measured and that have no binary yet."""
         missing = {
             self.engine.compile(self.job.kernel, self.pool.candidates[index]): index for index in indexes if index not in self._binaries
         }
@@ -284,9 +284,9 @@ class Search:
     # ---- what is known
 
     def _best(self) -> Trial | None:
-        """The winner of the last round, if there was one: earlier times are of another moment."""
+        """Winner of the last round if there was one, as times of earlier rounds do not compare."""
         timed = [trial for index, trial in self.trials.items() if trial.median_us is not None and (not self._front or index in self._front)]
-        return min(timed, key=lambda trial: (bool(trial.note), trial.median_us or 0), default=None)  # sound ones first
+        return min(timed, key=lambda trial: (bool(trial.note), trial.median_us or 0), default=None)  # reliable ones first
 
     def _trial_of(self, index: int, outcome: Outcome) -> Trial:
         candidate, job = self.pool.candidates[index], self.job
@@ -327,7 +327,7 @@ class Search:
 
 
 def _together(rounds: Sequence[Outcome]) -> Outcome:
-    """All blocks of a finalist, and all doubts of them; its last round, if that failed."""
+    """Merge a finalist's rounds: all blocks and notes, or only the last round if that failed."""
     last = rounds[-1]
     if last.state != "measured":
         return last
@@ -336,7 +336,7 @@ def _together(rounds: Sequence[Outcome]) -> Outcome:
 
 
 def is_faster(one: Outcome, other: Outcome) -> bool:
-    """Whether one candidate takes less time than another that it took turns with: by the ratio of each turn, whose median is below 1."""
+    """Whether one candidate is faster than another that it took turns with: the ratios' interval lies below 1."""
     _, highest = interval([first / second for first, second in zip(one.microseconds, other.microseconds, strict=True)])
     return highest < 1
 

@@ -32,7 +32,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How to search."""
+    """Options of a search."""
 
     budget: Budget = field(default_factory=Budget)  # budget of each job
     strategy: str = "model"

@@ -1,1 +1,1 @@
-"""What searches found to be the fastest on a device, and how machines exchange it."""
+"""Stores the fastest constants that searches found on a device, and exchanges them between machines."""

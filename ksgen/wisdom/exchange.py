@@ -58,7 +58,7 @@ def folders() -> tuple[Path, Path]:
 
 
 def known_devices() -> dict[str, Wisdom]:
-    """What launchers here use: ksgen's own files, and the user's, which take precedence."""
+    """Wisdom that launchers here use: ksgen's own files, and the user's, which take precedence."""
     names: dict[str, None] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.json")):

@@ -1,4 +1,4 @@
-"""What searches found: the best family and constants of a kernel on a device. Read here, written by the tuner.
+"""Stores results of searches: the best family and constants of a kernel on a device. The tuner writes them.
 
 One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes
 precedence over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins
@@ -62,7 +62,7 @@ class Entry:
 
     @property
     def doubt(self) -> str:
-        """Why its time cannot be trusted; empty if it can."""
+        """Reason why its time is unreliable; empty if it is reliable."""
         return str(self.measured.get("note", ""))
 
     @property
@@ -194,7 +194,7 @@ def file_name(device_name: str) -> str:
 
 
 def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False) -> Wisdom:
-    """What ksgen ships for the device, then `more` texts (a bundle's), then the user's own file.
+    """Wisdom that ksgen ships for the device, then `more` texts (a bundle's), then the user's own file.
 
     What cannot be read is skipped, with one warning per text; `strict` raises `KsgenError` on the first instead.
     """

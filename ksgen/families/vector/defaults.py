@@ -19,13 +19,13 @@ TRANSPOSING_VECTOR_BYTES = 32  # processors with such vectors may transpose fast
 TRANSPOSING_WORTH = 36  # multiply-adds per input or output from which on transposing pays: b * c / (b + c)
 TRANSPOSED_BYTES = 800 * 1024  # bytes of a chunk's inputs and outputs that stay in a second-level cache
 FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # size of a cache; additional cost of a tile whose inputs exceed it
-# per block, if lanes are along the outputs: enough for each tile of weights, few enough to stay cached
+# rows per block, if lanes are along the outputs: enough for each tile of weights, few enough to stay cached
 LEAST_ROWS, MOST_ROWS = 24, 48
 BSL_ROWS = 128  # per block in batch-size-last, approximately: the next block's rows are prefetched meanwhile
 WAYS = 8  # lines per set of a first-level cache
-FEW, MANY = 16, 1 << 15  # rows of the batch, up to and from which on batches have constants of their own, and the same
+FEW, MANY = 16, 1 << 15  # up to FEW rows each batch has its own constants; from MANY on all have the same
 STREAMING_BYTES = 1 << 20  # more bytes of outputs use streaming stores, as a second-level cache cannot hold them
-# from which on planes are split if they are fewer than cores: less ends before another core has begun
+# weights per plane from which on planes are split if they are fewer than cores; less ends before another core begins
 SPLIT_WEIGHTS = 1 << 16
 FAR_ROWS = 12  # per block, if rows share few sets of a cache and are read in place
 SPREAD_WORTH = 96  # multiply-adds per input or output up to which spreading pays
@@ -39,7 +39,7 @@ FEW_LANES = 0.8  # share of a tile's lanes that must be outputs, for lanes along
 def tile_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
     """(height, width) of tiles that fill the vector registers.
 
-    Of complex numbers, each vector of a tile's width is in registers a second time, multiplied by i.
+    For complex numbers, registers hold each vector of a tile's width a second time, multiplied by i.
     """
     if kernel.arithmetic.is_complex:
         sizes = [(8, 3), (12, 2), (24, 1), (4, 4), (2, 6), (1, 8), (12, 1), (4, 2), (2, 3), (1, 4)]
@@ -126,8 +126,8 @@ def multiplies_pairs(kernel: KernelSpec, limits: Limits) -> bool:
 
 
 def are_few(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
-    """Whether the batch is too small to transpose its inputs, and vectors of outputs take different inputs until they
-    repeat."""
+    """Whether the batch is too small to transpose its inputs, and its vectors of outputs have a period
+    (`few_sizes`)."""
     d = kernel.pattern.d
     if not few_sizes(kernel, limits):
         return False
@@ -137,7 +137,7 @@ def are_few(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
 
 
 def few_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
-    """(height, width) of tiles for small batches whose vectors take different inputs until they repeat.
+    """(height, width) of tiles for small batches whose vectors of outputs have a period (`period_of`).
 
     Tiles are wide, because each vector of inputs takes a shuffle.
     """
@@ -152,8 +152,8 @@ def few_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
 
 
 def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
-    """Whether vectors of outputs that take different inputs until they repeat are faster than transposed inputs, also
-    for large batches in batch-size-first.
+    """Whether vectors of outputs with a period (`period_of`) are faster than transposed inputs in batch-size-first, for
+    any batch.
 
     Measured on AVX-512, where a shuffle need not take a multiply-add's place. A tile reads its rows again for all
     columns, from the second-level cache if they are long. Transposing costs a copy, which many multiply-adds make up
@@ -169,7 +169,7 @@ def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
 
 
 def spread_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
-    """(height, width) of tiles for large batches whose vectors take different inputs until they repeat.
+    """(height, width) of tiles for large batches whose vectors of outputs have a period (`period_of`).
 
     A vector of inputs is made once for width / period vectors.
     """
@@ -226,7 +226,7 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     streaming = streams_outputs(kernel, batch, "outputs", lanes, width)
     found = VectorConstants("outputs", lanes, height, width, block, 1, 0, streaming)
     shape = VectorTiling(kernel, found)
-    # cache lines; or all rows are the last ones, which are copied anyway
+    # rows straddle cache lines; or all rows are the last ones, which are copied anyway
     straddles = shape.reaches and (few or not shape.is_short)
     is_copied = not lie_ready or straddles or (meets and not are_far)
     return _with_parts(kernel, replace(found, panel=int(is_copied)), limits, batch)
