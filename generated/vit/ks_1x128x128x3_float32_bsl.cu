@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 37b014f6, spec 972405b4
+// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 a50b5fb6, spec 972405b4
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -67,7 +67,7 @@ constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
 constexpr int W_ROUNDS         =        1;  // copies of weights per thread and stage
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 
-// ---- the words of the kernel
+// ---- definitions that the kernel uses
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
 #define RESTRICT __restrict__
@@ -129,7 +129,7 @@ void ks_1x128x128x3_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const re
     const int lane_batch = lane / 2 % 8, lane_out = lane % 2 + lane / 16 * 2;
     const int warp = thread_index() / 32;
     const int plane = warp / WARPS_PER_PLANE;           // which of the tile's j
-    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;  // first of the tile's batch entries
+    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;  // first of the tile's rows of the batch
     const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane_out * GROUP_OUT;  // first of the tile's outputs
 
     real sums[THREAD_OUT][THREAD_BATCH];
@@ -140,7 +140,7 @@ void ks_1x128x128x3_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const re
     store_tile(y, sums, shared, tile, batch, y_pitch, plane, own_batch, own_out, 0, 0, 0);
 }
 
-// ---- the words of what follows
+// ---- definitions that the functions below use
 DEVICE void wait_for_block() { __syncthreads(); }
 
 // Two neighbouring sums. On sm_100 and sm_103 one instruction does both, which nvcc does not use by itself; sm_120 has it as two.
@@ -170,7 +170,7 @@ DEVICE void copy_async_16(void* shared, const void* global, const bool valid) { 
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-// One wide store; written as four, or as a vector type, nvcc may leave it four. Nobody reads it here, so loads may pass it.
+// One wide store: nvcc may split four stores, or that of a vector type. No load here depends on it, so loads may pass it.
 DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
     asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
 }

@@ -1,4 +1,4 @@
-// ks_1x192x48x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 bd863645, spec d7a092df
+// ks_1x192x48x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 c3b69fa2, spec d7a092df
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, bfloat16, batch-size-first.
 // Edit the template, not this file.
 
@@ -78,7 +78,7 @@ constexpr int GROUP_CHUNKS     =        1;  // neighbouring chunks that a lane r
 constexpr int GROUP_INPUTS     =        4;  // inputs per group of chunks, each with its TILE_D j
 constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane reads until its order repeats
 
-// ---- the words of the kernel
+// ---- definitions that the kernel uses
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
 #define RESTRICT __restrict__
@@ -175,7 +175,7 @@ void ks_1x192x48x2_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT 
     }
 }
 
-// ---- the words of what follows
+// ---- definitions that the functions below use
 #define GLOBAL  // OpenCL has words for where a pointer points to
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 DEVICE float float_of(unsigned int bits) { return __uint_as_float(bits); }
@@ -201,7 +201,7 @@ DEVICE void mma_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsi
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// One wide store; written as four, or as a vector type, nvcc may leave it four. Nobody reads it here, so loads may pass it.
+// One wide store: nvcc may split four stores, or that of a vector type. No load here depends on it, so loads may pass it.
 DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
     asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
 }
@@ -227,7 +227,7 @@ DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpre
 DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
     *static_cast<stored*>(to) = valid ? *from : stored(0);
 }
-struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, or of of the bias or residual
+struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, the bias or the residual
 // The first `count` of them; all in one load where they are aligned.
 DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VECTOR) {
     if (wide) return *reinterpret_cast<const Run*>(from);

@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float16_bsl   ksgen 0.1.0, mma.cu.j2 bd863645, spec 0cdd8941
+// ks_1x192x48x2_float16_bsl   ksgen 0.1.0, mma.cu.j2 c3b69fa2, spec 0cdd8941
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float16, batch-size-last.
 // Edit the template, not this file.
 
@@ -75,7 +75,7 @@ constexpr int SHARED_BYTES     =    33792;  // bytes of shared memory per block
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 constexpr int VECTOR           =        8;  // rows of the batch per 16-byte chunk
 
-// ---- the words of the kernel
+// ---- definitions that the kernel uses
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
 #define RESTRICT __restrict__
@@ -171,7 +171,7 @@ void ks_1x192x48x2_float16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT w
     }
 }
 
-// ---- the words of what follows
+// ---- definitions that the functions below use
 #define GLOBAL  // OpenCL has words for where a pointer points to
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 
@@ -196,7 +196,7 @@ DEVICE void mma_f16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsig
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// One wide store; written as four, or as a vector type, nvcc may leave it four. Nobody reads it here, so loads may pass it.
+// One wide store: nvcc may split four stores, or that of a vector type. No load here depends on it, so loads may pass it.
 DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
     asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
 }
@@ -222,7 +222,7 @@ DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpre
 DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
     *static_cast<stored*>(to) = valid ? *from : stored(0);
 }
-struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, or of of the bias or residual
+struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, the bias or the residual
 // The first `count` of them; all in one load where they are aligned.
 DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VECTOR) {
     if (wide) return *reinterpret_cast<const Run*>(from);

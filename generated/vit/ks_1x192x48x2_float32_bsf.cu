@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 37b014f6, spec fa63edf7
+// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 a50b5fb6, spec fa63edf7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -75,7 +75,7 @@ constexpr int Y_LINE_ROUNDS    =       32;  // rounds until all rows of the batc
 constexpr int Y_RUN_STEP       =       96;  // elements of a line that the block stores at once
 constexpr int Y_RUN_ROUNDS     =        1;  // rounds until a line is stored
 
-// ---- the words of the kernel
+// ---- definitions that the kernel uses
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
 #define RESTRICT __restrict__
@@ -138,7 +138,7 @@ void ks_1x192x48x2_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const rea
     const int lane_batch = lane / 2 % 8, lane_out = lane % 2 + lane / 16 * 2;
     const int warp = thread_index() / 32;
     const int plane = warp / WARPS_PER_PLANE;           // which of the tile's j
-    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;  // first of the tile's batch entries
+    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;  // first of the tile's rows of the batch
     const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane_out * GROUP_OUT;  // first of the tile's outputs
 
     real sums[THREAD_OUT][THREAD_BATCH];
@@ -149,7 +149,7 @@ void ks_1x192x48x2_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const rea
     store_tile(y, sums, shared, tile, batch, y_pitch, plane, own_batch, own_out, 0, 0, 0);
 }
 
-// ---- the words of what follows
+// ---- definitions that the functions below use
 DEVICE void wait_for_block() { __syncthreads(); }
 
 // Two neighbouring sums. On sm_100 and sm_103 one instruction does both, which nvcc does not use by itself; sm_120 has it as two.
@@ -201,7 +201,7 @@ typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOu
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
 
 // ---- place: where things lie in this layout
-// X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one batch entry, a run goes along
+// X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one row of the batch, a run goes along
 // l and the tile's j. Shared memory holds the batch of each element of a run contiguously, so the copy transposes; X_PLANE
 // puts element (run, line) into bank GROUP * run + line.
 DEVICE extent along_run(const int run) { return TILE_D == D ? run : run / TILE_D * (extent)D + run % TILE_D; }
@@ -322,7 +322,7 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 
 // ---- store: from the sums to Y
 // Through shared memory, GROUP_OUT outputs of every thread at a time: written with the batch contiguous, read
-// along (k, j), so that a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES batch entries. A run is (output of the slice, j).
+// along (k, j), so that a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES rows of the batch. A run is (output of the slice, j).
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
                        const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
                        GLOBAL const stored* residual, const extent residual_pitch) {

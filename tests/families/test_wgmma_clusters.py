@@ -76,8 +76,8 @@ def test_what_a_cluster_needs_is_missed(was: str, becomes: str, sanitize: str, s
 def test_a_block_that_does_not_meet_uses_barriers_before_they_are_there() -> None:
     """Plain builds show it too, because waiting for the previous grid is no barrier."""
     source = source_of("registers flat", (1, 1))
-    assert source.text.count("    wait_for_block();  // everybody sees them") == 1
-    wrong = replace(source, text=source.text.replace("    wait_for_block();  // everybody sees them", ""))
+    assert source.text.count("    wait_for_block();  // makes them visible to all threads") == 1
+    wrong = replace(source, text=source.text.replace("    wait_for_block();  // makes them visible to all threads", ""))
     with pytest.raises(SimtError, match="nothing was initialised"):
         kernels.check(wrong, 300, in_emulator(order="reverse"))
 
