@@ -63,9 +63,9 @@ def complaints(name: str, thing: Any) -> Iterator[str]:
         yield f"{name}: no example"
     function = getattr(thing, "__func__", thing)
     parameters = [each.name for each in inspect.signature(function).parameters.values() if each.name not in ("self", "cls")]
-    listed = re.search(r"^(Args|Attributes):\n(.*?)(^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+    listed = "".join(re.findall(r"^(?:Args|Advanced|Attributes):\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL))
     for parameter in parameters:
-        if not parameter.startswith("_") and not re.search(rf"^    \*{{0,2}}{parameter}: ", listed[2] if listed else "", re.MULTILINE):
+        if not parameter.startswith("_") and not re.search(rf"^    \*{{0,2}}{parameter}: ", listed, re.MULTILINE):
             yield f"{name}: parameter {parameter} is not listed under Args"
     is_void = inspect.isclass(thing) or inspect.signature(function).return_annotation in (None, "None")
     if not is_void and not re.search(r"^Returns:$", text, re.MULTILINE):

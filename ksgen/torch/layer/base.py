@@ -1,7 +1,7 @@
 """Forward pass common to all layers of a chain: prepared calls, x as a matrix, and the shape of y."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor, fx, nn
@@ -94,6 +94,10 @@ class ChainLayer:
         check_tensors(self._name(), x=x, residual=residual)
         # PyTorch writes the next line into exported programs, and shows it if one is loaded too early.
         return self._multiplied(x, residual)  # needs: import ksgen.torch
+
+    def __prepare_scriptable__(self) -> Never:
+        """Refuse `torch.jit.script`, which calls this method: it compiles no code that chooses between backends."""
+        raise LaunchError(f"{self._name()}: torch.jit.script cannot compile it; accepted: torch.jit.trace, torch.export or torch.compile")
 
     def _as_leaf(self, x: fx.Proxy, residual: Any) -> fx.Proxy:
         """Record the layer as one node of a graph that `torch.fx` traces."""

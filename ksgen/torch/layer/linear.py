@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from math import sqrt
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import torch
 from torch import Tensor, nn
 
-from ksgen.errors import LaunchError, PatternError
+from ksgen.errors import LaunchError, PatternError, SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.quantized import Per, Quantized, quantize, quantize_inputs
 from ksgen.spec import LAYOUTS, PRECISIONS, Activation, Epilogue, Fuse, KernelSpec, Layout, PrecisionName, WeightStorage
@@ -16,7 +16,8 @@ from ksgen.spec.storage import STORED, x_precisions
 from ksgen.torch.conversion.factorize import factorize
 from ksgen.torch.layer.base import ChainLayer
 from ksgen.torch.layer.explained import explained
-from ksgen.torch.layer.group import group
+from ksgen.torch.layer.group import KSLinears, group
+from ksgen.torch.layer.initial import INITS, Init, initialize
 from ksgen.torch.layer.splits import checked_processes
 from ksgen.torch.layer.stored import StoredWeights
 from ksgen.torch.layer.weight import Weight
@@ -60,24 +61,28 @@ class KSLinear(ChainLayer, nn.Linear):
         patterns: Factors from the one that meets x first to the last one: a `ksgen.Chain`, a list of patterns, or one
             pattern, such as "1,192,48,2". `ksgen.monarch` and others create chains.
         bias: Whether the layer has a bias (out_features,).
-        layout: Layout of x and y: "bsf" (features last) or "bsl" (features first).
-        precision: Arithmetic of the products, such as "tf32x3" for float32 weights. None: that of the weights.
-        backend: Product: "auto" chooses between "ksgen" (kernels of ksgen) and "strided" (PyTorch's batched products on
-            views). "bmm", "bsr", "einsum", "dense" and "sparse" are further products of PyTorch, for comparison.
         activation: Activation of y: "none", "relu", "gelu", "gelu_tanh" or "silu".
+        precision: Arithmetic of the products, such as "tf32x3" for float32 weights. None: that of the weights.
         device: Device of the parameters, like in `nn.Linear`.
         dtype: Dtype of the parameters. None: that of the precision, else PyTorch's default.
+        init: Initial weights: "uniform" draws as the paper does. "orthogonal", "identity" and "fourier" make K so, if
+            the chain can be.
+
+    Advanced:
         between: Activation after each factor but the last, from the same list.
+        layout: Layout of x and y: "bsf" (features last) or "bsl" (features first).
+        out_layout: Layout of y: "bsf" or "bsl". None: that of x.
+        backend: Product: "auto" chooses between "ksgen" (kernels of ksgen) and "strided" (PyTorch's batched products on
+            views). "bmm", "bsr", "einsum", "dense" and "sparse" are further products of PyTorch, for comparison.
         fuse: Launches without gradients: "auto" runs all factors in one launch if that is faster, "no" never does, and
             "yes" always does.
         intermediates: Intermediates of training: "keep" stores them for the backward pass, "recompute" computes them
             again, "auto" recomputes them if they are larger than x.
-        out_layout: Layout of y: "bsf" or "bsl". None: that of x.
 
     Raises:
         PatternError: The patterns are invalid or do not fit each other.
-        SpecError: An option is unknown.
-        LaunchError: Options exclude each other, or the device does not exist.
+        SpecError: An option is unknown, or is given by position.
+        LaunchError: Options exclude each other, no product of the chain is as `init` says, or the device does not exist.
 
     Examples:
         >>> import torch
@@ -102,6 +107,7 @@ class KSLinear(ChainLayer, nn.Linear):
     between: Activation = "none"
     fuse: Fuse = "auto"
     intermediates: Intermediates = "keep"
+    init: Init = "uniform"
     _settable: Collection[str] = tuple(OPTIONS)  # options that may be set later
     _fixed: Mapping[str, str] = {"chain": "a new KSLinear"}  # attributes that cannot be set: alternatives
 
@@ -109,17 +115,23 @@ class KSLinear(ChainLayer, nn.Linear):
         self,
         patterns: Patterns,
         bias: bool = True,
-        layout: Layout = "bsf",
-        precision: PrecisionName | None = None,
-        backend: BackendName = "auto",
+        *_unnamed: Never,
         activation: Activation = "none",
+        precision: PrecisionName | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        init: Init = "uniform",
         between: Activation = "none",
+        layout: Layout = "bsf",
+        out_layout: Layout | None = None,
+        backend: BackendName = "auto",
         fuse: Fuse = "auto",
         intermediates: Intermediates = "keep",
-        out_layout: Layout | None = None,
     ) -> None:
+        if _unnamed:
+            raise SpecError(
+                f"KSLinear: {excerpt(_unnamed[0])} by position; accepted: options by name, such as KSLinear(patterns, layout='bsl')"
+            )
         nn.Module.__init__(self)  # not nn.Linear's, which creates a dense parameter
         self.chain = Chain.read(patterns)
         options: dict[str, Any] = {
@@ -132,6 +144,7 @@ class KSLinear(ChainLayer, nn.Linear):
             self._set(name, value)
         self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
         self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None)
+        self.init = init
         self.reset_parameters()
 
     @classmethod
@@ -304,12 +317,16 @@ class KSLinear(ChainLayer, nn.Linear):
         super().register_parameter(name, param)
 
     def reset_parameters(self) -> None:
-        """Draw weights uniformly in +-1/sqrt(c), and the bias in +-1/sqrt(in_features).
+        """Initialise the weights as `init` says, and draw the bias in +-1/sqrt(in_features) like `nn.Linear`.
 
-        The bounds are those of the paper, and of `nn.Linear` for the bias.
+        "uniform" draws in +-1/sqrt(c), the bounds of the paper.
         """
-        for pattern, weights in zip(self.chain, self.weights, strict=True):
-            _draw(weights, 1 / sqrt(pattern.c))
+        check_words(init=(self.init, INITS))
+        if self.init == "uniform":
+            for pattern, weights in zip(self.chain, self.weights, strict=True):
+                _draw(weights, 1 / sqrt(pattern.c))
+        else:
+            initialize(self._name(), self.init, self.chain, list(self.weights))
         if self.bias is not None:
             _draw(self.bias, 1 / sqrt(self.in_features))
 
@@ -336,7 +353,7 @@ class KSLinear(ChainLayer, nn.Linear):
         return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # FSDP2 takes no view
 
     @staticmethod
-    def group(layers: "Sequence[KSLinear]") -> nn.Module:
+    def group(layers: "Sequence[KSLinear]") -> KSLinears:
         """Combine layers that take the same x, such as q, k and v, into one module with concatenated outputs.
 
         One launch computes all of them if that is faster and no gradient is recorded.
@@ -345,7 +362,7 @@ class KSLinear(ChainLayer, nn.Linear):
             layers: `KSLinear` layers that take as many features. One launch needs equal options.
 
         Returns:
-            A module: `parts(x)` gives concatenated outputs, and `parts.parts(x)` a sequence with one output
+            A `KSLinears` module: `parts(x)` gives concatenated outputs, and `parts.parts(x)` a sequence with one output
             per layer.
 
         Raises:

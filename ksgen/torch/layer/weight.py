@@ -97,7 +97,7 @@ class Weight(Tensor):
             self._drawn = None
         return LaunchError(
             f"{self._layer._name()}: {what} would write to weight, which is the product of the factors in `weights`; accepted: writes to "
-            "those, draws around zero (`nn.init`), zeros, or KSLinear.from_linear for the nearest product to a matrix"
+            "those, draws around zero (`nn.init`), zeros, KSLinear(init=...), or KSLinear.from_linear for the nearest product to a matrix"
         )
 
     def _draw(self, deviation: float, is_uniform: bool, generator: Any) -> Self:

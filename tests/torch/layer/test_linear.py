@@ -1,13 +1,14 @@
 """KSLinear: in the place of nn.Linear, built, called, moved, saved, compiled and exported; and what it refuses."""
 
 import copy
+import inspect
 import io
 import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -267,6 +268,56 @@ def test_it_is_a_linear_layer_for_those_who_ask() -> None:
     layer = make()
     assert isinstance(layer, nn.Linear)
     assert [name for name, _ in layer.named_parameters()] == ["bias", "weights.0", "weights.1"]
+
+
+def test_options_are_given_by_name() -> None:
+    message = r"^KSLinear: 'bsl' by position; accepted: options by name, such as KSLinear\(patterns, layout='bsl'\)$"
+    with pytest.raises(SpecError, match=message):
+        KSLinear(CHAIN, True, "bsl", "float32")  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match=r"^bias=\(4, 6, 12, 1\); accepted: True or False"):  # patterns that are no list
+        KSLinear(*CHAIN)  # type: ignore[arg-type]
+    kinds = inspect.signature(KSLinear).parameters
+    assert [name for name, each in kinds.items() if each.kind == each.POSITIONAL_OR_KEYWORD] == ["patterns", "bias"]
+    advanced = (KSLinear.__doc__ or "").partition("Advanced:")[2].partition("Raises:")[0]
+    for name in ("between", "layout", "out_layout", "backend", "fuse", "intermediates"):
+        assert f"\n        {name}: " in advanced
+
+
+def test_types_say_what_is_returned() -> None:
+    layer = make()
+    for method, found in ((KSLinear.group, KSLinear.group([layer, layer])), (KSLinear.quantize, layer.quantize("int8"))):
+        assert get_type_hints(method)["return"] is type(found)
+
+
+# ---- what else PyTorch offers for layers
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_compiles_no_layer_and_the_message_says_what_does() -> None:
+    layer = make()
+    for module in (layer, nn.Sequential(layer), KSLinear.group([layer, layer]), layer.quantize("int8")):
+        with pytest.raises(
+            LaunchError, match=r"torch\.jit\.script cannot compile it; accepted: torch\.jit\.trace, torch\.export or torch\.c"
+        ):
+            torch.jit.script(module)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch 2.9 or later has Muon")
+def test_muon_trains_matrices_next_to_an_optimizer_of_the_factors() -> None:
+    model = nn.Sequential(make(), nn.Linear(24, 24))
+    with pytest.raises(
+        ValueError, match=r"Muon only supports 2D parameters whereas we found a parameter with size: torch\.Size\(\[2, 8, 4, 3\]"
+    ):
+        torch.optim.Muon([each for each in model.parameters() if each.ndim > 1])
+    before = [each.detach().clone() for each in model.parameters()]
+    optimizers = [
+        torch.optim.Muon([each for each in model.parameters() if each.ndim == 2]),
+        torch.optim.AdamW([each for each in model.parameters() if each.ndim != 2]),
+    ]
+    model(x_of()).square().sum().backward()
+    for each in optimizers:
+        each.step()
+    assert not any(each.equal(old) for each, old in zip(model.parameters(), before, strict=True))
 
 
 # ---- sequences of unequal lengths

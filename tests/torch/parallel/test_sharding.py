@@ -84,6 +84,21 @@ def test_training_and_evaluation_are_as_in_one_process(two: Processes) -> None:
     assert two.run(train_and_evaluate) == [[(1, 4, 6, 4), (1, 3, 4, 8), (1, 3, 12, 4)]] * 2
 
 
+def initialize_shards() -> float:
+    """Draw orthogonal factors after sharding, in each process. Returns the largest error of the full K."""
+    torch.manual_seed(distributed.get_rank())  # the first process's draw counts
+    layer = KSLinear([(1, 8, 6, 4), (1, 6, 4, 8)], init="orthogonal", dtype=torch.float64, bias=False)
+    fsdp.fully_shard(layer, shard_placement_fn=shard_placement)
+    layer.reset_parameters()
+    matrix = layer.to_dense().detach()
+    return float((matrix.mT @ matrix - torch.eye(24, dtype=torch.float64)).abs().max())
+
+
+@needs_gloo
+def test_shards_are_initialized_as_a_whole(two: Processes) -> None:
+    assert max(two.run(initialize_shards)) < 1e-13
+
+
 def freeze_and_train() -> list[str]:
     """Step and load between evaluations of a model that was frozen, or should be. Returns its warnings."""
     x, told = torch.randn(3, 24, generator=torch.Generator().manual_seed(1)), []

@@ -1,0 +1,110 @@
+"""Initial weights that make a chain's product orthogonal, the identity or a Fourier transform. Never draws a bias."""
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ksgen.errors import LaunchError
+from ksgen.pattern import Chain, Pattern
+from ksgen.torch.conversion.factorize import factorize
+from ksgen.transforms.factors import fourier
+from ksgen.transforms.radices import butterfly
+
+Init = Literal["uniform", "orthogonal", "identity", "fourier"]
+INITS: tuple[Init, ...] = get_args(Init)
+_EXACT = 1e-9  # largest relative error, in float64, of a product that counts as equal
+
+
+def initialize(name: str, init: str, chain: Chain, weights: Sequence[Tensor]) -> None:
+    """Write values other than "uniform" to the weights; `LaunchError` if no product of the chain has them.
+
+    `name` is that of the layer in messages.
+    """
+    with torch.no_grad():
+        values = _VALUES[init](f"{name}: init={init!r}", chain, weights[0])
+        for each, value in zip(weights, values, strict=True):
+            if hasattr(each, "full_tensor"):  # sharded
+                from torch.distributed.tensor import distribute_tensor
+
+                value = distribute_tensor(value.to(each.device, each.dtype), each.device_mesh, each.placements)
+            each.copy_(value)
+
+
+def _orthogonal(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
+    """Blocks with orthonormal columns, or rows: so are then the columns, or rows, of their product."""
+    _check_rank(what, chain)
+    widths = _widths(chain)
+    if widths not in (sorted(widths), sorted(widths, reverse=True)):
+        raise LaunchError(
+            f"{what} of {_listed(widths)} features, which grow and shrink, so that a product of orthogonal factors is not orthogonal; "
+            "accepted: chains whose features only grow or only shrink"
+        )
+    return [_orthogonal_blocks(pattern, like) for pattern in chain]
+
+
+def _orthogonal_blocks(pattern: Pattern, like: Tensor) -> Tensor:
+    """Draw uniformly, from the Haar measure."""
+    a, b, c, d = pattern.shape
+    dtype = torch.complex128 if like.is_complex() else torch.float64
+    columns, triangles = torch.linalg.qr(torch.randn(a, d, max(b, c), min(b, c), dtype=dtype, device=like.device))
+    columns = columns * triangles.diagonal(dim1=-2, dim2=-1).sgn()[..., None, :]
+    return (columns if b >= c else columns.mT).permute(0, 2, 3, 1)
+
+
+def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
+    _check_rank(what, chain)
+    if all(pattern.b == pattern.c for pattern in chain):
+        return [torch.eye(pattern.b, device=like.device)[None, :, :, None].expand(pattern.shape) for pattern in chain]
+    if len(chain) > 2 and not chain.is_chainable:
+        raise LaunchError(f"{what} of a chain that is not chainable; accepted: chainable ones, or two factors")
+    if like.is_meta:
+        return [like.new_empty(pattern.shape) for pattern in chain]
+    found = factorize(torch.eye(chain.out_features, chain.in_features, dtype=torch.float64, device=like.device), chain)
+    if found.relative_error > _EXACT:
+        nearest = f"no product of it is nearer than {found.least_error:.2g} (relative error)"
+        raise LaunchError(f"{what}: {nearest}; accepted: chains through which every feature reaches the output of its number")
+    return found.weights
+
+
+def _fourier(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
+    """Unitary weights. A chain whose first factor has d = 1 takes x with reversed digits, any other returns y so."""
+    if not like.is_complex():
+        raise LaunchError(f"{what} of {like.dtype}; accepted: dtype=torch.complex64 or torch.complex128")
+    radices = tuple(pattern.b for pattern in chain)
+    patterns = butterfly(radices, "dft").factors
+    mirrored = tuple(pattern.transpose for pattern in reversed(butterfly(radices[::-1], "dft").factors))
+    if chain.factors == patterns:
+        found = list(fourier(radices, False))
+    elif chain.factors == mirrored:  # the transposed product, since a Fourier matrix is symmetric
+        found = [each.swapaxes(1, 2) for each in reversed(fourier(radices[::-1], False))]
+    else:
+        raise LaunchError(f"{what} of another chain; accepted: that of ksgen.transforms.dft, or ksgen.monarch(n, n, s, s)")
+    return [torch.from_numpy(each / sqrt(each.shape[1])) for each in found]
+
+
+_VALUES: dict[str, Callable[[str, Chain, Tensor], Sequence[Tensor]]] = {
+    "orthogonal": _orthogonal,
+    "identity": _identity,
+    "fourier": _fourier,
+}
+
+
+def _check_rank(what: str, chain: Chain) -> None:
+    """Raise `LaunchError` if intermediates are too narrow for a product of full rank."""
+    widths = _widths(chain)
+    if (rank := min(widths)) < (least := min(widths[0], widths[-1])):
+        raise LaunchError(
+            f"{what} of {_listed(widths)} features, whose products have rank {rank} at most; "
+            f"accepted: at least {least} features between factors"
+        )
+
+
+def _widths(chain: Chain) -> list[int]:
+    return [chain.in_features, *(pattern.out_features for pattern in chain)]
+
+
+def _listed(widths: Sequence[int]) -> str:
+    return " -> ".join(map(str, widths))
