@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import product
-from math import inf, lcm
+from math import inf, lcm, prod
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, SpecError
 from ksgen.measure.trust import describe_doubts, marked
-from ksgen.pattern import Chain, Pattern, block_butterfly, deformable_butterfly, dense, kaleidoscope, low_rank, monarch, square_dyadic
+from ksgen.pattern import Chain, Pattern, block_butterfly, dense, kaleidoscope, low_rank, square_dyadic
 from ksgen.spec import PRECISIONS, PrecisionName
 from ksgen.spec.kernel import check_word, checked_batch
 from ksgen.torch.conversion.factorize import Factorization, factorize
@@ -231,6 +231,7 @@ WANTED = (  # for large families, the first criterion that any member meets: sha
     (0.75, 16), (0.75, 8), (0.5, 16), (0.5, 8), (0.75, 4), (0.5, 4), (0.0, 1),
 )  # fmt: skip
 MOST_OF_A_FAMILY = 48  # chains with the fewest features of intermediates, which are written and read again
+_Shapes = tuple[tuple[int, int, int, int], ...]  # of a chain's factors
 
 
 def candidates(in_features: int, out_features: int, budget: float) -> dict[str, list[Chain]]:
@@ -238,9 +239,9 @@ def candidates(in_features: int, out_features: int, budget: float) -> dict[str, 
     most = int(budget * in_features * out_features)
     found = {
         "low_rank": list(_low_ranks(in_features, out_features, most)),
-        "monarch": _few(_monarchs(in_features, out_features), most),
-        "two_factors": _few(_pairs(in_features, out_features, most), most),
-        "deformable_butterfly": _few(_deformed(in_features, out_features, most), most),
+        "monarch": _few(_monarchs(in_features, out_features), most, "monarch"),
+        "two_factors": _few(_pairs(in_features, out_features, most), most, "two_factors"),
+        "deformable_butterfly": _few(_deformed(in_features, out_features), most, "deformable_butterfly"),
         "block_butterfly": [],
         "square_dyadic": [],
         "kaleidoscope": [],
@@ -282,12 +283,13 @@ def _even(most: int, a: int, d: int) -> int:
     return found
 
 
-def _monarchs(in_features: int, out_features: int) -> Iterator[Chain]:
+def _monarchs(in_features: int, out_features: int) -> Iterator[_Shapes]:
     for split_in, split_out in product(divisors(in_features)[1:], divisors(out_features)[1:]):
-        yield monarch(in_features, out_features, split_in, split_out)
+        block_in, block_out = in_features // split_in, out_features // split_out
+        yield (split_in, block_out, block_in, 1), (1, split_out, split_in, block_out)
 
 
-def _pairs(in_features: int, out_features: int, most: int) -> Iterator[Chain]:
+def _pairs(in_features: int, out_features: int, most: int) -> Iterator[_Shapes]:
     """Pairs (a, b, c, 1) then (1, b, c, d), as in the paper's layers.
 
     For every a and d, the pair has as many inner features as the budget allows. The least a and d are two: with one of
@@ -295,14 +297,13 @@ def _pairs(in_features: int, out_features: int, most: int) -> Iterator[Chain]:
     """
     for a, d in product(divisors(in_features)[1:], divisors(out_features)[1:]):
         if inner := _even(most // (in_features // a + out_features // d), a, d):
-            yield Chain((Pattern(a, inner // a, in_features // a, 1), Pattern(1, out_features // d, inner // d, d)), "two_factors")
+            yield (a, inner // a, in_features // a, 1), (1, out_features // d, inner // d, d)
 
 
-def _deformed(in_features: int, out_features: int, most: int) -> Iterator[Chain]:
+def _deformed(in_features: int, out_features: int) -> Iterator[_Shapes]:
     """Three factors through which every input reaches every output."""
     for (c1, c2, c3), (b1, b2, b3) in product(_triples(in_features), _triples(out_features)):
-        if b1 * in_features + b1 * b2 * c2 * c3 + out_features * c3 <= most:
-            yield deformable_butterfly(in_features, [(b1, c1), (b2, c2), (b3, c3)])
+        yield (c2 * c3, b1, c1, 1), (c3, b2, c2, b1), (1, b3, c3, b1 * b2)
 
 
 def _triples(number: int) -> list[tuple[int, int, int]]:
@@ -315,14 +316,12 @@ def _triples(number: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def _few(chains: Iterator[Chain], most: int) -> list[Chain]:
-    able = [chain for chain in chains if chain.weight_count <= most]
+def _few(found: Iterable[_Shapes], most: int, name: str) -> list[Chain]:
+    """Create the best of a family's chains; the others, thousands for large layers, stay numbers."""
+    able = [(shapes, count) for shapes in found if (count := sum(map(prod, shapes))) <= most]
     for used, side in WANTED:
-        some = [chain for chain in able if chain.weight_count >= used * most and _least_side(chain) >= side]
+        some = [shapes for shapes, count in able if count >= used * most and min(min(b, c) for _, b, c, _ in shapes) >= side]
         if some:
-            return sorted(some, key=lambda chain: sum(pattern.out_features for pattern in chain))[:MOST_OF_A_FAMILY]
+            some.sort(key=lambda shapes: sum(a * b * d for a, b, _, d in shapes))
+            return [Chain(tuple(Pattern(*each) for each in shapes), name) for shapes in some[:MOST_OF_A_FAMILY]]
     return []
-
-
-def _least_side(chain: Chain) -> int:
-    return min(min(pattern.b, pattern.c) for pattern in chain)
