@@ -2,9 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache, partial
+from itertools import groupby
 from math import hypot, inf
 from pathlib import Path
 from statistics import median
@@ -17,8 +19,8 @@ from torch.linalg import vector_norm
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
-from ksgen.torch.conversion.factorize import Factorization, factorize, progress_bar
-from ksgen.torch.conversion.propose import Proposal, propose, table_of
+from ksgen.torch.conversion.factorize import Factorization, errors_of, factorize, progress_bar
+from ksgen.torch.conversion.propose import Proposal, Proposals, propose, table_of
 from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, write_config
 from ksgen.torch.layer.group import group
 from ksgen.torch.layer.linear import KSLinear
@@ -26,6 +28,7 @@ from ksgen.torch.operators.checks import check_flags, dtype_name
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
+CHAINS_PER_FAMILY = 9  # those with the least expected time
 NEAR = 1.03  # chains within this factor of the least error compete by the time of a training step
 FEW_OUTPUTS = 16  # layers with at most so many stay dense unless named; so do heads and embeddings, known by name
 HEAD_OR_EMBEDDING = re.compile(
@@ -77,7 +80,7 @@ def convert(
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
     check_flags(from_weights=from_weights, progress=progress)
-    wanted = read_rule(rule) if budget is None else _proposed(model, rule, budget, from_weights)
+    wanted = read_rule(rule) if budget is None else _proposed(model, rule, budget, from_weights, progress)
     found = find_layers(model, wanted)
     check_config(model)
     before = _parameter_count(model)
@@ -130,60 +133,67 @@ def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
     return found
 
 
-def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -> dict[str, RuleEntry]:
-    """Select a chain per layer: the fastest training step among those within `NEAR` of the least error.
-
-    Only chains with a step expected to be faster than the dense layer's count. If there are none, or times are unknown,
-    all chains count.
-    """
+def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool, progress: bool) -> dict[str, RuleEntry]:
+    """Select a chain per layer: the fastest training step among those within `NEAR` of the least error."""
     if isinstance(names, str | Path | Mapping | Spec):
         raise SpecError(f"rule={excerpt(names)} with budget={excerpt(budget)}; accepted: a list of layers' names, or none for all")
     keys = listed(names) if names is not None else ("*",)
     head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models have this method
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    found: dict[str, RuleEntry] = {}
+    offers = cache(partial(propose, budget=budget, most=CHAINS_PER_FAMILY))  # layers of a model share a few shapes
+    choices: dict[str, tuple[Tensor, list[tuple[float, RuleEntry]]]] = {}
     for name, layer in _layers(model):
         if not name or not any(_fits(key, name) for key in keys or ()):
             continue
-        weight = _dense_weight(layer)
+        weight = _dense_weight(layer).detach()
         if names is None and (owners[id(layer.weight)] > 1 or not (type(layer) is nn.Linear or _is_conv1d(layer))):
             continue
         if names is None and (len(weight) <= FEW_OUTPUTS or layer is head or HEAD_OR_EMBEDDING.fullmatch(name)):
             continue
-        dense_us, choices = _choices(weight.detach(), budget, from_weights)
-        fast = [each for each in choices if each[0] < dense_us] or choices
-        if not fast:
+        choices[name] = weight, _choices(weight, offers)
+        if not choices[name][1]:
             raise SpecError(f"budget={excerpt(budget)}: no chain from {weight.shape[1]} to {weight.shape[0]} features fits it, for {name}")
-        least = min(error for _, error, _ in fast)
-        *_, found[name] = min((each for each in fast if each[1] <= NEAR * least), key=lambda each: each[:2])
-    if not found and names is None:
+    if not choices and names is None:
         few = f"those with at most {FEW_OUTPUTS} outputs"
         raise SpecError(f"the model has no linear layers except tied ones, heads, embeddings and {few}; accepted: a list of names")
-    if not found:
+    if not choices:
         raise SpecError(f"rule={excerpt(names)} names no layer of the model; its layers: {excerpt([name for name, _ in _layers(model)])}")
+    found: dict[str, RuleEntry] = {}
+    steps = sum(entry.count for _, some in choices.values() for _, entry in some) if from_weights else 0
+    with progress_bar(progress and from_weights, "choosing chains", steps) as advance:
+        for name, (weight, some) in choices.items():
+            errors = _errors(weight, [entry for _, entry in some], advance) if from_weights else [0.0] * len(some)
+            near = [(us, error, entry) for (us, entry), error in zip(some, errors, strict=True) if error <= NEAR * min(errors)]
+            *_, found[name] = min(near, key=lambda each: each[:2])
     return exactly(found)
 
 
-def _choices(weight: Tensor, budget: float, from_weights: bool) -> tuple[float, list[tuple[float, float, RuleEntry]]]:
-    """Dense training-step time, and the step time, error and rule entry of every candidate for a layer.
+def _choices(weight: Tensor, offers: Callable[..., Proposals]) -> list[tuple[float, RuleEntry]]:
+    """Time of a training step and rule entry of every candidate for a layer.
 
-    The dense time is a lower bound. A layer with three times as many outputs as inputs, such as fused q, k and v, may
-    also become three chains side by side. Either may be nearer: one chain if the parts read the same of x, three if
-    they do not.
+    Only chains whose step is expected to be faster than the dense layer's count: its time is a lower bound. If there
+    are none, or times are unknown, all chains count. A layer with three times as many outputs as inputs, such as fused
+    q, k and v, may also become three chains side by side. Either may be nearer: one chain if the parts read the same of
+    x, three if they do not.
     """
     rows, columns = weight.shape
-    found: list[tuple[float, float, RuleEntry]] = []
+    found: list[tuple[float, RuleEntry]] = []
     dense_us = inf
     for count in (1, 3) if rows == 3 * columns else (1,):
-        parts = weight.chunk(count) if from_weights else ()
-        norms = [float(vector_norm(part)) for part in parts]
-        options: dict[str, Any] = {"budget": budget, "device": weight.device, "precision": dtype_name(weight.dtype)}
-        offers = [propose(columns, rows // count, weight=part, **options) for part in parts or (None,)]
-        for alike in zip(*(some.looked_at for some in offers), strict=True):  # weights do not change the list of chains
-            error = hypot(*(norm * (each.relative_error or 0) for norm, each in zip(norms, alike, strict=False)))
-            found.append((_step_us(count, alike[0]), error, RuleEntry(alike[0].chain, count)))
-        dense_us = min(dense_us, _step_us(count, offers[0].dense))
-    return dense_us, found
+        offered = offers(columns, rows // count, device=weight.device, precision=dtype_name(weight.dtype))
+        found += [(_step_us(count, each), RuleEntry(each.chain, count)) for each in offered.looked_at]
+        dense_us = min(dense_us, _step_us(count, offered.dense))
+    return [each for each in found if each[0] < dense_us] or found
+
+
+def _errors(weight: Tensor, entries: Sequence[RuleEntry], advance: Callable[[], None]) -> list[float]:
+    """Distance of each rule entry's product from a layer's weight."""
+    found: list[float] = []
+    for count, alike in groupby(entries, key=lambda entry: entry.count):
+        chains = [entry.chain for entry in alike]
+        of_parts = [[float(vector_norm(part)) * error for error in errors_of(part, chains, advance)] for part in weight.chunk(count)]
+        found += [hypot(*errors) for errors in zip(*of_parts, strict=True)]
+    return found
 
 
 def _step_us(count: int, proposal: Proposal) -> float:

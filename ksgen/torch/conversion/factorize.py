@@ -3,7 +3,8 @@
 Chooses the method, and reports error and time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,9 +24,11 @@ from ksgen.torch.conversion.projection import (
     drawn,
     least_squared_error,
     on_support,
+    one_thread_each,
     project,
     refined,
     relative_error,
+    squared_errors,
 )
 from ksgen.torch.operators.checks import check_flags, check_tensors
 from ksgen.values import excerpt, whole_number
@@ -96,8 +99,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     starts = STARTS if method == "refinement" else 1
     with torch.no_grad(), progress_bar(progress, str(chain), len(chain) - 1 + starts * steps) as advance:
         begin, watch = perf_counter(), Watch()
-        exponent = frexp(float(vector_norm(matrix, inf)))[1]
-        scaled = _times_power(matrix, -exponent)  # so that no square overflows
+        scaled, exponent = _scaled(matrix)
         begun, squares = _begin(scaled, chain, method, advance)
         found = [refined(scaled, each, steps, advance) for each in begun]
         nearest = min(found, key=partial(relative_error, scaled)) if len(found) > 1 else found[0]
@@ -108,6 +110,37 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     if method == "refinement" and least:
         guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
     return Factorization(chain, tuple(weights), error, least, bound, method, guarantee, seconds, doubt([seconds], [share]))
+
+
+def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], None] = lambda: None) -> list[float]:
+    """Compute the relative error of `factorize` for several chains, without weights where SVDs are exact.
+
+    On a processor, each thread computes one chain at a time. `advance` is called after each chain.
+    """
+
+    def error_of(chain: Chain) -> float:
+        with torch.no_grad():
+            matrix = _checked(weight, chain, 0)
+            if _method(chain)[0] == "refinement":
+                error = factorize(weight, chain).relative_error
+            else:
+                scaled = _scaled(matrix)[0]
+                norm = float(vector_norm(scaled, dtype=torch.float64))
+                error = sqrt(sum(squared_errors(scaled, chain))) / (norm or 1)
+        advance()
+        return error
+
+    workers = min(torch.get_num_threads(), len(chains)) if weight.device.type == "cpu" else 1
+    if workers < 2:
+        return list(map(error_of, chains))
+    with one_thread_each(), ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(error_of, chains))
+
+
+def _scaled(matrix: Tensor) -> tuple[Tensor, int]:
+    """The matrix times a power of two, so that no square overflows, and the exponent of its inverse."""
+    exponent = frexp(float(vector_norm(matrix, inf)))[1]
+    return _times_power(matrix, -exponent), exponent
 
 
 def _begin(matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None]) -> tuple[list[list[Tensor]], list[float]]:

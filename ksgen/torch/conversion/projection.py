@@ -52,6 +52,24 @@ def project(matrix: Tensor, chain: Chain, advance: Callable[[], None]) -> tuple[
     return [each.contiguous() for each in (values, *weights)], errors
 
 
+def squared_errors(matrix: Tensor, chain: Chain) -> list[float]:
+    """Compute the squared error of each split like `project`, but not the weights of the last split.
+
+    A chain of one factor has one error: the squares outside its support.
+    """
+    whole, values = _dense(matrix)
+    rests = list(accumulate(chain.factors, lambda rest, last: product(last, rest)))
+    errors: list[float] = []
+    for last, rest in zip(chain.factors[:1:-1], rests[-2:0:-1], strict=True):
+        _, values, error = _split(values, whole, last, rest)
+        errors.append(error)
+        whole = rest
+    if len(chain) == 1:
+        return [float((matrix - to_dense(on_support(matrix, chain[0]))).double().square().sum())]
+    blocks, ranks, *_, outside = _blocks_of(_stacked(values, whole), *(_part(each, whole.a, whole.d) for each in chain.factors[1::-1]))
+    return [*errors, outside + _lost(_squares(blocks), ranks)]
+
+
 def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
     """Extract the entries on a pattern's support, as weights."""
     a, b, c, d = pattern.shape
@@ -132,9 +150,8 @@ def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tup
     Columns of left are orthonormal. The full matrix has a*d dense blocks; each is split separately, into parts of left
     and right.
     """
-    a, b, c, d = whole.shape
-    stack = values.permute(0, 3, 1, 2).reshape(a * d, b, c)
-    left_parts, right_parts, error = _split_dense(stack, _part(left, a, d), _part(right, a, d))
+    a, _, _, d = whole.shape
+    left_parts, right_parts, error = _split_dense(_stacked(values, whole), _part(left, a, d), _part(right, a, d))
     joined = [each.unflatten(0, (a, d)).permute(0, 2, 3, 4, 5, 1) for each in (left_parts, right_parts)]
     return joined[0].reshape(left.shape), joined[1].reshape(right.shape), error
 
@@ -145,7 +162,32 @@ def _part(pattern: Pattern, a: int, d: int) -> Pattern:
     return Pattern(pattern.a // a, pattern.b, pattern.c, pattern.d // d)
 
 
+def _stacked(values: Tensor, whole: Pattern) -> Tensor:
+    """The dense blocks of a full matrix."""
+    a, b, c, d = whole.shape
+    return values.permute(0, 3, 1, 2).reshape(a * d, b, c)
+
+
 def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
+    count = len(stack)
+    blocks, ranks, block, term, outside = _blocks_of(stack, left, right)
+    columns, rows, squares = nearest_of_rank(blocks, int(ranks.max()))
+    left_weights = columns.mT[:, block, term].reshape(count, left.a, left.c, left.d, left.b).transpose(2, 4).transpose(3, 4)
+    right_weights = rows[:, block, term].reshape(count, right.a, right.b, right.d, right.c).transpose(3, 4)
+    return left_weights, right_weights, outside + _lost(squares, ranks)
+
+
+def _lost(squares: Tensor, ranks: Tensor) -> float:
+    """Squared error of blocks of these squared singular values that keep as many terms as their ranks."""
+    is_lost = torch.arange(squares.shape[-1], device=squares.device) >= ranks[:, None]
+    return float((squares * is_lost).sum())
+
+
+def _blocks_of(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """Blocks of dense matrices that left @ right reaches, with their ranks, and the squares outside of them.
+
+    In between are the block and the term per inner feature, as in `_reached`.
+    """
     count = len(stack)
     used, block, ranks, term = _reached(left, right, stack.device)
     cells = stack.reshape(count, left.a, left.b, left.d, right.a, right.c, right.d)
@@ -155,11 +197,7 @@ def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, 
         is_outside = torch.ones(blocks.shape[1], dtype=torch.bool, device=stack.device).index_fill(0, used, False)
         outside = float(blocks[:, is_outside].double().square().sum())
         blocks = blocks[:, used]
-    columns, rows, squares = nearest_of_rank(blocks, int(ranks.max()))
-    is_lost = torch.arange(squares.shape[-1], device=stack.device) >= ranks[:, None]
-    left_weights = columns.mT[:, block, term].reshape(count, left.a, left.c, left.d, left.b).transpose(2, 4).transpose(3, 4)
-    right_weights = rows[:, block, term].reshape(count, right.a, right.b, right.d, right.c).transpose(3, 4)
-    return left_weights, right_weights, outside + float((squares * is_lost).sum())
+    return blocks, ranks, block, term, outside
 
 
 @lru_cache(_REMEMBERED)
@@ -191,13 +229,27 @@ def nearest_of_rank(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     stack = blocks.reshape(-1, b, c)
     workers = min(torch.get_num_threads(), len(stack)) if blocks.device.type == "cpu" else 1
     if workers > 1 and min(b, c) > 2:  # LAPACK's threads gain nothing on small blocks, and cost much on busy machines
-        with _one_thread_each(), ThreadPoolExecutor(workers) as pool:
+        with one_thread_each(), ThreadPoolExecutor(workers) as pool:
             columns, rows, squares = map(torch.cat, zip(*pool.map(decompose, stack.chunk(workers)), strict=True))
     else:
         columns, rows, squares = decompose(stack)
     if rank > kept:
         columns, rows = pad(columns, (0, rank - kept)), pad(rows, (0, 0, 0, rank - kept))
     return columns.unflatten(0, stacked), rows.unflatten(0, stacked), squares.unflatten(0, stacked)
+
+
+def _squares(blocks: Tensor) -> Tensor:
+    """Squared singular values in descending order, in float64."""
+    if blocks.dtype == torch.float64:
+        return torch.linalg.svdvals(blocks).square()
+    gram = _gram(blocks.double())
+    squares = eigen(gram)[0] if gram.shape[-1] == 2 else torch.linalg.eigvalsh(gram).flip(-1)
+    return squares.clamp_min(0)
+
+
+def _gram(blocks: Tensor) -> Tensor:
+    """The smaller Gram matrix of each block."""
+    return blocks @ blocks.mT if blocks.shape[-2] <= blocks.shape[-1] else blocks.mT @ blocks
 
 
 def _by_svd(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,7 +264,7 @@ def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     wide = blocks.double()
     has_less_rows = blocks.shape[-2] <= blocks.shape[-1]
-    squares, vectors = eigen(wide @ wide.mT if has_less_rows else wide.mT @ wide)
+    squares, vectors = eigen(_gram(wide))
     squares, vectors = squares.clamp_min(0), vectors[..., :kept]
     if has_less_rows:
         columns, rows = vectors, vectors.mT @ wide
@@ -239,7 +291,8 @@ def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def one_thread_each() -> Iterator[None]:
+    """Let PyTorch use one thread per thread of ours."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from itertools import product
@@ -17,7 +18,7 @@ from torch import nn  # noqa: E402  (after the skip)
 from ksgen.errors import KsgenError, SpecError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.spec import parse  # noqa: E402
-from ksgen.torch import KSLinear, factorize, propose  # noqa: E402
+from ksgen.torch import KSLinear, propose  # noqa: E402
 from ksgen.torch.conversion.convert import convert  # noqa: E402
 from ksgen.torch.conversion.projection import product_of  # noqa: E402
 from ksgen.torch.conversion.propose import Proposal, Proposals  # noqa: E402
@@ -247,15 +248,14 @@ def test_with_a_budget_every_layer_gets_a_chain_of_its_own(monkeypatch: pytest.M
 
 
 def offers(monkeypatch: pytest.MonkeyPatch, dense_us: float | None, *chains: tuple[float | None, float]) -> list[Chain]:
-    """Let `propose` offer chains of 24 -> 96 features with these times of a training step and errors. Nothing but them decides."""
+    """Let chains of 24 -> 96 features be offered with these times of a training step and errors. Nothing but them decides."""
     known = [Chain((Pattern(1, rank, 24, 1), Pattern(1, 96, rank, 1))) for rank in range(1, len(chains) + 1)]
-    made = tuple(
-        Proposal("", chain, 1.0, step_us=us, factorization=replace(factorize(torch.randn(96, 24), chain), relative_error=error))
-        for chain, (us, error) in zip(known, chains, strict=True)
-    )
+    made = tuple(Proposal("", chain, 1.0, step_us=us) for chain, (us, _) in zip(known, chains, strict=True))
+    errors = dict(zip(known, (error for _, error in chains), strict=True))
     whole = Proposal("", Chain((Pattern(1, 96, 24, 1),)), 1.0, step_us=dense_us)
     module = import_module("ksgen.torch.convert")
     monkeypatch.setattr(module, "propose", lambda *_, **__: Proposals(whole, made[:1], 8, "a test", made))
+    monkeypatch.setattr(module, "errors_of", lambda weight, chains, advance: [errors[chain] for chain in chains])
     return known
 
 
@@ -275,6 +275,39 @@ def test_a_budgets_chain_is_the_fastest_in_training_of_the_nearest(
     known = offers(monkeypatch, dense_us, *chains)
     (layer,) = convert(blocks(1), ["up"], budget=0.5).layers
     assert layer.chain == known[taken]
+
+
+def test_a_chain_that_is_slower_than_the_dense_layer_is_not_factorized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And layers of one shape ask once what there is."""
+    known = offers(monkeypatch, 10.0, (11.0, 0.1), (9.0, 0.2), (8.0, 0.3))
+    module, asked, shapes = import_module("ksgen.torch.convert"), list[Chain](), list[tuple[int, int]]()
+    errors, own = module.errors_of, module.propose
+    monkeypatch.setattr(module, "errors_of", lambda weight, chains, advance: asked.extend(chains) or errors(weight, chains, advance))
+    monkeypatch.setattr(module, "propose", lambda *shape, **options: shapes.append(shape) or own(*shape, **options))
+    convert(blocks(2), ["up"], budget=0.5)
+    assert asked == known[1:] * 2
+    assert shapes == [(24, 96)]
+
+
+def test_the_bar_counts_chains_and_then_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_DEVICE", "no such device")
+    bars = list[list[Any]]()
+
+    @contextmanager
+    def bar(is_wanted: bool, title: str, total: int) -> Iterator[Callable[[], None]]:
+        bars.append([is_wanted, title, total, 0])
+
+        def advance() -> None:
+            bars[-1][3] += 1
+
+        yield advance
+
+    monkeypatch.setattr(import_module("ksgen.torch.convert"), "progress_bar", bar)
+    convert(blocks(2), ["qkv"], budget=0.5, progress=True)  # one chain, or three
+    (_, title, total, done), last = bars
+    assert (title, done) == ("choosing chains", total)
+    assert total > 2
+    assert last == [True, "factorizing", 2, 2]
 
 
 def test_drawn_chains_are_the_fastest_in_training(monkeypatch: pytest.MonkeyPatch) -> None:

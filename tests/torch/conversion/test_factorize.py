@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import inf, sqrt
+from math import inf, nan, sqrt
 
 import numpy as np
 import pytest
@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen import pattern as patterns  # noqa: E402  (after the skip)
-from ksgen.errors import KsgenError  # noqa: E402
+from ksgen.errors import KsgenError, LaunchError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.reference import to_dense  # noqa: E402
-from ksgen.torch.conversion.factorize import LEAST_STEPS, STARTS, Factorization, factorize  # noqa: E402
+from ksgen.torch.conversion.factorize import LEAST_STEPS, STARTS, Factorization, errors_of, factorize  # noqa: E402
 from ksgen.torch.conversion.projection import drawn, product_of, refined, relative_error  # noqa: E402
 
 PAIRS = [
@@ -212,6 +212,32 @@ def test_weights_are_balanced_and_none_is_dead(shapes: list[tuple[int, int, int,
     lengths = torch.maximum(left.norm(dim=1).flatten(), right.norm(dim=2).flatten())
     assert lengths.min() > 1e-4 * lengths.max()
     assert (product_of([right, left]) - matrix).norm() < 1e-5 * matrix.norm()
+
+
+ERRORS = [  # chains from 24 to 48 features, one per method and kind of pair
+    ["2,24,12,1"],
+    ["1,5,24,1", "1,48,5,1"],
+    ["6,4,4,1", "1,24,12,2"],
+    ["2,8,4,3", "4,12,12,1"],
+    ["12,2,2,1", "6,4,2,2", "1,6,6,8"],
+    ["2,8,4,3", "4,12,12,1", "1,6,6,8"],
+]
+
+
+@pytest.mark.parametrize(("dtype", "threads"), [(torch.float32, 2), (torch.float64, 2), (torch.bfloat16, 1)], ids=str)
+def test_errors_of_several_chains_without_their_weights(dtype: "torch.dtype", threads: int) -> None:
+    """They are those of the factorizations, also for values near overflow, and in any number of threads."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    weight, chains, steps = (1e30 * torch.randn(48, 24)).to(dtype), list(map(Chain.read, ERRORS)), list[int]()
+    found = errors_of(weight, chains, lambda: steps.append(1))
+    expected = [factorize(weight, chain) for chain in chains]
+    assert {each.method for each in expected} == {"support", "projection", "hierarchical", "refinement"}
+    assert found == pytest.approx([each.relative_error for each in expected], rel=1e-6)
+    assert (len(steps), torch.get_num_threads()) == (len(chains), threads)
+    assert errors_of(torch.zeros(48, 24), chains[:3]) == [0, 0, 0]
+    with pytest.raises(LaunchError, match=r"weight\[0, 0\]=nan; accepted: finite numbers"):
+        errors_of(torch.full((48, 24), nan), chains)
 
 
 def test_sixteen_bits_are_computed_in_float32() -> None:
