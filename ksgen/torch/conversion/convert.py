@@ -55,7 +55,7 @@ def convert(
             `out_layout`. With a `budget`: a list of names and patterns, or None for all layers except tied ones, heads,
             embeddings, and layers with at most 16 outputs.
         budget: Share of the dense weights. `propose` then finds a chain per layer: among the nearest, the one with the
-            fastest training step.
+            fastest training step. Only that one is factorized.
         from_weights: False draws the new weights at random.
         refine: Steps of L-BFGS of `factorize`.
         progress: True shows a progress bar on a terminal.

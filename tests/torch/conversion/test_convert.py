@@ -278,7 +278,7 @@ def test_a_budgets_chain_is_the_fastest_in_training_of_the_nearest(
 
 
 def test_a_chain_that_is_slower_than_the_dense_layer_is_not_factorized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And layers of one shape ask once what there is."""
+    """Layers of one shape share the list of chains."""
     known = offers(monkeypatch, 10.0, (11.0, 0.1), (9.0, 0.2), (8.0, 0.3))
     module, asked, shapes = import_module("ksgen.torch.convert"), list[Chain](), list[tuple[int, int]]()
     errors, own = module.errors_of, module.propose
