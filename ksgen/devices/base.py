@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -253,8 +254,18 @@ def host_memory(nbytes: int) -> HostArray:
     import numpy as np
 
     whole = np.empty(nbytes + LINE_BYTES, np.uint8)
-    begin = -whole.ctypes.data % LINE_BYTES
+    begin = -address_of(whole) % LINE_BYTES
     return whole[begin : begin + nbytes]
+
+
+def address_of(array: HostArray) -> int:
+    """Address of a NumPy array; by its buffer, which takes a third of the time, if it has one."""
+    flags = array.flags
+    if flags.c_contiguous and flags.writeable and array.size and array.dtype.isbuiltin == 1:  # else ctypes or NumPy refuse
+        memory: Any = array  # types of older versions of NumPy name no buffer
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def as_bytes(array: HostArray) -> HostArray:
