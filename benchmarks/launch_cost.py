@@ -24,7 +24,7 @@ from ksgen.errors import DeviceError
 from ksgen.launch.arrays import CallOptions, Views, view
 from ksgen.launch.checks import check_memory
 from ksgen.launch.choice import choice_by_name, limits_of
-from ksgen.launch.planner import PLANNER, plan_for
+from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import device_and_stream, in_their_context
 from ksgen.launcher import Call, Launcher
 from ksgen.pattern import Pattern
@@ -59,17 +59,17 @@ def measure(rounds: int) -> dict[str, float]:
     kept = ks.pack(weights)
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views)
+    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views, (kept.form,))
     kernel = plan.multiply
     parts: dict[str, Callable[[], Any]] = {
         "a prepared call": call,
         "  the driver, and what its binding takes": _driver_call(device, plan, call.arguments),
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
         "  reading an array, each": lambda: view(x, "x"),
-        "  what fits shapes like these": lambda: ks._checks.find(ks, CallOptions(), views),
+        "  what fits shapes like these": lambda: ks._checks.find(ks, CallOptions(), views, (kept.form,)),
         "  checking the memory": lambda: _checked(ks, device, views),
         "  device and stream": lambda: device_and_stream(ks, fit.place, None),
-        "  selecting the binary": lambda: plan_for(fit, device, None, True),
+        "  selecting the binary": lambda: ks._plan(fit, device, None, True),
         "  packed weights": lambda: kept.use(plan, None),
         "  arguments, block and launch": lambda: device.launch(kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None),
         "an ordinary call, weights packed again": lambda: ks(x, weights, out=out),
@@ -87,16 +87,16 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
     kept = ks.pack(weights, device=f"{device.runtime}:{device.index}")
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views)
+    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views, (kept.form,))
     call()  # binds its arguments to an OpenCL kernel, and starts native threads
     parts: dict[str, Callable[[], Any]] = {
         "a prepared call": call,
         "  the kernel, and what its binding takes": _kernel_call(device, plan, call.arguments),
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
         "  reading an array, each": lambda: view(x, "x"),
-        "  what fits shapes like these": lambda: ks._checks.find(ks, CallOptions(), views),
+        "  what fits shapes like these": lambda: ks._checks.find(ks, CallOptions(), views, (kept.form,)),
         "  checking the memory": lambda: check_memory(ks, views),
-        "  selecting the binary": lambda: plan_for(fit, device, None, True),
+        "  selecting the binary": lambda: ks._plan(fit, device, None, True),
         "  packed weights": lambda: kept.use(plan, None),
         "  an array as an argument, each": lambda: device.shared(views["x"].pointer),
         "an ordinary call, weights packed again": lambda: ks(x, weights, out=out),
@@ -148,7 +148,7 @@ def _hopper_calls(device: Any, pattern: Pattern, x: CudaArray, weights: CudaArra
     late = replace(plan, multiply=device.load(plan.binary, plan.source.entry, plan.shared_bytes))
     arguments = plan.arguments({"x": x.pointer, "weights": plan.pack(weights.pointer, None), plan.result: out.pointer})
     named = {"a prepared call, one tensor map, begins early": plan, "  the same, does not begin early": late}
-    return {name: Call(each, arguments, None, out, None, None, ()) for name, each in named.items()}
+    return {name: Call(each, arguments, None, out, (), None, ()) for name, each in named.items()}
 
 
 def measure_apart(runtime: str, rounds: int) -> dict[str, float] | str:

@@ -3,10 +3,10 @@
 A launcher holds all kernels of one pattern, a chain launcher those of one layer; `ksgen.launch` has what they do.
 """
 
-from ksgen.launch.call import Call
 from ksgen.launch.chain import ChainLauncher
 from ksgen.launch.group import GroupLauncher
 from ksgen.launch.launcher import Launcher
+from ksgen.launch.plan import Call
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Weights
 

@@ -217,7 +217,7 @@ def _in_place(plan: Plan, problem: Problem) -> Ready:
         y = problem.weights.new_full(problem.y_shape, float("nan"))
         operands = {"x": at(device, x), plan.result: at(device, y), "weights": packed, "workspace": workspace}
         after = None if on_cuda else device.synchronize
-        calls.append(Call(plan, plan.arguments(operands), None, y, None, after, (x, problem.weights)))
+        calls.append(Call(plan, plan.arguments(operands), None, y, (), after, (x, problem.weights)))
     return by_calls(lambda number: calls[number](), on_cuda, device.synchronize)
 
 

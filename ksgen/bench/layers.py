@@ -29,10 +29,9 @@ from ksgen.errors import KsgenError
 from ksgen.families import family_for
 from ksgen.families.chains import factor_kernels, layer_kernels
 from ksgen.families.signature import each_chains, pitches_of, weights_of
-from ksgen.launch.call import Call
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.fused import packing_choices, packings, verdict
-from ksgen.launch.plan import Plan
+from ksgen.launch.plan import Call, Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
@@ -296,7 +295,7 @@ class _Calls:
         operands |= {"workspace": plan.workspace(), **packed}
         operands |= {pitch: tensors[array].stride(0) for array, pitch in pitches_of(own).items()}
         after = None if device.kind == "cuda" else device.synchronize
-        self._steps.append(Call(plan, plan.arguments(operands), None, ys, None, after, tuple(tensors.values())))
+        self._steps.append(Call(plan, plan.arguments(operands), None, ys, (), after, tuple(tensors.values())))
 
 
 # ---- theirs

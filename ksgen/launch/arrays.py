@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
-from ksgen.devices.base import LEGACY_STREAM
+from ksgen.devices.base import LEGACY_STREAM, address_of
 from ksgen.devices.libcuda import device_of
 from ksgen.errors import KsgenError, LaunchError
 from ksgen.launch.dlpack import PLACES, Managed, element_type
@@ -44,7 +44,7 @@ class ArrayView(NamedTuple):
     writeable: bool
 
 
-FORM = slice(2, 6)  # shape, dtype, strides and device of an ArrayView, which decide whether it fits
+form_of = operator.itemgetter(slice(2, 6))  # shape, dtype, strides and device of an ArrayView, which decide whether it fits
 
 Reader = Callable[[Any, str, int | None], ArrayView]
 
@@ -136,21 +136,24 @@ def _read_interface(array: Any, name: str, stream: int | None) -> ArrayView:
     raise _no_array(array, name)
 
 
+def _argument(name: str) -> str:
+    """Argument of a call that holds an array: "weights" for "weights of factor 1"."""
+    return name.split()[0]
+
+
 def _no_array(thing: Any, name: str) -> LaunchError:
     from ksgen.quantized import QuantizedInputs  # imports NumPy
 
     if isinstance(thing, QuantizedInputs):
-        return LaunchError(f"{name} is {_article(thing)}; give its values: {name}.values")
-    made = f"np.asarray({name}, np.float32), or " if isinstance(thing, list | tuple) else ""
+        return LaunchError(f"{name} is {_article(thing)}; give its values: {_argument(name)}.values")
+    made = f"np.asarray({_argument(name)}, np.float32), or " if isinstance(thing, list | tuple) else ""
     return LaunchError(f"{name} is {_article(thing)}; give {made}{ACCEPTED}")
 
 
 def _read_numpy(array: Any, name: str, stream: int | None) -> ArrayView:
-    flags = array.flags
-    pointer = array.__array_interface__["data"][0]
-    dtype = _dtype(array.dtype, name)
+    flags, dtype = array.flags, _dtype(array.dtype, name)
     strides = None if flags.c_contiguous else array.strides
-    return ArrayView("numpy", pointer, array.shape, dtype, strides, "host", None, array, flags.writeable)
+    return ArrayView("numpy", address_of(array), array.shape, dtype, strides, "host", None, array, flags.writeable)
 
 
 def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
@@ -172,9 +175,9 @@ def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
     if not pointer and tensor.numel():
         raise LaunchError(f"{name} is a {type(tensor).__name__} without memory, as tracing makes; give a real tensor")
     if tensor.is_neg():
-        raise LaunchError(f"{name} is a lazily negated view; give {name}.resolve_neg()")
+        raise LaunchError(f"{name} is a lazily negated view; give {_argument(name)}.resolve_neg()")
     if tensor.is_conj():
-        raise LaunchError(f"{name} is a lazily conjugated view; give {name}.resolve_conj()")
+        raise LaunchError(f"{name} is a lazily conjugated view; give {_argument(name)}.resolve_conj()")
     return ArrayView("torch", pointer, tensor.shape, dtype, strides, place, current, tensor, True)
 
 
@@ -204,7 +207,7 @@ def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
 
 def _read_pyopencl(array: Any, name: str, stream: int | None) -> ArrayView:
     if array.offset:  # kernels take buffers without an offset
-        raise LaunchError(f"{name} starts {array.offset} bytes into its buffer; give {name}.copy()")
+        raise LaunchError(f"{name} starts {array.offset} bytes into its buffer; give {_argument(name)}.copy()")
     place: Place = ("opencl", array.context)
     dtype = _dtype(array.dtype, name)
     return ArrayView("pyopencl", array.base_data, array.shape, dtype, _gaps(array), place, array.queue, array, True)
@@ -321,8 +324,9 @@ class CallOptions(NamedTuple):
 
     layout: Layout = "bsf"
     activation: Activation = "none"
-    stream: Any = None
     precision: PrecisionName | None = None
+    out_layout: Layout | None = None
+    stream: Any = None
 
 
 def views_of(arrays: Mapping[str, Any], stream: Any) -> dict[str, ArrayView]:

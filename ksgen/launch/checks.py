@@ -4,39 +4,71 @@
 """
 
 import sys
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import ReferenceType
 
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
 from ksgen.families import MAP_ALIGNMENT
-from ksgen.launch.arrays import FORM, ArrayView, CallOptions, Place, Views, common_device
+from ksgen.families.signature import numbered
+from ksgen.launch.arrays import ArrayView, CallOptions, Place, Views, common_device, form_of
 from ksgen.launch.memory import rows_are_whole, size_of
 from ksgen.launch.plan import Plan
+from ksgen.launch.weights import WeightForm, Weights
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STORAGES, Epilogue, KernelSpec
-from ksgen.spec.kernel import is_word
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STORAGES, Activation, Epilogue, Fuse, KernelSpec, PrecisionName
+from ksgen.spec.kernel import StatedOptions, activations_of, is_layer, is_transposed, is_word
 from ksgen.spec.precision import stored_types
-from ksgen.spec.storage import BYTE_TYPES, SAME, element_bytes
+from ksgen.spec.storage import BYTE_TYPES, SAME, element_bytes, refused_x_precision
 from ksgen.values import cached_property, excerpt
 
+T = TypeVar("T")
 MOST_CHECKED = 4096  # cached results of checks: one per batch size, and cheap to repeat
+BETWEEN_DIFFERS = "the activations between their factors differ"
+SOME_ADDED = "only some layers have a bias, or a residual"
+STORED_OTHERWISE = "weights of one factor are stored otherwise than another's"
+
+
+class ArrayNames(NamedTuple):
+    """ArrayNames of a call's arrays in messages: weights of each factor, the others of each chain."""
+
+    weights: tuple[str, ...] = ("weights",)
+    bias: tuple[str, ...] = ("bias",)
+    residual: tuple[str, ...] = ("residual",)
+    out: tuple[str, ...] = ("out",)
+
+    @property
+    def plain(self) -> dict[str, tuple[str, ...]]:
+        """ArrayNames for each chain, by the name in a call of that chain alone."""
+        every = len(self.out)
+        return {"x": ("x",) * every, "bias": self.bias, "residual": self.residual, "grad_y": ("grad_y",) * every, "out": self.out}
+
+
+ONE = ArrayNames()  # of one factor
+
+
+def names_of(chains: Sequence[Chain]) -> ArrayNames:
+    """ArrayNames of the arrays of a call of these chains."""
+    if len(chains) > 1:
+        weights = (f"weights {at} of layer {number}" for number, chain in enumerate(chains, 1) for at in range(1, len(chain) + 1))
+        outs = (f"out of layer {number}" for number in range(1, len(chains) + 1))
+        return ArrayNames(tuple(weights), numbered("bias", len(chains)), numbered("residual", len(chains)), tuple(outs))
+    count = len(chains[0])
+    return ArrayNames(tuple(f"weights of factor {number}" for number in range(1, count + 1))) if count > 1 else ONE
+
+
+def per_chain(chains: Sequence[Chain], values: Sequence[T]) -> list[Sequence[T]]:
+    """Values of each chain, from one per factor."""
+    ends = accumulate(map(len, chains), initial=0)
+    return [values[begin:end] for begin, end in pairwise(ends)]
 
 
 def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
     return (batch, pattern.out_features) if layout == "bsf" else (pattern.out_features, batch)
-
-
-def result_shape(pattern: Pattern, layout: str, batch: int, job: str) -> tuple[int, ...]:
-    """Shape of the array that a call returns."""
-    return pattern.shape if job == "gradient" else y_shape(pattern, layout, batch)
-
-
-def group_shape(chains: Sequence[Chain], layout: str, batch: int) -> tuple[int, int]:
-    """Shape of one array that holds the outputs of all chains."""
-    features = sum(chain.out_features for chain in chains)
-    return (batch, features) if layout == "bsf" else (features, batch)
 
 
 def check_words(caller: object, layout: str, activation: str, name: str = "layout") -> None:
@@ -44,6 +76,12 @@ def check_words(caller: object, layout: str, activation: str, name: str = "layou
         raise LaunchError(f"{caller!r}: {name} {excerpt(layout)} is unknown; accepted: {', '.join(LAYOUTS)}")
     if not is_word(activation, ACTIVATIONS):
         raise LaunchError(f"{caller!r}: activation {excerpt(activation)} is unknown; accepted: {', '.join(ACTIVATIONS)}")
+
+
+def check_layouts(caller: object, chains: Sequence[Chain], layout: str, out_layout: str | None) -> None:
+    """Raise `LaunchError` on a group whose outputs have another layout than x."""
+    if len(chains) > 1 and is_transposed(layout, out_layout):
+        raise LaunchError(f"{caller!r}: out_layout={out_layout!r} with layout={layout!r}; accepted: one layout for x and all outputs")
 
 
 def check_precision(caller: object, precision: str | None, dtype: str) -> str:
@@ -54,12 +92,11 @@ def check_precision(caller: object, precision: str | None, dtype: str) -> str:
     raise LaunchError(f"{caller!r}: precision={excerpt(precision)} for arrays of {dtype}; accepted: {', '.join(accepted)}")
 
 
-def type_of_call(caller: object, views: Views, precision: str | None, inputs: str = SAME) -> str:
+def type_of_call(caller: object, x: str, others: Iterable[ArrayView], precision: str | None, inputs: str) -> str:
     """Dtype of the arrays of a call.
 
-    If `inputs` says that x is in eight bits, the other arrays decide it, else float32.
+    If `inputs` says that x is in eight bits, the first of the others decides it, else float32.
     """
-    x = views["x"].dtype
     if inputs == SAME:
         if x in BYTE_TYPES:
             made = "weights that ksgen.quantize made with x_scale, which take x in eight bits"
@@ -68,7 +105,7 @@ def type_of_call(caller: object, views: Views, precision: str | None, inputs: st
     if x not in (accepted := STORAGES[inputs].dtypes):
         makes = f"ksgen.quantize_inputs(x, {inputs!r}, scale=the weights' x_scale).values"
         raise LaunchError(f"{caller!r}: got x of {x} for weights that multiply x in {inputs}; give {' or '.join(accepted)}: {makes}")
-    given = next((views[name].dtype for name in ("out", "bias", "residual") if name in views), "float32")
+    given = next((each.dtype for each in others), "float32")
     asked = PRECISIONS.get(precision) if isinstance(precision, str) else None
     return given if asked is None else asked.dtype
 
@@ -89,7 +126,7 @@ def check_arrays(
     batch = int(x.shape[batch_axis])
     y = y_shape(pattern, layout, batch)
     shapes = {"x": tuple(x.shape), "weights": pattern.shape, "bias": (pattern.out_features,), "residual": y, "grad_y": y}
-    shapes["out"] = result_shape(pattern, layout, batch, job)
+    shapes["out"] = pattern.shape if job == "gradient" else y
     for name, given in views.items():
         if tuple(given.shape) != shapes[name]:
             raise LaunchError(f"{caller!r}: got {name} of shape {tuple(given.shape)}; {shapes[name]} is needed")
@@ -124,43 +161,43 @@ def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
         raise LaunchError(f"{caller!r}: weights is not row-major without gaps; give a contiguous copy of it")
 
 
-def check_memory(caller: object, views: Views) -> None:
-    """Raise `LaunchError` on faults that arrays of fitting shapes may still have.
+def check_memory(caller: object, views: Views, names: ArrayNames = ONE, unread: Views = MappingProxyType({})) -> bool:
+    """Raise `LaunchError` on faults that arrays of fitting shapes may still have; every call checks them again.
 
-    Every call checks them again.
+    `unread` views memory that launches may read later. Returns whether all arrays are aligned as `are_aligned` asks.
     """
-    _check_gradients(caller, views)
+    if (torch := sys.modules.get("torch")) is not None and torch.is_grad_enabled():
+        for name, given in views.items():
+            if given.kind == "torch" and given.owner.requires_grad:
+                raise LaunchError(f"{caller!r}: {name} requires gradients, which launchers do not record; call under torch.no_grad()")
+    bits = 0
     for name, given in views.items():
-        if isinstance(given.pointer, int) and not given.pointer:  # arrays of fitting shapes are never empty
-            raise LaunchError(f"{caller!r}: {name} is of shape {tuple(given.shape)} and lies at address 0; give an array with memory")
-        if given.device != "host" and isinstance(given.pointer, int) and given.pointer % element_bytes(given.dtype):
-            raise LaunchError(f"{caller!r}: {name} starts inside a {given.dtype}, at {given.pointer:#x}; give a copy of it")
-    if "out" in views:
-        _check_out(caller, views)
+        pointer = given.pointer
+        if isinstance(pointer, int):
+            if not pointer:  # arrays of fitting shapes are never empty
+                raise LaunchError(f"{caller!r}: {name} is of shape {tuple(given.shape)} and lies at address 0; give an array with memory")
+            if pointer % MAP_ALIGNMENT and given.device != "host" and pointer % element_bytes(given.dtype):
+                raise LaunchError(f"{caller!r}: {name} starts inside a {given.dtype}, at {pointer:#x}; give a copy of it")
+            bits |= pointer
+    for out in names.out:
+        if out in views:
+            _check_out(caller, out, names.residual[names.out.index(out)], {**views, **unread} if unread else views)
+    return bits % MAP_ALIGNMENT == 0
 
 
-def _check_gradients(caller: object, views: Views) -> None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return
-    for name, given in views.items():
-        if given.kind == "torch" and given.owner.requires_grad:
-            raise LaunchError(f"{caller!r}: {name} requires gradients, which launchers do not record; call under torch.no_grad()")
+def _check_out(caller: object, name: str, residual: str, views: Views) -> None:
+    """Raise `LaunchError` if an output is read-only or overlaps an operand or another output.
 
-
-def _check_out(caller: object, views: Views) -> None:
-    """Raise `LaunchError` if `out` is read-only or overlaps an operand.
-
-    `out` may be the residual itself; any other overlap would be read after it was written.
+    It may be its own residual; any other overlap would be read after it was written.
     """
-    out = views["out"]
+    out = views[name]
     if not out.writeable:
         raise LaunchError(f"{caller!r}: out is read-only; give an array that can be written to")
-    for name, given in views.items():
-        if name == "out" or (name == "residual" and (given.pointer, given.strides) == (out.pointer, out.strides)):
+    for other, given in views.items():
+        if other == name or (other == residual and (given.pointer, given.strides) == (out.pointer, out.strides)):
             continue
         if _overlap(given, out):
-            raise LaunchError(f"{caller!r}: out shares memory with {name}; give memory of its own")
+            raise LaunchError(f"{caller!r}: out shares memory with {other}; give memory of its own")
 
 
 def _overlap(one: ArrayView, other: ArrayView) -> bool:
@@ -180,57 +217,164 @@ def _overlap(one: ArrayView, other: ArrayView) -> bool:
     return bool(begin < lengths[0] or begin + lengths[1] > first.strides[0])
 
 
+class Multiplier(Protocol):
+    """A launcher's product: chains on one x, and the options that decide a kernel."""
+
+    chains: tuple[Chain, ...]
+    names: ArrayNames
+    batches: frozenset[int]
+    between: Activation | None
+    fuse: Fuse
+
+    @property
+    def layers(self) -> Sequence["Multiplier"]:
+        """Launchers of each chain."""
+
+    @property
+    def factors(self) -> Sequence[object]:
+        """Launchers of each factor, of all chains."""
+
+
+def check_storage(caller: object, stated: StatedOptions, own: Sequence[Any]) -> None:
+    """Raise `LaunchError` on weights, one array per factor, whose storage differs from the stated one.
+
+    Only the first ones multiply X.
+    """
+    for number, each in enumerate(own, 1):
+        inputs = stated.inputs if number == 1 else SAME
+        found = (each.stored, each.inputs) if isinstance(each, Weights) else (SAME, SAME)
+        if found != (stated.weights, inputs):
+            which = "weights" if len(own) == 1 else f"weights of factor {number}"
+            remedy = f"what ksgen.quantize(weights, {stated.weights!r}{'' if inputs == SAME else ', x_scale=...'}) gives"
+            stored_as = " and ".join(f"{name}={value}" for name, value in zip(("weights", "inputs"), found, strict=True))
+            raise LaunchError(f"{caller!r}: {which} are stored as {stored_as}; accepted, as is stated: {remedy}")
+
+
 @dataclass(eq=False)
 class CheckedArguments:
-    """Arguments whose shapes, precisions and devices were checked, with their kernel and its plans."""
+    """Arguments whose shapes, precisions and devices were checked, with the kernel of one launch and its plans."""
 
     batch: int
     place: Place
-    kernel: KernelSpec
-    # By device, the planner's generation and alignment. Only the planner keeps the plans alive.
-    plans: dict[tuple[Device, int, bool], ReferenceType[Plan]] = field(default_factory=dict)
+    precision: PrecisionName
+    dtype: str
+    kernel: KernelSpec | None  # None if there are several launches in any case
+    why: str = ""  # reason for several launches
+    # By device, the planner's generation and alignment; None: several launches. Only the planner keeps the plans alive.
+    plans: dict[tuple[Device, int, bool], ReferenceType[Plan] | None] = field(default_factory=dict)
 
     @cached_property
     def of_copies(self) -> "CheckedArguments":
         """Arguments of copies on a device, where rows are contiguous."""
-        return CheckedArguments(self.batch, self.place, replace(self.kernel, stride="dense")) if self.kernel.is_strided else self
+        if self.kernel is None or not self.kernel.is_strided:
+            return self
+        return replace(self, kernel=replace(self.kernel, stride="dense"), plans={})
 
 
 class ArgumentChecks:
     """Validated argument signatures of one launcher and job."""
 
-    def __init__(self, pattern: Pattern, batches: Collection[int | None], job: str = "multiply") -> None:
-        self.pattern, self._batches, self._job = pattern, batches, job
+    def __init__(self, job: str = "multiply") -> None:
+        self._job = job
         self._found: dict[Hashable, CheckedArguments] = {}
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def find(self, caller: object, options: CallOptions, views: Views, weights: str = SAME, inputs: str = SAME) -> CheckedArguments:
+    def find(self, caller: Multiplier, options: CallOptions, views: Views, forms: Sequence[WeightForm]) -> CheckedArguments:
         """Checked arguments with these shapes, precisions, strides and devices; checked at the first call.
 
-        `weights` is the storage of packed weights; `inputs` is that of the x that they multiply.
+        `forms` are those of each factor's weights.
         """
-        layout, activation, _, asked = options
-        key = (layout, activation, asked, weights, inputs, *[(name, found[FORM]) for name, found in views.items()])
+        key = (options[:-1], *forms, *views, *map(form_of, views.values()))
         try:
             return self._found[key]
         except (KeyError, TypeError):  # unhashable or new arguments are checked below
-            check_words(caller, layout, activation)
-            dtype = type_of_call(caller, views, asked, inputs)
-            precision = check_precision(caller, asked, dtype)
-        batch = check_arrays(caller, self.pattern, layout, views, self._job, None if inputs == SAME else dtype)
-        place = common_device(views)
-        kernel = self.kernel(precision, layout, Epilogue("bias" in views, activation, "residual" in views), batch, weights, inputs)
-        if any(found.strides is not None for found in views.values()):
-            kernel = replace(kernel, stride="any")
+            found = _checked(caller, self._job, options, views, forms)
         if len(self._found) >= MOST_CHECKED:
             self._found.clear()
-        fit = self._found[key] = CheckedArguments(batch, place, kernel)
-        return fit
+        self._found[key] = found
+        return found
 
-    def kernel(
-        self, precision: str, layout: str, epilogue: Epilogue, batch: int, weights: str = SAME, inputs: str = SAME
-    ) -> KernelSpec:  # fmt: skip
-        own = batch if batch in self._batches else None
-        return KernelSpec(self.pattern, precision, layout, epilogue, own, self._job, weights=weights, inputs=inputs)
+
+def _checked(
+    caller: Multiplier, job: str, options: CallOptions, views: Views, forms: Sequence[WeightForm]
+) -> CheckedArguments:  # fmt: skip
+    """Check a call once; `LaunchError` on arguments that any factor would refuse."""
+    layout, activation, asked, out_layout, _ = options
+    check_words(caller, layout, activation)
+    if out_layout is not None:
+        check_words(caller, out_layout, activation, "out_layout")
+    check_layouts(caller, caller.chains, layout, out_layout)
+    names, inputs = caller.names, _inputs(caller, forms)
+    others = (views[name] for name in (*names.out, *names.bias, *names.residual) if name in views)
+    dtype = type_of_call(caller, views["x"].dtype, others, asked, inputs)
+    precision: Any = check_precision(caller, asked, dtype)
+    for form, pattern in zip(forms, (pattern for chain in caller.chains for pattern in chain), strict=bool(forms)):
+        if form.stored != SAME and (accepted := refused_x_precision(form.stored, precision)):
+            raise LaunchError(f"{caller!r}: weights in {form.stored} with precision={precision}; accepted: x of {accepted}")
+        if form.shape not in (None, pattern.shape):
+            raise LaunchError(f"{caller!r}: these weights were packed for pattern {Pattern.read(form.shape)}")
+        if form.dtype not in (None, dtype) and form.stored == SAME:
+            raise LaunchError(f"{caller!r}: packed weights are {form.dtype} and x is {dtype}; give both in one precision")
+    batch = 0
+    for at, (layer, weights_of_it) in enumerate(zip(caller.layers, per_chain(caller.chains, names.weights), strict=True)):
+        given = {name: views[each[at]] for name, each in names.plain.items() if each[at] in views}
+        batch = _check_layer(layer, job, options, given, [views.get(name) for name in weights_of_it], (dtype, precision, inputs))
+    place = common_device(views)
+    added = [{name in views for name in each} for each in (names.bias, names.residual)]
+    several = is_layer(caller.chains, layout, out_layout)
+    alike = {form.stored for form in forms} or {SAME}
+    why = ""
+    if several:
+        why = SOME_ADDED if any(len(each) > 1 for each in added) else BETWEEN_DIFFERS if caller.between is None else ""
+        why = why or (STORED_OTHERWISE if len(alike) > 1 else "")
+        if why or caller.fuse == "no":
+            return CheckedArguments(batch, place, precision, dtype, None, why)
+    lie_apart = len(caller.chains) > 1 and (place == "host" or (names.out[0] not in views and layout == "bsf"))  # outputs, in one array
+    stride = "any" if lie_apart or any(found.strides is not None for found in views.values()) else "dense"
+    (weights,) = alike
+    epilogue, own = Epilogue(True in added[0], activation, True in added[1]), batch if batch in caller.batches and not several else None
+    between = caller.between if several and caller.between else "none"
+    kernel = KernelSpec(caller.chains, precision, layout, epilogue, own, job, stride, between, out_layout, weights, inputs)
+    return CheckedArguments(batch, place, precision, dtype, kernel)
+
+
+def _inputs(caller: Multiplier, forms: Sequence[WeightForm]) -> str:
+    """Storage of the x that all chains take; intermediates are stored like y."""
+    found = []
+    for layer, own in zip(caller.layers, per_chain(caller.chains, forms), strict=True) if forms else ():
+        for number, form in enumerate(own, 1):
+            if number > 1 and form.inputs != SAME:
+                only = "weights that ksgen.quantize made without x_scale, as intermediates are stored like y"
+                raise LaunchError(f"{layer!r}: weights of factor {number} multiply x in {form.inputs}; accepted: {only}")
+        found.append(own[0].inputs)
+    if others := [number for number, each in enumerate(found, 1) if each != found[0]]:
+        how = f"those of layer 1 as {found[0]} and those of layer {others[0]} as {found[others[0] - 1]}"
+        raise LaunchError(f"{caller!r}: first weights multiply x in different storage, {how}; accepted: one storage for all of them")
+    return found[0] if found else SAME
+
+
+def _check_layer(
+    layer: Multiplier, job: str, options: CallOptions, given: Views, own: Sequence[ArrayView | None], types: tuple[str, str, str]
+) -> int:  # fmt: skip
+    """Return the batch size; `LaunchError` on arguments that any factor of a chain would refuse.
+
+    `own` has the weights that are not packed yet, and `types` the dtype, the precision and the storage of x.
+    """
+    (chain,), (dtype, precision, inputs), x = layer.chains, types, given["x"]
+    if layer.between not in (accepted := activations_of(precision)):
+        raise LaunchError(f"{layer!r}: between={layer.between!r} of complex numbers, {precision}; accepted: {', '.join(accepted)}")
+    batch = 0
+    for number, (factor, weights) in enumerate(zip(layer.factors, own, strict=True)):
+        pattern, layout = chain[number], options.layout if number < chain.turn else options.out_layout or options.layout
+        if number == chain.turn and layout != options.layout:
+            check_arrays(factor, pattern, options.layout, {"x": x})
+            x = x._replace(shape=x.shape[::-1], strides=None)
+        arrays = {"x": x} if weights is None else {"x": x, "weights": weights}
+        if number + 1 == len(chain):
+            arrays = {**given, **arrays}
+        batch = check_arrays(factor, pattern, layout, arrays, job, None if inputs == SAME else dtype)
+        common_device(arrays)
+        x = x._replace(shape=y_shape(pattern, layout, batch), strides=None, dtype=dtype)
+    return batch

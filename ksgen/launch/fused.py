@@ -1,12 +1,16 @@
-"""Plans of one launch for all factors of a layer, and the verdict whether it is faster. Never launches."""
+"""Plans of a call's one launch, for one factor or several, and the verdict whether one launch of several is faster.
 
+Never launches.
+"""
+
+import weakref
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Any
 
 from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
-from ksgen.devices.base import Device
+from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
 from ksgen.families import Family, Limits, family_for, meant_for
@@ -15,14 +19,14 @@ from ksgen.families.chains import factor_kernels, layer_kernels, transposed_byte
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
 from ksgen.families.gpus import gpu_of
 from ksgen.families.vector.defaults import alike
+from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN, is_layer
+from ksgen.spec.kernel import CHAIN
 from ksgen.spec.precision import BY_TILES
-from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
 _UNKNOWN = object()
@@ -31,17 +35,7 @@ LEAST_COLUMNS = 16  # the same in batch-size-last, where vectors run along the b
 SMALL_BYTES = 2**19  # bytes of weights in bsf that one core reads faster than two synchronise (measured on two cores)
 NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
 FROM_END_TO_END = "in batch-size-last each factor by itself reads its rows and weights from end to end"
-WITHIN_AN_ELEMENT = "an array begins within one of its elements"
-STORED_OTHERWISE = "weights of one factor are stored otherwise than another's"
 REMEMBERED = 1024  # cached plans: one per layer and batch size
-
-
-@dataclass(frozen=True, eq=False)
-class FusedPlan:
-    """Plan of one launch for all factors, and the plans that pack each factor's weights for it."""
-
-    whole: Plan
-    factors: tuple[Plan, ...]
 
 
 @dataclass(frozen=True)
@@ -52,45 +46,29 @@ class Verdict:
     why: str
 
 
-def copied_to(device: Device) -> str:
-    """Reason why one launch does not serve host arrays on that device."""
-    return f"arrays of the host are copied to {device.name} for each factor"
+def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: bool, fuse: str = "auto") -> Plan | None:
+    """Plan of a call's launch; None if several launches serve its factors better.
 
-
-def fused_plan(
-    device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense",
-    stream: Any = None, between: str = "none", out_layout: str | None = None, fuse: str = "auto",
-    stored: tuple[str, str] | None = (SAME, SAME),
-) -> FusedPlan | None:  # fmt: skip
-    """Plan of one launch for a chain, or for several on one X.
-
-    None if separate launches serve them better, or their weights are stored differently. `stored` is the storage of the
-    weights and of X. While a graph is recorded on the stream, nothing is built or loaded.
+    While a graph is recorded on the stream, nothing is built or loaded.
     """
-    if not is_layer(chains, layout, out_layout) or stored is None:
-        return None
-    where: Any = device  # devices are hashed by their identity
-    key = (
-        where,
-        chains,
-        precision,
-        layout,
-        epilogue,
-        batch,
-        stride,
-        between,
-        out_layout,
-        fuse,
-        stored,
-        PLANNER.generation,
-    )
-    known = PLANNER.derived.get(key, _UNKNOWN)
-    if known is not _UNKNOWN:
-        found: FusedPlan | None = known
-        for plan in (found.whole, *found.factors) if found else ():
-            plan.loaded.is_used = True
+    assert fit.kernel is not None
+    key, kernel = (device, PLANNER.generation, aligned), fit.kernel
+    if kernel.job == CHAIN:
+        plan = fused_plan(device, kernel, fit.batch, fuse, stream)
+    else:
+        once = "call it once before the capture" if kernel.job == "gradient" else ""  # gradients have no prepare
+        refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
+        plan = PLANNER.plan(device, kernel, fit.batch, aligned, refuse)
+    fit.plans[key] = weakref.ref(plan) if plan else None
+    return plan
+
+
+def fused_plan(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto", stream: Stream = None) -> Plan | None:
+    """Plan of one launch for a chain, or for several on one X; None if separate launches serve them better."""
+    key = (device, kernel, batch, fuse, PLANNER.generation)
+    if (known := PLANNER.derived.get(key, _UNKNOWN)) is not _UNKNOWN:
+        found: Plan | None = known
         return found
-    kernel = KernelSpec(chains, precision, layout, epilogue, None, "multiply", stride, between, out_layout, *stored)
     if not device.shares_host and verdict(device, kernel, batch, fuse).is_one:
         refuse_capture(device, stream, "builds and loads its kernel", "call it once before the capture")
     found = _plan(device, kernel, batch, fuse)
@@ -279,12 +257,12 @@ def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
     return Verdict(one_us < others_us, description)
 
 
-def _plan(device: Device, kernel: KernelSpec, batch: int, fuse: str) -> FusedPlan | None:
+def _plan(device: Device, kernel: KernelSpec, batch: int, fuse: str) -> Plan | None:
     if not verdict(device, kernel, batch, fuse).is_one:
         return None
     try:
         whole = PLANNER.plan(device, kernel, batch)
-        return FusedPlan(whole, packings(device, whole))
+        return replace(whole, packers=packings(device, whole))
     except ToolchainError:
         if fuse == "yes" or (not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler)):
             raise

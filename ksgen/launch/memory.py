@@ -56,11 +56,6 @@ def rows_are_whole(array: ArrayView) -> bool:
     return (step == item_bytes or length == 1) and next_row % item_bytes == 0 and next_row >= length * item_bytes
 
 
-def pitch_of(array: ArrayView) -> int:
-    """Elements from one row of a matrix to the next."""
-    return int(array.shape[1] if array.strides is None else array.strides[0] // element_bytes(array.dtype))
-
-
 def is_whole(found: ArrayView) -> bool:
     """Whether an array is aligned to its elements, as kernels require."""
     whole: bool = found.pointer % element_bytes(found.dtype) == 0

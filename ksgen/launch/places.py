@@ -4,7 +4,7 @@ The last step before the launch, for products and gradients alike. It allocates 
 copies.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -13,31 +13,27 @@ from ksgen.devices.base import Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.families import operand_of
-from ksgen.families.signature import each_chains, pitches_of
 from ksgen.launch.arrays import ArrayView, stream_handle, view
-from ksgen.launch.call import Call
-from ksgen.launch.checks import group_shape
-from ksgen.launch.memory import STREAM_ORDERED, host_array, new_array, pitch_of
-from ksgen.launch.plan import Arguments, Plan
+from ksgen.launch.memory import STREAM_ORDERED, host_array, new_array
+from ksgen.launch.plan import Call, Plan
 from ksgen.launch.weights import Packed, Weights
 from ksgen.pattern import Chain
+from ksgen.spec.storage import element_bytes
 
 
-def on_device(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Packed], out: Any, stream: Stream) -> Call:
+def on_device(plan: Plan, views: dict[str, ArrayView], packed: Sequence[Packed], out: Any, stream: Stream) -> Call:
     """Prepare a call on arrays of the device, in stream order."""
     if out is None:
         if views["x"].kind != "torch":  # PyTorch keeps memory for graphs
             refuse_capture(plan.device, stream, "allocates its output", "give out=")
         out = _new_out(plan, views, None if plan.device.kind == "opencl" else stream_handle(stream))
     workspace = new_workspace(plan, views["x"], stream)
-    operands = {name: found.pointer for name, found in views.items()}
+    operands = {operand: views[name].pointer for operand, name in plan.arrays}
     operands["workspace"] = workspace.pointer
-    operands |= _pitches(plan, views)
-    arguments, before = _bound(plan, operands, weights)
-    return Call(plan, arguments, stream, out, before, None, (views, weights, workspace))
+    return _bound(plan, views, operands, packed, out, stream, None, workspace)
 
 
-def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Packed], out: Any, stream: Stream) -> Call:
+def on_shared(plan: Plan, views: dict[str, ArrayView], packed: Sequence[Packed], out: Any, stream: Stream) -> Call:
     """Prepare a call on host arrays in place, for a device that shares host memory.
 
     The call waits until the launch is complete.
@@ -45,15 +41,13 @@ def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Pac
     device = plan.device
     if out is None:
         out = _new_out(plan, views)
-    operands = {name: device.shared(found.pointer) for name, found in views.items() if name not in weights}
-    operands["workspace"] = plan.workspace(stream)
-    operands |= _pitches(plan, views)
-    arguments, before = _bound(plan, operands, weights)
-    return Call(plan, arguments, stream, out, before, partial(device.synchronize, stream), (views, weights))
+    operands = {operand: device.shared(views[name].pointer) for operand, name in plan.arrays}
+    operands["workspace"] = device.workspace(plan.workspace_bytes, stream) if plan.workspace_bytes else None
+    return _bound(plan, views, operands, packed, out, stream, partial(device.synchronize, stream))
 
 
-def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
-    """Prepare a call on host arrays, which are copied to the device and back at every call."""
+def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Sequence[Weights], out: Any, stream: Stream) -> Call:
+    """Prepare a call of one factor on host arrays, which are copied to the device and back at every call."""
     import numpy as np
 
     device = plan.device
@@ -63,34 +57,31 @@ def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Wei
         out = _new_out(plan, views)
     hosts = {name: host_array(found) for name, found in views.items()}
     dense = {name: host if host.flags.c_contiguous else np.empty(host.shape, host.dtype) for name, host in hosts.items()}
-    operands = {name: device.allocate(host.nbytes) for name, host in hosts.items()}
-    operands["workspace"] = plan.workspace(stream)
+    copies = {name: device.allocate(host.nbytes) for name, host in hosts.items()}
     result = hosts.pop("out")
-    weights = {}
-    if packed:
-        weights["weights"] = packed.use(plan, stream)
-    elif "weights" in hosts:
+    weights = [each.use(plan, stream) for each in packed]
+    if "weights" in hosts:
         at = device.allocate(plan.packed_bytes)
-        weights["weights"] = Packed(at, partial(plan.pack, operands["weights"], stream, at))
-    uploads = [(operands[name], host, dense[name]) for name, host in hosts.items()]
+        weights = [Packed(at, partial(plan.pack, copies["weights"], stream, at))]
+    uploads = [(copies[name], host, dense[name]) for name, host in hosts.items()]
     landing = dense["out"]
-    arguments, pack = _bound(plan, operands, weights)
 
     def send() -> None:
         for buffer, host, sent in uploads:
             if sent is not host:
                 sent[...] = host
             device.upload(buffer, sent, stream)
-        if pack:
-            pack()
 
     def receive() -> None:
-        device.download(landing, operands["out"], stream)
+        device.download(landing, copies["out"], stream)
         if landing is not result:
             result[...] = landing
         check_range(caller, plan, hosts, result)
 
-    return Call(plan, arguments, stream, out, send, receive, (packed, views))
+    operands = {operand: copies[name] for operand, name in plan.arrays} | {"workspace": plan.workspace(stream)}
+    call = _bound(plan, views, operands, weights, out, stream, receive, packed)
+    call.before = (send, *call.before)
+    return call
 
 
 def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: Any) -> None:
@@ -110,15 +101,12 @@ def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any
 
     A group gets slices of one array, one per output.
     """
-    kernel = plan.kernel
-    dtype = kernel.dtype if kernel.has_bytes_in else None  # else x's own
-    shape = kernel.pattern.shape if kernel.job == "gradient" else group_shape(kernel.chains, kernel.y_layout, plan.batch)
-    out = new_array(views["x"], shape, handle, dtype)
-    if not kernel.is_group:
+    out = new_array(views["x"], plan.out_shape, handle, plan.out_dtype)
+    if len(plan.outs) == 1:
         views["out"] = view(out, "out")
         return out
-    outs = outputs_in(out, kernel.chains, kernel.layout)
-    views |= {name: view(each) for name, each in zip(each_chains(kernel, "y"), outs, strict=True)}
+    outs = outputs_in(out, plan.kernel.chains, plan.kernel.layout)
+    views |= zip(plan.outs, map(view, outs), strict=True)
     return outs
 
 
@@ -128,27 +116,20 @@ def outputs_in(out: Any, chains: Sequence[Chain], layout: str) -> list[Any]:
     return [out[:, begin:end] if layout == "bsf" else out[begin:end] for begin, end in pairwise(ends)]
 
 
-def _pitches(plan: Plan, views: Mapping[str, ArrayView]) -> dict[str, int]:
-    """Row pitches of sliced arrays, by operand."""
-    own = {"y": "out"}
-    return {pitch: pitch_of(views[own.get(array, array)]) for array, pitch in pitches_of(plan.kernel).items()}
-
-
-def _bound(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) -> tuple[Arguments, Callable[[], object] | None]:
-    """Operands in order, and the step on weights before each launch."""
-    if "out" in operands:  # outputs of a group have the names of their operands
-        operands[plan.result] = operands["out"]
-    before = None
-    for name, packed in weights.items():
-        operands[name], before = packed.at, packed.before
-    if len(weights) > 1:
-        before = partial(_all_of, [packed.before for packed in weights.values()])
-    return plan.arguments(operands), before
-
-
-def _all_of(steps: Iterable[Callable[[], object]]) -> None:
-    for step in steps:
-        step()
+def _bound(
+    plan: Plan, views: Mapping[str, ArrayView], operands: dict[str, Any], packed: Sequence[Packed], out: Any, stream: Stream,
+    after: Callable[[], None] | None, *keep: Any,
+) -> Call:  # fmt: skip
+    """Bind a launch to its operands: arrays and workspace are given, and weights and row pitches are added."""
+    steps = []
+    for name, (at, before, _) in zip(plan.weights, packed, strict=True):
+        operands[name] = at
+        if before:
+            steps.append(before)
+    for pitch, name in plan.pitches:
+        array = views[name]  # a matrix: its pitch counts elements from one row to the next
+        operands[pitch] = int(array.shape[1] if array.strides is None else array.strides[0] // element_bytes(array.dtype))
+    return Call(plan, plan.arguments(operands), stream, out, steps, after, (views, packed, *keep))
 
 
 class Workspace(NamedTuple):

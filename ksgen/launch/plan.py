@@ -1,20 +1,20 @@
-"""Plan of a loaded kernel: grid, block, shared memory, tensor maps, workspace and packing.
+"""Plan of a loaded kernel: grid, block, shared memory, tensor maps, workspace and packing; and calls bound to operands.
 
 Knows device buffers and the order of a kernel's arguments, but neither users' arrays nor how its constants were chosen.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index, itemgetter
 from typing import Any, NamedTuple, NewType, NoReturn
 
 from ksgen.build.request import Binary
-from ksgen.devices.base import Buffer, Device, KernelHandle, Launch, Stream
-from ksgen.devices.threads import groups_for
+from ksgen.devices.base import Buffer, Device, KernelHandle, Launch, Recording, Stream, record, recorder
+from ksgen.devices.threads import groups_for, wanted_threads
 from ksgen.emit.render import Source
 from ksgen.errors import LaunchError
 from ksgen.families import Geometry, Pass, TensorMap, family_named
-from ksgen.families.signature import result_of
+from ksgen.families.signature import each_chains, pitches_of, result_of, weights_of
 from ksgen.launch.choice import Choice
 from ksgen.spec import KernelSpec
 
@@ -57,15 +57,38 @@ class Plan:
     workspace_bytes: int = 0  # for partial results that several launches exchange
     steps: tuple[Step, ...] = ()  # the launches in order, if there are several
     walks: bool = False  # whether any number of blocks divides the work among them
+    packers: tuple["Plan", ...] = ()  # plans that pack each factor's weights, if this one does not
     result: str = field(init=False)  # the operand that a launch writes for its caller
+    weights: tuple[str, ...] = field(init=False)  # operands that hold packed weights
+    outs: tuple[str, ...] = field(init=False)  # names of a call's outputs: "out", or the operands of a group's chains
+    arrays: tuple[tuple[str, str], ...] = field(init=False)  # operands that are a call's arrays, each with the array's name
+    pitches: tuple[tuple[str, str], ...] = field(init=False)  # operands that are row pitches of them, each with the array's name
+    out_shape: tuple[int, ...] = field(init=False)  # of one array that holds all outputs
+    out_dtype: str | None = field(init=False)  # None if it is that of x
     _ordered: Callable[[Mapping[str, Any]], tuple[Any, ...]] = field(init=False)  # the operands in order
     _described: tuple[int, ...] = field(init=False)  # indices of the operands that the maps describe
     _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by their addresses
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "result", result_of(self.kernel))
-        object.__setattr__(self, "_ordered", itemgetter(*self.operands))
-        object.__setattr__(self, "_described", tuple(self.operands.index(each.operand) for each in self.maps))
+        kernel, result, weights, pitches = self.kernel, result_of(self.kernel), weights_of(self.kernel), pitches_of(self.kernel)
+        others = {*weights, *pitches.values(), "workspace"}
+        arrays = {each: "out" if each == result else each for each in self.operands if each not in others}
+        features = sum(chain.out_features for chain in kernel.chains)
+        derived = {
+            "result": result,
+            "weights": weights,
+            "outs": each_chains(kernel, "y") if kernel.is_group else ("out",),
+            "arrays": tuple(arrays.items()),
+            "pitches": tuple((pitch, arrays[array]) for array, pitch in pitches.items()),
+            "out_shape": (self.batch, features) if kernel.y_layout == "bsf" else (features, self.batch),
+            "out_dtype": kernel.dtype if kernel.has_bytes_in else None,
+            "_ordered": itemgetter(*self.operands),
+            "_described": tuple(self.operands.index(each.operand) for each in self.maps),
+        }
+        if kernel.job == "gradient":
+            derived["out_shape"] = kernel.pattern.shape
+        for name, value in derived.items():  # not cached properties: an instance whose __dict__ was asked for is slower
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         return f"Plan({self})"
@@ -134,6 +157,84 @@ class Plan:
             encoded = tuple(self.device.encode_map(each, place) for each, place in zip(self.maps, places, strict=True))
             self._encoded[places] = encoded
         return encoded
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A call with all its arguments: each `call()` launches again, on the memory that it was prepared with.
+
+    The current contents of the arrays count, including the weights. Not thread-safe.
+    """
+
+    plan: Plan
+    arguments: Arguments
+    stream: Stream
+    out: Any
+    before: Sequence[Callable[[], object]]  # steps that upload host arrays, and pack or check weights
+    after: Callable[[], None] | None  # downloads the output to the host
+    keep: tuple[Any, ...]  # owners of the memory behind the arguments, and of the stream
+    launched: bool = field(default=False, init=False)
+    again: tuple[int | None, Recording] | None = field(default=None, init=False)  # threads and recording
+
+    def __repr__(self) -> str:
+        return f"Call(Launcher{self.plan.kernel.pattern.shape}: {self.plan})"
+
+    def __reduce__(self) -> NoReturn:
+        raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the launcher and the arrays")
+
+    def __call__(self) -> Any:
+        for step in self.before:
+            step()
+        self._launch()
+        if self.after:
+            self.after()
+        return self.out
+
+    def _launch(self) -> None:
+        """Launch; from the second call on by a recording, if the device supports that."""
+        if not self.launched or (own := recorder(self.plan.device)) is None:
+            self.launched = True
+            self.plan.launch(self.arguments, self.stream)
+            return
+        threads = wanted_threads()
+        if self.again is None or self.again[0] != threads:  # the number of threads determines the work groups
+            self.again = threads, own(self.plan.launches(self.arguments), self.stream)
+        self.again[1](())
+
+
+class Elsewhere:
+    """Sequential launches of calls on other host arrays, for a device that shares host memory.
+
+    Arrays are given by their addresses. Their shapes and strides are those that the calls were prepared with. Nothing
+    is checked or packed. Packed weights stay cached, and no array does. Thread-safe.
+    """
+
+    __slots__ = ("_device", "_launch", "_moved", "_owners", "_stream")
+
+    def __init__(self, calls: Sequence[Call], places: Sequence[Mapping[str, int]], owners: Sequence[object]) -> None:
+        """Record the launches.
+
+        `places` maps the operands of each call to indices of the arrays given later. `owners` keep the memory of weights.
+        """
+        self._device, self._owners, self._stream = calls[0].plan.device, owners, calls[0].stream
+        launches = list[Launch]()
+        self._moved: list[tuple[int, int]] = []  # pairs of an argument's index and that of its array
+        begin = 0
+        for call, names in zip(calls, places, strict=True):
+            plan = call.plan
+            moved = {plan.operands.index(name): given for name, given in names.items() if name in plan.operands}
+            own = plan.launches(Arguments(tuple([None if at in moved else arg for at, arg in enumerate(call.arguments)])))
+            for each in own:
+                self._moved += [(begin + at, given) for at, given in moved.items()]
+                begin += len(each.args)
+            launches += own
+        self._launch = record(self._device, launches, self._stream)
+
+    def __call__(self, given: Sequence[int]) -> None:
+        try:
+            self._launch([(at, given[place]) for at, place in self._moved])
+        finally:  # launches may still write to the caller's memory
+            self._device.synchronize(self._stream)
 
 
 @dataclass(eq=False)

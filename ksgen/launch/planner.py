@@ -6,20 +6,16 @@ compiles or loads one.
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ksgen.build.build import AbsentCompiler, Request, build, default_caches, put_in_use
 from ksgen.build.bundle import Bundle, open_bundle
 from ksgen.build.request import Binary
-from ksgen.devices.base import Device, Stream
-from ksgen.devices.capture import refuse_capture
+from ksgen.devices.base import Device
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError, ToolchainError
-from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, choose_for_many, limits_of
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
 from ksgen.locks import new_reentrant_lock
@@ -185,20 +181,3 @@ class Planner:
 
 
 PLANNER = Planner()
-
-
-def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: bool) -> Plan:
-    """Plan that serves a call.
-
-    While a graph is recorded on the stream, nothing is built or loaded.
-    """
-    key = (device, PLANNER.generation, aligned)
-    known = fit.plans.get(key)
-    plan = known() if known else None
-    if plan is None:
-        once = "call it once before the capture" if fit.kernel.job == "gradient" else ""  # gradients have no prepare
-        refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
-        plan = PLANNER.plan(device, fit.kernel, fit.batch, aligned, refuse)
-        fit.plans[key] = weakref.ref(plan)
-    plan.loaded.is_used = True
-    return plan

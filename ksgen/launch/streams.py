@@ -23,7 +23,9 @@ def where_to_work(
     The stream is the named one, else the one that the arrays work on. Host arrays follow weights to the device that
     these were packed on.
     """
-    if place == "host" and packed_on and (stream is None or packed_on.kind == "cuda"):
+    if place == "host" and stream is None:
+        return packed_on or device_for(place), None, views
+    if place == "host" and packed_on and packed_on.kind == "cuda":
         return *stream_on(caller, packed_on, stream), views
     if stream is None and (agreed := agreed_stream(caller, views)):
         ready = views_of({name: arrays[name] for name, found in views.items() if found.kind == "dlpack"}, agreed)
@@ -56,8 +58,10 @@ def device_and_stream(caller: object, place: Place, stream: Any) -> tuple[Device
 
     Host arrays follow a queue to its context.
     """
+    if stream is None:
+        return device_for(place), None
     handle = stream_handle(stream)
-    if handle is not None and not isinstance(handle, int):
+    if not isinstance(handle, int):
         if place == "host":
             place = ("opencl", handle.context)
         if place[0] == "cuda":
@@ -120,7 +124,12 @@ def in_their_context(caller: object, device: Device, stream: Stream, views: View
     `LaunchError` if neither works.
     """
     own = device.context
-    contexts = {name: context_of(found.pointer) for name, found in views.items() if own and found.device != "host"}
+    for found in views.values():
+        if own and found.device != "host" and context_of(found.pointer) != own:
+            break
+    else:
+        return device
+    contexts = {name: context_of(found.pointer) for name, found in views.items() if found.device != "host"}
     for name, held in contexts.items():
         if held is None and views[name].kind not in STREAM_ORDERED:  # these keep freed memory, and use the host's
             at = f"{views[name].pointer:#x}"

@@ -6,7 +6,7 @@ caller's promise. Detected violations of that promise are refused at every use.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -20,9 +20,21 @@ from ksgen.launch.plan import Plan
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized
 from ksgen.spec import PRECISIONS
-from ksgen.spec.storage import SAME, refused_x_precision
+from ksgen.spec.storage import SAME
 
 _Place = tuple[Any, Device, str]  # address of an array, device, and a plan's packing
+
+
+class WeightForm(NamedTuple):
+    """What decides whether weights fit a call: storage, and shape and dtype of packed ones."""
+
+    stored: str = SAME
+    inputs: str = SAME  # storage of the X that they multiply
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+PLAIN = WeightForm()  # of an array
 
 
 class Seen:
@@ -55,7 +67,7 @@ class Packed(NamedTuple):
     """Weights in the form that launches take."""
 
     at: Buffer
-    before: Callable[[], object]  # runs before each launch: packs the weights again, or checks that packed ones are unchanged
+    before: Callable[[], object] | None  # runs before each launch: packs the weights again, or checks that packed ones are unchanged
     keep: Any = None  # owner of their memory, needed until the last launch is enqueued
 
 
@@ -79,7 +91,11 @@ class Weights:
     seen: tuple[Seen, ...] = ()  # snapshots of the source tensors
     stored: str = SAME  # type of Y, or eight-bit storage; `canonical` is then `Quantized.whole`
     inputs: str = SAME  # storage of the X that they multiply
+    form: WeightForm = field(init=False)
     _packed: dict[str, Buffer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.form = WeightForm(self.stored, self.inputs, self.pattern.shape, self.dtype)
 
     def __repr__(self) -> str:
         return f"Weights({self.pattern}, {self.words}, packed on {self.device.name})"
@@ -95,9 +111,10 @@ class Weights:
     def use(self, plan: Plan, stream: Stream) -> Packed:
         """Packed form for a plan's launches, complete for every stream: the first use waits for packing."""
         assert (plan.kernel.weights, plan.kernel.inputs) == (self.stored, self.inputs)
-        self.check()
+        if self.seen:
+            self.check()
         packed = self._packed.get(plan.packing)
-        return Packed(self._pack(plan, stream) if packed is None else packed, self.check)
+        return Packed(self._pack(plan, stream) if packed is None else packed, self.check if self.seen else None, self)
 
     def check(self) -> None:
         """Raise `WrittenError` if a change of the source tensor is detected."""
@@ -151,32 +168,8 @@ def _seen(found: ArrayView) -> tuple[Seen, ...]:
     return (Seen(found.owner),) if found.kind == "torch" else ()
 
 
-def check_stored(caller: object, weights: Weights, precision: str) -> None:
-    """Raise `LaunchError` if weights with this storage are not multiplied in that precision."""
-    if weights.stored != SAME and (accepted := refused_x_precision(weights.stored, precision)):
-        raise LaunchError(f"{caller!r}: weights in {weights.stored} with precision={precision}; accepted: x of {accepted}")
-
-
-def stored_alike(chains: Iterable[Sequence[Any]]) -> tuple[str, str] | None:
-    """Common storage of the weights of chains on one x, and of that x; None if they differ.
-
-    Weights may be packed, or arrays.
-    """
-    found = {(each.stored if isinstance(each, Weights) else SAME, inputs_of(own)) for own in chains for each in own}
-    return found.pop() if len(found) == 1 else None
-
-
-def inputs_of(own: Sequence[Any]) -> str:
-    """Storage of the x that a chain's first weights multiply."""
-    return own[0].inputs if isinstance(own[0], Weights) else SAME
-
-
-def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Device, precision: str) -> None:
-    """Raise `LaunchError` if packed weights are for another pattern, precision or device."""
-    if weights.pattern != pattern:
-        raise LaunchError(f"{caller!r}: these weights were packed for pattern {weights.pattern}")
-    if weights.stored == SAME and weights.dtype != precision:
-        raise LaunchError(f"{caller!r}: packed weights are {weights.dtype} and x is {precision}; give both in one precision")
+def check_device(caller: object, weights: Weights, device: Device) -> None:
+    """Raise `LaunchError` if packed weights are on another device."""
     own = weights.device
     if not own.is_open:
         raise LaunchError(f"{caller!r}: packed weights lie in a CUDA context that is gone, detached by its user; pack them again")

@@ -15,7 +15,7 @@ from ksgen.launch import fused, planner
 from ksgen.launch.choice import limits_of
 from ksgen.launch.plan import Loaded
 from ksgen.launch.planner import Planner
-from ksgen.spec import STRIDES, Epilogue, parse
+from ksgen.spec import STRIDES, Epilogue, KernelSpec, parse
 from ksgen.wisdom.store import Entry, Wisdom, save
 from tests.support.fake_gpu import FakeGpu
 from tests.support.native import chosen_native
@@ -85,12 +85,13 @@ def test_texts_of_layers_are_those_that_launchers_on_a_gpu_ask_for(monkeypatch: 
     monkeypatch.setattr(Planner, "_binary", lambda self, device, source, target: Binary(b"", source.entry, target))
     monkeypatch.setattr(planner, "load", lambda _device, source, binary: Loaded(source, binary, dict.fromkeys(source.entries)))
     groups: Any = [(spec.groups["heads"], Epilogue(True), stride, {}) for stride in STRIDES]
-    turned: Any = ((spec.layers["up"],), Epilogue(), "dense", {"between": "relu", "out_layout": "bsl", "fuse": "yes"})
+    turned: Any = ((spec.layers["up"],), Epilogue(), "dense", {"between": "relu", "out_layout": "bsl"})
     found = 0
     for batch in (30, 100000):
         for chains, epilogue, stride, more in (*groups, turned):
-            plan = fused.fused_plan(gpu, chains, "float16", "bsf", epilogue, batch, stride, **more)
+            kernel = KernelSpec(chains, "float16", "bsf", epilogue, stride=stride, **more)
+            plan = fused.fused_plan(gpu, kernel, batch, "auto" if len(chains) > 1 else "yes")
             if plan:
                 found += 1
-                assert {plan.whole.source.text, *(each.source.text for each in plan.factors)} <= held
+                assert {plan.source.text, *(each.source.text for each in plan.packers)} <= held
     assert found > 2

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from ksgen.errors import LaunchError
-from ksgen.launch import checks as checks
-from ksgen.launch.arrays import FORM, CallOptions, view
-from ksgen.launch.checks import ArgumentChecks
-from ksgen.launcher import Launcher
+from ksgen.launch import checks
+from ksgen.launch.arrays import CallOptions, form_of, view
+from ksgen.launch.weights import PLAIN
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu
-from tests.support.launching import PATTERN, inputs
+from tests.support.launching import PATTERN, draw, inputs, needs_opencl
 
 
 def test_a_launcher_forgets_batches_rather_than_grow(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,31 +21,44 @@ def test_a_launcher_forgets_batches_rather_than_grow(gpu: FakeGpu, ks: Launcher,
     assert len(ks._checks) <= 3
 
 
-def test_arguments_of_the_same_form_are_checked_once() -> None:
-    checks, checked = ArgumentChecks(PATTERN, frozenset({5})), []
-
-    class Caller:
-        def __repr__(self) -> str:
-            checked.append("named in an error")
-            return "caller"
-
+def test_arguments_of_the_same_form_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call of a factor, a chain and a group looks its form up; only another form is checked."""
+    ks, form, checked = Launcher(PATTERN, batches=[5]), (PLAIN,), []
+    check = checks.check_arrays
+    monkeypatch.setattr(checks, "check_arrays", lambda *given, **more: checked.append(given) or check(*given, **more))
     x, weights = inputs(batch=5)
     views = {"x": view(x), "weights": view(weights)}
-    found = checks.find(Caller(), CallOptions(), views)
-    assert (found.batch, found.place, found.kernel.batch) == (5, "host", 5)
-    assert (
-        checks.find(Caller(), CallOptions(stream=7), {name: view(array.copy()) for name, array in (("x", x), ("weights", weights))})
-        is found
-    )
+    found = ks._checks.find(ks, CallOptions(), views, form)
+    assert found.kernel
+    assert (found.batch, found.place, found.dtype, found.kernel.batch) == (5, "host", "float32", 5)
+    copies = {name: view(array.copy()) for name, array in (("x", x), ("weights", weights))}
+    assert ks._checks.find(ks, CallOptions(stream=7), copies, form) is found
+    assert len(checked) == 1
     others = [CallOptions(layout="bsf", activation="relu"), CallOptions(precision="tf32")]
-    assert all(checks.find(Caller(), each, views) is not found for each in others)
-    assert checks.find(Caller(), CallOptions(), {"x": view(x[:4].copy()), "weights": views["weights"]}).kernel.batch is None
-    assert len(checks) == 4
+    assert all(ks._checks.find(ks, each, views, form) is not found for each in others)
+    fewer = ks._checks.find(ks, CallOptions(), {"x": view(x[:4].copy()), "weights": views["weights"]}, form).kernel
+    assert fewer
+    assert fewer.batch is None
+    assert len(ks._checks) == len(checked) == 4
     with pytest.raises(LaunchError, match="layout 'nchw'"):
-        checks.find(Caller(), CallOptions(layout="nchw"), views)
-    assert checked == ["named in an error"]
+        ks._checks.find(ks, CallOptions(layout="nchw"), views, form)
+    assert len(ks._checks) == 4
+
+
+@needs_opencl
+def test_a_chain_and_a_group_check_each_form_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[object] = []
+    check = checks.check_arrays
+    monkeypatch.setattr(checks, "check_arrays", lambda *given, **more: checked.append(given) or check(*given, **more))
+    x, weights = inputs(batch=5)
+    chain, group = ChainLauncher(PATTERN, "1,4,18,3"), GroupLauncher(PATTERN, PATTERN)
+    for own, given in ((chain, [weights, draw(1, 4, 18, 3)]), (group, [weights, weights])):
+        ys = [own(each, given) for each in (x, x.copy())]
+        np.testing.assert_array_equal(*ys)
+        assert len(checked) == 2  # one per factor, though there were two calls
+        checked.clear()
 
 
 def test_a_form_is_the_shape_type_order_and_place_of_an_array() -> None:
     found = view(np.ones((2, 3), np.float32))
-    assert found[FORM] == (found.shape, found.dtype, found.strides, found.device) == ((2, 3), "float32", None, "host")
+    assert form_of(found) == (found.shape, found.dtype, found.strides, found.device) == ((2, 3), "float32", None, "host")

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ksgen.errors import LaunchError
-from ksgen.launch.call import Call
-from ksgen.launch.plan import Arguments
+from ksgen.launch.plan import Arguments, Call
 from ksgen.launcher import Launcher
 from ksgen.spec import KernelSpec
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeStorage, FakeTensor
@@ -61,10 +60,10 @@ def test_a_call_does_what_comes_before_and_after_its_launch_in_order() -> None:
             return "by itself"
 
     plan: Any = Plan()
-    call = Call(plan, Arguments((1, 2)), 7, "out", lambda: done.append("before"), lambda: done.append("after"), ())
+    call = Call(plan, Arguments((1, 2)), 7, "out", [lambda: done.append("before")], lambda: done.append("after"), ())
     assert (call(), done) == ("out", ["before", ((1, 2), 7), "after"])
     done.clear()
-    assert (Call(plan, Arguments((1,)), None, "out", None, None, ())(), done) == ("out", [((1,), None)])
+    assert (Call(plan, Arguments((1,)), None, "out", (), None, ())(), done) == ("out", [((1,), None)])
     assert repr(call) == "Call(Launcher(2, 9, 5, 3): by itself)"
     with pytest.raises(LaunchError, match="belongs to this process, where its memory is"):
         pickle.dumps(call)
@@ -77,7 +76,7 @@ def test_calls_after_the_first_are_recorded_for_the_threads_there_are(monkeypatc
     x, weights = inputs()
     call = Launcher(*PATTERN.shape).prepare(x, weights)
     for threads, count in ((2, 0), (2, 1), (2, 1), (1, 2), (1, 2), (2, 3)):
-        monkeypatch.setattr("ksgen.launch.call.wanted_threads", lambda threads=threads: threads)
+        monkeypatch.setattr("ksgen.launch.plan.wanted_threads", lambda threads=threads: threads)
         x *= 2
         call.out[:] = 0
         check(call(), x, weights)

@@ -1,17 +1,20 @@
 """Chain launchers: their factors one after another, and what they refuse before the first of them is launched."""
 
+import base64
 import pickle
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ksgen import reference
 from ksgen.errors import LaunchError, PatternError
-from ksgen.launch import chain, launcher, streams
+from ksgen.launch import explain, streams
 from ksgen.launch.arrays import view
 from ksgen.launch.weights import storage_of
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.pattern import Chain
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import PATTERN, SHAPE, check, draw, inputs, needs_opencl
 
@@ -26,6 +29,8 @@ def test_a_chain_is_its_factors_one_after_another() -> None:
     check(y, middle, more, bias=bias, activation="relu")
     with pytest.raises(LaunchError, match="got 1 weight array; 2 are needed, one a factor"):
         ChainLauncher(first, then)(x, [weights])
+    with pytest.raises(LaunchError, match=r"weights of factor 2 is a list; give np.asarray\(weights, np.float32\), or a NumPy array"):
+        ChainLauncher(first, then)(x, [weights, more.tolist()])
     with pytest.raises(PatternError, match="gives 12 features and 2,9,5,3, next in the chain, takes 30"):
         ChainLauncher(then, first)
     with pytest.raises(LaunchError, match=r"factors=\(\); accepted: Launchers, one an argument"):
@@ -175,8 +180,7 @@ def test_what_is_no_layout_of_y(gpu: FakeGpu) -> None:
 
 def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
-    for module in (chain, launcher):
-        monkeypatch.setattr(module, "find_device", lambda _: gpu)
+    monkeypatch.setattr(explain, "find_device", lambda _: gpu)
     for precision, family in (("float16", "mma"), ("float32", "simt")):
         told = layer.explain(25088, precision=precision)
         one = rf"2,48,64,1 then 1,64,48,2 at batch 25088 on .*: one launch, by {family}, tile_batch=\d+, .*; the cost model expects"
@@ -267,6 +271,122 @@ def test_a_group_of_one_layer_on_the_hosts_arrays(gpu: FakeGpu, monkeypatch: pyt
     check(y, reference.multiply(layer.factors[0].pattern, x, weights[0], "bsf"), weights[1], precision="float16")
 
 
-def test_a_lone_launcher_says_who_turns_y() -> None:
-    with pytest.raises(LaunchError, match=r"out_layout='bsl' with layout='bsf'; accepted: ChainLauncher\(Launcher\(2, 9, 5, 3\)\), which"):
-        Launcher(2, 9, 5, 3)(draw(3, 30), draw(2, 9, 5, 3), out_layout="bsl")
+@needs_opencl
+@pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
+def test_a_lone_factor_gives_y_in_the_other_layout(layouts: tuple[str, str]) -> None:
+    x, weights, bias = draw(300, 30), draw(*SHAPE), draw(54)
+    truth = reference.multiply(PATTERN, x, weights, "bsf", bias=bias)
+    given = np.ascontiguousarray(x if layouts[0] == "bsf" else x.T)
+    for factor in (Launcher(*SHAPE, out_layout=layouts[1]), Launcher(*SHAPE, out_layout=layouts[1], fuse="no", bias=True)):
+        y = factor(given, weights, layout=layouts[0], bias=bias)
+        np.testing.assert_allclose(y if layouts[1] == "bsf" else y.T, truth, rtol=1e-4, atol=1e-4)
+        assert factor.explain(300, layout=layouts[0]).startswith(f"2,9,5,3 from {layouts[0]} to {layouts[1]}")
+        same = factor(given, weights, layout=layouts[0], bias=False, out_layout=layouts[0])
+        assert same.shape == ((300, 54) if layouts[0] == "bsf" else (54, 300))
+
+
+# ---- a chain given to a launcher
+
+PAIR = Chain((PATTERN, "1,4,18,3"))
+
+
+@needs_opencl
+@pytest.mark.parametrize("options", [{}, {"fuse": "no"}, {"between": "relu", "layout": "bsl", "bias": True}])
+def test_a_launcher_takes_a_chain(options: dict[str, Any]) -> None:
+    own, other = Launcher(PAIR, batches=[37], **options), ChainLauncher(PAIR, **options)
+    assert own.chain == PAIR
+    assert repr(own).startswith("Launcher(Chain(('2,9,5,3', '1,4,18,3'))")
+    x, weights = inputs(layout=options.get("layout", "bsf"))
+    given, more = [weights, draw(1, 4, 18, 3)], {"bias": draw(12)} if options.get("bias") else {}
+    for each in (own, pickle.loads(pickle.dumps(own)), GroupLauncher(own)):
+        y = each(x, [given], bias=[more["bias"]])[0] if more and each.gives_list else each(x, [given])[0] if each.gives_list else None
+        np.testing.assert_array_equal(each(x, given, **more) if y is None else y, other(x, given, **more))
+    call, wanted = (each.prepare(x, given, **more) for each in (own, other))
+    assert (call is None) == (wanted is None)
+    assert call is None or call.plan.kernel.batch is None  # only separate launches have kernels of their own
+    assert own.explain(36) == other.explain(36)
+    assert own.__doc__ == other.__doc__
+
+
+@needs_opencl
+def test_a_chain_of_one_takes_a_list_and_a_pattern_an_array() -> None:
+    x, weights = inputs()
+    y = Launcher(PATTERN)(x, weights)
+    for own in (Launcher(Chain((PATTERN,))), ChainLauncher(PATTERN), ChainLauncher(Launcher(Chain((PATTERN,))))):
+        np.testing.assert_array_equal(own(x, [weights]), y)
+        call = own.prepare(x, [weights])
+        np.testing.assert_array_equal(call(), y)
+        with pytest.raises(LaunchError, match="got 2 weight arrays; 1 are needed, one a factor"):
+            own(x, [weights, weights])
+
+
+def test_a_launcher_of_several_factors_is_flat_in_a_chain_and_a_group() -> None:
+    own = Launcher(PAIR, batches=[5], bias=True)
+    assert own.factors[0].batches == {5}
+    longer = ChainLauncher(own, "1,7,12,1")
+    assert repr(longer) == "ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3), Launcher(1, 7, 12, 1))"
+    assert GroupLauncher(own, own).chains == (PAIR, PAIR)
+    assert GroupLauncher(own).stated.bias
+
+
+def test_what_belongs_to_one_factor_is_refused_of_several() -> None:
+    own = Launcher(PAIR)
+    remedy = "and this has 2; accepted: one of launcher.factors"
+    with pytest.raises(LaunchError, match=f"gradients of weights belong to one factor, {remedy}"):
+        own.gradient(draw(3, 30), draw(3, 12))
+    with pytest.raises(LaunchError, match=f"packed weights belong to one factor, {remedy}"):
+        own.pack([draw(*SHAPE), draw(1, 4, 18, 3)])
+    several = "text such as 1,192,48,2; several factors are a Chain, and several chains on one x a GroupLauncher"
+    for given in ([PATTERN, "1,4,18,3"], [PAIR, PAIR], ([2, 9, 5, 3], [1, 4, 18, 3])):
+        with pytest.raises(PatternError, match=several):
+            Launcher(given)
+    with pytest.raises(PatternError, match=r"text such as 1,192,48,2$"):
+        Launcher(3)
+    with pytest.raises(LaunchError, match="2,9,5,3: between='relu'; accepted: none, where there is one factor"):
+        Launcher(PATTERN, between="relu")
+
+
+def test_launchers_that_earlier_versions_pickled_load() -> None:
+    chain, group = (pickle.loads(base64.b64decode(each)) for each in EARLIER)
+    assert repr(chain) == (
+        "ChainLauncher(Launcher(1, 2, 2, 2), Launcher(2, 2, 2, 1), between='relu', out_layout='bsl', fuse='no', layout='bsl', bias=True)"
+    )
+    layer = "ChainLauncher(Launcher(1, 3, 2, 2)"
+    assert repr(group) == f"GroupLauncher({layer}, fuse='no', activation='relu'), {layer}, activation='relu'))"
+    assert (group.fuse, group.layers[1].factors[0].batches) == ("no", {3})
+    assert (
+        chain.__doc__ == ChainLauncher("1,2,2,2", "2,2,2,1", between="relu", out_layout="bsl", fuse="no", layout="bsl", bias=True).__doc__
+    )
+    assert all(repr(pickle.loads(pickle.dumps(each))) == repr(each) for each in (chain, group))
+
+
+EARLIER = (  # a chain's launcher and a group's, as version 0.1 pickled their attributes
+    "gAJja3NnZW4ubGF1bmNoLmNoYWluCkNoYWluTGF1bmNoZXIKcQApgXEBfXECKFgFAAAAY2hhaW5xA2Nrc2dlbi5wYXR0ZXJuCkNoYWluCnEEKYFxBX1xBihY"
+    "BwAAAGZhY3RvcnNxB2Nrc2dlbi5wYXR0ZXJuClBhdHRlcm4KcQgpgXEJXXEKKEsBSwJLAksCZWJoCCmBcQtdcQwoSwJLAksCSwFlYoZxDVgEAAAAbmFtZXEO"
+    "WAAAAABxD3ViWAYAAABjaGFpbnNxEGgFhXERaAdjZnVuY3Rvb2xzCnBhcnRpYWwKcRJja3NnZW4ubGF1bmNoLmxhdW5jaGVyCkxhdW5jaGVyCnEThXEUUnEV"
+    "KGgTKEsBSwJLAksCXXEWdHEXfXEYTnRxGWIpUnEaaBJoE4VxG1JxHChoEyhLAksCSwJLAV1xHXRxHn1xH050cSBiKVJxIYZxIlgHAAAAYmV0d2VlbnEjWAQA"
+    "AAByZWx1cSRYBAAAAGZ1c2VxJVgCAAAAbm9xJlgKAAAAb3V0X2xheW91dHEnWAMAAABic2xxKFgGAAAAc3RhdGVkcSlja3NnZW4uc3BlYy5rZXJuZWwKU3Rh"
+    "dGVkT3B0aW9ucwpxKimBcSt9cSwoWAYAAABsYXlvdXRxLWgoWAkAAABwcmVjaXNpb25xLk5YCgAAAGFjdGl2YXRpb25xL1gEAAAAbm9uZXEwWAQAAABiaWFz"
+    "cTGIWAgAAAByZXNpZHVhbHEyiVgHAAAAd2VpZ2h0c3EzWAQAAABzYW1lcTRYBgAAAGlucHV0c3E1aDR1YlgHAAAAX19kb2NfX3E2WBgBAABNdWx0aXBseSB4"
+    "IGJ5IDEsMiwyLDIgdGhlbiAyLDIsMiwxLCA0IHRvIDQgZmVhdHVyZXMuCgpBIGNhbGwgdGFrZXMgeCwgd2VpZ2h0cyAoMSwgMiwgMiwgMiksICgyLCAyLCAy"
+    "LCAxKSwgYmlhcyAob3IgYmlhcz1GYWxzZSkuClVubGVzcyBpdCBuYW1lcyBvdGhlcnMsIGl0cyBvcHRpb25zIGFyZTogbGF5b3V0IGJzbCwgYWN0aXZhdGlv"
+    "biBub25lLCBwcmVjaXNpb24gdGhhdCBvZiB0aGUgYXJyYXlzLCBvdXRfbGF5b3V0IGJzbC4KVGhlIGxheWVyIGhhcyBiZXR3ZWVuIHJlbHUsIGZ1c2Ugbm8u"
+    "cTd1Yi4=",
+    "gAJja3NnZW4ubGF1bmNoLmdyb3VwCkdyb3VwTGF1bmNoZXIKcQApgXEBfXECKFgGAAAAbGF5ZXJzcQNja3NnZW4ubGF1bmNoLmNoYWluCkNoYWluTGF1bmNo"
+    "ZXIKcQQpgXEFfXEGKFgFAAAAY2hhaW5xB2Nrc2dlbi5wYXR0ZXJuCkNoYWluCnEIKYFxCX1xCihYBwAAAGZhY3RvcnNxC2Nrc2dlbi5wYXR0ZXJuClBhdHRl"
+    "cm4KcQwpgXENXXEOKEsBSwNLAksCZWKFcQ9YBAAAAG5hbWVxEFgAAAAAcRF1YlgGAAAAY2hhaW5zcRJoCYVxE2gLY2Z1bmN0b29scwpwYXJ0aWFsCnEUY2tz"
+    "Z2VuLmxhdW5jaC5sYXVuY2hlcgpMYXVuY2hlcgpxFYVxFlJxFyhoFShLAUsDSwJLAl1xGHRxGX1xGk50cRtiKVJxHIVxHVgHAAAAYmV0d2VlbnEeWAQAAABu"
+    "b25lcR9YBAAAAGZ1c2VxIFgCAAAAbm9xIVgKAAAAb3V0X2xheW91dHEiTlgGAAAAc3RhdGVkcSNja3NnZW4uc3BlYy5rZXJuZWwKU3RhdGVkT3B0aW9ucwpx"
+    "JCmBcSV9cSYoWAYAAABsYXlvdXRxJ1gDAAAAYnNmcShYCQAAAHByZWNpc2lvbnEpTlgKAAAAYWN0aXZhdGlvbnEqaB9YBAAAAGJpYXNxK4lYCAAAAHJlc2lk"
+    "dWFscSyJWAcAAAB3ZWlnaHRzcS1YBAAAAHNhbWVxLlgGAAAAaW5wdXRzcS9oLnViWAcAAABfX2RvY19fcTBYyQAAAE11bHRpcGx5IHggYnkgMSwzLDIsMiwg"
+    "NCB0byA2IGZlYXR1cmVzLgoKQSBjYWxsIHRha2VzIHgsIHdlaWdodHMgKDEsIDMsIDIsIDIpLgpVbmxlc3MgaXQgbmFtZXMgb3RoZXJzLCBpdHMgb3B0aW9u"
+    "cyBhcmU6IGxheW91dCBic2YsIGFjdGl2YXRpb24gbm9uZSwgcHJlY2lzaW9uIHRoYXQgb2YgdGhlIGFycmF5cy4KVGhlIGxheWVyIGhhcyBmdXNlIG5vLnEx"
+    "dWJoBCmBcTJ9cTMoaAdoCCmBcTR9cTUoaAtoDCmBcTZdcTcoSwFLA0sCSwJlYoVxOGgQaBF1YmgSaDSFcTloC2gUaBWFcTpScTsoaBUoSwFLA0sCSwJdcTxL"
+    "A2F0cT19cT5OdHE/YilScUCFcUFoHmgfaCBYBAAAAGF1dG9xQmgiTmgjaCQpgXFDfXFEKGgnaChoKU5oKmgfaCuJaCyJaC1oLmgvaC51YmgwWLIAAABNdWx0"
+    "aXBseSB4IGJ5IDEsMywyLDIsIDQgdG8gNiBmZWF0dXJlcy4KCkEgY2FsbCB0YWtlcyB4LCB3ZWlnaHRzICgxLCAzLCAyLCAyKS4KVW5sZXNzIGl0IG5hbWVz"
+    "IG90aGVycywgaXRzIG9wdGlvbnMgYXJlOiBsYXlvdXQgYnNmLCBhY3RpdmF0aW9uIG5vbmUsIHByZWNpc2lvbiB0aGF0IG9mIHRoZSBhcnJheXMucUV1YoZx"
+    "RmgSaAgpgXFHfXFIKGgLaA2FcUloEGgRdWJoCCmBcUp9cUsoaAtoNoVxTGgQaBF1YoZxTWgjaCQpgXFOfXFPKGgnaChoKU5oKlgEAAAAcmVsdXFQaCuJaCyJ"
+    "aC1oLmgvaC51YmgLaBxoQIZxUWggaCFoHmgfaDBY4wAAAE11bHRpcGx5IHggYnkgMSwzLDIsMjsgMSwzLDIsMiwgNCB0byA2LCA2IGZlYXR1cmVzLgoKQSBj"
+    "YWxsIHRha2VzIHgsIHdlaWdodHMgKDEsIDMsIDIsIDIpOyAoMSwgMywgMiwgMikuClVubGVzcyBpdCBuYW1lcyBvdGhlcnMsIGl0cyBvcHRpb25zIGFyZTog"
+    "bGF5b3V0IGJzZiwgYWN0aXZhdGlvbiByZWx1LCBwcmVjaXNpb24gdGhhdCBvZiB0aGUgYXJyYXlzLgpUaGUgbGF5ZXIgaGFzIGZ1c2Ugbm8ucVJ1Yi4=",
+)

@@ -13,6 +13,7 @@ from ksgen.families import FAMILIES, family_for
 from ksgen.families import Limits as FamilyLimits
 from ksgen.families.chains import factor_kernels
 from ksgen.launch import fused
+from ksgen.launch.checks import CheckedArguments
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom
@@ -64,9 +65,15 @@ def test_one_launch_that_turns_y_saves_a_copy_in_batch_size_last_too(layout: str
 
 def test_one_factor_is_no_layer_but_two_beside_each_other_are(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = Imagined(shares_host=True, name="unnamed", limits=CPU)
-    monkeypatch.setattr(fused, "_plan", lambda *given: "one launch")
-    assert fused.fused_plan(device, (ALONE,), "float32", "bsf", Epilogue(), 64) is None
-    assert fused.fused_plan(device, (ALONE, ALONE), "float32", "bsf", Epilogue(), 64) == "one launch"
+    alone, fused_one = Imagined(), Imagined()
+    monkeypatch.setattr(fused.PLANNER, "plan", lambda *given: alone)
+    monkeypatch.setattr(fused, "_plan", lambda *given: fused_one)
+    for chains, expected in (((ALONE,), alone), ((ALONE, ALONE), fused_one)):
+        fit = CheckedArguments(64, "host", "float32", "float32", KernelSpec(chains))
+        assert fused.plan_for(fit, device, None, True) is expected
+        ((known,),) = [fit.plans.values()]
+        assert known
+        assert known() is expected
 
 
 @pytest.mark.parametrize(("times", "is_one"), [((5.0, 3.0, 2.5), True), ((6.0, 3.0, 2.5), False)])

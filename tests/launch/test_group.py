@@ -9,12 +9,10 @@ import pytest
 
 from ksgen import reference
 from ksgen.devices.base import Device
-from ksgen.errors import LaunchError, PatternError
+from ksgen.errors import LaunchError, PatternError, SpecError
 from ksgen.families import FAMILIES
 from ksgen.families.chains import layer_kernels
-from ksgen.launch import chain as chain_module
-from ksgen.launch import group as group_module
-from ksgen.launch import launcher as launcher_module
+from ksgen.launch import explain
 from ksgen.launch.arrays import view
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.memory import numpy_dtype
@@ -240,6 +238,11 @@ def test_what_a_user_gives_wrong() -> None:
     refused(r"got x of shape \(100, 23\)", x=rows(23, "bsf"))
     refused("layout 'nchw' is unknown", layout="nchw")
     refused("precision='tf33'", precision="tf33")
+    refused("out_layout='bsl' with layout='bsf'; accepted: one layout for x and all outputs", out_layout="bsl")
+    with pytest.raises(LaunchError, match="out_layout='bsl' with layout='bsf'; accepted: one layout for x and all outputs"):
+        group().explain(3, out_layout="bsl")
+    with pytest.raises(SpecError, match="job='gradient'; accepted: chain"):
+        group().explain(3, job="gradient")
     refused("got float32 for weights and float64 for x", x=rows(24, "bsf", precision="float64"))
 
 
@@ -376,7 +379,7 @@ def test_what_a_search_found_for_few_entries_is_launched(
     """One launch is chosen if it took less than the 4.5 us of separate layers."""
     gpu.name = f"GPU of {group_us} us"  # planners keep wisdom by names
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
-    monkeypatch.setattr(group_module, "find_device", lambda _: gpu)
+    monkeypatch.setattr(explain, "find_device", lambda _: gpu)
     chains = [tuple(Pattern(*shape) for shape in layer) for layer in LAYERS]
     kernel, family, limits = KernelSpec(chains, "float16", "bsf", Epilogue()), FAMILIES["gemv"], limits_of(gpu)
     default = family.default(kernel, limits, 3)
@@ -420,8 +423,7 @@ def test_inside_a_capture_no_group_is_built(gpu: FakeGpu) -> None:
 
 
 def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (chain_module, group_module, launcher_module):
-        monkeypatch.setattr(module, "find_device", lambda _: gpu)
+    monkeypatch.setattr(explain, "find_device", lambda _: gpu)
     told = of_gpu().explain(25088, precision="float16")
     assert re.match(r"2,48,64,1 then 1,64,48,2, and 2,24,64,1, and 2,48,64,1 then .* on Fake GPU: one launch, by mma, ", told)
     assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one$", told)

@@ -88,7 +88,7 @@ def test_explain_names_family_constants_and_reason(ks: Launcher) -> None:
 
 
 def test_explain_names_a_family_that_is_expected_to_be_faster(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ksgen.launch.launcher.find_device", lambda _: gpu)
+    monkeypatch.setattr("ksgen.launch.explain.find_device", lambda _: gpu)
     told = Launcher(2, 192, 768, 16).explain(25088, precision="bfloat16")
     assert "mma (" in told
     assert re.search(r"; the cost model expects wgmma to be \d\.\d\d times as fast, which launchers take only by wisdom", told)

@@ -1,15 +1,17 @@
 """The walk from arrays to a launch, inside a CUDA graph's capture and before it."""
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ksgen.errors import LaunchError
-from ksgen.launch import launcher as prepare
-from ksgen.launcher import Launcher
+from ksgen.launch import base
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import check, inputs, packs, zeros
+from tests.support.native import chosen_native
 
 
 def test_inside_a_capture_nothing_compiles_allocates_or_waits(gpu: FakeGpu, ks: Launcher) -> None:
@@ -93,7 +95,7 @@ def test_products_and_gradients_take_each_step_once_and_in_order(gpu: FakeGpu, k
         return lambda *given: taken.append(name) or step(*given)
 
     for name in STEPS:
-        monkeypatch.setattr(prepare, name, counted(name, getattr(prepare, name)))
+        monkeypatch.setattr(base, name, counted(name, getattr(base, name)))
     x, weights = inputs()
     grad_y, grad = zeros(gpu), FakeArray(gpu, np.zeros_like(weights))
     ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu))
@@ -101,3 +103,43 @@ def test_products_and_gradients_take_each_step_once_and_in_order(gpu: FakeGpu, k
     taken.clear()
     ks.gradient(FakeArray(gpu, x), grad_y, out=grad)
     assert tuple(taken) == STEPS
+
+
+def stops(call: Any) -> list[str]:
+    """Files of `ksgen/launch` that a call enters until its first launch: one stop for functions of a file that follow each other."""
+    found: list[str] = []
+    done: list[bool] = []
+
+    def enters(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and "/ksgen/" in code.co_filename and not done:
+            _, _, name = code.co_filename.rpartition("/ksgen/")
+            if name.startswith("devices/") and code.co_name == "launch":
+                done.append(True)
+            elif name.startswith("launch/") and found[-1:] != [name]:
+                found.append(name)
+
+    sys.setprofile(enters)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    assert done
+    return found
+
+
+@pytest.mark.parametrize("packs_once", [False, True])
+def test_x_takes_one_short_path(packs_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A known form of call makes at most 14 stops in 8 files (9 of a group), and comes back to one of them 5 times."""
+    chosen_native(monkeypatch)
+    first, then, x = Launcher(1, 8, 4, 2), Launcher(1, 4, 16, 1), np.ones((64, 8), np.float32)
+    weights = [np.ones(each.pattern.shape, np.float32) for each in (first, then)]
+    own: list[Any] = [each.pack(array) for each, array in zip((first, then), weights, strict=True)] if packs_once else weights
+    chain = ChainLauncher(first, then, fuse="yes")
+    group = GroupLauncher(chain, first)
+    for call, files in ((lambda: first(x, own[0]), 8), (lambda: chain(x, own), 8), (lambda: group(x, [own, own[0]]), 9)):
+        call()
+        found = stops(call)
+        assert len(found) <= 14, found
+        assert len(set(found)) <= files, found
+        assert len(found) - len(set(found)) <= 5, found

@@ -19,7 +19,7 @@ from torch.nn import functional
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families.signature import each_chains
 from ksgen.launch import checks
-from ksgen.launch.call import Call, Elsewhere
+from ksgen.launch.plan import Call, Elsewhere
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import look_of
 from ksgen.launcher import Weights

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from ksgen.errors import DeviceError, LaunchError, ToolchainError  # noqa: E402
 from ksgen.launch.checks import ArgumentChecks  # noqa: E402
+from ksgen.launch.plan import Call  # noqa: E402
 from ksgen.launcher import ChainLauncher, Launcher  # noqa: E402
 from ksgen.measure.verify import tolerance  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
@@ -476,14 +477,14 @@ def test_a_layer_is_timed_and_explained_as_what_its_launcher_does(
     chosen_native(monkeypatch)
     monkeypatch.setattr(choice, "_measured", {})
     launched: set[bool] = set()
-    fused = ChainLauncher._fused
+    prepared = ChainLauncher._prepared
 
     def watched(own: ChainLauncher, *given: Any) -> Any:
-        call = fused(own, *given)
-        launched.add(call is not None)
-        return call
+        found = prepared(own, *given)
+        launched.add(isinstance(found, Call))
+        return found
 
-    monkeypatch.setattr(ChainLauncher, "_fused", watched)
+    monkeypatch.setattr(ChainLauncher, "_prepared", watched)
     layer = KSLinear([(6, 64, 64, 1), (1, 768, 192, 2)], layout=layout, out_layout=out_layout)
     with torch.no_grad():
         layer(matrix(batch, layer.in_features, layout, torch.float32))

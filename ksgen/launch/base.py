@@ -1,0 +1,367 @@
+"""The one path of a call, y = launcher(x, weights): for one factor, a chain, and a group of chains on one x.
+
+A factor is a chain of one, and a chain a group of one. Arrays are read and checked, device and stream are found, a plan
+is looked up, weights are packed, and one launch computes everything. If several launches serve better, each part takes
+this path by itself. Never searches, and records no gradients: `ksgen.torch` does.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from ksgen.devices.base import Device
+from ksgen.devices.capture import refuse_capture
+from ksgen.errors import LaunchError
+from ksgen.launch.arrays import ArrayView, CallOptions, view, views_of
+from ksgen.launch.checks import ArgumentChecks, CheckedArguments, are_aligned, check_memory, check_storage, names_of
+from ksgen.launch.explain import Explainable, docstring
+from ksgen.launch.fused import plan_for, verdict
+from ksgen.launch.memory import check_transposable, is_whole, transposed
+from ksgen.launch.places import on_device, on_host, on_shared
+from ksgen.launch.plan import Call, Plan
+from ksgen.launch.planner import PLANNER
+from ksgen.launch.streams import device_and_stream, where_to_work
+from ksgen.launch.weights import PLAIN, WeightForm, Weights, check_device, packed_in, storage_of
+from ksgen.pattern import Chain
+from ksgen.quantized import Quantized
+from ksgen.spec import Activation, Layout, PrecisionName
+from ksgen.spec.kernel import CHAIN, LayerOptions, StatedOptions, is_transposed
+from ksgen.spec.storage import SAME
+from ksgen.values import excerpt, listed
+from ksgen.words import counted
+
+WITHIN_AN_ELEMENT = "an array begins within one of its elements"
+_NEVER = object()  # instead of a plan that was never looked up
+
+
+class Given(NamedTuple):
+    """Arguments of a call: arrays by their names in messages, weights of each factor, output or outputs, and options."""
+
+    arrays: dict[str, Any]  # without packed weights
+    own: Sequence[Any]
+    packed: Sequence[Weights]
+    forms: Sequence[WeightForm]
+    out: Any
+    options: CallOptions
+
+
+class BaseLauncher(Explainable):
+    """Multiply x by chains of Kronecker-sparse factors; `Launcher`, `ChainLauncher` and `GroupLauncher` name its forms."""
+
+    accepted = "fuse='auto' or 'no'"
+    gives_list = False  # of outputs, one per layer
+
+    def _set_up(self, chains: tuple[Chain, ...], factors: Sequence[Any], stated: StatedOptions, options: LayerOptions) -> None:
+        """Set what all forms have. Without `factors` a launcher is its only factor."""
+        self.chains, self.stated, self._factors, self.options = chains, stated, tuple(factors), options
+        self.between, self.fuse, self.out_layout = options.between, options.fuse, options.out_layout
+        self.names, self._checks = names_of(chains), ArgumentChecks()
+        self.__doc__ = docstring(chains, stated, options)
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """Launchers of each chain."""
+        return (self,)
+
+    @property
+    def _arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Arguments that create this launcher again, by position and by name."""
+        return self._factors, self.options.non_defaults | self.stated.non_defaults
+
+    def __repr__(self) -> str:
+        given, named = self._arguments
+        shown = [f"Chain({tuple(map(str, each))})" if isinstance(each, Chain) else repr(each) for each in given]
+        return f"{type(self).__name__}({', '.join([*shown, *(f'{name}={value!r}' for name, value in named.items())])})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without caches: plans and packed weights belong to this process."""
+        given, named = self._arguments
+        return partial(type(self), *given, **named), ()
+
+    def __call__(
+        self,
+        x: Any,
+        weights: Any,
+        *,
+        layout: Layout | None = None,
+        bias: Any = None,
+        activation: Activation | None = None,
+        residual: Any = None,
+        out: Any = None,
+        stream: Any = None,
+        precision: PrecisionName | None = None,
+        out_layout: Layout | None = None,
+    ) -> Any:
+        """Compute Y = X K^T, then add the bias, apply the activation and add the residual.
+
+        The arrays' dtype decides the precision. Arrays are those of NumPy, PyTorch, CuPy, PyCUDA, JAX or pyopencl, all
+        in one place and of one dtype. A group takes lists with one entry per layer, and returns one.
+
+        Args:
+            x: Input, (batch, in_features) in layout "bsf", or (in_features, batch) in "bsl".
+            weights: Free values of K, an array (a, b, c, d); or a result of `pack` or `ksgen.quantize`. A chain takes a
+                list with one per factor, a group a list with one such list per layer, or with the array of a layer of
+                one factor. Quantized weights are packed once. Weights with an `x_scale` take x in eight bits: a result
+                of `ksgen.quantize_inputs`, or its bits as uint8. The dtype of y is then the `precision`, or that of
+                out, bias or residual, or float32.
+            layout: Layout of x and y: "bsf" or "bsl". None: the stated one, "bsf" by default.
+            bias: Array (out_features,) that is added before the activation. False omits a stated bias.
+            activation: "none", "relu", "gelu", "gelu_tanh" or "silu", after the last factor. None: the stated one,
+                "none" by default.
+            residual: Array like y that is added after the activation. False omits a stated residual.
+            out: Array for y; of a group also one for all outputs. None: a new one.
+            stream: CUDA stream or pyopencl queue to launch on. None: the stream of the arrays, which is the current one
+                for PyTorch and CuPy.
+            precision: Arithmetic of the products. None: the stated one, else that of the arrays. float32 arrays accept
+                "tf32x3", "tf32" and "fp16x3" for tensor cores, and "bf16x6" for a processor's matrix tiles. complex64
+                arrays accept "c64_tf32x3" for tensor cores. In "fp16x3", an overflow of float16 is NaN, and an error
+                for host arrays.
+            out_layout: Layout of y and the residual, except of a group. None: the launcher's, else that of x.
+
+        Returns:
+            y of shape (batch, out_features) in "bsf", or (out_features, batch) in "bsl", an array of the same library
+            as x; of a group a list, whose new arrays are slices of one array if one launch wrote them. Host arrays are
+            complete; other arrays are complete in stream order.
+
+        Raises:
+            LaunchError: Arguments do not fit a factor or each other, a stated operand is missing, or fuse="yes" is
+                unavailable.
+            DeviceError: No device can run the call.
+            ToolchainError: No compiler is available, and no binary is cached.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> x, weights = np.array([[1, 2, 3, 4]], np.float32), np.ones((1, 3, 2, 2), np.float32)
+            >>> multiply = ksgen.Launcher(1, 3, 2, 2)
+            >>> multiply(x, weights)
+            array([[4., 6., 4., 6., 4., 6.]], dtype=float32)
+            >>> multiply(x[:, :3], weights)
+            Traceback (most recent call last):
+            ...
+            ksgen.errors.LaunchError: Launcher(1, 3, 2, 2): got x of shape (1, 3); ...
+            >>> layer = ksgen.ChainLauncher("1,2,2,2", "2,2,2,1")
+            >>> factors = [np.ones((1, 2, 2, 2), np.float32), np.ones((2, 2, 2, 1), np.float32)]
+            >>> layer(x, factors)
+            array([[10., 10., 10., 10.]], dtype=float32)
+            >>> [y.shape for y in ksgen.GroupLauncher("1,3,2,2", layer)(x, [weights, factors])]
+            [(1, 6), (1, 4)]
+        """
+        given = self._read(x, weights, bias, residual, out, layout, activation, precision, out_layout, stream)
+        found = self._prepared(given, self._checks)
+        return found() if isinstance(found, Call) else self._one_by_one(given, found)
+
+    def prepare(
+        self,
+        x: Any,
+        weights: Any,
+        *,
+        layout: Layout | None = None,
+        bias: Any = None,
+        activation: Activation | None = None,
+        residual: Any = None,
+        out: Any = None,
+        stream: Any = None,
+        precision: PrecisionName | None = None,
+        out_layout: Layout | None = None,
+    ) -> Call | Any:
+        """Do everything but the launch: check, build, load and pack.
+
+        Use it for repeated calls on the same arrays, and before a CUDA graph records the call. The returned `Call` owns
+        the memory that its launches use. Keep it as long as a graph that recorded it.
+
+        Args:
+            x: Input, like in a call. Launches read its contents at that time.
+            weights: Weights, like in a call.
+            layout: Layout of x and y, like in a call.
+            bias: Bias, like in a call.
+            activation: Activation, like in a call.
+            residual: Residual, like in a call.
+            out: Array for y. None: a new one, which every launch writes again.
+            stream: Stream of the launches. None: the stream of the arrays.
+            precision: Arithmetic, like in a call.
+            out_layout: Layout of y, like in a call.
+
+        Returns:
+            A `Call`: `call()` launches and returns y. It is not thread-safe. None if factors or layers are launched one
+            by one.
+
+        Raises:
+            LaunchError: Arguments do not fit a factor or each other, or fuse="yes" is unavailable.
+            DeviceError: No device can run the call.
+            ToolchainError: No compiler is available, and no binary is cached.
+
+        Examples:
+            >>> import numpy as np
+            >>> import ksgen
+            >>> x, weights = np.ones((1, 4), np.float32), np.ones((1, 3, 2, 2), np.float32)
+            >>> call = ksgen.Launcher(1, 3, 2, 2).prepare(x, weights)
+            >>> call()
+            array([[2., 2., 2., 2., 2., 2.]], dtype=float32)
+            >>> x *= 3
+            >>> call()
+            array([[6., 6., 6., 6., 6., 6.]], dtype=float32)
+        """
+        given = self._read(x, weights, bias, residual, out, layout, activation, precision, out_layout, stream)
+        call = self._prepared(given, self._checks)
+        if not isinstance(call, Call):
+            return None
+        # A tensor may get other memory before the launch, and a stream dies with its object.
+        call.keep += (stream, *map(storage_of, call.keep[0].values()))
+        return call
+
+    # ---- arguments
+
+    def _read(
+        self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, layout: Any, activation: Any, precision: Any, out_layout: Any,
+        stream: Any,
+    ) -> Given:  # fmt: skip
+        """Name the arguments of a call, with stated options for those that are None; `LaunchError` if one is missing."""
+        stated, names = self.stated, self.names
+        options = CallOptions(
+            stated.layout if layout is None else layout,
+            stated.activation if activation is None else activation,
+            stated.precision if precision is None else precision,
+            self.out_layout if out_layout is None else out_layout,
+            stream,
+        )
+        own = self._weights_of_each(weights)
+        arrays, packed, forms = {"x": x}, [], []
+        for name, each in zip(names.weights, own, strict=True):
+            if isinstance(each, Weights):
+                packed.append(each)
+                forms.append(each.form)
+            else:
+                arrays[name] = each
+                forms.append(PLAIN)
+        if bias is not None or stated.bias:
+            self._add("bias", names.bias, bias, stated.bias, arrays)
+        if residual is not None or stated.residual:
+            self._add("residual", names.residual, residual, stated.residual, arrays)
+        if out is not None:
+            out = self._outs(out, options.layout, arrays)
+        return Given(arrays, own, packed, forms, out, options)
+
+    def _add(self, operand: str, names: Sequence[str], given: Any, is_stated: bool, arrays: dict[str, Any]) -> None:
+        """Add a call's bias or residual to its arrays; False stands for none."""
+        for name, array in zip(names, self._each(operand, given), strict=True) if given is not False else ():
+            if array is None and is_stated:
+                one = "an array" if len(names) == 1 else "an array per layer, in a list"
+                remedy = f"{operand}={one}, or {operand}=False to leave it out"
+                raise LaunchError(f"{self!r}: {operand} is missing, which is stated; accepted: {remedy}")
+            if array is not None and array is not False:
+                arrays[name] = array
+
+    def _each(self, name: str, given: Any) -> Sequence[Any]:
+        """Values of an argument, one per chain."""
+        return (given,)
+
+    def _outs(self, out: Any, layout: str, arrays: dict[str, Any]) -> Any:
+        """Add the outputs to a call's arrays, and return what the call returns."""
+        arrays["out"] = out
+        return out
+
+    def _weights_of_each(self, weights: Any) -> Sequence[Any]:
+        """Weights of each factor; quantized ones are packed at their first call."""
+        own = listed(weights) if self.takes_lists else (weights,)
+        if own is None:
+            raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
+        if len(own) != len(self.names.weights):
+            raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
+        taken = list(own)
+        for number, each in enumerate(own):
+            if isinstance(each, Quantized):
+                taken[number] = self.factors[number]._taken(each)
+        if self.stated.weights != SAME:
+            check_storage(self, self.stated, taken)
+        return taken
+
+    # ---- the path
+
+    def _prepared(self, given: Given, checks: ArgumentChecks) -> Call | CheckedArguments:
+        """Prepare a call as one launch; only checked arguments if several launches serve it."""
+        arrays, own, packed, forms, out, options = given
+        views = views_of(arrays, options.stream)
+        fit = checks.find(self, options, views, forms)
+        is_aligned = check_memory(self, views, self.names, {} if out is None else self._unread(own))
+        if fit.kernel is None:
+            return self._several(fit, fit.why)
+        device, stream, views = where_to_work(self, fit.place, arrays, views, options.stream, packed[0].device if packed else None)
+        for each in packed:
+            if each.device is not device or not device.is_open:
+                check_device(self, each, device)
+        is_host = fit.place == "host"
+        if is_host and not (device.shares_host and (is_aligned or all(map(is_whole, views.values())))):
+            if fit.kernel.job == CHAIN:
+                copied = f"arrays of the host are copied to {device.name} for each factor"
+                return self._several(fit, WITHIN_AN_ELEMENT if device.shares_host else copied)
+            plan: Any = self._plan(fit.of_copies, device, stream, True)
+            call = on_host(self, plan, views, packed, out, stream)
+        else:
+            plan = self._plan(fit, device, stream, is_host or is_aligned or are_aligned(views))
+            if plan is None:  # the reason takes time, which separate launches would pay at each call
+                return self._several(fit, verdict(device, fit.kernel, fit.batch, self.fuse).why if self.fuse == "yes" else "")
+            each_factor = zip(plan.packers or (plan,), own, self.names.weights, self._factors or (self,))  # noqa: B905  # a gradient has none
+            weights = [packed_in(packer, each, views.get(name), factor.buffers, stream) for packer, each, name, factor in each_factor]
+            if out is not None and len(plan.outs) > 1:
+                views |= {operand: views[name] for operand, name in zip(plan.outs, self.names.out, strict=True)}
+            call = (on_shared if is_host else on_device)(plan, views, weights, out, stream)
+        if self.gives_list and not isinstance(call.out, list):  # a group of one layer
+            call.out = [call.out]
+        return call
+
+    def _unread(self, own: Sequence[Any]) -> Mapping[str, ArrayView]:
+        """Memory of packed weights that launches may read after they wrote an output."""
+        return {}
+
+    def _plan(self, fit: CheckedArguments, device: Device, stream: Any, is_aligned: bool) -> Plan | None:
+        """Plan of the launch; None if several launches serve the call better."""
+        known: Any = fit.plans.get((device, PLANNER.generation, is_aligned), _NEVER)
+        if known is None:
+            return None
+        plan: Plan | None = None if known is _NEVER else known()
+        if plan is None:
+            plan = plan_for(fit, device, stream, is_aligned, self.fuse)
+        if plan is not None:
+            plan.loaded.is_used = True
+            for each in plan.packers:
+                each.loaded.is_used = True
+        return plan
+
+    def _several(self, fit: CheckedArguments, why: str) -> CheckedArguments:
+        """Raise `LaunchError` if one launch was asked for, and is unavailable."""
+        if why and self.fuse == "yes":
+            raise LaunchError(f"{self!r}: {why}; accepted: {self.accepted}")
+        return fit
+
+    def _one_by_one(self, given: Given, fit: CheckedArguments) -> Any:
+        """Launch the factors sequentially; bias, activation and residual follow the last one."""
+        (arrays, own, _, _, out, options), (chain,) = given, self.chains
+        x, turn = arrays["x"], chain.turn if is_transposed(options.layout, options.out_layout) else len(chain)
+        found = view(x, "x")
+        if turn < len(chain):
+            check_transposable(self, found)
+        if len(chain) > 1:
+            self._check_intermediates(found, options.stream)
+        for number, (factor, weights) in enumerate(zip(self.factors, own, strict=True)):
+            if number == turn:
+                x = transposed(x, options.stream)
+            layout = options.layout if number < turn else options.out_layout
+            more: dict[str, Any] = {"activation": self.between}
+            if number + 1 == len(chain):
+                added = {name: arrays.get(name, False) for name in ("bias", "residual")}
+                more = {"activation": options.activation, "out": out, **added}
+            each = (weights,) if factor.takes_lists else weights
+            x = factor(x, each, layout=layout, out_layout=layout, stream=options.stream, precision=fit.precision, **more)
+        return x
+
+    def _check_intermediates(self, x: ArrayView, stream: Any) -> None:
+        """Raise `LaunchError` if no intermediates can be allocated for one launch per factor."""
+        if x.device == "host" or x.kind == "torch":  # PyTorch keeps memory for graphs
+            return
+        if x.kind in ("cuda", "dlpack"):
+            why = f"nothing makes arrays like x, {type(x.owner).__name__}, for intermediates"
+            accepted = "arrays of PyTorch, CuPy, PyCUDA or NumPy, or fuse='yes' where one launch can be had"
+            raise LaunchError(f"{self!r}: factors are launched one by one here, and {why}; accepted: {accepted}")
+        device, on = device_and_stream(self, x.device, x.stream if stream is None else stream)
+        refuse_capture(device, on, "launches factors one by one, and allocates their intermediates", "give PyTorch's tensors")

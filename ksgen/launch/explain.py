@@ -1,0 +1,225 @@
+"""What a launcher says of itself: the options that it states, its docstring, and which kernels serve a call and why.
+
+Never launches.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ksgen.devices import find_device
+from ksgen.devices.base import Device
+from ksgen.errors import LaunchError
+from ksgen.families import family_named
+from ksgen.launch.checks import BETWEEN_DIFFERS, check_layouts
+from ksgen.launch.choice import expectation, limits_of
+from ksgen.launch.fused import Verdict, verdict
+from ksgen.launch.planner import PLANNER
+from ksgen.pattern import Chain
+from ksgen.spec import ACTIVATIONS, LAYOUTS, Activation, ByteStorage, Epilogue, Fuse, Job, KernelSpec, Layout, PrecisionName, WeightStorage
+from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, checked_batch, is_layer, is_transposed, is_word
+from ksgen.spec.storage import SAME, Same
+from ksgen.values import excerpt
+
+
+def checked(chain: Chain, stated: StatedOptions) -> StatedOptions:
+    """Validate stated options; `SpecError` on unknown words, or on words that do not fit together."""
+    precision = "float32" if stated.precision is None else stated.precision
+    KernelSpec(chain[-1], precision, stated.layout, stated.epilogue, weights=stated.weights, inputs=stated.inputs)
+    return stated
+
+
+class Explained(NamedTuple):
+    """Arguments of `explain`, with the stated option for each None."""
+
+    precision: PrecisionName
+    layout: Layout
+    epilogue: Epilogue
+    weights: WeightStorage | Same
+    inputs: ByteStorage | Same
+
+
+def explained(stated: StatedOptions, *asked: Any) -> Explained:
+    """Fill in stated options.
+
+    `asked` holds precision, layout, epilogue, weights and inputs, each possibly None.
+    """
+    known = Explained(stated.precision or "float32", stated.layout, stated.epilogue, stated.weights, stated.inputs)
+    return known._replace(**{name: each for name, each in zip(Explained._fields, asked, strict=True) if each is not None})
+
+
+def bytes_saved(kernel: KernelSpec, batch: int) -> str:
+    """Remark on memory traffic with X in eight bits, and without; empty if X is not in eight bits."""
+    if not kernel.has_bytes_in:
+        return ""
+    return f"; {kernel.bytes(batch):,} bytes, with x in {kernel.dtype} {replace(kernel, inputs=SAME).bytes(batch):,}"
+
+
+def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOptions) -> str:
+    """Docstring of a launcher: operands of its calls, and their options."""
+    weights = "; ".join(", ".join(str(pattern.shape) for pattern in chain) for chain in chains)
+    stored = "" if stated.weights == SAME else f", stored in {stated.weights} as ksgen.quantize gives them"
+    operands = [f"x{'' if stated.inputs == SAME else f' in {stated.inputs}'}", f"weights {weights}{stored}"]
+    operands += [f"{name} (or {name}=False)" for name in ("bias", "residual") if getattr(stated, name)]
+    layer = dict(of_layer.non_defaults)
+    words = {"layout": stated.layout, "activation": stated.activation, "precision": stated.precision or "that of the arrays"}
+    words |= {name: layer.pop(name) for name in ("out_layout",) if name in layer}
+    features = f"{chains[0].in_features} to {', '.join(str(each.out_features) for each in chains)} features"
+    lines = [
+        f"Multiply x by {'; '.join(map(str, chains))}, {features}.",
+        "",
+        f"A call takes {', '.join(operands)}.",
+        f"Unless it names others, its options are: {_listed(words)}.",
+    ]
+    return "\n".join(lines + ([f"The layer has {_listed(layer)}."] if layer else []))
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items())
+
+
+def layer_options(chain: Chain, between: Any, fuse: Any, out_layout: Any) -> LayerOptions:
+    """Validate a layer's options; `LaunchError` on unknown words."""
+    if not is_word(between, ACTIVATIONS) or (between != "none" and len(chain) < 2):
+        accepted = ", ".join(ACTIVATIONS) if len(chain) > 1 else "none, where there is one factor"
+        raise LaunchError(f"{chain}: between={excerpt(between)}; accepted: {accepted}")
+    if not is_word(fuse, FUSES):
+        raise LaunchError(f"{chain}: fuse={excerpt(fuse)}; accepted: {', '.join(FUSES)}")
+    if out_layout is not None and not is_word(out_layout, LAYOUTS):
+        raise LaunchError(f"{chain}: out_layout={excerpt(out_layout)}; accepted: {', '.join(LAYOUTS)}")
+    return LayerOptions(between, out_layout, fuse)
+
+
+class Explainable:
+    """Base of all launchers: chains on one x, the stated options, and explanations of calls."""
+
+    chains: tuple[Chain, ...]
+    stated: StatedOptions
+    options: LayerOptions
+    between: Activation | None  # the activation between the factors of each chain; None if they differ
+    fuse: Fuse
+    out_layout: Layout | None
+    batches: frozenset[int] = frozenset()  # batch sizes with their own kernels
+    parts = "factor"  # unit of a separate launch: "factor" or "layer"
+    takes_lists = True  # of weights, one array per factor
+    _factors: tuple[Any, ...]  # empty for a launcher that is its only factor
+
+    @property
+    def factors(self) -> tuple[Any, ...]:
+        """Launchers of each factor, concatenated for all chains."""
+        return self._factors or (self,)
+
+    def explain(
+        self,
+        batch: int,
+        *,
+        precision: PrecisionName | None = None,
+        layout: Layout | None = None,
+        epilogue: Epilogue | None = None,
+        device: str | None = None,
+        job: Job = "multiply",
+        out_layout: Layout | None = None,
+        weights: WeightStorage | Same | None = None,
+        inputs: ByteStorage | Same | None = None,
+    ) -> str:
+        """Describe which family and constants serve a call on a device, whether by one launch, and why.
+
+        None stands for the stated option. Without a stated option it stands for float32, "bsf" and unquantized arrays.
+
+        Args:
+            batch: Batch size of the call.
+            precision: Arithmetic, such as "float16".
+            layout: Layout of x: "bsf" or "bsl".
+            epilogue: `ksgen.spec.Epilogue` with bias, activation and residual, of the last factors.
+            device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
+            job: "multiply" for calls, or "gradient" for calls of `Launcher.gradient`.
+            out_layout: Layout of y. None: that of the launcher, else that of x.
+            weights: Storage of the weights: "same", "int8", "e4m3", "e5m2" or "bfloat16".
+            inputs: Storage of x: "same", "int8", "e4m3" or "e5m2". Intermediates and y then have the given precision.
+
+        Returns:
+            One line for one launch: kernel, batch size, device, family, constants and reason. Otherwise a line with the
+            reason, and the explanation of each factor or layer.
+
+        Raises:
+            SpecError: An option is unknown, or two options exclude each other.
+            DeviceError: The device does not exist.
+
+        Examples:
+            >>> import ksgen
+            >>> print(ksgen.Launcher(1, 3, 2, 2).explain(batch=4))
+            ks_1x3x2x2_float32_bsf at batch 4 on ...: vector ...
+            >>> print(ksgen.ChainLauncher("1,2,2,2", "2,2,2,1", fuse="no").explain(batch=4))
+            1,2,2,2 then 2,2,2,1: one launch per factor; fuse='no'
+            ks_1x2x2x2_float32_bsf at batch 4 on ...
+            ks_2x2x2x1_float32_bsf at batch 4 on ...
+        """
+        batch, is_product = checked_batch(batch), is_word(job, ("multiply",))
+        own = self.stated if is_product else StatedOptions(self.stated.layout, self.stated.precision)
+        what = explained(own, precision, layout, epilogue, weights, inputs)
+        out_layout = self.out_layout if out_layout is None else out_layout
+        check_layouts(self, self.chains, what.layout, out_layout)
+        if not is_product or not (self.takes_lists or is_layer(self.chains, what.layout, out_layout)):
+            return self._explain_factor(batch, what, job, device)
+        where = find_device(device)
+        found = self._verdict(where, what.precision, what.layout, what.epilogue, batch, out_layout, what.weights, what.inputs)
+        if found.is_one:
+            kernel = self._kernel(where, what.precision, what.layout, what.epilogue, out_layout, what.weights, what.inputs)
+            choice = PLANNER.choice(where, kernel, batch)
+            why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
+            return f"{self._describe(what.layout, out_layout)} at batch {batch} on {where.name}: {why}"
+        return self._explain_each(batch, what, out_layout, device, found.why)
+
+    def _explain_factor(self, batch: int, what: Explained, job: Job, device: str | None) -> str:
+        """Explain the launch of the only factor."""
+        own, options = batch if batch in self.batches else None, {"weights": what.weights, "inputs": what.inputs}
+        # Invalid combinations are refused before a device is opened.
+        kernel = KernelSpec(self.chains, what.precision, what.layout, what.epilogue, own, job, **options)
+        where = find_device(device)
+        choice = PLANNER.choice(where, kernel, batch)
+        family = f"{choice.family} ({family_named(choice.family).why})"
+        why = f"{choice.why}{expectation(choice, kernel, batch, limits_of(where))}{bytes_saved(kernel, batch)}"
+        return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
+
+    def _explain_each(self, batch: int, what: Explained, out_layout: Layout | None, device: str | None, why: str) -> str:
+        """Explain one launch per factor."""
+        (chain,), is_turned, each = self.chains, is_transposed(what.layout, out_layout), []
+        for number, factor in enumerate(self.factors):
+            epilogue = what.epilogue if number + 1 == len(chain) else Epilogue(activation=self.between or "none")
+            layout: Any = out_layout if is_turned and number >= chain.turn else what.layout
+            options: dict[str, Any] = {"precision": what.precision, "layout": layout, "epilogue": epilogue, "weights": what.weights}
+            each.append(factor.explain(batch, out_layout=layout, device=device, inputs=SAME if number else what.inputs, **options))
+        once = f", and what factor {chain.turn + 1} takes is transposed by a copy" if is_turned else ""
+        return "\n".join([f"{self._describe(what.layout, out_layout)}: one launch per factor{once}; {why}", *each])
+
+    @property
+    def _title(self) -> str:
+        return ", and ".join(map(str, self.chains))
+
+    def _describe(self, layout: Layout, out_layout: Layout | None) -> str:
+        """Chains, what comes between their factors, and the layouts if they differ."""
+        description = self._title if self.options.between == "none" else f"{self._title} with {self.between} between factors"
+        return f"{description} from {layout} to {out_layout}" if is_transposed(layout, out_layout) else description
+
+    def _verdict(
+        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, out_layout: str | None = None,
+        weights: str = SAME, inputs: str = SAME,
+    ) -> Verdict:  # fmt: skip
+        """Whether a call of several factors is one launch on a device, and why."""
+        if not is_layer(self.chains, layout, out_layout):
+            return Verdict(False, "there is one")
+        if self.fuse == "no":
+            return Verdict(False, "fuse='no'")
+        if self.between is None:
+            return Verdict(False, BETWEEN_DIFFERS)
+        return verdict(device, self._kernel(device, precision, layout, epilogue, out_layout, weights, inputs), batch, self.fuse)
+
+    def _kernel(
+        self, device: Device, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None, weights: str, inputs: str
+    ) -> KernelSpec:
+        """Kernel of one launch of several factors. Outputs of a group are slices of one array."""
+        stride = "any" if len(self.chains) > 1 and (device.shares_host or layout == "bsf") else "dense"
+        return KernelSpec(
+            self.chains, precision, layout, epilogue, stride=stride, between=self.between or "none", out_layout=out_layout,
+            weights=weights, inputs=inputs,
+        )  # fmt: skip
