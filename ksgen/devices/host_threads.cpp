@@ -7,11 +7,7 @@
 #include <stdint.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <new>
-#include <system_error>
-#include <thread>
 
 typedef void (*Walk)(const int64_t* arguments, long first, long last, long groups);
 typedef void (*Parallel)(void (*function)(void*), void* data, unsigned threads, unsigned flags);  // OpenMP's way to begin a region
@@ -103,35 +99,62 @@ void take_groups(void* given) {
     }
 }
 
+// POSIX's threads, since the headers of C++'s own take longer to compile than a kernel.
+class Lock {
+public:
+    explicit Lock(pthread_mutex_t& mutex) : mutex(mutex) { pthread_mutex_lock(&mutex); }
+    ~Lock() { pthread_mutex_unlock(&mutex); }
+
+private:
+    pthread_mutex_t& mutex;
+};
+
 class Crew {
 public:
-    std::mutex one_launch;  // at a time; who finds it taken works alone
+    pthread_mutex_t one_launch = PTHREAD_MUTEX_INITIALIZER;  // at a time; who finds it taken works alone
 
     void run(Launch& launch, const long threads) {
         launch.cores.take();
         {
-            std::lock_guard<std::mutex> lock(guard);
+            const Lock lock(guard);
             start_until(threads - 1);
             current = &launch;
             wanted = members < threads - 1 ? members : threads - 1;
             busy.store(wanted);
             turn.fetch_add(1);
         }
-        wake.notify_all();
+        pthread_cond_broadcast(&wake);
         take_groups(&launch);
         for (int look = 0; busy.load() && look < LOOKS; ++look) pause_briefly();
-        std::unique_lock<std::mutex> lock(guard);
-        done.wait(lock, [this] { return !busy.load(); });
+        const Lock lock(guard);
+        while (busy.load()) pthread_cond_wait(&done, &guard);
         current = nullptr;
     }
 
 private:
     // As many threads as the system allows: a container may limit them. The next launch asks again for those that are missing.
     void start_until(const long count) {
-        try {
-            for (; members < count; ++members) std::thread(&Crew::work, this, members).detach();
-        } catch (const std::system_error&) {
+        for (; members < count; ++members) {
+            Member* const member = new (std::nothrow) Member{this, members};
+            pthread_t thread;
+            if (!member || pthread_create(&thread, nullptr, begin, member)) {
+                delete member;
+                return;
+            }
+            pthread_detach(thread);
         }
+    }
+
+    struct Member {
+        Crew* crew;
+        long number;
+    };
+
+    static void* begin(void* const given) {
+        const Member member = *(Member*)given;
+        delete (Member*)given;
+        member.crew->work(member.number);
+        return nullptr;
     }
 
     void work(const long number) {
@@ -139,8 +162,8 @@ private:
             for (int look = 0; turn.load() == seen && look < LOOKS; ++look) pause_briefly();
             Launch* launch;
             {
-                std::unique_lock<std::mutex> lock(guard);
-                wake.wait(lock, [&] { return turn.load() != seen; });
+                const Lock lock(guard);
+                while (turn.load() == seen) pthread_cond_wait(&wake, &guard);
                 seen = turn.load();
                 launch = number < wanted ? current : nullptr;
             }
@@ -148,14 +171,14 @@ private:
             launch->cores.take();
             take_groups(launch);
             if (busy.fetch_sub(1) == 1) {
-                std::lock_guard<std::mutex> lock(guard);
-                done.notify_one();
+                const Lock lock(guard);
+                pthread_cond_signal(&done);
             }
         }
     }
 
-    std::mutex guard;
-    std::condition_variable wake, done;
+    pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t wake = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
     Launch* current = nullptr;
     long members = 0, wanted = 0;
     std::atomic<long> busy{0}, turn{0};
@@ -179,9 +202,9 @@ static void launch_some(const Step* steps, long count, const int64_t* arguments,
     if (threads > most) threads = most;
     if (threads <= 1) return take_groups(&launch);
     if (parallel) return parallel(take_groups, &launch, (unsigned)threads, 0);
-    std::unique_lock<std::mutex> alone(crew()->one_launch, std::try_to_lock);
-    if (alone.owns_lock()) crew()->run(launch, threads);
-    else take_groups(&launch);
+    if (pthread_mutex_trylock(&crew()->one_launch)) return take_groups(&launch);
+    crew()->run(launch, threads);
+    pthread_mutex_unlock(&crew()->one_launch);
 }
 
 extern "C" void ksgen_launch(Walk walk, const int64_t* arguments, long groups, long threads, Parallel parallel) {
