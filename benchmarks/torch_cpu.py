@@ -7,6 +7,7 @@ its first rounds.
 """
 
 import json
+import os
 from collections.abc import Callable
 from math import inf
 from statistics import geometric_mean, median
@@ -21,6 +22,8 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.torch import KSLinear
 from ksgen.torch.operators.backends import BackendName
+
+os.environ.setdefault("KSGEN_COMPILE", "wait")  # time kernels, and not what serves meanwhile
 
 PATTERNS = [
     (2, 48, 192, 1), (1, 192, 48, 2), (6, 64, 64, 1), (1, 768, 192, 2), (1, 128, 128, 3),

@@ -4,6 +4,7 @@ Each subcommand is one module of `ksgen/commands/`, imported when it is called.
 """
 
 import io
+import os
 import sys
 import warnings
 from importlib import import_module
@@ -79,6 +80,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without ⊗, and file names that are not text
     _tell_own_warnings()
+    os.environ.setdefault("KSGEN_COMPILE", "wait")  # commands measure kernels, and not what serves meanwhile
     try:
         cli.main(prog_name="ksgen", standalone_mode=False)
     except click.exceptions.Abort:

@@ -8,6 +8,7 @@ import os
 # pytest has a worker for each core: threads of theirs that spin would take them from each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ["KSGEN_COMPILE"] = "wait"  # calls take their kernels at once; tests of the background unset it
 
 from collections.abc import Generator, Iterator
 from pathlib import Path

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from time import monotonic
 
 from ksgen.errors import ToolchainError
 from ksgen.locks import new_lock
@@ -16,6 +17,7 @@ from ksgen.values import excerpt
 
 MOST_SECONDS = 10**6
 COMPILE_SECONDS = 300.0  # a kernel takes one; a source that takes minutes has unrolled itself to death
+IDLE_S = 1.0  # how long compilers in the background take idle cores only; where none is idle, they would never end
 # They would change the code behind the cache key's back.
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
@@ -27,9 +29,13 @@ class Finished:
 
 
 class Children:
-    """The compilers that are running. `stop` ends them all, and lets no new one start."""
+    """The compilers that are running. `stop` ends them all, and lets no new one start.
 
-    def __init__(self) -> None:
+    Those of the background take idle cores only, for the first `IDLE_S`.
+    """
+
+    def __init__(self, is_background: bool = False) -> None:
+        self._is_background, self._busy_since = is_background, 0.0
         self._running: set[subprocess.Popen[str]] = set()
         self._guard = new_lock()
         self.stopped = False
@@ -44,8 +50,12 @@ class Children:
                 if self.stopped:
                     raise ToolchainError(f"{command[0]} was not started: the build is being stopped")
                 child = _start(command, folder, environment, group)
+                if not self._running:
+                    self._busy_since = monotonic()
                 self._running.add(child)
             try:
+                if self._is_background:
+                    _finish_on_idle_cores(child, group, min(seconds, self._busy_since + IDLE_S - monotonic()))
                 log, _ = child.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:
                 limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS)"
@@ -103,6 +113,33 @@ def _start(command: tuple[str, ...], folder: str | None, environment: dict[str, 
         )
     except OSError as error:
         raise ToolchainError(f"{command[0]} does not run: {error}") from None
+
+
+def _finish_on_idle_cores(child: subprocess.Popen[str], group: int, seconds: float) -> None:
+    """Let a command take idle cores only, until it ends or the time is over."""
+    if seconds <= 0 or not hasattr(os, "SCHED_IDLE"):
+        return
+    _schedule(child.pid, os.SCHED_IDLE)  # before it starts others, which inherit it
+    try:
+        child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        for each in _members(group):
+            _schedule(each, os.SCHED_OTHER)
+
+
+def _schedule(process: int, policy: int) -> None:
+    with suppress(OSError):  # it has just ended, or the system forbids it
+        os.sched_setscheduler(process, policy, os.sched_param(0))
+
+
+def _members(group: int) -> list[int]:
+    """Processes of a group."""
+    found = []
+    for each in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        with suppress(OSError):
+            if os.getpgid(each) == group:
+                found.append(each)
+    return found
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
+from ksgen.build.background import outcome
 from ksgen.build.build import AbsentCompiler, build, compiling_is_forbidden, default_caches, usable_cores
 from ksgen.build.bundle import Bundle
 from ksgen.build.host import REMEDY, TRIAL, WALKS, HostCompiler, host_compilers, host_target
@@ -267,6 +268,9 @@ class NativeDevice:
 
     def _start(self) -> Any:
         """The function that shares work groups out: compiled once, and kept as kernels are."""
+        return outcome(self, "the function that shares work out among cores", self._start_here)
+
+    def _start_here(self) -> Any:
         with self._starting:
             if self._launcher is None:
                 library = _library(self._built_threads().data, _LAUNCH)

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from math import inf
 from typing import Any
 
+from ksgen.build.background import all_of
 from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
@@ -271,10 +272,8 @@ def _plan(device: Device, kernel: KernelSpec, batch: int, fuse: str) -> Plan | N
 
 def packings(device: Device, whole: Plan) -> tuple[Plan, ...]:
     """Plans that pack each factor's weights for a chain's launch, for the target of its binary."""
-    return tuple(
-        PLANNER.plan_of(device, each, whole.batch, choice, whole.binary.target)
-        for each, choice in packing_choices(whole.kernel, whole.choice.family, whole.choice.constants)
-    )
+    choices = packing_choices(whole.kernel, whole.choice.family, whole.choice.constants)
+    return all_of(partial(PLANNER.plan_of, device, each, whole.batch, choice, whole.binary.target) for each, choice in choices)
 
 
 def packing_choices(kernel: KernelSpec, family: str, constants: Any) -> list[tuple[KernelSpec, Choice]]:

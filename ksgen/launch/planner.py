@@ -7,9 +7,11 @@ compiles or loads one.
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ksgen.build.background import outcome
 from ksgen.build.build import AbsentCompiler, Request, build, default_caches, put_in_use
 from ksgen.build.bundle import Bundle, open_bundle
 from ksgen.build.request import Binary
@@ -71,9 +73,13 @@ class Planner:
         if found := self._plans.get(key):
             return found
         generation, choice = self.generation, self.choice(device, kernel, batch, aligned)
-        if before_loading and (device, kernel, choice.family, choice.constants) not in self._loaded:
-            before_loading()
-        made = self._made(device, kernel, batch, aligned, choice)
+        make = partial(self._made, device, kernel, batch, aligned, choice)
+        if (device, kernel, choice.family, choice.constants) in self._loaded:
+            made = make()
+        else:
+            if before_loading:
+                before_loading()
+            made = outcome(key, kernel.name, make, must_end=device.runtime == "opencl")
         with self._guard:
             if generation != self.generation:  # made from outdated wisdom: it serves this call alone
                 return made
@@ -131,7 +137,10 @@ class Planner:
         `target` is that of the binary, if it is not the device's own.
         """
         check_grid(kernel, choice.family, choice.constants, batch)
-        return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice, target or device.target))
+        key = (device, kernel, choice.family, choice.constants)
+        load_it = partial(self._load, device, kernel, choice, target or device.target)
+        loaded = load_it() if key in self._loaded else outcome(key, kernel.name, load_it, must_end=device.runtime == "opencl")
+        return make_plan(device, kernel, batch, choice, loaded)
 
     def _load(self, device: Device, kernel: KernelSpec, choice: Choice, target: str) -> Loaded:
         """Loaded kernel of a choice.

@@ -26,10 +26,10 @@ from ksgen.torch.conversion.factorize import factorize
 from ksgen.torch.conversion.propose import propose
 from ksgen.torch.conversion.quantize import quantize_model as quantize
 from ksgen.torch.conversion.rule import save_rule
-from ksgen.torch.layer import KSLinear, freeze, thaw
+from ksgen.torch.layer import KSLinear, build, freeze, thaw
 from ksgen.torch.operators.ops import multiply
 
-__all__ = ["KSLinear", "convert", "factorize", "freeze", "multiply", "propose", "quantize", "save_rule", "thaw"]
+__all__ = ["KSLinear", "build", "convert", "factorize", "freeze", "multiply", "propose", "quantize", "save_rule", "thaw"]
 
 # Short module names that programs import and that pickled layers and reports refer to; they name the same objects.
 _PLACES = {

@@ -341,6 +341,27 @@ def test_a_bundle_is_all_that_a_machine_needs(runtime: str, tmp_path: Path) -> N
     assert script(use, runtime, KSGEN_CACHE_DIR=str(tmp_path / "empty"), KSGEN_NO_COMPILE="1") == ["right"]
 
 
+@on_both
+def test_the_background_builds_and_loads_a_kernel(runtime: str, tmp_path: Path) -> None:
+    """The caller goes on meanwhile, and launches the kernel later."""
+    text = """
+import time
+from ksgen.build.background import PendingError, deferred, unfinished
+begun = 0
+while not begun or unfinished():
+    try:
+        with deferred(lambda: True):
+            multiply()
+    except PendingError:
+        begun += 1
+        time.sleep(0.01)
+with deferred(lambda: True):
+    multiply()
+print(begun > 0)
+"""
+    assert script(text, runtime, KSGEN_CACHE_DIR=str(tmp_path / "cache")) == ["right", "True"]
+
+
 # ---- contexts of the user's
 
 

@@ -25,6 +25,7 @@ from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import gradient_of
 from ksgen.torch.operators.checks import check_device
+from ksgen.torch.operators.meanwhile import waiting
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.values import excerpt
 
@@ -121,7 +122,7 @@ def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str
     def timer(layer: nn.Module) -> Timer:
         return block_of(lambda runs: [clock(layer, x) for _ in range(runs)])
 
-    with torch.no_grad():
+    with torch.no_grad(), waiting():
         return [(1e6 * each.median, each.doubt) for each in take_blocks([timer(layer) for layer in layers], not on_gpu)]
 
 

@@ -1,6 +1,7 @@
 """Layers that replace a `torch.nn.Linear` by a chain: alone or grouped, with trainable or quantized weights."""
 
 from ksgen.torch.layer.base import freeze, thaw
+from ksgen.torch.layer.building import build
 from ksgen.torch.layer.linear import KSLinear, QuantizedKSLinear
 
-__all__ = ["KSLinear", "QuantizedKSLinear", "freeze", "thaw"]
+__all__ = ["KSLinear", "QuantizedKSLinear", "build", "freeze", "thaw"]

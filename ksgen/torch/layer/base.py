@@ -6,12 +6,14 @@ from typing import Any, Never
 import torch
 from torch import Tensor, fx, nn
 
+from ksgen.build.background import PendingError, awaited
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain
 from ksgen.spec import Layout
 from ksgen.torch.layer.splits import Split
 from ksgen.torch.operators import frozen, prepared
-from ksgen.torch.operators.checks import check_tensors
+from ksgen.torch.operators.checks import check_tensors, dtype_name
+from ksgen.torch.operators.meanwhile import building, note_unsettled
 
 
 class ChainLayer:
@@ -92,12 +94,32 @@ class ChainLayer:
         if isinstance(x, Tensor) and x.layout is torch.jagged:
             return self._of_jagged(x, residual)
         check_tensors(self._name(), x=x, residual=residual)
+        if self._needs_kernels() and not torch.compiler.is_compiling():
+            return self._patiently_multiplied(x, residual)
         # PyTorch writes the next line into exported programs, and shows it if one is loaded too early.
         return self._multiplied(x, residual)  # needs: import ksgen.torch
 
     def __prepare_scriptable__(self) -> Never:
         """Refuse `torch.jit.script`, which calls this method: it compiles no code that chooses between backends."""
         raise LaunchError(f"{self._name()}: torch.jit.script cannot compile it; accepted: torch.jit.trace, torch.export or torch.compile")
+
+    def _patiently_multiplied(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Multiply by kernels, which nothing replaces while they are compiled."""
+        if not building.get():
+            with awaited(self._name(), "layer.build(batch=...) compiles beforehand, in parallel"):
+                return self._multiplied(x, residual)
+        try:
+            return self._multiplied(x, residual)
+        except PendingError:  # `build` calls again, and needs the shape only
+            note_unsettled()
+            return x.new_zeros(self._y_shape(x))
+
+    def _needs_kernels(self) -> bool:
+        """Whether the layer waits for its kernels, because PyTorch has no such product or its user asked for them."""
+        own: Any = self
+        if own.is_stored or own.backend == "ksgen" or own.fuse == "yes":
+            return True
+        return own.precision is not None and own.precision != dtype_name(own._dtype)  # a parametrization computes the latter
 
     def _as_leaf(self, x: fx.Proxy, residual: Any) -> fx.Proxy:
         """Record the layer as one node of a graph that `torch.fx` traces."""

@@ -4,11 +4,13 @@ One launch computes all of them if that is faster and no gradient is recorded.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from ksgen.build.background import PendingError, deferred
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.fused import Verdict, least_rows
 from ksgen.launcher import GroupLauncher
@@ -24,10 +26,12 @@ from ksgen.torch.operators.choice import (
     group_launcher,
     has_kernels,
     is_one_launch,
+    is_ready,
     job_of,
     size_of,
 )
 from ksgen.torch.operators.frozen import operand
+from ksgen.torch.operators.meanwhile import may_defer
 from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
 
 
@@ -153,7 +157,10 @@ class KSLinears(nn.ModuleList):
         if _place_of(x) == "cuda":
             return self._on_gpu(x)
         ways = {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}
-        return ways["ksgen"]() if self._fastest(x, ways) == "ksgen" else None
+        with suppress(PendingError), deferred(may_defer):
+            if self._fastest(x, ways) == "ksgen":
+                return self._in_one_launch(x)
+        return None
 
     def _on_gpu(self, x: Tensor) -> Tensor | None:
         layer = self._first
@@ -161,7 +168,10 @@ class KSLinears(nn.ModuleList):
         if not self._verdict(x.device, wanted, x.numel() // layer.in_features).is_one:
             return None
         try:
-            return self._in_one_launch(x)
+            with deferred(may_defer):
+                return self._in_one_launch(x)
+        except PendingError:
+            return None
         except ToolchainError as error:
             disable_fusion(self._own_launcher(), error)
             return None
@@ -197,7 +207,9 @@ class KSLinears(nn.ModuleList):
         if _are_watched(layers):
             return False
         tensors = [tensor for each in layers for tensor in (*each.weights, each.bias)]
-        if not self._are_alike or not is_plain(x, *tensors) or torch.is_autocast_enabled(place) or not has_kernels(x.device):
+        if not self._are_alike or not is_plain(x, *tensors) or torch.is_autocast_enabled(place):
+            return False
+        if not is_ready(x.device) or not has_kernels(x.device):
             return False
         layer, features = layers[0], x.shape[-1] if layers[0].layout == "bsf" else x.shape[0]
         is_usual = layer.fuse != "no" and layer.backend in ("auto", "ksgen") and features == layer.in_features

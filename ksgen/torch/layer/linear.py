@@ -15,6 +15,7 @@ from ksgen.spec.kernel import checked_batch
 from ksgen.spec.storage import STORED, x_precisions
 from ksgen.torch.conversion.factorize import factorize
 from ksgen.torch.layer.base import ChainLayer
+from ksgen.torch.layer.building import build_calls
 from ksgen.torch.layer.explained import explained
 from ksgen.torch.layer.group import KSLinears, group
 from ksgen.torch.layer.initial import INITS, Init, initialize
@@ -376,6 +377,33 @@ class KSLinear(ChainLayer, nn.Linear):
             torch.Size([5, 18])
         """
         return group(layers)
+
+    def build(self, batch: int | Sequence[int]) -> Self:
+        """Compile all kernels of calls at some batch sizes now, in parallel, and time them for `backend="auto"`.
+
+        Later calls at these sizes use the fastest method at once. In training mode, kernels of the gradients are
+        included. A terminal shows a progress bar. For x of another dtype, or under autocast, use `ksgen.torch.build`.
+
+        Args:
+            batch: Batch size, or a list of them: all dimensions of x except the features, multiplied.
+
+        Returns:
+            The layer itself.
+
+        Raises:
+            SpecError: A batch size is no whole number of at least 1.
+            ToolchainError: A kernel that PyTorch's products cannot replace cannot be compiled.
+
+        Examples:
+            >>> from ksgen.torch import KSLinear
+            >>> layer = KSLinear("1,3,2,2").eval().build(batch=[1, 4])
+        """
+        dtype = torch.float32 if self.is_stored else self._dtype
+        sizes = [(checked_batch(each), self.in_features) for each in listed(batch) or [batch]]
+        shapes = sizes if self.layout == "bsf" else [size[::-1] for size in sizes]
+        device = next(self.buffers() if self.is_stored else self.parameters()).device
+        build_calls(self, [((torch.zeros(shape, dtype=dtype, device=device),), {}) for shape in shapes])
+        return self
 
     def freeze(self) -> Self:
         """Declare that the weights stay unchanged, so that packed forms are cached until they thaw.

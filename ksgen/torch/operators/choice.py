@@ -1,17 +1,17 @@
 """Choice between ksgen's kernels and PyTorch products on views for `backend="auto"`, with the reason."""
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import product
-from math import inf
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ksgen.build.background import PendingError, deferred, outcome
 from ksgen.devices import device_for, find_device
 from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.families import family_named
@@ -20,17 +20,15 @@ from ksgen.launch.choice import limits_of
 from ksgen.launch.fused import Verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
-from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
 from ksgen.pattern import Gain
 from ksgen.spec import Activation, Epilogue, Fuse, KernelSpec
 from ksgen.spec.storage import SAME
 from ksgen.torch.operators.checks import dtype_name
+from ksgen.torch.operators.meanwhile import MOST_ADDED_S, Trial, Way, may_defer, note_unsettled
 
 _not_one: dict[Any, str] = {}  # layers for which a fused launch failed, and why
 KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices that kernels support, if ksgen finds a matching device
 REMEMBERED = 4096  # cached choices: one per kernel and batch size
-TURNS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
-MOST_TURNS, LONG_S = 100, 1e-2  # more rounds while all together take no longer than this
 
 KINDS = {
     "prepared": "frozen",
@@ -56,9 +54,10 @@ WAYS_OF_GROUPS = {
     "each": "each layer by its fastest way",
 }
 
-Way = Callable[[], Tensor]
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds per method, by job and threads
 _doubts: dict[Hashable, str] = {}  # for the same keys: why the times are unreliable; empty if they are reliable
+_open: set[str] = set()  # devices that were opened, as the environment names them
+_trials: dict[Hashable, Trial] = {}  # of jobs that are being timed, for the same keys
 _unbuilt: dict[KernelSpec, str] = {}  # kernels that no compiler here could build, and why; never retried
 
 
@@ -88,6 +87,18 @@ def has_kernels(device: Any) -> bool:
     return device.type in KERNEL_DEVICES and (device.type != "cpu" or _has_processor(os.environ.get("KSGEN_DEVICE", "")))
 
 
+def is_ready(device: Any) -> bool:
+    """Whether the device of a tensor is open. Otherwise the background opens it, while PyTorch multiplies."""
+    asked = os.environ.get("KSGEN_DEVICE", "")
+    if device.type != "cpu" or asked in _open:
+        return True
+    with suppress(PendingError), deferred(may_defer):
+        outcome(("the device", asked), "a device", partial(_has_processor, asked), imports=True)
+        _open.add(asked)
+        return True
+    return False
+
+
 @cache
 def _has_processor(asked: str) -> bool:
     """Whether host arrays are multiplied on the processor, in place.
@@ -105,16 +116,24 @@ def serve(own: Launcher, x: Tensor, layout: str, precision: str | None, backend:
 
     `what` holds the epilogue, or a job other than a product.
     """
+    if backend == "auto" and precision in (None, dtype_name(x.dtype)) and not is_ready(x.device):
+        note_unsettled()
+        return ways["strided"]()
     if not has_kernels(x.device):
         return ways["strided"]()
     if backend != "auto":
         return ways[backend]()
     kernel, batch = _kernel(own, precision or dtype_name(x.dtype), layout, **what), x.shape[0 if layout == "bsf" else 1]
     if is_measured_here(kernel, x.device):
-        return ways[faster((kernel, size_of(batch), *ways), ways)]()
+        return run_fastest((kernel, size_of(batch), *ways), ways, "strided")
     chosen = choose(kernel, batch, x.device).backend
     try:
-        return ways[chosen]()
+        if chosen != "ksgen" or kernel.precision != kernel.dtype:
+            return ways[chosen]()
+        with deferred(may_defer):
+            return ways["ksgen"]()
+    except PendingError:
+        return ways["strided"]()
     except ToolchainError as error:
         if chosen != "ksgen":
             raise
@@ -132,34 +151,64 @@ def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
     return bool(device.type == "cpu" and kernel.precision == kernel.dtype)
 
 
+def run_fastest(job: Hashable, ways: Mapping[str, Way], meanwhile: str, timed: Mapping[str, Way] | None = None) -> Tensor:
+    """Product by the fastest method, or by `meanwhile` until all were compiled and timed.
+
+    `timed` are runs that are timed in place of the methods.
+    """
+    key = job, torch.get_num_threads()
+    if key not in _measured and may_defer():
+        trial = _trial(key, timed or ways)
+        note_unsettled()
+        with deferred(may_defer):
+            if timed is None:
+                y = trial.serve(ways, meanwhile)
+            else:
+                y = ways[meanwhile]()
+                trial.go_on(timed)
+        _settle(key, trial)
+        return y
+    with suppress(PendingError), deferred(may_defer):
+        return ways[faster(job, timed or ways)]()
+    note_unsettled()
+    return ways[meanwhile]()
+
+
 def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
     """Name of the fastest method on this processor.
 
-    The methods are timed alternately at the first call of a job; the shortest time of each counts.
+    The methods are timed alternately at the first call of a job; the shortest time of each counts. Where calls do not
+    wait, timing goes on over several of them, and `PendingError` is raised until it is known.
     """
     key = job, torch.get_num_threads()
     if key not in _measured:
-        if len(_measured) >= REMEMBERED:
-            _measured.clear()
-            _doubts.clear()
-        seconds, watch = dict.fromkeys(ways, inf), Watch()
-        taken_us: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(MOST_TURNS):
-            if turn >= TURNS and turn * sum(seconds.values()) > LONG_S:
-                break
-            for name, way in ways.items():
-                start = perf_counter()
-                try:
-                    way()
-                except (DeviceError, ToolchainError) as error:
-                    _tell_once(str(error))
-                else:
-                    taken_us[name].append((perf_counter() - start) * 1e6)
-                    seconds[name] = min(taken_us[name]) / 1e6
-        share = watch.others_share()
-        _measured[key] = seconds
-        _doubts[key] = next(filter(None, (doubt(each[1:], [share]) for each in taken_us.values())), "")  # the first turn also builds
+        trial = _trial(key, ways)
+        if may_defer():
+            with deferred(may_defer):
+                trial.go_on(ways)
+        else:
+            trial.run_all(ways)
+        if not _settle(key, trial):
+            raise PendingError(str(job))
     return min(_measured[key], key=_measured[key].__getitem__)
+
+
+def _trial(key: Hashable, ways: Iterable[str]) -> Trial:
+    if len(_measured) >= REMEMBERED or len(_trials) >= REMEMBERED:
+        for each in (_measured, _doubts, _trials):
+            each.clear()
+    return _trials.setdefault(key, Trial(ways))
+
+
+def _settle(key: Hashable, trial: Trial) -> bool:
+    """Store the times of a trial that is complete."""
+    for error in trial.failed.values():
+        _tell_once(error)
+    if not trial.is_settled(MOST_ADDED_S):
+        return False
+    _measured[key], _doubts[key] = trial.seconds, trial.doubt
+    _trials.pop(key, None)
+    return True
 
 
 @cache

@@ -12,6 +12,7 @@ in "bsl". Forward-mode derivatives are products too, by the product rule.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from math import prod
 from typing import Any, Literal, get_args
@@ -22,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter, functional
 from torch.utils.flop_counter import register_flop_formula
 
+from ksgen.build.background import PendingError, deferred
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.spec import LAYOUTS, Activation, Epilogue, Fuse, Layout, PrecisionName
 from ksgen.spec.kernel import is_transposed, layout_word
@@ -31,15 +33,17 @@ from ksgen.torch.operators.checks import check, check_activation, check_backend,
 from ksgen.torch.operators.choice import (
     chain_launcher,
     disable_fusion,
-    faster,
     has_kernels,
     is_one_launch,
+    is_ready,
     job_of,
     launcher,
+    run_fastest,
     serve,
     size_of,
 )
 from ksgen.torch.operators.frozen import as_trained, derived, is_kept, operand
+from ksgen.torch.operators.meanwhile import may_defer, waiting
 from ksgen.torch.operators.products import ACTIVATIONS, finish
 
 Product = Callable[..., Tensor]
@@ -118,14 +122,21 @@ def _multiply_factor(
     def by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         return multiply_by_pytorch(x, weights, bias, residual, layout, activation)
 
-    if _is_traced() or (backend != "strided" and not _is_watched(*given) and not has_kernels(x.device)):
+    if _is_traced() or (backend != "strided" and not _is_watched(*given) and _lacks_kernels(x, precision, backend)):
         return by_pytorch(*given)
     if backend == "auto" and _is_small_step(*given, layout, precision):
         ways = dict(zip(STEP_WAYS, (by_functions, by_pytorch), strict=True))
         added = bias is not None, residual is not None
         job = step_job(weights.shape, x.shape[0 if layout == "bsf" else 1], x.dtype, layout, activation, *added, x.requires_grad)
-        return ways[faster(job, {name: partial(_step, way, given) for name, way in ways.items()})](*given)
+        timed = {name: partial(_step, way, given) for name, way in ways.items()}
+        return run_fastest(job, {name: partial(way, *given) for name, way in ways.items()}, "bmm", timed)
     return by_functions(*given)
+
+
+def _lacks_kernels(x: Tensor, precision: str | None, backend: str) -> bool:
+    """Whether no kernels multiply x. While the device is being opened, they may."""
+    defers = backend == "auto" and precision in (None, dtype_name(x.dtype))
+    return not (defers and not is_ready(x.device)) and not has_kernels(x.device)
 
 
 def step_job(
@@ -168,6 +179,8 @@ def multiply_chain(
 
     if is_one_alone or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
         return one_by_one()
+    if fuse == backend == "auto" and precision in (None, dtype_name(x.dtype)) and not is_ready(x.device):
+        return one_by_one()
     if not has_kernels(x.device):
         if fuse == "yes":
             raise LaunchError(f"fuse='yes' of tensors on {x.device.type}, for which there are no kernels; accepted: fuse='auto' or 'no'")
@@ -191,13 +204,16 @@ def multiply_chain(
     if x.device.type == "cuda":
         if is_one:
             try:
-                return by_launcher()
+                with deferred(may_defer) if wanted == dtype_name(x.dtype) and backend == "auto" else nullcontext():
+                    return by_launcher()
+            except PendingError:
+                pass
             except ToolchainError as error:
                 disable_fusion(own, error)
         return one_by_one()
     job = job_of("chain", [each.shape for each in weights], x.dtype, layout_word(layout, out_layout), activation, *added, between)
     ways = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
-    return ways[faster((job, size_of(batch), *ways), ways)]()
+    return run_fastest((job, size_of(batch), *ways), ways, "each")
 
 
 def transposed_at(
@@ -309,7 +325,10 @@ def _compute(
 
 
 def _without_tangents(compute: Product) -> Product:
-    """Wrap an operator's body to refuse forward-mode derivatives, which it cannot see and would drop."""
+    """Wrap an operator's body to refuse forward-mode derivatives, which it cannot see and would drop.
+
+    Results of compiled programs do not change, so it waits for its kernels.
+    """
 
     def computed(*given: Any) -> Tensor:
         if _is_forward_mode():
@@ -317,7 +336,8 @@ def _without_tangents(compute: Product) -> Product:
                 "ksgen's operators in an exported program have no forward-mode derivatives; accepted: torch.func.jvp of the module itself, "
                 "also inside torch.compile"
             )
-        return compute(*given)
+        with waiting():
+            return compute(*given)
 
     return computed
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ksgen.build.background import PendingError, deferred
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families.signature import each_chains
 from ksgen.launch import checks
@@ -28,8 +29,9 @@ from ksgen.spec.kernel import layout_word
 from ksgen.torch.operators import choice, frozen, ops, products
 from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import chain_launcher, faster, group_launcher, has_kernels, job_of, launcher, size_of
+from ksgen.torch.operators.choice import chain_launcher, faster, group_launcher, has_kernels, is_ready, job_of, launcher, size_of
 from ksgen.torch.operators.frozen import derived
+from ksgen.torch.operators.meanwhile import may_defer, note_unsettled
 from ksgen.torch.operators.products import finish
 
 BACKENDS = ("auto", "ksgen")  # backends with prepared calls
@@ -104,13 +106,19 @@ def _found(calls: dict[Hashable, Any], layers: Sequence[Any], x: Tensor, residua
 
 
 def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None) -> "Prepared | str":
+    if not is_ready(x.device):
+        return MET
     try:
         if len(layers) > 1 and not are_alike(layers):
             raise NotPreparedError
         for each in layers:
             _check_fits(each, x)
         job = _Job.of(layers, x, residual)
-        return MET if job is None else Prepared(layers, x, job)
+        with deferred(may_defer):
+            return MET if job is None else Prepared(layers, x, job)
+    except PendingError:
+        note_unsettled()
+        return MET
     except NotPreparedError:
         return UNFIT
 
@@ -513,6 +521,8 @@ def _is_served(layer: Any, x: Tensor, has_bias: bool) -> bool | None:
     chain, layout = layer.own_chain, layer.layout
     if layer.backend != "auto" or layer.out_layout is not None or layer.precision not in (None, dtype_name(x.dtype)):
         return False
+    if not is_ready(x.device):
+        return None
     if layer.fuse == "yes" or is_recomputed(layer.intermediates, chain, (layer.between, layer.activation)):
         return False
     features, batch = x.shape[-1 if layout == "bsf" else 0] if x.dim() else 0, x.numel() // chain.in_features

@@ -14,7 +14,7 @@ from ksgen.errors import DeviceError, ToolchainError  # noqa: E402
 from ksgen.launch.fused import Verdict  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import Epilogue, KernelSpec  # noqa: E402
-from ksgen.torch.operators import choice  # noqa: E402
+from ksgen.torch.operators import choice, meanwhile  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(
 
         return call
 
-    monkeypatch.setattr(choice, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(meanwhile, "perf_counter", lambda: now[0])
     ways = {"ksgen": way("ksgen", 2.0), "strided": way("strided", 1.0)}
     assert choice.faster("a job of this test", ways) == "strided"
-    assert calls == ["ksgen", "strided"] * choice.TURNS
+    assert calls == ["ksgen", "strided"] * meanwhile.TURNS
     assert choice.measured("a job of this test") == {"ksgen": 2.0, "strided": 1.0}
     assert choice.faster("a job of this test", ways) == "strided"
-    assert len(calls) == 2 * choice.TURNS
+    assert len(calls) == 2 * meanwhile.TURNS
 
 
 @pytest.mark.parametrize(("share", "slow"), [(None, 1.0), (0.5, 1.0), (None, 3.0)])
@@ -93,8 +93,8 @@ def test_times_that_were_disturbed_decide_and_it_is_said(share: float | None, sl
     kernel, now = KernelSpec(Pattern(2, 9, 5, 3)), [0.0]
     monkeypatch.setattr(choice, "_measured", {})
     monkeypatch.setattr(choice, "_doubts", {})
-    monkeypatch.setattr(choice, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(choice, "Watch", lambda: SimpleNamespace(others_share=lambda: share))
+    monkeypatch.setattr(meanwhile, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(meanwhile, "Watch", lambda: SimpleNamespace(others_share=lambda: share))
     calls = []
 
     def way(seconds: float) -> Any:

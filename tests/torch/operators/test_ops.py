@@ -514,7 +514,6 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return order.pop(0)
 
     monkeypatch.setattr(choice, "faster", next_of)
-    monkeypatch.setattr(ops, "faster", next_of)
     return order
 
 

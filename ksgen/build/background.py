@@ -1,0 +1,225 @@
+"""Runs slow work, such as compilation, in the background while its callers go on. Decides neither what nor when.
+
+`outcome` is the only way in. Inside `deferred` it raises `PendingError` until the background has the result. Elsewhere
+it does the work at once, and the work's own locks share what the background does already.
+"""
+
+import atexit
+import contextvars
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from ksgen.build.build import MOST_WAIT_S, usable_cores
+from ksgen.build.children import Children, current_children
+from ksgen.errors import ToolchainError, warn
+from ksgen.locks import new_lock
+from ksgen.values import excerpt
+
+MOST_WORKERS = 16
+FORK_WAIT_S = 5.0  # how long a fork waits for work that imports modules, whose locks a child would find taken for ever
+NOTICE_S = 2.0  # of waiting, after which a caller gets a warning with the reason
+Result = TypeVar("Result")
+
+
+class PendingError(Exception):
+    """Work that the background has not finished. Callers that defer work catch it; it never reaches users."""
+
+
+class Job:
+    """One piece of work: `done` is set once `result` or `error` is there."""
+
+    def __init__(self, what: str, work: Callable[[], Any], imports: bool, must_end: bool) -> None:
+        self.what, self._work, self.imports, self.must_end = what, work, imports, must_end
+        self.done = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:  # raised again in the thread that asks for the result
+            self.error = error
+        self.done.set()
+
+
+class _Background:
+    """Jobs of this process. Its threads are daemons and end when nothing is left to do."""
+
+    def __init__(self) -> None:
+        self.guard = new_lock()
+        self.jobs: dict[Hashable, Job] = {}  # unfinished, or finished and not asked for since
+        self.children = Children(is_background=True)
+        self._todo: deque[Job] = deque()
+        self._workers: list[threading.Thread] = []
+
+    def job(self, key: Hashable, make: Callable[[], Job]) -> Job:
+        """The job of a key, begun at the first call."""
+        with self.guard:
+            found = self.jobs.get(key)
+            if found is None:
+                found = self.jobs[key] = make()
+                self._todo.append(found)
+                self._start()
+        if not self._workers and not found.done.is_set():  # the system allows no thread
+            contextvars.copy_context().run(self._work)
+        return found
+
+    def _start(self) -> None:
+        if len(self._workers) < min(usable_cores(), MOST_WORKERS):
+            worker = threading.Thread(target=self._work, name="ksgen background", daemon=True)
+            with suppress(RuntimeError):  # no further thread, or the interpreter is ending
+                worker.start()
+                self._workers.append(worker)
+
+    def _work(self) -> None:
+        current_children.set(self.children)
+        while True:
+            with self.guard:
+                if not self._todo:
+                    with suppress(ValueError):
+                        self._workers.remove(threading.current_thread())
+                    return
+                job = self._todo.popleft()
+            job.run()
+
+    def unfinished(self) -> list[Job]:
+        with self.guard:
+            return [job for job in self.jobs.values() if not job.done.is_set()]
+
+    def stop(self) -> None:
+        """End compilers, begin nothing more, and wait until temporary folders are removed."""
+        unfinished = self.unfinished()
+        with self.guard:
+            workers = list(self._workers)
+            self._todo.clear()
+        self.children.stop()
+        patience = MOST_WAIT_S if any(job.must_end for job in unfinished) else 1.0
+        deadline = time.monotonic() + patience
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+
+_background = _Background()
+_policy: ContextVar[Callable[[], bool] | None] = ContextVar("_policy", default=None)  # whether missing work is deferred
+_notice: ContextVar["_Notice | None"] = ContextVar("_notice", default=None)
+
+
+@contextmanager
+def deferred(policy: Callable[[], bool]) -> Iterator[None]:
+    """Defer missing work to the background, if `policy()` says so when some is missing."""
+    token = _policy.set(policy)
+    try:
+        yield
+    finally:
+        _policy.reset(token)
+
+
+@contextmanager
+def awaited(caller: str, remedy: str) -> Iterator[None]:
+    """Wait for missing work. A warning after `NOTICE_S` says who waits for what, and the remedy."""
+    notice = _Notice(caller, remedy)
+    tokens = _policy.set(None), _notice.set(notice)
+    try:
+        yield
+    finally:
+        _policy.reset(tokens[0])
+        _notice.reset(tokens[1])
+        notice.end()
+
+
+class _Notice:
+    """Warning of a caller that waits for longer than `NOTICE_S`, from the first missing work on."""
+
+    def __init__(self, caller: str, remedy: str) -> None:
+        self._caller, self._remedy, self._what = caller, remedy, ""
+        self._timer: threading.Timer | None = None
+
+    def begin(self, what: str) -> None:
+        self._what = what
+        if self._timer is None:
+            self._timer = threading.Timer(NOTICE_S, self._tell)
+            self._timer.daemon = True
+            with suppress(RuntimeError):  # no thread can be started: no warning
+                self._timer.start()
+
+    def _tell(self) -> None:
+        warn(f"{self._caller} has waited {NOTICE_S:g} s for {self._what} to compile; {self._remedy}")
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def outcome(key: Hashable, what: str, work: Callable[[], Any], *, imports: bool = False, must_end: bool = False) -> Any:
+    """Result of some work, or its error; `PendingError` while the background does it for a caller that defers.
+
+    `what` names the work in warnings. `imports` says that it may import modules, and `must_end` that the process cannot
+    end before it. The caller keeps the result: it is handed out once.
+    """
+    policy = _policy.get()
+    if policy is None or not policy():
+        if notice := _notice.get():
+            notice.begin(what)
+        return work()
+    job = _background.job(key, lambda: Job(what, work, imports, must_end))
+    if not job.done.is_set():
+        raise PendingError(what)
+    with _background.guard:
+        _background.jobs.pop(key, None)
+    if job.error:
+        raise job.error
+    return job.result
+
+
+def all_of(works: Iterable[Callable[[], Result]]) -> tuple[Result, ...]:
+    """Results of several works. All missing ones begin before `PendingError` is raised."""
+    found, pending = [], None
+    for work in works:
+        try:
+            found.append(work())
+        except PendingError as error:
+            pending = error
+    if pending:
+        raise pending
+    return tuple(found)
+
+
+def is_busy() -> bool:
+    """Whether the background has work, which disturbs measured times."""
+    return bool(_background.unfinished())
+
+
+def unfinished() -> list[Job]:
+    """Jobs that the background has not finished."""
+    return _background.unfinished()
+
+
+def always_waits() -> bool:
+    """Whether `KSGEN_COMPILE` asks every call to wait for its kernels."""
+    asked = os.environ.get("KSGEN_COMPILE", "")
+    if asked not in ("", "background", "wait"):
+        raise ToolchainError(f"KSGEN_COMPILE={excerpt(asked)}; accepted: background (the default) or wait")
+    return asked == "wait"
+
+
+def _before_fork() -> None:
+    for job in _background.unfinished():
+        if job.imports:
+            job.done.wait(FORK_WAIT_S)
+
+
+def _in_child() -> None:
+    """Give the child a background of its own: it has no threads, and its parent's compilers are not its children."""
+    global _background
+    _background = _Background()
+
+
+atexit.register(lambda: _background.stop())
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -1,0 +1,70 @@
+"""Compiles the kernels of a model before its first call, in parallel. Chooses no kernel: calls of the model find them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ksgen.build.background import deferred, unfinished
+from ksgen.torch.conversion.factorize import progress_bar
+from ksgen.torch.operators.meanwhile import building, times_unsettled
+
+LAST_CALLS = 2  # that find nothing missing: a frozen layer is prepared by its second call
+
+
+def build(model: nn.Module, *x: Any, **options: Any) -> None:
+    """Compile all kernels of a call of a model now, in parallel, and time them for `backend="auto"`.
+
+    Later calls on such arguments use the fastest methods at once. The model is called a few times. In training mode,
+    gradients are computed too, but not stored. A terminal shows a progress bar.
+
+    Args:
+        model: Module with `KSLinear` layers, or one such layer.
+        *x: Arguments of the call, such as a batch of inputs. Their values do not matter, their shapes do.
+        **options: Arguments by name.
+
+    Raises:
+        ToolchainError: A kernel that PyTorch's products cannot replace cannot be compiled.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from ksgen.torch import KSLinear, build
+        >>> model = nn.Sequential(KSLinear("1,3,2,2"), nn.ReLU()).eval()
+        >>> build(model, torch.zeros(5, 4))
+    """
+    build_calls(model, [(x, options)])
+
+
+def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
+    """Build like `build`, for several calls together: their positional arguments, and those by name."""
+    rounds_left = LAST_CALLS
+    token = building.set(True)
+    try:
+        with deferred(lambda: True):
+            while rounds_left:
+                before = times_unsettled()
+                for x, options in calls:
+                    _call(model, x, options)
+                jobs = unfinished()
+                with progress_bar(bool(jobs), "compiling", len(jobs)) as advance:
+                    for job in jobs:
+                        job.done.wait()
+                        advance()
+                rounds_left = LAST_CALLS if jobs or before != times_unsettled() else rounds_left - 1
+    finally:
+        building.reset(token)
+
+
+def _call(model: nn.Module, x: Sequence[Any], options: Mapping[str, Any]) -> None:
+    if not model.training:
+        with torch.no_grad():
+            model(*x, **options)
+        return
+    with torch.enable_grad():
+        y = sum(each.sum() for each in tree_leaves(model(*x, **options)) if isinstance(each, Tensor) and each.requires_grad)
+        wanted = [each for each in model.parameters() if each.requires_grad]
+        if isinstance(y, Tensor) and wanted:
+            torch.autograd.grad(y, wanted, allow_unused=True)

@@ -1,0 +1,183 @@
+"""What calls do while kernels are missing or methods are not timed yet: PyTorch's products serve, and timing is rationed.
+
+Runs no kernel by itself. Where calls wait instead, as `may_defer` says, they compile and time at once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from time import monotonic, perf_counter
+
+import torch
+from torch import Tensor, distributed
+
+from ksgen.build.background import PendingError, always_waits, is_busy
+from ksgen.errors import DeviceError, ToolchainError
+from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
+
+Way = Callable[[], Tensor]
+TURNS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
+MOST_TURNS, LONG_S = 100, 1e-2  # more rounds while all together take no longer than this
+MOST_ADDED_S = 0.04  # that timing adds to calls at once
+SHARE = 0.2  # of the time that timing takes on average
+
+building: ContextVar[bool] = ContextVar("building", default=False)  # calls only find what is missing, and time at once
+_waits: ContextVar[bool] = ContextVar("_waits", default=False)  # calls wait for their kernels
+
+
+def may_defer() -> bool:
+    """Whether PyTorch's products may serve while kernels are compiled, so that results change once in the last bits.
+
+    Not under deterministic algorithms, in compiled programs, in one of several processes or with KSGEN_COMPILE=wait.
+    """
+    if building.get():
+        return True
+    if always_waits() or _waits.get() or torch.are_deterministic_algorithms_enabled():
+        return False
+    return not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Wait for missing kernels, in compiled programs and where layers are timed."""
+    token = _waits.set(True)
+    try:
+        yield
+    finally:
+        _waits.reset(token)
+
+
+class _Ration:
+    """Seconds that timing may take: `MOST_ADDED_S` at once, and `SHARE` of the time on average."""
+
+    def __init__(self) -> None:
+        self._left, self._at = MOST_ADDED_S, monotonic()
+
+    def left(self) -> float:
+        if building.get():
+            return float("inf")
+        now = monotonic()
+        self._left, self._at = min(MOST_ADDED_S, self._left + SHARE * (now - self._at)), now
+        return self._left
+
+    def spend(self, seconds: float) -> None:
+        self._left = max(-MOST_ADDED_S, self._left - seconds)
+
+
+_ration = _Ration()
+_unsettled = 0  # products that PyTorch served meanwhile: a run that contains one is not timed
+
+
+class Trial:
+    """Times of a job's methods, taken in one call or over several ones."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.taken_us: dict[str, list[float]] = {name: [] for name in names}
+        self.failed: dict[str, str] = {}  # methods that cannot run, and why
+        self._last: dict[str, float] = {}  # seconds of each method's last run, disturbed or not
+        self._shares: list[float | None] = []
+        self._serves = False  # whether calls of this job can be served by a method that is being timed
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {name: min(each) / 1e6 if each and name not in self.failed else float("inf") for name, each in self.taken_us.items()}
+
+    @property
+    def doubt(self) -> str:
+        return next(filter(None, (doubt(each[1:], self._shares) for each in self.taken_us.values())), "")  # the first turn also builds
+
+    def is_settled(self, most_s: float = float("inf")) -> bool:
+        """Whether every method was timed often enough: once, if one round takes longer than `most_s`."""
+        if not (open_ways := self._open()):
+            return True
+        turns = min(len(self.taken_us[name]) for name in open_ways)
+        once = sum(min(self.taken_us[name], default=0.0) for name in open_ways) / 1e6
+        if turns and once > most_s:
+            return True
+        return turns >= MOST_TURNS or (turns >= TURNS and turns * once > LONG_S)
+
+    def run_all(self, ways: Mapping[str, Way]) -> None:
+        """Time all methods now, alternately."""
+        watch = Watch()
+        while not self.is_settled():
+            self._run_next(ways)
+        self._shares.append(watch.others_share())
+
+    def serve(self, ways: Mapping[str, Way], meanwhile: str) -> Tensor:
+        """Serve a call by the method `meanwhile`, and time others within the ration.
+
+        Where it takes longer than the ration, a method that was not timed yet serves the call itself.
+        """
+        self._serves = True
+        if self._last.get(meanwhile, 0.0) > MOST_ADDED_S:
+            for name in self._unmet():
+                try:
+                    return self._run(name, ways[name])
+                except (PendingError, DeviceError, ToolchainError):
+                    continue
+        y = self._run(meanwhile, ways[meanwhile])
+        self.go_on(ways)
+        return y
+
+    def go_on(self, ways: Mapping[str, Way]) -> None:
+        """Time methods within the ration. Kernels that are missing are compiled in the background first."""
+        pending = [name for name in self._unmet() if not self._may_run_next(name, ways)]
+        if pending or is_busy():
+            return
+        watch = Watch()
+        while not self.is_settled(MOST_ADDED_S) and self._may_run_next(self._next(), ways):
+            pass
+        self._shares.append(watch.others_share())
+
+    def _open(self) -> list[str]:
+        return [name for name in self.taken_us if name not in self.failed]
+
+    def _unmet(self) -> list[str]:
+        return [name for name in self._open() if name not in self._last]
+
+    def _next(self) -> str:
+        return min(self._open(), key=lambda name: len(self.taken_us[name]))
+
+    def _run_next(self, ways: Mapping[str, Way]) -> None:
+        with suppress(DeviceError, ToolchainError):
+            self._run(name := self._next(), ways[name])
+
+    def _may_run_next(self, name: str, ways: Mapping[str, Way]) -> bool:
+        """Run a method if the ration allows it; False if it does not, or kernels are missing."""
+        expected, left = self._last.get(name, max(self._last.values(), default=0.0)), _ration.left()
+        may_serve = self._serves and name not in self._last
+        if expected > left and (may_serve or left < MOST_ADDED_S):  # a full ration suffices after a run that was disturbed
+            return False
+        start, before = perf_counter(), _unsettled
+        try:
+            self._run(name, ways[name])
+        except PendingError:
+            return False
+        except (DeviceError, ToolchainError):
+            pass
+        finally:
+            _ration.spend(perf_counter() - start)
+        return before == _unsettled
+
+    def _run(self, name: str, way: Way) -> Tensor:
+        start, before, was_busy = perf_counter(), _unsettled, is_busy()
+        try:
+            y = way()
+        except (DeviceError, ToolchainError) as error:
+            self.failed[name] = str(error)
+            raise
+        self._last[name] = perf_counter() - start
+        if before == _unsettled and not was_busy:
+            self.taken_us[name].append(self._last[name] * 1e6)
+        return y
+
+
+def note_unsettled() -> None:
+    """Note that PyTorch served a product meanwhile."""
+    global _unsettled
+    _unsettled += 1
+
+
+def times_unsettled() -> int:
+    """How often PyTorch served a product meanwhile."""
+    return _unsettled

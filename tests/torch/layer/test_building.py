@@ -1,0 +1,99 @@
+"""`build`: everything that a call needs is compiled before it, in parallel."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+
+from ksgen.errors import SpecError  # noqa: E402
+from ksgen.torch import KSLinear  # noqa: E402
+from tests.support.gated import run_gated  # noqa: E402
+from tests.torch.operators.test_meanwhile import passes  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes of POSIX")
+
+
+def test_a_layer_compiles_nothing_after_its_build(tmp_path: Path) -> None:
+    """Values, then gradients, then frozen, then weights in eight bits, which PyTorch does not multiply by."""
+    passes(
+        tmp_path,
+        """
+        from torch import nn
+        from ksgen.torch import build
+        open_gate()
+        layer = KSLinear(["1,6,4,2", "2,3,6,1"])
+        assert layer.eval().build(batch=[5, 40]) is layer
+        before = started()
+        assert before > 1
+        os.environ["KSGEN_COMPILE"] = "wait"  # whatever is missing is compiled at once
+        with torch.no_grad():
+            for batch in (5, 40):
+                layer(torch.randn(batch, 8))
+        assert started() == before
+        layer.train().build(5)
+        between = started()
+        assert between > before
+        layer(torch.randn(5, 8)).sum().backward()
+        assert started() == between and layer.weights[0].grad is not None
+        layer.eval().freeze().build(5)
+        between = started()
+        with torch.no_grad():
+            for _ in range(3):
+                layer(torch.randn(5, 8))
+        assert started() == between
+        model = nn.Sequential(layer.quantize("int8"), nn.ReLU()).eval()
+        x = torch.randn(5, 8)
+        build(model, x)
+        assert started() > between
+        between = started()
+        with torch.no_grad():
+            assert torch.allclose(model(x), torch.relu(layer(x)), atol=0.05)
+        assert started() == between
+        """,
+    )
+
+
+def test_kernels_are_compiled_side_by_side(tmp_path: Path) -> None:
+    """Every core has a compiler before the first one ends."""
+    passes(
+        tmp_path,
+        """
+        from ksgen.build.build import usable_cores
+        layer = KSLinear(["1,6,4,2", "2,3,6,1"])
+        thread = threading.Thread(target=lambda: layer.build(5))
+        thread.start()
+        until(lambda: started() == min(usable_cores(), 4))
+        open_gate()
+        thread.join()
+        """,
+    )
+
+
+def test_a_compiler_that_fails(tmp_path: Path) -> None:
+    """PyTorch's products replace kernels, with a warning; where they cannot, it is an error."""
+    ended = run_gated(
+        tmp_path,
+        """
+        from ksgen.errors import ToolchainError
+        open_gate()
+        layer = KSLinear("2,3,4,1", bias=False)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            layer.build(4)
+        assert any("PyTorch multiplies, as no kernel can be had" in str(each.message) for each in told)
+        try:
+            layer.quantize("int8").build(4)
+        except ToolchainError as error:
+            print(str(error).splitlines()[0])
+        """,
+        action="echo 'error: no such machine'; exit 1",
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "refused it" in ended.stdout
+
+
+def test_a_batch_is_a_whole_number() -> None:
+    with pytest.raises(SpecError, match="batch=0; accepted: "):
+        KSLinear("2,3,4,1").build(0)

@@ -1,0 +1,287 @@
+"""Calls whose kernels are missing: PyTorch's products serve, the background compiles, and later calls use the kernels."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+
+from ksgen.build.background import PendingError  # noqa: E402
+from ksgen.errors import ToolchainError  # noqa: E402
+from ksgen.torch.operators import meanwhile, ops  # noqa: E402
+from tests.support.gated import run_gated  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes of POSIX")
+
+
+def passes(folder: Path, program: str, **options: Any) -> None:
+    """The program ends well, and says nothing."""
+    ended = run_gated(folder, program, **options)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_products_of_pytorch_serve_until_kernels_are_compiled(tmp_path: Path) -> None:
+    """A layer of two factors: values, then both gradients, then the frozen layer."""
+    passes(
+        tmp_path,
+        """
+        layer, x = KSLinear(["1,6,4,2", "2,3,6,1"]), torch.randn(5, 8)
+        copy = KSLinear.from_weights(list(layer.weights), layer.bias, backend="strided")
+
+        def values():
+            with torch.no_grad():
+                return [layer(x)]
+
+        def step():
+            return [layer(x), *torch.autograd.grad(layer(x).sum(), list(layer.parameters()))]
+
+        def frozen():
+            return values()
+
+        for call in (values, step, frozen):
+            if call is frozen:
+                layer.eval().freeze()
+            with torch.no_grad():
+                wanted = [copy(x)]
+            if call is step:
+                wanted += torch.autograd.grad(copy(x).sum(), list(copy.parameters()))
+            (folder / "gate").unlink(missing_ok=True)
+            for _ in range(4):
+                assert all(map(torch.allclose, call(), wanted))
+            if call is values:
+                until(lambda: started())
+                assert not launched and choice._measured == {}
+            open_gate()
+
+            def is_settled():
+                assert all(map(torch.allclose, call(), wanted))
+                return choice._measured and not background.unfinished() and not choice._trials
+
+            until(is_settled)
+            call()
+            assert not choice._trials and not background.unfinished()
+        assert {"__call__", "gradient"} <= set(launched)
+        """,
+    )
+
+
+def test_threads_and_layers_share_one_compilation(tmp_path: Path) -> None:
+    passes(
+        tmp_path,
+        """
+        layers, x = [KSLinear("2,3,4,1", bias=False) for _ in range(2)], torch.randn(4, 8)
+
+        def call(layer):
+            with torch.no_grad():
+                return layer(x)
+
+        def settle(layer):
+            until(lambda: call(layer) is not None and choice._measured)
+
+        threads = [threading.Thread(target=call, args=(layer,)) for layer in layers * 2]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        open_gate()
+        threads = [threading.Thread(target=settle, args=(layer,)) for layer in layers]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert started() == 2, started()  # the kernel, and the function that shares work out
+        """,
+    )
+
+
+def test_a_compiler_that_fails_is_warned_of_once(tmp_path: Path) -> None:
+    ended = run_gated(
+        tmp_path,
+        """
+        layer, x = KSLinear(["1,6,4,2", "2,3,6,1"], bias=False), torch.randn(5, 8)
+        wanted = KSLinear.from_weights(list(layer.weights), backend="strided")(x)
+        open_gate()
+
+        def is_settled():
+            assert torch.allclose(layer(x), wanted)
+            with torch.no_grad():
+                assert torch.allclose(layer(x), wanted)
+            return choice._measured and not background.unfinished() and not choice._trials
+
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            until(is_settled)
+            for _ in range(5):
+                is_settled()
+        assert not launched
+        words = [str(each.message).splitlines()[0] for each in told if "no kernel can be had" in str(each.message)]
+        assert len(words) == len(set(words)) and all("refused it" in each for each in words), words
+        print(len(words))
+        """,
+        action="echo 'error: no such machine'; exit 1",
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert int(ended.stdout) >= 1
+
+
+def test_a_process_ends_while_compilers_run(tmp_path: Path) -> None:
+    """At once, without a word, and its compilers end with it."""
+    passes(
+        tmp_path,
+        """
+        layer, x = KSLinear("2,3,4,1"), torch.randn(4, 8)
+        until(lambda: layer(x) is not None and started())
+        """,
+    )
+    for process in (tmp_path / "started").read_text().split():
+        assert not Path("/proc", process).exists()
+
+
+def test_a_forked_child_compiles_by_itself(tmp_path: Path) -> None:
+    """It has none of its parent's threads, and leaves its parent's compilers alone."""
+    passes(
+        tmp_path,
+        """
+        import warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork of a process with threads
+        torch.set_num_threads(1)
+        layer, x = KSLinear("2,3,4,1", bias=False), torch.randn(4, 8)
+        wanted = KSLinear.from_weights(list(layer.weights), backend="strided")(x)
+
+        def call():
+            with torch.no_grad():
+                return torch.allclose(layer(x), wanted)
+
+        until(lambda: call() and started())
+        child = os.fork()
+        if not child:
+            assert call() and not launched
+            until(lambda: call() and background.unfinished())
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        open_gate()
+        until(lambda: call() and choice._measured)
+        assert launched
+        """,
+    )
+
+
+def test_what_pytorch_has_not_waits_and_says_so(tmp_path: Path) -> None:
+    passes(
+        tmp_path,
+        """
+        background.NOTICE_S = 0.1
+        layer, x = KSLinear("2,3,4,1", bias=False).quantize("int8"), torch.randn(4, 8)
+        told = []
+        def note(message):
+            told.append(message)
+            open_gate()
+        background.warn = note
+        y = layer(x)
+        assert torch.allclose(y, x @ layer.to_dense().T, atol=1e-5)
+        name, _, rest = told.pop().partition(" has waited 0.1 s for ")
+        assert name == "QuantizedKSLinear(2,3,4,1)", name
+        assert rest.endswith(" to compile; layer.build(batch=...) compiles beforehand, in parallel"), rest
+        assert rest.startswith("ks_2x3x4x1_float32_int8_bsf "), rest
+        assert not told and not threading.active_count() > 2
+        """,
+    )
+
+
+@pytest.mark.parametrize("why", ["deterministic", "environment", "processes", "operator"])
+def test_when_calls_wait(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_COMPILE", "background")
+    assert meanwhile.may_defer()
+    if why == "deterministic":
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    elif why == "environment":
+        monkeypatch.setenv("KSGEN_COMPILE", "wait")
+    elif why == "processes":
+        for name, found in (("is_available", True), ("is_initialized", True), ("get_world_size", 2)):
+            monkeypatch.setattr(torch.distributed, name, lambda found=found: found)
+    else:
+        seen: list[bool] = []
+        monkeypatch.setattr(ops, "serve", lambda own, x, *_, **__: seen.append(meanwhile.may_defer()) or x.new_empty(1, 6))
+        torch.ops.ksgen.multiply(torch.ones(1, 4), torch.ones(1, 3, 2, 2), None, None, "bsf", None, "none", False, "auto")
+        assert seen == [False]
+        return
+    assert not meanwhile.may_defer()
+
+
+def test_the_environment_is_read_with_care(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_COMPILE", "never")
+    with pytest.raises(ToolchainError, match=r"^KSGEN_COMPILE='never'; accepted: background \(the default\) or wait$"):
+        meanwhile.may_defer()
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands still unless a test moves it, and a full ration of timing."""
+    now = [0.0]
+    monkeypatch.setattr(meanwhile, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(meanwhile, "monotonic", lambda: now[0])
+    monkeypatch.setattr(meanwhile, "is_busy", lambda: False)
+    monkeypatch.setattr(meanwhile, "_ration", meanwhile._Ration())
+    return now
+
+
+def way(at: list[float], seconds: float, runs: list[str], name: str, pending: list[bool] | None = None) -> Any:
+    def run() -> Any:
+        if pending and pending[0]:
+            raise PendingError(name)
+        at[0] += seconds
+        runs.append(name)
+        return name
+
+    return run
+
+
+def test_timing_adds_no_more_than_its_ration_to_a_call(at: list[float]) -> None:
+    runs: list[str] = []
+    ways = {"ksgen": way(at, 0.004, runs, "ksgen"), "strided": way(at, 0.005, runs, "strided")}
+    trial, calls = meanwhile.Trial(ways), 0
+    while not trial.is_settled(meanwhile.MOST_ADDED_S):
+        start, calls = at[0], calls + 1
+        assert trial.serve(ways, "strided") == "strided"  # results change once: when the trial is settled
+        assert at[0] - start <= 0.005 + 0.05
+    assert 1 < calls < 10
+    assert min(map(runs.count, ways)) >= meanwhile.TURNS
+    assert trial.seconds == pytest.approx({"ksgen": 0.004, "strided": 0.005})
+
+
+def test_a_run_that_was_disturbed_is_repeated(at: list[float]) -> None:
+    runs: list[str] = []
+    ways = {"ksgen": way(at, 0.004, runs, "ksgen"), "strided": way(at, 0.005, runs, "strided")}
+    trial = meanwhile.Trial(ways)
+    trial._last["ksgen"] = 0.2
+    for _ in range(100):
+        trial.serve(ways, "strided")
+        at[0] += 1
+    assert trial.is_settled()
+
+
+def test_long_products_are_timed_as_they_serve(at: list[float]) -> None:
+    runs: list[str] = []
+    pending = [True]
+    ways = {"ksgen": way(at, 0.1, runs, "ksgen", pending), "strided": way(at, 0.3, runs, "strided")}
+    trial = meanwhile.Trial(ways)
+    assert [trial.serve(ways, "strided") for _ in range(3)] == ["strided"] * 3
+    pending[0] = False
+    assert trial.serve(ways, "strided") == "ksgen"
+    assert trial.is_settled(meanwhile.MOST_ADDED_S)
+    assert runs == ["strided"] * 3 + ["ksgen"]
+
+
+def test_nothing_is_timed_while_the_background_is_busy(at: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    ways = {"ksgen": way(at, 0.001, runs, "ksgen"), "strided": way(at, 0.001, runs, "strided")}
+    trial = meanwhile.Trial(ways)
+    monkeypatch.setattr(meanwhile, "is_busy", lambda: True)
+    trial.serve(ways, "strided")
+    assert trial.taken_us == {"ksgen": [], "strided": []}
+    monkeypatch.setattr(meanwhile, "is_busy", lambda: False)
+    while not trial.is_settled():
+        trial.serve(ways, "strided")
