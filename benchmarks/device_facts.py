@@ -73,7 +73,8 @@ AT_ONCE = 8
 
 # Repeated boxes from an array in the cache, several in flight.
 FETCH = """
-extern "C" __global__ void fetch(const __grid_constant__ TensorMap x, long long boxes, long long across, long long along) {
+extern "C" __global__ void fetch(const __grid_constant__ TensorMap x, long long boxes, long long across,
+    long long along) {
     const unsigned full = shared_address(shared_memory + STAGES * BYTES);
     if (threadIdx.x != 0) return;
     for (int s = 0; s < STAGES; ++s) mbarrier_init(full + 8 * s, 1);
@@ -84,7 +85,8 @@ extern "C" __global__ void fetch(const __grid_constant__ TensorMap x, long long 
         if (i >= boxes) continue;
         const long long at = blockIdx.x * boxes + i;
         mbarrier_arrive_expect(full + 8 * s, BYTES);
-        load_box(shared_address(shared_memory + s * BYTES), x, full + 8 * s, at % across * WORDS, 0, at / across % along * ROWS);
+        load_box(shared_address(shared_memory + s * BYTES), x, full + 8 * s, at % across * WORDS, 0,
+            at / across % along * ROWS);
     }
 }
 """
@@ -114,7 +116,16 @@ class Rate:
         return render(head + kernel, wgmma=wgmma)
 
     def flops(self, blocks: int, rounds: int) -> float:
-        return 2.0 * 2 * 64 * self.columns * Wgmma(self.operand, self.columns, self.a_in_registers).k * AT_ONCE * blocks * rounds
+        return (
+            2.0
+            * 2
+            * 64
+            * self.columns
+            * Wgmma(self.operand, self.columns, self.a_in_registers).k
+            * AT_ONCE
+            * blocks
+            * rounds
+        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +144,9 @@ class Fetch:
 
     @property
     def text(self) -> str:
-        head = f"\nconstexpr int STAGES = {STAGES}, ROWS = {ROWS}, BYTES = {self.bytes}, WORDS = {self.row_bytes // 4};\n"
+        head = (
+            f"\nconstexpr int STAGES = {STAGES}, ROWS = {ROWS}, BYTES = {self.bytes}, WORDS = {self.row_bytes // 4};\n"
+        )
         return render(head + FETCH)
 
     def map(self, lines: int) -> TensorMap:
@@ -188,7 +201,10 @@ def lower_bits(launch: Launch) -> dict[str, str]:
         before = y.copy()
         launch(case)
         grades = {"cut off": a, "rounded": rounded, "used": whole}
-        errors = {word: float(np.abs(y - before - each.astype(np.float64) @ b.astype(np.float64).T).max()) for word, each in grades.items()}
+        errors = {
+            word: float(np.abs(y - before - each.astype(np.float64) @ b.astype(np.float64).T).max())
+            for word, each in grades.items()
+        }
         found[case.name] = min(errors, key=lambda word: errors[word])
     return found
 
@@ -222,7 +238,9 @@ def measure_rate(device: Device, rate: Rate, rounds: int = 4096) -> float:
     blocks = device.limits.multiprocessors
     handle = device.load(build(rate.text, "rate", device.target, device.compiler()), "rate", rate.shared_bytes)
     y = device.allocate(1024)
-    taken = device.time(lambda: device.launch(handle, blocks, 256, rate.shared_bytes, (y, rounds), None), None, runs=7, warmup=2)
+    taken = device.time(
+        lambda: device.launch(handle, blocks, 256, rate.shared_bytes, (y, rounds), None), None, runs=7, warmup=2
+    )
     return rate.flops(blocks, rounds) / median(taken) / 1e12
 
 
@@ -232,14 +250,18 @@ def measure_fetch(device: Device, fetch: Fetch, boxes: int = 2048, lines: int = 
     handle = device.load(build(fetch.text, "fetch", device.target, device.compiler()), "fetch", fetch.shared_bytes)
     x = device.allocate(4 * LINE_WORDS * lines)
     arguments = (device.encode_map(fetch.map(lines), int(x)), boxes, fetch.across, lines // ROWS)
-    taken = device.time(lambda: device.launch(handle, blocks, 32, fetch.shared_bytes, arguments, None), None, runs=7, warmup=2)
+    taken = device.time(
+        lambda: device.launch(handle, blocks, 32, fetch.shared_bytes, arguments, None), None, runs=7, warmup=2
+    )
     return blocks * boxes * fetch.bytes / median(taken) / 1e12
 
 
 def measure_chain(device: Device, starts_early: bool, batch: int = GPU_BATCH, rounds: int = 200) -> float:
     """Microseconds per launch, in a repeated chain of `FACTORS`."""
     launches = []
-    x = uploaded(device, np.random.default_rng(0).standard_normal((batch, FACTORS[0].in_features), np.float32).astype(np.float16))
+    x = uploaded(
+        device, np.random.default_rng(0).standard_normal((batch, FACTORS[0].in_features), np.float32).astype(np.float16)
+    )
     for pattern in FACTORS:
         kernel = KernelSpec(pattern, "float16")
         family = next(families_for(kernel, limits_of(device), batch))
@@ -262,7 +284,8 @@ def measure_chain(device: Device, starts_early: bool, batch: int = GPU_BATCH, ro
 def measure_early_launches(device: Device) -> dict[str, str]:
     """Compare sequential with early launches, small batches first: short launches gain more."""
     return {
-        f"batch {batch}": f"{measure_chain(device, False, batch):.2f} us a launch; {measure_chain(device, True, batch):.2f} early"
+        f"batch {batch}": f"{measure_chain(device, False, batch):.2f} us a launch; "
+        f"{measure_chain(device, True, batch):.2f} early"
         for batch in (GPU_BATCH // 8, GPU_BATCH)
     }
 
@@ -277,9 +300,15 @@ def facts(device: Device) -> Iterator[tuple[str, Any]]:
     yield "bits that sums of eight-bit products keep", kept_bits(launch)
     yield "errors of sums", dict(sums(launch))
     plain = measure_ceilings(device, "float32")
-    yield "plain", {"TB/s copied": round(plain.bytes_per_s / 1e12, 2), "TFLOP/s of float32": round(plain.flops_per_s / 1e12, 1)}
+    yield (
+        "plain",
+        {"TB/s copied": round(plain.bytes_per_s / 1e12, 2), "TFLOP/s of float32": round(plain.flops_per_s / 1e12, 1)},
+    )
     yield "TFLOP/s of wgmma", {rate.name: round(measure_rate(device, rate), 1) for rate in RATES}
-    yield "TB/s of boxes from the cache", {f"rows of {each.row_bytes} bytes": round(measure_fetch(device, each), 2) for each in FETCHES}
+    yield (
+        "TB/s of boxes from the cache",
+        {f"rows of {each.row_bytes} bytes": round(measure_fetch(device, each), 2) for each in FETCHES},
+    )
     yield "launches that begin early", measure_early_launches(device)
 
 

@@ -31,7 +31,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--lazylinop", action="store_true", help="on the processor, on products of square dyadic chains")
+    parser.add_argument(
+        "--lazylinop", action="store_true", help="on the processor, on products of square dyadic chains"
+    )
     arguments = parser.parse_args()
     if arguments.lazylinop:
         lazylinop(arguments.runs)
@@ -58,7 +60,9 @@ def lazylinop(runs: int) -> None:
         times = [[seconds(way) for way in ways] for _ in range(runs)]
         ours, theirs = (1e3 * median(some) for some in zip(*times, strict=True))
         their_error = relative_error(matrix, [(ways[1]() @ torch.eye(features))[None, :, :, None]])
-        print(f"{features:8} {ours:9.2f} {factorize(matrix, chain).relative_error:8.1e} {theirs:14.2f} {their_error:8.1e}")
+        print(
+            f"{features:8} {ours:9.2f} {factorize(matrix, chain).relative_error:8.1e} {theirs:14.2f} {their_error:8.1e}"
+        )
 
 
 def seconds(way: Callable[[], object]) -> float:

@@ -71,7 +71,9 @@ def measure(rounds: int) -> dict[str, float]:
         "  device and stream": lambda: device_and_stream(ks, fit.place, None),
         "  selecting the binary": lambda: ks._plan(fit, device, None, True),
         "  packed weights": lambda: kept.use(plan, None),
-        "  arguments, block and launch": lambda: device.launch(kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None),
+        "  arguments, block and launch": lambda: device.launch(
+            kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None
+        ),
         "an ordinary call, weights packed again": lambda: ks(x, weights, out=out),
         **_hopper_calls(device, ks.pattern, x, weights, out),
     }
@@ -112,7 +114,9 @@ def _checked(ks: Launcher, device: Any, views: Views) -> None:
 def _kernel_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
     """Bare kernel call on a processor, with all arguments prepared."""
     if device.runtime == "native":
-        values = (ctypes.c_int64 * len(arguments))(*(each if isinstance(each, int) else each.pointer if each else 0 for each in arguments))
+        values = (ctypes.c_int64 * len(arguments))(
+            *(each if isinstance(each, int) else each.pointer if each else 0 for each in arguments)
+        )
         launch, walk = device._launcher, plan.multiply.walk
         return lambda: launch(walk, values, plan.grid, device.limits.multiprocessors, None)
     enqueue, queue, kernel = device._cl.enqueue_nd_range_kernel, device._queue, plan.multiply.kernel

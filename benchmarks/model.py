@@ -47,7 +47,9 @@ from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, stratified
 from ksgen.tuning.model import Machine
 
 BATCH = LARGE  # batch size of the published times
-_PATTERNS = click.option("--patterns", type=click.IntRange(min=1), default=60, show_default=True, help="How many of the stratified ones.")
+_PATTERNS = click.option(
+    "--patterns", type=click.IntRange(min=1), default=60, show_default=True, help="How many of the stratified ones."
+)
 
 
 @click.group()
@@ -81,7 +83,10 @@ def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool)
     us = {family.name: default_us(family, kernel, limits, batch) for family in able}
     floors = []
     for family, constants in ((each, own) for each in able for own in each.defaults(kernel, limits, batch)):
-        speed, products = _speed(family, kernel, limits, constants), kernel.arithmetic.products if constants.on_tensor_cores else 1
+        speed, products = (
+            _speed(family, kernel, limits, constants),
+            kernel.arithmetic.products if constants.on_tensor_cores else 1,
+        )
         floors.append(max(kernel.bytes(batch) / speed.bytes_per_s, products * kernel.flops(batch) / speed.flops_per_s))
     chosen = family_for(kernel, limits, batch, all_families=all_families).name
     return Expected(chosen, 1e6 * min(floors) / us[chosen], us[chosen] / min(us.values()))
@@ -89,7 +94,9 @@ def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool)
 
 @main.command("defaults")
 @_PATTERNS
-@click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Only this target; may be given again.")
+@click.option(
+    "--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Only this target; may be given again."
+)
 @click.option("--batch", type=click.IntRange(min=1), default=LARGE, show_default=True)
 def defaults(patterns: int, targets: tuple[str, ...], batch: int) -> None:
     """Print medians and minima of the defaults' shares of the floor.
@@ -162,7 +169,9 @@ def hopper(patterns: int, copy: float, multiply: float) -> None:
 _ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
 
 
-def layer_row(chain: Chain, precision: str, layout: str, target: str, batch: int, side_by_side: int = 1) -> dict[str, Any]:
+def layer_row(
+    chain: Chain, precision: str, layout: str, target: str, batch: int, side_by_side: int = 1
+) -> dict[str, Any]:
     """Return megabytes and microseconds of one launch per factor in total, and of one launch, if it fits.
 
     For a group: of one launch per layer, the fewest bytes possible, and each layer's expected fastest form.
@@ -209,9 +218,18 @@ def layer_lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
 @click.option("--precision", "precisions", default=("bfloat16", "float32"), multiple=True, show_default=True)
 @click.option("--layout", "layouts", default=LAYOUTS, multiple=True, show_default=True)
 @click.option("--target", "targets", default=("sm_80", "sm_90a"), multiple=True, show_default=True)
-@click.option("--side-by-side", type=click.IntRange(min=1), default=1, show_default=True, help="Layers like each, on one X.")
+@click.option(
+    "--side-by-side", type=click.IntRange(min=1), default=1, show_default=True, help="Layers like each, on one X."
+)
 @click.option("--json", "as_json", is_flag=True)
-def fused(batch: int, precisions: Sequence[str], layouts: Sequence[str], targets: Sequence[str], side_by_side: int, as_json: bool) -> None:
+def fused(
+    batch: int,
+    precisions: Sequence[str],
+    layouts: Sequence[str],
+    targets: Sequence[str],
+    side_by_side: int,
+    as_json: bool,
+) -> None:
     """Print bytes and expected times of the 24 chains of `ksgen bench layers`.
 
     One launch per factor is compared with one launch. With --side-by-side 3, three layers on one X, such as q, k and v,
@@ -272,7 +290,12 @@ class Ksmm:
         return tiles.thread_out * tiles.thread_batch + tiles.thread_out + tiles.thread_batch + BOOKKEEPING
 
     def work(self, kernel: KernelSpec, tiles: Tiles, batch: int) -> Work:
-        geometry, item, c, is_bsf = self.geometry(kernel, tiles, batch), kernel.item_bytes, kernel.pattern.c, kernel.layout == "bsf"
+        geometry, item, c, is_bsf = (
+            self.geometry(kernel, tiles, batch),
+            kernel.item_bytes,
+            kernel.pattern.c,
+            kernel.layout == "bsf",
+        )
         fetched = min(kernel.pattern.d, SECTOR // item) if is_bsf else 1  # other blocks read other j
         each = c * item / tiles.tile_out * fetched + c * item / tiles.tile_batch + self._stored_bytes(kernel, tiles)
         stages = geometry.grid * (c // tiles.tile_in)
@@ -427,7 +450,10 @@ def ksmm() -> None:
     def spelled(figures: Band) -> str:
         return f"{figures[1]:.2f} ({figures[0]:.2f} to {figures[2]:.2f})"
 
-    click.echo("precision layout  rows bounded  longest             ffma + cache        measured/predicted  within  ranks  by longest")
+    click.echo(
+        "precision layout  rows bounded  longest             ffma + cache        measured/predicted  within  ranks  "
+        "by longest"
+    )
     for precision, layout in product(("float32", "float16"), LAYOUTS):
         found = replay(layout, precision)
         figures = "  ".join(map(spelled, (found.share("longest"), found.share("together"), found.over_predicted)))
@@ -440,7 +466,9 @@ def ksmm() -> None:
 
 
 @main.command("predictions")
-@click.option("--pattern", "patterns", type=PATTERN, multiple=True, help="Only this one, such as 1,192,48,2; may be given again.")
+@click.option(
+    "--pattern", "patterns", type=PATTERN, multiple=True, help="Only this one, such as 1,192,48,2; may be given again."
+)
 @click.option("--brief", is_flag=True, help="Print the medians alone.")
 def predictions(patterns: tuple[Pattern, ...], brief: bool) -> None:
     """Print, for each published time, the predicted time of our untuned default, and their ratio.
@@ -449,7 +477,9 @@ def predictions(patterns: tuple[Pattern, ...], brief: bool) -> None:
     around the same model. All patterns take a minute or two.
     """
     if not brief:
-        click.echo(f"{'pattern':<18} {'precision':<9} layout {'family':<6} {'predicted us':>30} {'published us':>13}  gain")
+        click.echo(
+            f"{'pattern':<18} {'precision':<9} layout {'family':<6} {'predicted us':>30} {'published us':>13}  gain"
+        )
     theirs = {"float32": "float32", "tf32x3": "float32", "float16": "float16"}  # by our precision
     for precision, layout in product(theirs, LAYOUTS):
         found = []
@@ -464,7 +494,10 @@ def predictions(patterns: tuple[Pattern, ...], brief: bool) -> None:
                 click.echo(f"{pattern!s:<18} {precision:<9} {layout:<6} {family:<6} {figures}")
         if found:
             low, middle, high = map(median, zip(*found, strict=True))
-            click.echo(f"median of {len(found):<8} {precision:<9} {layout:<6} gain {middle:.2f} ({low:.2f} to {high:.2f}), a prediction")
+            click.echo(
+                f"median of {len(found):<8} {precision:<9} {layout:<6} gain {middle:.2f} ({low:.2f} to {high:.2f}), a "
+                "prediction"
+            )
 
 
 if __name__ == "__main__":

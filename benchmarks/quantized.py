@@ -60,7 +60,8 @@ def outputs(block: Block, x: Tensor) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda layer, given, y: found.update({name: y - given[1] if len(given) > 1 else y})  # without the residual
+        # without the residual
+        return lambda layer, given, y: found.update({name: y - given[1] if len(given) > 1 else y})
 
     layers = [(name, each) for name, each in block.named_modules() if hasattr(each, "chain")]
     handles = [layer.register_forward_hook(keep(name)) for name, layer in layers]
@@ -81,8 +82,13 @@ def errors(name: str, storages: tuple[WeightStorage, ...], pers: tuple[Per, ...]
                 quantized = deepcopy(block)
                 report = quantize(quantized, storage, per, inputs=inputs, x_too=x_too)
                 found = outputs(quantized, x)
-                beyond = {each: quantized.get_submodule(each).saturated_inputs for each in (told.name for told in report.layers)}
-                told = {each.name: (each.saturated, each.chain.weight_count, beyond[each.name]) for each in report.layers}
+                beyond = {
+                    each: quantized.get_submodule(each).saturated_inputs
+                    for each in (told.name for told in report.layers)
+                }
+                told = {
+                    each.name: (each.saturated, each.chain.weight_count, beyond[each.name]) for each in report.layers
+                }
                 told["block"] = tuple(map(sum, zip(*told.values(), strict=True)))  # type: ignore[assignment]
                 for layer, y in wanted.items():
                     error = float((found[layer] - y).norm() / y.norm())
@@ -102,7 +108,10 @@ def jobs(name: str, batch: int) -> dict[str, Job]:
     found: dict[str, Job] = {}
     for kind in ENTRIES:
         layers = layers_of(name, SHAPES[name], getattr(torch, kind))
-        xs = {width: torch.randn(batch, width, dtype=layers[0].weights[0].dtype) for width in {each.in_features for each in layers}}
+        xs = {
+            width: torch.randn(batch, width, dtype=layers[0].weights[0].dtype)
+            for width in {each.in_features for each in layers}
+        }
         storages: tuple[Any, ...] = (kind, *STORAGES)
         for storage in storages:
             if storage in STORAGES:  # all blocks repeat the values of one, in separate memory
@@ -122,8 +131,17 @@ def jobs(name: str, batch: int) -> dict[str, Job]:
 
 
 @click.command()
-@click.option("--model", "models", type=click.Choice(list(SHAPES)), default=tuple(SHAPES), multiple=True, show_default=True)
-@click.option("--storage", "storages", type=click.Choice(list(STORAGES)), default=tuple(STORAGES), multiple=True, show_default=True)
+@click.option(
+    "--model", "models", type=click.Choice(list(SHAPES)), default=tuple(SHAPES), multiple=True, show_default=True
+)
+@click.option(
+    "--storage",
+    "storages",
+    type=click.Choice(list(STORAGES)),
+    default=tuple(STORAGES),
+    multiple=True,
+    show_default=True,
+)
 @click.option("--per", "pers", type=click.Choice(list(PER)), default=tuple(PER), multiple=True, show_default=True)
 @click.option("--times", is_flag=True, help="Time instead.")
 @click.option("--batch", default=1, show_default=True, help="Of the times.")
@@ -147,8 +165,18 @@ def main(
             us = medians_us(jobs(name, batch), most_seconds, 15)
             first = us["x in float32, weights in float32"]
             for way, each in us.items():
-                row = {"model": name, "batch": batch, "way": way, "us": round(each, 1), "of_float32": round(each / first, 3)}
-                click.echo(json.dumps(row) if as_json else f"{name:12} batch {batch:3}  {way:36} {each:9.0f} us  {each / first:.2f}")
+                row = {
+                    "model": name,
+                    "batch": batch,
+                    "way": way,
+                    "us": round(each, 1),
+                    "of_float32": round(each / first, 3),
+                }
+                click.echo(
+                    json.dumps(row)
+                    if as_json
+                    else f"{name:12} batch {batch:3}  {way:36} {each:9.0f} us  {each / first:.2f}"
+                )
             continue
         for found in errors(name, storages, pers):
             if as_json:

@@ -29,15 +29,32 @@ ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python benchmarks/readme_figures.py -->\n", "<!-- end of figures -->\n"
 NOTHING = "Nothing has been measured on a GPU yet.\n"
 PRECISION, LAYOUT, BATCH = "float32", "bsf", 1568  # of README's layers: 8 images of ViT-S/16
-FAMILIES = {"vit": "ViT-S/16", "gpt2": "GPT-2 medium", "monarch": "Monarch", "low rank": "low rank", "butterfly": "block butterfly"}
-DRAWN = ("vit attention", "vit up", "vit down", "gpt2 qkv", "gpt2 projection", "gpt2 up", "gpt2 down", "monarch 1024 to 1024")
+FAMILIES = {
+    "vit": "ViT-S/16",
+    "gpt2": "GPT-2 medium",
+    "monarch": "Monarch",
+    "low rank": "low rank",
+    "butterfly": "block butterfly",
+}
+DRAWN = (
+    "vit attention",
+    "vit up",
+    "vit down",
+    "gpt2 qkv",
+    "gpt2 projection",
+    "gpt2 up",
+    "gpt2 down",
+    "monarch 1024 to 1024",
+)
 PICTURE = "docs/layers.svg"
 
 
 def results(folder: Path, name: str) -> Iterator[tuple[Path, list[Row]]]:
     """Result file of each device, in its newest form: the log, or the table exported from it."""
     for place in sorted(folder.glob("*/")):
-        path = next((place / f"{name}.{ending}" for ending in ("jsonl", "csv") if (place / f"{name}.{ending}").exists()), None)
+        path = next(
+            (place / f"{name}.{ending}" for ending in ("jsonl", "csv") if (place / f"{name}.{ending}").exists()), None
+        )
         if path and (rows := read_rows(path)):
             yield path, rows
 
@@ -61,8 +78,10 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     table = markdown(replace(_families(compared), title="")).partition("\n\n")[2]
     state = "" if on_gpu(rows) else f"**{NOTHING.strip()}** On a processor:\n\n"
     note = (
-        "A frozen `KSLinear` is compared with the dense layer, and with the fastest of PyTorch's methods for either layer. "
-        "Figures are the geometric mean, least and most. The floor is the time that memory or arithmetic takes at least. "
+        "A frozen `KSLinear` is compared with the dense layer, and with the fastest of PyTorch's methods for either "
+        "layer. "
+        "Figures are the geometric mean, least and most. The floor is the time that memory or arithmetic takes at "
+        "least. "
         f"{where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
     )
     picture = f"![dense, the best of PyTorch and ksgen: microseconds of eight layers]({PICTURE})"
@@ -75,7 +94,11 @@ def _bars(compared: Results, name: str) -> Iterator[Bars]:
             chain = Chain(tuple(map(Pattern.parse, best[LAYER].pattern.split(" then "))))
             fastest = min(best[each].us for each in PRODUCTS_OF_LAYERS if each in best)
             bars = (("dense", best["dense"].us), ("best of PyTorch", fastest), ("ksgen", best[LAYER].us))
-            title = f"{_shown(name)}, {chain.in_features} to {chain.out_features}" if "to" not in name.split() else _shown(name)
+            title = (
+                f"{_shown(name)}, {chain.in_features} to {chain.out_features}"
+                if "to" not in name.split()
+                else _shown(name)
+            )
             yield Bars(title, bars, frozenset({"ksgen"}), best[LAYER].floor_us)
 
 
@@ -85,12 +108,21 @@ def _families(compared: Results) -> Table:
     shares, lines = compared.shares_of_floor(LAYER, LAYOUT), []
     for family, words in {**FAMILIES, "": "all of them"}.items():
         best, dense, floor = (
-            [value for job, value in found.items() if job.startswith(family)] for found in (over_best, over_dense, shares)
+            [value for job, value in found.items() if job.startswith(family)]
+            for found in (over_best, over_dense, shares)
         )
         if best and dense and floor:
             spread = (geometric_mean(dense), geometric_mean(best), min(best), max(best))
             lines.append((words, len(best), *map(times, spread), percent(median(floor))))
-    columns = ("layers of", "layers", "speed-up over dense", "over the best of PyTorch", "the least", "the most", "share of the floor")
+    columns = (
+        "layers of",
+        "layers",
+        "speed-up over dense",
+        "over the best of PyTorch",
+        "the least",
+        "the most",
+        "share of the floor",
+    )
     return Table.of("Layers", columns, lines)
 
 
@@ -115,11 +147,15 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
         table = replace(table, title=machine or table.title)
         made = f"{max(rows, key=lambda row: row.date).device}, {_when(rows)}"
         parts.append(f"{markdown(table)}\n{made}. All of it: `ksgen bench report {path.relative_to(ROOT)}`.\n")
-        parts.append(f"![speed-ups and shares of the floor, in ascending order]({os.path.relpath(drawn, page.parent)})\n")
+        parts.append(
+            f"![speed-ups and shares of the floor, in ascending order]({os.path.relpath(drawn, page.parent)})\n"
+        )
         if own := layers.get(path.parent):
             in_short = layers_in_short(own)
             parts.append(markdown(replace(in_short, title=f"{machine or own[0].device}: whole layers")))
-            parts.append(f"{_when(own)}. All of it: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n")
+            parts.append(
+                f"{_when(own)}. All of it: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n"
+            )
     return "\n".join(parts if is_gpu else [NOTHING, *parts]), pictures
 
 
@@ -148,7 +184,12 @@ def written(root: Path) -> dict[Path, str]:
     """Every file that shows figures, with its content."""
     folder, readme, page = root / "benchmarks" / "results", root / "README.md", root / "docs" / "benchmarks.md"
     (shown, layers), (tables, pictures) = readme_figures(folder), benchmarks_figures(folder, page)
-    return {readme: updated(readme, shown), page: updated(page, tables), **pictures, **({root / PICTURE: layers} if layers else {})}
+    return {
+        readme: updated(readme, shown),
+        page: updated(page, tables),
+        **pictures,
+        **({root / PICTURE: layers} if layers else {}),
+    }
 
 
 @click.command()
@@ -157,7 +198,9 @@ def main(check: bool) -> None:
     """Write the figures of README and of docs/benchmarks.md."""
     for path, text in written(ROOT).items():
         if check and not (path.exists() and path.read_text(encoding="utf-8") == text):
-            raise click.ClickException(f"{path.relative_to(ROOT)} differs; write it again: python benchmarks/readme_figures.py")
+            raise click.ClickException(
+                f"{path.relative_to(ROOT)} differs; write it again: python benchmarks/readme_figures.py"
+            )
         if not check:
             path.write_text(text, encoding="utf-8")
 

@@ -90,7 +90,12 @@ def medians_us(jobs: dict[str, Job], seconds: float, runs: int) -> dict[str, flo
 @click.option("--most-seconds", default=1.0, show_default=True, help="For a row.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
-    batches: tuple[int, ...], precisions: tuple[str, ...], steps: tuple[str, ...], runs: int, most_seconds: float, as_json: bool
+    batches: tuple[int, ...],
+    precisions: tuple[str, ...],
+    steps: tuple[str, ...],
+    runs: int,
+    most_seconds: float,
+    as_json: bool,
 ) -> None:
     """Time every backend on every pattern."""
     torch.manual_seed(0)
@@ -105,13 +110,25 @@ def main(
                             continue
                         dtype, features = getattr(torch, precision), Pattern(*shape).in_features
                         x = torch.randn((batch, features) if layout == "bsf" else (features, batch), dtype=dtype)
-                        layers = {each: KSLinear([shape], bias=False, layout=layout, dtype=dtype, backend=each) for each in WAYS}
+                        layers = {
+                            each: KSLinear([shape], bias=False, layout=layout, dtype=dtype, backend=each)
+                            for each in WAYS
+                        }
                         took = medians_us({name: made(layer, x) for name, layer in layers.items()}, most_seconds, runs)
                         fastest = min(took, key=took.__getitem__)
-                        row = {"pattern": shape, "batch": batch, "layout": layout, "precision": precision, "kind": kind, "us": took}
+                        row = {
+                            "pattern": shape,
+                            "batch": batch,
+                            "layout": layout,
+                            "precision": precision,
+                            "kind": kind,
+                            "us": took,
+                        }
                         name = f"{kind} {precision} {layout} batch {batch}"
                         label = f"{','.join(map(str, shape))} {name}"
-                        kept.setdefault(name, []).append((took["auto"] / took[fastest], took["bmm"] / took["auto"], label))
+                        kept.setdefault(name, []).append(
+                            (took["auto"] / took[fastest], took["bmm"] / took["auto"], label)
+                        )
                         words = "  ".join(f"{each} {took[each] / took['auto']:.2f}" for each in WAYS[1:])
                         click.echo(json.dumps(row) if as_json else f"{label:52} auto {took['auto']:9.1f} us  {words}")
     for name, rows in kept.items():

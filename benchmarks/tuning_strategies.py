@@ -1,8 +1,9 @@
 """Number of candidates that each strategy of the tuner needs, on the selected device.
 
-    python benchmarks/tuning_strategies.py record tables.json    # measures every candidate of a bounded space, for 12 kernels
-    python benchmarks/tuning_strategies.py replay tables.json    # runs strategies on recorded tables: prints Markdown
-    python benchmarks/tuning_strategies.py winners               # searches, then compares each winner with the default
+    python benchmarks/tuning_strategies.py record tables.json    # measures every candidate of a bounded space, for 12
+    kernels python benchmarks/tuning_strategies.py replay tables.json    # runs strategies on recorded tables: prints
+    Markdown python benchmarks/tuning_strategies.py winners               # searches, then compares each winner with the
+    default
 
 On two quiet cores recording takes about five minutes and replaying one. `record` continues where it was stopped. The
 last column is Optuna's sampler (pip install optuna), on the same tables.
@@ -89,7 +90,10 @@ def record(file: Path, batch: int, candidates: int, kernels: int, precision: str
         content["tables"].append(_as_json(job, machine, times))
         file.write_text(json.dumps(content, indent=1))
         fastest = min(us for us in times.values() if us)
-        print(f"{job}: {len(times)} candidates, default {times[chosen[0]] or 0:.0f} us, fastest {fastest:.0f} us", file=sys.stderr)
+        print(
+            f"{job}: {len(times)} candidates, default {times[chosen[0]] or 0:.0f} us, fastest {fastest:.0f} us",
+            file=sys.stderr,
+        )
     engine.close()
 
 
@@ -104,7 +108,9 @@ def _bounded(job: Job, machine: Machine, count: int) -> list[Candidate]:
     family = family_for(job.kernel, machine.limits)
     default = Candidate(family.name, family.default(job.kernel, machine.limits))
     rest = [
-        each for each in list_space(job, machine) if each != default and (not machine.limits.is_cpu or _unrolled(each) <= MOST_UNROLLED)
+        each
+        for each in list_space(job, machine)
+        if each != default and (not machine.limits.is_cpu or _unrolled(each) <= MOST_UNROLLED)
     ]
     return [default, *random.Random(str(job)).sample(rest, min(count - 1, len(rest)))]
 
@@ -115,7 +121,9 @@ def _unrolled(candidate: Candidate) -> int:
 
 
 def _measured(engine: LocalEngine, job: Job, candidates: Sequence[Candidate]) -> Table:
-    built = {each: future.result() for each, future in [(each, engine.compile(job.kernel, each)) for each in candidates]}
+    built = {
+        each: future.result() for each, future in [(each, engine.compile(job.kernel, each)) for each in candidates]
+    }
     entries = [(each, binary) for each, binary in built.items() if isinstance(binary, Binary)]
     times: Table = dict.fromkeys(candidates)
     for first in range(0, len(entries), GROUP):
@@ -128,10 +136,12 @@ def _measured(engine: LocalEngine, job: Job, candidates: Sequence[Candidate]) ->
 def _as_json(job: Job, machine: Machine, times: Table) -> dict[str, Any]:
     kernel = job.kernel
     return {
-        "job": str(job), "pattern": kernel.pattern.shape, "precision": kernel.precision, "layout": kernel.layout, "batch": job.batch,
+        "job": str(job), "pattern": kernel.pattern.shape, "precision": kernel.precision, "layout": kernel.layout,
+        "batch": job.batch,
         "target": machine.target, "multiprocessors": machine.multiprocessors, "limits": asdict(machine.limits),
         "ceilings": {name: asdict(ceilings) for name, ceilings in machine.ceilings.items()},
-        "candidates": [{"family": each.family, "constants": asdict(each.constants), "us": us} for each, us in times.items()],
+        "candidates": [{"family": each.family, "constants": asdict(each.constants), "us": us} for each,
+            us in times.items()],
     }  # fmt: skip
 
 
@@ -158,19 +168,34 @@ def replay(file: Path, within: float) -> None:
     rows = []
     for job, machine, times in tables:
         others = [trial for other, its, table in tables if other != job for trial in _trials(other, its, table)]
-        rows.append((job, len(times), _needs(_pool(job, machine, times), _pool(job, machine, times, others), times, within)))
+        rows.append(
+            (job, len(times), _needs(_pool(job, machine, times), _pool(job, machine, times, others), times, within))
+        )
     names = list(rows[0][2])
-    print(f"Candidates looked at until one is within {within:.0%} of the fastest, on {content['device']}; -: the strategy ended before.\n")
+    print(
+        f"Candidates looked at until one is within {within:.0%} of the fastest, on {content['device']}; -: the "
+        "strategy ended before.\n"
+    )
     print("| kernel | candidates | " + " | ".join(names) + " |")
     print("| --- | --- |" + " --- |" * len(names))
     for job, count, needs in rows:
-        print(f"| {job.kernel.pattern} {job.kernel.layout} | {count} | " + " | ".join(_shown(needs[name]) for name in names) + " |")
-    print("| **median** | | " + " | ".join(_shown(median(needs[name] or 10**6 for _, _, needs in rows)) for name in names) + " |")
+        print(
+            f"| {job.kernel.pattern} {job.kernel.layout} | {count} | "
+            + " | ".join(_shown(needs[name]) for name in names)
+            + " |"
+        )
+    print(
+        "| **median** | | "
+        + " | ".join(_shown(median(needs[name] or 10**6 for _, _, needs in rows)) for name in names)
+        + " |"
+    )
 
 
 @main.command()
 @click.option("--batch", default=1568, show_default=True)
-@click.option("--others", default="392,784,3136,6272", show_default=True, help="More batches at which a winner is compared.")
+@click.option(
+    "--others", default="392,784,3136,6272", show_default=True, help="More batches at which a winner is compared."
+)
 @click.option("--first", default=0, show_default=True, help="The number of the first kernel.")
 @click.option("--kernels", default=len(PATTERNS), show_default=True)
 @click.option("--budget", help="Of each search, as ksgen tune takes it.")
@@ -178,7 +203,11 @@ def replay(file: Path, within: float) -> None:
 def winners(batch: int, others: str, first: int, kernels: int, budget: str | None, device: str | None) -> None:
     """Search for kernels, with separate wisdom and trials. Then compare each winner with the launchers' default."""
     batches = [batch, *map(int, filter(None, others.split(",")))]
-    print("| kernel | trials | reliable | within 15 % of the finals | " + " | ".join(f"batch {each}" for each in batches) + " |")
+    print(
+        "| kernel | trials | reliable | within 15 % of the finals | "
+        + " | ".join(f"batch {each}" for each in batches)
+        + " |"
+    )
     print("| --- | --- | --- | --- |" + " --- |" * len(batches))
     for number, shape in enumerate(PATTERNS[first : first + kernels], first):
         job, early = Job(KernelSpec(Pattern(*shape), "float32", LAYOUTS[number % 2]), batch), dict[Candidate, Trial]()
@@ -197,7 +226,9 @@ def winners(batch: int, others: str, first: int, kernels: int, budget: str | Non
             raise found
         timed = {each: trial.median_us for each, trial in early.items() if trial.median_us}
         reliable = sum(not early[each].note for each in timed)
-        finals = {each: us / timed[each] for each in timed if (us := late[each].median_us) and late[each] != early[each]}
+        finals = {
+            each: us / timed[each] for each in timed if (us := late[each].median_us) and late[each] != early[each]
+        }
         near = sum(1 / NEAR_FINALS <= ratio <= NEAR_FINALS for ratio in finals.values())
         best = Choice(found.best.family, found.best.constants, "the winner")
         ratios = [_beside_default(find_device(device), job.kernel, each, best) for each in batches]
@@ -215,7 +246,9 @@ def _beside_default(device: Device, kernel: KernelSpec, batch: int, winner: Choi
         return "the default"
     bench = Bench(device, make_problem(kernel, batch))
     plans = [PLANNER.plan_of(device, kernel, batch, choice) for choice in (winner, default)]
-    ours, theirs = take_blocks([bench.timer(plan, bench.pack(plan)) for plan in plans], device.limits.is_cpu, TURNS_SECONDS)
+    ours, theirs = take_blocks(
+        [bench.timer(plan, bench.pack(plan)) for plan in plans], device.limits.is_cpu, TURNS_SECONDS
+    )
     ratios = [one / other for one, other in zip(ours.values, theirs.values, strict=True)]
     low, high = interval(ratios)
     return f"{median(ratios):.2f} ({low:.2f}-{high:.2f}){'?' if doubt(ratios, ours.others) else ''}"
@@ -245,7 +278,9 @@ def _needs(cold: Pool, warm: Pool, times: Table, within: float) -> dict[str, flo
 
     def need(strategy: Strategy, pool: Pool) -> int | None:
         order = _order(strategy, [times[candidate] for candidate in pool.candidates])
-        return next((place for place, index in enumerate(order, 1) if (times[pool.candidates[index]] or goal + 1) <= goal), None)
+        return next(
+            (place for place, index in enumerate(order, 1) if (times[pool.candidates[index]] or goal + 1) <= goal), None
+        )
 
     def typical(make: Callable[[int], Strategy]) -> float:
         return median(need(make(seed), cold) or len(cold) for seed in range(SEEDS))
@@ -255,7 +290,9 @@ def _needs(cold: Pool, warm: Pool, times: Table, within: float) -> dict[str, flo
         "exhaustive, in the model's order": need(STRATEGIES["exhaustive"](cold), cold),
         "model": need(STRATEGIES["model"](cold), cold),
         "model, after the others": need(STRATEGIES["model"](warm), warm),
-        "looked at by it in all": len(_order(STRATEGIES["model"](warm), [times[candidate] for candidate in warm.candidates])),
+        "looked at by it in all": len(
+            _order(STRATEGIES["model"](warm), [times[candidate] for candidate in warm.candidates])
+        ),
     }
     try:
         import optuna

@@ -60,7 +60,9 @@ def main() -> None:
     given = options.parse_args()
     torch.manual_seed(0)
     count, size, depth = (4, 16, 1) if given.short else (16, 64, given.blocks)
-    model = LanguageModel(replace(GPT2_MEDIUM, features=count * size, depth=depth, heads=count), Language(vocabulary=2000)).eval()
+    model = LanguageModel(
+        replace(GPT2_MEDIUM, features=count * size, depth=depth, heads=count), Language(vocabulary=2000)
+    ).eval()
     convert(model, chains(count, size), from_weights=False)
     quantized = deepcopy(model)
     print(quantize(quantized, given.storage))

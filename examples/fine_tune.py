@@ -61,7 +61,13 @@ def main() -> None:
 
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=NUMBERS, n_positions=LENGTH, n_embd=features, n_layer=layers, n_head=4, bos_token_id=None, eos_token_id=None
+        vocab_size=NUMBERS,
+        n_positions=LENGTH,
+        n_embd=features,
+        n_layer=layers,
+        n_head=4,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     model = GPT2LMHeadModel(config)
     print(f"dense, at first:     {told(model)}")

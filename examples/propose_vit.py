@@ -39,7 +39,8 @@ def main() -> None:
     saved = 0
     for (inputs, outputs), names in list(layers(model).items())[: 1 if options.short else None]:
         found = propose(
-            inputs, outputs, budget=options.budget, device=options.device, precision=options.precision, measure=options.measure,
+            inputs, outputs, budget=options.budget, device=options.device, precision=options.precision,
+            measure=options.measure,
             most=options.most,
         )  # fmt: skip
         print(f"\n{len(names)} layers of {inputs} to {outputs} features, such as {names[0]}")

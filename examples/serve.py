@@ -58,7 +58,9 @@ def serve(path: Path, port: int, is_short: bool) -> None:
         os.environ["KSGEN_NO_COMPILE"] = "1"  # a kernel that the bundle lacks is an error
     ksgen.use_bundle(path)
     random, launchers = np.random.default_rng(0), [ksgen.Launcher(*pattern.shape) for pattern in CHAIN]
-    Up.factors = [(each, each.pack(random.standard_normal(each.pattern.shape, dtype="f4") / each.pattern.c)) for each in launchers]
+    Up.factors = [
+        (each, each.pack(random.standard_normal(each.pattern.shape, dtype="f4") / each.pattern.c)) for each in launchers
+    ]
     server = HTTPServer(("127.0.0.1", port), Up)
     print(url := f"http://127.0.0.1:{server.server_port}/up", f"takes rows of {CHAIN.in_features} numbers")
     if not is_short:

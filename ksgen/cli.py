@@ -48,7 +48,9 @@ class _Lazy(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         import difflib
 
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
@@ -92,7 +94,11 @@ def main() -> None:
         click.echo(error.format_message(), err=True)
         sys.exit(2)
     except click.ClickException as error:
-        where = f" ({error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent else ""
+        where = (
+            f" ({error.ctx.command_path} --help)"
+            if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent
+            else ""
+        )
         _complain(f"ksgen: {' '.join(error.format_message().split())}{where}")
         sys.exit(2)
     except KsgenError as error:
@@ -114,7 +120,9 @@ def _tell_own_warnings() -> None:
     unchanged."""
     others = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
         if issubclass(category, KsgenWarning):
             _complain(f"ksgen: {' '.join(str(message).split())}")
         else:

@@ -91,4 +91,6 @@ def check_writable(path: Path) -> None:
     """Raise `KsgenError` before work whose result could not be written there after it."""
     is_stream = path.exists() and not path.is_file() and not path.is_dir()
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if is_stream else path.parent, os.W_OK):
-        raise KsgenError(f"{shown(path)}: no file can be written there; name one in a folder that exists and is yours to write to")
+        raise KsgenError(
+            f"{shown(path)}: no file can be written there; name one in a folder that exists and is yours to write to"
+        )

@@ -18,7 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 NEWEST = 13  # the CUDA of the extra `cuda`; drivers before it take `cuda12`
 _OLDEST_GPU = 75  # oldest compute capability that its compilers know
-# A C++ compiler needs these for kernels on the processor: GCC before 12 lacks the type, and Clang may find no C++ library.
+# A C++ compiler needs these for kernels on the processor: GCC before 12 lacks the type, and Clang may find no C++
+# library.
 _TRIAL = b"#include <array>\nstd::array<_Float16, 8> x;\n"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 

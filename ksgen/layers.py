@@ -23,18 +23,30 @@ LAYERS = (
     Package("words", "writes numbers in messages"),
     Package("locks", "creates locks that a forked child finds free"),
     Package("paths", "names the folders of what ksgen ships and stores", "creates a folder"),
-    Package("ownership", "checks whether another user can have written a file; creates private temporary folders", "reads a file"),
+    Package(
+        "ownership",
+        "checks whether another user can have written a file; creates private temporary folders",
+        "reads a file",
+    ),
     Package("files", "reads and writes users' files atomically", "interprets their content"),
-    Package("pattern", "defines the free entries of K: sizes, index maps, chains, named families", "touches arrays or GPUs"),
+    Package(
+        "pattern", "defines the free entries of K: sizes, index maps, chains, named families", "touches arrays or GPUs"
+    ),
     Package("spec", "describes kernels, and reads them from YAML files", "renders"),
     Package("reference", "computes reference results in float64", "runs fast"),
     Package("quantized", "quantizes weights and x to eight bits with scales", "launches"),
-    Package("families", "chooses valid and good constants, predicts their cost, describes launches", "compiles or runs"),
+    Package(
+        "families", "chooses valid and good constants, predicts their cost, describes launches", "compiles or runs"
+    ),
     Package("emit", "renders the source of a kernel with its constants: same input, same bytes", "chooses constants"),
     Package("build", "compiles a source to a binary, and caches it", "calls a GPU"),
-    Package("devices", "loads, launches and times with PyCUDA, cuda-bindings, the processor and OpenCL", "knows templates"),
+    Package(
+        "devices", "loads, launches and times with PyCUDA, cuda-bindings, the processor and OpenCL", "knows templates"
+    ),
     Package("wisdom", "stores the fastest constants that searches found on a device", "renders"),
-    Package("launch", "turns a call's arrays into a launch: views, checks, device and stream, plan, memory", "searches"),
+    Package(
+        "launch", "turns a call's arrays into a launch: views, checks, device and stream, plan, memory", "searches"
+    ),
     Package("launcher", "exports the launchers that users and emitted modules import", "searches"),
     Package("transforms", "builds fast transforms as chains with exact weights", "computes a factor"),
     Package("measure", "checks and times kernels, and measures a device's ceilings", "chooses constants"),

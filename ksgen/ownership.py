@@ -46,7 +46,11 @@ def trusts_all() -> bool:
 def check_owner(path: Path, status: os.stat_result) -> None:
     """Raise `UntrustedError` if another user can have written a file or folder of this status."""
     if status.st_uid not in (0, os.geteuid()):
-        who = "user 65534, who stands for users outside this container" if status.st_uid == 65534 else f"user {status.st_uid}"
+        who = (
+            "user 65534, who stands for users outside this container"
+            if status.st_uid == 65534
+            else f"user {status.st_uid}"
+        )
         _refuse(path, f"it belongs to {who}", "make it yours (chown)")
     if stat.S_ISLNK(status.st_mode):  # has no mode of its own
         return

@@ -121,7 +121,9 @@ class Pattern:
         if isinstance(given, str):
             return cls.parse(given)
         if not _is_shape(given):
-            raise PatternError(f"{name}={excerpt(given)}; accepted: a Pattern, four numbers (a, b, c, d), or text such as 1,192,48,2")
+            raise PatternError(
+                f"{name}={excerpt(given)}; accepted: a Pattern, four numbers (a, b, c, d), or text such as 1,192,48,2"
+            )
         return cls(*given)
 
     def __str__(self) -> str:

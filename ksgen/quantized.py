@@ -24,7 +24,8 @@ Array = np.ndarray[Any, Any]
 
 Per = Literal["factor", "i", "output"]  # the keys of PER
 PER = {"factor": (), "i": (0,), "output": (0, 1, 3)}  # axes of (a, b, c, d) along which scales differ
-CLIPPED = np.linspace(0.3, 1.0, 36)[::-1]  # shares of the largest weight that calibration tries as the largest value; all of it first
+# shares of the largest weight that calibration tries as the largest value; all of it first
+CLIPPED = np.linspace(0.3, 1.0, 36)[::-1]
 ROUNDED = 1 + 2.0**-20  # relative to the largest value: a number up to so much of it was rounded, and is not beyond it
 LARGEST = float(np.finfo(np.float32).max)
 ELEMENTS_AT_ONCE = 2**22  # elements of X in float64, when it is summed up
@@ -62,7 +63,10 @@ class Quantized:
 
     def __repr__(self) -> str:
         of_x = "" if self.x_scale is None else f", for x in {self.storage} times {self.x_scale:.6g}"
-        return f"Quantized({self.pattern}, {self.storage}, {describe_scales(self.storage, self.per)}, {self.description}{of_x})"
+        return (
+            f"Quantized({self.pattern}, {self.storage}, {describe_scales(self.storage, self.per)}, "
+            f"{self.description}{of_x})"
+        )
 
     @property
     def inputs(self) -> str:
@@ -174,7 +178,10 @@ class QuantizedInputs:
 
     def __repr__(self) -> str:
         count = counted(int(prod(self.values.shape)), "element")
-        return f"QuantizedInputs({tuple(self.values.shape)}, {self.storage} times {self.scale:.6g}, {self.saturated} of {count} saturated)"
+        return (
+            f"QuantizedInputs({tuple(self.values.shape)}, {self.storage} times {self.scale:.6g}, {self.saturated} "
+            f"of {count} saturated)"
+        )
 
     def dequantized(self) -> Any:
         """Compute the x that values and scale stand for.
@@ -199,7 +206,9 @@ def describe_scales(storage: str, per: str) -> str:
     return f"a scale per {per}" if STORED[storage].is_scaled else "no scales"
 
 
-def quantize_inputs(x: Any, storage: ByteStorage, *, scale: float | None = None, saturate: bool = False) -> QuantizedInputs:
+def quantize_inputs(
+    x: Any, storage: ByteStorage, *, scale: float | None = None, saturate: bool = False
+) -> QuantizedInputs:
     """Quantize x to eight bits with one scale.
 
     Args:
@@ -234,13 +243,16 @@ def quantize_inputs(x: Any, storage: ByteStorage, *, scale: float | None = None,
     largest = float(np.abs(wide).max(initial=0.0))
     chosen = max(largest / how.largest, float(np.finfo(np.float32).tiny)) if largest else 1.0
     if scale is None and chosen > LARGEST:
-        raise LaunchError(f"x up to {largest:.3g}, of which {storage} would have a scale beyond float32; accepted: smaller ones")
+        raise LaunchError(
+            f"x up to {largest:.3g}, of which {storage} would have a scale beyond float32; accepted: smaller ones"
+        )
     own = float(np.float32(chosen)) if scale is None else checked_x_scale(scale)
     values, saturated = _values(wide, np.asarray(own, np.float32), how)
     if saturated and not saturate:
         what, most = counted(saturated, "element"), own * how.largest
         raise LaunchError(
-            f"scale={own:.6g}: {what} of x beyond {most:.6g}, the largest of {storage} then; accepted: a larger scale, or saturate=True"
+            f"scale={own:.6g}: {what} of x beyond {most:.6g}, the largest of {storage} then; accepted: a larger "
+            "scale, or saturate=True"
         )
     return QuantizedInputs(storage, _like(x, values, how), own, saturated)
 
@@ -301,13 +313,18 @@ def quantize(
         ksgen.errors.LaunchError: storage='int7'; did you mean int8? accepted: int8, e4m3, e5m2, bfloat16
     """
     if isinstance(weights, Quantized):
-        raise LaunchError(f"got {weights!r}, which is {_storage_words(weights.storage)} already; accepted: the weights in floating point")
+        raise LaunchError(
+            f"got {weights!r}, which is {_storage_words(weights.storage)} already; accepted: the weights in floating "
+            "point"
+        )
     if not is_word(storage, STORED):
         raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORED)}")
     if not is_word(per, PER):
         raise LaunchError(f"per={excerpt(per)}; {hint(per, PER)}")
     if x is not None and scale is not None:
-        raise LaunchError("both x and scale were given; accepted: x, from which scales are chosen, or scale, which is taken")
+        raise LaunchError(
+            "both x and scale were given; accepted: x, from which scales are chosen, or scale, which is taken"
+        )
     how = STORED[storage]
     given = [name for name, each in (("x", x), ("scale", scale), ("x_scale", x_scale)) if each is not None]
     if not how.is_scaled and given:
@@ -324,13 +341,17 @@ def quantize(
     values, saturated = _values(wide, scales, how)
     if scale is not None and saturated:
         count = counted(saturated, "weight")
-        raise LaunchError(f"scale={excerpt(scale)}: {count} would be beyond {how.largest:g} of {storage}; accepted: a larger scale")
+        raise LaunchError(
+            f"scale={excerpt(scale)}: {count} would be beyond {how.largest:g} of {storage}; accepted: a larger scale"
+        )
     scale_of_x = None if x_scale is None else checked_x_scale(x_scale)
     if scale_of_x is not None:
         with np.errstate(over="ignore", under="ignore"):
             both = scales * np.float32(scale_of_x)
         if not (np.isfinite(both).all() and (both >= np.finfo(np.float32).tiny).all()):
-            raise LaunchError(f"x_scale={excerpt(x_scale)}, times a scale of these weights, is no normal float32; accepted: another")
+            raise LaunchError(
+                f"x_scale={excerpt(x_scale)}, times a scale of these weights, is no normal float32; accepted: another"
+            )
     return Quantized(pattern, storage, per, _like(weights, values, how), _like(weights, scales), saturated, scale_of_x)
 
 
@@ -433,7 +454,8 @@ def _checked_weights(weights: Any, how: Storage) -> Array:
     _check_finite(wide, counted(wide.size, "weight"))
     if count := int(np.count_nonzero(np.abs(wide) > LARGEST)):
         raise LaunchError(
-            f"{count} of {counted(wide.size, 'weight')} beyond {LARGEST:.3g}, float32's largest, as scales are; accepted: smaller ones"
+            f"{count} of {counted(wide.size, 'weight')} beyond {LARGEST:.3g}, float32's largest, as scales are; "
+            "accepted: smaller ones"
         )
     return wide
 
@@ -480,6 +502,8 @@ def _like(given: Any, made: Array, how: Storage | None = None) -> Any:
         torch = sys.modules["torch"]
         if how is None:
             return torch.from_numpy(np.ascontiguousarray(made)).to(given.device)
-        return torch.from_numpy(np.ascontiguousarray(made).view(np.uint8)).to(given.device).view(getattr(torch, how.dtype))
+        return (
+            torch.from_numpy(np.ascontiguousarray(made).view(np.uint8)).to(given.device).view(getattr(torch, how.dtype))
+        )
     made.flags.writeable = False
     return made

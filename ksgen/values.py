@@ -9,7 +9,8 @@ MOST_SHOWN = 400  # characters of a path
 
 
 class cached_property(Generic[T]):  # noqa: N801 (named like Python's)
-    """Python's `cached_property` without the lock of Python 3.11, which takes longer than most of what the cost model computes.
+    """Python's `cached_property` without the lock of Python 3.11, which takes longer than most of what the cost model
+    computes.
 
     Threads that meet at the first access compute the same value twice.
     """

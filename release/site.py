@@ -17,8 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from release.tutorial import tutorial_page  # noqa: E402  (mkdocs runs elsewhere)
 
-OUTSIDE = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}  # page -> file
-REFERENCE = {"ksgen": "ksgen/__init__.py", "ksgen.torch": "ksgen/torch/__init__.py", "ksgen.transforms": "ksgen/transforms/__init__.py"}
+# page -> file
+OUTSIDE = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+REFERENCE = {
+    "ksgen": "ksgen/__init__.py",
+    "ksgen.torch": "ksgen/torch/__init__.py",
+    "ksgen.transforms": "ksgen/transforms/__init__.py",
+}
 COPIES = "repository"  # the folder of the site with copies of files
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+://|#)([^)#\s]+)")
 
@@ -37,7 +42,12 @@ def on_files(files: Files, config: Any) -> Files:
         if target.is_dir():
             listed = "".join(f"- [{each.name}]({each.name})\n" for each in sorted(target.iterdir()) if each.is_file())
             files.append(
-                File.generated(config, f"{uri}/index.md", content=f"# {target.name}\n\n{listed}", inclusion=InclusionLevel.NOT_IN_NAV)
+                File.generated(
+                    config,
+                    f"{uri}/index.md",
+                    content=f"# {target.name}\n\n{listed}",
+                    inclusion=InclusionLevel.NOT_IN_NAV,
+                )
             )
         else:
             files.append(File.generated(config, uri, abs_src_path=str(target)))
@@ -88,6 +98,8 @@ def _reference() -> Iterator[str]:
 
 def _public(tree: ast.Module) -> list[str]:
     """The names in `__all__`, without importing the module."""
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+    assigned = [
+        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
     names: list[str] = ast.literal_eval(assigned[0].value)
     return names

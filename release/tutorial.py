@@ -1,4 +1,6 @@
-"""A tutorial, a script in docs/tutorials, as a page: its comments are the text, and what its code prints follows the code."""
+"""A tutorial, a script in docs/tutorials, as a page: its comments are the text, and what its code prints follows the
+code.
+"""
 
 import io
 import os
@@ -15,7 +17,8 @@ OPTIONAL = ("torch",)  # libraries that the site may be built without
 
 @patch.dict(os.environ)  # which a script may change
 def tutorial_page(script: Path) -> str:
-    """Run a script, and give its page in Markdown. A paragraph of comments at the margin is text; a printed SVG is a picture.
+    """Run a script, and give its page in Markdown. A paragraph of comments at the margin is text; a printed SVG is a
+    picture.
 
     Where an optional library is missing, nothing more runs, and the page says so.
     """

@@ -1,7 +1,9 @@
-"""The version of a build, from git's tags: `v0.1.0` is 0.1.0, and the fifth commit after it 0.1.0.post5. hatchling calls `version()`.
+"""The version of a build, from git's tags: `v0.1.0` is 0.1.0, and the fifth commit after it 0.1.0.post5. hatchling
+calls `version()`.
 
-`ksgen.__version__` names the release that the sources belong to. Emitted sources and cache keys contain it, so that commits
-between two releases share them. It is also the version of a build without tags: of a folder, or of a shallow clone.
+`ksgen.__version__` names the release that the sources belong to. Emitted sources and cache keys contain it, so that
+commits between two releases share them. It is also the version of a build without tags: of a folder, or of a shallow
+clone.
 """
 
 import re

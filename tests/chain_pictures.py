@@ -9,7 +9,9 @@ from ksgen.figures.chain import chain_svg
 from ksgen.pattern import NAMED_CHAINS, Chain
 
 DOCS = Path(__file__).parents[1] / "docs"
-_ROW = re.compile(r"^\| `(?P<call>(?P<name>\w+)\(.+\))`<br>.* \| !\[.+\]\((?P<file>.+\.svg)\)<br>(?P<chain>.+) \|$", re.MULTILINE)
+_ROW = re.compile(
+    r"^\| `(?P<call>(?P<name>\w+)\(.+\))`<br>.* \| !\[.+\]\((?P<file>.+\.svg)\)<br>(?P<chain>.+) \|$", re.MULTILINE
+)
 
 
 class Row(NamedTuple):

@@ -1,20 +1,23 @@
-"""The compile matrix: what every kernel family takes by default is what its resource model said, on every target. Runs no kernel.
+"""The compile matrix: what every kernel family takes by default is what its resource model said, on every target. Runs
+no kernel.
 
-    python -m tests.compile_matrix [--target sm_90a]... [--family simt]... [--compiler nvrtc] [--every 5] [--sample] [--everything]
+    python -m tests.compile_matrix [--target sm_90a]... [--family simt]... [--compiler nvrtc] [--every 5] [--sample]
+    [--everything]
                                    [--instructions]
 
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
 and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a also: the first SLICED
-for slices, with a residual, which has a pitch too; for them and sm_89, those with weights in eight bits, where they have
-texts of their own, and with X so the first SLICED that the family serves; and, where a family says so, the first MANY in
-float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for every kernel,
-and sm_75 went no further from the estimate with forty patterns than with ten. sm_103, sm_110 and sm_121 are left out.
-`--everything` takes all targets, and MANY everywhere; `--every 5` takes the first of each precision and layout, for each way
-to store weights, X and slices, and each fifth after it. `--sample` takes of each of these only the first that has it, for each
-layout, as CI does for each change. The binaries go into ksgen's cache, so that a second time takes seconds.
+for slices, with a residual, which has a pitch too; for them and sm_89, those with weights in eight bits, where they
+have texts of their own, and with X so the first SLICED that the family serves; and, where a family says so, the first
+MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for
+every kernel, and sm_75 went no further from the estimate with forty patterns than with ten. sm_103, sm_110 and sm_121
+are left out. `--everything` takes all targets, and MANY everywhere; `--every 5` takes the first of each precision and
+layout, for each way to store weights, X and slices, and each fifth after it. `--sample` takes of each of these only the
+first that has it, for each layout, as CI does for each change. The binaries go into ksgen's cache, so that a second
+time takes seconds.
 
-Machine code is read where cuobjdump and nvdisasm are installed. `--instructions` prints the main loop of each kernel, as instructions
-per product by kind, next to what bounds the kernel by the cost model and its share of the floor.
+Machine code is read where cuobjdump and nvdisasm are installed. `--instructions` prints the main loop of each kernel,
+as instructions per product by kind, next to what bounds the kernel by the cost model and its share of the floor.
 """
 
 from collections import Counter
@@ -76,7 +79,10 @@ PROMISES = {  # by the names that families had before one took any number of fac
     "wgmma_permuted": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16"), is_broad=False),
     # by up to 63 where tf32x3's sums are promoted, in 3 of some 770 kernels
     "mma": Promise(
-        ("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=64, precisions=("float32", *MULTIPLIED), inputs=("e4m3", "e5m2")
+        ("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL),
+        register_error=64,
+        precisions=("float32", *MULTIPLIED),
+        inputs=("e4m3", "e5m2"),
     ),
     # by up to 42, in float64: on sm_103 and sm_110 fewer, on sm_86 and sm_89 40 more; in other precisions by up to 32
     # by up to 66 in a group of three layers of two factors, in bsl
@@ -84,10 +90,14 @@ PROMISES = {  # by the names that families had before one took any number of fac
     "simt_chain": Promise(("sm_80", "sm_90a"), register_error=42, precisions=("float32", "float64")),
     # by up to 80 where the loop of a block of two warps is unrolled, on sm_120; elsewhere by up to 43
     "simt": Promise(
-        ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=84, precisions=STORED, stored=("e4m3",), inputs=("e4m3",)
+        ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL),
+        register_error=84,
+        precisions=STORED,
+        stored=("e4m3",),
+        inputs=("e4m3",),
     ),
-    # where c is not known to ptxas to be few it reads more of X ahead, or less, in some 5 of 320 kernels by more than 64
-    # of sm_89, whose conversions it has, weights in eight bits are what differs
+    # where c is not known to ptxas to be few it reads more of X ahead, or less, in some 5 of 320 kernels by more than
+    # 64 of sm_89, whose conversions it has, weights in eight bits are what differs
     "few": Promise(
         ("sm_80", "sm_89", "sm_90a"),
         register_error=80,
@@ -114,18 +124,25 @@ PROMISES = {  # by the names that families had before one took any number of fac
         inputs=tuple(STORAGES),
     ),
     "gradient_mma": Promise(
-        ("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3", "c64_tf32x3"), is_broad=False
+        ("sm_80", "sm_90a"),
+        register_error=32,
+        precisions=("float16", "bfloat16", "tf32", "tf32x3", "c64_tf32x3"),
+        is_broad=False,
     ),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),
 }
-# Instructions of a main loop over those that the cost model's table has for its constants, and the other way round: the most that SAMPLE
-# and the first FEW stratified patterns had on the main targets, and a little more. A smaller figure is progress: write it down.
+# Instructions of a main loop over those that the cost model's table has for its constants, and the other way round: the
+# most that SAMPLE and the first FEW stratified patterns had on the main targets, and a little more. A smaller figure is
+# progress: write it down.
 OFF = 1.25
 # Loops of copies take several rounds in some of their tiles, and are counted once.
 OFF_OF = {("mma", "bfloat16", "bsf"): 1.5, ("mma", "tf32x3", "bsf"): 1.5}
-# Least share of multiply-adds in the main loop of `simt` in float32 for sm_90a, over the first COUNTED stratified patterns.
+# Least share of multiply-adds in the main loop of `simt` in float32 for sm_90a, over the first COUNTED stratified
+# patterns.
 COUNTED, SHARES = 24, {"bsf": 0.83, "bsl": 0.88}
-TARGETS = sorted({target for promise in PROMISES.values() for target in promise.targets}, key=lambda target: (len(target), target))
+TARGETS = sorted(
+    {target for promise in PROMISES.values() for target in promise.targets}, key=lambda target: (len(target), target)
+)
 
 
 @dataclass(frozen=True)
@@ -162,14 +179,20 @@ def kernels(everything: bool, target: str, is_broad: bool = True) -> list[Kernel
         found += [KernelSpec(*each) for each in product(stratified(MANY), MAIN_PRECISIONS, LAYOUTS)]
     if everything or target in MAIN_TARGETS:
         residual = Epilogue(residual=True)
-        found += [KernelSpec(*each, residual, stride="any") for each in product(stratified(SLICED), PRECISIONS, LAYOUTS)]
+        found += [
+            KernelSpec(*each, residual, stride="any") for each in product(stratified(SLICED), PRECISIONS, LAYOUTS)
+        ]
     return list(dict.fromkeys(found))
 
 
 def chains(precisions: Iterable[str]) -> list[KernelSpec]:
     """The layers of both models, plain; one with an epilogue, on slices; and groups of the first, as q, k and v."""
-    layers = dict.fromkeys(chain.factors for name in ("vit", "gpt2") for chain in load(resource("specs") / f"{name}.yaml").layers.values())
-    found = [KernelSpec(factors, precision, layout) for factors, precision, layout in product(layers, precisions, LAYOUTS)]
+    layers = dict.fromkeys(
+        chain.factors for name in ("vit", "gpt2") for chain in load(resource("specs") / f"{name}.yaml").layers.values()
+    )
+    found = [
+        KernelSpec(factors, precision, layout) for factors, precision, layout in product(layers, precisions, LAYOUTS)
+    ]
     first = found[: len(tuple(precisions)) * len(LAYOUTS)]
     more = [Epilogue(True, "gelu" if "gelu" in activations_of(each.precision) else "none", True) for each in first]
     ended = [replace(each, epilogue=epilogue, stride="any") for each, epilogue in zip(first, more, strict=True)]
@@ -182,7 +205,9 @@ def _group(kernel: KernelSpec) -> KernelSpec:
     return replace(kernel, chains=(chain, chain, (chain[0],)), epilogue=Epilogue(bias=True), stride="any")
 
 
-def sources(family: str, target: str, everything: bool = False, every: int = 1, is_sample: bool = False) -> list[Source]:
+def sources(
+    family: str, target: str, everything: bool = False, every: int = 1, is_sample: bool = False
+) -> list[Source]:
     chosen: Any = Gradient(GradientConstants) if family == "gradient" else family_named(family)
     promise, limits = PROMISES[family], cuda_limits(target)
 
@@ -194,20 +219,33 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1, 
             for kernel, batch in zip(taken, cycle(promise.batches), strict=False)
         ]
 
-    wanted = [kernel for kernel in kernels(everything, target, promise.is_broad) if kernel.precision in promise.precisions]
+    wanted = [
+        kernel for kernel in kernels(everything, target, promise.is_broad) if kernel.precision in promise.precisions
+    ]
     if family.endswith(("_chain", "_group")):
-        wanted = [each for each in chains(promise.precisions) if not family.startswith("few") or each.is_group == (family == "few_group")]
+        wanted = [
+            each
+            for each in chains(promise.precisions)
+            if not family.startswith("few") or each.is_group == (family == "few_group")
+        ]
         plain = [kernel for kernel in wanted if kernel.precision in x_precisions()]
         wanted += [replace(kernel, weights=storage, inputs=storage) for storage in promise.inputs for kernel in plain]
         wanted += [
-            replace(each, weights=storage) for storage in promise.stored for each in plain if each.precision in x_precisions(storage)
+            replace(each, weights=storage)
+            for storage in promise.stored
+            for each in plain
+            if each.precision in x_precisions(storage)
         ]
         return rendered(wanted)
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
     if everything or target in (*MAIN_TARGETS, "sm_89", "sm_120"):  # the last two multiply eight bits directly
         many = product(stratified(SLICED), set(x_precisions()) & set(promise.precisions), LAYOUTS, promise.stored)
-        jobs += [KernelSpec(*each, weights=weights) for *each, weights in sorted(many) if each[1] in x_precisions(weights)]
-        for storage, precision, layout in product(promise.inputs, sorted(set(x_precisions()) & set(promise.precisions)), LAYOUTS):
+        jobs += [
+            KernelSpec(*each, weights=weights) for *each, weights in sorted(many) if each[1] in x_precisions(weights)
+        ]
+        for storage, precision, layout in product(
+            promise.inputs, sorted(set(x_precisions()) & set(promise.precisions)), LAYOUTS
+        ):
             many = (KernelSpec(each, precision, layout, weights=storage, inputs=storage) for each in stratified(MANY))
             jobs += islice((each for each in many if chosen.serves(each, limits)), SLICED)
     return rendered(jobs)
@@ -217,7 +255,9 @@ def sampled(wanted: Iterable[KernelSpec], serves: Callable[[KernelSpec], bool]) 
     """Yield each served kernel with a new layout, job, precision, stride or storage of weights or X."""
     seen: set[tuple[str, str, object]] = set()
     for kernel in wanted:
-        own = {(kernel.layout, name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")}
+        own = {
+            (kernel.layout, name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")
+        }
         own.add((kernel.layout, "group", kernel.is_group))
         if not own <= seen and serves(kernel):
             seen |= own
@@ -246,7 +286,10 @@ def violations(outcome: Outcome) -> Iterator[str]:
     if found.spill_bytes != 0 or found.stack_bytes != 0:
         yield f"{name}: {found.spill_bytes} bytes spilled, {found.stack_bytes} of local memory; none accepted"
     if found.registers is None or abs(found.registers - outcome.estimate) > promise.register_error:
-        yield f"{name}: {found.registers} registers; accepted: {outcome.estimate} as estimated, give or take {promise.register_error}"
+        yield (
+            f"{name}: {found.registers} registers; accepted: {outcome.estimate} as estimated, give or take "
+            f"{promise.register_error}"
+        )
     if found.shared_bytes != promise.static_shared_bytes:
         yield f"{name}: {found.shared_bytes} bytes of static shared memory; accepted: {promise.static_shared_bytes}"
     if (need := outcome.launch_bytes + promise.static_shared_bytes) > limit:
@@ -262,7 +305,9 @@ def listing_of(outcome: Outcome) -> str:
 
 
 def faults(outcome: Outcome) -> Iterator[str]:
-    """A line for each thing in the machine code that costs time for nothing, or that the cost model counts otherwise."""
+    """A line for each thing in the machine code that costs time for nothing, or that the cost model counts
+    otherwise.
+    """
     if not (listing := listing_of(outcome)):
         return
     name, source = f"{outcome.source.entry} for {outcome.target}", outcome.source
@@ -271,7 +316,11 @@ def faults(outcome: Outcome) -> Iterator[str]:
             yield f"{name}: {entry} has {', '.join(fences)}; no fence of the whole GPU accepted"
         if local := sass.local_accesses(counts):
             yield f"{name}: {entry} has {local} accesses to local memory; none accepted"
-        rounds = sass.software_rounding(listing, entry) if source.kernel.dtype == "bfloat16" and outcome.target != "sm_75" else 0
+        rounds = (
+            sass.software_rounding(listing, entry)
+            if source.kernel.dtype == "bfloat16" and outcome.target != "sm_75"
+            else 0
+        )
         if rounds:
             yield f"{name}: {entry} rounds {rounds} values to bfloat16 by additions; cvt.rn.bf16 accepted"
     if is_plain(source.kernel) and (off := off_the_table(outcome, listing)):
@@ -283,7 +332,9 @@ def faults(outcome: Outcome) -> Iterator[str]:
 
 
 def is_counted(source: Source, target: str) -> bool:
-    """Whether SHARES holds for the kernel: a plain product in float32 whose stages are not all copied before the loop."""
+    """Whether SHARES holds for the kernel: a plain product in float32 whose stages are not all copied before the
+    loop.
+    """
     kernel, constants = source.kernel, source.constants
     if source.family != "simt" or target != "sm_90a" or kernel != KernelSpec(kernel.pattern, "float32", kernel.layout):
         return False
@@ -297,8 +348,14 @@ def is_plain(kernel: KernelSpec) -> bool:
 
 
 def off_the_table(outcome: Outcome, listing: str) -> str:
-    """How the instructions per product of the main loop differ from the cost model's; empty if they do not, or if the loop stores too."""
-    source, loop, modelled = outcome.source, sass.main_loop(listing, outcome.source.entry), modelled_per_product(outcome)
+    """How the instructions per product of the main loop differ from the cost model's; empty if they do not, or if
+    the loop stores too.
+    """
+    source, loop, modelled = (
+        outcome.source,
+        sass.main_loop(listing, outcome.source.entry),
+        modelled_per_product(outcome),
+    )
     if not modelled or sass.count(loop, "STG") or sass.count(loop, "UTMASTG"):
         return ""
     counted = loop.total() / max(1, sass.products(loop))
@@ -312,7 +369,9 @@ def off_the_table(outcome: Outcome, listing: str) -> str:
 
 
 def modelled_per_product(outcome: Outcome) -> float | None:
-    """Instructions of the main loop per product by the cost model's table (`ksgen/families/slots.py`); None if it has no row."""
+    """Instructions of the main loop per product by the cost model's table (`ksgen/families/slots.py`); None if it
+    has no row.
+    """
     source, kernel = outcome.source, outcome.source.kernel
     family, issued = FAMILIES[source.family], issued_by(outcome.row, kernel, outcome.target)
     if issued is None:
@@ -325,9 +384,13 @@ _INSTRUCTIONS = "{:8} {:16} {:16} {:10} {:6} {:>8}" + " {:>9}" * (len(sass.KINDS
 
 
 def instructions(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """A table of main loops: products, other instructions per product by kind, what bounds the kernel, and its share of the floor."""
+    """A table of main loops: products, other instructions per product by kind, what bounds the kernel, and its share
+    of the floor.
+    """
     kinds = [*(kind for kind in sass.KINDS if kind != "products"), "addresses"]
-    yield _INSTRUCTIONS.format("target", "pattern", "family", "precision", "layout", "products", *kinds, "bound", "share")
+    yield _INSTRUCTIONS.format(
+        "target", "pattern", "family", "precision", "layout", "products", *kinds, "bound", "share"
+    )
     for outcome in outcomes:
         if not (listing := listing_of(outcome)):
             continue
@@ -362,7 +425,9 @@ _ROW = "{:22}{:8}{:11}{:+18.1f}{:+7}{:9}{:8}{:8}{:9}{:7}"
 
 
 def table(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """A table for each target, with a row for each family, precision and layout: numbers are the most there is of each."""
+    """A table for each target, with a row for each family, precision and layout: numbers are the most there is of
+    each.
+    """
     built = sorted((each for each in outcomes if isinstance(each.result, Binary)), key=lambda each: each.group)
     for target, of_target in groupby(built, lambda each: each.target):
         yield ""
@@ -386,12 +451,27 @@ def table(outcomes: Iterable[Outcome]) -> Iterator[str]:
 
 
 @click.command()
-@click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Only this target; may be given again.")
-@click.option("--family", "families", type=click.Choice(list(PROMISES)), multiple=True, help="Only this family; may be given again.")
+@click.option(
+    "--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Only this target; may be given again."
+)
+@click.option(
+    "--family",
+    "families",
+    type=click.Choice(list(PROMISES)),
+    multiple=True,
+    help="Only this family; may be given again.",
+)
 @click.option("--compiler", type=click.Choice(["nvcc", "nvrtc"]), help="The machine's own unless given.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time; all cores unless given.")
-@click.option("--every", type=click.IntRange(min=1), default=1, help="Only each so many-th kernel of a precision and layout.")
-@click.option("--sample", "is_sample", is_flag=True, help="Of each precision, stride and storage the first kernel, for each layout.")
+@click.option(
+    "--every", type=click.IntRange(min=1), default=1, help="Only each so many-th kernel of a precision and layout."
+)
+@click.option(
+    "--sample",
+    "is_sample",
+    is_flag=True,
+    help="Of each precision, stride and storage the first kernel, for each layout.",
+)
 @click.option("--everything", is_flag=True, help="All patterns for all targets.")
 @click.option("--instructions", "has_loops", is_flag=True, help="Print each kernel's main loop too.")
 def main(
@@ -425,7 +505,9 @@ def main(
         click.echo(line)
     with ThreadPoolExecutor(jobs) as pool:  # which wait for cuobjdump
         read = pool.map(lambda outcome: list(faults(outcome)), outcomes)
-        broken = [line for outcome, found in zip(outcomes, read, strict=True) for line in (*violations(outcome), *found)]
+        broken = [
+            line for outcome, found in zip(outcomes, read, strict=True) for line in (*violations(outcome), *found)
+        ]
     click.echo(f"\n{len(outcomes)} binaries, {len(broken)} violations")
     for line in broken:
         click.echo(line)

@@ -1,5 +1,5 @@
-"""Tests share a cache of binaries that outlives them, Hypothesis never times, two rings hold the tests (`tests/rings.py`), and tests
-marked `stand_in` run on the stand-in machine where there is no GPU.
+"""Tests share a cache of binaries that outlives them, Hypothesis never times, two rings hold the tests
+(`tests/rings.py`), and tests marked `stand_in` run on the stand-in machine where there is no GPU.
 """
 
 import hashlib
@@ -28,9 +28,13 @@ settings.load_profile("untimed")
 
 
 def kept_binaries() -> Path:
-    """The cache of all workers, and of later runs of the same sources: its keys know texts and compilers, not how ksgen calls them."""
+    """The cache of all workers, and of later runs of the same sources: its keys know texts and compilers, not how
+    ksgen calls them.
+    """
     digest = hashlib.sha256()
-    for path in sorted(path for room in ("build", "devices") for path in (ROOT / "ksgen" / room).iterdir() if path.is_file()):
+    for path in sorted(
+        path for room in ("build", "devices") for path in (ROOT / "ksgen" / room).iterdir() if path.is_file()
+    ):
         digest.update(path.read_bytes())
     return cache_folder() / f"binaries-{digest.hexdigest()[:32]}"
 
@@ -65,7 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--ring", choices=["first", "second"], help="run one ring of tests (tests/rings.py); both by default")
+    parser.addoption(
+        "--ring", choices=["first", "second"], help="run one ring of tests (tests/rings.py); both by default"
+    )
     parser.addoption("--tenth", type=int, help="run one tenth of them: a counter, whose last digit counts")
 
 
@@ -97,7 +103,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     try:
         reports = items.run_item(item)
     except NotHereError as error:
-        reports = [pytest.TestReport(item.nodeid, item.location, {}, "skipped", (*item.location[:2], f"Skipped: {error}"), "setup")]
+        reports = [
+            pytest.TestReport(
+                item.nodeid, item.location, {}, "skipped", (*item.location[:2], f"Skipped: {error}"), "setup"
+            )
+        ]
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.session._setupstate.teardown_exact(nextitem)  # what items before it left set up for their neighbours

@@ -1,4 +1,5 @@
-"""python -m tests.counts: what a kernel's launches ask of the memories and the matrix units, counted in the emulator (tests/emulator).
+"""python -m tests.counts: what a kernel's launches ask of the memories and the matrix units, counted in the emulator
+(tests/emulator).
 
 A kernel of ksgen, by its pattern, is compared with its family's `work`. Any other CUDA source is counted by a launch
 written down in YAML:
@@ -51,8 +52,15 @@ def read_launch(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise LaunchError(f"{path}: {error}") from None
-    if not isinstance(found, dict) or not set(NEEDED) <= set(found) <= set(KEYS) or not isinstance(found["arguments"], list):
-        raise LaunchError(f"{path}: a launch has {', '.join(NEEDED)}, and may have {', '.join(key for key in KEYS if key not in NEEDED)}")
+    if (
+        not isinstance(found, dict)
+        or not set(NEEDED) <= set(found) <= set(KEYS)
+        or not isinstance(found["arguments"], list)
+    ):
+        raise LaunchError(
+            f"{path}: a launch has {', '.join(NEEDED)}, and may have "
+            f"{', '.join(key for key in KEYS if key not in NEEDED)}"
+        )
     text = path.parent / str(found["text"])
     try:
         source = text.read_text(encoding="utf-8")
@@ -62,7 +70,14 @@ def read_launch(path: Path) -> dict[str, Any]:
     grid, block = (tuple(size) if isinstance(size, list) else size for size in (found["grid"], found["block"]))
     shared = found.get("shared_bytes", 0)
     options = {name: found[name] for name in ("cluster", "early") if name in found}
-    return {"source": source, "entry": found["entry"], "grid": grid, "block": block, "shared_bytes": shared, "args": arguments} | options
+    return {
+        "source": source,
+        "entry": found["entry"],
+        "grid": grid,
+        "block": block,
+        "shared_bytes": shared,
+        "args": arguments,
+    } | options
 
 
 def _argument(path: Path, index: int, given: Any) -> Any:
@@ -78,7 +93,9 @@ def _argument(path: Path, index: int, given: Any) -> Any:
             return np.dtype(kind).type(value)
         except (OSError, TypeError, ValueError) as error:
             raise LaunchError(f"{path}: arguments[{index}]: {given}: {error}") from None
-    raise LaunchError(f"{path}: arguments[{index}]: {given!r}; accepted are bytes, npy, a NumPy type with its value, and null")
+    raise LaunchError(
+        f"{path}: arguments[{index}]: {given!r}; accepted are bytes, npy, a NumPy type with its value, and null"
+    )
 
 
 def find_source(
@@ -108,11 +125,17 @@ def lines(counts: Counts) -> Iterator[str]:
     for name, kept in counts.shared.items():
         cycles = f"{kept.cycles:>12,} {kept.bank_cycles:>12,} {kept.return_cycles:>12,}"
         yield f"  {name:<14} {kept.requests:>12,} {kept.bytes:>14,} {cycles}"
-    yield f"second-level cache, once for each block: {counts.cache_read_bytes:,} bytes read, {counts.cache_written_bytes:,} written"
+    yield (
+        f"second-level cache, once for each block: {counts.cache_read_bytes:,} bytes read, "
+        f"{counts.cache_written_bytes:,} written"
+    )
     yield f"memory, once: {counts.memory_read_bytes:,} bytes read, {counts.memory_written_bytes:,} written"
     for name, count in counts.instructions.items():
         yield f"{name}: {count:,}"
-    yield f"barriers: {counts.barriers:,}, of clusters {counts.cluster_barriers:,}, phases of mbarriers {counts.mbarrier_phases:,}"
+    yield (
+        f"barriers: {counts.barriers:,}, of clusters {counts.cluster_barriers:,}, phases of mbarriers "
+        f"{counts.mbarrier_phases:,}"
+    )
     yield f"bytes in flight, at most, of one of {counts.blocks:,} blocks: {counts.bytes_in_flight:,}"
 
 
@@ -130,12 +153,34 @@ def print_counts(named: Mapping[str, Counts], as_json: bool) -> None:
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True)
 @click.option("--target", default="sm_90a", show_default=True, help="GPU whose defaults and limits are taken.")
-@click.option("--family", type=click.Choice(list(JOB_OF)), help="Else the one that launchers choose there for a product.")
-@click.option("--constant", "constants", multiple=True, metavar="NAME=VALUE", help="Instead of the default. May be repeated.")
-@click.option("--launch", type=click.Path(path_type=Path), help="YAML with the launch of any other CUDA text, instead of a pattern.")
-@click.option("--timeout", "timeout_s", type=click.IntRange(min=1), default=300, show_default=True, help="Seconds that a launch may take.")
+@click.option(
+    "--family", type=click.Choice(list(JOB_OF)), help="Else the one that launchers choose there for a product."
+)
+@click.option(
+    "--constant", "constants", multiple=True, metavar="NAME=VALUE", help="Instead of the default. May be repeated."
+)
+@click.option(
+    "--launch",
+    type=click.Path(path_type=Path),
+    help="YAML with the launch of any other CUDA text, instead of a pattern.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(min=1),
+    default=300,
+    show_default=True,
+    help="Seconds that a launch may take.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def main(pattern: Pattern | None, launch: Path | None, constants: tuple[str, ...], timeout_s: int, as_json: bool, **options: Any) -> None:
+def main(
+    pattern: Pattern | None,
+    launch: Path | None,
+    constants: tuple[str, ...],
+    timeout_s: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
     if (pattern is None) == (launch is None):
         raise click.UsageError("give either a pattern or --launch")
     if bad := [each for each in constants if not all(each.partition("="))]:

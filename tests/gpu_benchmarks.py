@@ -1,4 +1,5 @@
-"""The benchmarks of `make gpu-check`: each a command with a time of its own, what is most telling first, results in one folder.
+"""The benchmarks of `make gpu-check`: each a command with a time of its own, what is most telling first, results in one
+folder.
 
 What does not fit into the time is left out, and the page says so; the same command goes on from there.
 """
@@ -46,14 +47,18 @@ def stages(folder: Path) -> tuple[Stage, ...]:
     subset = ("bench", "paper", "--subset", str(PATTERNS))
     return (
         Stage("doctor", ("doctor",), 10),
-        Stage("the stratified 60", (*subset, *_EXPERTS, *_QUICK, "--precision", "float32,float16", *log), 165, takes_limit=True),
+        Stage("the stratified 60", (*subset, *_EXPERTS, *_QUICK, "--precision", "float32,float16", *log), 165,
+            takes_limit=True),
         *(
-            Stage(model, ("bench", "model", model, "--precision", "float32,float16", "--backend", "ksgen,bmm,strided", "--repeats", "10",
+            Stage(model, ("bench", "model", model, "--precision", "float32,float16", "--backend", "ksgen,bmm,strided",
+                "--repeats", "10",
                           "-o", str(folder / f"{model}.json")), 25)
             for model in ("vit-s16", "gpt2-medium")
         ),
-        Stage("all contenders", ("bench", "paper", "--subset", "4", *_QUICK, "--precision", "float32,float16", *log), 30, takes_limit=True),
-        Stage("more precisions", (*subset, *_EXPERTS, *_QUICK, "--precision", "tf32,bfloat16", *log), 20, takes_limit=True),
+        Stage("all contenders", ("bench", "paper", "--subset", "4", *_QUICK, "--precision", "float32,float16", *log),
+            30, takes_limit=True),
+        Stage("more precisions", (*subset, *_EXPERTS, *_QUICK, "--precision", "tf32,bfloat16", *log), 20,
+            takes_limit=True),
         Stage("report", ("bench", "report", str(folder / "paper.jsonl"), "--markdown", str(folder / "paper.md")), 20),
     )  # fmt: skip
 
@@ -90,7 +95,10 @@ def page(folder: Path, outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"benchmark: {error}"
     else:
         measured = len({row.pattern for row in rows if row.counts})
-        yield f"benchmark: {measured} patterns, {len(rows)} rows, {rows[-1].date}, commit {rows[-1].commit[:12] or 'unknown'}"
+        yield (
+            f"benchmark: {measured} patterns, {len(rows)} rows, {rows[-1].date}, commit "
+            f"{rows[-1].commit[:12] or 'unknown'}"
+        )
         yield from _lines(tables.overview(rows))
         yield from _lines(tables.errors(rows))
     for path in sorted(folder.glob("*.json")):
@@ -100,7 +108,11 @@ def page(folder: Path, outcomes: Sequence[Outcome]) -> Iterator[str]:
 def _model(path: Path) -> Iterator[str]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = [(row["precision"], row["backend"], row["ratio"]["median"]) for row in content["rows"] if row["module"] == "whole"]
+        found = [
+            (row["precision"], row["backend"], row["ratio"]["median"])
+            for row in content["rows"]
+            if row["module"] == "whole"
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         yield f"{path}: cannot be read ({error})"
         return

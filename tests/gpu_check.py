@@ -1,9 +1,10 @@
-"""`make gpu-check`: what the emulator proves, again on this machine's NVIDIA GPU; benchmarks; compute-sanitizer; then a page.
+"""`make gpu-check`: what the emulator proves, again on this machine's NVIDIA GPU; benchmarks; compute-sanitizer; then a
+page.
 
 python -m tests.gpu_check [FOLDER]        results and logs go to the folder, benchmarks/results/<gpu> unless given
 
-Under eight minutes: each part has its time, and what does not fit is left out and named. Whenever it is killed, the folder holds
-each test's verdict (`tests.jsonl`), all measurements, and the page of the parts that have ended.
+Under eight minutes: each part has its time, and what does not fit is left out and named. Whenever it is killed, the
+folder holds each test's verdict (`tests.jsonl`), all measurements, and the page of the parts that have ended.
 """
 
 import json
@@ -33,7 +34,12 @@ from ksgen.wisdom.store import file_name
 from tests import gpu_benchmarks, gpu_children, gpu_report
 from tests.gpu_benchmarks import Outcome
 
-TESTS = ("tests/test_gpu.py", "tests/devices/test_devices.py", "tests/launch/test_runtimes.py", "tests/launch/test_driver.py")
+TESTS = (
+    "tests/test_gpu.py",
+    "tests/devices/test_devices.py",
+    "tests/launch/test_runtimes.py",
+    "tests/launch/test_driver.py",
+)
 TOOLS = ("memcheck", "racecheck")
 CLEAN = "clean"
 EMULATOR = "KSGEN_GPU_COMPARE_EMULATOR"  # 1: the matrix and the PTX cases also run in the emulator, and are compared
@@ -133,9 +139,31 @@ def sanitize(sanitizer: str, device: Device, folder: Path, end: float = inf) -> 
                 yield Sanitized(tool, family, "not run: the time was up")
                 continue
             kernel, batch = found
-            run = ["run", "--pattern", ",".join(map(str, kernel.pattern.shape)), "--batch", str(batch), "--runs", "1", "--device", "cuda"]
+            run = [
+                "run",
+                "--pattern",
+                ",".join(map(str, kernel.pattern.shape)),
+                "--batch",
+                str(batch),
+                "--runs",
+                "1",
+                "--device",
+                "cuda",
+            ]
             run += ["--precision", kernel.precision, "--layout", kernel.layout, "--job", kernel.job, "--family", family]
-            command = [sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", "9", sys.executable, "-m", "ksgen", *run]
+            command = [
+                sanitizer,
+                "--tool",
+                tool,
+                "--target-processes",
+                "all",
+                "--error-exitcode",
+                "9",
+                sys.executable,
+                "-m",
+                "ksgen",
+                *run,
+            ]
             yield judge(tool, family, command, folder / f"{tool}-{family}.txt", seconds)
 
 
@@ -156,15 +184,23 @@ def judge(tool: str, family: str, command: list[str], log: Path, seconds: float 
     return Sanitized(tool, family, CLEAN)
 
 
-def page(device: Device, tests: Outcomes, sanitized: list[Sanitized], measured: Sequence[Outcome], folder: Path) -> Iterator[str]:
+def page(
+    device: Device, tests: Outcomes, sanitized: list[Sanitized], measured: Sequence[Outcome], folder: Path
+) -> Iterator[str]:
     """The summary, in lines."""
     yield f"{device.name} ({device.target}), {device.runtime}, driver {device.driver_version}, {_compiler(device)}"
-    yield f"tests: {tests.passed} passed, {len(tests.failed)} failed, {tests.skipped.total()} skipped, {tests.missing} without a verdict"
+    yield (
+        f"tests: {tests.passed} passed, {len(tests.failed)} failed, {tests.skipped.total()} skipped, "
+        f"{tests.missing} without a verdict"
+    )
     yield from (f"  FAILED {name}" for name in tests.failed)
     yield from (f"  skipped {count}: {reason}" for reason, count in tests.skipped.items())
     if tests.ulps:
         same = sum(not most for most in tests.ulps.values())
-        yield f"compared with the emulator: {same} of {len(tests.ulps)} the same to the last bit; of the others, the most floats between"
+        yield (
+            f"compared with the emulator: {same} of {len(tests.ulps)} the same to the last bit; of the others, the "
+            "most floats between"
+        )
     else:
         yield f"compared with the emulator: not asked for; {EMULATOR}=1 make gpu-check"
     yield from (f"  {most:>8}  {label}" for label, most in tests.ulps.items() if most)
@@ -178,7 +214,12 @@ def page(device: Device, tests: Outcomes, sanitized: list[Sanitized], measured: 
 
 
 def is_good(tests: Outcomes, sanitized: list[Sanitized], measured: Sequence[Outcome] = ()) -> bool:
-    return bool(tests.passed) and not tests.failed and not tests.missing and not any(each.is_failure for each in (*sanitized, *measured))
+    return (
+        bool(tests.passed)
+        and not tests.failed
+        and not tests.missing
+        and not any(each.is_failure for each in (*sanitized, *measured))
+    )
 
 
 def _compiler(device: Device) -> str:
@@ -191,7 +232,19 @@ def run_tests(folder: Path, seconds: float = _TEST_SECONDS, only: str = "") -> O
     report = (folder / "tests.jsonl").absolute()
     report.unlink(missing_ok=True)
     workers = min(usable_cores(), _MOST_WORKERS)
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", *TESTS, "-vv", "-p", gpu_report.__name__, "-n", str(workers)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        *TESTS,
+        "-vv",
+        "-p",
+        gpu_report.__name__,
+        "-n",
+        str(workers),
+    ]
     command += [f"--timeout={_ONE_TEST_SECONDS}", "--timeout-method=thread", *(("-k", only) if only else ())]
     cache = os.environ.get("KSGEN_CACHE_DIR") or str(paths.cache_dir())
     variables = {gpu_report.FILE: str(report), gpu_report.END: str(time() + seconds), gpu_report.CACHE: cache}

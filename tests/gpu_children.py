@@ -1,4 +1,6 @@
-"""The commands that `make gpu-check` starts: each has its time, and ends with what it started, also where gpu-check itself is killed."""
+"""The commands that `make gpu-check` starts: each has its time, and ends with what it started, also where gpu-check
+itself is killed.
+"""
 
 import ctypes
 import os
@@ -12,10 +14,14 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def run(command: Sequence[str], seconds: float, output: Path, variables: Mapping[str, str] | None = None) -> int | None:
-    """The exit status; None of a command that was ended, as its time was up. What it prints goes to the file as it comes."""
+    """The exit status; None of a command that was ended, as its time was up.
+
+    What it prints goes to the file as it comes.
+    """
     with output.open("w", encoding="utf-8") as file:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=os.environ | (variables or {}),
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+            env=os.environ | (variables or {}),
             start_new_session=True, preexec_fn=_die_with_parent,
         )  # fmt: skip
         try:

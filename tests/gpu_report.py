@@ -1,8 +1,8 @@
 """A plugin of pytest for `make gpu-check`: a verdict per test, written as it comes, and an end to the time.
 
-Each line of the file that KSGEN_GPU_REPORT names is an object of JSON: the names of all tests, a test that began, or its verdict, of
-which the last counts. It is written before pytest prints it, so that a kill loses none. Tests that would begin after
-KSGEN_GPU_REPORT_END, seconds of the system's clock, are skipped, for TIME_IS_UP.
+Each line of the file that KSGEN_GPU_REPORT names is an object of JSON: the names of all tests, a test that began, or
+its verdict, of which the last counts. It is written before pytest prints it, so that a kill loses none. Tests that
+would begin after KSGEN_GPU_REPORT_END, seconds of the system's clock, are skipped, for TIME_IS_UP.
 """
 
 import json
@@ -41,7 +41,8 @@ class Report:
         elif report.skipped and found["verdict"] == "passed":
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             found |= {"verdict": "skipped", "why": reason.removeprefix("Skipped: ")}
-        if report.when != "setup":  # as soon as the test ends, and again after its clean-up; a worker that died has the phase "???"
+        # as soon as the test ends, and again after its clean-up; a worker that died has the phase "???"
+        if report.when != "setup":
             self._write(**found, properties=dict(report.user_properties))
         if report.when == "teardown":
             self._of.pop(report.nodeid, None)

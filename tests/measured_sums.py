@@ -1,8 +1,8 @@
 """python -m tests.measured_sums FOLDER: the emulator's tensor-core sums against measurements of GPUs, to the last bit.
 
-A set of measurements is a file `GPU_FORMAT.csv.gz`, such as `A100_fp16.csv.gz`. A row has the columns a, b, c and d: the bits of float32
-values as hexadecimal words. a and b are one row of operands each, c is the sum so far, and d = c + a . b as the GPU gave it. The exit
-status is 0 if every set of a known GPU agrees in every row.
+A set of measurements is a file `GPU_FORMAT.csv.gz`, such as `A100_fp16.csv.gz`. A row has the columns a, b, c and d:
+the bits of float32 values as hexadecimal words. a and b are one row of operands each, c is the sum so far, and d = c +
+a . b as the GPU gave it. The exit status is 0 if every set of a known GPU agrees in every row.
 """
 
 import csv
@@ -22,14 +22,17 @@ from tests.ptx import render
 Array = np.ndarray[Any, Any]
 
 TARGETS = {
-    "V100": "sm_70", "A100": "sm_80", "A2": "sm_86", "Ada": "sm_89", "L40S": "sm_89", "H100": "sm_90a", "H200": "sm_90a", "B200": "sm_100",
+    "V100": "sm_70", "A100": "sm_80", "A2": "sm_86", "Ada": "sm_89", "L40S": "sm_89", "H100": "sm_90a",
+    "H200": "sm_90a", "B200": "sm_100",
 }  # fmt: skip
 FORMATS: dict[str, tuple[str, Any]] = {  # the operand in PTX's words, and NumPy's type
     "fp16": ("f16", np.float16), "bf16": ("bf16", ml_dtypes.bfloat16), "tf32": ("tf32", np.float32),
     "E4M3": ("e4m3", ml_dtypes.float8_e4m3fn), "E5M2": ("e5m2", ml_dtypes.float8_e5m2),
 }  # fmt: skip
-FROM_ZERO = {(gpu, kind) for gpu in ("H100", "H200") for kind in ("E4M3", "E5M2")}  # d = a . b there, as published: c was not given
-ROW_BYTES, PER_WARP = 32, 8  # of operands that an instruction takes, and measurements of a warp: one per row of A and column of B
+# d = a . b there, as published: c was not given
+FROM_ZERO = {(gpu, kind) for gpu in ("H100", "H200") for kind in ("E4M3", "E5M2")}
+# of operands that an instruction takes, and measurements of a warp: one per row of A and column of B
+ROW_BYTES, PER_WARP = 32, 8
 
 # Row g of A and column g of B are measurement g; sum (g, g) is lane 4 g + g / 2's.
 PRODUCTS = """
@@ -79,17 +82,25 @@ def read_sums(path: Path) -> Sums:
     gpu, _, kind = path.name.removesuffix(".csv.gz").rpartition("_")
     with gzip.open(path, "rt", encoding="ascii", newline="") as file:
         rows = list(csv.DictReader(file))
-    a, b, c, d = (np.array([[int(word, 16) for word in row[name].split()] for row in rows], np.uint32).view(np.float32) for name in "abcd")
+    a, b, c, d = (
+        np.array([[int(word, 16) for word in row[name].split()] for row in rows], np.uint32).view(np.float32)
+        for name in "abcd"
+    )
     if (gpu, kind) in FROM_ZERO:
         c = np.zeros_like(c)
     dtype = FORMATS[kind][1]
     operands = [each.astype(dtype) for each in (a, b)]
-    assert all((narrow.astype(np.float32) == wide).all() for narrow, wide in zip(operands, (a, b), strict=True)), f"{path}: not in {kind}"
+    assert all((narrow.astype(np.float32) == wide).all() for narrow, wide in zip(operands, (a, b), strict=True)), (
+        f"{path}: not in {kind}"
+    )
     return Sums(gpu, kind, *operands, c[:, 0], d[:, 0])
 
 
 def compare(folder: Path) -> Iterator[tuple[str, str, int, int]]:
-    """Each set's name, target, and how many rows agree, of how many. The target of an unknown GPU or format is empty."""
+    """Each set's name, target, and how many rows agree, of how many.
+
+    The target of an unknown GPU or format is empty.
+    """
     for path in sorted(folder.glob("*.csv.gz")):
         name = path.name.removesuffix(".csv.gz")
         gpu, _, kind = name.rpartition("_")
@@ -103,7 +114,10 @@ def compare(folder: Path) -> Iterator[tuple[str, str, int, int]]:
 def main(folder: str) -> int:
     found = list(compare(Path(folder)))
     for name, target, agreeing, rows in found:
-        print(f"{name:<12} {target:<7} {agreeing} of {rows} rows agree" if target else f"{name:<12} no rule is known", flush=True)
+        print(
+            f"{name:<12} {target:<7} {agreeing} of {rows} rows agree" if target else f"{name:<12} no rule is known",
+            flush=True,
+        )
     known = [each for each in found if each[1]]
     whole = [each for each in known if each[2] == each[3]]
     print(f"{len(whole)} of {len(known)} sets agree in every row; {len(found) - len(known)} of unknown GPUs or formats")

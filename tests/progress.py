@@ -1,7 +1,8 @@
-"""A pytest plugin for long runs, `-p tests.progress`: one line with the time left in place of dots, and skips summed up by reason.
+"""A pytest plugin for long runs, `-p tests.progress`: one line with the time left in place of dots, and skips summed up
+by reason.
 
-A terminal gets a line that changes, everything else a line per 5 %. The time left follows from the durations of the last run, which
-pytest's cache holds; tests that it does not know count as average ones.
+A terminal gets a line that changes, everything else a line per 5 %. The time left follows from the durations of the
+last run, which pytest's cache holds; tests that it does not know count as average ones.
 """
 
 import time
@@ -25,7 +26,8 @@ class Progress:
         self._average = sum(self._known.values()) / len(self._known) if self._known else 1.0
         self._seconds: Counter[str] = Counter()
         self._done = self._failed = 0
-        self._total, self._shown, self._expected, self._behind = 0, 0.0, 0.0, 0.0  # seconds expected of all tests, and of those behind
+        # seconds expected of all tests, and of those behind
+        self._total, self._shown, self._expected, self._behind = 0, 0.0, 0.0, 0.0
         self._begin = clock()
 
     def begin(self, tests: list[str]) -> None:
@@ -60,7 +62,9 @@ class Progress:
             self._show()
 
     def pytest_terminal_summary(self) -> None:
-        reasons = Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in self._terminal.stats.get("skipped", []))
+        reasons = Counter(
+            str(report.longrepr[-1]).removeprefix("Skipped: ") for report in self._terminal.stats.get("skipped", [])
+        )
         for reason, count in reasons.most_common():
             self._terminal.write_line(f"{count:,} skipped: {reason}")
         if self._cache:

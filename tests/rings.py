@@ -1,9 +1,10 @@
 """Two rings of tests.
 
-The first ring proves each promise once: `make test` and `make test-torch` run it. The second ring holds the other cases, and
-`make test-all` runs both. Two markers decide:
+The first ring proves each promise once: `make test` and `make test-torch` run it. The second ring holds the other
+cases, and `make test-all` runs both. Two markers decide:
 
-* `exhaustive`: a test with many cases. The first ring takes those in which a word occurs first: each precision, layout, family or pattern
+* `exhaustive`: a test with many cases. The first ring takes those in which a word occurs first: each precision, layout,
+family or pattern
   that several cases name.
 * `second`: a test or a case of the second ring alone.
 

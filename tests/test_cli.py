@@ -25,8 +25,14 @@ MISTAKES = [
     (["build", "bad.yaml"], "ksgen: bad.yaml:1"),
     (["bundle", "none.yaml"], "ksgen: none.yaml: cannot be read"),
     (["run"], "ksgen: got 0 patterns; accepted: one, such as ksgen run 1,192,48,2"),
-    (["run", "1,2,3,1", "--pattern", "1,2,3,1"], "ksgen: 1,2,3,1 gives 2 features and 1,2,3,1, next in the chain, takes 3"),
-    (["run", "1,2,3,1", "1,3,2,1", "--job", "gradient"], "ksgen: --job gradient of 2 patterns; accepted: one pattern, such as ksgen run"),
+    (
+        ["run", "1,2,3,1", "--pattern", "1,2,3,1"],
+        "ksgen: 1,2,3,1 gives 2 features and 1,2,3,1, next in the chain, takes 3",
+    ),
+    (
+        ["run", "1,2,3,1", "1,3,2,1", "--job", "gradient"],
+        "ksgen: --job gradient of 2 patterns; accepted: one pattern, such as ksgen run",
+    ),
     (["x" * 5000], "ksgen: no command 'xxx"),
     (["run", "1,2,3,1", "--device", "x" * 5000], "ksgen: device 'xxx"),
     (["wisdom", "merge"], "ksgen: Missing argument 'FIRST'. (ksgen wisdom merge --help)"),
@@ -54,7 +60,10 @@ MISTAKES = [
         "ksgen: ks_1x2x3x1_float32_bsf at batch 1568: mma does",
     ),
     (["run", "--pattern", "1,2,3,1", "--device", "abacus"], "ksgen: device 'abacus': none is called that; found: "),
-    (["run", "--pattern", "1,2,3,1", "--batch", "1" + "0" * 12], "ksgen: --batch 1000000000000: checking ks_1x2x3x1_float32_bsf takes"),
+    (
+        ["run", "--pattern", "1,2,3,1", "--batch", "1" + "0" * 12],
+        "ksgen: --batch 1000000000000: checking ks_1x2x3x1_float32_bsf takes",
+    ),
     (["demo", "none.yaml"], "ksgen: none.yaml: cannot be read"),
     (["emit", "x" * 300], "ksgen: xxx"),
     (["emit", "a\tb.yaml"], "ksgen: a\\tb.yaml: cannot be read"),
@@ -65,7 +74,9 @@ MISTAKES = [
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    ("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
     (tmp_path / "bad.yaml").write_text('kernel: ["2,9,5,3"]\n')
@@ -78,7 +89,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: st
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "small.yaml"]  # nothing half-written
 
 
-def test_a_warning_is_one_line_without_its_place_in_the_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_one_line_without_its_place_in_the_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Warnings of ksgen are shortened, wherever they point to. Warnings of other libraries are not."""
 
     def told(**_: object) -> None:

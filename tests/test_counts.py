@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(not is_installed("counts"), reason="the emulator
 PEER = """
 extern "C" __global__ void turn(const float* x, const int* rows, float* y, int columns) {
     __shared__ float tile[32][33];
-    for (int r = threadIdx.y; r < 32; r += 8) tile[r][threadIdx.x] = x[rows[r] * columns + blockIdx.x * 32 + threadIdx.x];
+    for (int r = threadIdx.y; r < 32; r += 8) tile[r][threadIdx.x] =
+        x[rows[r] * columns + blockIdx.x * 32 + threadIdx.x];
     __syncthreads();
     for (int r = threadIdx.y; r < 32; r += 8) y[(blockIdx.x * 32 + r) * 32 + threadIdx.x] = tile[threadIdx.x][r];
 }
@@ -99,13 +100,19 @@ def test_another_s_text_is_counted_by_its_launch(launch: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (("entry: turn\n", ""), "launch.yaml: a launch has text, entry, grid, block, arguments, and may have shared_bytes, cluster, early"),
+        (
+            ("entry: turn\n", ""),
+            "launch.yaml: a launch has text, entry, grid, block, arguments, and may have shared_bytes, cluster, early",
+        ),
         (("peer.cu", "none.cu"), "launch.yaml: text: "),
         (("entry: turn", "entry: twist"), "entry='twist'; the text has turn"),
         (("{bytes: 8192}, {npy", "{bytes: many}, {npy"), "launch.yaml: arguments[0]: {'bytes': 'many'}: "),
         (("rows.npy", "none.npy"), "launch.yaml: arguments[1]: {'npy': 'none.npy'}: "),
         (("{int32: 64}", "{integer: 64}"), "launch.yaml: arguments[3]: {'integer': 64}: "),
-        (("{int32: 64}", "64"), "launch.yaml: arguments[3]: 64; accepted are bytes, npy, a NumPy type with its value, and null"),
+        (
+            ("{int32: 64}", "64"),
+            "launch.yaml: arguments[3]: 64; accepted are bytes, npy, a NumPy type with its value, and null",
+        ),
         (("bytes: 8192}, {npy", "bytes: 4096}, {npy"), "out-of-bounds"),
         (("{int32: 64}", "{int32: 64"), "launch.yaml: while parsing"),
     ],

@@ -21,7 +21,8 @@ from tests.support.program import needs_device
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "templates").glob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-NAMED = re.compile(r"`((?:ksgen|templates|tests|docs|benchmarks|specs|generated)/[\w./-]+)`")  # no <placeholder>, no glob
+# no <placeholder>, no glob
+NAMED = re.compile(r"`((?:ksgen|templates|tests|docs|benchmarks|specs|generated)/[\w./-]+)`")
 
 
 def headings(page: Path) -> set[str]:
@@ -55,20 +56,33 @@ def test_every_page_of_docs_can_be_reached_from_readme() -> None:
     while open_pages:
         page = open_pages.pop()
         reached.add(page)
-        targets = {(page.parent / link.partition("#")[0]).resolve() for link in LINK.findall(page.read_text(encoding="utf-8"))}
-        open_pages += [target for target in targets if target.suffix == ".md" and target.exists() and target not in reached]
+        targets = {
+            (page.parent / link.partition("#")[0]).resolve() for link in LINK.findall(page.read_text(encoding="utf-8"))
+        }
+        open_pages += [
+            target for target in targets if target.suffix == ".md" and target.exists() and target not in reached
+        ]
     assert [page for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in reached] == []
 
 
 def test_pages_say_that_what_is_not_installed_runs_in_a_checkout() -> None:
-    pages = {page: page.read_text(encoding="utf-8") for page in PAGES if page.is_relative_to(ROOT / "docs") and page.name != "setup.md"}
-    named = {page: text for page, text in pages.items() if re.search(r"`python (-m (benchmarks|tests)\b|benchmarks/)", text)}
+    pages = {
+        page: page.read_text(encoding="utf-8")
+        for page in PAGES
+        if page.is_relative_to(ROOT / "docs") and page.name != "setup.md"
+    }
+    named = {
+        page: text for page, text in pages.items() if re.search(r"`python (-m (benchmarks|tests)\b|benchmarks/)", text)
+    }
     assert len(named) > 10
     assert [page.name for page, text in named.items() if not re.search(r"in a\s+\[checkout\]\(", text)] == []
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of paragraphs and lists. Code is one word; headings, tables and links' targets do not count."""
+    """Yield the sentences of paragraphs and lists.
+
+    Code is one word; headings, tables and links' targets do not count.
+    """
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     lines = ("" if line.startswith(("#", "|", "<", "![", "    ")) else line for line in text.splitlines())
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", "\n".join(lines)):
@@ -86,13 +100,18 @@ def test_sentences_have_at_most_25_words(page: Path) -> None:
 
 
 def test_words_of_sentences_are_counted() -> None:
-    text = "# Of no count\n\nA b c. (D `e f`!) [G h](i j).\n\n- k: l - m\n  n\n- o\n\n    int p;\n\n| q |\n\n```\nr s\n```\n"
+    text = (
+        "# Of no count\n\nA b c. (D `e f`!) [G h](i j).\n\n- k: l - m\n  n\n- o\n\n    int p;\n\n| q |\n\n```\nr "
+        "s\n```\n"
+    )
     assert [words_in(each) for each in sentences(text) if words_in(each)] == [3, 2, 2, 4, 1]
 
 
 def test_make_help_says_one_line_of_every_target() -> None:
     targets = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[0].split()
-    said = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert sorted(line.split()[1] for line in said.splitlines()) == sorted(targets)
     assert all(len(line) < 120 and line.endswith(".") for line in said.splitlines())
 
@@ -117,7 +136,8 @@ def without_comments(line: str) -> str:
 def test_the_annotated_kernel_is_the_emitted_one() -> None:
     page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
     emitted = {
-        without_comments(line) for line in (ROOT / "generated/vit/ks_6x64x64x1_float32_bsf.cu").read_text(encoding="utf-8").splitlines()
+        without_comments(line)
+        for line in (ROOT / "generated/vit/ks_6x64x64x1_float32_bsf.cu").read_text(encoding="utf-8").splitlines()
     }
     shown = [line for block in re.findall(r"```cuda\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     assert 50 < len(shown) < 75
@@ -174,9 +194,16 @@ def test_a_tutorial_runs_and_shows_what_it_prints(script: Path) -> None:
 
 def test_a_tutorial_becomes_text_code_output_and_pictures(tmp_path: Path) -> None:
     script = tmp_path / "tutorial.py"
-    script.write_text("# # Title\n#\n# Text.\n\nx = 2  # two\n\nprint(x)\nprint('<svg>a</svg>')\n\n# More.\n\nprint(x + 1)\n")
-    code = "```python\nx = 2  # two\n\nprint(x)\nprint('<svg>a</svg>')\n```\n\n```text\n2\n```\n\n<div><svg>a</svg></div>"
-    assert tutorial_page(script) == f"# Title\n\nText.\n\n{code}\n\nMore.\n\n```python\nprint(x + 1)\n```\n\n```text\n3\n```\n"
+    script.write_text(
+        "# # Title\n#\n# Text.\n\nx = 2  # two\n\nprint(x)\nprint('<svg>a</svg>')\n\n# More.\n\nprint(x + 1)\n"
+    )
+    code = (
+        "```python\nx = 2  # two\n\nprint(x)\nprint('<svg>a</svg>')\n```\n\n```text\n2\n```\n\n<div><svg>a</svg></div>"
+    )
+    assert (
+        tutorial_page(script)
+        == f"# Title\n\nText.\n\n{code}\n\nMore.\n\n```python\nprint(x + 1)\n```\n\n```text\n3\n```\n"
+    )
 
 
 def test_a_tutorial_is_a_page_without_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> None:

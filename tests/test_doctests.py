@@ -27,7 +27,9 @@ METHODS = (FunctionType, classmethod, staticmethod, property)
 def public_names(module: str) -> list[str]:
     """Names that a module offers and that hold a class or a function."""
     found = import_module(module)
-    names = getattr(found, "__all__", [name for name, each in vars(found).items() if getattr(each, "__module__", "") == module])
+    names = getattr(
+        found, "__all__", [name for name, each in vars(found).items() if getattr(each, "__module__", "") == module]
+    )
     return sorted(name for name in names if not name.startswith("_") and callable(getattr(found, name)))
 
 
@@ -62,7 +64,9 @@ def complaints(name: str, thing: Any) -> Iterator[str]:
     if ">>> " not in text:
         yield f"{name}: no example"
     function = getattr(thing, "__func__", thing)
-    parameters = [each.name for each in inspect.signature(function).parameters.values() if each.name not in ("self", "cls")]
+    parameters = [
+        each.name for each in inspect.signature(function).parameters.values() if each.name not in ("self", "cls")
+    ]
     listed = "".join(re.findall(r"^(?:Args|Advanced|Attributes):\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL))
     for parameter in parameters:
         if not parameter.startswith("_") and not re.search(rf"^    \*{{0,2}}{parameter}: ", listed, re.MULTILINE):

@@ -30,6 +30,8 @@ def test_no_error_hides_another() -> None:
 
 
 def test_the_errors_import_nothing_of_ksgens() -> None:
-    program = "import sys; from ksgen import errors; print(sorted(name for name in sys.modules if name.startswith('ksgen.')))"
+    program = (
+        "import sys; from ksgen import errors; print(sorted(name for name in sys.modules if name.startswith('ksgen.')))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "['ksgen.errors']\n"

@@ -23,7 +23,8 @@ needs_torch, needs_transformers = needs("torch"), needs("transformers")
 def run(program: str, *arguments: str, cwd: Path, launcher: tuple[str, ...] = (), **environment: str) -> str:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, *launcher, EXAMPLES / program, *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": path, **environment},
+        [sys.executable, *launcher, EXAMPLES / program, *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": path,
+            **environment},
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -32,7 +33,9 @@ def run(program: str, *arguments: str, cwd: Path, launcher: tuple[str, ...] = ()
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a program in this process, which has imported PyTorch, and maybe transformers: that takes longer than most programs."""
+    """Runs a program in this process, which has imported PyTorch, and maybe transformers: that takes longer than
+    most programs.
+    """
 
     def run(program: str, *arguments: str) -> str:
         monkeypatch.chdir(tmp_path)
@@ -46,9 +49,21 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_every_program_is_run_here() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert programs == ["decode_8bit.py", "digits.py", "fine_tune.py", "learn_fft.py", "propose_vit.py", "serve.py", "several_processes.py"]
+    assert programs == [
+        "decode_8bit.py",
+        "digits.py",
+        "fine_tune.py",
+        "learn_fft.py",
+        "propose_vit.py",
+        "serve.py",
+        "several_processes.py",
+    ]
     assert [name for name in programs if len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) > 80] == []
-    assert [name for name in programs if f"(../examples/{name})" not in (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")] == []
+    assert [
+        name
+        for name in programs
+        if f"(../examples/{name})" not in (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
+    ] == []
     assert [name for name in programs if not re.search(rf'(run|played)\("{name}"', tests)] == []
 
 
@@ -129,7 +144,9 @@ def test_serve(tmp_path: Path) -> None:
 def test_propose_vit(played: Callable[..., str]) -> None:
     out = played("propose_vit.py", "--short", "--device", "sm_80", "--most", "1")
     assert "12 layers of 384 to 1152 features, such as blocks.0.attention.qkv" in out
-    before, after = (int(each.replace(",", "")) for each in reversed(re.findall(r"([\d,]+) of ([\d,]+) parameters", out)[0]))
+    before, after = (
+        int(each.replace(",", "")) for each in reversed(re.findall(r"([\d,]+) of ([\d,]+) parameters", out)[0])
+    )
     assert after < before == 22_050_664
 
 
@@ -139,7 +156,10 @@ def test_several_processes(tmp_path: Path) -> None:
     """The launcher is what `torchrun` starts."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     *ways, columns, rows, saved = run("several_processes.py", "--short", cwd=tmp_path, launcher=launcher).splitlines()
-    found = [re.fullmatch(r"(.+): loss ([\d.]+), then ([\d.]+); ([\d,]+) parameters on each of 2", line).groups() for line in ways]  # type: ignore[union-attr]
+    found = [
+        re.fullmatch(r"(.+): loss ([\d.]+), then ([\d.]+); ([\d,]+) parameters on each of 2", line).groups()
+        for line in ways
+    ]  # type: ignore[union-attr]
     assert [name for name, *_ in found] == ["DDP", "FSDP2", "tensor parallel"]
     first, last = ([float(each) for each in losses] for losses in list(zip(*found, strict=True))[1:3])
     assert max(first) - min(first) < 2e-5

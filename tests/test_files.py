@@ -28,7 +28,9 @@ from tests.support.users import ANOTHER, needs_root
 ROOT = Path(__file__).parents[1]
 ENDLESS = Path("/dev/zero")
 REQUEST = Request("text", "entry", "sm_80")
-BINARY = Binary(b"binary", "entry", "sm_80", Resources(), {"compiler": "nvcc", "compiler_version": "13.0", "options": "[]"})
+BINARY = Binary(
+    b"binary", "entry", "sm_80", Resources(), {"compiler": "nvcc", "compiler_version": "13.0", "options": "[]"}
+)
 
 needs_endless = pytest.mark.skipif(not ENDLESS.exists(), reason="no /dev/zero on this system")
 
@@ -58,7 +60,9 @@ def test_another_users_link_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "second").symlink_to("victim")
     os.chown(tmp_path / "second", ANOTHER, -1, follow_symlinks=False)
     for name in ("first", "second"):
-        with pytest.raises(KsgenError, match=rf"{name}: cannot be written \(it belongs to user {ANOTHER}; make it yours"):
+        with pytest.raises(
+            KsgenError, match=rf"{name}: cannot be written \(it belongs to user {ANOTHER}; make it yours"
+        ):
             write(tmp_path / name, "new")
     assert ((tmp_path / "victim").read_text(), len(os.listdir(tmp_path))) == ("dear", 3)
 
@@ -121,7 +125,14 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of two contenders, without a measurement."""
     path = tmp_path_factory.mktemp("results") / "rows.jsonl"
-    facts = {"key": "1", "identity": "1", "pattern": "1,2,3,4", "arithmetic": "float32", "precision": "float32", "status": "ok"}
+    facts = {
+        "key": "1",
+        "identity": "1",
+        "pattern": "1,2,3,4",
+        "arithmetic": "float32",
+        "precision": "float32",
+        "status": "ok",
+    }
     lines = [{"kind": "run", "device": "x"}, {"kind": "contender", **facts}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -138,7 +149,9 @@ def full(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("which", ["old", "new"])
-def test_a_full_disk_leaves_the_old_file_or_none(which: str, full: Path, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file_or_none(
+    which: str, full: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = {path.name: path.read_bytes() for path in full.iterdir()}
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(ROOT / "wisdom"))
     wisdom = full.parent / "wisdom.json"
@@ -166,7 +179,9 @@ def append_without_end(log: Log) -> None:
 
 def test_a_log_on_a_full_disk_keeps_whole_lines(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk") as disk, Log(disk / "rows.jsonl") as log:
-        with pytest.raises(KsgenError, match=r"rows\.jsonl: cannot be written \(No space left on device\); what it holds is whole"):
+        with pytest.raises(
+            KsgenError, match=r"rows\.jsonl: cannot be written \(No space left on device\); what it holds is whole"
+        ):
             append_without_end(log)
         held = (disk / "rows.jsonl").read_bytes()
         assert held.endswith(b"}\n")
@@ -193,7 +208,9 @@ def test_a_file_without_an_end_is_refused(arguments: list[str], message: str, tm
     (tmp_path / "shared").mkdir()
     if arguments[-1] == "show":
         (tmp_path / "shared" / "nvidia-h200.json").symlink_to(ENDLESS)
-    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32)); from ksgen.cli import main; main()"
+    limited = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32)); from ksgen.cli import main; main()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", limited, *arguments],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,

@@ -63,7 +63,10 @@ def test_a_right_kernel_is_judged_right(folder: Path) -> None:
         ({"damages": [("__syncthreads", "__syncwarp")]}, "not seen, error 0.0"),  # one warp
         ({"damages": [("float s", "floats s")]}, "does not compile"),
         ({"changes": [TILE, replace(SAYS_MEMORY, refused="no such reason")]}, "expected 'no such reason'"),
-        ({"changes": [*CASE.changes, Change("= 2", "= 2.0f", "anything")]}, "without .*: error 0.0e\\+00; expected 'anything'"),
+        (
+            {"changes": [*CASE.changes, Change("= 2", "= 2.0f", "anything")]},
+            "without .*: error 0.0e\\+00; expected 'anything'",
+        ),
     ],
 )
 def test_what_a_case_claims_wrongly_is_a_complaint(folder: Path, changed: dict[str, object], says: str) -> None:
@@ -74,7 +77,10 @@ def test_what_a_case_claims_wrongly_is_a_complaint(folder: Path, changed: dict[s
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"pieces": [Piece("kernel.cu", "no such text")]}, "kernel.cu has no 'no such text'; another version of the repository"),
+        (
+            {"pieces": [Piece("kernel.cu", "no such text")]},
+            "kernel.cu has no 'no such text'; another version of the repository",
+        ),
         ({"changes": [Change("absent", "")]}, "nothing matches 'absent'; another version of the repository"),
     ],
 )
@@ -103,8 +109,14 @@ def test_the_command_says_what_is_missing_and_what_is_wrong(
 def test_a_piece_may_come_from_another_repository(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "own" / "kernel.cu").write_text(KERNEL.replace("2 * s", "twice(s").replace("threadIdx.x];\n}", "threadIdx.x]);\n}"), "utf-8")
-    case = replace(CASE, pieces=[Piece("twice.h", ".*", "more", "other"), *CASE.pieces], before="namespace more {} using namespace more;")
+    (folder / "own" / "kernel.cu").write_text(
+        KERNEL.replace("2 * s", "twice(s").replace("threadIdx.x];\n}", "threadIdx.x]);\n}"), "utf-8"
+    )
+    case = replace(
+        CASE,
+        pieces=[Piece("twice.h", ".*", "more", "other"), *CASE.pieces],
+        before="namespace more {} using namespace more;",
+    )
     monkeypatch.setattr(command, "judge", lambda case, where: judge(case, where, BUILDS))
     monkeypatch.setattr(command, "CASES", [case])
     assert command.main(str(folder)) == 0

@@ -29,18 +29,36 @@ from tests.families import test_quantized_inputs, test_wgmma_bytes
 from tests.families import test_slices as slices
 from tests.ptx import on_gpu as ptx
 from tests.support import kernels
-from tests.support.kernels import MATRIX, PATTERNS, SERVED, batches_for, kernel_of, on_device, patterns_of, serves, source_of
+from tests.support.kernels import (
+    MATRIX,
+    PATTERNS,
+    SERVED,
+    batches_for,
+    kernel_of,
+    on_device,
+    patterns_of,
+    serves,
+    source_of,
+)
 from tests.support.libraries import library
 
-RUNTIMES = sorted({line.runtime for line in list_devices() if isinstance(line, Found) and line.runtime not in PROCESSOR_RUNTIMES})
+RUNTIMES = sorted(
+    {line.runtime for line in list_devices() if isinstance(line, Found) and line.runtime not in PROCESSOR_RUNTIMES}
+)
 Record = Callable[[str, object], None]
 IN_BYTES = [
     *test_quantized_inputs.CASES,
-    *(("wgmma_shared", shape, precision, storage, "bsf", batch) for shape, precision, storage, _, batch in test_wgmma_bytes.CASES),
+    *(
+        ("wgmma_shared", shape, precision, storage, "bsf", batch)
+        for shape, precision, storage, _, batch in test_wgmma_bytes.CASES
+    ),
 ]
 COMPARE_EMULATOR = os.environ.get("KSGEN_GPU_COMPARE_EMULATOR") == "1" and is_installed("none")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not RUNTIMES, reason="no NVIDIA GPU, or neither PyCUDA nor cuda-bindings")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not RUNTIMES, reason="no NVIDIA GPU, or neither PyCUDA nor cuda-bindings"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +68,13 @@ def gpu() -> Any:
     limits = limits_of(device)
     if "PYTEST_XDIST_WORKER" in os.environ:  # each compiles what it tests, all at once
         return device
-    matrix = [(family, kernel_of(patterns_of(family, precision)[name], precision, layout)) for family, precision, layout, name in MATRIX]
+    matrix = [
+        (family, kernel_of(patterns_of(family, precision)[name], precision, layout))
+        for family, precision, layout, name in MATRIX
+    ]
     texts = [source_of(*each, limits=limits) for each in matrix if serves(*each, limits)]
-    build_many((Request(source.text, source.entry, device.target) for source in texts), device.compiler())  # all cores at once
+    # all cores at once
+    build_many((Request(source.text, source.entry, device.target) for source in texts), device.compiler())
     return device
 
 
@@ -61,8 +83,14 @@ def source_for(device: Any, family: str, kernel: KernelSpec) -> Source:
 
 
 @pytest.mark.parametrize(("family", "precision", "layout", "name"), MATRIX)
-def test_the_emulators_matrix(family: str, precision: str, layout: str, name: str, gpu: Any, record_property: Record) -> None:
-    source, run, most = source_for(gpu, family, kernel_of(patterns_of(family, precision)[name], precision, layout)), on_device(gpu), 0
+def test_the_emulators_matrix(
+    family: str, precision: str, layout: str, name: str, gpu: Any, record_property: Record
+) -> None:
+    source, run, most = (
+        source_for(gpu, family, kernel_of(patterns_of(family, precision)[name], precision, layout)),
+        on_device(gpu),
+        0,
+    )
     batches = batches_for(source)
     for batch in batches:
         y = kernels.check(source, batch, run)
@@ -84,7 +112,11 @@ def test_runs_are_bit_identical(family: str, precision: str, layout: str, gpu: A
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
 def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str, gpu: Any) -> None:
     for name in ("flat", "rest", "blocks"):
-        kernels.check_leaks(source_for(gpu, family, kernel_of(patterns_of(family, precision)[name], precision, layout)), 65, on_device(gpu))
+        kernels.check_leaks(
+            source_for(gpu, family, kernel_of(patterns_of(family, precision)[name], precision, layout)),
+            65,
+            on_device(gpu),
+        )
 
 
 @pytest.mark.parametrize(("family", "precision", "layout"), slices.SLICED)
@@ -95,17 +127,23 @@ def test_slices(family: str, precision: str, layout: str, gpu: Any) -> None:
             slices.check(source, batch, on_device(gpu), rows)
 
 
-@pytest.mark.parametrize(("family", "shape", "precision", "storage", "layout", "batch"), dict.fromkeys(each[:6] for each in IN_BYTES))
+@pytest.mark.parametrize(
+    ("family", "shape", "precision", "storage", "layout", "batch"), dict.fromkeys(each[:6] for each in IN_BYTES)
+)
 def test_x_in_eight_bits(
     family: str, shape: tuple[int, ...], precision: str, storage: str, layout: str, batch: int, gpu: Any
 ) -> None:  # fmt: skip
-    kernel = KernelSpec(Pattern(*shape), precision, layout, Epilogue(True, "gelu", True), weights=storage, inputs=storage)
+    kernel = KernelSpec(
+        Pattern(*shape), precision, layout, Epilogue(True, "gelu", True), weights=storage, inputs=storage
+    )
     first, *others = (kernels.check(source_for(gpu, family, kernel), batch, on_device(gpu)) for _ in range(3))
     for y in others:
         np.testing.assert_array_equal(y, first)
 
 
-@pytest.mark.skipif("driver" not in RUNTIMES, reason="narrow arguments need the driver's launch: pip install cuda-bindings")
+@pytest.mark.skipif(
+    "driver" not in RUNTIMES, reason="narrow arguments need the driver's launch: pip install cuda-bindings"
+)
 @pytest.mark.parametrize("name", ptx.NAMES)
 def test_ptx_does_what_the_emulator_says(name: str, record_property: Record) -> None:
     device = find_device("driver")
@@ -127,8 +165,14 @@ def test_what_the_planner_chooses_agrees_with_float64(precision: str, layout: st
     device = find_device(runtime)
     for shape in (PATTERNS["flat"], (1, 192, 48, 2), (1, 128, 128, 3), (2, 64, 64, 16)):
         for batch in (1, 65, 1000):
-            for epilogue, job in ((Epilogue(), "multiply"), (Epilogue(True, "gelu", True), "multiply"), (Epilogue(), "gradient")):
-                measured = measure(device, KernelSpec(Pattern(*shape), precision, layout, epilogue, job=job), batch, runs=0)
+            for epilogue, job in (
+                (Epilogue(), "multiply"),
+                (Epilogue(True, "gelu", True), "multiply"),
+                (Epilogue(), "gradient"),
+            ):
+                measured = measure(
+                    device, KernelSpec(Pattern(*shape), precision, layout, epilogue, job=job), batch, runs=0
+                )
                 assert measured.passed, (shape, batch, epilogue, job, measured.error)
 
 

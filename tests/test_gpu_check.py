@@ -19,7 +19,19 @@ from tests import gpu_benchmarks, gpu_check, gpu_children, gpu_report
 from tests.driver import NotHereError, environment
 from tests.emulator import is_installed
 from tests.gpu_benchmarks import Stage
-from tests.gpu_check import CLEAN, Outcomes, Sanitized, find_sanitizer, is_good, judge, kernel_for, page, read_report, run_tests, sanitize
+from tests.gpu_check import (
+    CLEAN,
+    Outcomes,
+    Sanitized,
+    find_sanitizer,
+    is_good,
+    judge,
+    kernel_for,
+    page,
+    read_report,
+    run_tests,
+    sanitize,
+)
 from tests.ptx import on_gpu as ptx
 from tests.support import kernels
 from tests.support.fake_gpu import FakeGpu
@@ -40,10 +52,15 @@ VERDICTS: list[dict[str, Any]] = [
         "test": "t.py::test_ptx_does_what_the_emulator_says[tf32x3, c=192]", "verdict": "passed",
         "properties": {"ulps": 0, "error": "1.49e-06"},
     },
-    {"test": "t.py::test_ptx_does_what_the_emulator_says[cluster]", "verdict": "skipped", "why": "clusters", "properties": {}},
+    {"test": "t.py::test_ptx_does_what_the_emulator_says[cluster]", "verdict": "skipped", "why": "clusters",
+        "properties": {}},
     {"test": "tests/test_gpu.py::test_runs_are_bit_identical[simt-float32-bsf]", "verdict": "passed", "properties": {}},
 ]  # fmt: skip
-FAILED = {"test": "tests/test_gpu.py::test_runs_are_bit_identical[simt-float32-bsf]", "verdict": "failed", "why": "differs"}
+FAILED = {
+    "test": "tests/test_gpu.py::test_runs_are_bit_identical[simt-float32-bsf]",
+    "verdict": "failed",
+    "why": "differs",
+}
 UNFINISHED = 2  # of these, lines at the beginning that tell of tests without a verdict
 NO_TESTS = Outcomes(passed=1)
 
@@ -64,7 +81,9 @@ def test_checks_of_kernels_on_a_device(family: str, precision: str, layout: str)
 
 @pytest.mark.exhaustive
 @needs_emulator
-@pytest.mark.parametrize("name", ["mma tf32", "narrow", "ring", "wgmma tf32 A 128 B 128 48", "wgmma bf16, A in registers", "tf32x3, c=192"])
+@pytest.mark.parametrize(
+    "name", ["mma tf32", "narrow", "ring", "wgmma tf32 A 128 B 128 48", "wgmma bf16, A in registers", "tf32x3, c=192"]
+)
 def test_ptx_cases_on_a_device(name: str) -> None:
     gpu, case = FakeGpu(), ptx.case_named(name)
     assert ptx.why_not(case, gpu.target) == ""
@@ -154,7 +173,12 @@ def test_what_fails_the_check(tmp_path: Path) -> None:
         ("========= ERROR SUMMARY: 0 errors\n========= ERROR SUMMARY: 2 errors\n", 9, "2 found; see {log}", True),
         ("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n", 9, "1 found; see {log}", True),
         ("Check failed\n========= ERROR SUMMARY: 0 errors\n", 1, "nothing found, but the run failed; see {log}", True),
-        ("========= Error: device not supported\n=========\n", 1, "does not work here: ========= Error: device not supported", False),
+        (
+            "========= Error: device not supported\n=========\n",
+            1,
+            "does not work here: ========= Error: device not supported",
+            False,
+        ),
         ("", 1, "does not work here: no output", False),
     ],
 )
@@ -174,21 +198,28 @@ def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(gpu_check, "judge", judged)
     done = list(sanitize("/opt/compute-sanitizer", FakeGpu(), tmp_path))
-    assert {(each.tool, each.family) for each in done} == {(tool, family) for tool in gpu_check.TOOLS for family in VARIANTS}
+    assert {(each.tool, each.family) for each in done} == {
+        (tool, family) for tool in gpu_check.TOOLS for family in VARIANTS
+    }
     assert len(commands) == sum(each.verdict == CLEAN for each in done)
-    assert all(command[:3] == ["/opt/compute-sanitizer", "--tool", tool] for command, tool in zip(commands, gpu_check.TOOLS, strict=False))
+    assert all(
+        command[:3] == ["/opt/compute-sanitizer", "--tool", tool]
+        for command, tool in zip(commands, gpu_check.TOOLS, strict=False)
+    )
     ran = [command[command.index("run") :] for command in commands]
     words = ["run", "--pattern", "2,37,13,5", "--batch", "129", "--runs", "1", "--device", "cuda"]
     words += ["--precision", "float16", "--layout", "bsf", "--job", "multiply"]
     assert [*words, "--family", "mma"] in ran
     assert {each[-1] for each in ran} == set(JOB_OF)  # those for processors serve nothing on a GPU
-    assert {each.verdict for each in sanitize("", FakeGpu(target="sm_80"), tmp_path) if each.family == "wgmma_shared"} == {
-        "not run: it serves nothing on Fake GPU"
-    }
+    assert {
+        each.verdict for each in sanitize("", FakeGpu(target="sm_80"), tmp_path) if each.family == "wgmma_shared"
+    } == {"not run: it serves nothing on Fake GPU"}
     kernel, batch = kernel_for(FakeGpu(), "wgmma_shared")
     assert family_named("wgmma_shared").takes(kernel, batch, aligned=True)
     late = list(sanitize("/opt/compute-sanitizer", FakeGpu(), tmp_path, end=0.0))
-    assert {each.verdict for each in late if not each.verdict.startswith("not run: it serves nothing")} == {"not run: the time was up"}
+    assert {each.verdict for each in late if not each.verdict.startswith("not run: it serves nothing")} == {
+        "not run: the time was up"
+    }
 
 
 def test_the_sanitizer_is_found_on_path_or_beside_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +344,10 @@ def reported(folder: Path, workers: int, only: str, seconds: float = 60) -> tupl
 
 
 def test_a_command_past_its_time_ends_with_what_it_started(tmp_path: Path) -> None:
-    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); import time; time.sleep(600)"
+    script = (
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); import time; "
+        "time.sleep(600)"
+    )
     assert gpu_children.run([sys.executable, "-c", script], 2, tmp_path / "log") is None
     assert is_gone(int((tmp_path / "log").read_text()))
     assert gpu_children.run([sys.executable, "-c", "raise SystemExit(7)"], 20, tmp_path / "log") == 7
@@ -354,7 +388,9 @@ OF_ONE_FILE = 'from tests import gpu_check; gpu_check.TESTS = ("tests/launch/tes
 
 @pytest.mark.timeout(900)
 def test_killed_at_any_moment_it_leaves_every_verdict(tmp_path: Path) -> None:
-    """Over the stand-in driver, six times: what pytest printed of a test is in the report, and nothing goes on running."""
+    """Over the stand-in driver, six times: what pytest printed of a test is in the report, and nothing goes on
+    running.
+    """
     try:
         machine = environment()
     except NotHereError as error:
@@ -364,11 +400,15 @@ def test_killed_at_any_moment_it_leaves_every_verdict(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         report = folder / "tests.jsonl"
         command = [sys.executable, "-c", OF_ONE_FILE, str(folder), "--tests-alone", "--only", "not cluster"]
-        with subprocess.Popen(command, cwd=ROOT, env=machine, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as checked:
+        with subprocess.Popen(
+            command, cwd=ROOT, env=machine, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as checked:
             while number and not has_begun(report) and checked.poll() is None:
                 sleep(0.05)
             sleep(draw.uniform(0, 1.2))  # the tests themselves take about a second
-            children = [int(each) for each in Path(f"/proc/{checked.pid}/task/{checked.pid}/children").read_text().split()]
+            children = [
+                int(each) for each in Path(f"/proc/{checked.pid}/task/{checked.pid}/children").read_text().split()
+            ]
             checked.kill()
         assert all(is_gone(child) for child in children)
         if report.exists():
@@ -403,7 +443,9 @@ def test_each_benchmark_is_a_command_that_exists_and_all_fit() -> None:
 @pytest.mark.libraries
 def test_a_benchmark_that_fails_or_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library("torch")
-    failing, hanging, told, late = (Stage(name, ("x",), 6, name == "told") for name in ("failing", "hanging", "told", "late"))
+    failing, hanging, told, late = (
+        Stage(name, ("x",), 6, name == "told") for name in ("failing", "hanging", "told", "late")
+    )
     commands = []
 
     def run(command: list[str], seconds: float, output: Path) -> int | None:
@@ -427,14 +469,24 @@ def test_a_benchmark_that_fails_or_hangs_is_named(tmp_path: Path, monkeypatch: p
 
 def test_the_page_of_what_was_measured(tmp_path: Path) -> None:
     results = tmp_path / "paper.jsonl"
-    job = {"pattern": "1,48,48,2", "precision": "float32", "layout": "bsl", "batch": 9, "arithmetic": "float32", "identity": ""}
+    job = {
+        "pattern": "1,48,48,2",
+        "precision": "float32",
+        "layout": "bsl",
+        "batch": 9,
+        "arithmetic": "float32",
+        "identity": "",
+    }
     found = {"status": "ok", "error": 1e-7, "tolerance": 1e-6, "commit": "c0ffee", "date": "2026-01-02"}
     lines: list[dict[str, Any]] = []
     for name, us in (("ksgen", 50.0), ("bmm", 100.0)):
         lines.append({"kind": "contender", "key": name, "implementation": name, **job, **found})
         lines.append({"kind": "measurement", "key": name, "us": us, "runs": 10})
     results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    model = {"model": "vit-s16", "rows": [{"module": "whole", "precision": "float32", "backend": "ksgen", "ratio": {"median": 0.777}}]}
+    model = {
+        "model": "vit-s16",
+        "rows": [{"module": "whole", "precision": "float32", "backend": "ksgen", "ratio": {"median": 0.777}}],
+    }
     (tmp_path / "vit-s16.json").write_text(json.dumps(model))
     (tmp_path / "wrong.json").write_text("[]")
     told = "\n".join(gpu_benchmarks.page(tmp_path, []))

@@ -41,7 +41,9 @@ def test_the_line_is_that_of_the_installation(origin: Any, line: str, monkeypatc
     assert install.install_line("cpu") == line
 
 
-def test_without_an_installation_it_is_the_checkouts_or_an_indexs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_an_installation_it_is_the_checkouts_or_an_indexs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def missing(name: str) -> Any:
         raise metadata.PackageNotFoundError(name)
 
@@ -52,20 +54,27 @@ def test_without_an_installation_it_is_the_checkouts_or_an_indexs(monkeypatch: p
 
 
 def test_every_hint_goes_through_it() -> None:
-    with_names = [path for path in (ROOT / "ksgen").rglob("*.py") if "pip install 'ksgen[" in path.read_text(encoding="utf-8")]
+    with_names = [
+        path for path in (ROOT / "ksgen").rglob("*.py") if "pip install 'ksgen[" in path.read_text(encoding="utf-8")
+    ]
     assert with_names == [ROOT / "ksgen" / "install.py"]
 
 
 def test_metadata_is_read_for_a_hint_alone() -> None:
     program = "import sys, ksgen, ksgen.build.toolchain; print('ksgen.install' in sys.modules)\n"
     program += "import ksgen.devices, ksgen.commands.run; print('importlib.metadata' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\nFalse\n"
+    assert (
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        == "False\nFalse\n"
+    )
 
 
 # The extras for this machine
 
 
-@pytest.mark.parametrize(("served", "extra"), [(0, "cuda"), (12020, "cuda12"), (12080, "cuda12"), (13000, "cuda"), (14010, "cuda")])
+@pytest.mark.parametrize(
+    ("served", "extra"), [(0, "cuda"), (12020, "cuda12"), (12080, "cuda12"), (13000, "cuda"), (14010, "cuda")]
+)
 def test_the_extra_is_of_the_drivers_cuda(served: int, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "served_cuda", lambda: served)
     assert install.cuda_extra() == extra
@@ -115,14 +124,22 @@ def test_the_compiler_of_this_machine_counts(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_make_asks_the_driver(gpus: str, served: str, compiler: str, extras: str, tmp_path: Path) -> None:
     try:
-        machine = environment() | {"KSGEN_DRIVER_GPUS": gpus, "KSGEN_DRIVER_CUDA": served, "PATH": "/usr/bin:/bin", "KSGEN_CXX": compiler}
+        machine = environment() | {
+            "KSGEN_DRIVER_GPUS": gpus,
+            "KSGEN_DRIVER_CUDA": served,
+            "PATH": "/usr/bin:/bin",
+            "KSGEN_CXX": compiler,
+        }
     except NotHereError as error:
         pytest.skip(str(error))
     python = tmp_path / "a folder" / "python"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     told = subprocess.run(
-        ["make", "-n", "-B", "-C", str(ROOT), f"PYTHON={python}", ".venv/.ready"], env=machine, capture_output=True, text=True
+        ["make", "-n", "-B", "-C", str(ROOT), f"PYTHON={python}", ".venv/.ready"],
+        env=machine,
+        capture_output=True,
+        text=True,
     )
     assert f"installing ksgen{extras} into" in told.stdout, told.stdout + told.stderr
 
@@ -144,7 +161,11 @@ def made(folder: Path, target: str, device: str, refused: str) -> tuple[int, str
     command = ["make", "--no-print-directory", "BIN=./python", f"DEVICE={device}", target]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     journal = (folder / "journal").read_text().splitlines()
-    return done.returncode, done.stdout + done.stderr, [line.rpartition(" ")[2] for line in journal if "install" in line]
+    return (
+        done.returncode,
+        done.stdout + done.stderr,
+        [line.rpartition(" ")[2] for line in journal if "install" in line],
+    )
 
 
 def test_without_what_builds_pycuda_make_goes_on_and_says_so(tmp_path: Path) -> None:
@@ -155,7 +176,9 @@ def test_without_what_builds_pycuda_make_goes_on_and_says_so(tmp_path: Path) -> 
     assert (tmp_path / ".venv" / ".ready").read_text() == "cuda12\n"
 
 
-@pytest.mark.parametrize(("device", "refused", "asked"), [("pycuda", "pycuda", 1), ("cuda", "cuda", 1), ("pycuda,cuda", "install", 2)])
+@pytest.mark.parametrize(
+    ("device", "refused", "asked"), [("pycuda", "pycuda", 1), ("cuda", "cuda", 1), ("pycuda,cuda", "install", 2)]
+)
 def test_what_cannot_be_installed_at_all_ends_make(device: str, refused: str, asked: int, tmp_path: Path) -> None:
     code, _, extras = made(tmp_path, ".venv/.ready", device, refused)
     assert code

@@ -94,8 +94,13 @@ def test_prose_is_the_fields() -> None:
 
 
 def test_pages_use_the_fields_words() -> None:
-    pages = {page: page.read_text(encoding="utf-8").lower() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))}
-    without_code = {page.name: " ".join(re.sub("```.*?```|`[^`]*`", "", text, flags=re.DOTALL).split()) for page, text in pages.items()}
+    pages = {
+        page: page.read_text(encoding="utf-8").lower() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+    }
+    without_code = {
+        page.name: " ".join(re.sub("```.*?```|`[^`]*`", "", text, flags=re.DOTALL).split())
+        for page, text in pages.items()
+    }
     assert len(pages) > 20
     assert {name: found for name, prose in without_code.items() if (found := PHRASE.findall(prose))} == {}
 

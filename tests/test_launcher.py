@@ -20,7 +20,9 @@ def test_the_package_offers_the_same_objects() -> None:
 
 def test_what_emitted_modules_import_is_here(tmp_path: Path) -> None:
     emit(parse("layers: {square: [[2,8,8,2], [1,4,8,4]]}"), tmp_path / "made")
-    line = next(line for line in (tmp_path / "made" / "launchers.py").read_text().splitlines() if line.startswith("from "))
+    line = next(
+        line for line in (tmp_path / "made" / "launchers.py").read_text().splitlines() if line.startswith("from ")
+    )
     names = line.removeprefix("from ksgen.launcher import ").split(", ")
     assert names == ["ChainLauncher", "Launcher"]
     assert set(names) <= set(launcher.__all__)

@@ -1,4 +1,6 @@
-"""Imports run down the table of layers, lazy ones too; the design page prints that table; every module has its own tests."""
+"""Imports run down the table of layers, lazy ones too; the design page prints that table; every module has its own
+tests.
+"""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -56,7 +58,9 @@ def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
         for name in imports:
             if between in reach[name]:
                 reach[name] |= reach[between]
-    found = {frozenset(other for other in reach[name] if name in reach[other]) for name in imports if name in reach[name]}
+    found = {
+        frozenset(other for other in reach[name] if name in reach[other]) for name in imports if name in reach[name]
+    }
     return sorted(sorted(circle) for circle in found)
 
 
@@ -85,7 +89,10 @@ def test_imports_run_down(path: Path) -> None:
 
 def test_a_lazy_import_upwards_is_found() -> None:
     assert upward("build", "def late():\n    from ksgen.launcher import Launcher\n") == ["ksgen.launcher"]
-    assert upward("spec", "from ksgen import tuning, errors\nimport ksgen.emit.render\n") == ["ksgen.tuning", "ksgen.emit.render"]
+    assert upward("spec", "from ksgen import tuning, errors\nimport ksgen.emit.render\n") == [
+        "ksgen.tuning",
+        "ksgen.emit.render",
+    ]
 
 
 def test_no_import_is_relative() -> None:

@@ -1,4 +1,6 @@
-"""Whether another user can have written a file, and temporary folders that are this user's alone and outlive no process."""
+"""Whether another user can have written a file, and temporary folders that are this user's alone and outlive no
+process.
+"""
 
 import fcntl
 import os
@@ -11,7 +13,15 @@ import pytest
 
 from ksgen import ownership
 from ksgen.errors import KsgenError
-from ksgen.ownership import UntrustedError, check_folder, keep_from_others, make_folder, own_temporary, sweep, temporary_folder
+from ksgen.ownership import (
+    UntrustedError,
+    check_folder,
+    keep_from_others,
+    make_folder,
+    own_temporary,
+    sweep,
+    temporary_folder,
+)
 from tests.support.users import ANOTHER, needs_root
 
 ROOT = Path(__file__).parents[1]
@@ -48,14 +58,18 @@ def test_a_folder_that_others_can_write_is_refused_in_one_line(
 
 
 @needs_root
-def test_another_users_folder_and_link_are_refused_and_roots_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_folder_and_link_are_refused_and_roots_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("theirs", "own"):
         (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to("own")
     os.chown(tmp_path / "theirs", ANOTHER, -1)
     os.chown(tmp_path / "link", ANOTHER, -1, follow_symlinks=False)
     for name in ("theirs", "link"):
-        with pytest.raises(UntrustedError, match=rf"{name}: it belongs to user {ANOTHER}; make it yours \(chown\), or accept it with"):
+        with pytest.raises(
+            UntrustedError, match=rf"{name}: it belongs to user {ANOTHER}; make it yours \(chown\), or accept it with"
+        ):
             check_folder(tmp_path / name)
     monkeypatch.setattr("os.geteuid", lambda: ANOTHER)
     for name in ("theirs", "own"):
@@ -78,9 +92,8 @@ def test_a_users_private_group_and_roots_may_write(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pwd, "getpwuid", lambda user: pwd.struct_passwd(("anna", "x", user, user, "", "/", "/bin/sh")))
     monkeypatch.setattr(grp, "getgrgid", lambda group: grp.struct_group(names[group]))
     ownership._is_own_group.cache_clear()
-    assert [ownership._is_own_group(group, user) for group, user in ((0, 5), (1000, 1000), (1001, 1001), (100, 100), (7, 7))] == [
-        True, True, False, False, False,
-    ]  # fmt: skip
+    cases = ((0, 5), (1000, 1000), (1001, 1001), (100, 100), (7, 7))
+    assert [ownership._is_own_group(*each) for each in cases] == [True, True, False, False, False]
     ownership._is_own_group.cache_clear()
 
 
@@ -97,7 +110,9 @@ def test_folders_are_made_for_this_user_alone_whatever_the_umask(tmp_path: Path)
         make_folder(tmp_path / "file")
 
 
-def test_a_temporary_folder_that_is_not_this_users_is_never_taken(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_that_is_not_this_users_is_never_taken(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = parent / f"ksgen-{os.geteuid()}"
     elsewhere = parent / "elsewhere"
     elsewhere.mkdir()
@@ -127,11 +142,16 @@ with temporary_folder("build") as folder:
 """
 
 
-def test_what_a_killed_process_left_is_swept_and_what_a_living_one_uses_is_not(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_process_left_is_swept_and_what_a_living_one_uses_is_not(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ownership, "GRACE_SECONDS", -1)
     environment = os.environ | {"TMPDIR": str(parent), "PYTHONPATH": str(ROOT)}
     command = (sys.executable, "-c", LEAVES)
-    users = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(2)]
+    users = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+        for _ in range(2)
+    ]
     left, used = (Path(user.stdout.readline().strip()) for user in users if user.stdout)
     for each in (left, used):
         (each / "kernel.cpp").write_text("")

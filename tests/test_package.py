@@ -68,7 +68,9 @@ def test_completion_offers_the_public_names() -> None:
 
 def test_help_shows_every_public_name_without_pytorch() -> None:
     """`pydoc` reads `dir`, and the value of each name in it."""
-    blocked = "import sys; sys.modules['torch'] = None; import pydoc, ksgen; print(pydoc.plain(pydoc.render_doc(ksgen)))"
+    blocked = (
+        "import sys; sys.modules['torch'] = None; import pydoc, ksgen; print(pydoc.plain(pydoc.render_doc(ksgen)))"
+    )
     shown = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=True).stdout
     assert [name for name in {*ksgen.__all__} - {"__version__"} if name not in shown] == []
     assert f"VERSION\n    {ksgen.__version__}" in shown
@@ -79,7 +81,10 @@ def test_without_pytorch_its_package_is_an_attribute_that_is_missing() -> None:
     program = "import sys; sys.modules['torch'] = None; import ksgen; print(hasattr(ksgen, 'torch')); ksgen.torch"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "False\n"
-    assert "AttributeError: module 'ksgen' has no attribute 'torch': ksgen.torch needs PyTorch 2.4 or later: " in done.stderr
+    assert (
+        "AttributeError: module 'ksgen' has no attribute 'torch': ksgen.torch needs PyTorch 2.4 or later: "
+        in done.stderr
+    )
 
 
 @pytest.mark.libraries
@@ -144,7 +149,11 @@ def test_no_machine_is_named() -> None:
         pytest.skip("not a git checkout")
     for name in filter(None, files.stdout.split("\0")):
         path = ROOT / name
-        if path.is_file() and path.suffix in (".py", ".md", ".toml", ".yaml", ".j2", ".cu", ".json") and path != Path(__file__):
+        if (
+            path.is_file()
+            and path.suffix in (".py", ".md", ".toml", ".yaml", ".j2", ".cu", ".json")
+            and path != Path(__file__)
+        ):
             assert os.fspath(ROOT) + "/" not in path.read_text(encoding="utf-8"), name
 
 

@@ -84,7 +84,12 @@ def test_a_tag_of_another_release_is_refused(checkout: Path) -> None:
 def test_the_citation_names_this_release_and_the_paper() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == ksgen.__version__
-    assert [author["family-names"] for author in citation["references"][0]["authors"]] == ["Gonon", "Zheng", "Carrivain", "Le"]
+    assert [author["family-names"] for author in citation["references"][0]["authors"]] == [
+        "Gonon",
+        "Zheng",
+        "Carrivain",
+        "Le",
+    ]
     assert {"cff-version", "message", "title", "authors"} <= set(citation)
 
 
@@ -96,7 +101,9 @@ def test_the_conda_recipe_requires_what_the_wheel_requires() -> None:
         *(re.sub(r"(>=)", r" \1", each.replace("-", "_")) for each in PROJECT["dependencies"]),
     }
     assert set(recipe["requirements"]["run"]) == needed
-    assert recipe["build"]["python"]["entry_points"] == [f"{name} = {place}" for name, place in PROJECT["scripts"].items()]
+    assert recipe["build"]["python"]["entry_points"] == [
+        f"{name} = {place}" for name, place in PROJECT["scripts"].items()
+    ]
     assert f'default="{ksgen.__version__}"' in recipe["context"]["version"]
 
 

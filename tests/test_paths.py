@@ -14,7 +14,9 @@ from ksgen import paths
 from ksgen.build.bundle import write_bundle
 
 
-def test_a_checkout_ships_what_lies_at_its_top_and_a_wheel_what_lies_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_ships_what_lies_at_its_top_and_a_wheel_what_lies_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert paths.resource("templates") == Path(__file__).parents[1] / "templates"
     monkeypatch.setattr(paths, "_PACKAGE", tmp_path / "ksgen")
     assert paths.resource("specs") == tmp_path / "specs"
@@ -22,7 +24,9 @@ def test_a_checkout_ships_what_lies_at_its_top_and_a_wheel_what_lies_inside(tmp_
     assert paths.resource("specs") == tmp_path / "ksgen" / "_resources" / "specs"
 
 
-@pytest.mark.parametrize(("find", "variable"), [(paths.cache_dir, "KSGEN_CACHE_DIR"), (paths.wisdom_dir, "KSGEN_WISDOM_DIR")])
+@pytest.mark.parametrize(
+    ("find", "variable"), [(paths.cache_dir, "KSGEN_CACHE_DIR"), (paths.wisdom_dir, "KSGEN_WISDOM_DIR")]
+)
 def test_a_users_own_folder_comes_first_and_none_is_made(
     find: object, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +70,8 @@ if not (child := os.fork()):
 print(json.dumps({
     "folders": [str(paths.cache_dir()), str(paths.wisdom_dir())],
     "layers": [str(layer.path) for layer in default_caches().layers],
-    "named": named.command, "made": made[:4].decode("latin-1"), "on path": on_path.command, "nvcc": str(find_compiler("nvcc")),
+    "named": named.command, "made": made[:4].decode("latin-1"), "on path": on_path.command,
+        "nvcc": str(find_compiler("nvcc")),
     "child": os.waitpid(child, 0)[1],
 }))
 """
@@ -93,12 +98,15 @@ def test_relative_paths_of_the_environment_survive_a_change_of_directory(tmp_pat
         "KSGEN_CACHE_DIR": "cache", "KSGEN_WISDOM_DIR": "wisdom", "KSGEN_CACHE_PATH": "own.ksb",
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE], cwd=tmp_path, env={**os.environ, **relative}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], cwd=tmp_path, env={**os.environ, **relative}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     here = str(tmp_path)
     assert json.loads(done.stdout) == {
         "folders": [f"{here}/cache", f"{here}/wisdom"], "layers": [f"{here}/own.ksb", f"{here}/cache"],
-        "named": [f"{here}/tools/own++", "-m64"], "made": "\x7fELF", "on path": [f"{here}/bin/c++"], "nvcc": f"{here}/tools/nvcc",
+        "named": [f"{here}/tools/own++", "-m64"], "made": "\x7fELF", "on path": [f"{here}/bin/c++"],
+        "nvcc": f"{here}/tools/nvcc",
         "child": 0,
     }  # fmt: skip
 
@@ -113,7 +121,9 @@ def test_a_program_is_named_or_searched_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert "CUDA_PATH" not in found
 
 
-def test_a_user_without_a_home_has_folders_among_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_has_folders_among_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable in ("HOME", "KSGEN_CACHE_DIR", "KSGEN_WISDOM_DIR", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
         monkeypatch.delenv(variable, raising=False)
 

@@ -151,7 +151,10 @@ def test_a_chain_of_four_is_no_pattern() -> None:
     [
         ((), r"factors=\(\); accepted: one Pattern or more"),
         (None, "factors=None; accepted: one Pattern or more"),
-        ([(2, 8, 4)], r"factors\[0\]=\(2, 8, 4\); accepted: a Pattern, four numbers \(a, b, c, d\), or text such as 1,192,48,2"),
+        (
+            [(2, 8, 4)],
+            r"factors\[0\]=\(2, 8, 4\); accepted: a Pattern, four numbers \(a, b, c, d\), or text such as 1,192,48,2",
+        ),
         ((2, 8, 4), r"factors\[0\]=2; accepted: a Pattern, four numbers"),
         ((2, 0, 4, 3), "b=0; accepted: a whole number from 1"),
         (b"2843", r"factors\[0\]=50; accepted: a Pattern"),

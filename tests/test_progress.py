@@ -47,7 +47,9 @@ def played(known: dict[str, float], seconds: dict[str, float], is_terminal: bool
     for name, taken in seconds.items():
         now[0] += taken
         for when in ("setup", "call", "teardown"):
-            report: Any = SimpleNamespace(nodeid=name, when=when, failed=name == "bad" and when == "call", duration=taken / 3)
+            report: Any = SimpleNamespace(
+                nodeid=name, when=when, failed=name == "bad" and when == "call", duration=taken / 3
+            )
             progress.pytest_runtest_logreport(report)
     progress.pytest_terminal_summary()
     assert kept[LAST_RUN] == pytest.approx(known | seconds, abs=1e-3)
@@ -97,7 +99,12 @@ def test_pytest_shows_it(workers: str, tmp_path: Path) -> None:
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, f"--rootdir={tmp_path}", "."], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [*command, f"--rootdir={tmp_path}", "."],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"^100% of 40 tests, 1 failed, 0:00 left$", done.stdout, re.MULTILINE)

@@ -1,4 +1,6 @@
-"""Weights in eight bits: how far values and scales are from them, what calibration gains, that nothing saturates unsaid."""
+"""Weights in eight bits: how far values and scales are from them, what calibration gains, that nothing saturates
+unsaid.
+"""
 
 from itertools import product
 
@@ -20,7 +22,9 @@ from tests.support.native import chosen_native
 __all__ = ["compiles_hastily"]  # which pytest finds by its name
 
 RANDOM = np.random.default_rng(0)
-WEIGHTS = RANDOM.standard_normal((2, 6, 8, 3)).astype(np.float32) * np.exp(RANDOM.standard_normal((2, 6, 1, 3))).astype(np.float32)
+WEIGHTS = RANDOM.standard_normal((2, 6, 8, 3)).astype(np.float32) * np.exp(RANDOM.standard_normal((2, 6, 1, 3))).astype(
+    np.float32
+)
 X = RANDOM.standard_normal((50, 48)) * np.exp(2 * RANDOM.standard_normal(48))  # features of unlike sizes
 SCALES = {"factor": (1, 1, 1, 1), "i": (2, 1, 1, 1), "output": (2, 6, 1, 3)}
 
@@ -35,7 +39,11 @@ def test_no_weight_saturates_and_rounding_is_all_that_is_lost(storage: str, per:
     values = np.abs(made.values.astype(np.float64))
     assert values.max() == how.largest
     # Half a step: of whole numbers, or of numbers with so many bits.
-    step = 1 if how.mantissa is None else 2.0 ** (np.floor(np.log2(np.maximum(values, 2.0**how.least_exponent))) - how.mantissa)
+    step = (
+        1
+        if how.mantissa is None
+        else 2.0 ** (np.floor(np.log2(np.maximum(values, 2.0**how.least_exponent))) - how.mantissa)
+    )
     assert (np.abs(wide - WEIGHTS) <= 0.5001 * step * made.scale).all()
     error = np.linalg.norm(wide - WEIGHTS) / np.linalg.norm(WEIGHTS)
     assert made.error(WEIGHTS) == pytest.approx(error, rel=1e-6)  # the norm of float32 weights
@@ -44,7 +52,8 @@ def test_no_weight_saturates_and_rounding_is_all_that_is_lost(storage: str, per:
 
 def test_more_scales_are_nearer_and_int8_is_the_nearest() -> None:
     errors = {storage: [quantize(WEIGHTS, storage, per).error(WEIGHTS) for per in PER] for storage in STORAGES}
-    assert errors["int8"][0] > errors["int8"][1] > errors["int8"][2]  # of the others, whose steps grow with values, little changes
+    # of the others, whose steps grow with values, little changes
+    assert errors["int8"][0] > errors["int8"][1] > errors["int8"][2]
     assert errors["int8"][2] < errors["e4m3"][2] < errors["e5m2"][2]
     assert errors["int8"][2] < 0.006
 
@@ -54,7 +63,9 @@ def test_the_error_of_the_product_is_that_of_x(layout: str) -> None:
     made = quantize(WEIGHTS, "e4m3", "i")
     given = X if layout == "bsf" else X.T
     wanted, found = (reference.multiply(made.pattern, given, each, layout) for each in (WEIGHTS, made._exact()))
-    assert made.error(WEIGHTS, given, layout) == pytest.approx(np.linalg.norm(found - wanted) / np.linalg.norm(wanted), rel=1e-6)
+    assert made.error(WEIGHTS, given, layout) == pytest.approx(
+        np.linalg.norm(found - wanted) / np.linalg.norm(wanted), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(("storage", "per"), list(product(STORAGES, PER)))
@@ -76,7 +87,9 @@ def test_a_scale_of_your_own_may_not_saturate() -> None:
     assert own.scale.shape == (1, 1, 1, 1)
     np.testing.assert_array_equal(own.values, np.rint(WEIGHTS).astype(np.int8))
     beyond = np.count_nonzero(np.abs(WEIGHTS) > 127 * np.float32(0.01))
-    with pytest.raises(LaunchError, match=rf"scale=0.01: {beyond} weights would be beyond 127 of int8; accepted: a larger scale"):
+    with pytest.raises(
+        LaunchError, match=rf"scale=0.01: {beyond} weights would be beyond 127 of int8; accepted: a larger scale"
+    ):
         quantize(WEIGHTS, "int8", "factor", scale=0.01)
 
 
@@ -116,7 +129,11 @@ def test_nobody_writes_to_arrays_that_were_packed() -> None:
         (WEIGHTS, {"per": "row"}, "per='row'; accepted: factor, i, output"),
         (WEIGHTS[0], {}, r"got weights of shape \(6, 8, 3\); accepted: \(a, b, c, d\)"),
         (np.where(WEIGHTS.max() == WEIGHTS, np.nan, WEIGHTS), {}, "1 of 288 weights not finite; accepted: finite ones"),
-        (np.where(WEIGHTS.max() == WEIGHTS, np.float64(1e39), WEIGHTS), {}, r"1 of 288 weights beyond 3.4e\+38, float32's largest"),
+        (
+            np.where(WEIGHTS.max() == WEIGHTS, np.float64(1e39), WEIGHTS),
+            {},
+            r"1 of 288 weights beyond 3.4e\+38, float32's largest",
+        ),
         (WEIGHTS * 1j, {}, "got complex numbers; accepted: real ones"),
         ("weights", {}, "got 'weights'; accepted: an array of NumPy, or a tensor of PyTorch"),
         (WEIGHTS, {"x": X.T}, r"got x of shape \(48, 50\); layout bsf wants \(batch, 48\)"),
@@ -164,7 +181,9 @@ def test_launchers_refuse_what_they_cannot_multiply(monkeypatch: pytest.MonkeyPa
     chosen_native(monkeypatch)
     own, made = Launcher(2, 6, 8, 3), quantize(WEIGHTS, "int8")
     x = X.astype(np.float32)
-    with pytest.raises(LaunchError, match="weights in int8 with precision=float64; accepted: x of float32, float16, bfloat16"):
+    with pytest.raises(
+        LaunchError, match="weights in int8 with precision=float64; accepted: x of float32, float16, bfloat16"
+    ):
         own(X, made)
     with pytest.raises(LaunchError, match="weights in int8 with precision=tf32x3; accepted: x of float32"):
         own(x, made, precision="tf32x3")
@@ -178,7 +197,9 @@ def test_a_write_to_values_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     own, made, x = Launcher(2, 6, 8, 3), quantize(torch.tensor(WEIGHTS), "int8"), X.astype(np.float32)
     own(x, made)
     made.values[0, 0, 0, 0] += 1
-    with pytest.raises(LaunchError, match=r"the tensor behind these weights was written to after launcher.pack; pack it again"):
+    with pytest.raises(
+        LaunchError, match=r"the tensor behind these weights was written to after launcher.pack; pack it again"
+    ):
         own(x, made)
 
 
@@ -218,7 +239,9 @@ def test_x_in_a_tensor_has_the_same_bytes(storage: str) -> None:
 def test_what_saturates_of_x_is_refused_or_counted() -> None:
     scale = float(np.float32(np.abs(X).max() / 2 / 448))
     beyond = np.count_nonzero(np.abs(X) > 448 * scale)
-    with pytest.raises(LaunchError, match=rf"{beyond} elements? of x beyond .*, the largest of e4m3 then; accepted: a larger scale, or"):
+    with pytest.raises(
+        LaunchError, match=rf"{beyond} elements? of x beyond .*, the largest of e4m3 then; accepted: a larger scale, or"
+    ):
         quantize_inputs(X, "e4m3", scale=scale)
     made = quantize_inputs(X, "e4m3", scale=scale, saturate=True)
     assert (made.saturated, np.abs(made.values.astype(np.float64)).max()) == (beyond, 448)
@@ -237,7 +260,9 @@ def test_what_saturates_of_x_is_refused_or_counted() -> None:
         quantize_inputs(np.array([1, np.nan]), "int8")
     with pytest.raises(LaunchError, match=r"x up to 1e.300, of which e4m3 would have a scale beyond float32"):
         quantize_inputs(np.full(3, 1e300), "e4m3")
-    with pytest.raises(LaunchError, match=r"got Quantized\(2,6,8,3, int8.*which is in eight bits already; accepted: the weights"):
+    with pytest.raises(
+        LaunchError, match=r"got Quantized\(2,6,8,3, int8.*which is in eight bits already; accepted: the weights"
+    ):
         quantize(quantize(WEIGHTS, "int8"), "int8")
     with pytest.raises(LaunchError, match="scale=-1; accepted"):
         quantize(WEIGHTS, "int8", x_scale=-1)
@@ -254,7 +279,9 @@ def test_launchers_take_x_in_eight_bits(storage: str, layout: str, monkeypatch: 
     made = quantize(WEIGHTS, storage, x_scale=given.scale)
     bias = RANDOM.standard_normal(36).astype(np.float16)
     truth = reference.multiply(own.pattern, reference.dequantized(given.values, given.scale), made._exact(), layout)
-    added = reference.multiply(own.pattern, reference.dequantized(given.values, given.scale), made._exact(), layout, bias=bias)
+    added = reference.multiply(
+        own.pattern, reference.dequantized(given.values, given.scale), made._exact(), layout, bias=bias
+    )
     for options, wanted, dtype, within in (
         ({}, truth, "float32", 1e-6),
         ({"precision": "bfloat16"}, truth, "bfloat16", 4e-3),
@@ -266,7 +293,9 @@ def test_launchers_take_x_in_eight_bits(storage: str, layout: str, monkeypatch: 
             assert y.dtype.name == dtype
             assert np.linalg.norm(y.astype(np.float64) - wanted) <= within * np.linalg.norm(wanted)
     packed = own.pack(made)
-    np.testing.assert_array_equal(own.prepare(given.values, packed, layout=layout)(), own(given.values, made, layout=layout))
+    np.testing.assert_array_equal(
+        own.prepare(given.values, packed, layout=layout)(), own(given.values, made, layout=layout)
+    )
     wide = np.concatenate([given.values, given.values], 1)  # of which a half is a slice
     half = wide[:, : given.values.shape[1]]
     np.testing.assert_array_equal(own(half, packed, layout=layout), own(given.values, packed, layout=layout))
@@ -290,11 +319,24 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
     own, given = Launcher(2, 6, 8, 3), quantize_inputs(X, "e4m3")
     made, x = quantize(WEIGHTS, "e4m3", x_scale=given.scale), given.values
     for weights, options, told in (
-        (WEIGHTS, {}, "x is of float8_e4m3fn; give float32.*or weights that ksgen.quantize made with x_scale, which take x in eight bits"),
+        (
+            WEIGHTS,
+            {},
+            "x is of float8_e4m3fn; give float32.*or weights that ksgen.quantize made with x_scale, which take x in "
+            "eight bits",
+        ),
         (quantize(WEIGHTS, "e4m3"), {}, "x is of float8_e4m3fn; give float32"),
-        (made, {"precision": "float64"}, "weights in e4m3 with precision=float64; accepted: x of float32, float16, bfloat16"),
+        (
+            made,
+            {"precision": "float64"},
+            "weights in e4m3 with precision=float64; accepted: x of float32, float16, bfloat16",
+        ),
         (made, {"precision": "tf32"}, "weights in e4m3 with precision=tf32; accepted: x of float32, float16, bfloat16"),
-        (made, {"precision": "bfloat16", "bias": np.zeros(36, np.float16)}, "got float16 for bias and y in bfloat16; give both in one"),
+        (
+            made,
+            {"precision": "bfloat16", "bias": np.zeros(36, np.float16)},
+            "got float16 for bias and y in bfloat16; give both in one",
+        ),
         (
             made,
             {"residual": np.zeros((50, 36), np.float16), "bias": np.zeros(36)},
@@ -303,7 +345,9 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
     ):
         with pytest.raises((LaunchError, SpecError), match=told):
             own(x, weights, **options)
-    with pytest.raises(LaunchError, match=r"got x of float32 for weights that multiply x in e4m3; give float8_e4m3fn or uint8: ksgen"):
+    with pytest.raises(
+        LaunchError, match=r"got x of float32 for weights that multiply x in e4m3; give float8_e4m3fn or uint8: ksgen"
+    ):
         own(X.astype(np.float32), made)
     with pytest.raises(LaunchError, match="weights is of float8_e4m3fn; give float32"):
         own(X, x)
@@ -312,17 +356,25 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
     np.testing.assert_array_equal(y, Launcher(1, 5, 36, 1)(own(x, made), second))
     assert chain(x, [made, quantize(second, "int8")], precision="bfloat16").dtype.name == "bfloat16"
     plain = quantize(WEIGHTS, "e4m3")
-    with pytest.raises(LaunchError, match=r"weights of factor 2 multiply x in e4m3; accepted: weights that ksgen.quantize made without"):
+    with pytest.raises(
+        LaunchError, match=r"weights of factor 2 multiply x in e4m3; accepted: weights that ksgen.quantize made without"
+    ):
         chain(X.astype(np.float32), [plain, quantize(second, "e4m3", x_scale=given.scale)])
-    with pytest.raises(LaunchError, match="weights of one factor are stored otherwise than another's; accepted: fuse='auto' or 'no'"):
+    with pytest.raises(
+        LaunchError, match="weights of one factor are stored otherwise than another's; accepted: fuse='auto' or 'no'"
+    ):
         ChainLauncher(own, Launcher(1, 5, 36, 1), fuse="yes")(x, [made, second])
     for weights, told in (
         ([made, plain], "those of layer 1 as e4m3 and those of layer 2 as same"),
         ([plain, made], "1 as same .* 2 as e4m3"),
     ):
-        with pytest.raises(LaunchError, match=f"first weights multiply x in different storage, .*{told}; accepted: one storage"):
+        with pytest.raises(
+            LaunchError, match=f"first weights multiply x in different storage, .*{told}; accepted: one storage"
+        ):
             GroupLauncher(own, own)(x, weights)
-    with pytest.raises(LaunchError, match="weights in int8 with precision=float64; accepted: x of float32, float16, bfloat16"):
+    with pytest.raises(
+        LaunchError, match="weights in int8 with precision=float64; accepted: x of float32, float16, bfloat16"
+    ):
         GroupLauncher(own, own)(X, [quantize(WEIGHTS, "int8")] * 2)
     told = own.explain(1, precision="bfloat16", weights="e4m3", inputs="e4m3")
     assert told.endswith("; 552 bytes, with x in bfloat16 600")
@@ -333,7 +385,10 @@ def test_layers_and_groups_take_x_in_eight_bits_in_one_launch(monkeypatch: pytes
     chosen_native(monkeypatch)
     monkeypatch.setattr("ksgen.launch.fused.LEAST_ROWS", 1)
     first, given = Launcher(2, 6, 8, 3), quantize_inputs(X, "e4m3")
-    made, after = quantize(WEIGHTS, "e4m3", x_scale=given.scale), quantize(RANDOM.standard_normal((1, 5, 36, 1)), "e4m3")
+    made, after = (
+        quantize(WEIGHTS, "e4m3", x_scale=given.scale),
+        quantize(RANDOM.standard_normal((1, 5, 36, 1)), "e4m3"),
+    )
     whole, apart = (ChainLauncher(first, Launcher(1, 5, 36, 1), between="silu", fuse=fuse) for fuse in ("yes", "no"))
     y = apart(given.values, [made, after])
     call = whole.prepare(given.values, [made, after])
@@ -365,13 +420,24 @@ READ_ONLY.flags.writeable = False
 def test_a_layer_refuses_before_its_first_launch(fuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen_native(monkeypatch)
     first, given = Launcher(2, 6, 8, 3), quantize_inputs(X, "e4m3")
-    made, after = quantize(WEIGHTS, "e4m3", x_scale=given.scale), RANDOM.standard_normal((1, 5, 36, 1)).astype(np.float32)
+    made, after = (
+        quantize(WEIGHTS, "e4m3", x_scale=given.scale),
+        RANDOM.standard_normal((1, 5, 36, 1)).astype(np.float32),
+    )
     chain, launched = ChainLauncher(first, Launcher(1, 5, 36, 1), fuse=fuse), []
     monkeypatch.setattr(Launcher, "__call__", lambda *given, **options: launched.append(options))
     for weights, options, told in (
         (after, {"bias": np.zeros(6, np.float32)}, r"got bias of shape \(6,\); \(5,\) is needed"),
-        (after, {"bias": np.zeros(5, np.float16)}, "got float32 for weights and y in float16; give both in one precision"),
-        (after, {"precision": "bfloat16", "out": np.zeros((50, 5), np.float32)}, "got float32 for out and y in bfloat16"),
+        (
+            after,
+            {"bias": np.zeros(5, np.float16)},
+            "got float32 for weights and y in float16; give both in one precision",
+        ),
+        (
+            after,
+            {"precision": "bfloat16", "out": np.zeros((50, 5), np.float32)},
+            "got float32 for out and y in bfloat16",
+        ),
         (quantize(after, "e4m3"), {"residual": np.zeros((50, 6), np.float32)}, "got residual of shape"),
         (quantize(after, "e4m3"), {"precision": "tf32"}, "weights in e4m3 with precision=tf32; accepted: x of"),
         (after, {"out": READ_ONLY}, "out.*read"),
@@ -394,14 +460,16 @@ def test_a_write_to_a_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     own(x, made)
     made.scale.mul_(2)
     for weights in (packed, made):
-        with pytest.raises(LaunchError, match=r"the tensor behind these weights was written to after launcher.pack; pack it again"):
+        with pytest.raises(
+            LaunchError, match=r"the tensor behind these weights was written to after launcher.pack; pack it again"
+        ):
             own(x, weights)
 
 
 @pytest.mark.parametrize(("storage", "bits"), [("bfloat16", 8), ("e4m3", 4), ("e5m2", 3)])
 def test_numbers_of_float64_are_rounded_once(storage: str, bits: int) -> None:
-    """A hair above the middle between two values, which float32 does not know of, goes up; the middle goes to the even one, and a hair
-    below it down."""
+    """A hair above the middle between two values, which float32 does not know of, goes up; the middle goes to the even
+    one, and a hair below it down."""
     step, hair = 2.0 ** (1 - bits), 2.0**-40
     wide = np.array([1 + step / 2 + hair, 1 + step / 2, 1 + step / 2 - hair, 1 + 1.5 * step - hair, 1 + 1.5 * step])
     wanted = np.array([1 + step, 1, 1, 1 + step, 1 + 2 * step])

@@ -15,13 +15,22 @@ def test_a_sample_has_each_word_that_several_cases_name() -> None:
     words = product(("float16", "float32"), ("bsf", "bsl"), (f"size{number}" for number in range(50)))
     tests = [f"tests/emit/test_a.py::test_long[{'-'.join(each)}]" for each in words]
     kept = [test for test in tests if test not in beyond_sample(tests)]
-    assert len(kept) == 52, "50 sizes, the first of which names a precision and a layout, and one case for each other one"
+    assert len(kept) == 52, (
+        "50 sizes, the first of which names a precision and a layout, and one case for each other one"
+    )
     for word in ("float16", "float32", "bsf", "bsl", *(f"size{number}]" for number in range(50))):
         assert any(word in test for test in kept), word
 
 
 def test_functions_are_sampled_apart_and_keep_their_first_case() -> None:
-    tests = ["a.py::test_a[x]", "a.py::test_b[x]", "a.py::test_b[y]", "a.py::test_c[1-x]", "a.py::test_c[2-x]", "b.py::test_c[1-x]"]
+    tests = [
+        "a.py::test_a[x]",
+        "a.py::test_b[x]",
+        "a.py::test_b[y]",
+        "a.py::test_c[1-x]",
+        "a.py::test_c[2-x]",
+        "b.py::test_c[1-x]",
+    ]
     assert beyond_sample(tests) == {"a.py::test_b[y]", "a.py::test_c[2-x]"}
 
 
@@ -38,7 +47,9 @@ def test_the_committed_counter_is_a_number() -> None:
 def collected(*runs: tuple[str, ...]) -> list[set[str]]:
     """The tests that each run collects of two files, in one process, which imports them once."""
     files = ("tests/families/test_mma.py", "tests/families/test_vector.py")
-    commands = [["--collect-only", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *files, *options] for options in runs]
+    commands = [
+        ["--collect-only", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *files, *options] for options in runs
+    ]
     code = f"import pytest\nfor command in {commands}:\n    print('run', int(pytest.main(command)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     *outputs, _ = done.stdout.split("run 0\n")

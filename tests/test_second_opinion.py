@@ -1,4 +1,6 @@
-"""The second opinion, short of the simulator: which texts it asks for, what it hands over, and what it says where it cannot be built."""
+"""The second opinion, short of the simulator: which texts it asks for, what it hands over, and what it says where it
+cannot be built.
+"""
 
 import re
 import shutil
@@ -19,7 +21,12 @@ def test_it_asks_for_each_family_precision_and_layout_once() -> None:
     found = list(cases())
     texts = {case.source.text for case in found}
     assert len(texts) == len(found) > 200
-    assert {case.source.constants.entry_family or case.source.family for case in found} == {"simt", "gradient", "mma", "gradient_mma"}
+    assert {case.source.constants.entry_family or case.source.family for case in found} == {
+        "simt",
+        "gradient",
+        "mma",
+        "gradient_mma",
+    }
     assert {case.source.kernel.precision for case in found} == {*PRECISIONS, *OF_TENSOR_CORES}
     assert {case.source.kernel.layout for case in found} == {"bsf", "bsl"}
     assert any("cp.async" in text for text in texts)
@@ -28,7 +35,9 @@ def test_it_asks_for_each_family_precision_and_layout_once() -> None:
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SimulatorError, match=r"^not on PATH: git, cmake, make, g\+\+, flex, bison, nvcc, ptxas; .* zlib's headers$"):
+    with pytest.raises(
+        SimulatorError, match=r"^not on PATH: git, cmake, make, g\+\+, flex, bison, nvcc, ptxas; .* zlib's headers$"
+    ):
         build("nowhere", tmp_path / "folder")
 
 
@@ -58,7 +67,9 @@ def test_strings_that_the_simulator_executes_stay() -> None:
         ("mma", in_bytes((2, 37, 13, 5), "bsf", "e4m3"), "e4m3.e4m3"),
     ],
 )
-def test_instructions_that_the_simulator_lacks_are_played(family: str, kernel: KernelSpec, word: str, tmp_path: Path) -> None:
+def test_instructions_that_the_simulator_lacks_are_played(
+    family: str, kernel: KernelSpec, word: str, tmp_path: Path
+) -> None:
     source = source_of(family, kernel)
     assert word in source.text
     try:

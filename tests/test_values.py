@@ -17,7 +17,16 @@ class Mute:
 
 @pytest.mark.parametrize(
     ("value", "number"),
-    [(3, 3), (np.int64(-2), -2), (True, None), (np.bool_(True), None), (3.0, None), ("3", None), (np.array([1, 2]), None), (None, None)],
+    [
+        (3, 3),
+        (np.int64(-2), -2),
+        (True, None),
+        (np.bool_(True), None),
+        (3.0, None),
+        ("3", None),
+        (np.array([1, 2]), None),
+        (None, None),
+    ],
 )
 def test_integers_of_any_library_are_numbers_and_truth_values_are_not(value: Any, number: int | None) -> None:
     assert whole_number(value) == number

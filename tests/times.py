@@ -1,7 +1,8 @@
-"""Prints what a run of tests spent processor time on: `python -m tests.times REPORT`, from its JUnit report (`--junitxml=REPORT`).
+"""Prints what a run of tests spent processor time on: `python -m tests.times REPORT`, from its JUnit report
+(`--junitxml=REPORT`).
 
-Each test carries its seconds into the report as properties: seconds of compilers and emulated launches, with all that they start, and
-the rest of its process: Python, NumPy, and kernels on the host.
+Each test carries its seconds into the report as properties: seconds of compilers and emulated launches, with all that
+they start, and the rest of its process: Python, NumPy, and kernels on the host.
 """
 
 import functools
@@ -121,7 +122,9 @@ def main(report: Path, files: int) -> None:
     """Print processor seconds per cause and per file."""
     spent = read(report.read_text(encoding="utf-8"))
     if not spent.causes:
-        raise click.ClickException(f"{report} holds no processor seconds; write it with: python -m pytest --junitxml={report}")
+        raise click.ClickException(
+            f"{report} holds no processor seconds; write it with: python -m pytest --junitxml={report}"
+        )
     click.echo("\n".join(lines(spent, files)))
 
 

@@ -15,7 +15,9 @@ import ksgen
 
 copy = Path(tempfile.mkdtemp())
 for folder in ("ksgen", "templates", "specs"):
-    shutil.copytree(Path(ksgen.__file__).parents[1] / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(ksgen.__file__).parents[1] / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__")
+    )
 
 
 def edit(name, old, new):
@@ -23,7 +25,9 @@ def edit(name, old, new):
     before = (copy / name).read_text()
     assert before.count(old) == 1, name
     (copy / name).write_text(before.replace(old, new))
-    lines = difflib.unified_diff(before.splitlines(), before.replace(old, new).splitlines(), name, name, lineterm="", n=1)
+    lines = difflib.unified_diff(
+        before.splitlines(), before.replace(old, new).splitlines(), name, name, lineterm="", n=1
+    )
     print("\n".join(list(lines)[2:]))
 
 
@@ -34,7 +38,11 @@ edit("ksgen/spec/kernel.py", '"gelu_tanh", "silu"]', '"gelu_tanh", "silu", "quic
 
 # **2. Its definition in float64**, which every kernel is checked against:
 
-edit("ksgen/reference.py", '    "silu": _silu,\n', '    "silu": _silu,\n    "quick_gelu": lambda values: _silu(values, 1.702 * values),\n')
+edit(
+    "ksgen/reference.py",
+    '    "silu": _silu,\n',
+    '    "silu": _silu,\n    "quick_gelu": lambda values: _silu(values, 1.702 * values),\n',
+)
 
 # **3. Its function in the C that CUDA and OpenCL share.** `type` is a number or a
 # vector of numbers, so that arithmetic, `exp`, `erf` and `tanh` are what it may use:
@@ -50,7 +58,10 @@ edit("templates/include/words/activations.j2", "{% macro silu(name, type) %}", M
 IMPORT = '{% import "include/words/activations.j2" as activations %}\n'
 BLOCKS = "".join(
     f'{{% block {block} %}}\n{IMPORT}{{{{ activations.quick_gelu("{function}", accumulator) }}}}{{% endblock %}}\n'
-    for block, function in (("activate__quick_gelu", "activate"), ("activate_between__between_quick_gelu", "activate_between"))
+    for block, function in (
+        ("activate__quick_gelu", "activate"),
+        ("activate_between__between_quick_gelu", "activate_between"),
+    )
 )
 edit("templates/include/words/epilogue.j2", "{% block finish %}", BLOCKS + "{% block finish %}")
 
@@ -73,7 +84,9 @@ edit("ksgen/torch/operators/products.py", "\n\nACTIVATIONS = {", BACKWARD + "\n\
 
 def run(*arguments):
     command = [sys.executable, "-m", "ksgen", *arguments]
-    return subprocess.run(command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True, check=False
+    )
 
 
 done = run("run", "6,64,64,1", "--batch", "300", "--bias", "--activation", "quick_gelu")

@@ -1,6 +1,7 @@
 # # Tutorial: a first kernel
 #
-# A Kronecker-sparse matrix K has the support I_a ⊗ 1_{b×c} ⊗ I_d. The pattern (a, b, c, d) = (2, 4, 3, 2) makes it 16 x 12:
+# A Kronecker-sparse matrix K has the support I_a ⊗ 1_{b×c} ⊗ I_d. The pattern (a, b, c, d) = (2, 4, 3, 2) makes it 16 x
+# 12:
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from ksgen.reference import to_dense
 
 print(chain_svg(ksgen.Chain([(2, 4, 3, 2)])))
 
-# The weights are the values on the support, an array of shape (a, b, c, d). A launcher multiplies by K without making it:
+# The weights are the values on the support, an array of shape (a, b, c, d). A launcher multiplies by K without making
+# it:
 
 rng = np.random.default_rng(0)
 x = rng.standard_normal((100, 12), dtype=np.float32)  # (batch, a*c*d)
@@ -19,7 +21,8 @@ multiply = ksgen.Launcher(2, 4, 3, 2)
 y = multiply(x, weights)
 print(y.shape, y.dtype)
 
-# The first call writes a kernel for this pattern, compiles it and keeps it. Later calls launch it. It gives what the dense matrix gives:
+# The first call writes a kernel for this pattern, compiles it and keeps it. Later calls launch it. It gives what the
+# dense matrix gives:
 
 dense = to_dense(ksgen.Pattern(2, 4, 3, 2), weights)
 print(dense.shape, "matrix,", np.count_nonzero(dense), "free entries")

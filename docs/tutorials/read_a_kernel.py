@@ -29,4 +29,5 @@ print("\n".join(constants[:12]))
 
 print("\n".join(line for line in lines if "<<<" in line))
 
-# The kernel reads in the order place, load, multiply, store. [How it works](../how-it-works.md) walks through this very file.
+# The kernel reads in the order place, load, multiply, store. [How it works](../how-it-works.md) walks through this very
+# file.

@@ -55,7 +55,9 @@ def backend(name: str) -> Prepare:
 
 def strided(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     if layout == "bsf" and pattern.d > 1:
-        raise UnsupportedError(f"{pattern} in bsf: no view of X has a stride of 1 where d > 1, and permuting is what bmm does")
+        raise UnsupportedError(
+            f"{pattern} in bsf: no view of X has a stride of 1 where d > 1, and permuting is what bmm does"
+        )
     return backend("strided")(pattern, layout, weights)
 
 
@@ -84,7 +86,9 @@ def three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Multiply like `strided` for the pattern (a, b d, c d, 1), with zeros."""
     if layout == "bsl" or not 1 < pattern.d <= MOST_DENSIFIED:
-        raise UnsupportedError(f"{pattern} in {layout}: zeros in between may pay for d of 2 to {MOST_DENSIFIED} in bsf alone")
+        raise UnsupportedError(
+            f"{pattern} in {layout}: zeros in between may pay for d of 2 to {MOST_DENSIFIED} in bsf alone"
+        )
     a, b, c, d = pattern.shape
     wide = weights.new_zeros(a, b, d, c, d)
     wide.diagonal(dim1=2, dim2=4).copy_(weights)
@@ -191,14 +195,30 @@ BASELINES = {
         # A 64-bit column index per value, and the same again during construction.
         Baseline("sparse", BACKENDS["sparse"].why, backend("sparse"), lambda pattern: 12 * pattern.weight_count),
         Baseline("strided", BACKENDS["strided"].why, strided),
-        Baseline("three_passes", "permute, one batched product, permute back, into memory that is there already", three_passes),
-        Baseline("densified", "one batched product on views, with zeros in between", densified, _densified_count, _densified_count),
+        Baseline(
+            "three_passes",
+            "permute, one batched product, permute back, into memory that is there already",
+            three_passes,
+        ),
+        Baseline(
+            "densified",
+            "one batched product on views, with zeros in between",
+            densified,
+            _densified_count,
+            _densified_count,
+        ),
         Baseline("compiled", "torch.compile of the einsum", compiled),
         # Derived from PyTorch's matrix, with 32-bit column indices.
         Baseline(
-            "scipy", "SciPy's product with compressed sparse rows", scipy_sparse, lambda pattern: 14 * pattern.weight_count, library="scipy"
+            "scipy",
+            "SciPy's product with compressed sparse rows",
+            scipy_sparse,
+            lambda pattern: 14 * pattern.weight_count,
+            library="scipy",
         ),
         Baseline("lazylinop", "lazylinop's own kernels, by OpenCL", lazylinop_kernels, library="lazylinop"),
-        Baseline("rewriting", "the permutations of bmm alone, no product", rewriting, lambda pattern: 0, lambda pattern: 0),
+        Baseline(
+            "rewriting", "the permutations of bmm alone, no product", rewriting, lambda pattern: 0, lambda pattern: 0
+        ),
     )
 }

@@ -12,7 +12,17 @@ from ksgen.paths import resource
 from ksgen.pattern import Chain, Pattern, block_butterfly, low_rank, monarch
 from ksgen.spec import Epilogue, load, paper_patterns
 
-OF_TRANSFORMERS = ((384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096), (4096, 1024))
+OF_TRANSFORMERS = (
+    (384, 384),
+    (384, 1536),
+    (1536, 384),
+    (768, 768),
+    (768, 3072),
+    (3072, 768),
+    (1024, 1024),
+    (1024, 4096),
+    (4096, 1024),
+)
 COUNT = 24
 MOST_FEATURES = 8192  # features of a random chain; beyond, its dense layer would dominate the measurement
 _BANDS = (512, 2048, MOST_FEATURES)  # upper ends of the bands of a layer's larger side
@@ -46,11 +56,14 @@ def transformers() -> dict[str, Chain]:
     The other families are monarch, low-rank and butterfly chains.
     """
     found = {
-        f"{name} {layer}": chain for name in ("vit", "gpt2") for layer, chain in load(resource("specs") / f"{name}.yaml").layers.items()
+        f"{name} {layer}": chain
+        for name in ("vit", "gpt2")
+        for layer, chain in load(resource("specs") / f"{name}.yaml").layers.items()
     }
     found |= {f"monarch {inputs} to {outputs}": monarch(inputs, outputs, 32, 32) for inputs, outputs in OF_TRANSFORMERS}
     found |= {
-        f"low rank {inputs} to {outputs}": low_rank(inputs, outputs, min(inputs, outputs) // 8) for inputs, outputs in OF_TRANSFORMERS[:6]
+        f"low rank {inputs} to {outputs}": low_rank(inputs, outputs, min(inputs, outputs) // 8)
+        for inputs, outputs in OF_TRANSFORMERS[:6]
     }
     return found | {f"butterfly {features}, blocks of 64": block_butterfly(features, 64) for features in (512, 1024)}
 
@@ -91,11 +104,16 @@ def of_spec(path: Path) -> list[Layer]:
     for name, chains in spec.chains_of.items():
         own, wanted = spec.options_of(name), spec.wanted[name]
         if stored := next((each.weights for each in wanted if each.is_quantized), ""):
-            raise SpecError(f"{path}: layer {name} has weights={stored}; accepted: weights: same, as those of PyTorch's products are")
+            raise SpecError(
+                f"{path}: layer {name} has weights={stored}; accepted: weights: same, as those of PyTorch's products "
+                "are"
+            )
         if other := next((each.precision for each in wanted if each.precision not in COMPARISONS), ""):
             raise SpecError(f"{path}: layer {name} has precision={other}; accepted: {', '.join(COMPARISONS)}")
         for epilogue in dict.fromkeys(each.epilogue for each in wanted):
-            words = "".join(f" {word}" for word in epilogue.words) if len({each.epilogue for each in wanted}) > 1 else ""
+            words = (
+                "".join(f" {word}" for word in epilogue.words) if len({each.epilogue for each in wanted}) > 1 else ""
+            )
             precisions = tuple(dict.fromkeys(each.precision for each in wanted))
             layouts = tuple(dict.fromkeys(each.layout for each in wanted))
             batches = tuple(dict.fromkeys(each.batch for each in wanted if each.batch)) or None

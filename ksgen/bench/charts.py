@@ -1,4 +1,5 @@
-"""Charts of a comparison: a bar chart per job for up to ten jobs, else speed-ups and shares of the floor in ascending order.
+"""Charts of a comparison: a bar chart per job for up to ten jobs, else speed-ups and shares of the floor in ascending
+order.
 
 Chooses what a chart shows; `ksgen.figures.charts` draws it.
 """
@@ -19,9 +20,13 @@ MOST_BARS = 10  # jobs with a bar chart each
 LAYER = "layer"
 PRODUCTS_OF_LAYERS = ("bmm", "views", "dense")  # PyTorch's contenders for layers
 OWN_LAYERS = (LAYER, *OUR_WAYS)  # the first one that was measured is compared where there are many layers
-BARS_NOTE = "Microseconds, the median. Orange: ours. x: times as long as our fastest. Dashed: the floor, which no kernel can beat."
+BARS_NOTE = (
+    "Microseconds, the median. Orange: ours. x: times as long as our fastest. Dashed: the floor, which no "
+    "kernel can beat."
+)
 SORTED_NOTE = (
-    "Over PyTorch: times as fast as the best of PyTorch; above the dashed line ours is faster. Of the floor: the share of it that ours "
+    "Over PyTorch: times as fast as the best of PyTorch; above the dashed line ours is faster. Of the floor: the "
+    "share of it that ours "
     "reaches. Each curve has a point per pattern or layer, in ascending order; the least and the most are named."
 )
 
@@ -60,11 +65,15 @@ class _Compared:
 
 
 def charts(rows: Sequence[Row]) -> list[Charts]:
-    """All charts of a file: bars by precision and batch size, products before layers; then all sorted values together."""
+    """All charts of a file: bars by precision and batch size, products before layers; then all sorted values
+    together.
+    """
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     bars: list[Charts] = []
     panels: list[Sorted] = []
-    compared = [_Compared(results, results.title, LAYOUTS, (OURS,), OTHERS, PYTORCH) for results in comparisons(products)]
+    compared = [
+        _Compared(results, results.title, LAYOUTS, (OURS,), OTHERS, PYTORCH) for results in comparisons(products)
+    ]
     for results, layout, is_group in layers_by_kind(layers):
         title = f"{'groups of ' * is_group}layers, {results.title}"
         compared.append(_Compared(results, title, (layout,), OWN_LAYERS, PRODUCTS_OF_LAYERS, PRODUCTS_OF_LAYERS))
@@ -81,7 +90,9 @@ def _bars(compared: _Compared) -> Iterator[Bars]:
     own = compared.own
     for job, layout in product(compared.jobs, compared.layouts):
         best = compared.results.best[layout].get(job, {})
-        times = sorted(((name, best[name].us) for name in (*own, *compared.others) if name in best), key=lambda pair: pair[1])
+        times = sorted(
+            ((name, best[name].us) for name in (*own, *compared.others) if name in best), key=lambda pair: pair[1]
+        )
         if floors := [best[name].floor_us for name in own if name in best]:
             words = f"{_name(job)}, {layout}" if len(compared.layouts) > 1 else _name(job)
             yield Bars(words, tuple(times), frozenset(own), floors[0])
@@ -91,11 +102,18 @@ def _sorted(compared: _Compared) -> Iterator[Sorted]:
     results, one = compared.results, compared.own[0]
     ratios = {layout: found for layout in compared.layouts if (found := results.over(one, compared.of_pytorch, layout))}
     reached = {layout: results.shares_of_floor(one, layout) for layout in ratios}
-    shares = {layout: {job: 100 * found[job] for job in ratios[layout] if job in found} for layout, found in reached.items()}
+    shares = {
+        layout: {job: 100 * found[job] for job in ratios[layout] if job in found} for layout, found in reached.items()
+    }
     speeds = [
-        Series(f"{layout}: {len(found)}, mean x{geometric_mean(found.values()):.2f}", _named(found)) for layout, found in ratios.items()
+        Series(f"{layout}: {len(found)}, mean x{geometric_mean(found.values()):.2f}", _named(found))
+        for layout, found in ratios.items()
     ]
-    floors = [Series(f"{layout}: median {median(found.values()):.0f} %", _named(found)) for layout, found in shares.items() if found]
+    floors = [
+        Series(f"{layout}: median {median(found.values()):.0f} %", _named(found))
+        for layout, found in shares.items()
+        if found
+    ]
     if speeds:
         yield Sorted(f"{compared.title}: over PyTorch", tuple(speeds), "x", 1)
     if floors:

@@ -78,7 +78,9 @@ class Spread:
         return cls(low, median(values), high)
 
 
-def seconds_in_turn(calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, list[float]]:
+def seconds_in_turn(
+    calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device
+) -> dict[str, list[float]]:
     """Times of each call, round by round; each round begins with another call.
 
     On a processor, freed memory is not returned to the system, and calls alternate from the first warm-up run on. The

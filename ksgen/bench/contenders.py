@@ -102,7 +102,9 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
         able = list(meant_for(kernel, limits, job.batch))
         if limits.is_cpu:
             taken = family_for(kernel, limits, job.batch)
-            able = [family for family in able if family is taken or not (family.by_default or kernel.arithmetic.families)]
+            able = [
+                family for family in able if family is taken or not (family.by_default or kernel.arithmetic.families)
+            ]
         found = [(family.name, each) for family in able for each in family.defaults(kernel, limits, job.batch)]
         defaults = [Choice(name, each, "the family's default") for name, each in found]
         if arithmetic != kernel.dtype:  # only tensor cores or tiles differ here; others would repeat plain float32
@@ -111,7 +113,9 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
             defaults = on_cores if on_cores or arithmetic != job.precision else defaults
         chosen = PLANNER.choice(device, kernel, job.batch)
         yield from (_our(job, device, arithmetic, choice, "default") for choice in defaults)
-        if chosen.from_wisdom and all((chosen.family, chosen.constants) != (each.family, each.constants) for each in defaults):
+        if chosen.from_wisdom and all(
+            (chosen.family, chosen.constants) != (each.family, each.constants) for each in defaults
+        ):
             yield _our(job, device, arithmetic, chosen, "tuned")
 
 
@@ -137,7 +141,9 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
         if (seconds := parse_budget(budget).seconds) and left < seconds:
             budget = f"{max(left, 0.1):.1f}s"
         try:
-            search(job.pattern, precision=arithmetic, layout=job.layout, batch=job.batch, budget=budget, device=selector)
+            search(
+                job.pattern, precision=arithmetic, layout=job.layout, batch=job.batch, budget=budget, device=selector
+            )
         except ToolchainError:  # no search can run
             raise
         except KsgenError as error:

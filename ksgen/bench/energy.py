@@ -81,7 +81,9 @@ class Energies:
 class Meter:
     """Energy meter of one GPU. `clock` and `pause` are the machine's, except in tests."""
 
-    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float] = monotonic, pause: Callable[[float], None] = sleep) -> None:
+    def __init__(
+        self, nvml: Any, handle: Any, clock: Callable[[], float] = monotonic, pause: Callable[[float], None] = sleep
+    ) -> None:
         self._nvml, self._handle, self._clock, self._pause = nvml, handle, clock, pause
         self.source = "energy counter" if self._has_counter() else "power samples"
 
@@ -171,13 +173,15 @@ def joule_a_run(reading: Reading, runs: int, idle: Idle) -> float:
     least_s = LEAST_UPDATES * idle.update_s
     if reading.seconds < least_s:
         raise EnergyError(
-            f"{runs} runs took {reading.seconds:.2f} s, and this GPU tells its energy every {idle.update_s * 1e3:.0f} ms: at least "
+            f"{runs} runs took {reading.seconds:.2f} s, and this GPU tells its energy every {idle.update_s * 1e3:.0f} "
+            "ms: at least "
             f"{least_s:.1f} s are needed; --seconds {2 * least_s:.0f} would do"
         )
     above = reading.joule - idle.watt * reading.seconds
     if above <= 0:
         raise EnergyError(
-            f"{runs} runs took {reading.joule:.1f} J in {reading.seconds:.1f} s, no more than the idle GPU's {idle.watt:.0f} W: "
+            f"{runs} runs took {reading.joule:.1f} J in {reading.seconds:.1f} s, no more than the idle GPU's "
+            f"{idle.watt:.0f} W: "
             "something else ran while it should have idled; try again alone"
         )
     return above / runs

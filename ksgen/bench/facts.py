@@ -25,7 +25,9 @@ def run_facts(device: Device) -> dict[str, str]:
         "driver": device.driver_version,
         "compiler": _compiler(device),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}" if on_cuda else torch.__version__,
-        "baselines_on": torch.cuda.get_device_name(where) if on_cuda else f"{processor_name()}, {torch.get_num_threads()} threads",
+        "baselines_on": torch.cuda.get_device_name(where)
+        if on_cuda
+        else f"{processor_name()}, {torch.get_num_threads()} threads",
         "ksgen": ksgen.__version__,
         "commit": commit(Path(ksgen.__file__).parent),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -45,7 +47,9 @@ def commit(folder: Path) -> str:
     """Commit of the checkout that contains a folder, with a + if files differ; empty outside a checkout."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=60, check=False
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:

@@ -19,7 +19,12 @@ LEAST_IN_BOX = 5  # patterns; neighbouring numbers with fewer share a box
 
 
 def boxes(
-    title: str, label: str, unit: str, groups: Mapping[float, Sequence[float]], reference: float | None = 1.0, scale: Sequence[float] = ()
+    title: str,
+    label: str,
+    unit: str,
+    groups: Mapping[float, Sequence[float]],
+    reference: float | None = 1.0,
+    scale: Sequence[float] = (),
 ) -> str:
     """Draw a box per group, labelled with its number of patterns.
 

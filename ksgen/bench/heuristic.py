@@ -61,7 +61,9 @@ def predictors(results: Results, layout: str) -> Table:
     judged, patterns, wins = judge(ratios), len(ratios), sum(ratio > 1 for _, ratio in ratios)
     description = f"Ours wins in {wins} of {counted(patterns, 'pattern')}"
     if 0 < wins < patterns:
-        description += "; a pattern is judged by a threshold found on the others, and always saying the same is right in "
+        description += (
+            "; a pattern is judged by a threshold found on the others, and always saying the same is right in "
+        )
         description += f"{max(wins, patterns - wins)}."
     else:
         description += ": there are no wins and losses to tell apart."
@@ -85,7 +87,10 @@ def conclusion(judged: Sequence[Judged], patterns: int, is_gpu: bool) -> str:
         return f"No claim: {counted(patterns, 'pattern')}, and at least {LEAST_PATTERNS} are needed."
     if best.correlation < papers.correlation + LEAST_GAIN:
         return f"{PAPERS} predicts as well as any rule here: rank correlation {papers.correlation:.2f}."
-    return f"{best.rule} predicts better than {PAPERS}: rank correlation {best.correlation:.2f} against {papers.correlation:.2f}."
+    return (
+        f"{best.rule} predicts better than {PAPERS}: rank correlation {best.correlation:.2f} against "
+        f"{papers.correlation:.2f}."
+    )
 
 
 def _judge(rule: str, ratios: Ratios, gains: Numbers) -> Judged:

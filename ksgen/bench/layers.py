@@ -72,7 +72,9 @@ class LayerJob(Asked):
         layer = self.layer
         if not is_layer(layer.chains, self.layout, layer.out_layout):
             return KernelSpec(layer.chains[0][0], arithmetic, self.layout, layer.epilogue)
-        return layer_launch(layer.chains, arithmetic, self.layout, layer.epilogue, between=layer.between, out_layout=layer.out_layout)
+        return layer_launch(
+            layer.chains, arithmetic, self.layout, layer.epilogue, between=layer.between, out_layout=layer.out_layout
+        )
 
     def factor(self, arithmetic: str) -> KernelSpec:
         return KernelSpec(self.layer.chains[0][-1], arithmetic, self.layout)
@@ -189,16 +191,26 @@ def _choices(device: Device, launches: Sequence[KernelSpec], batch: int) -> Iter
         families = [family_for(each, limits, batch, all_families=True) for each in launches]
         if families != usual:
             pairs = zip(launches, families, strict=True)
-            yield [Choice(family.name, family.default(each, limits, batch), "the family's default") for each, family in pairs]
+            yield [
+                Choice(family.name, family.default(each, limits, batch), "the family's default")
+                for each, family in pairs
+            ]
 
 
 def _prepare(
-    device: Device, kernel: KernelSpec, launches: Sequence[KernelSpec], choices: Sequence[Choice], lacks: str, arrays: LayerArrays
+    device: Device,
+    kernel: KernelSpec,
+    launches: Sequence[KernelSpec],
+    choices: Sequence[Choice],
+    lacks: str,
+    arrays: LayerArrays,
 ) -> Ready:
     """Prepare calls on PyTorch's own memory, with weights packed once. Several launches are separate calls."""
     if lacks:
         raise UnsupportedError(lacks)
-    plans = [PLANNER.plan_of(device, own, arrays.job.batch, choice) for own, choice in zip(launches, choices, strict=True)]
+    plans = [
+        PLANNER.plan_of(device, own, arrays.job.batch, choice) for own, choice in zip(launches, choices, strict=True)
+    ]
     packed = list(_packed(device, plans, [each for own in arrays.weights for each in own]))
     calls = [_Calls(device, arrays, kernel, plans, packed, x) for x in arrays.sets]
     return by_calls(lambda number: calls[number](), device.kind == "cuda", device.synchronize)
@@ -214,7 +226,10 @@ def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
     if name == EACH_LAYER:
         return layer_kernels(kernel)
     ends = set(accumulate(map(len, kernel.chains)))
-    return [replace(each, stride=kernel.stride) if number in ends else each for number, each in enumerate(factor_kernels(kernel), 1)]
+    return [
+        replace(each, stride=kernel.stride) if number in ends else each
+        for number, each in enumerate(factor_kernels(kernel), 1)
+    ]
 
 
 def _lacks(device: Device, kernel: KernelSpec, batch: int) -> str:
@@ -239,14 +254,23 @@ def _packed(device: Device, plans: Sequence[Plan], weights: Sequence[Tensor]) ->
     left = iter(weights)
     for plan in plans:
         each = packings(device, plan) if plan.kernel.job == CHAIN else (plan,)
-        yield {name: own.pack(at(device, next(left)), None) for name, own in zip(weights_of(plan.kernel), each, strict=True)}
+        yield {
+            name: own.pack(at(device, next(left)), None)
+            for name, own in zip(weights_of(plan.kernel), each, strict=True)
+        }
 
 
 class _Calls:
     """Launches of a layer on one set of arrays."""
 
     def __init__(
-        self, device: Device, arrays: LayerArrays, kernel: KernelSpec, plans: Sequence[Plan], packed: Sequence[dict[str, Any]], x: Tensor
+        self,
+        device: Device,
+        arrays: LayerArrays,
+        kernel: KernelSpec,
+        plans: Sequence[Plan],
+        packed: Sequence[dict[str, Any]],
+        x: Tensor,
     ) -> None:
         self.ys = arrays.outputs()
         added = {"bias": arrays.biases, "residual": arrays.residuals}
@@ -335,7 +359,10 @@ def _factor_by_factor(prepare: Prepare, arrays: LayerArrays) -> Callable[[Tensor
         return arrays.layout if number < turn else arrays.y_layout
 
     products = [
-        [prepare(pattern, layout_of(number, chain.turn), own) for number, (pattern, own) in enumerate(zip(chain, weights, strict=True))]
+        [
+            prepare(pattern, layout_of(number, chain.turn), own)
+            for number, (pattern, own) in enumerate(zip(chain, weights, strict=True))
+        ]
         for chain, weights in zip(layer.chains, arrays.weights, strict=True)
     ]
 
@@ -380,10 +407,16 @@ def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
 def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
     """Multiply with a frozen `KSLinear`, which chooses its backend like in normal use."""
     layer = arrays.layer
-    options: dict[str, Any] = {"layout": arrays.layout, "activation": layer.epilogue.activation, "out_layout": layer.out_layout}
+    options: dict[str, Any] = {
+        "layout": arrays.layout,
+        "activation": layer.epilogue.activation,
+        "out_layout": layer.out_layout,
+    }
     options |= {"fuse": layer.fuse}
     made = [
-        KSLinear.from_weights(weights, bias, between=layer.between if len(weights) > 1 else "none", **options).eval().freeze()
+        KSLinear.from_weights(weights, bias, between=layer.between if len(weights) > 1 else "none", **options)
+        .eval()
+        .freeze()
         for weights, bias in zip(arrays.weights, arrays.biases, strict=True)
     ]
     residual = arrays.residuals[0]
@@ -400,8 +433,15 @@ def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
 
 
 _BASELINES = {
-    "layer": _Baseline("KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products", _layer),
-    "bmm": _Baseline("each factor by permuting, one batched product, permuting back", partial(_factor_by_factor, BASELINES["bmm"].prepare)),
-    "views": _Baseline("each factor by batched products on views where it has any, else as bmm", partial(_factor_by_factor, _by_views)),
+    "layer": _Baseline(
+        "KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products", _layer
+    ),
+    "bmm": _Baseline(
+        "each factor by permuting, one batched product, permuting back",
+        partial(_factor_by_factor, BASELINES["bmm"].prepare),
+    ),
+    "views": _Baseline(
+        "each factor by batched products on views where it has any, else as bmm", partial(_factor_by_factor, _by_views)
+    ),
     "dense": _Baseline("the dense layer of the same shape: torch.nn.functional.linear", _dense, is_dense=True),
 }

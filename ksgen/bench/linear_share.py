@@ -36,7 +36,9 @@ class Share:
     doubt: str = ""  # why the share is unreliable; empty if it is reliable
 
 
-def measure(names: tuple[str, ...], precisions: tuple[str, ...], where: torch.device, batch: int, repeats: int) -> Iterator[Share]:
+def measure(
+    names: tuple[str, ...], precisions: tuple[str, ...], where: torch.device, batch: int, repeats: int
+) -> Iterator[Share]:
     """Measure a share per model and precision. Only one model at a time is in memory."""
     watch = Watch()
     for name in names:

@@ -95,7 +95,9 @@ class Log:
             os.ftruncate(self._file, self.content.whole_bytes)
         except OSError as error:
             os.close(self._file)
-            raise KsgenError(f"{path}: another `ksgen bench` writes to it; wait for it, or name another file with -o") from error
+            raise KsgenError(
+                f"{path}: another `ksgen bench` writes to it; wait for it, or name another file with -o"
+            ) from error
         except KsgenError:
             os.close(self._file)
             raise
@@ -103,7 +105,9 @@ class Log:
     def __enter__(self) -> "Log":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.close(self._file)
 
     def append(self, kind: str, facts: Mapping[str, Any]) -> None:

@@ -98,13 +98,28 @@ def measure(job: Job) -> Iterator[Row]:
             for backend, sparse in seconds.items():
                 ratios = [ours / theirs for ours, theirs in zip(sparse, dense, strict=True)]
                 why = doubt(ratios, [others] if on_processors else ())
-                yield Row(name, step, precision, backend, Spread.of(dense), Spread.of(sparse), Spread.of(ratios), paper, others, why)
+                yield Row(
+                    name,
+                    step,
+                    precision,
+                    backend,
+                    Spread.of(dense),
+                    Spread.of(sparse),
+                    Spread.of(ratios),
+                    paper,
+                    others,
+                    why,
+                )
 
 
 def modules_of(job: Job) -> dict[str, Module]:
     """Rows that have a sparse layer."""
     held = {"feed_forward": ("up", "down"), "attention": ("qkv", "projection"), "": LAYERS}
-    return {name: each for name, each in MODULES.items() if set(held.get(each.path, (each.path.rpartition(".")[2],))) & set(job.layers)}
+    return {
+        name: each
+        for name, each in MODULES.items()
+        if set(held.get(each.path, (each.path.rpartition(".")[2],))) & set(job.layers)
+    }
 
 
 def _variants(job: Job, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
@@ -157,7 +172,9 @@ def _part(job: Job, name: str, model: nn.Module) -> tuple[nn.Module, tuple[Tenso
         part = _linear(part, module.has_bias)
     scale = block.get_submodule("attention_norm").weight
     tokens = model.positions.shape[1] if is_vision else job.tokens
-    x = torch.randn(job.batch, tokens, getattr(part, "in_features", scale.numel()), dtype=scale.dtype, device=scale.device)
+    x = torch.randn(
+        job.batch, tokens, getattr(part, "in_features", scale.numel()), dtype=scale.dtype, device=scale.device
+    )
     return part, (x, x) if isinstance(part, models.Attention | models.FeedForward) else (x,)
 
 

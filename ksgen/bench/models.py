@@ -175,7 +175,11 @@ def _from_transformers() -> nn.Module:
     library = _imported("transformers")
     shape, ends = GPT2_MEDIUM, Language()
     config = library.GPT2Config(
-        vocab_size=ends.vocabulary, n_positions=ends.positions, n_embd=shape.features, n_layer=shape.depth, n_head=shape.heads
+        vocab_size=ends.vocabulary,
+        n_positions=ends.positions,
+        n_embd=shape.features,
+        n_layer=shape.depth,
+        n_head=shape.heads,
     )
     model: nn.Module = library.GPT2LMHeadModel(config)
     return model
@@ -192,7 +196,9 @@ _OWN = {"projection": ("projection", 1), "up": ("up", 1), "down": ("down", 1)}
 MODELS: dict[str, dict[str, ModelSource]] = {
     "vit-s16": {
         "torch": ModelSource(VisionTransformer, {**_OWN, "qkv": ("attention", 3), "projection": ("attention", 1)}),
-        "timm": ModelSource(_from_timm, {"qkv": ("attention", 3), "*.attn.proj": ("attention", 1), "fc1": ("up", 1), "fc2": ("down", 1)}),
+        "timm": ModelSource(
+            _from_timm, {"qkv": ("attention", 3), "*.attn.proj": ("attention", 1), "fc1": ("up", 1), "fc2": ("down", 1)}
+        ),
     },
     "gpt2-medium": {
         "torch": ModelSource(LanguageModel, {**_OWN, "qkv": ("qkv", 1)}),

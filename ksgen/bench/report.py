@@ -106,7 +106,9 @@ def machine_of(file: Path) -> str:
     try:
         return read(path, MOST_BYTES_OF_LINE).decode().strip() if path.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); accepted: a line of text") from error
+        raise KsgenError(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); accepted: a line of text"
+        ) from error
 
 
 def _devices(rows: Sequence[Row]) -> str:
@@ -117,21 +119,36 @@ def _sections(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) 
     """Sections of the page: charts, then tables of products, then those of full layers."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     drawn = charts(rows) if with_figures else []
-    shown = (tables.overview(products), tables.processors(products), tables.layers_in_short(layers), tables.setting(rows))
+    shown = (
+        tables.overview(products),
+        tables.processors(products),
+        tables.layers_in_short(layers),
+        tables.setting(rows),
+    )
     found = [Section("Charts", "" if drawn else NO_CHARTS, charts=drawn)] * with_figures
     found.append(Section("Overview", tables=[table for table in shown if table.rows]))
-    energy = Section("Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(products)])
+    energy = Section(
+        "Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(products)]
+    )
     for results in comparisons(products):
         found.append(_of_products(results))
         if with_figures:
             _draw(found[-1], results)
             title = f"Figure 7: energy of ksgen over the least of the others, {results.title}"
             ratios = results.energy_ratios(OURS, OTHERS)
-            energy.folded_figures += _boxes(title, "times the energy", ratios, lambda each: each.d * each.rewrite_ratio, "d (b+c)/(bc)")
+            energy.folded_figures += _boxes(
+                title, "times the energy", ratios, lambda each: each.d * each.rewrite_ratio, "d (b+c)/(bc)"
+            )
     if of_layers := list(tables.each_layer(layers)):
         found.append(Section("Layers", "Every factor of a layer, and several layers on one x.", of_layers))
-    last = [energy, Section("Whole models", tables=list(wholes)), Section("Compared with the authors", tables=[tables.authors(products)])]
-    last.append(Section("Errors, and what is missing", tables=[tables.doubted(rows), tables.errors(rows), tables.absent(rows)]))
+    last = [
+        energy,
+        Section("Whole models", tables=list(wholes)),
+        Section("Compared with the authors", tables=[tables.authors(products)]),
+    ]
+    last.append(
+        Section("Errors, and what is missing", tables=[tables.doubted(rows), tables.errors(rows), tables.absent(rows)])
+    )
     return [*found, *(section for section in last if any(table.rows for table in section.tables))]
 
 
@@ -150,7 +167,9 @@ def _draw(section: Section, results: Results) -> None:
         by_layout = {layout: results.ratios(OURS, others, layout) for layout in (*LAYOUTS, BEST)}
         scale = [ratio for ratios in by_layout.values() for _, ratio in ratios]
         for layout, ratios in by_layout.items():
-            title = f"Figure 6: ksgen compared with the fastest of {label}, {results.title}, {tables.LAYOUT_WORDS[layout]}"
+            title = (
+                f"Figure 6: ksgen compared with the fastest of {label}, {results.title}, {tables.LAYOUT_WORDS[layout]}"
+            )
             section.folded_figures += _boxes(title, FASTER, ratios, scale=scale)
     for layout in LAYOUTS:
         words = f"{results.title}, {tables.LAYOUT_WORDS[layout]}"
@@ -164,7 +183,12 @@ def _draw(section: Section, results: Results) -> None:
 
 
 def _boxes(
-    title: str, unit: str, ratios: Pairs, key: Callable[[Pattern], float] = attrgetter("rewrite_ratio"), label: str = RATIO, **more: Any
+    title: str,
+    unit: str,
+    ratios: Pairs,
+    key: Callable[[Pattern], float] = attrgetter("rewrite_ratio"),
+    label: str = RATIO,
+    **more: Any,
 ) -> list[str]:
     """A box plot, if there are more patterns than bar charts show."""
     return [figures.boxes(title, label, unit, group_by(ratios, key), **more)] if len(ratios) > MOST_BARS else []

@@ -41,13 +41,19 @@ COMPARISONS = {
     each.name: each
     for each in (
         Comparison(
-            "float32", "errors as small as float32's, or twice that: TF32 is off for the baselines", as_precise_as("float32"), "float32"
+            "float32",
+            "errors as small as float32's, or twice that: TF32 is off for the baselines",
+            as_precise_as("float32"),
+            "float32",
         ),
         Comparison("tf32", "float32 arrays with TF32 allowed on both sides", ("tf32",), "tf32", allows_tf32=True),
         Comparison("float16", "float16, summed in float32", ("float16",), "float16"),
         Comparison("bfloat16", "bfloat16, summed in float32", ("bfloat16",), "bfloat16"),
         Comparison(
-            "fp16x3", "errors as small as float32's, or twice that, in float16's range; the baselines use float32", ("fp16x3",), "float32"
+            "fp16x3",
+            "errors as small as float32's, or twice that, in float16's range; the baselines use float32",
+            ("fp16x3",),
+            "float32",
         ),
     )
 }

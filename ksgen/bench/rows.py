@@ -141,12 +141,19 @@ def read_rows(path: Path) -> list[Row]:
 
     `KsgenError` if there are none, or if the file is none of these.
     """
-    readers: dict[str, Callable[[Path], list[Row]]] = {".jsonl": _read_log, ".csv": _read_csv, ".parquet": _read_parquet}
+    readers: dict[str, Callable[[Path], list[Row]]] = {
+        ".jsonl": _read_log,
+        ".csv": _read_csv,
+        ".parquet": _read_parquet,
+    }
     if path.suffix not in readers:
         raise KsgenError(f"{path}: not a results file; accepted: {', '.join(readers)}")
     rows = readers[path.suffix](path)
     if not rows:
-        raise KsgenError(f"{path}: holds no results yet; `ksgen bench paper` or `layers` with -o {path.with_suffix('.jsonl')} adds some")
+        raise KsgenError(
+            f"{path}: holds no results yet; `ksgen bench paper` or `layers` with -o {path.with_suffix('.jsonl')} adds "
+            "some"
+        )
     return [_by_present_names(replace(row, share_of_floor=share_of_floor(row.floor_us, row.median_us))) for row in rows]
 
 
@@ -176,7 +183,9 @@ def write_parquet(rows: Sequence[Row], path: Path) -> bool:
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema([(name, kinds[_kind(name)]) for name in COLUMNS])
     with replaced(path) as aside:
-        parquet.write_table(pyarrow.table({name: [getattr(row, name) for row in rows] for name in COLUMNS}, schema=schema), aside)
+        parquet.write_table(
+            pyarrow.table({name: [getattr(row, name) for row in rows] for name in COLUMNS}, schema=schema), aside
+        )
     return True
 
 
@@ -184,7 +193,9 @@ def _read_log(path: Path) -> list[Row]:
     try:
         return [row_of(contender) for contender in read_log(path).contenders.values()]
     except (TypeError, KeyError, AttributeError) as error:
-        raise KsgenError(f"{path}: a line lacks what it should hold, or holds something else ({excerpt(str(error))})") from error
+        raise KsgenError(
+            f"{path}: a line lacks what it should hold, or holds something else ({excerpt(str(error))})"
+        ) from error
 
 
 def _read_csv(path: Path) -> list[Row]:
@@ -192,7 +203,9 @@ def _read_csv(path: Path) -> list[Row]:
         reader = csv.DictReader(io.StringIO(read(path, MOST_BYTES_OF_FILE).decode(), newline=""))
         names = reader.fieldnames or ()
         if missing := [name for name in _ALWAYS if name not in names]:
-            raise KsgenError(f"{path}: the column {missing[0]} is missing; a table of `ksgen bench paper` has {', '.join(COLUMNS)}")
+            raise KsgenError(
+                f"{path}: the column {missing[0]} is missing; a table of `ksgen bench paper` has {', '.join(COLUMNS)}"
+            )
         return [_row_of_text(row, f"{path}:{reader.line_num}") for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
@@ -202,7 +215,9 @@ def _read_parquet(path: Path) -> list[Row]:
     try:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError as error:
-        raise KsgenError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow; or take the CSV next to it") from error
+        raise KsgenError(
+            f"{path}: reading Parquet needs pyarrow: pip install pyarrow; or take the CSV next to it"
+        ) from error
     try:
         table = parquet.read_table(path).to_pylist()
         return [Row(**{name: row[name] for name in COLUMNS if name in _ALWAYS or name in row}) for row in table]

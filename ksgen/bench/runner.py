@@ -55,7 +55,14 @@ class Runner:
     """Measurements of one quantity on one device in one process."""
 
     def __init__(
-        self, log: Log, device: Device, protocol: Protocol, quantity: Quantity, facts: Facts, deadline: float, report: Report
+        self,
+        log: Log,
+        device: Device,
+        protocol: Protocol,
+        quantity: Quantity,
+        facts: Facts,
+        deadline: float,
+        report: Report,
     ) -> None:
         self.log, self.device, self.protocol, self.quantity = log, device, protocol, quantity
         self.deadline, self.report = deadline, report
@@ -68,12 +75,17 @@ class Runner:
             keep_freed_memory()
         before = log.content.run.get("device", device.name)
         if before != device.name:
-            raise KsgenError(f"{log.path} holds measurements of {before}, and this is {device.name}; name another file with -o")
+            raise KsgenError(
+                f"{log.path} holds measurements of {before}, and this is {device.name}; name another file with -o"
+            )
         known, here = log.content.run.get("baselines_on"), facts.get("baselines_on")
         if None not in (known, here) and known != here:
             raise KsgenError(f"{log.path} holds measurements on {known}, and this is {here}; name another file with -o")
         if (seed := log.content.run.get("seed", protocol.seed)) != protocol.seed:
-            raise KsgenError(f"{log.path} holds measurements by --seed {seed}, and this is {protocol.seed}; name another file with -o")
+            raise KsgenError(
+                f"{log.path} holds measurements by --seed {seed}, and this is {protocol.seed}; name another file with "
+                "-o"
+            )
         log.append("run", {**facts, "seed": protocol.seed})
 
     def run(self, jobs: Sequence[Asked]) -> int:
@@ -169,7 +181,9 @@ class Runner:
                 self._say(each, ceilings[each.arithmetic], facts)
                 if timed:
                     ready.append((each, timed, facts))
-                self._longest[each.implementation] = max(monotonic() - begin, self._longest.get(each.implementation, 0.0))
+                self._longest[each.implementation] = max(
+                    monotonic() - begin, self._longest.get(each.implementation, 0.0)
+                )
             is_done = self._in_turn([(each, timed) for each, timed, _ in ready], ceilings)
         if self.device.limits.is_cpu:
             self._say_again(job, ready, ceilings)
@@ -180,7 +194,10 @@ class Runner:
 
         No time may lie below its floor.
         """
-        after = {name: best_of(before[name], self._ceilings(name, job)) for name in dict.fromkeys(each.arithmetic for each, _, _ in ready)}
+        after = {
+            name: best_of(before[name], self._ceilings(name, job))
+            for name in dict.fromkeys(each.arithmetic for each, _, _ in ready)
+        }
         for each, _, facts in ready:
             if self.log.content.contenders[each.key].facts["status"] == OK:  # it may have failed since
                 self._say(each, after[each.arithmetic], facts | self._floor(each, after[each.arithmetic]))
@@ -199,7 +216,9 @@ class Runner:
                     self.log.append("measurement", {"key": contender.key, **facts})
         return True
 
-    def _attempt(self, contender: Contender, problem: Arrays, ceilings: Ceilings, fastest_s: float) -> tuple[Timed | None, Facts]:
+    def _attempt(
+        self, contender: Contender, problem: Arrays, ceilings: Ceilings, fastest_s: float
+    ) -> tuple[Timed | None, Facts]:
         """Check and warm up a contender, and set its number of runs; None if the facts say why not."""
         job = contender.job
         if why := self._too_large(contender.extra_bytes):
@@ -241,11 +260,17 @@ class Runner:
         """Raise `_TooSlowError` if a run takes more than `at_most` times a contender's time limit."""
         self._note_pace(contender, once_s)
         if once_s > at_most * self.protocol.most_seconds:
-            raise _TooSlowError(f"a run takes {once_s:.1f} s, and a contender may take {self.protocol.most_seconds:g} s in all")
+            raise _TooSlowError(
+                f"a run takes {once_s:.1f} s, and a contender may take {self.protocol.most_seconds:g} s in all"
+            )
 
     def _floor(self, contender: Contender, ceilings: Ceilings) -> Facts:
         job = contender.job
-        return {} if contender.is_part else {"floor_us": ceilings.floor_us(job.kernel(contender.arithmetic), job.batch, MOST_SETS)}
+        return (
+            {}
+            if contender.is_part
+            else {"floor_us": ceilings.floor_us(job.kernel(contender.arithmetic), job.batch, MOST_SETS)}
+        )
 
     def _hopeless(self, contender: Contender, fastest_s: float) -> str:
         """Reason to skip a contender on a processor, where a run may take minutes.
@@ -254,9 +279,14 @@ class Runner:
         """
         pace = self._paces.get(_pace_key(contender), 0.0) if self.device.limits.is_cpu else 0.0
         expected_s = pace / BETTER_PACE * contender.multiplications * contender.job.batch
-        if contender.implementation in (OURS, *OUR_WAYS) or expected_s <= max(self.protocol.most_seconds, HOPELESS * fastest_s):
+        if contender.implementation in (OURS, *OUR_WAYS) or expected_s <= max(
+            self.protocol.most_seconds, HOPELESS * fastest_s
+        ):
             return ""
-        return f"{expected_s:.1f} s per run at {BETTER_PACE} times its pace in other patterns, and the fastest takes {fastest_s:.2f} s"
+        return (
+            f"{expected_s:.1f} s per run at {BETTER_PACE} times its pace in other patterns, and the fastest takes "
+            f"{fastest_s:.2f} s"
+        )
 
     def _note_pace(self, contender: Contender, once_s: float) -> None:
         if multiplications := contender.multiplications * contender.job.batch:
@@ -277,7 +307,9 @@ class Runner:
             try:
                 torch.cuda.synchronize(self.where)
             except RuntimeError:
-                raise DeviceError(f"the GPU context is lost ({_one_line(error)}); start again: it goes on after this") from error
+                raise DeviceError(
+                    f"the GPU context is lost ({_one_line(error)}); start again: it goes on after this"
+                ) from error
         return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
 
     def _too_large(self, need: int) -> str:
@@ -295,9 +327,13 @@ class Runner:
         """
         known = self.log.content.ceilings.get(arithmetic)
         if known and not self.device.limits.is_cpu:
-            return Ceilings(known["bytes_per_s"], known["flops_per_s"], cache_bytes_per_s=known.get("cache_bytes_per_s", 0.0))
+            return Ceilings(
+                known["bytes_per_s"], known["flops_per_s"], cache_bytes_per_s=known.get("cache_bytes_per_s", 0.0)
+            )
         kernel, limits = job.factor(arithmetic), limits_of(self.device)
-        found = measure_ceilings(self.device, arithmetic, operand_of(kernel, family_for(kernel, limits).default(kernel, limits)))
+        found = measure_ceilings(
+            self.device, arithmetic, operand_of(kernel, family_for(kernel, limits).default(kernel, limits))
+        )
         if known is None:
             rates = {name: getattr(found, name) for name in ("bytes_per_s", "flops_per_s", "cache_bytes_per_s")}
             self.log.append("ceilings", {"arithmetic": arithmetic, **rates})

@@ -74,8 +74,21 @@ def overview(rows: Sequence[Row]) -> Table:
             beats = (percent(papers.share), times(papers.factor), percent(others.share), times(others.factor))
             floor = percent(median(shares)) if shares else None
             lines.append((results.batch, results.precision, layout, others.patterns, *beats, floor))
-    columns = ("batch", "precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "of the floor")
-    note = "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 ours is faster."
+    columns = (
+        "batch",
+        "precision",
+        "layout",
+        "patterns",
+        "five beaten",
+        "median",
+        "all beaten",
+        "median",
+        "of the floor",
+    )
+    note = (
+        "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 "
+        "ours is faster."
+    )
     return Table.of("Ours compared with the others", columns, lines, note, in_doubt(rows), _without_floor(lines))
 
 
@@ -92,16 +105,35 @@ def processors(rows: Sequence[Row]) -> Table:
         floor = (percent(median(found.shares)), percent(min(found.shares))) if found.shares else (None, None)
         duel = Duel(found.ratios)
         lines.append((found.batch, found.precision, found.layout, duel.patterns, *speeds, percent(duel.share), *floor))
-    columns = ("batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "of the floor", "least share")
-    note = "Ours against the fastest of PyTorch's ways, pattern by pattern: the geometric mean, least and most. The share is the median."
-    return Table.of("On a processor: ours compared with the best of PyTorch", columns, lines, note, _without_floor(lines))
+    columns = (
+        "batch",
+        "precision",
+        "layout",
+        "patterns",
+        "mean",
+        "least",
+        "most",
+        "faster in",
+        "of the floor",
+        "least share",
+    )
+    note = (
+        "Ours against the fastest of PyTorch's ways, pattern by pattern: the geometric mean, least and most. The "
+        "share is the median."
+    )
+    return Table.of(
+        "On a processor: ours compared with the best of PyTorch", columns, lines, note, _without_floor(lines)
+    )
 
 
 def setting(rows: Sequence[Row]) -> Table:
     """Table of device, dates and commits; a file may hold several dates and commits."""
     names = ("device", "target", "driver", "runtime", "compiler", "torch", "baselines_on", "ksgen", "commit", "date")
     measured = [row for row in rows if row.measurements]
-    lines = [(name.replace("_", " "), ", ".join(sorted(filter(None, {getattr(row, name) for row in rows})))) for name in names]
+    lines = [
+        (name.replace("_", " "), ", ".join(sorted(filter(None, {getattr(row, name) for row in rows}))))
+        for name in names
+    ]
     lines += [
         ("batch", ", ".join(map(str, sorted({row.batch for row in rows})))),
         ("measurements", spanned((row.measurements for row in measured), number)),
@@ -112,7 +144,12 @@ def setting(rows: Sequence[Row]) -> Table:
 
 def table3(results: Results) -> Table:
     lines = [
-        _duel_line("bmm faster than einsum and bsr", results.duel("bmm", ("einsum", "bsr"), BEST), results, "bmm_beats_einsum_bsr"),
+        _duel_line(
+            "bmm faster than einsum and bsr",
+            results.duel("bmm", ("einsum", "bsr"), BEST),
+            results,
+            "bmm_beats_einsum_bsr",
+        ),
         _duel_line("ksgen faster than the paper's five", results.duel(OURS, PAPERS, BEST), results, "kernel_beats_all"),
         _duel_line("ksgen's defaults faster than these", results.duel(UNTUNED, PAPERS, BEST)),
         _duel_line("ksgen faster than the expert's", results.duel(OURS, EXPERTS, BEST)),
@@ -121,7 +158,9 @@ def table3(results: Results) -> Table:
     if results.precision == "float16":  # the best contender that uses the pattern against the best that does not
         found = []
         for best in results.best[BEST].values():
-            users, others = ([best[name].us for name in names if name in best] for names in ((OURS, *PAPERS[:3]), PAPERS[3:]))
+            users, others = (
+                [best[name].us for name in names if name in best] for names in ((OURS, *PAPERS[:3]), PAPERS[3:])
+            )
             found += [min(others) / min(users)] if users and others else []
         what = "bmm, bsr, einsum or ksgen faster than dense and sparse"
         lines.append(_duel_line(what, Duel(tuple(found)), results, "specialised_beats_dense_sparse"))
@@ -201,7 +240,9 @@ def rewriting(results: Results) -> Table:
 
 def families(results: Results) -> Table:
     """Table of our families compared with each other and with PyTorch; no rows if there is only one."""
-    names = list(dict.fromkeys(row.by for row in results.rows if row.implementation == OURS and row.family and row.counts))
+    names = list(
+        dict.fromkeys(row.by for row in results.rows if row.implementation == OURS and row.family and row.counts)
+    )
     lines = []
     for name, layout in product(names, LAYOUTS) if len(names) > 1 else ():
         line, floor = [layout, name.removeprefix(f"{OURS}: ")], results.shares_of_floor(name, layout).values()
@@ -210,8 +251,21 @@ def families(results: Results) -> Table:
             line += [str(len(ratios)), *(times(of(ratios) if ratios else None) for of in (geometric_mean, min))]
         if any(name in best for best in results.best[layout].values()):
             lines.append((*line, percent(median(floor)) if floor else NONE))
-    columns = ("layout", "family", "patterns", "over PyTorch, mean", "least", "patterns", "over our others, mean", "least", "of the floor")
-    note = "The fastest time of PyTorch's ways, or of our other families, over the family's: the geometric mean, and the least."
+    columns = (
+        "layout",
+        "family",
+        "patterns",
+        "over PyTorch, mean",
+        "least",
+        "patterns",
+        "over our others, mean",
+        "least",
+        "of the floor",
+    )
+    note = (
+        "The fastest time of PyTorch's ways, or of our other families, over the family's: the geometric mean, and "
+        "the least."
+    )
     return Table.of(f"Our families, {results.title}", columns, lines, note)
 
 
@@ -239,11 +293,27 @@ def authors(rows: Sequence[Row]) -> Table:
             ours, theirs = best.get(OURS), published_us(pattern, results.precision, layout)
             if theirs and ours:
                 others = min((best[name].us for name in OTHERS if name in best), default=None)
-                figures = (number(ours.us), number(others), number(theirs), times(theirs / ours.us), percent(ours.share_of_floor))
+                figures = (
+                    number(ours.us),
+                    number(others),
+                    number(theirs),
+                    times(theirs / ours.us),
+                    percent(ours.share_of_floor),
+                )
                 lines.append((pattern, results.precision, layout, *figures))
-    columns = ("pattern", "precision", "layout", "ours, us", "best other, us", "the authors', us", "theirs over ours", "of the floor")
+    columns = (
+        "pattern",
+        "precision",
+        "layout",
+        "ours, us",
+        "best other, us",
+        "the authors', us",
+        "theirs over ours",
+        "of the floor",
+    )
     note = (
-        "The authors' times are of another GPU (not recorded; the float32 ones fit an A100), at the same batch: no comparison of kernels."
+        "The authors' times are of another GPU (not recorded; the float32 ones fit an A100), at the same batch: no "
+        "comparison of kernels."
     )
     lines.sort(key=lambda line: line[1:3])
     return Table.of("Compared with the authors' own times", columns, lines, note)
@@ -260,7 +330,9 @@ def errors(rows: Sequence[Row]) -> Table:
             wrong = sum(not row.is_accurate for row in some if row.error is not None)
             lines.append((*key, len(errs), f"{max(errs):.1e}", wrong))
     columns = ("precision", "contender", "multiplies in", "checked", "largest error", "not accurate")
-    return Table.of("Errors against float64", columns, lines, "Relative, Frobenius. What is not accurate counts in no other table.")
+    return Table.of(
+        "Errors against float64", columns, lines, "Relative, Frobenius. What is not accurate counts in no other table."
+    )
 
 
 def in_doubt(rows: Sequence[Row]) -> str:
@@ -285,7 +357,9 @@ def absent(rows: Sequence[Row]) -> Table:
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.status != OK:
-            groups.setdefault((row.implementation, row.status, row.reason if row.status == "failed" else ""), []).append(row)
+            groups.setdefault(
+                (row.implementation, row.status, row.reason if row.status == "failed" else ""), []
+            ).append(row)
     lines = [(*key[:2], len(some), key[2] or f"such as {some[0].reason}") for key, some in groups.items()]
     return Table.of("Not measured", ("contender", "status", "jobs", "why"), lines)
 
@@ -297,7 +371,9 @@ OTHER_WAYS = tuple(name for name in WAYS if name != ONE_LAUNCH)
 
 def layers_by_kind(rows: Sequence[Row]) -> Iterator[tuple[Results, str, bool]]:
     """Results of comparable layers, with their layout and whether they are groups, in the rows' order."""
-    for precision, layout, batch, is_group in dict.fromkeys((row.precision, row.layout, row.batch, AND in row.pattern) for row in rows):
+    for precision, layout, batch, is_group in dict.fromkeys(
+        (row.precision, row.layout, row.batch, AND in row.pattern) for row in rows
+    ):
         yield Results([row for row in rows if is_group == (AND in row.pattern)], precision, batch), layout, is_group
 
 
@@ -311,8 +387,13 @@ def layers_in_short(rows: Sequence[Row]) -> Table:
                 spread = map(times, (geometric_mean(ratios), min(ratios), max(ratios)))
                 lines.append((title, name, f"{len(ratios)} of {len(results.best[layout])}", *spread))
                 title = ""
-    note = "Times as long as one launch takes: the geometric mean over the layers where both times can be trusted, the least and the most."
-    return Table.of("Layers: everyone compared with one launch", ("", "", "layers", "mean", "least", "most"), lines, note)
+    note = (
+        "Times as long as one launch takes: the geometric mean over the layers where both times can be trusted, "
+        "the least and the most."
+    )
+    return Table.of(
+        "Layers: everyone compared with one launch", ("", "", "layers", "mean", "least", "most"), lines, note
+    )
 
 
 def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
@@ -322,7 +403,11 @@ def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
         lines = []
         for layer, best in results.best[layout].items():
             one = best.get(ONE_LAUNCH)
-            by = (number(one.us), percent(one.share_of_floor), f"{one.family}, {one.arithmetic}") if one else (NONE, NONE, NONE)
+            by = (
+                (number(one.us), percent(one.share_of_floor), f"{one.family}, {one.arithmetic}")
+                if one
+                else (NONE, NONE, NONE)
+            )
             lines.append((layer, *by, *(times(each.get(layer)) for each in ratios)))
         for title, of in (("geometric mean", geometric_mean), ("median", median), ("least", min), ("most", max)):
             lines.append((title, "", "", "", *(times(of(each.values())) if each else NONE for each in ratios)))
@@ -356,10 +441,17 @@ def models(content: Mapping[str, Any]) -> list[Table]:
         rows, lines = list(alike), []
         for module, each in groupby(rows, lambda row: row["module"]):
             some = list(each)
-            ratios = ((marked("{median:.2f}", row["doubt"]) + " ({low:.2f}-{high:.2f})").format(**row["ratio"]) for row in some)
+            ratios = (
+                (marked("{median:.2f}", row["doubt"]) + " ({low:.2f}-{high:.2f})").format(**row["ratio"])
+                for row in some
+            )
             dense, paper = some[0]["dense_us"]["median"] / 1e3, some[0]["paper_ratio"]
             lines.append((module, f"{dense:.3f}", *ratios, f"{paper:.2f}" if paper else ""))
-        only = "" if len(layers := content.get("layers", LAYERS)) == len(LAYERS) else f" with sparse {', '.join(layers)} alone"
+        only = (
+            ""
+            if len(layers := content.get("layers", LAYERS)) == len(LAYERS)
+            else f" with sparse {', '.join(layers)} alone"
+        )
         title = f"{content['model']}{only} on {content['device']}, batch {content['batch']}, {precision}, {step}"
         columns = ("module", "dense, ms", *dict.fromkeys(row["backend"] for row in rows), "the paper")
         note = f"Tables 4 and 7: sparse over dense, the median of {content['repeats']} rounds (quartiles)."
@@ -378,7 +470,9 @@ def shares(content: Mapping[str, Any]) -> Table:
         lines.append((row["model"], row["precision"], *figures))
     columns = ("model", "precision", "forward pass, ms", "feed-forward linear layers", "the paper")
     title = f"Table 6: the share of a forward pass, batch {content['batch']} on {content['device']}"
-    return Table.of(title, columns, lines, "Dense layers, timed alone and with the whole model in turn.", _why_marked(rows))
+    return Table.of(
+        title, columns, lines, "Dense layers, timed alone and with the whole model in turn.", _why_marked(rows)
+    )
 
 
 def _why_marked(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -37,7 +37,8 @@ MOST_WAIT_S = 60  # for a compiler within this process that ends the process wit
 
 Result = Binary | KsgenError
 
-_in_use: tuple[weakref.ref[Bundle], ...] = ()  # by this process, the newest first; replaced whole, since threads read it
+# by this process, the newest first; replaced whole, since threads read it
+_in_use: tuple[weakref.ref[Bundle], ...] = ()
 _warned: set[tuple[Path, ...]] = set()  # the folders that this process has spoken about
 _guard = new_lock()
 
@@ -69,7 +70,10 @@ class Layers:
                 refusals.append(f"{cache.path} ({error.strerror or error})")
         if refusals and _first_time(tuple(cache.path for cache in self.writable)):
             places = ", ".join(refusals)
-            warn(f"ksgen works without its cache, and compiles again next time: {places}; KSGEN_CACHE_DIR names another folder")
+            warn(
+                f"ksgen works without its cache, and compiles again next time: {places}; KSGEN_CACHE_DIR names "
+                "another folder"
+            )
 
 
 def default_caches(*bundles: CacheLayer) -> Layers:
@@ -186,7 +190,8 @@ def build_many(
                 on_done(jobs[index], result)
     finally:
         children.stop()
-        patience = MOST_WAIT_S if getattr(compiler, "must_end", False) else 1  # most take milliseconds, to remove their temporary folders
+        # most take milliseconds, to remove their temporary folders
+        patience = MOST_WAIT_S if getattr(compiler, "must_end", False) else 1
         _join(crew, time.monotonic() + patience)
     return [results[index] for index in range(len(jobs))]
 

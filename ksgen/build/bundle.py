@@ -18,7 +18,17 @@ from textwrap import shorten
 from typing import Any
 
 from ksgen.build.cache import CacheEntry
-from ksgen.build.request import Binary, Compiler, DamagedError, Request, check_record, describe, key_of, newness, restore
+from ksgen.build.request import (
+    Binary,
+    Compiler,
+    DamagedError,
+    Request,
+    check_record,
+    describe,
+    key_of,
+    newness,
+    restore,
+)
 from ksgen.errors import KsgenError
 from ksgen.files import replaced
 from ksgen.ownership import UntrustedError, check_owner
@@ -133,7 +143,9 @@ class Bundle:
         except FileNotFoundError:
             raise KsgenError(f"{shown(self.path)}: there is no such bundle") from None
         except _ZIP_ERRORS as error:
-            raise KsgenError(f"{shown(self.path)} is no ksgen bundle, or one that was cut short ({shorten(str(error), 400)})") from None
+            raise KsgenError(
+                f"{shown(self.path)} is no ksgen bundle, or one that was cut short ({shorten(str(error), 400)})"
+            ) from None
 
     def _index(self) -> dict[str, Any]:
         if not (found := _COMMENT.match(self._archive.comment)):

@@ -210,7 +210,11 @@ class Cache:
         freed = _remove_refused(self.path / "failed", older_than=FAILED_SECONDS)
         with contextlib.suppress(OSError):
             for path in self.path.iterdir():
-                if _TEMPORARY.fullmatch(path.name) and time.time() - path.lstat().st_mtime > STALE_SECONDS and _is_own(path):
+                if (
+                    _TEMPORARY.fullmatch(path.name)
+                    and time.time() - path.lstat().st_mtime > STALE_SECONDS
+                    and _is_own(path)
+                ):
                     freed += _usage(path)[1]
                     _discard(path)
         return freed

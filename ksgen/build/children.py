@@ -84,7 +84,9 @@ def compile_seconds() -> float:
     with suppress(ValueError):
         if 0 < (seconds := float(text)) <= MOST_SECONDS:
             return seconds
-    raise ToolchainError(f"KSGEN_COMPILE_SECONDS={excerpt(text)} must be a number of seconds, more than 0 and at most {MOST_SECONDS}")
+    raise ToolchainError(
+        f"KSGEN_COMPILE_SECONDS={excerpt(text)} must be a number of seconds, more than 0 and at most {MOST_SECONDS}"
+    )
 
 
 @contextmanager
@@ -95,10 +97,14 @@ def working_folder(what: str) -> Iterator[str]:
             yield folder
     except OSError as error:
         named = f"TMPDIR={os.environ['TMPDIR']}" if "TMPDIR" in os.environ else "TMPDIR is not set"
-        raise ToolchainError(f"{what}: no room for temporary files ({error}); {named}; accepted: a folder that takes files") from None
+        raise ToolchainError(
+            f"{what}: no room for temporary files ({error}); {named}; accepted: a folder that takes files"
+        ) from None
 
 
-def _start(command: tuple[str, ...], folder: str | None, environment: dict[str, str], group: int) -> subprocess.Popen[str]:
+def _start(
+    command: tuple[str, ...], folder: str | None, environment: dict[str, str], group: int
+) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             command,

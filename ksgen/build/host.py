@@ -28,7 +28,8 @@ from ksgen.paths import program, variable
 
 WORDS = Path(__file__).with_name("host_words.hpp")
 KEEPS_REGISTERS = (
-    '#pragma GCC optimize("no-tree-coalesce-vars")\n'  # for sums that instructions of `asm` add to: else GCC moves half of them
+    # for sums that instructions of `asm` add to: else GCC moves half of them
+    '#pragma GCC optimize("no-tree-coalesce-vars")\n'
 )
 TILES = Path(__file__).with_name("host_tiles.hpp")
 # Trial kernel for compilers that may lack a feature of the snippets: selecting from, widening and narrowing vectors.
@@ -40,7 +41,8 @@ void ks_trial(__global const half* x, __global half* y) {
     vstore_half8_rte(fma(both, (lanes)2.0f, vload2(0, (__global const float*)x).s01010101), 0, y);
 }
 """
-WALKS = "__walk"  # suffix of an entry's function that walks through its work groups; `HOST_WALK` in the snippets adds it
+# suffix of an entry's function that walks through its work groups; `HOST_WALK` in the snippets adds it
+WALKS = "__walk"
 ENTRY = re.compile(r"^ENTRY\(1, 1\)\s+void (\w+)\(", re.MULTILINE)
 CANDIDATES = ("c++", "g++", "clang++")
 REMEDY = "install g++ (12 and up) or clang (14 and up), or pip install ziglang, or let KSGEN_CXX name another"
@@ -75,14 +77,18 @@ class HostCompiler:
 
     def macros(self, target: str) -> frozenset[str]:
         """Macros that the compiler defines for a target, such as `__AVX2__`."""
-        answer = current_children.get().run((*self.command, *self.options(target), "-dM", "-E", "-x", "c++", os.devnull))
+        answer = current_children.get().run(
+            (*self.command, *self.options(target), "-dM", "-E", "-x", "c++", os.devnull)
+        )
         return frozenset(re.findall(r"^#define (\w+)", answer.log, re.MULTILINE))
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
         self.check_target(target, entry)
         entries = ENTRY.findall(text)
         if entry not in entries:
-            raise ToolchainError(f"{entry}: its groups have several work items; only an OpenCL driver runs such kernels")
+            raise ToolchainError(
+                f"{entry}: its groups have several work items; only an OpenCL driver runs such kernels"
+            )
         return Binary(self.compile_whole(source_of(text, entries), entry, target), entry, target)
 
     def check_target(self, target: str, entry: str) -> None:
@@ -91,13 +97,17 @@ class HostCompiler:
             raise ToolchainError(f"{entry}: the compiler of {host_target()} cannot build for {target}")
         if named and named.added and not _makes(self, named):
             who = f"{self} ({_first_line(self.command)})"
-            raise ToolchainError(f"{entry}: {who} makes no code for {named.name}; it takes {named.built_by}; KSGEN_CXX names another")
+            raise ToolchainError(
+                f"{entry}: {who} makes no code for {named.name}; it takes {named.built_by}; KSGEN_CXX names another"
+            )
 
     def compile_whole(self, source: str, name: str, target: str) -> bytes:
         """Compile a C++ source into a shared library and return its bytes."""
         with working_folder(name) as folder:
             Path(folder, f"{name}.cpp").write_text(source, encoding="utf-8")
-            finished = current_children.get().run((*self.command, *self.options(target), f"{name}.cpp", "-o", f"{name}.so"), folder)
+            finished = current_children.get().run(
+                (*self.command, *self.options(target), f"{name}.cpp", "-o", f"{name}.so"), folder
+            )
             made = Path(folder, f"{name}.so")
             if finished.returncode == 0 and made.exists():
                 return made.read_bytes()
@@ -160,7 +170,17 @@ def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[st
     vectors = ("-mprefer-vector-width=512",) if is_x86 and not is_clang else ()
     quiet = ("-w", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
     level, processor = _level(is_clang, has_few_registers, is_x86), _of_processor(named, is_x86, is_zig)
-    return ("-std=gnu++17", *level, "-fPIC", "-shared", "-pthread", *quiet, *vectors, *processor, *_links(named, is_zig))
+    return (
+        "-std=gnu++17",
+        *level,
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        *quiet,
+        *vectors,
+        *processor,
+        *_links(named, is_zig),
+    )
 
 
 def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, ...]:
@@ -209,7 +229,10 @@ def _cross_compiler(wanted: str) -> HostCompiler:
         return HostCompiler((found,), wanted)
     if importlib.util.find_spec("ziglang"):
         return HostCompiler((sys.executable, "-m", "ziglang", "c++", "-target", f"{wanted}-linux-gnu"), wanted)
-    remedy = f"install {usual} (Debian: g++-{wanted.replace('_', '-')}-linux-gnu), or pip install ziglang; KSGEN_CXX names another"
+    remedy = (
+        f"install {usual} (Debian: g++-{wanted.replace('_', '-')}-linux-gnu), or pip install ziglang; KSGEN_CXX "
+        "names another"
+    )
     raise ToolchainError(f"no compiler here builds for {wanted}, as this machine is {machine()}; {remedy}")
 
 
@@ -253,5 +276,7 @@ def _first_line(command: tuple[str, ...]) -> str:
     answer = current_children.get().run((*command, "--version"))
     line = next(iter(answer.log.splitlines()), "").strip()
     if answer.returncode or not line:
-        raise ToolchainError(f"{shlex.join(command)} --version ends with {answer.returncode} and says {line or 'nothing'}; {REMEDY}")
+        raise ToolchainError(
+            f"{shlex.join(command)} --version ends with {answer.returncode} and says {line or 'nothing'}; {REMEDY}"
+        )
     return line

@@ -15,7 +15,8 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 _MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # Linux's names for what other systems call so
-_MACOS = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")  # macOS settings that list an x86's features
+# macOS settings that list an x86's features
+_MACOS = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")
 _LINUX_NAMES = {"avx1.0": "avx", "sse3": "pni", "lahf": "lahf_lm", "lzcnt": "abm"}  # for what macOS calls so
 
 _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
@@ -55,7 +56,8 @@ INSTRUCTION_SETS = {  # for each architecture the best first
     each.name: each
     for each in (
         InstructionSet(
-            "x86-64-v4-amx-fp16", "x86_64", _AMX_FP16, 64, "x86-64-v4", ("avx512bf16", "amx-tile", "amx-bf16", "amx-fp16"),
+            "x86-64-v4-amx-fp16", "x86_64", _AMX_FP16, 64, "x86-64-v4", ("avx512bf16", "amx-tile", "amx-bf16",
+                "amx-fp16"),
             "GCC from 13 on or Clang from 16 on", ("bf16",), ("bf16", "f16"),
         ),
         InstructionSet(
@@ -63,7 +65,8 @@ INSTRUCTION_SETS = {  # for each architecture the best first
             "GCC from 11 on or Clang from 12 on", ("bf16",), ("bf16",),
         ),
         InstructionSet(
-            "x86-64-v4-bf16", "x86_64", _BF16, 64, "x86-64-v4", ("avx512bf16",), "GCC from 10 on or Clang from 9 on", ("bf16",)
+            "x86-64-v4-bf16", "x86_64", _BF16, 64, "x86-64-v4", ("avx512bf16",), "GCC from 10 on or Clang from 9 on",
+            ("bf16",)
         ),
         InstructionSet("x86-64-v4", "x86_64", _V4, 64, "x86-64-v4"),
         InstructionSet("x86-64-v3", "x86_64", _V3, 32, "x86-64-v3"),
@@ -134,7 +137,8 @@ def _reported_features() -> str:
     if platform.system() != "Darwin":
         return ""
     if machine() == "aarch64":
-        return f"asimd {_sysctl('machdep.cpu.brand_string')}"  # every one of Apple's has it; its name stands for the rest
+        # every one of Apple's has it; its name stands for the rest
+        return f"asimd {_sysctl('machdep.cpu.brand_string')}"
     words = " ".join(_sysctl(name) for name in _MACOS).lower().split()
     return " ".join(_LINUX_NAMES.get(word, word.replace(".", "_")) for word in words)
 
@@ -143,5 +147,7 @@ def _sysctl(name: str) -> str:
     """Value of a macOS system setting; empty elsewhere."""
     with suppress(OSError, subprocess.SubprocessError):
         if platform.system() == "Darwin":
-            return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+            return subprocess.run(
+                ["sysctl", "-n", name], capture_output=True, text=True, check=True, timeout=10
+            ).stdout.strip()
     return ""

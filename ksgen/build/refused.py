@@ -15,7 +15,9 @@ from ksgen.files import write
 from ksgen.ownership import make_folder
 
 
-def refusal(summary: str, name: str, text: str, log: str, command: Callable[[str], Iterable[str]] | None = None) -> ToolchainError:
+def refusal(
+    summary: str, name: str, text: str, log: str, command: Callable[[str], Iterable[str]] | None = None
+) -> ToolchainError:
     """Error for a source that does not build: summary, first complaint, kept source, and the command to repeat.
 
     `name` is the source's file name; `command` makes the command from the place where it was kept.
@@ -43,7 +45,8 @@ def _keep(text: str, name: str, log: str) -> Path | None:
             folder = folder or Path(tempfile.mkdtemp(prefix="ksgen-failed-"))
             make_folder(folder)
             kept, kept_log = folder / file, folder / file.with_suffix(".log")
-            if all(each.is_file() or not os.path.lexists(each) for each in (kept, kept_log)):  # else a pipe, which may never be read
+            # else a pipe, which may never be read
+            if all(each.is_file() or not os.path.lexists(each) for each in (kept, kept_log)):
                 write(kept, text)
                 write(kept_log, log)
                 return kept

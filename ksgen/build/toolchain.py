@@ -32,7 +32,8 @@ from ksgen.paths import variable
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
 
-USUAL_TOOLKITS = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")  # installers put them there; the newest version comes first
+# installers put them there; the newest version comes first
+USUAL_TOOLKITS = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")
 WARNINGS = "KSGEN_WARNINGS"  # "error", as ksgen's own tests set it, makes a compiler's warnings errors
 _LANGUAGE = ("-std=c++17", "-O3")  # nvcc's options that change what it makes
 _SURROUNDINGS = ("KSGEN_NVCC", "PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN")  # the search depends on these
@@ -56,7 +57,8 @@ class Nvcc:
 
     path: str
     is_found: bool = field(default=False, compare=False)  # by a search that may go on; False: the user named it
-    starter: tuple[str, ...] = field(default=(), compare=False)  # a command that starts it, where it is not started itself
+    # a command that starts it, where it is not started itself
+    starter: tuple[str, ...] = field(default=(), compare=False)
     name: ClassVar[str] = "nvcc"
 
     def __str__(self) -> str:
@@ -195,7 +197,9 @@ def instead_of(unfit: UnfitError, target: str) -> CudaCompiler:
     failed = unfit.compiler
     if not failed.is_found:
         if failed.name == "nvcc" and os.environ.get("KSGEN_NVCC"):
-            raise ToolchainError(f"{unfit}; KSGEN_NVCC names it, so no other is taken: unset it, or let it name another") from None
+            raise ToolchainError(
+                f"{unfit}; KSGEN_NVCC names it, so no other is taken: unset it, or let it name another"
+            ) from None
         raise unfit
     is_new = (failed, target) not in _unfit
     _unfit[failed, target] = unfit
@@ -237,7 +241,9 @@ def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
     if not targets:
         raise ToolchainError(f"no target in {excerpt(text)}; try sm_90a, or sm_80,sm_90a")
     for target in targets:
-        if target not in _offered(compiler) and not (compiler.is_found and any(target in _offered(other) for other in compilers())):
+        if target not in _offered(compiler) and not (
+            compiler.is_found and any(target in _offered(other) for other in compilers())
+        ):
             check_target(target, compiler)
     return targets
 
@@ -273,7 +279,10 @@ def is_of_the_machine(log: str, source: str) -> bool:
     headers."""
     line = first_error(log)
     place = re.match(r"(\S+?)[(:]\d+", line)
-    return bool(re.match(r"nvcc (fatal|error)|(sh|gcc|g\+\+|cc|cc1plus|collect2|ld):", line) or (place and Path(place[1]).name != source))
+    return bool(
+        re.match(r"nvcc (fatal|error)|(sh|gcc|g\+\+|cc|cc1plus|collect2|ld):", line)
+        or (place and Path(place[1]).name != source)
+    )
 
 
 def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:

@@ -11,7 +11,16 @@ import click
 
 from ksgen.bench.roster import LAYERS
 from ksgen.commands import bench_energy, bench_layers, bench_paper, bench_report, bench_share
-from ksgen.commands.common import REPLACED, console, json_option, json_text, named_file, print_json, progress, say_if_busy
+from ksgen.commands.common import (
+    REPLACED,
+    console,
+    json_option,
+    json_text,
+    named_file,
+    print_json,
+    progress,
+    say_if_busy,
+)
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
 from ksgen.spec.kernel import hint
@@ -32,20 +41,27 @@ STEPS = ("forward", "training", "decode")
 class _OrSpec(click.Group):
     """A spec in the place of a subcommand: its layers are measured, and shown on a page."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0].endswith((".yaml", ".yml")):
             return "layers", bench_layers.command, ["-o", f"{Path(args[0]).stem}.jsonl", "--page", *args]
         if args[0] not in self.commands and not args[0].startswith("-"):
-            raise click.UsageError(f"no command {excerpt(args[0])}; {hint(args[0], self.commands)}, or a spec such as specs/vit.yaml", ctx)
+            raise click.UsageError(
+                f"no command {excerpt(args[0])}; {hint(args[0], self.commands)}, or a spec such as specs/vit.yaml", ctx
+            )
         return super().resolve_command(ctx, args)
 
 
 @click.group(
-    "bench", cls=_OrSpec, subcommand_metavar="SPEC|COMMAND [ARGS]...", short_help="Compare with other libraries, and report the results."
+    "bench",
+    cls=_OrSpec,
+    subcommand_metavar="SPEC|COMMAND [ARGS]...",
+    short_help="Compare with other libraries, and report the results.",
 )
 def command() -> None:
-    """Measure the layers of a spec on this machine, repeat the paper's experiments (products, energy, whole models), and
-    report the results.
+    """Measure the layers of a spec on this machine, repeat the paper's experiments (products, energy, whole models),
+    and report the results.
 
     \b
     Examples:
@@ -57,27 +73,52 @@ def command() -> None:
     """
 
 
-for subcommand in (bench_paper.command, bench_layers.command, bench_energy.command, bench_report.command, bench_share.command):
+for subcommand in (
+    bench_paper.command,
+    bench_layers.command,
+    bench_energy.command,
+    bench_report.command,
+    bench_share.command,
+):
     command.add_command(subcommand)
 
 
 @command.command("model", short_help="Time a model with sparse layers against its dense form.")
 @click.argument("model", metavar="vit-s16|gpt2-medium")
-@click.option("--precision", default="float32", show_default=True, help=f"One or more of {', '.join(PRECISIONS)}, separated by commas.")
-@click.option("--backend", default="auto", show_default=True, help="One or more backends of KSLinear, such as ksgen,bmm.")
-@click.option("--steps", default="forward", show_default=True, help="One or more of forward, training and decode, separated by commas.")
-@click.option("--layers", default=",".join(LAYERS), show_default=True, help="Which linear layers are sparse, such as down.")
-@click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
 @click.option(
-    "--batch", type=click.IntRange(min=1), help=f"Sequences.  [default: {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor]"
+    "--precision",
+    default="float32",
+    show_default=True,
+    help=f"One or more of {', '.join(PRECISIONS)}, separated by commas.",
 )
 @click.option(
-    "--repeats", type=click.IntRange(min=1), help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]"
+    "--backend", default="auto", show_default=True, help="One or more backends of KSLinear, such as ksgen,bmm."
+)
+@click.option(
+    "--steps",
+    default="forward",
+    show_default=True,
+    help="One or more of forward, training and decode, separated by commas.",
+)
+@click.option(
+    "--layers", default=",".join(LAYERS), show_default=True, help="Which linear layers are sparse, such as down."
+)
+@click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    help=f"Sequences.  [default: {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor]",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]",
 )
 @click.option("-o", "--output", type=named_file, metavar="FILE", help=f"Also write the JSON to this file; {REPLACED}.")
 @json_option
 def model_command(
-    model: str, precision: str, backend: str, steps: str, layers: str, device: str | None, batch: int | None, repeats: int | None,
+    model: str, precision: str, backend: str, steps: str, layers: str, device: str | None, batch: int | None,
+    repeats: int | None,
     output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time a model and its modules with dense and with Kronecker-sparse layers, taking turns, and show the ratios.
@@ -97,7 +138,9 @@ def model_command(
         check_writable(output)
     precisions = _listed("--precision", precision, PRECISIONS)
     sparse = _listed("--layers", layers, LAYERS)
-    job = replace(_job(model, precisions, backend, device, batch, repeats), steps=_listed("--steps", steps, STEPS), layers=sparse)
+    job = replace(
+        _job(model, precisions, backend, device, batch, repeats), steps=_listed("--steps", steps, STEPS), layers=sparse
+    )
     if "decode" in job.steps and not model.startswith("gpt2"):
         raise SpecError(f"--steps decode of {model}, which takes images whole; accepted: forward, training")
     say_if_busy()
@@ -112,7 +155,9 @@ def model_command(
         _print(job, rows)
 
 
-def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | None, batch: int | None, repeats: int | None) -> "Job":
+def _job(
+    model: str, precisions: tuple[str, ...], backend: str, device: str | None, batch: int | None, repeats: int | None
+) -> "Job":
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -133,10 +178,20 @@ def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | No
         raise DeviceError(f"--device {excerpt(name)}; accepted: cpu, cuda, cuda:1") from error
     on_gpu = where.type == "cuda"
     if where.type not in ("cpu", "cuda") or (on_gpu and (where.index or 0) >= torch.cuda.device_count()):
-        raise DeviceError(f"--device {name}: PyTorch sees {counted(torch.cuda.device_count(), 'GPU')}; accepted: cpu, cuda, cuda:1")
+        raise DeviceError(
+            f"--device {name}: PyTorch sees {counted(torch.cuda.device_count(), 'GPU')}; accepted: cpu, cuda, cuda:1"
+        )
     batch = batch or (GPU_SEQUENCES if on_gpu else CPU_SEQUENCES)
     repeats = repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
-    return Job(model, precisions, _listed("--backend", backend, NAMES), where, batch, GPU_TOKENS if on_gpu else CPU_TOKENS, repeats)
+    return Job(
+        model,
+        precisions,
+        _listed("--backend", backend, NAMES),
+        where,
+        batch,
+        GPU_TOKENS if on_gpu else CPU_TOKENS,
+        repeats,
+    )
 
 
 def _listed(option: str, text: str, accepted: Any) -> tuple[str, ...]:
@@ -152,7 +207,9 @@ def _measured(job: "Job") -> Iterator["Row"]:
 
     with progress() as bar:
         task = bar.add_task(
-            "timing", total=len(job.precisions) * len(job.steps) * len(modules_of(job)) * len(job.backends), now="building the models"
+            "timing",
+            total=len(job.precisions) * len(job.steps) * len(modules_of(job)) * len(job.backends),
+            now="building the models",
         )
         try:
             for row in measure(job):
@@ -180,18 +237,26 @@ def _print(job: "Job", rows: list["Row"]) -> None:
     for precision, step in product(job.precisions, job.steps):
         table = Table(title=precision + _TITLES[step], title_justify="left")
         for title in ("module", "dense, ms", *job.backends, *(["paper"] if is_papers else [])):
-            table.add_column(title, justify="left" if title == "module" else "right", no_wrap=title in ("module", "dense, ms"))
+            table.add_column(
+                title, justify="left" if title == "module" else "right", no_wrap=title in ("module", "dense, ms")
+            )
         shown = (row for row in rows if (row.precision, row.step) == (precision, step))
         for module, alike in groupby(shown, lambda row: row.module):
             found = list(alike)
-            ratios = (f"{marked(f'{row.ratio.median:.2f}', row.doubt)} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" for row in found)
+            ratios = (
+                f"{marked(f'{row.ratio.median:.2f}', row.doubt)} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
+                for row in found
+            )
             paper = [f"{found[0].paper_ratio:.2f}"] if found[0].paper_ratio else []
             table.add_row(module, f"{found[0].dense_s.median * 1e3:.3f}", *ratios, *paper)
         console().print(table)
     if said := describe_doubts([row.doubt for row in rows], "ratio"):
         click.echo(said)
     if is_papers:
-        click.echo("N: the features; a linear layer is named as its matrix, outputs x inputs. paper: its own kernel, float32, on an A100.")
+        click.echo(
+            "N: the features; a linear layer is named as its matrix, outputs x inputs. paper: its own kernel, "
+            "float32, on an A100."
+        )
 
 
 def _report(job: "Job", rows: list["Row"]) -> dict[str, Any]:
@@ -201,7 +266,10 @@ def _report(job: "Job", rows: list["Row"]) -> dict[str, Any]:
 def _figures(row: "Row") -> dict[str, Any]:
     """The row as JSON, with times in microseconds."""
     found = asdict(row)
-    times = {f"{name}_us": {each: 1e6 * second for each, second in found.pop(f"{name}_s").items()} for name in ("dense", "sparse")}
+    times = {
+        f"{name}_us": {each: 1e6 * second for each, second in found.pop(f"{name}_s").items()}
+        for name in ("dense", "sparse")
+    }
     return found | times
 
 

@@ -45,7 +45,11 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 def duration(text: str) -> float:
     """Seconds, from 90, 90s, 8m, 1.5h or 1h30m. A click type."""
     parts = re.findall(r"([0-9]*\.?[0-9]+)([smh]?)", text)
-    if not parts or "".join(number + unit for number, unit in parts) != text or (len(parts) > 1 and not all(unit for _, unit in parts)):
+    if (
+        not parts
+        or "".join(number + unit for number, unit in parts) != text
+        or (len(parts) > 1 and not all(unit for _, unit in parts))
+    ):
         raise KsgenError(f"time {excerpt(text)}; accepted: 90s, 8m, 1h30m")
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
@@ -73,7 +77,9 @@ def log_option(log: Path) -> Callable[[Any], Any]:
 
 def seconds_option(usual: float) -> Callable[[Any], Any]:
     help_text = "Seconds per contender and job. Slow ones are run less often."
-    return click.option("--most-seconds", type=click.FloatRange(min=0.001), default=usual, show_default=True, help=help_text)
+    return click.option(
+        "--most-seconds", type=click.FloatRange(min=0.001), default=usual, show_default=True, help=help_text
+    )
 
 
 LOG = Path("paper.jsonl")
@@ -83,13 +89,41 @@ _LAYOUTS = words_from(LAYOUTS, "layout")
 _CONTENDERS = words_from(NAMES, "contender")
 _OPTIONS = (
     log_option(LOG),
-    click.option("--subset", type=click.IntRange(min=1), help="Take this many of the patterns: the most telling ones, in a fixed order."),
-    click.option("--most-gflop", type=click.FloatRange(min=0, min_open=True), help="Leave out patterns with more GFLOP per run."),
-    click.option("--patterns", "named", help='paper (the default), published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
-    click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]"),
-    click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help=f"Default: {','.join(USUAL)}; also fp16x3."),
-    click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", default=",".join(LAYOUTS), show_default=True, help="Layouts."),
-    click.option("--contenders", "names", type=_CONTENDERS, metavar="WORDS", help="Contenders, such as ksgen,bmm,strided.  [default: all]"),
+    click.option(
+        "--subset",
+        type=click.IntRange(min=1),
+        help="Take this many of the patterns: the most telling ones, in a fixed order.",
+    ),
+    click.option(
+        "--most-gflop", type=click.FloatRange(min=0, min_open=True), help="Leave out patterns with more GFLOP per run."
+    ),
+    click.option(
+        "--patterns", "named", help='paper (the default), published, a spec, or patterns: "1,192,48,2 2,48,192,1".'
+    ),
+    click.option(
+        "--batch",
+        type=click.IntRange(min=1),
+        help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
+    ),
+    click.option(
+        "--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help=f"Default: {','.join(USUAL)}; also fp16x3."
+    ),
+    click.option(
+        "--layout",
+        "layouts",
+        type=_LAYOUTS,
+        metavar="WORDS",
+        default=",".join(LAYOUTS),
+        show_default=True,
+        help="Layouts.",
+    ),
+    click.option(
+        "--contenders",
+        "names",
+        type=_CONTENDERS,
+        metavar="WORDS",
+        help="Contenders, such as ksgen,bmm,strided.  [default: all]",
+    ),
     click.option("--without", type=_CONTENDERS, metavar="WORDS", help="Contenders to leave out, such as compiled."),
     click.option(
         "--time-limit",
@@ -135,7 +169,10 @@ class Selection:
         most_weights = None if self.most_gflop is None else int(self.most_gflop * 1e9 / (2 * batch))
         patterns = patterns_named(self.named, self.subset, most_d, most_weights)
         if not patterns:
-            raise SpecError(f"--most-gflop {self.most_gflop:g} at batch {batch}: no pattern is left; the smallest of the paper's need more")
+            raise SpecError(
+                f"--most-gflop {self.most_gflop:g} at batch {batch}: no pattern is left; the smallest of the paper's "
+                "need more"
+            )
         kinds = [(precision, layout) for precision in self.precisions or USUAL for layout in self.layouts]
         return [Job(pattern, *kind, batch) for pattern in patterns for kind in kinds]
 
@@ -184,7 +221,8 @@ def ends_at(begun: float, seconds: float | None) -> float:
 
 
 def measure_by(
-    kind: "type[Runner]", output: Path, device: "Device", protocol: "Protocol", quantity: "Quantity", jobs: Sequence["Asked"],
+    kind: "type[Runner]", output: Path, device: "Device", protocol: "Protocol", quantity: "Quantity",
+    jobs: Sequence["Asked"],
     deadline: float, unfit: str,
 ) -> Done:  # fmt: skip
     """Measure jobs into a log, and write its rows next to it. `unfit` is the error if all is done and no job was
@@ -250,7 +288,9 @@ def check_library(name: str, needed_for: str, extra: str) -> None:
         raise KsgenError(f"{needed_for} needs {name}: {install_line(extra)}")
 
 
-def patterns_named(named: str | None, subset: int | None, most_d: int | None = None, most_weights: int | None = None) -> list[Pattern]:
+def patterns_named(
+    named: str | None, subset: int | None, most_d: int | None = None, most_weights: int | None = None
+) -> list[Pattern]:
     """First `subset` patterns of `named` with at most `most_weights`; without `named` the paper's, with d up to
     `most_d`."""
     from ksgen.bench.published import published_patterns
@@ -265,7 +305,9 @@ def patterns_named(named: str | None, subset: int | None, most_d: int | None = N
     else:
         found = [Pattern.parse(word) for word in named.split()]
         if not found:
-            raise PatternError(f"--patterns {excerpt(named)}; accepted: paper, published, a spec, or patterns such as 1,192,48,2")
+            raise PatternError(
+                f"--patterns {excerpt(named)}; accepted: paper, published, a spec, or patterns such as 1,192,48,2"
+            )
     return [pattern for pattern in found if most_weights is None or pattern.weight_count <= most_weights][:subset]
 
 
@@ -282,7 +324,14 @@ def write_rows(log: Path) -> list[Path]:
 @contextmanager
 def bar() -> Iterator["Report"]:
     """A progress bar: jobs done, time spent, time left, the current job. Hidden if there is no terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     screen = console(stderr=True)
     columns = (

@@ -19,9 +19,20 @@ if TYPE_CHECKING:
 @click.command("energy", short_help="Measure joules per run by the GPU's own counter, minus its idle power.")
 @job_options
 @click.option(
-    "--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Measurements per contender; the median counts."
+    "--measurements",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Measurements per contender; the median counts.",
 )
-@click.option("--seconds", "long", type=click.FloatRange(min=0.1), default=2.5, show_default=True, help="Length of one measurement.")
+@click.option(
+    "--seconds",
+    "long",
+    type=click.FloatRange(min=0.1),
+    default=2.5,
+    show_default=True,
+    help="Length of one measurement.",
+)
 @json_option
 def command(selection: Selection, measurements: int, long: float, as_json: bool) -> None:
     """Measure the energy per run of each contender on an NVIDIA GPU. The idle GPU's energy is measured first and
@@ -37,7 +48,9 @@ def command(selection: Selection, measurements: int, long: float, as_json: bool)
     check_library("torch", "`ksgen bench energy`", "bench")
     from ksgen.bench.timing import Protocol
 
-    protocol = Protocol(selection.contenders((OURS, *OTHERS)), measurements, most_seconds=MOST_SECONDS, seed=selection.seed)
+    protocol = Protocol(
+        selection.contenders((OURS, *OTHERS)), measurements, most_seconds=MOST_SECONDS, seed=selection.seed
+    )
 
     def quantity(device: "Device") -> "Quantity":
         import torch

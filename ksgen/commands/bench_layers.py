@@ -44,7 +44,9 @@ def _batches(text: str) -> tuple[int, ...]:
     """Batch sizes."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
-        raise SpecError(f"--batch {excerpt(text)}; accepted: whole numbers from 1 up, separated by commas, such as {BATCHES}")
+        raise SpecError(
+            f"--batch {excerpt(text)}; accepted: whole numbers from 1 up, separated by commas, such as {BATCHES}"
+        )
     return tuple(dict.fromkeys(map(int, words)))
 
 
@@ -54,30 +56,52 @@ _WAYS = words_from(WAYS, "contender")
 
 @click.command("layers", short_help="Time layers: one launch against one per factor, PyTorch and the dense layer.")
 @click.argument("named", nargs=-1, metavar="[transformers|random|SPEC]...")
-@click.option("--batch", "batches", type=_batches, metavar="NUMBERS", help=f"Batch sizes.  [default: {BATCHES}; a spec's own]")
-@click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help="Precisions.  [default: float32; a spec's own]")
+@click.option(
+    "--batch", "batches", type=_batches, metavar="NUMBERS", help=f"Batch sizes.  [default: {BATCHES}; a spec's own]"
+)
+@click.option(
+    "--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help="Precisions.  [default: float32; a spec's own]"
+)
 @click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: both; a spec's own]")
 @click.option("--subset", type=click.IntRange(min=1), help="Take only so many of the layers, the first ones.")
-@click.option("--group-size", type=click.IntRange(min=2), help="Also measure groups of so many of each on one x, such as 3 for q, k and v.")
+@click.option(
+    "--group-size",
+    type=click.IntRange(min=2),
+    help="Also measure groups of so many of each on one x, such as 3 for q, k and v.",
+)
 @click.option("--beside", type=click.IntRange(min=2), hidden=True)
 @click.option("--between", type=ACTIVATION, help="After all factors but the last.  [default: none; a spec's own]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output, if a spec does not.")
 @click.option("--activation", type=ACTIVATION, help="Applied after the bias.  [default: none; a spec's own]")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation, if a spec does not.")
-@click.option("--contenders", "names", type=_WAYS, metavar="WORDS", help="Contenders, such as one_launch,bmm.  [default: all]")
+@click.option(
+    "--contenders", "names", type=_WAYS, metavar="WORDS", help="Contenders, such as one_launch,bmm.  [default: all]"
+)
 @click.option("--without", type=_WAYS, metavar="WORDS", help="Contenders to leave out, such as layer.")
-@click.option("--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Per contender; the median counts.")
+@click.option(
+    "--measurements",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Per contender; the median counts.",
+)
 @click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement.")
 @seconds_option(0.5)
-@click.option("--time-limit", "seconds", type=duration, metavar="TIME", help="Stop after this time, such as 90s, 8m or 1h.")
+@click.option(
+    "--time-limit", "seconds", type=duration, metavar="TIME", help="Stop after this time, such as 90s, 8m or 1h."
+)
 @log_option(LOG)
 @click.option("--page", is_flag=True, help=f"Also write the page of the results next to the log; {REPLACED}.")
 @device_option
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random chains and arrays.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random chains and arrays."
+)
 @json_option
 def command(
-    named: tuple[str, ...], batches: tuple[int, ...] | None, precisions: tuple[str, ...] | None, layouts: tuple[str, ...] | None,
-    subset: int | None, group_size: int | None, beside: int | None, between: str | None, bias: bool, activation: str | None, residual: bool,
+    named: tuple[str, ...], batches: tuple[int, ...] | None, precisions: tuple[str, ...] | None, layouts: tuple[str,
+        ...] | None,
+    subset: int | None, group_size: int | None, beside: int | None, between: str | None, bias: bool,
+    activation: str | None, residual: bool,
     names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
     seconds: float | None, output: Path, page: bool, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
@@ -106,7 +130,8 @@ def command(
     layers = _layers(named or SETS[:1], seed)[:subset]
     layers = [_with(layer, between, activation, Epilogue(bias, residual=residual)) for layer in layers]
     size = group_size or renamed_option("--beside", "--group-size", beside)
-    layers += [each.group_of(size) for each in layers if size and each.out_layout is None]  # groups give y as they take x
+    # groups give y as they take x
+    layers += [each.group_of(size) for each in layers if size and each.out_layout is None]
     from ksgen.bench.layers import LayerJob
     from ksgen.bench.timing import Protocol
 
@@ -137,7 +162,10 @@ def _layers(named: Sequence[str], seed: int) -> list["Layer"]:
         if word.endswith((".yaml", ".yml")):
             found += of_spec(find_spec(Path(word)))
         elif word in SETS:
-            found += [Layer(name, (chain,)) for name, chain in (transformers() if word == "transformers" else drawn(seed)).items()]
+            found += [
+                Layer(name, (chain,))
+                for name, chain in (transformers() if word == "transformers" else drawn(seed)).items()
+            ]
         else:
             raise SpecError(f"{excerpt(word)} names no layers; {hint(word, SETS)}, or a spec such as specs/vit.yaml")
     if not found:
@@ -149,12 +177,16 @@ def _layers(named: Sequence[str], seed: int) -> list["Layer"]:
 def _with(layer: "Layer", between: str | None, activation: str | None, added: Epilogue) -> "Layer":
     """Layer with the command's options in place of the spec's."""
     own = layer.epilogue
-    whole = Epilogue(own.bias or added.bias, own.activation if activation is None else activation, own.residual or added.residual)
+    whole = Epilogue(
+        own.bias or added.bias, own.activation if activation is None else activation, own.residual or added.residual
+    )
     has_between = any(len(chain) > 1 for chain in layer.chains)
     return replace(layer, between=between if between and has_between else layer.between, epilogue=whole)
 
 
-def _measure(jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, named: str | None, deadline: float) -> Done:
+def _measure(
+    jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, named: str | None, deadline: float
+) -> Done:
     from ksgen.bench.layers import LayerRunner
     from ksgen.bench.timing import Times
     from ksgen.devices import find_device

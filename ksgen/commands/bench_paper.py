@@ -9,13 +9,23 @@ from ksgen.commands.common import json_option
 @click.command("paper", short_help="Time our kernels against every baseline, as the paper does.")
 @job_options
 @click.option(
-    "--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Measurements per contender; the median counts."
+    "--measurements",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Measurements per contender; the median counts.",
 )
 @click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement.")
 @seconds_option(2.0)
-@click.option("--tune", metavar="BUDGET", help="First tune kernels without wisdom. Limit per kernel: 60s, or a number of candidates.")
+@click.option(
+    "--tune",
+    metavar="BUDGET",
+    help="First tune kernels without wisdom. Limit per kernel: 60s, or a number of candidates.",
+)
 @json_option
-def command(selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool) -> None:
+def command(
+    selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool
+) -> None:
     """Time our kernels against PyTorch's ways to compute the same product, taking turns, with errors and floors.
 
     A run that was stopped or killed continues when the same command is run again.

@@ -11,7 +11,9 @@ from ksgen.files import write
 
 @click.command("report", short_help="Make a page, Markdown tables or a picture from a results file.")
 @click.argument("file", type=click.Path(path_type=Path), default=LOG)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"HTML page to write; {REPLACED}.  [default: next to FILE]")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help=f"HTML page to write; {REPLACED}.  [default: next to FILE]"
+)
 @click.option(
     "--markdown",
     type=click.Path(path_type=Path, allow_dash=True),
@@ -20,7 +22,8 @@ from ksgen.files import write
 @click.option("--svg", type=named_file, metavar="PATH", help=f"Draw the page's charts here; {REPLACED}.")
 @click.option(
     "--with", "wholes", type=click.Path(path_type=Path), multiple=True,
-    help="Show the tables of this file too, written by `ksgen bench model -o` or `ksgen bench share -o`; may be given again.",
+    help="Show the tables of this file too, written by `ksgen bench model -o` or `ksgen bench share -o`; may be given "
+         "again.",
 )  # fmt: skip
 def command(file: Path, output: Path | None, markdown: Path | None, svg: Path | None, wholes: tuple[Path, ...]) -> None:
     """Make one self-contained page from the results of `ksgen bench paper`, `layers` and `energy`.

@@ -20,7 +20,12 @@ GPU_REPEATS, CPU_REPEATS = 20, 5
 
 
 @click.command("share", short_help="Measure which share of a vision transformer's time its linear layers take.")
-@click.option("--models", type=words_from(MODELS, "model"), metavar="WORDS", help=f"Default: {','.join(MODELS)}; on a processor the first.")
+@click.option(
+    "--models",
+    type=words_from(MODELS, "model"),
+    metavar="WORDS",
+    help=f"Default: {','.join(MODELS)}; on a processor the first.",
+)
 @click.option(
     "--precision",
     "precisions",
@@ -30,14 +35,21 @@ GPU_REPEATS, CPU_REPEATS = 20, 5
     metavar="WORDS",
     help="Precisions.",
 )
-@click.option("--batch", type=click.IntRange(min=1), help=f"Images.  [default: {GPU_IMAGES} on a GPU, {CPU_IMAGES} on a processor]")
 @click.option(
-    "--repeats", type=click.IntRange(min=1), help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]"
+    "--batch",
+    type=click.IntRange(min=1),
+    help=f"Images.  [default: {GPU_IMAGES} on a GPU, {CPU_IMAGES} on a processor]",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]",
 )
 @click.option("-o", "--output", type=named_file, metavar="FILE", help=f"Also write the JSON to this file; {REPLACED}.")
 @json_option
 def command(
-    models: tuple[str, ...] | None, precisions: tuple[str, ...], batch: int | None, repeats: int | None, output: Path | None, as_json: bool
+    models: tuple[str, ...] | None, precisions: tuple[str, ...], batch: int | None, repeats: int | None,
+    output: Path | None, as_json: bool
 ) -> None:  # fmt: skip
     """Time dense vision transformers, and their feed-forward linear layers alone (the paper's Table 6).
 
@@ -56,7 +68,10 @@ def command(
         check_writable(output)
     on_gpu = torch.cuda.is_available()
     where = torch.device("cuda" if on_gpu else "cpu")
-    images, rounds = batch or (GPU_IMAGES if on_gpu else CPU_IMAGES), repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
+    images, rounds = (
+        batch or (GPU_IMAGES if on_gpu else CPU_IMAGES),
+        repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS),
+    )
     say_if_busy()
     shares = list(measure(models or (MODELS if on_gpu else MODELS[:1]), precisions, where, images, rounds))
     device = torch.cuda.get_device_name() if on_gpu else "a processor"

@@ -4,15 +4,30 @@ from pathlib import Path
 
 import click
 
-from ksgen.commands.common import REPLACED, SPEC, arch_option, find_spec, first_failure, json_option, named_file, print_json
+from ksgen.commands.common import (
+    REPLACED,
+    SPEC,
+    arch_option,
+    find_spec,
+    first_failure,
+    json_option,
+    named_file,
+    print_json,
+)
 from ksgen.words import counted
 
 
 @click.command("bundle", short_help="Pack sources, binaries and wisdom into one file.")
 @click.argument("spec", type=SPEC)
 @arch_option
-@click.option("-o", "--output", type=named_file, metavar="FILE", help=f"File to write; {REPLACED}.  [default: <spec name>.ksb]")
-@click.option("--device-name", multiple=True, help="Also pack the constants tuned for this device, such as 'NVIDIA H200'. May be repeated.")
+@click.option(
+    "-o", "--output", type=named_file, metavar="FILE", help=f"File to write; {REPLACED}.  [default: <spec name>.ksb]"
+)
+@click.option(
+    "--device-name",
+    multiple=True,
+    help="Also pack the constants tuned for this device, such as 'NVIDIA H200'. May be repeated.",
+)
 @json_option
 def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, ...], as_json: bool) -> None:
     """Pack the sources, binaries and wisdom of a spec into one file. Launchers use it on a machine that has a driver
@@ -46,5 +61,6 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
         print_json({"file": str(path), "bytes": path.stat().st_size, "binaries": len(compiled)})
     else:
         click.echo(
-            f"{counted(len(compiled), 'binary', 'binaries')} of {loaded.name} for {arch} in {path} ({path.stat().st_size / 1e6:.1f} MB)"
+            f"{counted(len(compiled), 'binary', 'binaries')} of {loaded.name} for {arch} in {path} "
+            f"({path.stat().st_size / 1e6:.1f} MB)"
         )

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ksgen.build.cache import Cache
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-folder_option = click.option("--folder", type=click.Path(path_type=Path), help="Cache folder.  [default: the user's own]")
+folder_option = click.option(
+    "--folder", type=click.Path(path_type=Path), help="Cache folder.  [default: the user's own]"
+)
 
 
 @click.group("cache", short_help="Manage the cache of compiled kernels.")
@@ -70,7 +72,10 @@ def ls(folder: Path | None, as_json: bool) -> None:
             used = datetime.fromtimestamp(entry.last_used).strftime("%Y-%m-%d %H:%M")
             rows.append((entry.entry, entry.target, entry.compiler, used, f"{entry.bytes / 1e3:.1f}"))
         print_columns(("kernel", "target", "compiler", "last used", "kB"), rows, left=4)
-    click.echo(f"{counted(len(entries), 'entry', 'entries')}, {sum(entry.bytes for entry in entries) / 1e6:.1f} MB in {cache.path}")
+    click.echo(
+        f"{counted(len(entries), 'entry', 'entries')}, {sum(entry.bytes for entry in entries) / 1e6:.1f} MB in "
+        f"{cache.path}"
+    )
 
 
 @command.command("verify")
@@ -90,7 +95,10 @@ def verify(folder: Path | None, as_json: bool) -> None:
     else:
         for entry in bad:
             click.echo(f"{entry.path}: {entry.reason}")
-        click.echo(f"{cache.path}: {counted(sum(1 for _ in cache.entries()), 'good entry', 'good entries')}, {len(bad)} damaged")
+        click.echo(
+            f"{cache.path}: {counted(sum(1 for _ in cache.entries()), 'good entry', 'good entries')}, {len(bad)} "
+            "damaged"
+        )
     if bad:
         sys.exit(1)
 

@@ -65,7 +65,9 @@ def named_file(text: str) -> Path:
 
 REPLACED = "an older one is replaced"  # in the help of every option that names a file to write
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-device_option = click.option("--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or part of a name.")
+device_option = click.option(
+    "--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or part of a name."
+)
 arch_option = click.option(
     "--arch",
     default="sm_80,sm_90a",
@@ -78,7 +80,14 @@ def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:
     """Adds patterns to a command: as arguments, as --pattern, or both."""
 
     @click.argument("patterns", type=PATTERN, nargs=-1, metavar="[A,B,C,D]...")
-    @click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", multiple=True, help="The same as an argument. May be repeated.")
+    @click.option(
+        "--pattern",
+        "named",
+        type=PATTERN,
+        metavar="A,B,C,D",
+        multiple=True,
+        help="The same as an argument. May be repeated.",
+    )
     @wraps(function)
     def taking(patterns: tuple[Pattern, ...], named: tuple[Pattern, ...], **options: Any) -> None:
         function((*patterns, *named), **options)
@@ -110,7 +119,8 @@ def check_memory(kernel: KernelSpec, batch: int, limits: "Limits", place: "Sourc
     need = footprint(kernel, batch, limits)
     if need.total > memory:
         parts = (
-            f"arrays {need.arrays / 1e9:.1f}, the float64 reference {need.reference / 1e9:.1f}, the device's own {need.device / 1e9:.1f}"
+            f"arrays {need.arrays / 1e9:.1f}, the float64 reference {need.reference / 1e9:.1f}, the device's own "
+            f"{need.device / 1e9:.1f}"
         )
         has = f"this machine has {memory / 1e9:.1f} GB"
         advice = "take a smaller batch" if batch > 1 else "take a smaller pattern"
@@ -155,7 +165,10 @@ def console(stderr: bool = False) -> "Console":
 
 
 def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **look: Any) -> None:
-    """Print a table with its first `left` columns aligned to the left. In a narrow terminal, lines break between words."""
+    """Print a table with its first `left` columns aligned to the left.
+
+    In a narrow terminal, lines break between words.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -170,7 +183,9 @@ def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: i
 
 
 def word_widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
-    """The width of each column, at most `room` in all: its longest text, or else at least its longest word, if all fit."""
+    """The width of each column, at most `room` in all: its longest text, or else at least its longest word, if all
+    fit.
+    """
     columns = list(zip(*lines, strict=True))
     widths = [max([1, *(len(word) for text in column for word in text.split())]) for column in columns]
     while sum(widths) > room and max(widths) > 1:  # not even all words fit
@@ -186,7 +201,8 @@ def progress() -> "Progress":
 
     screen = console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"),
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}"),
         console=screen, transient=True,
         disable=not screen.is_terminal,
     )  # fmt: skip

@@ -65,7 +65,9 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
     aims = _aims(arch)
     for aim in aims:
         if aim.dialect == "cuda" and (asked := asked_for(aim.target)) != aim.target:
-            click.echo(f"--arch {aim.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True)
+            click.echo(
+                f"--arch {aim.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True
+            )
     wisdom = _wisdom(device_name) if device_name else Wisdom()  # only now: a mistake must be reported in one line
     wanted = [(aim, _sources_for(spec, aim, wisdom, is_own=device_name is None)) for aim in aims]
     finished: list[Compiled] = []
@@ -86,7 +88,11 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
 
 def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
     """Compile the code that processors need in addition to kernels, for each of their targets."""
-    wanted = [(threads_request(aim.target), OfThreads(aim.compiler)) for aim in _aims(arch) if isinstance(aim.compiler, HostCompiler)]
+    wanted = [
+        (threads_request(aim.target), OfThreads(aim.compiler))
+        for aim in _aims(arch)
+        if isinstance(aim.compiler, HostCompiler)
+    ]
     return [(request, build(request.text, request.entry, request.target, compiler)) for request, compiler in wanted]
 
 
@@ -96,11 +102,15 @@ def _aims(arch: str) -> list[_Aim]:
     own = [word for word in words if word in (HOST, *INSTRUCTION_SETS)]
     gpus = [word for word in words if word not in own]
     if odd := next((word for word in gpus if not word.startswith("sm_")), None):
-        raise ToolchainError(f"{excerpt(odd)} is no target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and GPUs' such as sm_90a")
+        raise ToolchainError(
+            f"{excerpt(odd)} is no target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and GPUs' such as sm_90a"
+        )
     aims = [_aim_at_processor(word) for word in own]
     if gpus or not own:
         compiler = find_compiler()
-        aims += [_Aim(target, compiler, "cuda", cuda_limits(target)) for target in parse_targets(",".join(gpus), compiler)]
+        aims += [
+            _Aim(target, compiler, "cuda", cuda_limits(target)) for target in parse_targets(",".join(gpus), compiler)
+        ]
     return aims
 
 
@@ -110,7 +120,9 @@ def _aim_at_processor(word: str) -> _Aim:
         limits = limits_from("native", device.target, device.limits)
         return _Aim(device.target, serving_compiler(), device.dialect, limits, device.name)
     named = INSTRUCTION_SETS[word]
-    return _Aim(named.target, compiler_for(named.target), "opencl", limits_from("native", named.target, limits_for(named)))
+    return _Aim(
+        named.target, compiler_for(named.target), "opencl", limits_from("native", named.target, limits_for(named))
+    )
 
 
 def _wisdom(device_name: str) -> Wisdom:
@@ -118,7 +130,11 @@ def _wisdom(device_name: str) -> Wisdom:
     wisdom = load_wisdom(device_name, strict=True)
     if not wisdom.entries():
         known = ", ".join(known_devices()) or "none"
-        click.echo(f"--device-name {excerpt(device_name)}: no wisdom of that name, so constants are the defaults; known: {known}", err=True)
+        click.echo(
+            f"--device-name {excerpt(device_name)}: no wisdom of that name, so constants are the defaults; known: "
+            f"{known}",
+            err=True,
+        )
     return wisdom
 
 
@@ -169,6 +185,7 @@ def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom
                 if not verdict_for(dense, limits, kind, batch, "yes").is_one or (fuse == "auto" and is_few):
                     continue
                 if batch in known or verdict_for(dense, limits, kind, batch, fuse).is_one:
-                    apart = () if limits.is_cpu else ("dense",)  # a group's outputs that lie apart are no slices on a GPU
+                    # a group's outputs that lie apart are no slices on a GPU
+                    apart = () if limits.is_cpu else ("dense",)
                     strides = ("any", *apart) if asked.is_group else (asked.stride,)
                     yield from ((replace(dense, stride=stride), batch) for stride in strides)

@@ -36,14 +36,21 @@ if TYPE_CHECKING:
 
     Job = tuple[KernelSpec, int]  # a kernel and its batch
 
-NUMPY_WAITS = 23  # log2 of the cycles for which NumPy's idle threads keep a core: more than between two of its products here
+# log2 of the cycles for which NumPy's idle threads keep a core: more than between two of its products here
+NUMPY_WAITS = 23
 MOST_SECONDS = 0.5  # for the blocks of each contender of a kernel
 
 
 @click.command("demo", short_help="Emit, build, check and time a whole spec.")
 @click.argument("spec", type=SPEC, default=Path("specs/vit.yaml"))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]")
-@click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
+)
 @device_option
 @json_option
 def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:
@@ -55,7 +62,8 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
       ksgen demo
       ksgen demo specs/gpt2.yaml --batch 512
     """
-    # Before NumPy is loaded. By default its threads wait a tenth of a second for its next product, and each block of ours for them.
+    # Before NumPy is loaded. By default its threads wait a tenth of a second for its next product, and each block of
+    # ours for them.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", f"{NUMPY_WAITS}")
     from ksgen.devices import find_device
     from ksgen.emit.render import emit
@@ -98,7 +106,9 @@ def _build_all(device: "Device", jobs: "Sequence[Job]") -> None:
         requests.append(Request(source.text, source.entry, device.target))
     with progress() as bar:
         task = bar.add_task("building", total=len(requests), now="")
-        build_many(requests, device.compiler(), on_done=lambda request, _: bar.update(task, advance=1, now=request.entry))
+        build_many(
+            requests, device.compiler(), on_done=lambda request, _: bar.update(task, advance=1, now=request.entry)
+        )
 
 
 def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]]:
@@ -121,7 +131,9 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
             *called, numpy = _in_turns_with_numpy(device, make_problem(kernel, batch), is_called)
             ours = called[0] if called else measured.seconds
             each_ours = ours.values if called else [ours.median] * len(numpy.values)
-            ratio = Blocks(tuple(theirs / own for theirs, own in zip(numpy.values, each_ours, strict=True)), numpy.others)
+            ratio = Blocks(
+                tuple(theirs / own for theirs, own in zip(numpy.values, each_ours, strict=True)), numpy.others
+            )
             ceilings = ceilings_of(kernel.precision, operand_of(kernel, choice.constants))
             floor_us = ceilings.floor_us(kernel, batch, 1 if called else most_sets(device.limits.is_cpu))
             rows.append(

@@ -48,12 +48,25 @@ def command(as_json: bool) -> None:
     from ksgen.build.build import compiling_is_forbidden
 
     device = _chosen_device()
-    findings = [*_installation(), *_driver(), *_devices(), device, *_compilers(_target()), _host_compiler(), *_folders(), *_neighbours()]
+    findings = [
+        *_installation(),
+        *_driver(),
+        *_devices(),
+        device,
+        *_compilers(_target()),
+        _host_compiler(),
+        *_folders(),
+        *_neighbours(),
+    ]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
         _print(findings)
-    is_stuck = any(each.what == _BUILDER and not each.found for each in findings) and _taken_gpu() and not compiling_is_forbidden()
+    is_stuck = (
+        any(each.what == _BUILDER and not each.found for each in findings)
+        and _taken_gpu()
+        and not compiling_is_forbidden()
+    )
     if not device.found or is_stuck:
         sys.exit(1)
 
@@ -73,7 +86,12 @@ def _installation() -> list[Finding]:
 def _devices() -> list[Finding]:
     from ksgen.devices import Found, list_devices
 
-    names = {"pycuda": "GPU by PyCUDA", "driver": "GPU by cuda-bindings", "native": "processor", "opencl": "OpenCL device"}
+    names = {
+        "pycuda": "GPU by PyCUDA",
+        "driver": "GPU by cuda-bindings",
+        "native": "processor",
+        "opencl": "OpenCL device",
+    }
     return [
         Finding(names[line.runtime], f"{line.name} ({line.selector}), {line.target}")
         if isinstance(line, Found)
@@ -88,20 +106,35 @@ def _chosen_device() -> Finding:
     from ksgen.errors import DeviceError
 
     asked = os.environ.get("KSGEN_DEVICE")
-    reason = f"KSGEN_DEVICE={asked}" if asked else "the first of PyCUDA, cuda-bindings, the processor and OpenCL that is there"
+    reason = (
+        f"KSGEN_DEVICE={asked}"
+        if asked
+        else "the first of PyCUDA, cuda-bindings, the processor and OpenCL that is there"
+    )
     try:
         device = find_device()
     except DeviceError as error:
         remedy = f"without a GPU: {install_line('cpu')}; with one: {install_line(cuda_extra())}"
         return Finding("launchers take", "", str(error), remedy)
     limits = device.limits
-    has = f"{limits.multiprocessors} multiprocessors, {limits.shared_bytes_per_block // 1024} KiB of shared memory per block"
+    has = (
+        f"{limits.multiprocessors} multiprocessors, {limits.shared_bytes_per_block // 1024} KiB of shared memory "
+        "per block"
+    )
     if limits.is_cpu:
         threads = min(wanted_threads() or limits.multiprocessors, limits.multiprocessors)
-        has = f"{counted(threads, 'thread')} on {counted(limits.multiprocessors, 'core')}, vectors of {limits.vector_bytes} bytes"
-        has += "".join(f", pairs of {each}" for each in limits.dots) + "".join(f", matrix tiles of {each}" for each in limits.tiles)
+        has = (
+            f"{counted(threads, 'thread')} on {counted(limits.multiprocessors, 'core')}, vectors of "
+            f"{limits.vector_bytes} bytes"
+        )
+        has += "".join(f", pairs of {each}" for each in limits.dots) + "".join(
+            f", matrix tiles of {each}" for each in limits.tiles
+        )
     made = "compiler" if device.runtime == "native" else "driver"
-    return Finding("launchers take", f"{device.name} by {device.runtime} ({reason}); {made} {device.driver_version or 'none'}, {has}")
+    return Finding(
+        "launchers take",
+        f"{device.name} by {device.runtime} ({reason}); {made} {device.driver_version or 'none'}, {has}",
+    )
 
 
 def _host_compiler() -> Finding:
@@ -118,7 +151,10 @@ def _host_compiler() -> Finding:
     except ToolchainError as error:
         why, _, remedy = str(error).splitlines()[0].rpartition("; ")
         return Finding(what, "", f"{why}; this {machine()} runs bundles for {sets}", remedy)
-    return Finding(what, f"{compiler}, {version} ({_why_taken(compiler)}), for this very processor, which also runs bundles for {sets}")
+    return Finding(
+        what,
+        f"{compiler}, {version} ({_why_taken(compiler)}), for this very processor, which also runs bundles for {sets}",
+    )
 
 
 def _why_taken(compiler: "HostCompiler") -> str:
@@ -144,7 +180,14 @@ def _driver() -> list[Finding]:
         return []
     version = cuda_driver_version(served)
     if served < _OLDEST_CUDA * 1000:
-        return [Finding("CUDA driver", "", f"{version}: it loads no binary of CUDA {_OLDEST_CUDA} or later", "update it to 525 or later")]
+        return [
+            Finding(
+                "CUDA driver",
+                "",
+                f"{version}: it loads no binary of CUDA {_OLDEST_CUDA} or later",
+                "update it to 525 or later",
+            )
+        ]
     return [Finding("CUDA driver", version)]
 
 
@@ -182,8 +225,12 @@ def _builder(chosen: "CudaCompiler | None", target: str) -> Finding:
     if chosen:
         return Finding(_BUILDER, f"{chosen}, {chosen.version}, for {target}")
     if os.environ.get("KSGEN_NVCC"):
-        return Finding(_BUILDER, "", "what KSGEN_NVCC names does not serve here, and nothing is taken in its place", _UNSET_NVCC)
-    return Finding(_BUILDER, "", "no compiler makes binaries that this GPU and its driver take", install_line(cuda_extra()))
+        return Finding(
+            _BUILDER, "", "what KSGEN_NVCC names does not serve here, and nothing is taken in its place", _UNSET_NVCC
+        )
+    return Finding(
+        _BUILDER, "", "no compiler makes binaries that this GPU and its driver take", install_line(cuda_extra())
+    )
 
 
 def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
@@ -203,7 +250,10 @@ def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
         return str(error).splitlines()[0], instead
     if is_newer_than_driver(version):
         driver = f"the driver ({cuda_driver_version(served_cuda())})"
-        return f"{version} is newer than {driver}, which loads none of its binaries", f"update the driver, or: {instead}"
+        return (
+            f"{version} is newer than {driver}, which loads none of its binaries",
+            f"update the driver, or: {instead}",
+        )
     if why := trial(compiler, target):
         host = "NVCC_CCBIN=g++-12 names a host compiler that it accepts"
         return why, f"{host}, or: {instead}" if is_named else f"{host}, or: {instead}, which needs none"
@@ -227,7 +277,9 @@ def _target() -> str:
 
     if taken := _taken_gpu():
         return taken
-    return next((line.target for line in list_devices() if isinstance(line, Found) and line.target.startswith("sm_")), "sm_80")
+    return next(
+        (line.target for line in list_devices() if isinstance(line, Found) and line.target.startswith("sm_")), "sm_80"
+    )
 
 
 def _folders() -> list[Finding]:
@@ -241,7 +293,10 @@ def _folders() -> list[Finding]:
     access = "" if os.access(_existing(folder), os.W_OK) else ", read-only"
     files = {place: sorted(place.glob("*.json")) for place in (resource("wisdom"), wisdom_dir())}
     wisdom = ", ".join(f"{counted(len(found), 'device')} in {place}" for place, found in files.items())
-    found = {"cache": f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}{access}", "wisdom": wisdom}
+    found = {
+        "cache": f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}{access}",
+        "wisdom": wisdom,
+    }
     whys = {"cache": distrust(folder), "wisdom": distrust(wisdom_dir())}
     return [Finding(name, "" if whys[name] else found[name], whys[name]) for name in found]
 
@@ -253,7 +308,8 @@ def _existing(folder: Path) -> Path:
 
 def _neighbours() -> list[Finding]:
     """Libraries whose arrays launchers accept, found without importing them."""
-    found = [(each.name.split("-cuda")[0].lower(), each.version) for each in metadata.distributions()]  # the first of a name is imported
+    # the first of a name is imported
+    found = [(each.name.split("-cuda")[0].lower(), each.version) for each in metadata.distributions()]
     versions = dict(reversed(found))
     return [_of_its_cuda(name, versions[name]) for name in ("torch", "cupy", "jax") if name in versions]
 
@@ -264,7 +320,12 @@ def _of_its_cuda(name: str, version: str) -> Finding:
     if not (served and build):
         return Finding(name, version)
     if build[1] is None:
-        return Finding(name, "", f"{version}: built without CUDA, so its tensors cannot lie on the GPU", f"install {name}'s build for CUDA")
+        return Finding(
+            name,
+            "",
+            f"{version}: built without CUDA, so its tensors cannot lie on the GPU",
+            f"install {name}'s build for CUDA",
+        )
     if int(build[1]) > served // 1000:
         why = f"{version}: built for CUDA {build[1]}, and the driver serves {served // 1000}.{served % 1000 // 10}"
         return Finding(name, "", why, f"update the driver, or install {name}'s build for CUDA {served // 1000}")
@@ -279,5 +340,9 @@ def _print(findings: list[Finding]) -> None:
     for finding in findings:
         mark = "[green]yes[/]" if finding.found else "[yellow]no[/]"
         text = escape(finding.found or finding.why)
-        table.add_row(mark, f"[bold]{escape(finding.what)}[/]", text + (f"\n[cyan]{escape(finding.remedy)}[/]" if finding.remedy else ""))
+        table.add_row(
+            mark,
+            f"[bold]{escape(finding.what)}[/]",
+            text + (f"\n[cyan]{escape(finding.remedy)}[/]" if finding.remedy else ""),
+        )
     console().print(table)

@@ -10,7 +10,9 @@ from ksgen.words import counted
 
 @click.command("emit", short_help="Write the kernels and launchers of a spec.")
 @click.argument("spec", type=SPEC)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"
+)
 @click.option("--dialect", type=OneOf(("cuda", "opencl")), default="cuda", show_default=True, help="Kernels' language.")
 @click.option("--family", help="Emit this family's sources for inspection. Launchers still choose their own.")
 @json_option
@@ -36,9 +38,16 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
     left_out = [kernel.name for kernel in loaded.kernels if kernel not in served]
     if left_out:
         kernels = counted(len(loaded.kernels), "kernel")
-        click.echo(f"left out, as {family} does not serve them: {len(left_out)} of {kernels} ({', '.join(left_out)})", err=True)
+        click.echo(
+            f"left out, as {family} does not serve them: {len(left_out)} of {kernels} ({', '.join(left_out)})", err=True
+        )
     if as_json:
-        content = {"spec": loaded.name, "folder": str(folder), "kernels": [source.entry for source in sources], "left_out": left_out}
+        content = {
+            "spec": loaded.name,
+            "folder": str(folder),
+            "kernels": [source.entry for source in sources],
+            "left_out": left_out,
+        }
         print_json(content)
     else:
         click.echo(f"{counted(len(sources), 'kernel')} of {loaded.name} in {folder}")

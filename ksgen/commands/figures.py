@@ -26,7 +26,11 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
         "layout": kernel.layout,
         "epilogue": asdict(kernel.epilogue),
         "batch": batch,
-    } | {name: value for name, value in (("between", kernel.between), ("out_layout", kernel.out_layout)) if value not in (None, "none")}
+    } | {
+        name: value
+        for name, value in (("between", kernel.between), ("out_layout", kernel.out_layout))
+        if value not in (None, "none")
+    }
 
 
 def _group_figures(kernel: KernelSpec) -> dict[str, Any]:
@@ -45,7 +49,13 @@ def entry_figures(entry: "Entry") -> dict[str, Any]:
     measured = dict(entry.measured)
     times = {name: measured.pop(name, None) for name in ("median_us", "floor_us")}
     which = kernel_figures(entry.kernel, entry.batch) | {"specialised": entry.kernel.batch is not None}
-    return {**which, **choice_figures(entry.family, entry.constants), **times, "doubt": entry.doubt, "measured": measured}
+    return {
+        **which,
+        **choice_figures(entry.family, entry.constants),
+        **times,
+        "doubt": entry.doubt,
+        "measured": measured,
+    }
 
 
 def tidy(content: Any, name: str = "") -> Any:

@@ -74,7 +74,11 @@ class Layer:
     @property
     def given(self) -> list[str]:
         """The options that ask for a layer."""
-        options = {"--group-with": bool(self.others), "--between": self.between != "none", "--out-layout": self.out_layout is not None}
+        options = {
+            "--group-with": bool(self.others),
+            "--between": self.between != "none",
+            "--out-layout": self.out_layout is not None,
+        }
         return [name for name, is_given in options.items() if is_given]
 
     @property
@@ -92,15 +96,24 @@ class Layer:
         """One chain, or the chains of a group; `PatternError` on patterns that do not fit each other."""
         return Chain(self.patterns), *self.others
 
-    def launch(self, precision: str, layout: str, epilogue: Epilogue, weights: str, inputs: str = SAME) -> KernelSpec | None:
+    def launch(
+        self, precision: str, layout: str, epilogue: Epilogue, weights: str, inputs: str = SAME
+    ) -> KernelSpec | None:
         """Kernel of all of the layer in one launch; None for a single product."""
         if self.between != "none" and all(len(chain) < 2 for chain in self.chains):
-            raise SpecError(f"--between {self.between} where there is one factor; accepted: a layer's patterns, two or more")
+            raise SpecError(
+                f"--between {self.between} where there is one factor; accepted: a layer's patterns, two or more"
+            )
         if self.others and self.out_layout:
             raise SpecError(f"--out-layout {self.out_layout} of a group of chains; accepted: of one chain")
         if not is_layer(self.chains, layout, self.out_layout):
             return None
-        more: dict[str, Any] = {"between": self.between, "out_layout": self.out_layout, "weights": weights, "inputs": inputs}
+        more: dict[str, Any] = {
+            "between": self.between,
+            "out_layout": self.out_layout,
+            "weights": weights,
+            "inputs": inputs,
+        }
         return layer_launch(self.chains, precision, layout, epilogue, **more)
 
 
@@ -120,7 +133,9 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
     launches: Sequence[KernelSpec] = loaded.launches.get(name, ())
     is_product = len(chains) == len(chains[0]) == 1
     if not launches and not is_product:
-        raise SpecError(f"{spec}: layer {name} says fuse: no, so that its factors are launched by themselves; accepted: one without")
+        raise SpecError(
+            f"{spec}: layer {name} says fuse: no, so that its factors are launched by themselves; accepted: one without"
+        )
     kernels: list[KernelSpec] = [*launches, *(loaded.wanted[name] if is_product else ())]
     if not (found := next(filter(wanted.counts, kernels), None)):
         raise SpecError(f"{spec}: no kernel of layer {name} is {' and '.join(filter(None, astuple(wanted)))}")
@@ -131,14 +146,21 @@ def takes_layers(function: Callable[..., None]) -> Callable[..., None]:
     """Add options for layers to a command that takes patterns; it receives them as its `layer`."""
 
     @click.option(
-        "--group-with", type=chain_in, multiple=True, metavar="'A,B,C,D ...'", help="Another chain on the same x. May be repeated."
+        "--group-with",
+        type=chain_in,
+        multiple=True,
+        metavar="'A,B,C,D ...'",
+        help="Another chain on the same x. May be repeated.",
     )
     @click.option("--beside", type=chain_in, multiple=True, hidden=True)
-    @click.option("--between", type=ACTIVATION, default="none", show_default=True, help="After all factors but the last.")
+    @click.option(
+        "--between", type=ACTIVATION, default="none", show_default=True, help="After all factors but the last."
+    )
     @click.option("--out-layout", type=LAYOUT, help="Of a layer's Y, where it is not that of X.")
     @wraps(function)
     def taking(
-        patterns: tuple[Pattern, ...], group_with: tuple[Chain, ...], beside: tuple[Chain, ...], between: str, out_layout: str | None,
+        patterns: tuple[Pattern, ...], group_with: tuple[Chain, ...], beside: tuple[Chain, ...], between: str,
+        out_layout: str | None,
         **options: Any,
     ) -> None:  # fmt: skip
         others = group_with + renamed_option("--beside", "--group-with", beside)

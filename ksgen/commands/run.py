@@ -43,31 +43,49 @@ _OF_SPEC = "With --spec: only kernels"
 @click.option("--layer", "of_spec", metavar="NAME", help="Which one, where the spec has several.")
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @click.option("--precision", type=PRECISION, help=f"Of the product (default float32). {_OF_SPEC} of this precision.")
-@click.option("--layout", type=LAYOUT, help=f"bsf (default): X is (batch, features); bsl: (features, batch). {_OF_SPEC} of this layout.")
-@click.option("--stride", type=STRIDE, default="dense", show_default=True, help="any: arrays may be slices, rows apart.")
-@click.option("--weights", type=STORED, help=f"How weights are stored (default same): in eight bits, or in bfloat16. {_OF_SPEC} with such.")
 @click.option(
-    "--inputs", type=STORED_INPUTS, help=f"How X is stored (default same), or in eight bits as the weights are. {_OF_SPEC} with such."
+    "--layout",
+    type=LAYOUT,
+    help=f"bsf (default): X is (batch, features); bsl: (features, batch). {_OF_SPEC} of this layout.",
 )
-@click.option("--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient.")
+@click.option(
+    "--stride", type=STRIDE, default="dense", show_default=True, help="any: arrays may be slices, rows apart."
+)
+@click.option(
+    "--weights",
+    type=STORED,
+    help=f"How weights are stored (default same): in eight bits, or in bfloat16. {_OF_SPEC} with such.",
+)
+@click.option(
+    "--inputs",
+    type=STORED_INPUTS,
+    help=f"How X is stored (default same), or in eight bits as the weights are. {_OF_SPEC} with such.",
+)
+@click.option(
+    "--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient."
+)
 @click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
 @click.option("--activation", type=ACTIVATION, default="none", show_default=True, help="Applied after the bias.")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
 @device_option
-@click.option("--runs", type=click.IntRange(min=1), default=1, show_default=True, help="Least number of timed runs per block.")
+@click.option(
+    "--runs", type=click.IntRange(min=1), default=1, show_default=True, help="Least number of timed runs per block."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, of_spec: str | None, batch: int | None, precision: str | None,
-    layout: str | None, stride: str, weights: str | None, inputs: str | None, job: str, family: str | None, bias: bool, activation: str,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, of_spec: str | None, batch: int | None,
+    precision: str | None,
+    layout: str | None, stride: str, weights: str | None, inputs: str | None, job: str, family: str | None, bias: bool,
+    activation: str,
     residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
     Several patterns are the factors of a layer, first the one that multiplies x. They are launched as one kernel, and
-    compared with one launch per factor. With --group-with it is a group of this layer and others on the same x. With --spec
-    it is a layer or group of a spec: its first kernel that matches the options.
+    compared with one launch per factor. With --group-with it is a group of this layer and others on the same x. With
+    --spec it is a layer or group of a spec: its first kernel that matches the options.
 
     \b
     Examples:
@@ -94,7 +112,12 @@ def command(
     if spec is None and of_spec is None:
         kernel = _of_patterns(patterns, layer, wanted, epilogue, stride, job)
     else:
-        given = {"--bias": bias, "--activation": activation != "none", "--residual": residual, "--stride": stride != "dense"}
+        given = {
+            "--bias": bias,
+            "--activation": activation != "none",
+            "--residual": residual,
+            "--stride": stride != "dense",
+        }
         given |= {"--job": job != "multiply", **dict.fromkeys(layer.given, True), "patterns": bool(patterns)}
         _check_spec(spec, of_spec, [option for option, is_given in given.items() if is_given])
         kernel, place = launch_of_spec(cast("Path", spec), of_spec, wanted)
@@ -135,7 +158,11 @@ def command(
         "gbyte_per_s": kernel.bytes(batch) / seconds / 1e9,
         "floor_us": floor_us,
         "share_of_floor": None if why else share_of_floor(floor_us, seconds * 1e6),
-        **({"each_factor_us": [each.seconds.median * 1e6 for each in apart], "each_factor_doubt": each_why} if apart else {}),
+        **(
+            {"each_factor_us": [each.seconds.median * 1e6 for each in apart], "each_factor_doubt": each_why}
+            if apart
+            else {}
+        ),
         **({"turn_us": turn_s * 1e6} if turn_s else {}),
         "others_share": measured.seconds.others_share,
         "doubt": why,
@@ -159,7 +186,9 @@ def _of_patterns(
         accepted = "one, such as ksgen run 1,192,48,2; one per factor of a layer; or --spec FILE"
         raise PatternError(f"got 0 patterns{' of a layer' if layer.is_asked_for else ''}; accepted: {accepted}")
     if job == "gradient" and (len(patterns) > 1 or layer.is_asked_for):
-        raise PatternError(f"--job gradient of {layer.description}; accepted: one pattern, such as ksgen run 1,192,48,2 --job gradient")
+        raise PatternError(
+            f"--job gradient of {layer.description}; accepted: one pattern, such as ksgen run 1,192,48,2 --job gradient"
+        )
     weights, inputs = wanted.stored
     whole = layer.launch(*wanted.usual, epilogue, weights, inputs)  # refuses factors that do not fit each other
     kernel = whole or KernelSpec(patterns[0], *wanted.usual, epilogue, job=job, weights=weights, inputs=inputs)
@@ -187,12 +216,20 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ("device", "{device} ({runtime})"),
         ("constants", "{family}: {chosen}"),
         ("chosen by", "{why}"),
-        ("error", "{error:.2e} against float64 over {checked_rows} rows of the batch; {verdict} (at most {tolerance:.1e})"),
-        ("time", f"{marked('{median_us:.1f}', why)} us median of {{blocks}} blocks, between {{low_us:.1f}} and {{high_us:.1f}}"),
+        (
+            "error",
+            "{error:.2e} against float64 over {checked_rows} rows of the batch; {verdict} (at most {tolerance:.1e})",
+        ),
+        (
+            "time",
+            f"{marked('{median_us:.1f}', why)} us median of {{blocks}} blocks, between {{low_us:.1f}} and "
+            f"{{high_us:.1f}}",
+        ),
         ("rate", f"{marked('{gflop_per_s:.1f}', why)} GFLOP/s, {marked('{gbyte_per_s:.1f}', why)} GB/s"),
         (
             "floor",
-            "{floor}: this device was just seen to copy {measured_gbyte_per_s:.0f} GB/s and to do {measured_gflop_per_s:.0f}"
+            "{floor}: this device was just seen to copy {measured_gbyte_per_s:.0f} GB/s and to do "
+            "{measured_gflop_per_s:.0f}"
             " GFLOP/s of {multiply_adds}",
         ),
         ("share", "{share}"),
@@ -207,11 +244,19 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         rows.append(("apart", f"{marked(f'{apart:.1f}', of_each)} us for one launch per factor{copied}: {said}"))
     floor_us, part = cast("float | None", figures["floor_us"]), cast("float | None", figures["share_of_floor"])
     floor = "none" if floor_us is None else f"{floor_us:.1f} us"
-    reached = NO_FLOOR if floor_us is None else "none, as the time is below the floor" if part is None else f"{part:.0%} of the floor"
+    reached = (
+        NO_FLOOR
+        if floor_us is None
+        else "none, as the time is below the floor"
+        if part is None
+        else f"{part:.0%} of the floor"
+    )
     share = _untrusted(why) if why else reached
     verdict = "[green]passed[/]" if figures["passed"] else "[red]FAILED[/]"
     for name, text in rows:
-        table.add_row(f"[bold]{name}[/]", text.format(verdict=verdict, share=share, floor=floor, chosen=chosen, **figures))
+        table.add_row(
+            f"[bold]{name}[/]", text.format(verdict=verdict, share=share, floor=floor, chosen=chosen, **figures)
+        )
     console().print(table)
 
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from ksgen.launch.choice import Choice
 
 
-_CORES = Limits(2**18, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, multiprocessors=16)  # limits of an unnamed processor
+# limits of an unnamed processor
+_CORES = Limits(2**18, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, multiprocessors=16)
 _CORES_TOLD = f"a processor of {_CORES.multiprocessors} cores"
 _USUAL = "sm_80"  # target whose kernel is shown without a device
 
@@ -45,22 +46,36 @@ _OF_SPEC = "With --spec: the first kernel of each pattern"
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Describe all patterns and layers of this spec.")
-@click.option("--batch", type=click.IntRange(min=1), default=25088, show_default=True, help="Batch size, to count bytes and operations.")
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    default=25088,
+    show_default=True,
+    help="Batch size, to count bytes and operations.",
+)
 @click.option("--precision", type=PRECISION, help=f"Of the patterns (default float32). {_OF_SPEC} of this precision.")
 @click.option("--layout", type=LAYOUT, help=f"Of the patterns (default bsf). {_OF_SPEC} of this layout.")
-@click.option("--weights", type=STORED, help=f"How weights of the patterns are stored (default same). {_OF_SPEC} with such.")
-@click.option("--inputs", type=STORED_INPUTS, help=f"How X of the patterns is stored (default same). {_OF_SPEC} with such.")
-@click.option("--device", help="Show the kernel chosen on this device, wisdom included. As in KSGEN_DEVICE, such as opencl or cuda.")
+@click.option(
+    "--weights", type=STORED, help=f"How weights of the patterns are stored (default same). {_OF_SPEC} with such."
+)
+@click.option(
+    "--inputs", type=STORED_INPUTS, help=f"How X of the patterns is stored (default same). {_OF_SPEC} with such."
+)
+@click.option(
+    "--device",
+    help="Show the kernel chosen on this device, wisdom included. As in KSGEN_DEVICE, such as opencl or cuda.",
+)
 @click.option("--png", type=named_file, metavar="PATH", help=f"Draw the pattern (only one) to this file; {REPLACED}.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str | None, layout: str | None,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str | None,
+    layout: str | None,
     weights: str | None, inputs: str | None, device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Describe a pattern: its size, the kernel that serves it on each device, its costs, and a picture.
 
-    Several patterns are a chain, first the one that multiplies X; --group-with adds chains to a group on one X. For chains,
-    groups and layers of a spec, show says whether each is one launch, and describes its patterns in short.
+    Several patterns are a chain, first the one that multiplies X; --group-with adds chains to a group on one X. For
+    chains, groups and layers of a spec, show says whether each is one launch, and describes its patterns in short.
 
     \b
     Examples:
@@ -75,7 +90,9 @@ def command(
     wanted = Wanted(precision, layout, weights, inputs)
     if spec:
         if layer.is_asked_for:
-            raise SpecError(f"{', '.join(layer.given)} with --spec; accepted: the spec's own layers, or patterns without --spec")
+            raise SpecError(
+                f"{', '.join(layer.given)} with --spec; accepted: the spec's own layers, or patterns without --spec"
+            )
         kernels, layers = _of_spec(spec, wanted)
     else:
         kernels, layers = _of_patterns(patterns, layer, wanted)
@@ -98,7 +115,10 @@ def command(
 
 def _first(wanted: Wanted, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
     """First kernel that matches the options, without epilogue, batch and stride."""
-    return next((replace(each, epilogue=Epilogue(), batch=None, stride="dense") for each in filter(wanted.counts, kernels)), None)
+    return next(
+        (replace(each, epilogue=Epilogue(), batch=None, stride="dense") for each in filter(wanted.counts, kernels)),
+        None,
+    )
 
 
 def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
@@ -124,7 +144,9 @@ def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _
     return kernels, layers
 
 
-def _of_patterns(patterns: tuple[Pattern, ...], layer: Layer, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
+def _of_patterns(
+    patterns: tuple[Pattern, ...], layer: Layer, wanted: Wanted
+) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
     (precision, layout), (weights, inputs) = wanted.usual, wanted.stored
     layers = {}
     if len(patterns) > 1 or layer.is_asked_for:
@@ -180,7 +202,9 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice
     if device is None:
         limits = cuda_limits(_USUAL)
         choice = choose(kernel, batch, limits, Wisdom())
-        return replace(choice, why=f"the family's default for {_USUAL}{expectation(choice, kernel, batch, limits)}"), False
+        return replace(
+            choice, why=f"the family's default for {_USUAL}{expectation(choice, kernel, batch, limits)}"
+        ), False
     from ksgen.devices import find_device
 
     where = find_device(device)
@@ -194,9 +218,12 @@ def _faster(kernel: KernelSpec, batch: int) -> dict[str, Any]:
     from ksgen.families import family_for, faster_family
 
     found = {
-        name: faster_family(family_for(kernel, limits, batch).name, kernel, limits, batch) for name, limits in _device_limits().items()
+        name: faster_family(family_for(kernel, limits, batch).name, kernel, limits, batch)
+        for name, limits in _device_limits().items()
     }
-    return {"expected_faster": {name: {"family": each[0].name, "factor": each[1]} for name, each in found.items() if each}}
+    return {
+        "expected_faster": {name: {"family": each[0].name, "factor": each[1]} for name, each in found.items() if each}
+    }
 
 
 def _device_limits() -> dict[str, Any]:
@@ -229,7 +256,9 @@ def _describe_layer(layer: _Layer, batch: int, device: str | None) -> dict[str, 
     """Sizes of a layer, or of each chain of a group, and how it is launched."""
     each = [_describe_chain(chain) for chain in layer.chains]
     sizes = each[0] if len(each) == 1 else {"chains": each}
-    return sizes if layer.whole is None else sizes | {"launch": _describe_launch(layer.whole, layer.fuse, batch, device)}
+    return (
+        sizes if layer.whole is None else sizes | {"launch": _describe_launch(layer.whole, layer.fuse, batch, device)}
+    )
 
 
 def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | None) -> dict[str, Any]:
@@ -299,8 +328,14 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
         "devices": _by_family(facts["by_device"], {family: family for family in facts["by_device"].values()}),
     }
     rows = [
-        ("pattern", "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks once permuted, {density:.2%} of dense"),
-        ("batch {batch}", "{gflop:.3g} GFLOP (dense {dense_gflop:.3g}), {mbyte:.3g} MB, {flop_per_byte:.1f} FLOP per byte"),
+        (
+            "pattern",
+            "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks once permuted, {density:.2%} of dense",
+        ),
+        (
+            "batch {batch}",
+            "{gflop:.3g} GFLOP (dense {dense_gflop:.3g}), {mbyte:.3g} MB, {flop_per_byte:.1f} FLOP per byte",
+        ),
         ("by default", "{devices}"),
         ("kernel", "{kernel}, {family}: {constants}; {chosen_by}"),
     ]
@@ -311,7 +346,11 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
         ]
         on_gpu = [
             ("traffic", "{cache_mbyte:.3g} MB between cache and blocks, {shared_mbyte:.3g} MB of shared memory"),
-            ("resources", "{threads} threads and {shared_bytes} bytes of shared memory per block, about {registers} registers per thread"),
+            (
+                "resources",
+                "{threads} threads and {shared_bytes} bytes of shared memory per block, about {registers} registers "
+                "per thread",
+            ),
         ]
         rows += [
             *(

@@ -48,25 +48,58 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Tune every kernel of this spec, and every layer in one launch.")
-@click.option("--precision", type=PRECISION, help="Of the patterns (default float32). With --spec: only kernels of this precision.")
+@click.option(
+    "--precision",
+    type=PRECISION,
+    help="Of the patterns (default float32). With --spec: only kernels of this precision.",
+)
 @click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). With --spec: only kernels of this layout.")
-@click.option("--weights", type=STORED, help="How weights of the patterns are stored (default same). With --spec: kernels stored so.")
-@click.option("--inputs", type=STORED_INPUTS, help="How X of the patterns is stored (default same). With --spec: kernels stored so.")
-@click.option("--job", type=JOB, help="The product (default) or the weights' gradient. With --spec: only kernels of this job.")
-@click.option("--chain", is_flag=True, help="The patterns are a layer's factors: tune their launch as one, and each by itself.")
-@click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
+@click.option(
+    "--weights",
+    type=STORED,
+    help="How weights of the patterns are stored (default same). With --spec: kernels stored so.",
+)
+@click.option(
+    "--inputs",
+    type=STORED_INPUTS,
+    help="How X of the patterns is stored (default same). With --spec: kernels stored so.",
+)
+@click.option(
+    "--job", type=JOB, help="The product (default) or the weights' gradient. With --spec: only kernels of this job."
+)
+@click.option(
+    "--chain", is_flag=True, help="The patterns are a layer's factors: tune their launch as one, and each by itself."
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
+)
 @click.option("--family", help="Search only this kernel family, such as simt or mma.")
 @click.option("--budget", metavar="60s|200", help="What to spend per kernel: a time, or a number of candidates.")
-@click.option("--strategy", type=STRATEGY, default="model", show_default=True, help="How candidates are chosen; see docs/tuning.md.")
+@click.option(
+    "--strategy",
+    type=STRATEGY,
+    default="model",
+    show_default=True,
+    help="How candidates are chosen; see docs/tuning.md.",
+)
 @device_option
 @click.option("--scheduler", metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786.")
 @click.option("--fresh", is_flag=True, help="Measure everything again, even what an earlier search measured.")
 @click.option("--noise", is_flag=True, help="Do not search: report how much repeated measurements differ.")
-@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help=f"Page with curves and tables to write; {REPLACED}.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=f"Page with curves and tables to write; {REPLACED}.",
+)
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, precision: str | None, layout: str | None, weights: str | None,
-    inputs: str | None, job: str | None, chain: bool, batch: int | None, family: str | None, budget: str | None, strategy: str,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, precision: str | None, layout: str | None,
+    weights: str | None,
+    inputs: str | None, job: str | None, chain: bool, batch: int | None, family: str | None, budget: str | None,
+    strategy: str,
     device: str | None, scheduler: str | None, fresh: bool, noise: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the fastest constants of kernels on this machine's device. They go into the user's wisdom, where launchers
@@ -114,7 +147,9 @@ def command(
         store.close()
 
 
-def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -> "dict[KernelSpec, SourcePlace | None]":
+def _kernels(
+    patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted
+) -> "dict[KernelSpec, SourcePlace | None]":
     """Kernels to tune, each with the place of its batch in the spec."""
     from ksgen.spec import load
 
@@ -142,7 +177,10 @@ def _with_layers(kernel: KernelSpec) -> list[KernelSpec]:
 
     if not kernel.is_group:
         return [replace(kernel, stride="dense")]
-    return [replace(kernel, stride="any"), *(replace(each, stride="dense") for each in layer_kernels(kernel) if each.job == CHAIN)]
+    return [
+        replace(kernel, stride="any"),
+        *(replace(each, stride="dense") for each in layer_kernels(kernel) if each.job == CHAIN),
+    ]
 
 
 def _launched_as(kernel: KernelSpec) -> KernelSpec:
@@ -193,7 +231,11 @@ def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]"
         raise refusal
     if refusal:
         left_out = len(jobs) - len(served)
-        click.echo(f"left out, as {tuner.options.family} does not serve them here: {left_out} of {counted(len(jobs), 'kernel')}", err=True)
+        click.echo(
+            f"left out, as {tuner.options.family} does not serve them here: {left_out} of "
+            f"{counted(len(jobs), 'kernel')}",
+            err=True,
+        )
     return served
 
 
@@ -209,7 +251,9 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         results = tuner.run(jobs, watch.say)
     found = [result for result in results if not isinstance(result, KsgenError)]
     if as_json:
-        print_json({"device": facts.name, "stopped": tuner.stop.is_set(), "kernels": [figures(tuned) for tuned in found]})
+        print_json(
+            {"device": facts.name, "stopped": tuner.stop.is_set(), "kernels": [figures(tuned) for tuned in found]}
+        )
     else:
         print_results(results)
         if found:
@@ -227,7 +271,9 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         write_report(trials, report, [tuned.best for tuned in found])
         click.echo(f"{counted(len(trials), 'trial')} in {report}", err=as_json)
     if tuner.stop.is_set():
-        click.echo("ksgen: interrupted; what was found so far is kept, and the same command goes on from there", err=True)
+        click.echo(
+            "ksgen: interrupted; what was found so far is kept, and the same command goes on from there", err=True
+        )
         sys.exit(130)
     if len(found) < len(jobs):
         sys.exit(1)
@@ -251,4 +297,6 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
         figures = (f"{each.median_us:.1f}", f"{each.within:.1%}", f"{each.between:.1%}")
         rows.append((name_of(each.job), str(each.job.batch), *figures, ", ".join(each.notes)))
     print_columns(("kernel", "batch", "median, us", "uncertainty", "measurement to measurement", ""), rows)
-    return click.echo("uncertainty: of the median of one measurement; measurement to measurement: smallest to largest median of ten.")
+    return click.echo(
+        "uncertainty: of the median of one measurement; measurement to measurement: smallest to largest median of ten."
+    )

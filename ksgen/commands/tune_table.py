@@ -62,7 +62,9 @@ class TuneTable:
         running = [each for each in latest if each.phase != "done"]
         ended = [each for each in latest if each.phase == "done"]
         title, caption = self._title(len(ended)), _caption(running)
-        table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False
+        )
         table.add_column("kernel", overflow="fold")  # the first column to fold in a narrow terminal
         for name in ("best, us", "of floor", "done", "left"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -166,9 +168,14 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
         best, default = tuned.best, tuned.default if tuned.default and tuned.default.median_us else None
         own = [each.note for each in ((best,) if best is default else (best, default)) if each]
         doubts += own
-        gain = f"{default.median_us / best.median_us:.2f}x" if default and default.median_us and best.median_us and not any(own) else ""
+        gain = (
+            f"{default.median_us / best.median_us:.2f}x"
+            if default and default.median_us and best.median_us and not any(own)
+            else ""
+        )
         table.add_row(
-            name_of(tuned.job), time_us(default) if default else "", time_us(best), gain, f"{best.spread or 0:.1%}", share(best),
+            name_of(tuned.job), time_us(default) if default else "", time_us(best), gain, f"{best.spread or 0:.1%}",
+            share(best),
             str(tuned.looked),
         )  # fmt: skip
     screen = console()

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path)
 device_option = click.option("--device", metavar="NAME", help="Only devices with this in their name, such as H200.")
-output_option = click.option("-o", "--output", type=named_file, metavar="FILE", help=f"Write to this file instead of printing; {REPLACED}.")
+output_option = click.option(
+    "-o", "--output", type=named_file, metavar="FILE", help=f"Write to this file instead of printing; {REPLACED}."
+)
 
 
 @click.group("wisdom", short_help="Show, merge and exchange the results of searches.")
@@ -48,7 +50,10 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
       ksgen wisdom show --device H200 --pattern 1,192,48,2 --json
     """
     known = _known(device)
-    wanted = {name: [entry for entry in wisdom.entries() if pattern in (None, entry.kernel.pattern)] for name, wisdom in known.items()}
+    wanted = {
+        name: [entry for entry in wisdom.entries() if pattern in (None, entry.kernel.pattern)]
+        for name, wisdom in known.items()
+    }
     if as_json:
         print_json([_facts(name, entry) for name, entries in wanted.items() for entry in entries])
         return
@@ -165,8 +170,16 @@ def _facts(device: str, entry: "Entry") -> dict[str, Any]:
 
 
 def _difference_facts(each: "Difference") -> dict[str, Any]:
-    sides = {name: entry and _facts(each.device, entry) for name, entry in (("first", each.first), ("second", each.second))}
-    return {"device": each.device, **kernel_figures(each.kernel, each.batch), "what": each.what, "ratio": each.ratio, **sides}
+    sides = {
+        name: entry and _facts(each.device, entry) for name, entry in (("first", each.first), ("second", each.second))
+    }
+    return {
+        "device": each.device,
+        **kernel_figures(each.kernel, each.batch),
+        "what": each.what,
+        "ratio": each.ratio,
+        **sides,
+    }
 
 
 def _print_entries(device: str, entries: "list[Entry]") -> None:
@@ -182,7 +195,10 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
         click.echo(f"{device}, by ksgen {version}: {known}, {f'{stale} stale: tune again' if stale else 'none stale'}")
         width = max(len(entry.kernel.name) for entry in found)
         for entry in found:
-            click.echo(f"  {entry.kernel.name:<{width}} batch {entry.batch:<9} {_time(entry)}{'  stale' if entry.is_stale else ''}")
+            click.echo(
+                f"  {entry.kernel.name:<{width}} batch {entry.batch:<9} "
+                f"{_time(entry)}{'  stale' if entry.is_stale else ''}"
+            )
             if entry.doubt:
                 click.echo(f"    {MARK} its time cannot be trusted: {entry.doubt}")
             click.echo(f"    {entry.family}: {entry.constants}")
@@ -202,7 +218,9 @@ def _print_difference(each: "Difference") -> None:
     from ksgen.measure.trust import marked
 
     times = [
-        marked(f"{entry.median_us:.1f} us", entry.doubt) if entry.median_us else "unknown" for entry in (each.first, each.second) if entry
+        marked(f"{entry.median_us:.1f} us", entry.doubt) if entry.median_us else "unknown"
+        for entry in (each.first, each.second)
+        if entry
     ]
     ratio = f", {each.ratio:.3f} times" if each.ratio else ""
     click.echo(f"{each.device}, {each.kernel.name} batch {each.batch}: {each.what}, {' and '.join(times)}{ratio}")

@@ -17,12 +17,24 @@ from ksgen.install import served_cuda
 from ksgen.locks import new_reentrant_lock
 from ksgen.values import excerpt
 
-__all__ = ["Buffer", "Device", "Found", "Limits", "Missing", "UnavailableError", "device_for", "find_device", "list_devices"]
+__all__ = [
+    "Buffer",
+    "Device",
+    "Found",
+    "Limits",
+    "Missing",
+    "UnavailableError",
+    "device_for",
+    "find_device",
+    "list_devices",
+]
 
-_MODULES = {"pycuda": "cuda_pycuda", "driver": "cuda_driver", "native": "native", "opencl": "opencl"}  # the order of preference
+# the order of preference
+_MODULES = {"pycuda": "cuda_pycuda", "driver": "cuda_driver", "native": "native", "opencl": "opencl"}
 _RUNTIMES = {"cuda": ("pycuda", "driver"), **{runtime: (runtime,) for runtime in _MODULES}}
 _ACCEPTED = (
-    "accepted, also as KSGEN_DEVICE: cuda, pycuda, driver, native, opencl, each with or without a number (opencl:1), or a part of a name"
+    "accepted, also as KSGEN_DEVICE: cuda, pycuda, driver, native, opencl, each with or without a number "
+    "(opencl:1), or a part of a name"
 )
 
 

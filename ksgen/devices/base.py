@@ -62,7 +62,8 @@ class Device(Protocol):
     is_open: bool  # False once the CUDA context that it works in is destroyed
     context: int  # the address of the CUDA context that it works in; 0 of other devices
     supports_foreign_streams: bool  # can launch on other libraries' CUDA streams, given as integers
-    host_stream: Stream  # for host arrays where no stream is named: on CUDA's default one they would end others' captures
+    # for host arrays where no stream is named: on CUDA's default one they would end others' captures
+    host_stream: Stream
 
     def compiler(self) -> Compiler | None:
         """The device's own compiler; None for the one that `build` finds, as CUDA devices without their own report."""
@@ -71,7 +72,9 @@ class Device(Protocol):
         """Load an entry. With `starts_early`, a launch may begin before the previous one in its stream ends; the kernel
         waits itself."""
 
-    def launch(self, kernel: KernelHandle, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
+    def launch(
+        self, kernel: KernelHandle, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream
+    ) -> None:
         """Enqueue one launch. `args`: encoded maps first; then buffers, None (a null pointer) or ints, 64 bits each."""
 
     def encode_map(self, described: TensorMap, pointer: int) -> bytes:
@@ -261,7 +264,8 @@ def host_memory(nbytes: int) -> HostArray:
 def address_of(array: HostArray) -> int:
     """Address of a NumPy array; by its buffer, which takes a third of the time, if it has one."""
     flags = array.flags
-    if flags.c_contiguous and flags.writeable and array.size and array.dtype.isbuiltin == 1:  # else ctypes or NumPy refuse
+    # else ctypes or NumPy refuse
+    if flags.c_contiguous and flags.writeable and array.size and array.dtype.isbuiltin == 1:
         memory: Any = array  # types of older versions of NumPy name no buffer
         return ctypes.addressof(ctypes.c_char.from_buffer(memory))
     address: int = array.__array_interface__["data"][0]

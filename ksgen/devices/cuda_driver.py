@@ -94,7 +94,9 @@ class DriverDevice:
         weakref.finalize(loaded, self._unload, library).atexit = False
         return loaded
 
-    def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
+    def launch(
+        self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream
+    ) -> None:
         cu = self._cu
         if not self._is_current():
             with self._current():
@@ -102,7 +104,9 @@ class DriverDevice:
         arguments, early = spare = kernel.spares.take()
         block_address = arguments.pack(args)
         if early is None:
-            (status,) = cu.cuLaunchKernel(kernel.function, grid, 1, 1, block, 1, 1, shared_bytes, stream or 0, block_address, 0)
+            (status,) = cu.cuLaunchKernel(
+                kernel.function, grid, 1, 1, block, 1, 1, shared_bytes, stream or 0, block_address, 0
+            )
         else:
             status = early(grid, block, shared_bytes, stream or 0, block_address)
         kernel.spares.put_back(spare)
@@ -172,7 +176,8 @@ class DriverDevice:
 
     def _free(self, pointer: int) -> None:
         with suppress(DeviceError), self._current(), relaxed_captures():
-            self._cu.cuMemFree(pointer)  # unchecked: after a lost context, and in a forked child, there is nothing to free
+            # unchecked: after a lost context, and in a forked child, there is nothing to free
+            self._cu.cuMemFree(pointer)
 
     def _unload(self, library: Any) -> None:
         with relaxed_captures():
@@ -226,7 +231,9 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver as cu
     except ImportError as error:
-        raise UnavailableError(f"CUDA driver: cuda-bindings cannot be imported ({error})", install_line(cuda_extra())) from None
+        raise UnavailableError(
+            f"CUDA driver: cuda-bindings cannot be imported ({error})", install_line(cuda_extra())
+        ) from None
     try:
         (status,) = cu.cuInit(0)
     except RuntimeError as error:

@@ -98,12 +98,15 @@ class PyCudaDevice:
         self.name: str = device.name()
         self.target = cuda_target(*device.compute_capability())
         self.driver_version = cuda_driver_version(driver.get_driver_version())
-        self.limits = Limits(device.max_shared_memory_per_block_optin, device.max_threads_per_block, device.multiprocessor_count)
+        self.limits = Limits(
+            device.max_shared_memory_per_block_optin, device.max_threads_per_block, device.multiprocessor_count
+        )
         current = driver.Context.get_current()
         is_here = current is not None and driver.Context.get_device() == device
         self._context = current if is_here else device.retain_primary_context()
         if not is_here:
-            atexit.register(self._context.detach)  # left to its destructor, PyCUDA detaches it the wrong way, and complains
+            # left to its destructor, PyCUDA detaches it the wrong way, and complains
+            atexit.register(self._context.detach)
         self.context: int = self._context.handle
         self._number = context_number(self.context)
         with self._entered("making a stream"):
@@ -145,7 +148,13 @@ class PyCudaDevice:
         return kernel
 
     def launch(
-        self, kernel: _Kernel | _EarlyKernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream
+        self,
+        kernel: _Kernel | _EarlyKernel,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        args: tuple[Any, ...],
+        stream: Stream,
     ) -> None:
         own = self._own(stream)
         values = [0 if arg is None else arg if isinstance(arg, bytes) else int(arg) for arg in args]
@@ -231,7 +240,9 @@ class PyCudaDevice:
             return None
         if isinstance(stream, self._driver.Stream):
             return stream
-        raise DeviceError(f"stream {excerpt(stream)}: PyCUDA launches on its own streams only; KSGEN_DEVICE=driver launches on any")
+        raise DeviceError(
+            f"stream {excerpt(stream)}: PyCUDA launches on its own streams only; KSGEN_DEVICE=driver launches on any"
+        )
 
     def _wait(self, own: Any) -> None:
         if own is None:

@@ -20,21 +20,25 @@ if TYPE_CHECKING:
     from ksgen.build.request import Binary
     from ksgen.families import TensorMap
 
-# After these the context is lost, and with it the process's use of the GPU: CUDA_ERROR_ECC_UNCORRECTABLE, _ILLEGAL_ADDRESS,
-# _LAUNCH_TIMEOUT, _ASSERT, _HARDWARE_STACK_ERROR, _ILLEGAL_INSTRUCTION, _MISALIGNED_ADDRESS, _INVALID_ADDRESS_SPACE, _INVALID_PC,
-# _LAUNCH_FAILED.
+# After these the context is lost, and with it the process's use of the GPU: CUDA_ERROR_ECC_UNCORRECTABLE,
+# _ILLEGAL_ADDRESS, _LAUNCH_TIMEOUT, _ASSERT, _HARDWARE_STACK_ERROR, _ILLEGAL_INSTRUCTION, _MISALIGNED_ADDRESS,
+# _INVALID_ADDRESS_SPACE, _INVALID_PC, _LAUNCH_FAILED.
 _STICKY = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719)
 _CONTEXT, _MEMORY_TYPE, _DEVICE_ORDINAL = 1, 2, 9  # CU_POINTER_ATTRIBUTE_...
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-_ELEMENT = {1: 0, 2: 1, 4: 2}  # bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32: bits are moved, never converted
+# bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32: bits are moved, never converted
+_ELEMENT = {1: 0, 2: 1, 4: 2}
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_...
-_NOT_INTERLEAVED, _LINES_OF_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0  # interleaving, L2 fetch size, fill value beyond the array
+# interleaving, L2 fetch size, fill value beyond the array
+_NOT_INTERLEAVED, _LINES_OF_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0
 _MAP_ALIGNMENT = 64  # alignment of a tensor map's address, also as a parameter; objects of cuda-bindings do not keep it
 _GRAPHS_HOLD_EARLY_LAUNCHES = 12030  # the first CUDA that records them
 _GONE = (201, 709)  # CUDA_ERROR_INVALID_CONTEXT, _CONTEXT_IS_DESTROYED
-_REFUSED = (200, 209, 218, 222, 300)  # a binary: CUDA_ERROR_INVALID_IMAGE, _NO_BINARY_FOR_GPU, _INVALID_PTX, _UNSUPPORTED_PTX_VERSION, ...
+# a binary: CUDA_ERROR_INVALID_IMAGE, _NO_BINARY_FOR_GPU, _INVALID_PTX, _UNSUPPORTED_PTX_VERSION, ...
+_REFUSED = (200, 209, 218, 222, 300)
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_CONFIGURATION = struct.Struct("7I4xQQI4x")  # CUlaunchConfig: blocks, threads, shared bytes, stream, attributes and their number
+# CUlaunchConfig: blocks, threads, shared bytes, stream, attributes and their number
+_CONFIGURATION = struct.Struct("7I4xQQI4x")
 # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is 1. Its value is a union of 64 bytes.
 _STARTS_EARLY = ctypes.create_string_buffer(struct.pack("i4xi60x", 6, 1))
 
@@ -56,10 +60,16 @@ def device_of(pointer: int) -> int | None:
 def context_of(pointer: int) -> int | None:
     """The context that memory was allocated in; 0 if it belongs to none, None for memory that the driver does not
     know."""
-    ask, own, kind, place = _driver().cuPointerGetAttribute, ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint64(pointer)
+    ask, own, kind, place = (
+        _driver().cuPointerGetAttribute,
+        ctypes.c_void_p(),
+        ctypes.c_uint(),
+        ctypes.c_uint64(pointer),
+    )
     if not ask(ctypes.byref(own), _CONTEXT, place):
         return own.value or 0
-    return None if ask(ctypes.byref(kind), _MEMORY_TYPE, place) else 0  # memory of pools has a type, and may have no context
+    # memory of pools has a type, and may have no context
+    return None if ask(ctypes.byref(kind), _MEMORY_TYPE, place) else 0
 
 
 def current_context() -> int:
@@ -154,7 +164,9 @@ class EarlyLaunch:
         """Launch, and return the driver's status. `arguments` is the result of `ArgumentBlock.pack`."""
         attributes = 0 if self._may_be_refused and stream > LEGACY_STREAM and is_capturing(stream) else 1
         if self._written != (wanted := (grid, block, shared_bytes, stream, attributes)):
-            _CONFIGURATION.pack_into(self._configuration, 0, grid, 1, 1, block, 1, 1, shared_bytes, stream, self._attribute, attributes)
+            _CONFIGURATION.pack_into(
+                self._configuration, 0, grid, 1, 1, block, 1, 1, shared_bytes, stream, self._attribute, attributes
+            )
             self._written = wanted
         status: int = self._launch(self._place, self._function, arguments, None)
         return status
@@ -211,7 +223,10 @@ def check(status: int) -> None:
 
 def explained(status: int) -> str:
     """The code of a failed call, the driver's words for it, and whether the process can go on."""
-    return f"{_text('cuGetErrorName', status)} ({_text('cuGetErrorString', status)}){CONTEXT_LOST if status in _STICKY else ''}"
+    return (
+        f"{_text('cuGetErrorName', status)} "
+        f"({_text('cuGetErrorString', status)}){CONTEXT_LOST if status in _STICKY else ''}"
+    )
 
 
 @cache
@@ -226,7 +241,9 @@ def refused_binary(message: str, binary: Binary) -> KsgenError:
     if not any(_text("cuGetErrorString", status) in message for status in _REFUSED):
         return DeviceError(message)
     made = binary.provenance.get("compiler", "an unknown compiler"), binary.provenance.get("compiler_version", "")
-    versions = f"{' '.join(made).strip()} built it for {binary.target}, and the driver is {cuda_driver_version(served_cuda())}"
+    versions = (
+        f"{' '.join(made).strip()} built it for {binary.target}, and the driver is {cuda_driver_version(served_cuda())}"
+    )
     if not 0 < served_cuda() // 1000 < int(made[1].partition(".")[0] or 0):
         return DeviceError(f"{message}; {versions}")
     remedy = f"update the driver, or take a compiler of CUDA {served_cuda() // 1000}: {install_line(cuda_extra())}"
@@ -254,7 +271,8 @@ def relaxed_captures() -> Iterator[None]:
 @cache
 def _number_function() -> Any:
     driver = _driver()
-    function = getattr(driver, "cuCtxGetId", driver.cuCtxGetApiVersion)  # before CUDA 12, which numbers none: alive or not
+    # before CUDA 12, which numbers none: alive or not
+    function = getattr(driver, "cuCtxGetId", driver.cuCtxGetApiVersion)
     function.argtypes = (ctypes.c_void_p,) * 2
     return function
 

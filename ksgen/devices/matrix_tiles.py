@@ -9,7 +9,8 @@ from functools import cache
 from ksgen.build.host import HostCompiler, host_target
 from ksgen.build.processors import processor_features, tiles_are_permitted
 
-_MACROS = {"bf16": "__AMX_BF16__", "f16": "__AMX_FP16__"}  # compilers define these if they make products of such operands
+# compilers define these if they make products of such operands
+_MACROS = {"bf16": "__AMX_BF16__", "f16": "__AMX_FP16__"}
 _FLAGS = {"bf16": "amx_bf16", "f16": "amx_fp16"}  # Linux's names of them
 
 

@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 1024
 THREADS = Path(__file__).with_name("host_threads.cpp")
-USUAL_CORES = 16  # for which a binary that goes to other machines shares out work: too many groups cost less than idle cores
+# for which a binary that goes to other machines shares out work: too many groups cost less than idle cores
+USUAL_CORES = 16
 _LAUNCH = "ksgen_launch"
 
 
@@ -143,7 +144,10 @@ def _what_else_there_is() -> str:
     held = {each.name: why_not_here(each) for each in INSTRUCTION_SETS.values() if each.target in targets}
     if any(target.startswith("host ") for target in targets):
         held["host"] = "" if host_target() in targets else "that was another processor"
-    return "".join(f"; a bundle holds kernels for {name}, but {why or 'another version of ksgen wrote it'}" for name, why in held.items())
+    return "".join(
+        f"; a bundle holds kernels for {name}, but {why or 'another version of ksgen wrote it'}"
+        for name, why in held.items()
+    )
 
 
 def limits_for(instruction_set: InstructionSet) -> Limits:
@@ -170,7 +174,8 @@ class _Kernel:
 
     def __init__(self, entry: str, library: ctypes.CDLL) -> None:
         self.entry, self.library = entry, library
-        walk = library[entry + WALKS]  # attributes and casts would refer to the library in circles, which keep it loaded
+        # attributes and casts would refer to the library in circles, which keep it loaded
+        walk = library[entry + WALKS]
         self.walk: int = ctypes.c_void_p.from_address(ctypes.addressof(walk)).value or 0
 
 
@@ -189,7 +194,8 @@ class _Recording:
             self._words.extend(_words(each.args))
             working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, ThreadWorkspace)]
         self._at_work = [at for at, _ in working]
-        self._workspace = max((own for _, own in working), key=lambda own: own.nbytes, default=None)  # serves whichever thread calls
+        # serves whichever thread calls
+        self._workspace = max((own for _, own in working), key=lambda own: own.nbytes, default=None)
         self._steps_at, _ = self._steps.buffer_info()
 
     def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
@@ -228,7 +234,8 @@ class NativeDevice:
         self._launcher: Any = None
         self._several: Any = None
         self._own = threading.local()
-        self._libraries = weakref.WeakValueDictionary[bytes, ctypes.CDLL]()  # by their bytes: a binary's entries share one
+        # by their bytes: a binary's entries share one
+        self._libraries = weakref.WeakValueDictionary[bytes, ctypes.CDLL]()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
@@ -239,7 +246,9 @@ class NativeDevice:
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> _Kernel:
         check_runs_here(binary)
         if shared_bytes:
-            raise DeviceError(f"{entry}: a kernel whose work items share memory needs an OpenCL driver; {self.name} runs it by opencl")
+            raise DeviceError(
+                f"{entry}: a kernel whose work items share memory needs an OpenCL driver; {self.name} runs it by opencl"
+            )
         library = self._libraries.get(binary.data)
         if library is None:
             library = self._libraries[binary.data] = _library(binary.data, entry)
@@ -248,7 +257,9 @@ class NativeDevice:
         except AttributeError:
             raise DeviceError(f"{entry}: the library holds no such kernel; build it again from source") from None
 
-    def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
+    def launch(
+        self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream
+    ) -> None:
         _check_launch(self.name, kernel, block, stream)
         values = array("q", _words(args))
         launcher = self._launcher or self._start()
@@ -334,7 +345,9 @@ def _check_launch(device: str, kernel: _Kernel, block: int, stream: Stream) -> N
     if stream is not None:
         raise DeviceError(f"launching {kernel.entry}: {device} has no streams; give None")
     if block != 1:
-        raise DeviceError(f"launching {kernel.entry}: {block} work items a group need an OpenCL driver; give device=opencl")
+        raise DeviceError(
+            f"launching {kernel.entry}: {block} work items a group need an OpenCL driver; give device=opencl"
+        )
 
 
 def _allocated(nbytes: int) -> NativeMemory:
@@ -403,7 +416,8 @@ def _openmp() -> int | None:
 @cache
 def _parallel_of(module: str | None) -> int | None:
     folders = [Path(module).parent / "lib"] if module else []
-    for library in (each for folder in folders for each in sorted(folder.glob("lib*omp*"))):  # libgomp, libomp, libiomp5
+    # libgomp, libomp, libiomp5
+    for library in (each for folder in folders for each in sorted(folder.glob("lib*omp*"))):
         with suppress(OSError, AttributeError):
             loaded = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
             return ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p).value

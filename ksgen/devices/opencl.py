@@ -32,7 +32,10 @@ _UNSET = object()
 
 def found() -> list[Found]:
     """The OpenCL devices here, GPUs first."""
-    return [Found(f"opencl:{index}", "opencl", device.name.strip(), _target(device)) for index, device in enumerate(_devices())]
+    return [
+        Found(f"opencl:{index}", "opencl", device.name.strip(), _target(device))
+        for index, device in enumerate(_devices())
+    ]
 
 
 @cache
@@ -43,7 +46,9 @@ def open_device(index: int) -> OpenCLDevice:
     try:
         context = cl.Context([devices[index]])
     except cl.Error as error:
-        raise DeviceError(f"opencl:{index} ({devices[index].name.strip()}): the driver refused to start ({error})") from error
+        raise DeviceError(
+            f"opencl:{index} ({devices[index].name.strip()}): the driver refused to start ({error})"
+        ) from error
     return OpenCLDevice(devices[index], context, index)
 
 
@@ -77,7 +82,9 @@ class OpenCLDevice:
             is_cpu=bool(device.type & cl.device_type.CPU),
             vector_bytes=4 * max(4, device.native_vector_width_float),
         )
-        self.shares_host = self.limits.is_cpu and bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
+        self.shares_host = self.limits.is_cpu and bool(
+            device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM
+        )
         self._device, self._context = device, context
         self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
         self._own = threading.local()
@@ -97,10 +104,14 @@ class OpenCLDevice:
             try:
                 program = cl.Program(self._context, [self._device], [binary.data]).build(cache_dir=False)
             except cl.LogicError as error:
-                raise DeviceError(f"loading {entry}: the driver refuses the binary ({error}); build it again from source") from error
+                raise DeviceError(
+                    f"loading {entry}: the driver refuses the binary ({error}); build it again from source"
+                ) from error
             return _Kernel(cl, cl.Kernel(program, entry))
 
-    def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
+    def launch(
+        self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream
+    ) -> None:
         queue = self._queue if stream is None else stream
         try:
             with kernel.lock:
@@ -190,7 +201,8 @@ class _Kernel:
         self.kernel, self.lock = kernel, new_lock()
         self.entry: str = kernel.function_name
         self._cl = cl
-        self._set: list[Any] = [_UNSET] * kernel.num_args  # arguments that the kernel object holds; this list keeps them alive too
+        # arguments that the kernel object holds; this list keeps them alive too
+        self._set: list[Any] = [_UNSET] * kernel.num_args
 
     def set_args(self, args: tuple[Any, ...], shared_bytes: int) -> None:
         """A kernel with one more parameter than `args` takes its shared memory there, as a `__local` pointer."""
@@ -291,9 +303,12 @@ def _pyopencl() -> Any:
         try:
             import pyopencl as cl
         except ImportError as error:
-            raise UnavailableError(f"OpenCL: PyOpenCL cannot be imported ({error})", packages_line("pyopencl")) from error
+            raise UnavailableError(
+                f"OpenCL: PyOpenCL cannot be imported ({error})", packages_line("pyopencl")
+            ) from error
         with suppress(cl.Error):
             cl.get_platforms()
-    # pyopencl writes Python code for each kernel, keeps that in the user's cache folder, and runs no kernel if it cannot.
+    # pyopencl writes Python code for each kernel, keeps that in the user's cache folder, and runs no kernel if it
+    # cannot.
     cl._PYOPENCL_NO_CACHE = True
     return cl

@@ -48,7 +48,9 @@ def drivers_shown() -> Iterator[None]:
                         Path(folder, system.name).write_text(named)
             Path(folder, "ksgen-cpu.icd").write_text(f"{driver}\n")
         except OSError as error:
-            raise UnavailableError(f"OpenCL: no room for temporary files ({error})", "let TMPDIR name a folder that takes files") from None
+            raise UnavailableError(
+                f"OpenCL: no room for temporary files ({error})", "let TMPDIR name a folder that takes files"
+            ) from None
         os.environ["OCL_ICD_VENDORS"] = folder
         try:
             yield
@@ -68,7 +70,9 @@ def load_cpu_driver() -> Path:
         try:
             ctypes.CDLL(str(path))
         except OSError as error:
-            raise UnavailableError(f"OpenCL: the CPU driver cannot be loaded ({error})", packages_line(*_CPU_DRIVER)) from error
+            raise UnavailableError(
+                f"OpenCL: the CPU driver cannot be loaded ({error})", packages_line(*_CPU_DRIVER)
+            ) from error
     return path
 
 
@@ -79,7 +83,9 @@ def _spaceless(folders: set[Path]) -> Path | None:
     """
     if not any(" " in str(folder) for folder in folders):
         return None
-    key = hashlib.sha256("\0".join(f"{folder} {folder.stat().st_mtime_ns}" for folder in sorted(folders)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        "\0".join(f"{folder} {folder.stat().st_mtime_ns}" for folder in sorted(folders)).encode()
+    ).hexdigest()[:16]
     for root in dict.fromkeys((temporary_root(), "/tmp", "/var/tmp")):
         if " " in root:
             continue
@@ -94,7 +100,8 @@ def _spaceless(folders: set[Path]) -> Path | None:
                 aside.rename(place)
             return place
     raise UnavailableError(
-        "OpenCL: the CPU driver does not work from a path with a space", "install ksgen's environment elsewhere, or make /tmp writable"
+        "OpenCL: the CPU driver does not work from a path with a space",
+        "install ksgen's environment elsewhere, or make /tmp writable",
     )
 
 
@@ -135,7 +142,8 @@ def may_show_gpus() -> bool:
     `etc`."""
     if sys.platform != "linux" or user_folder() or os.environ.get("OCL_ICD_FILENAMES"):
         return True
-    return Path(sys.prefix, "conda-meta").exists() or any(_SYSTEM_DRIVERS.glob("*.icd"))  # conda has a loader of its own
+    # conda has a loader of its own
+    return Path(sys.prefix, "conda-meta").exists() or any(_SYSTEM_DRIVERS.glob("*.icd"))
 
 
 def packages_line(*packages: str) -> str:

@@ -23,7 +23,9 @@ class KernelModule(SourceModule):  # type: ignore[misc]  # PyCUDA tells no types
 
         try:
             self.module = module_from_buffer(binary.data)
-        except UnicodeDecodeError as error:  # PyCUDA adds the driver's log to its error, which is no text where the driver wrote none
+        except (
+            UnicodeDecodeError
+        ) as error:  # PyCUDA adds the driver's log to its error, which is no text where the driver wrote none
             raise LogicError(error.object[: error.start].decode().rstrip(" -")) from None
         self._bind_module()
 

@@ -9,7 +9,8 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
 _BY_HAND = (
-    "Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 bytes of shared",
+    "Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 "
+    "bytes of shared",
     "memory are allowed first, by the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES.",
 )
 
@@ -20,7 +21,12 @@ def launch_lines(family: Family[Any], kernel: KernelSpec, constants: Any, entry:
     if family.maps(kernel, constants, kernel.batch or 1):
         return _comment(["Launched by ksgen's launchers, which describe X to it by a tensor map."])
     if kernel.job == CHAIN:
-        return _comment([f"Launched by ksgen's launchers, which pack the weights of each factor as {family.name} does for it alone."])
+        return _comment(
+            [
+                f"Launched by ksgen's launchers, which pack the weights of each factor as {family.name} does for it "
+                "alone."
+            ]
+        )
     launches = (_gradient if kernel.job == "gradient" else _product)(family, kernel, constants, entry)
     return _comment([*_BY_HAND, *launches])
 
@@ -45,7 +51,9 @@ def _pitches(kernel: KernelSpec) -> list[str]:
     """Comment lines about the pitches that a kernel of slices takes for its arrays."""
     pitches, rows = ", ".join(pitches_of(kernel).values()), {"bsf": "row of the batch", "bsl": "feature"}
     row = " or ".join(rows[each] for each in dict.fromkeys((kernel.layout, kernel.y_layout)))
-    return [f"  {pitches}: elements from a {row} to the next, in 64 bits; rows of Y must not overlap"] if pitches else []
+    return (
+        [f"  {pitches}: elements from a {row} to the next, in 64 bits; rows of Y must not overlap"] if pitches else []
+    )
 
 
 def _gradient(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> list[str]:
@@ -54,14 +62,18 @@ def _gradient(family: Family[Any], kernel: KernelSpec, constants: Any, entry: st
     geometry, adding = _geometry(family, kernel, constants), family.pack_geometry(kernel, constants)
     second = f"  {_launch(f'{entry}_sum', str(adding.grid), adding, given)}"
     if kernel.batch is not None:
-        first = f"  {_launch(entry, str(geometry.grid), geometry, given)}: workspace has {geometry.workspace_bytes} bytes"
+        first = (
+            f"  {_launch(entry, str(geometry.grid), geometry, given)}: workspace has {geometry.workspace_bytes} bytes"
+        )
         return [first, second] if geometry.after else [first]
     least = next(each.value for each in family.constexprs(kernel, constants) if each.name == "LEAST_STEPS")
     part_bytes = family.packed_bytes(kernel, constants) // constants.parts
     return [
-        f"  steps = batch / {constants.tile_batch}, rounded up; most = min({constants.parts}, steps / {least}), but at least 1;",
+        f"  steps = batch / {constants.tile_batch}, rounded up; most = min({constants.parts}, steps / {least}), but "
+        "at least 1;",
         "  part = steps / most, rounded up; parts = steps / part, rounded up",
-        f"  {_launch(entry, f'{geometry.grid} * parts', geometry, given)}: workspace has {part_bytes} * parts bytes; null for one part",
+        f"  {_launch(entry, f'{geometry.grid} * parts', geometry, given)}: workspace has {part_bytes} * parts bytes; "
+        "null for one part",
         f"{second}: only after several parts",
     ]
 

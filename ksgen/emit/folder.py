@@ -96,7 +96,11 @@ def _own_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
             continue
         digest = _digest(path)
         if digest not in {*listed.get(name, ()), wanted.get(name)}:
-            what = "was changed since emit wrote it" if name in listed else "was not written by emit, which has one of that name"
+            what = (
+                "was changed since emit wrote it"
+                if name in listed
+                else "was not written by emit, which has one of that name"
+            )
             raise KsgenError(f"{shown(path)} {what}; move it away, or {_ELSEWHERE}")
         found[name] = digest
     return found
@@ -107,8 +111,12 @@ def _listed(folder: Path, new: Mapping[str, Any]) -> Digests:
     name."""
     path = folder / MANIFEST
     if not os.path.lexists(path):
-        if others := sorted(each.name for each in folder.iterdir() if each.name != "__pycache__" and not _ASIDE.fullmatch(each.name)):
-            raise KsgenError(f"{shown(folder)} holds {shown(others[0])} and no manifest of emit's; {_ELSEWHERE}, or empty it")
+        if others := sorted(
+            each.name for each in folder.iterdir() if each.name != "__pycache__" and not _ASIDE.fullmatch(each.name)
+        ):
+            raise KsgenError(
+                f"{shown(folder)} holds {shown(others[0])} and no manifest of emit's; {_ELSEWHERE}, or empty it"
+            )
         return {}
     try:
         if not path.is_file() or path.is_symlink():
@@ -118,7 +126,11 @@ def _listed(folder: Path, new: Mapping[str, Any]) -> Digests:
         if "files" in manifest:
             rows += [*manifest["files"].items(), *manifest.get("unfinished", {}).items()]
         else:
-            rows += [(name, _digest(folder / name)) for name in ("launchers.py", "__init__.py") if _was_written(folder / name)]
+            rows += [
+                (name, _digest(folder / name))
+                for name in ("launchers.py", "__init__.py")
+                if _was_written(folder / name)
+            ]
         if not isinstance(manifest["ksgen"], str) or not all(_is_own(*row) for row in rows):
             raise ValueError("no list of emit's")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -126,7 +138,10 @@ def _listed(folder: Path, new: Mapping[str, Any]) -> Digests:
     titles = {each["title"] for each in (manifest, new) if isinstance(each.get("title"), str)}
     if len(titles) > 1 and manifest.get("spec") == new.get("spec"):
         theirs, own = excerpt(manifest["title"]), excerpt(new["title"])
-        raise KsgenError(f"{shown(folder)} holds what emit wrote of {theirs}, and {own} becomes the same name {new['spec']}; {_ELSEWHERE}")
+        raise KsgenError(
+            f"{shown(folder)} holds what emit wrote of {theirs}, and {own} becomes the same name {new['spec']}; "
+            f"{_ELSEWHERE}"
+        )
     listed: Digests = {}
     for name, digest in rows:
         listed.setdefault(name, set()).add(digest)

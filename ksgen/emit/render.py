@@ -107,7 +107,9 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "template": template,
         "template_digest": template_digest(chosen.name),
         "layout_words": " to ".join(LAYOUT_WORDS[each] for each in dict.fromkeys((kernel.layout, kernel.y_layout))),
-        "epilogue_words": (f", {kernel.weights} {'X and weights' if kernel.has_bytes_in else 'weights'}" if kernel.is_quantized else "")
+        "epilogue_words": (
+            f", {kernel.weights} {'X and weights' if kernel.has_bytes_in else 'weights'}" if kernel.is_quantized else ""
+        )
         + "".join(f", {word}" for word in kernel.words if word != kernel.job),
         "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
@@ -116,7 +118,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "pitch_lines": "" if kernel.is_strided else _pitch_lines(kernel),
         "item_bytes": kernel.item_bytes,
         "storage": kernel.dtype,
-        "x_stored": "given" if kernel.has_bytes_in else "stored",  # the type of X, where that of weights before they are packed is too
+        # the type of X, where that of weights before they are packed is too
+        "x_stored": "given" if kernel.has_bytes_in else "stored",
         "widen_x": "widen_input" if kernel.has_bytes_in else "widen",
         "accumulator": "real",
         "activated": "" if kernel.between == "none" else "activate_between",  # for intermediates
@@ -130,7 +133,14 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     inputs = (f"{kernel.inputs}_inputs", "byte_inputs") if kernel.has_bytes_in else ()
     numbers = (*complexes, *((*inputs, STORED[kernel.weights].variant, "quantized") if kernel.is_quantized else ()))
     kinds = (kernel.precision, kernel.dtype, kernel.arithmetic.of_parts)
-    of_kernel = (f"between_{kernel.between}", template.partition(".")[0], chosen.name, kernel.layout, kernel.epilogue.activation, *kinds)
+    of_kernel = (
+        f"between_{kernel.between}",
+        template.partition(".")[0],
+        chosen.name,
+        kernel.layout,
+        kernel.epilogue.activation,
+        *kinds,
+    )
     variants = (*words["variants"], *numbers, *of_kernel)
     in_parts = kernel.job == CHAIN and has_parts(template)
     text = fill(template, words, dictionaries(chosen, type(constants), dialect, in_parts), variants)
@@ -153,7 +163,9 @@ class Probe:
     multiply_adds: int = 0  # per round and work group of a processor
 
 
-def render_probe(precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: Wgmma | None = None) -> Probe:
+def render_probe(
+    precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: Wgmma | None = None
+) -> Probe:
     """Copy and multiply-add kernels that `roofline.py` times: plain ones, or tensor cores on an `operand` by warps or
     warpgroups."""
     entry = f"ks_probe_{precision}"
@@ -168,7 +180,10 @@ def render_probe(precision: str, dialect: str, threads: int, operand: str | None
 def render_wait() -> Probe:
     """Kernel that keeps a CUDA GPU busy while launches are queued that `queued.py` times."""
     entry = "ks_wait"
-    return Probe(fill("wait.cu.j2", {"entry": entry, "version": __version__}, WORDS["cuda"], (PRECISIONS["float32"].sums,)), entry)
+    return Probe(
+        fill("wait.cu.j2", {"entry": entry, "version": __version__}, WORDS["cuda"], (PRECISIONS["float32"].sums,)),
+        entry,
+    )
 
 
 def render_cache_probe(threads: int, blocks: int) -> Probe:
@@ -197,7 +212,11 @@ def render_tiles_probe(operand: str) -> Probe:
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
     """The kernel's name, with a hash of the constants where they are not the portable default."""
-    if family in meant_for(kernel, portable) and family is family_for(kernel, portable) and constants == family.default(kernel, portable):
+    if (
+        family in meant_for(kernel, portable)
+        and family is family_for(kernel, portable)
+        and constants == family.default(kernel, portable)
+    ):
         return kernel.name
     facts = json.dumps([constants.entry_family or family.name, constants.in_entries], sort_keys=True)
     return f"{kernel.name}_{hashlib.sha256(facts.encode()).hexdigest()[:8]}"
@@ -208,7 +227,9 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = N
 
     With a `family`, it writes the sources of the kernels that this family serves on some device.
     """
-    kernels = spec.kernels if family is None else [each for each in spec.kernels if family_named(family).serves(each, NEWEST)]
+    kernels = (
+        spec.kernels if family is None else [each for each in spec.kernels if family_named(family).serves(each, NEWEST)]
+    )
     if family and not kernels:
         raise ConstantsError(f"{spec.name}: {family} serves none of its kernels ({family_named(family).why})")
     sources = [render(kernel, family=family, dialect=dialect) for kernel in kernels]
@@ -217,7 +238,8 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = N
     files["launchers.py"] = _launchers(spec)
     listed = "".join(f"    {name},\n" for name in names)
     files["__init__.py"] = (
-        f'"""Launchers of {spec.name}. Written by `ksgen emit`."""\n\nfrom .launchers import (\n{listed})\n\n__all__ = {_list(names)}\n'
+        f'"""Launchers of {spec.name}. Written by `ksgen emit`."""\n\nfrom .launchers import (\n{listed})\n\n__all__ '
+        f"= {_list(names)}\n"
     )
     write_folder(folder, files, _facts(spec, sources))
     return sources
@@ -253,11 +275,20 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
         return [list(pattern.shape) for pattern in chain]
 
     layers = {name: listed(chain) for name, chain in spec.layers.items()}
-    groups: dict[str, Any] = {"groups": {name: list(map(listed, chains)) for name, chains in spec.groups.items()}} if spec.groups else {}
+    groups: dict[str, Any] = (
+        {"groups": {name: list(map(listed, chains)) for name, chains in spec.groups.items()}} if spec.groups else {}
+    )
     options = {name: options.non_defaults for name, options in spec.options.items() if options.non_defaults}
     groups |= {"options": options} if options else {}
     title = {"title": spec.title} if spec.title else {}
-    return {"ksgen": __version__, "spec": spec.name, **title, "layers": layers, **groups, "kernels": [entry(source) for source in sources]}
+    return {
+        "ksgen": __version__,
+        "spec": spec.name,
+        **title,
+        "layers": layers,
+        **groups,
+        "kernels": [entry(source) for source in sources],
+    }
 
 
 def _patterns(spec: Spec) -> list[Pattern]:
@@ -265,7 +296,9 @@ def _patterns(spec: Spec) -> list[Pattern]:
 
 
 def _launcher_names(spec: Spec) -> list[str]:
-    return [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [f"layer_{name}" for name in (*spec.layers, *spec.groups)]
+    return [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [
+        f"layer_{name}" for name in (*spec.layers, *spec.groups)
+    ]
 
 
 def _list(names: list[str]) -> str:
@@ -274,7 +307,8 @@ def _list(names: list[str]) -> str:
 
 def _launchers(spec: Spec) -> str:
     lines = [
-        f'"""Launchers of {spec.name}: y = ks_a_b_c_d(x, weights, layout="bsf"). Written by `ksgen emit`: edit the spec, not this file."""',
+        f'"""Launchers of {spec.name}: y = ks_a_b_c_d(x, weights, layout="bsf"). Written by `ksgen emit`: edit the '
+        'spec, not this file."""',
         "",
         f"from ksgen.launcher import {', '.join(_launcher_classes(spec))}",
         "",
@@ -282,7 +316,9 @@ def _launchers(spec: Spec) -> str:
     lines += [f"ks_{pattern.identifier} = Launcher({_arguments(spec, pattern)})" for pattern in _patterns(spec)]
     lines += [f"layer_{name} = {_layer(chain, _options(spec, name))}" for name, chain in spec.layers.items()]
     for name, chains in spec.groups.items():
-        lines.append(f"layer_{name} = GroupLauncher({', '.join(_layer(chain, _options(spec, name)) for chain in chains)})")
+        lines.append(
+            f"layer_{name} = GroupLauncher({', '.join(_layer(chain, _options(spec, name)) for chain in chains)})"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -302,11 +338,15 @@ def _layer(chain: Chain, options: Mapping[str, Any]) -> str:
 
 
 def _arguments(spec: Spec, pattern: Pattern) -> str:
-    batches = sorted({kernel.batch for kernel in spec.kernels if kernel.pattern == pattern and kernel.batch is not None})
+    batches = sorted(
+        {kernel.batch for kernel in spec.kernels if kernel.pattern == pattern and kernel.batch is not None}
+    )
     options = ({"batches": batches} if batches else {}) | spec.stated_of(pattern).non_defaults
     return ", ".join(map(str, pattern.shape)) + _as_arguments(options)
 
 
 def _as_arguments(options: Mapping[str, Any]) -> str:
     """Keyword arguments that follow others, as Python spells them."""
-    return "".join(f", {name}={json.dumps(value) if isinstance(value, str) else value}" for name, value in options.items())
+    return "".join(
+        f", {name}={json.dumps(value) if isinstance(value, str) else value}" for name, value in options.items()
+    )

@@ -37,7 +37,12 @@ _NOT_CODE = re.compile(r'//[^\n]*|(?<!_Pragma\()"(?:[^"\\\n]|\\.)*"')  # a name 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
-def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries: Iterable[str] = (), variants: Iterable[str] = ()) -> str:
+def fill(
+    template: str | jinja2.Template,
+    words: Mapping[str, Any],
+    dictionaries: Iterable[str] = (),
+    variants: Iterable[str] = (),
+) -> str:
     """Fill in the template with the snippets that it uses.
 
     Snippets that `late_word_lines` needs first go to `word_lines`, the rest to `late_word_lines`. `constant_lines`
@@ -46,14 +51,18 @@ def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries
     found = environment().get_template(template)
     words = {**words, "every_variant": tuple(variants)}
     try:
-        front, _, rest = found.render({**words, "word_lines": "", "constant_lines": "", "late_word_lines": _LATE}).partition(_LATE)
+        front, _, rest = found.render(
+            {**words, "word_lines": "", "constant_lines": "", "late_word_lines": _LATE}
+        ).partition(_LATE)
         names, variants = list(dictionaries), tuple(variants)
         needed = identifiers(front)
         entries, used = _linked(needed | identifiers(rest), names, variants, words)
         early = _linked(needed, names, variants, words)[0] if rest else entries
         late = [entry for entry in entries if entry not in early]
         constants = constant_lines(names[0], words["constexprs"], used) if "constexprs" in words else ""
-        return found.render({**words, "word_lines": _lines(early), "constant_lines": constants, "late_word_lines": _lines(late)})
+        return found.render(
+            {**words, "word_lines": _lines(early), "constant_lines": constants, "late_word_lines": _lines(late)}
+        )
     except jinja2.TemplateError as error:
         raise RenderError(_report(found.name or "a text", words, error)) from error
 
@@ -105,8 +114,13 @@ def _lines(entries: list[tuple[str, str]]) -> str:
 def _chosen(dictionary: jinja2.Template, variants: tuple[str, ...]) -> list[tuple[str, str]]:
     """Snippets with their blocks, last first: the block for a variant of the source, where there is one."""
     words = dict.fromkeys(block.partition(VARIANT)[0] for block in dictionary.blocks)
-    best = {word: next((name for each in variants if (name := f"{word}{VARIANT}{each}") in dictionary.blocks), word) for word in words}
-    return [(word, block) for block in reversed(dictionary.blocks) if best[word := block.partition(VARIANT)[0]] == block]
+    best = {
+        word: next((name for each in variants if (name := f"{word}{VARIANT}{each}") in dictionary.blocks), word)
+        for word in words
+    }
+    return [
+        (word, block) for block in reversed(dictionary.blocks) if best[word := block.partition(VARIANT)[0]] == block
+    ]
 
 
 def _spelled(dictionary: jinja2.Template, block: str, context: Any) -> str:
@@ -139,7 +153,9 @@ def _frames(trace: TracebackType | None) -> Iterator[str]:
 def _with_constants(text: str, constexprs: list[Any]) -> str:
     """A part of a source, such as one factor of a chain, between the definitions and ends of its constants."""
     used = identifiers(text)
-    return constant_lines("opencl", constexprs, used) + text + constant_lines("opencl", constexprs, used, "_no_constants")
+    return (
+        constant_lines("opencl", constexprs, used) + text + constant_lines("opencl", constexprs, used, "_no_constants")
+    )
 
 
 @jinja2.pass_context
@@ -153,7 +169,9 @@ def _with_words(context: jinja2.runtime.Context, text: str, part: Mapping[str, A
     dialect = words["dialect"]
     variants = (*part["variants"], *words["every_variant"])
     entries, used = _linked(identifiers(text), list(words["part_words"]), variants, words)
-    constants, ends = (constant_lines(dialect, part["constexprs"], used, block) for block in ("_constants", "_no_constants"))
+    constants, ends = (
+        constant_lines(dialect, part["constexprs"], used, block) for block in ("_constants", "_no_constants")
+    )
     return f"{constants}\n{_lines(entries)}\n{text}{ends}"
 
 
@@ -164,7 +182,9 @@ def environment() -> jinja2.Environment:
         "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True
     }  # fmt: skip
     compiled = CompiledTemplates(root, settings)
-    made = jinja2.Environment(loader=jinja2.FileSystemLoader(root), bytecode_cache=compiled, auto_reload=False, **settings)
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(root), bytecode_cache=compiled, auto_reload=False, **settings
+    )
     made.filters["with_constants"] = _with_constants
     made.filters["with_words"] = _with_words
     return made
@@ -197,14 +217,16 @@ def has_parts(template: str) -> bool:
 
 
 def dictionaries(family: Family[Any], kind: type[Any], dialect: str, in_parts: bool = False) -> tuple[str, ...]:
-    """Snippet libraries that the family's sources with such constants may use in a dialect, in order. `in_parts`: outside
-    of the parts of a source that has parts with snippets of their own."""
+    """Snippet libraries that the family's sources with such constants may use in a dialect, in order. `in_parts`:
+    outside of the parts of a source that has parts with snippets of their own."""
     if template_of(family, kind).endswith(".cl.j2"):
         own = VECTOR_WORDS if family.name == "vector" else TILE_WORDS
         return tuple(each for each in own if not in_parts or each not in part_words(family, kind))
     if in_parts:
         return tuple(each for each in WORDS[dialect] if each not in (*PART_WORDS, "parts", "warpgroups"))
-    others = {"tile" if family.name.startswith("gradient") else "parts"} | (set() if family.by_warpgroups else {"warpgroups"})
+    others = {"tile" if family.name.startswith("gradient") else "parts"} | (
+        set() if family.by_warpgroups else {"warpgroups"}
+    )
     if not kind.on_tensor_cores:
         others.add("operands")
     return tuple(each for each in WORDS[dialect] if each not in others)
@@ -220,7 +242,9 @@ def template_digest(family: str) -> str:
     root, own = resource("templates"), family_named(family)
     kinds = (own.constants_type, *own.other_types)
     templates = {template_of(own, kind) for kind in kinds}
-    found = {path for each in templates for path in (root / each, *(root / "include" / each.partition(".")[0]).glob("*.j2"))}
+    found = {
+        path for each in templates for path in (root / each, *(root / "include" / each.partition(".")[0]).glob("*.j2"))
+    }
     found.update((root / "include").glob("*.j2"))
     named = {name for kind in kinds for dialect in dialects_of(own, kind) for name in dictionaries(own, kind, dialect)}
     found.update(root / "include" / "words" / f"{name}.j2" for name in named)
@@ -228,7 +252,10 @@ def template_digest(family: str) -> str:
     while new := found - read:
         read |= new
         found.update(path for name in _named(new) for path in (root / "include").glob(name))
-        found.update(root / name for path in new for name in re.findall(r'"(\w+\.cu\.j2)"', path.read_text(encoding="utf-8")))  # begun with
+        # begun with
+        found.update(
+            root / name for path in new for name in re.findall(r'"(\w+\.cu\.j2)"', path.read_text(encoding="utf-8"))
+        )
     digest = hashlib.sha256()
     for path in sorted(found):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")

@@ -5,7 +5,18 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.amx import Amx
-from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
+from ksgen.families.base import (
+    MAP_ALIGNMENT,
+    Constexpr,
+    Family,
+    Geometry,
+    Limits,
+    Pass,
+    TensorMap,
+    Work,
+    check,
+    cuda_limits,
+)
 from ksgen.families.cpu_gradient import AmxGradientConstants, CpuGradient, VectorGradientConstants
 from ksgen.families.expected import SMALL, WORTH, batch_like, default_us, expected_us, plain_pays
 from ksgen.families.gemv import Gemv
@@ -63,7 +74,9 @@ def present_names(names: str) -> str:
     return ", ".join(dict.fromkeys(present))
 
 
-def takes_job(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> bool:
+def takes_job(
+    family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
+) -> bool:
     """Whether a family serves the kernel on such a device, and takes the batch."""
     return family.serves(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned))
 
@@ -73,15 +86,17 @@ def families_for(
 ) -> Iterator[Family[Any]]:
     """Yield the families that serve the kernel on such a device and take the batch.
 
-    `aligned` says whether arrays begin at multiples of 16 bytes, `with_small_batches` whether families for small batches are
-    included.
+    `aligned` says whether arrays begin at multiples of 16 bytes, `with_small_batches` whether families for small
+    batches are included.
     """
     for family in FAMILIES.values():
         if (with_small_batches or not family.for_small_batches) and takes_job(family, kernel, limits, batch, aligned):
             yield family
 
 
-def meant_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Iterator[Family[Any]]:
+def meant_for(
+    kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
+) -> Iterator[Family[Any]]:
     """Yield the families that serve the kernel, without those for small batches if the batch is not small."""
     is_small = batch_like(kernel, batch) <= SMALL[-1]
     return families_for(kernel, limits, batch, aligned, with_small_batches=is_small)
@@ -96,7 +111,11 @@ def family_for(
     If times are unknown, the first candidate is chosen. `simt` and `gradient` serve every product and gradient.
     """
     wanted = kernel.arithmetic.families
-    able = [each for each in meant_for(kernel, limits, batch, aligned) if each.by_default or all_families or each.name in wanted]
+    able = [
+        each
+        for each in meant_for(kernel, limits, batch, aligned)
+        if each.by_default or all_families or each.name in wanted
+    ]
     if not able:
         raise ConstantsError(f"{kernel.name}: no family has room for all factors in one launch here")
     if len(able) == 1 or limits.is_cpu:
@@ -120,13 +139,18 @@ def faster_family(
     """
     named = family_named(name)
     us = {each: default_us(each, kernel, limits, batch) for each in (named, *meant_for(kernel, limits, batch, aligned))}
-    found, own = min(us, key=us.__getitem__), expected_us(named, kernel, limits, batch, constants) if constants else us[named]
+    found, own = (
+        min(us, key=us.__getitem__),
+        expected_us(named, kernel, limits, batch, constants) if constants else us[named],
+    )
     return (found, own / us[found]) if own > us[found] * (1 + WORTH) > 0 else None
 
 
 def family_of(constants: Any) -> Family[Any]:
     """The family whose constants these are."""
-    return next(family for family in FAMILIES.values() if type(constants) in (family.constants_type, *family.other_types))
+    return next(
+        family for family in FAMILIES.values() if type(constants) in (family.constants_type, *family.other_types)
+    )
 
 
 def operand_of(kernel: KernelSpec, constants: Any) -> str | None:

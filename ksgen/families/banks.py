@@ -43,7 +43,13 @@ class Image:
 
 @cache
 def image_cycles(
-    access: Callable[[Sequence[int], int], int], image: Image, lane_run: int, vector: int, size: int, first: int = 0, first_line: int = 0
+    access: Callable[[Sequence[int], int], int],
+    image: Image,
+    lane_run: int,
+    vector: int,
+    size: int,
+    first: int = 0,
+    first_line: int = 0,
 ) -> int:
     """Cycles of one access by a warp.
 
@@ -60,7 +66,14 @@ def image_cycles(
 
 @cache
 def line_cycles(
-    access: Callable[[Sequence[int], int], int], image: Image, lane_run: int, vector: int, size: int, run: int, at_once: int, line: int = 0
+    access: Callable[[Sequence[int], int], int],
+    image: Image,
+    lane_run: int,
+    vector: int,
+    size: int,
+    run: int,
+    at_once: int,
+    line: int = 0,
 ) -> int:
     """Cycles of all accesses of a warp along whole lines of `run` elements, `at_once` elements each.
 
@@ -72,7 +85,10 @@ def line_cycles(
 
 
 def _cycles(addresses: Sequence[int], unit: int, lanes: int) -> int:
-    return sum(_busiest({address // unit for address in addresses[first : first + lanes]}, unit) for first in range(0, WARP, lanes))
+    return sum(
+        _busiest({address // unit for address in addresses[first : first + lanes]}, unit)
+        for first in range(0, WARP, lanes)
+    )
 
 
 def _busiest(units: Iterable[int], unit: int) -> int:

@@ -37,7 +37,9 @@ class Limits:
 
     @property
     def has_fine_sums(self) -> bool:
-        """Whether the target's tensor cores add 32 bytes of products at a time and keep two bits below float32's last."""
+        """Whether the target's tensor cores add 32 bytes of products at a time and keep two bits below float32's
+        last.
+        """
         return gpu_of(self.target).fine_sums
 
     @property
@@ -142,7 +144,8 @@ class Work:
     # bytes that a GPU's shared memory could have moved in addition to `shared_bytes` in the same cycles
     returned_bytes: int = 0
     passed_bytes: int = 0  # read and written by the launches before and after, which multiply nothing
-    stages: int = 0  # stages that all blocks copy and multiply; 0: not counted, and all copies are assumed to be asynchronous
+    # stages that all blocks copy and multiply; 0: not counted, and all copies are assumed to be asynchronous
+    stages: int = 0
     synchronous: int = 0  # stages whose copies pass through registers
     products: int = 0  # multiply instructions of warps; 0: not counted
 
@@ -240,6 +243,10 @@ def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT,
     if limits is None:
         return
     if (need := family.shared_bytes(kernel, constants)) > limits.shared_bytes:
-        raise ConstantsError(f"{kernel.name}: needs {need} bytes of shared memory, the device has {limits.shared_bytes}: {constants}")
+        raise ConstantsError(
+            f"{kernel.name}: needs {need} bytes of shared memory, the device has {limits.shared_bytes}: {constants}"
+        )
     if (threads := family.geometry(kernel, constants, 1).block) > limits.threads:
-        raise ConstantsError(f"{kernel.name}: needs {threads} threads a block, the device allows {limits.threads}: {constants}")
+        raise ConstantsError(
+            f"{kernel.name}: needs {threads} threads a block, the device allows {limits.threads}: {constants}"
+        )

@@ -31,7 +31,11 @@ class FactorPlace:
 
 def places(kernel: KernelSpec) -> list[FactorPlace]:
     chains = enumerate(kernel.chains)
-    return [FactorPlace(pattern, number, at, at + 1 == len(chain)) for number, chain in chains for at, pattern in enumerate(chain)]
+    return [
+        FactorPlace(pattern, number, at, at + 1 == len(chain))
+        for number, chain in chains
+        for at, pattern in enumerate(chain)
+    ]
 
 
 def transposes(kernel: KernelSpec, at: FactorPlace) -> bool:
@@ -41,7 +45,11 @@ def transposes(kernel: KernelSpec, at: FactorPlace) -> bool:
 
 def transposed_bytes(kernel: KernelSpec, batch: int) -> int:
     """Bytes that separate launches read and write in addition, to transpose intermediates into the other layout."""
-    return 2 * kernel.item_bytes * batch * sum(chain[chain.turn].in_features for chain in kernel.chains) if kernel.out_layout else 0
+    return (
+        2 * kernel.item_bytes * batch * sum(chain[chain.turn].in_features for chain in kernel.chains)
+        if kernel.out_layout
+        else 0
+    )
 
 
 def is_single(kernel: KernelSpec) -> bool:
@@ -124,7 +132,9 @@ def rule_of_tiles(rules: tuple[Rule[Any], ...]) -> Rule[Any]:
     """Rule that a chain's `tiles` holds what the rules of each factor allow."""
 
     def has_all(kernel: KernelSpec, constants: Any) -> bool:
-        return bool(constants.parsed) and [is_last for _, is_last in listed(constants.tiles)] == [each.is_last for each in places(kernel)]
+        return bool(constants.parsed) and [is_last for _, is_last in listed(constants.tiles)] == [
+            each.is_last for each in places(kernel)
+        ]
 
     def holds(kernel: KernelSpec, constants: Any) -> bool:
         return has_all(kernel, constants) and factors_hold(rules, own_of_factors(kernel, constants))
@@ -141,6 +151,8 @@ def rules_for(kind: type[Any], rules: tuple[Rule[Any], ...]) -> tuple[Rule[Any],
     """Rules that hold for all constants but those of one class, which they are tested on."""
 
     def narrowed(rule: Rule[Any]) -> Rule[Any]:
-        return replace(rule, holds=lambda kernel, constants: type(constants) is not kind or rule.holds(kernel, constants))
+        return replace(
+            rule, holds=lambda kernel, constants: type(constants) is not kind or rule.holds(kernel, constants)
+        )
 
     return tuple(narrowed(rule) for rule in rules)

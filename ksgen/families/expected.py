@@ -30,7 +30,8 @@ LAUNCH_US = 1.2
 MOST_GRID = 2**31 - 1  # blocks per launch
 # share of the shorter of moving and multiplying that the longer one does not hide if copies pass through registers
 SYNCHRONOUS = 0.4
-TAKEN = (0.93, 1.18, 1.78)  # measured times over that sum: where the fastest twentieth ends, the median, where the slowest begins
+# measured times over that sum: where the fastest twentieth ends, the median, where the slowest begins
+TAKEN = (0.93, 1.18, 1.78)
 PARTITIONS = 4  # partitions of a multiprocessor, each with its own registers and scheduler
 COPYING_WARPS = 4  # warps of a block that copy while the others multiply by wgmma
 LARGE = 25088  # a batch that fills every GPU
@@ -105,12 +106,16 @@ def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits, constant
     if rates is None:
         return None
     a_cycle: float = rates.double if kernel.arithmetic.sums == "float64" else rates.plain
-    if (constants or family.constants_type).on_tensor_cores and (operand := multiplied_by(kernel, family.by_warpgroups)):
+    if (constants or family.constants_type).on_tensor_cores and (
+        operand := multiplied_by(kernel, family.by_warpgroups)
+    ):
         of_operand = {1: 2 * rates.half, 2: rates.half}.get(operand.item_bytes, rates.tf32)
         a_cycle = of_operand * (rates.warpgroup_gain if family.by_warpgroups else 1)
     flops = 2 * a_cycle * rates.ghz * 1e9 * limits.multiprocessors
     memory = memory_rate(rates, limits)
-    return Speed(limits.target, limits, limits.multiprocessors, memory, memory * cache_rate(rates), shared_rate(rates), flops)
+    return Speed(
+        limits.target, limits, limits.multiprocessors, memory, memory * cache_rate(rates), shared_rate(rates), flops
+    )
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,9 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
     work = family.work(kernel, constants, batch)
     multiply_s = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds / (speed.flops_per_s * SHARE_OF_PEAK)
     warps = -(-geometry.block // WARP)
-    issued = instructions(constants.entry_family or family.name, kernel, speed.target, work, multiplying_warps(family, geometry), batch)
+    issued = instructions(
+        constants.entry_family or family.name, kernel, speed.target, work, multiplying_warps(family, geometry), batch
+    )
     shared_s = (work.shared_bytes + work.returned_bytes) / (speed.multiprocessors * speed.shared_bytes_per_s)
     inside_s = max(multiply_s, shared_s, issued / (speed.multiprocessors * speed.instructions_per_s))
     idle = sqrt(max(1.0, ENOUGH_WARPS / (resident * warps)))
@@ -177,7 +184,9 @@ def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: A
     terms = terms_of(speed, family, kernel, constants, batch)
     if terms is None:
         return inf
-    return (max(terms.moving, terms.inside * unevenness(terms.blocks_each)) + terms.passed) * 1e6 + terms.launches * LAUNCH_US
+    return (
+        max(terms.moving, terms.inside * unevenness(terms.blocks_each)) + terms.passed
+    ) * 1e6 + terms.launches * LAUNCH_US
 
 
 @dataclass(frozen=True)
@@ -193,11 +202,15 @@ class Prediction:
     high: float
 
     def __str__(self) -> str:
-        low, middle, high = (f"{us:.{2 if us < 10 else 1 if us < 100 else 0}f}" for us in (self.low, self.us, self.high))
+        low, middle, high = (
+            f"{us:.{2 if us < 10 else 1 if us < 100 else 0}f}" for us in (self.low, self.us, self.high)
+        )
         return f"{middle} us ({low} to {high})"
 
 
-def prediction(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> Prediction | None:
+def prediction(
+    speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int
+) -> Prediction | None:
     """Time above the bound of `gpu_us`, fitted to published times (`benchmarks/model.py`); None if the kernel cannot be
     launched.
 
@@ -208,7 +221,9 @@ def prediction(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constant
     if terms is None:
         return None
     inside = terms.inside * max(1.0, unevenness(terms.blocks_each) / unevenness(terms.waves))
-    taken = (max(terms.moving, inside) + terms.exposed * min(terms.moving, inside) + terms.ends) * unevenness(terms.waves)
+    taken = (max(terms.moving, inside) + terms.exposed * min(terms.moving, inside) + terms.ends) * unevenness(
+        terms.waves
+    )
     low, middle, high = ((share * taken + terms.apart) * 1e6 for share in TAKEN)
     return Prediction(low, middle, high)
 
@@ -229,15 +244,17 @@ def default_us(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: i
     return expected_us(family, kernel, limits, batch, family.default(kernel, limits, batch))
 
 
-def expected_us(family: Family[ConstantsT], kernel: KernelSpec, limits: Limits, batch: int | None, constants: ConstantsT) -> float:
+def expected_us(
+    family: Family[ConstantsT], kernel: KernelSpec, limits: Limits, batch: int | None, constants: ConstantsT
+) -> float:
     """Microseconds that a kernel is expected to take under given constants; 0 if unknown."""
     speed = speed_of(family, kernel, limits, constants)
     return gpu_us(speed, family, kernel, constants, batch_like(kernel, batch)) if speed else 0.0
 
 
 def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits, constants: Any = None) -> bool:
-    """Whether plain multiply-adds are as fast as the products on tensor cores by such constants, or by the family's first
-    class of them, counting all products that stand for one."""
+    """Whether plain multiply-adds are as fast as the products on tensor cores by such constants, or by the family's
+    first class of them, counting all products that stand for one."""
     speed, rates = speed_of(family, kernel, limits, constants), gpu_of(limits.target).rates
     if speed is None or rates is None or not (constants or family.constants_type).on_tensor_cores:
         return False
@@ -305,7 +322,11 @@ def fastest(
         def best(batch: int, first: ConstantsT, worth: float, least_us: float) -> ConstantsT:
             us = {each: gpu_us(speed, family, kernel, each, batch) for each in listed}
             least = min(us.values())
-            tied = [each for each in listed if us[each] <= (1 + WORTH) * least] if is_counted else [min(us, key=us.__getitem__)]
+            tied = (
+                [each for each in listed if us[each] <= (1 + WORTH) * least]
+                if is_counted
+                else [min(us, key=us.__getitem__)]
+            )
             predicted = {each: predicted_us(each, batch) for each in (*tied, first)} if is_counted else us
             found = min(tied, key=predicted.__getitem__)
 

@@ -162,17 +162,24 @@ def rules_of_blocks(shape: Callable[[KernelSpec, Any], Any]) -> tuple[Rule[Any],
 
     return (
         Rule("min_blocks blocks have at most 1536 threads", lambda k, c: threads(k, c) <= PORTABLE.threads, threads),
-        Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: registers(k, c) <= REGISTERS, registers),
+        Rule(
+            "the registers of min_blocks blocks are at most 65536", lambda k, c: registers(k, c) <= REGISTERS, registers
+        ),
         Rule("stages is at least 2", lambda k, c: c.stages >= 2),
     )
 
 
-def rules_of_chain(rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], GpuChainShape[Any]]) -> tuple[Rule[Any], ...]:
+def rules_of_chain(
+    rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], GpuChainShape[Any]]
+) -> tuple[Rule[Any], ...]:
     """Rules of a chain whose factors keep `rules`."""
     return (
         Rule("job is chain", lambda k, c: k.job == CHAIN),
         rule_of_tiles(rules),
-        Rule("tiles has as many warps for all factors", lambda k, c: len({each.threads for each in shape(k, c).factors}) == 1),
+        Rule(
+            "tiles has as many warps for all factors",
+            lambda k, c: len({each.threads for each in shape(k, c).factors}) == 1,
+        ),
         Rule("min_blocks is at least 1", lambda k, c: c.min_blocks >= 1),
         *rules_of_blocks(shape),
     )
@@ -298,6 +305,9 @@ def layers_of(kernel: KernelSpec) -> list[dict[str, str]]:
     given = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     added = [each_chains(kernel, name) if wanted else ["0"] * len(names) for name, wanted in given.items()]
     return [
-        {"name": name, "outputs": f"{y}, {y}_pitch, {bias}, {residual}, {f'{residual}_pitch' if kernel.epilogue.residual else 0}"}
+        {
+            "name": name,
+            "outputs": f"{y}, {y}_pitch, {bias}, {residual}, {f'{residual}_pitch' if kernel.epilogue.residual else 0}",
+        }
         for name, y, bias, residual in zip(names, each_chains(kernel, "y"), *added, strict=True)
     ]

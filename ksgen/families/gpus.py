@@ -22,7 +22,8 @@ class Rates:
     cache_gb_s: float  # rate of the second-level cache
     plain: int = 128  # float32 multiply-adds per multiprocessor and cycle
     double: int = 2  # the same in float64
-    half: int = 0  # by mma.sync on 16-bit operands, summed in float32; dense. Before sm_80 on float16 alone, and by no family here
+    # by mma.sync on 16-bit operands, summed in float32; dense. Before sm_80 on float16 alone, and by no family here
+    half: int = 0
     tf32: int = 0  # the same on tf32 operands
     warpgroup_gain: float = 1.0  # speed of wgmma over mma.sync
 
@@ -36,7 +37,8 @@ class Gpu:
     blocks: int = 32  # per multiprocessor
     async_copies: bool = True  # cp.async
     tensor_cores: bool = True  # for 16-bit and tf32 operands with float32 sums
-    fine_sums: bool = False  # tensor cores add 32 bytes of products at a time, not 16, and keep two bits below float32's last, not one
+    # tensor cores add 32 bytes of products at a time, not 16, and keep two bits below float32's last, not one
+    fine_sums: bool = False
     warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over: with the suffix alone
     suffix: str = ""  # suffix of the target that has all of the GPU's instructions
     # per thread of float32 multiply-adds, that ptxas takes in addition to those on other targets
@@ -61,8 +63,10 @@ GPUS = {  # by compute capability, as targets write it. From sm_100 on there is 
         227 * 1024, fine_sums=True, warpgroups=True, suffix="a",
         rates=Rates("H100", 132, 1.755, 3000, 6000, double=64, half=1270, tf32=635, warpgroup_gain=1.6),
     ),
-    100: Gpu(227 * 1024, fine_sums=True, more_registers=24, rates=Rates("B200", 148, 1.85, 7200, 12000, double=64, half=1024, tf32=512)),
-    103: Gpu(227 * 1024, fine_sums=True, more_registers=24, rates=Rates("B300", 148, 1.92, 7200, 12000, half=1024, tf32=512)),
+    100: Gpu(227 * 1024, fine_sums=True, more_registers=24, rates=Rates("B200", 148, 1.85, 7200, 12000, double=64,
+        half=1024, tf32=512)),
+    103: Gpu(227 * 1024, fine_sums=True, more_registers=24, rates=Rates("B300", 148, 1.92, 7200, 12000, half=1024,
+        tf32=512)),
     110: Gpu(
         227 * 1024, threads=1536, blocks=24, fine_sums=True, more_registers=24,
         rates=Rates("Thor", 20, 1.57, 245, 700, half=1024, tf32=512),
@@ -76,8 +80,10 @@ GPUS = {  # by compute capability, as targets write it. From sm_100 on there is 
         rates=Rates("GB10", 48, 2.42, 245, 1500, half=256, tf32=128),
     ),
 }  # fmt: skip
-PORTABLE = Gpu(99 * 1024, threads=1536, blocks=16)  # limits of every GPU since sm_80, for those that are not in the table
-OLDER = Gpu(48 * 1024, async_copies=False, tensor_cores=False)  # the same for older ones, and for what is no CUDA target
+# limits of every GPU since sm_80, for those that are not in the table
+PORTABLE = Gpu(99 * 1024, threads=1536, blocks=16)
+# the same for older ones, and for what is no CUDA target
+OLDER = Gpu(48 * 1024, async_copies=False, tensor_cores=False)
 FIRST_EARLY = 90  # compute capability, from which on launches may begin early
 LEAST = "every GPU since sm_80"  # no target: what all of them have
 FULLEST = "sm_90a"  # a target for which every family of GPUs has kernels

@@ -41,7 +41,8 @@ def tensor_operand(kernel: KernelSpec) -> Operand:
         return Operand(kernel.inputs, kernel.x_item_bytes)
     if kernel.arithmetic.operand is None:
         raise ConstantsError(
-            f"{kernel.name}: tensor cores have no products in {kernel.precision}; accepted: {', '.join(on_tensor_cores())}"
+            f"{kernel.name}: tensor cores have no products in {kernel.precision}; accepted: "
+            f"{', '.join(on_tensor_cores())}"
         )
     return kernel.arithmetic.operand
 

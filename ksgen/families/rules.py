@@ -1,4 +1,7 @@
-"""Rules of constants as data: the sentence, the test, and a refusal that says what to try. Decides nothing about a family."""
+"""Rules of constants as data: the sentence, the test, and a refusal that says what to try.
+
+Decides nothing about a family.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,10 +28,13 @@ class Rule(Generic[ConstantsT]):
 
     says: str  # "tile_out is a multiple of 4 * thread_out": a constant first where one is to blame
     holds: Callable[[KernelSpec, ConstantsT], bool]
-    comes_to: Callable[[KernelSpec, ConstantsT], object] | None = None  # the value of the rule's last words for these constants, such as 32
+    # the value of the rule's last words for these constants, such as 32
+    comes_to: Callable[[KernelSpec, ConstantsT], object] | None = None
 
 
-def first_broken(rules: Sequence[Rule[ConstantsT]], kernel: KernelSpec, constants: ConstantsT) -> Rule[ConstantsT] | None:
+def first_broken(
+    rules: Sequence[Rule[ConstantsT]], kernel: KernelSpec, constants: ConstantsT
+) -> Rule[ConstantsT] | None:
     """First rule that does not hold; None if all do. Later rules are tested only if the earlier ones hold."""
     return next((rule for rule in rules if not rule.holds(kernel, constants)), None)
 
@@ -51,7 +57,9 @@ class BrokenRuleError(ConstantsError):
         return ConstantsError, (str(self),)  # the rules are functions, which no process hands to another
 
 
-def refusal(rules: Sequence[Rule[ConstantsT]], rule: Rule[ConstantsT], kernel: KernelSpec, constants: ConstantsT) -> str:
+def refusal(
+    rules: Sequence[Rule[ConstantsT]], rule: Rule[ConstantsT], kernel: KernelSpec, constants: ConstantsT
+) -> str:
     """Message about a broken rule, with the values concerned and values to try:
     `tile_out=72 must be a multiple of 4 * thread_out = 32; try 64 or 96`."""
     values: dict[str, Any] = dict(vars(constants))
@@ -59,10 +67,17 @@ def refusal(rules: Sequence[Rule[ConstantsT]], rule: Rule[ConstantsT], kernel: K
     comes_to = "" if rule.comes_to is None else str(rule.comes_to(kernel, constants))
     if is_ and subject in _OF_KERNELS:
         return f"{subject}={getattr(kernel, subject)} must be {rest}{f': {comes_to}' if comes_to else ''}"
-    named = [] if subject.startswith("every ") else [name for name in dict.fromkeys(_WORD.findall(rule.says)) if name in values]
+    named = (
+        []
+        if subject.startswith("every ")
+        else [name for name in dict.fromkeys(_WORD.findall(rule.says)) if name in values]
+    )
     helps, found = next(_near(rules, rule, kernel, constants, named or values), ("", []))
     if is_ and subject in values:
-        text = f"{subject}={values[subject]} must be {f'{rest} = {comes_to}' if comes_to else _with_values(rest, values, kernel)}"
+        text = (
+            f"{subject}={values[subject]} must be "
+            f"{f'{rest} = {comes_to}' if comes_to else _with_values(rest, values, kernel)}"
+        )
     else:
         shown = named or ([helps] if helps else [] if comes_to else values)
         got = ", ".join(f"{name}={values[name]}" for name in shown)
@@ -79,7 +94,11 @@ def _with_values(text: str, values: dict[str, Any], kernel: KernelSpec) -> str:
 
 
 def _near(
-    rules: Sequence[Rule[ConstantsT]], rule: Rule[ConstantsT], kernel: KernelSpec, constants: ConstantsT, names: Iterable[str]
+    rules: Sequence[Rule[ConstantsT]],
+    rule: Rule[ConstantsT],
+    kernel: KernelSpec,
+    constants: ConstantsT,
+    names: Iterable[str],
 ) -> Iterator[tuple[str, list[int]]]:
     """Yield the constants that can repair the broken rule alone, with the nearest accepted numbers below and above.
 

@@ -90,7 +90,9 @@ class Shaped(Generic[ConstantsT]):
     # ---- resources
 
     def registers(self, kernel: KernelSpec, constants: Any, target: str = LEAST) -> int:
-        return self.shape(kernel, constants).registers + (0 if constants.on_tensor_cores else more_registers(kernel, target))
+        return self.shape(kernel, constants).registers + (
+            0 if constants.on_tensor_cores else more_registers(kernel, target)
+        )
 
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return self.shape(kernel, constants).shared_bytes
@@ -125,7 +127,10 @@ class Packing(Shaped[ConstantsT]):
         shape, blocks = self.shape(kernel, constants), getattr(constants, "min_blocks", 1)
         if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
             return False
-        return not limits.registers or self.registers(kernel, constants, limits.target) * shape.threads * blocks <= limits.registers
+        return (
+            not limits.registers
+            or self.registers(kernel, constants, limits.target) * shape.threads * blocks <= limits.registers
+        )
 
     def is_able(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
         """Whether the constants keep the rules and fit the device."""

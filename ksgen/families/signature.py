@@ -40,7 +40,9 @@ def features_of(kernel: KernelSpec) -> dict[str, int]:
     """Number of features of each array that has a row per row of the batch, or per feature."""
     found, rows = {"x": kernel.in_features}, ("y", "residual") if kernel.epilogue.residual else ("y",)
     for array in rows:
-        found |= {name: chain.out_features for name, chain in zip(each_chains(kernel, array), kernel.chains, strict=True)}
+        found |= {
+            name: chain.out_features for name, chain in zip(each_chains(kernel, array), kernel.chains, strict=True)
+        }
     return found
 
 

@@ -16,7 +16,8 @@ MOST_THREADS = 1024  # per block, on every CUDA device
 PACK_THREADS = 256  # per block of a packing kernel
 
 ConstantsT = TypeVar("ConstantsT")
-EARLIER_NAMES = {"streaming": "past"}  # earlier names of constants, which files may have; entries are still named by them
+# earlier names of constants, which files may have; entries are still named by them
+EARLIER_NAMES = {"streaming": "past"}
 
 
 def divide_up(value: int, by: int) -> int:
@@ -44,7 +45,11 @@ class Constants:
     @property
     def in_entries(self) -> dict[str, Any]:
         """Values from which the hash in an entry's name is derived, by the names that the constants had first."""
-        return {EARLIER_NAMES.get(name, name): value for name, value in vars(self).items() if name not in self.not_in_entries}
+        return {
+            EARLIER_NAMES.get(name, name): value
+            for name, value in vars(self).items()
+            if name not in self.not_in_entries
+        }
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in vars(self).items())
@@ -65,7 +70,9 @@ def read_constants(family: str, kinds: Sequence[type[ConstantsT]], values: Mappi
     wanted = _wanted(kind)
     for name, value in values.items():
         if type(value) is not wanted[name]:
-            raise ConstantsError(f"{family} constant {name}={excerpt(value)} must be {'a word' if wanted[name] is str else 'an integer'}")
+            raise ConstantsError(
+                f"{family} constant {name}={excerpt(value)} must be {'a word' if wanted[name] is str else 'an integer'}"
+            )
     return kind(**values)
 
 

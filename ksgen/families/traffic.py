@@ -66,10 +66,14 @@ class Moved:
         """Bytes of Y that blocks move, and of the residual if there is one."""
         own, arrays = self.constants, 2 if self.kernel.epilogue.residual else 1
         outputs = self.kernel.pattern.b
-        return arrays * array_bytes(self.kernel, outputs, own.tile_out, own.tile_d, batch, own.tile_batch, self.kernel.item_bytes)
+        return arrays * array_bytes(
+            self.kernel, outputs, own.tile_out, own.tile_d, batch, own.tile_batch, self.kernel.item_bytes
+        )
 
 
-def array_bytes(kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, item_bytes: int) -> float:
+def array_bytes(
+    kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, item_bytes: int
+) -> float:
     """Bytes of X or Y that blocks move, each with `tile` of the `features` per i, `tile_d` neighbouring j and
     `tile_batch` rows of the batch."""
     a, _, _, d = kernel.pattern.shape

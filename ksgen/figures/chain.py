@@ -1,4 +1,6 @@
-"""A picture of a small chain, an SVG for light and dark pages: the support of each factor, from the one that meets x first."""
+"""A picture of a small chain, an SVG for light and dark pages: the support of each factor, from the one that meets x
+first.
+"""
 
 from collections.abc import Iterator
 from itertools import product

@@ -43,7 +43,10 @@ class Bars:
         reach = min(max(longest, self.floor or 0), MOST_TIMES * shortest)
         left = _LETTER * max(len(name) for name, _ in self.times) + 6
         fastest_own = min((us for name, us in self.times if name in self.own), default=None)
-        labels = [_time(us) + (f", x{us / fastest_own:.2f}" if fastest_own and name not in self.own else "") for name, us in self.times]
+        labels = [
+            _time(us) + (f", x{us / fastest_own:.2f}" if fastest_own and name not in self.own else "")
+            for name, us in self.times
+        ]
         scale = (WIDTH - left - 6 - _LETTER * max(map(len, labels))) / reach
         for number, ((name, us), label) in enumerate(zip(self.times, labels, strict=True)):
             y, length = _TITLE + _LINE * number, scale * min(us, reach)
@@ -51,11 +54,17 @@ class Bars:
             yield _text(left - 6, y + 13, name, "end")
             yield f'<rect class="bar" x="{left:.1f}" y="{y + 3}" width="{length:.1f}" height="12" fill="{colour}"/>'
             if us > reach:  # a gap in the bar
-                yield f'<path class="cut" d="M{left + length - 14:.1f} {y + 17}l5 -16m4 0l-5 16" stroke="{RULE}" stroke-width="2"/>'
+                yield (
+                    f'<path class="cut" d="M{left + length - 14:.1f} {y + 17}l5 -16m4 0l-5 16" stroke="{RULE}" '
+                    'stroke-width="2"/>'
+                )
             yield _text(left + length + 5, y + 13, label)
         if self.floor is not None:
             x, below = left + scale * min(self.floor, reach), _TITLE + _LINE * len(self.times)
-            yield f'<path class="floor" d="M{x:.1f} {_TITLE}V{below + 4}" stroke="{GUIDE}" stroke-width="1.5" stroke-dasharray="4 2"/>'
+            yield (
+                f'<path class="floor" d="M{x:.1f} {_TITLE}V{below + 4}" stroke="{GUIDE}" stroke-width="1.5" '
+                'stroke-dasharray="4 2"/>'
+            )
             yield _text(x, below + 15, f"floor {_time(self.floor)}", _anchor(x), colour=GUIDE)
 
 
@@ -86,7 +95,9 @@ class Sorted:
     def parts(self) -> Iterator[str]:
         yield _text(0, 14, _cut(self.title, _LETTERS_OF_TITLE), bold=True)
         every = [value for each in self.series for _, value in each.values]
-        axis = _Axis(_TITLE + 2 * _LINE * len(self.series) + 8, min(*every, self.line), max(*every, self.line), self.unit)
+        axis = _Axis(
+            _TITLE + 2 * _LINE * len(self.series) + 8, min(*every, self.line), max(*every, self.line), self.unit
+        )
         yield from axis.parts(self.line)
         for number, (each, colour) in enumerate(zip(self.series, (LINE, ACCENT), strict=False)):
             y, ordered = _TITLE + 2 * _LINE * number, sorted(each.values, key=lambda pair: pair[1])
@@ -98,7 +109,9 @@ class Sorted:
             if len(places) > 1:
                 line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
                 yield f'<path class="curve" d="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-            yield "".join(f'<circle class="value" cx="{x:.1f}" cy="{y:.1f}" r="1.8" fill="{colour}"/>' for x, y in places)
+            yield "".join(
+                f'<circle class="value" cx="{x:.1f}" cy="{y:.1f}" r="1.8" fill="{colour}"/>' for x, y in places
+            )
 
     def _extreme(self, pair: tuple[str, float]) -> str:
         name, value = pair
@@ -149,9 +162,12 @@ class _Axis:
         for tick in self.ticks:
             y = self.y(tick)
             shown = f"x{tick:g}" if self.unit == "x" else f"{tick:g}"
-            yield f'<path d="M{self.left} {y:.1f}H{WIDTH}" stroke="{RULE}" stroke-width="0.6"/>' + _text(self.left - 4, y + 4, shown, "end")
+            yield f'<path d="M{self.left} {y:.1f}H{WIDTH}" stroke="{RULE}" stroke-width="0.6"/>' + _text(
+                self.left - 4, y + 4, shown, "end"
+            )
         yield (
-            f'<path class="line" d="M{self.left} {self.y(line):.1f}H{WIDTH}" stroke="{GUIDE}" stroke-width="1.5" stroke-dasharray="4 2"/>'
+            f'<path class="line" d="M{self.left} {self.y(line):.1f}H{WIDTH}" stroke="{GUIDE}" stroke-width="1.5" '
+            'stroke-dasharray="4 2"/>'
         )
 
 

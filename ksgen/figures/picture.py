@@ -22,7 +22,16 @@ MOST_SHOWN = 6  # rows per kind if some are left out: dots and the last one foll
 LINES, CELLS = 40, 64  # along a side of a picture, at most: of a terminal's, of a PNG's
 PIXELS = 960  # the most pixels of a PNG's cells along the longer side
 LARGEST, MARGIN, STROKE = 40, 24, 2  # pixels: of a cell, around the picture, of a line
-PALETTE = [(31, 119, 180), (214, 96, 39), (44, 140, 80), (190, 60, 90), (120, 90, 180), (140, 110, 40), (30, 150, 160), (200, 80, 160)]
+PALETTE = [
+    (31, 119, 180),
+    (214, 96, 39),
+    (44, 140, 80),
+    (190, 60, 90),
+    (120, 90, 180),
+    (140, 110, 40),
+    (30, 150, 160),
+    (200, 80, 160),
+]
 PAPER, BLOCK, RULE, TILE, INK = (255, 255, 255), (246, 246, 248), (228, 228, 232), (160, 160, 168), (60, 60, 66)
 
 
@@ -60,7 +69,9 @@ def text(pattern: Pattern, width: int, plain: bool = False) -> str:
     for number, row in enumerate(rows):
         label = b_label if number == (high - 1) // 2 else ""
         mark = marks[number] if number < high else ""
-        cells = "".join(character * each if character == FREE else character.ljust(each) for character in _cells(row, columns))
+        cells = "".join(
+            character * each if character == FREE else character.ljust(each) for character in _cells(row, columns)
+        )
         lines.append(f"{label:<{margin - 2}}{mark:<2}{cells}".rstrip())
     whole = "\n".join([*lines, "", *legend(pattern)])
     return whole.translate(PLAIN) if plain else whole
@@ -71,7 +82,11 @@ def png(pattern: Pattern) -> bytes:
     has a colour."""
     rows, columns = sketch(pattern, CELLS, CELLS)
     size = min(LARGEST, PIXELS // max(len(rows), len(columns)))
-    b_label, c_label, words = drawn(f"b = {pattern.b}"), drawn(f"c = {pattern.c}"), [drawn(line) for line in legend(pattern)]
+    b_label, c_label, words = (
+        drawn(f"b = {pattern.b}"),
+        drawn(f"c = {pattern.c}"),
+        [drawn(line) for line in legend(pattern)],
+    )
     left, top = MARGIN + b_label.shape[1] + 2 * MARGIN, MARGIN + HEIGHT + 2 * MARGIN
     bottom, right = top + size * len(rows), left + size * len(columns)
     width = max(right, MARGIN + max(word.shape[1] for word in words), left + c_label.shape[1]) + MARGIN
@@ -84,7 +99,10 @@ def png(pattern: Pattern) -> bytes:
                 square[0], square[:, 0] = _line_before(row), _line_before(column)
     for i in {row[0] for row in rows} - {None}:
         down, across = ([at for at, place in enumerate(side) if place[0] == i] for side in (rows, columns))
-        start, end = (top + size * down[0], left + size * across[0]), (top + size * (down[-1] + 1), left + size * (across[-1] + 1))
+        start, end = (
+            (top + size * down[0], left + size * across[0]),
+            (top + size * (down[-1] + 1), left + size * (across[-1] + 1)),
+        )
         _frame(image[start[0] : end[0] + STROKE, start[1] : end[1] + STROKE], INK)
     _frame(image[top - STROKE : bottom + 2 * STROKE, left - STROKE : right + 2 * STROKE], TILE)
     _measure(image[top - MARGIN : top - MARGIN // 2, left : left + size * _first_block(columns)])
@@ -183,4 +201,9 @@ def _encode(image: Array) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(lines.tobytes(), 9))
+        + chunk(b"IEND", b"")
+    )

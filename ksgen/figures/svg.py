@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, RULE, POINT, LINE, ACCENT, GUIDE = "#23282e", "#c4cad1", "#7d8a97", "#1769aa", "#c2410c", "#1f7a45"
-DARK = {INK: "#d9dee4", RULE: "#444c55", POINT: "#8f9ba8", LINE: "#69b1ec", ACCENT: "#f59a5f", GUIDE: "#62c48a"}  # on a dark page
+# on a dark page
+DARK = {INK: "#d9dee4", RULE: "#444c55", POINT: "#8f9ba8", LINE: "#69b1ec", ACCENT: "#f59a5f", GUIDE: "#62c48a"}
 _NAMESPACE = "http://www.w3.org/2000/svg"
 LOOK: Any = {  # matplotlib's settings
     "svg.fonttype": "none",
@@ -71,12 +72,17 @@ def check_matplotlib(extra: str) -> None:
     except ImportError as error:
         from ksgen.install import install_line
 
-        raise KsgenError(f"pictures need matplotlib, which cannot be imported ({error}); {install_line(extra)}") from None
+        raise KsgenError(
+            f"pictures need matplotlib, which cannot be imported ({error}); {install_line(extra)}"
+        ) from None
 
 
 @contextmanager
 def figure(title: str, size: Size, extra: str, content: object = None) -> Iterator[Drawn]:
-    """Axes to draw on. Names inside the SVG are made from the title and the `content`, so no two figures of a page may share both."""
+    """Axes to draw on.
+
+    Names inside the SVG are made from the title and the `content`, so no two figures of a page may share both.
+    """
     check_matplotlib(extra)
     import matplotlib
     from matplotlib.figure import Figure
@@ -92,7 +98,9 @@ def figure(title: str, size: Size, extra: str, content: object = None) -> Iterat
         drawn.axes.tick_params(length=2)
         yield drawn
         written = io.StringIO()
-        drawing.savefig(written, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        drawing.savefig(
+            written, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     drawn.svg = _inline(written.getvalue(), title)
 
 
@@ -112,8 +120,8 @@ def file_style() -> str:
 
 
 def _inline(text: str, title: str) -> str:
-    """The SVG as part of a page, with a label for screen readers. Leaves out what the page says once, names that figures would share,
-    and invisible digits.
+    """The SVG as part of a page, with a label for screen readers. Leaves out what the page says once, names that
+    figures would share, and invisible digits.
     """
     ElementTree.register_namespace("", _NAMESPACE)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")

@@ -23,7 +23,8 @@ from ksgen.values import excerpt, whole_number
 
 DTYPES = stored_types()
 ACCEPTED = (
-    "a NumPy array, a PyCUDA GPUArray, a PyTorch or CuPy tensor, a pyopencl Array, or an object with __cuda_array_interface__ or __dlpack__"
+    "a NumPy array, a PyCUDA GPUArray, a PyTorch or CuPy tensor, a pyopencl Array, or an object with "
+    "__cuda_array_interface__ or __dlpack__"
 )
 
 Place = Literal["host"] | tuple[Literal["cuda"], int | None] | tuple[Literal["opencl"], Any]
@@ -44,11 +45,13 @@ class ArrayView(NamedTuple):
     writeable: bool
 
 
-form_of = operator.itemgetter(slice(2, 6))  # shape, dtype, strides and device of an ArrayView, which decide whether it fits
+# shape, dtype, strides and device of an ArrayView, which decide whether it fits
+form_of = operator.itemgetter(slice(2, 6))
 
 Reader = Callable[[Any, str, int | None], ArrayView]
 
-_NUMBERS = {"<f2": "float16", "<f4": "float32", "<f8": "float64", "<c8": "complex64", "<c16": "complex128"}  # NumPy's letters
+# NumPy's letters
+_NUMBERS = {"<f2": "float16", "<f4": "float32", "<f8": "float64", "<c8": "complex64", "<c16": "complex128"}
 _BYTES = {"|u1": "uint8", "|i1": "int8"}
 _readers: dict[type, Reader] = {}  # by type, for all types met so far
 _dtypes: dict[Any, str] = {}  # by dtype object, for all met so far
@@ -65,7 +68,9 @@ def view(array: Any, name: str = "array", stream: int | None = None) -> ArrayVie
     except KsgenError:
         raise
     except Exception as error:  # foreign objects may break their protocol anywhere
-        raise LaunchError(f"{name} is {_article(array)}, which does not tell what and where its memory is; give {ACCEPTED}") from error
+        raise LaunchError(
+            f"{name} is {_article(array)}, which does not tell what and where its memory is; give {ACCEPTED}"
+        ) from error
 
 
 def common_device(views: Mapping[str, ArrayView]) -> Place:
@@ -76,7 +81,9 @@ def common_device(views: Mapping[str, ArrayView]) -> Place:
         if place[0] == other.device[0] == "cuda" and None in (place[1], other.device[1]):
             place = place if other.device[1] is None else other.device
         elif place != other.device:
-            raise LaunchError(f"{first_name} lies {_describe(place)} and {name} {_describe(other.device)}; give both in one place")
+            raise LaunchError(
+                f"{first_name} lies {_describe(place)} and {name} {_describe(other.device)}; give both in one place"
+            )
     return place
 
 
@@ -195,7 +202,9 @@ def _torch_stream(index: int) -> int:
 def _read_pycuda(array: Any, name: str, stream: int | None) -> ArrayView:
     pointer = 0 if array.gpudata is None else int(array.gpudata)
     dtype = _dtype(array.dtype, name)
-    return ArrayView("pycuda", pointer, array.shape, dtype, _gaps(array), ("cuda", device_of(pointer)), None, array, True)
+    return ArrayView(
+        "pycuda", pointer, array.shape, dtype, _gaps(array), ("cuda", device_of(pointer)), None, array, True
+    )
 
 
 def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -217,15 +226,23 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
     described = array.__cuda_array_interface__
     if described.get("mask") is not None:
         raise LaunchError(f"{name} is masked; give an array without a mask")
-    shape, (pointer, read_only), typestr = tuple(map(operator.index, described["shape"])), described["data"], described["typestr"]
+    shape, (pointer, read_only), typestr = (
+        tuple(map(operator.index, described["shape"])),
+        described["data"],
+        described["typestr"],
+    )
     pointer = operator.index(pointer)
     known = _NUMBERS.get(typestr)
     # NumPy has no letter for bfloat16: only the array itself can tell it from two raw bytes.
     dtype = known or _dtype(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
     steps = described.get("strides")
-    strides = None if steps is None or _is_row_major(shape, steps, int(typestr[2:])) else tuple(map(operator.index, steps))
+    strides = (
+        None if steps is None or _is_row_major(shape, steps, int(typestr[2:])) else tuple(map(operator.index, steps))
+    )
     current = described.get("stream")
-    return ArrayView("cuda", pointer, shape, dtype, strides, ("cuda", device_of(pointer)), current, array, not read_only)
+    return ArrayView(
+        "cuda", pointer, shape, dtype, strides, ("cuda", device_of(pointer)), current, array, not read_only
+    )
 
 
 def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -312,7 +329,11 @@ def _describe(place: Place) -> str:
 def _article(thing: Any) -> str:
     if thing is None:
         return "None"
-    words = type(thing).__name__ if type(thing).__module__ == "builtins" else f"{type(thing).__module__}.{type(thing).__name__}"
+    words = (
+        type(thing).__name__
+        if type(thing).__module__ == "builtins"
+        else f"{type(thing).__module__}.{type(thing).__name__}"
+    )
     return f"{'an' if words[0] in 'aeiouAEIOU' else 'a'} {words}"
 
 

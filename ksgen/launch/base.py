@@ -35,7 +35,9 @@ _NEVER = object()  # instead of a plan that was never looked up
 
 
 class Given(NamedTuple):
-    """Arguments of a call: arrays by their names in messages, weights of each factor, output or outputs, and options."""
+    """Arguments of a call: arrays by their names in messages, weights of each factor, output or outputs, and
+    options.
+    """
 
     arrays: dict[str, Any]  # without packed weights
     own: Sequence[Any]
@@ -46,12 +48,16 @@ class Given(NamedTuple):
 
 
 class BaseLauncher(Explainable):
-    """Multiply x by chains of Kronecker-sparse factors; `Launcher`, `ChainLauncher` and `GroupLauncher` name its forms."""
+    """Multiply x by chains of Kronecker-sparse factors; `Launcher`, `ChainLauncher` and `GroupLauncher` name its
+    forms.
+    """
 
     accepted = "fuse='auto' or 'no'"
     gives_list = False  # of outputs, one per layer
 
-    def _set_up(self, chains: tuple[Chain, ...], factors: Sequence[Any], stated: StatedOptions, options: LayerOptions) -> None:
+    def _set_up(
+        self, chains: tuple[Chain, ...], factors: Sequence[Any], stated: StatedOptions, options: LayerOptions
+    ) -> None:
         """Set what all forms have. Without `factors` a launcher is its only factor."""
         self.chains, self.stated, self._factors, self.options = chains, stated, tuple(factors), options
         self.between, self.fuse, self.out_layout = options.between, options.fuse, options.out_layout
@@ -213,10 +219,13 @@ class BaseLauncher(Explainable):
     # ---- arguments
 
     def _read(
-        self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, layout: Any, activation: Any, precision: Any, out_layout: Any,
+        self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, layout: Any, activation: Any, precision: Any,
+        out_layout: Any,
         stream: Any,
     ) -> Given:  # fmt: skip
-        """Name the arguments of a call, with stated options for those that are None; `LaunchError` if one is missing."""
+        """Name the arguments of a call, with stated options for those that are None; `LaunchError` if one is
+        missing.
+        """
         stated, names = self.stated, self.names
         options = CallOptions(
             stated.layout if layout is None else layout,
@@ -267,7 +276,9 @@ class BaseLauncher(Explainable):
         if own is None:
             raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
         if len(own) != len(self.names.weights):
-            raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
+            raise LaunchError(
+                f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor"
+            )
         taken = list(own)
         for number, each in enumerate(own):
             if isinstance(each, Quantized):
@@ -286,7 +297,9 @@ class BaseLauncher(Explainable):
         is_aligned = check_memory(self, views, self.names, {} if out is None else self._unread(own))
         if fit.kernel is None:
             return self._several(fit, fit.why)
-        device, stream, views = where_to_work(self, fit.place, arrays, views, options.stream, packed[0].device if packed else None)
+        device, stream, views = where_to_work(
+            self, fit.place, arrays, views, options.stream, packed[0].device if packed else None
+        )
         for each in packed:
             if each.device is not device or not device.is_open:
                 check_device(self, each, device)
@@ -300,9 +313,14 @@ class BaseLauncher(Explainable):
         else:
             plan = self._plan(fit, device, stream, is_host or is_aligned or are_aligned(views))
             if plan is None:  # the reason takes time, which separate launches would pay at each call
-                return self._several(fit, verdict(device, fit.kernel, fit.batch, self.fuse).why if self.fuse == "yes" else "")
+                return self._several(
+                    fit, verdict(device, fit.kernel, fit.batch, self.fuse).why if self.fuse == "yes" else ""
+                )
             each_factor = zip(plan.packers or (plan,), own, self.names.weights, self._factors or (self,))  # noqa: B905  # a gradient has none
-            weights = [packed_in(packer, each, views.get(name), factor.buffers, stream) for packer, each, name, factor in each_factor]
+            weights = [
+                packed_in(packer, each, views.get(name), factor.buffers, stream)
+                for packer, each, name, factor in each_factor
+            ]
             if out is not None and len(plan.outs) > 1:
                 views |= {operand: views[name] for operand, name in zip(plan.outs, self.names.out, strict=True)}
             call = (on_shared if is_host else on_device)(plan, views, weights, out, stream)
@@ -352,7 +370,9 @@ class BaseLauncher(Explainable):
                 added = {name: arrays.get(name, False) for name in ("bias", "residual")}
                 more = {"activation": options.activation, "out": out, **added}
             each = (weights,) if factor.takes_lists else weights
-            x = factor(x, each, layout=layout, out_layout=layout, stream=options.stream, precision=fit.precision, **more)
+            x = factor(
+                x, each, layout=layout, out_layout=layout, stream=options.stream, precision=fit.precision, **more
+            )
         return x
 
     def _check_intermediates(self, x: ArrayView, stream: Any) -> None:
@@ -364,4 +384,6 @@ class BaseLauncher(Explainable):
             accepted = "arrays of PyTorch, CuPy, PyCUDA or NumPy, or fuse='yes' where one launch can be had"
             raise LaunchError(f"{self!r}: factors are launched one by one here, and {why}; accepted: {accepted}")
         device, on = device_and_stream(self, x.device, x.stream if stream is None else stream)
-        refuse_capture(device, on, "launches factors one by one, and allocates their intermediates", "give PyTorch's tensors")
+        refuse_capture(
+            device, on, "launches factors one by one, and allocates their intermediates", "give PyTorch's tensors"
+        )

@@ -1,4 +1,6 @@
-"""Chain launcher, y = chain(x, weights): one launch for all factors if a device has a family for that and it is faster."""
+"""Chain launcher, y = chain(x, weights): one launch for all factors if a device has a family for that and it is
+faster.
+"""
 
 from typing import Any, Unpack
 
@@ -68,7 +70,9 @@ def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
     if len(given) == 1 and not isinstance(given[0], Launcher):
         given = Chain.read(given[0]).factors
     if not given:
-        raise LaunchError("factors=(); accepted: Launchers, one an argument, or patterns, from the one that meets X first; or a Chain")
+        raise LaunchError(
+            "factors=(); accepted: Launchers, one an argument, or patterns, from the one that meets X first; or a Chain"
+        )
     every = [factor for each in given for factor in (each.factors if isinstance(each, Launcher) else (Launcher(each),))]
     return tuple(map(_plain, every))
 

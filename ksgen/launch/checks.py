@@ -1,6 +1,7 @@
 """Checks that the arrays and options of a call fit its pattern and each other. Everything is refused before a launch.
 
-`ArgumentChecks` caches the result for each combination of shapes, precisions and devices. Never reads devices or streams.
+`ArgumentChecks` caches the result for each combination of shapes, precisions and devices. Never reads devices or
+streams.
 """
 
 import sys
@@ -45,7 +46,13 @@ class ArrayNames(NamedTuple):
     def plain(self) -> dict[str, tuple[str, ...]]:
         """ArrayNames for each chain, by the name in a call of that chain alone."""
         every = len(self.out)
-        return {"x": ("x",) * every, "bias": self.bias, "residual": self.residual, "grad_y": ("grad_y",) * every, "out": self.out}
+        return {
+            "x": ("x",) * every,
+            "bias": self.bias,
+            "residual": self.residual,
+            "grad_y": ("grad_y",) * every,
+            "out": self.out,
+        }
 
 
 ONE = ArrayNames()  # of one factor
@@ -54,7 +61,11 @@ ONE = ArrayNames()  # of one factor
 def names_of(chains: Sequence[Chain]) -> ArrayNames:
     """ArrayNames of the arrays of a call of these chains."""
     if len(chains) > 1:
-        weights = (f"weights {at} of layer {number}" for number, chain in enumerate(chains, 1) for at in range(1, len(chain) + 1))
+        weights = (
+            f"weights {at} of layer {number}"
+            for number, chain in enumerate(chains, 1)
+            for at in range(1, len(chain) + 1)
+        )
         outs = (f"out of layer {number}" for number in range(1, len(chains) + 1))
         return ArrayNames(tuple(weights), numbered("bias", len(chains)), numbered("residual", len(chains)), tuple(outs))
     count = len(chains[0])
@@ -75,13 +86,17 @@ def check_words(caller: object, layout: str, activation: str, name: str = "layou
     if not is_word(layout, LAYOUTS):
         raise LaunchError(f"{caller!r}: {name} {excerpt(layout)} is unknown; accepted: {', '.join(LAYOUTS)}")
     if not is_word(activation, ACTIVATIONS):
-        raise LaunchError(f"{caller!r}: activation {excerpt(activation)} is unknown; accepted: {', '.join(ACTIVATIONS)}")
+        raise LaunchError(
+            f"{caller!r}: activation {excerpt(activation)} is unknown; accepted: {', '.join(ACTIVATIONS)}"
+        )
 
 
 def check_layouts(caller: object, chains: Sequence[Chain], layout: str, out_layout: str | None) -> None:
     """Raise `LaunchError` on a group whose outputs have another layout than x."""
     if len(chains) > 1 and is_transposed(layout, out_layout):
-        raise LaunchError(f"{caller!r}: out_layout={out_layout!r} with layout={layout!r}; accepted: one layout for x and all outputs")
+        raise LaunchError(
+            f"{caller!r}: out_layout={out_layout!r} with layout={layout!r}; accepted: one layout for x and all outputs"
+        )
 
 
 def check_precision(caller: object, precision: str | None, dtype: str) -> str:
@@ -89,7 +104,9 @@ def check_precision(caller: object, precision: str | None, dtype: str) -> str:
     accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
     if precision is None or is_word(precision, accepted):
         return precision or dtype
-    raise LaunchError(f"{caller!r}: precision={excerpt(precision)} for arrays of {dtype}; accepted: {', '.join(accepted)}")
+    raise LaunchError(
+        f"{caller!r}: precision={excerpt(precision)} for arrays of {dtype}; accepted: {', '.join(accepted)}"
+    )
 
 
 def type_of_call(caller: object, x: str, others: Iterable[ArrayView], precision: str | None, inputs: str) -> str:
@@ -104,7 +121,9 @@ def type_of_call(caller: object, x: str, others: Iterable[ArrayView], precision:
         return x
     if x not in (accepted := STORAGES[inputs].dtypes):
         makes = f"ksgen.quantize_inputs(x, {inputs!r}, scale=the weights' x_scale).values"
-        raise LaunchError(f"{caller!r}: got x of {x} for weights that multiply x in {inputs}; give {' or '.join(accepted)}: {makes}")
+        raise LaunchError(
+            f"{caller!r}: got x of {x} for weights that multiply x in {inputs}; give {' or '.join(accepted)}: {makes}"
+        )
     given = next((each.dtype for each in others), "float32")
     asked = PRECISIONS.get(precision) if isinstance(precision, str) else None
     return given if asked is None else asked.dtype
@@ -122,10 +141,18 @@ def check_arrays(
     batch_axis, feature_axis = (0, 1) if layout == "bsf" else (1, 0)
     if len(x.shape) != 2 or x.shape[feature_axis] != pattern.in_features or x.shape[batch_axis] < 1:
         wanted = f"(batch, {pattern.in_features})" if layout == "bsf" else f"({pattern.in_features}, batch)"
-        raise LaunchError(f"{caller!r}: got x of shape {tuple(x.shape)}; layout {layout} wants {wanted}, with a batch of at least 1")
+        raise LaunchError(
+            f"{caller!r}: got x of shape {tuple(x.shape)}; layout {layout} wants {wanted}, with a batch of at least 1"
+        )
     batch = int(x.shape[batch_axis])
     y = y_shape(pattern, layout, batch)
-    shapes = {"x": tuple(x.shape), "weights": pattern.shape, "bias": (pattern.out_features,), "residual": y, "grad_y": y}
+    shapes = {
+        "x": tuple(x.shape),
+        "weights": pattern.shape,
+        "bias": (pattern.out_features,),
+        "residual": y,
+        "grad_y": y,
+    }
     shapes["out"] = pattern.shape if job == "gradient" else y
     for name, given in views.items():
         if tuple(given.shape) != shapes[name]:
@@ -133,8 +160,12 @@ def check_arrays(
         if dtype is not None and name != "x" and given.dtype != dtype:
             raise LaunchError(f"{caller!r}: got {given.dtype} for {name} and y in {dtype}; give both in one precision")
         if dtype is None and given.dtype != x.dtype:
-            raise LaunchError(f"{caller!r}: got {given.dtype} for {name} and {x.dtype} for x; give both in one precision")
-        if given.strides is not None and not (job == "multiply" and name in ("x", "out", "residual") and rows_are_whole(given)):
+            raise LaunchError(
+                f"{caller!r}: got {given.dtype} for {name} and {x.dtype} for x; give both in one precision"
+            )
+        if given.strides is not None and not (
+            job == "multiply" and name in ("x", "out", "residual") and rows_are_whole(given)
+        ):
             raise LaunchError(f"{caller!r}: {name} is not {_accepted(job, name)}; give a contiguous copy of it")
     return batch
 
@@ -169,15 +200,22 @@ def check_memory(caller: object, views: Views, names: ArrayNames = ONE, unread: 
     if (torch := sys.modules.get("torch")) is not None and torch.is_grad_enabled():
         for name, given in views.items():
             if given.kind == "torch" and given.owner.requires_grad:
-                raise LaunchError(f"{caller!r}: {name} requires gradients, which launchers do not record; call under torch.no_grad()")
+                raise LaunchError(
+                    f"{caller!r}: {name} requires gradients, which launchers do not record; call under torch.no_grad()"
+                )
     bits = 0
     for name, given in views.items():
         pointer = given.pointer
         if isinstance(pointer, int):
             if not pointer:  # arrays of fitting shapes are never empty
-                raise LaunchError(f"{caller!r}: {name} is of shape {tuple(given.shape)} and lies at address 0; give an array with memory")
+                raise LaunchError(
+                    f"{caller!r}: {name} is of shape {tuple(given.shape)} and lies at address 0; give an array with "
+                    "memory"
+                )
             if pointer % MAP_ALIGNMENT and given.device != "host" and pointer % element_bytes(given.dtype):
-                raise LaunchError(f"{caller!r}: {name} starts inside a {given.dtype}, at {pointer:#x}; give a copy of it")
+                raise LaunchError(
+                    f"{caller!r}: {name} starts inside a {given.dtype}, at {pointer:#x}; give a copy of it"
+                )
             bits |= pointer
     for out in names.out:
         if out in views:
@@ -245,8 +283,12 @@ def check_storage(caller: object, stated: StatedOptions, own: Sequence[Any]) -> 
         found = (each.stored, each.inputs) if isinstance(each, Weights) else (SAME, SAME)
         if found != (stated.weights, inputs):
             which = "weights" if len(own) == 1 else f"weights of factor {number}"
-            remedy = f"what ksgen.quantize(weights, {stated.weights!r}{'' if inputs == SAME else ', x_scale=...'}) gives"
-            stored_as = " and ".join(f"{name}={value}" for name, value in zip(("weights", "inputs"), found, strict=True))
+            remedy = (
+                f"what ksgen.quantize(weights, {stated.weights!r}{'' if inputs == SAME else ', x_scale=...'}) gives"
+            )
+            stored_as = " and ".join(
+                f"{name}={value}" for name, value in zip(("weights", "inputs"), found, strict=True)
+            )
             raise LaunchError(f"{caller!r}: {which} are stored as {stored_as}; accepted, as is stated: {remedy}")
 
 
@@ -281,7 +323,9 @@ class ArgumentChecks:
     def __len__(self) -> int:
         return len(self._found)
 
-    def find(self, caller: Multiplier, options: CallOptions, views: Views, forms: Sequence[WeightForm]) -> CheckedArguments:
+    def find(
+        self, caller: Multiplier, options: CallOptions, views: Views, forms: Sequence[WeightForm]
+    ) -> CheckedArguments:
         """Checked arguments with these shapes, precisions, strides and devices; checked at the first call.
 
         `forms` are those of each factor's weights.
@@ -312,15 +356,23 @@ def _checked(
     precision: Any = check_precision(caller, asked, dtype)
     for form, pattern in zip(forms, (pattern for chain in caller.chains for pattern in chain), strict=bool(forms)):
         if form.stored != SAME and (accepted := refused_x_precision(form.stored, precision)):
-            raise LaunchError(f"{caller!r}: weights in {form.stored} with precision={precision}; accepted: x of {accepted}")
+            raise LaunchError(
+                f"{caller!r}: weights in {form.stored} with precision={precision}; accepted: x of {accepted}"
+            )
         if form.shape not in (None, pattern.shape):
             raise LaunchError(f"{caller!r}: these weights were packed for pattern {Pattern.read(form.shape)}")
         if form.dtype not in (None, dtype) and form.stored == SAME:
-            raise LaunchError(f"{caller!r}: packed weights are {form.dtype} and x is {dtype}; give both in one precision")
+            raise LaunchError(
+                f"{caller!r}: packed weights are {form.dtype} and x is {dtype}; give both in one precision"
+            )
     batch = 0
-    for at, (layer, weights_of_it) in enumerate(zip(caller.layers, per_chain(caller.chains, names.weights), strict=True)):
+    for at, (layer, weights_of_it) in enumerate(
+        zip(caller.layers, per_chain(caller.chains, names.weights), strict=True)
+    ):
         given = {name: views[each[at]] for name, each in names.plain.items() if each[at] in views}
-        batch = _check_layer(layer, job, options, given, [views.get(name) for name in weights_of_it], (dtype, precision, inputs))
+        batch = _check_layer(
+            layer, job, options, given, [views.get(name) for name in weights_of_it], (dtype, precision, inputs)
+        )
     place = common_device(views)
     added = [{name in views for name in each} for each in (names.bias, names.residual)]
     several = is_layer(caller.chains, layout, out_layout)
@@ -331,12 +383,18 @@ def _checked(
         why = why or (STORED_OTHERWISE if len(alike) > 1 else "")
         if why or caller.fuse == "no":
             return CheckedArguments(batch, place, precision, dtype, None, why)
-    lie_apart = len(caller.chains) > 1 and (place == "host" or (names.out[0] not in views and layout == "bsf"))  # outputs, in one array
+    # outputs, in one array
+    lie_apart = len(caller.chains) > 1 and (place == "host" or (names.out[0] not in views and layout == "bsf"))
     stride = "any" if lie_apart or any(found.strides is not None for found in views.values()) else "dense"
     (weights,) = alike
-    epilogue, own = Epilogue(True in added[0], activation, True in added[1]), batch if batch in caller.batches and not several else None
+    epilogue, own = (
+        Epilogue(True in added[0], activation, True in added[1]),
+        batch if batch in caller.batches and not several else None,
+    )
     between = caller.between if several and caller.between else "none"
-    kernel = KernelSpec(caller.chains, precision, layout, epilogue, own, job, stride, between, out_layout, weights, inputs)
+    kernel = KernelSpec(
+        caller.chains, precision, layout, epilogue, own, job, stride, between, out_layout, weights, inputs
+    )
     return CheckedArguments(batch, place, precision, dtype, kernel)
 
 
@@ -347,16 +405,21 @@ def _inputs(caller: Multiplier, forms: Sequence[WeightForm]) -> str:
         for number, form in enumerate(own, 1):
             if number > 1 and form.inputs != SAME:
                 only = "weights that ksgen.quantize made without x_scale, as intermediates are stored like y"
-                raise LaunchError(f"{layer!r}: weights of factor {number} multiply x in {form.inputs}; accepted: {only}")
+                raise LaunchError(
+                    f"{layer!r}: weights of factor {number} multiply x in {form.inputs}; accepted: {only}"
+                )
         found.append(own[0].inputs)
     if others := [number for number, each in enumerate(found, 1) if each != found[0]]:
         how = f"those of layer 1 as {found[0]} and those of layer {others[0]} as {found[others[0] - 1]}"
-        raise LaunchError(f"{caller!r}: first weights multiply x in different storage, {how}; accepted: one storage for all of them")
+        raise LaunchError(
+            f"{caller!r}: first weights multiply x in different storage, {how}; accepted: one storage for all of them"
+        )
     return found[0] if found else SAME
 
 
 def _check_layer(
-    layer: Multiplier, job: str, options: CallOptions, given: Views, own: Sequence[ArrayView | None], types: tuple[str, str, str]
+    layer: Multiplier, job: str, options: CallOptions, given: Views, own: Sequence[ArrayView | None], types: tuple[str,
+        str, str]
 ) -> int:  # fmt: skip
     """Return the batch size; `LaunchError` on arguments that any factor of a chain would refuse.
 
@@ -364,7 +427,9 @@ def _check_layer(
     """
     (chain,), (dtype, precision, inputs), x = layer.chains, types, given["x"]
     if layer.between not in (accepted := activations_of(precision)):
-        raise LaunchError(f"{layer!r}: between={layer.between!r} of complex numbers, {precision}; accepted: {', '.join(accepted)}")
+        raise LaunchError(
+            f"{layer!r}: between={layer.between!r} of complex numbers, {precision}; accepted: {', '.join(accepted)}"
+        )
     batch = 0
     for number, (factor, weights) in enumerate(zip(layer.factors, own, strict=True)):
         pattern, layout = chain[number], options.layout if number < chain.turn else options.out_layout or options.layout

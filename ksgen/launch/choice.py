@@ -40,7 +40,9 @@ def usual_limits_of(device: Device) -> Limits:
     Kernels that are built without a device are for that card.
     """
     limits = limits_of(device)
-    return replace(limits, multiprocessors=cuda_limits(device.target).multiprocessors) if device.kind == "cuda" else limits
+    return (
+        replace(limits, multiprocessors=cuda_limits(device.target).multiprocessors) if device.kind == "cuda" else limits
+    )
 
 
 def built_beforehand(device: Device) -> list[tuple[str, Limits]]:
@@ -85,7 +87,10 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
     found = wisdom.lookup(kernel, batch, aligned)
     why = "the family's default: no search has been run for this kernel on this device"
     if found is None and (batches := wisdom.batches(kernel)):
-        why = f"the family's default: what was searched, at batch {', '.join(map(str, batches))}, says nothing of batch {batch}"
+        why = (
+            f"the family's default: what was searched, at batch {', '.join(map(str, batches))}, says nothing of "
+            f"batch {batch}"
+        )
     if found:
         try:
             check_fit(found.family, found.constants, kernel, limits)
@@ -108,7 +113,9 @@ def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, 
 
     Slow, so launches never call it.
     """
-    found = None if choice.from_wisdom else faster_family(choice.family, kernel, limits, batch, aligned, choice.constants)
+    found = (
+        None if choice.from_wisdom else faster_family(choice.family, kernel, limits, batch, aligned, choice.constants)
+    )
     if found is None:
         return ""
     family, factor = found
@@ -127,7 +134,9 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
     """Default constants of a family for a kernel at a batch, measured or not."""
     family = family_named(name)
     if not takes_job(family, kernel, limits, batch):
-        raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})")
+        raise ConstantsError(
+            f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})"
+        )
     return Choice(family.name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
 
 

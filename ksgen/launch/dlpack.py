@@ -12,7 +12,8 @@ from ksgen.errors import LaunchError
 
 PLACES = {1: "host", 2: "cuda", 3: "host", 13: "cuda"}  # CPU, CUDA, pinned host and managed memory
 _DTYPES = {  # by (code, bits)
-    (2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16", (5, 64): "complex64", (5, 128): "complex128",
+    (2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16", (5, 64): "complex64", (5,
+        128): "complex128",
 }  # fmt: skip
 _CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
 _READ_ONLY = 1
@@ -50,8 +51,12 @@ class _Versioned(ctypes.Structure):
 
 
 _capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", ctypes.pythonapi))
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-_rename_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_rename_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_SetName", ctypes.pythonapi)
+)
 _CAPSULES = {  # name -> its layout, and its name once consumed: stored here, because capsules do not copy names
     b"dltensor": (_Unversioned, ctypes.c_char_p(b"used_dltensor")),
     b"dltensor_versioned": (_Versioned, ctypes.c_char_p(b"used_dltensor_versioned")),
@@ -66,7 +71,8 @@ class Managed:
         label = _capsule_name(capsule)
         if label not in _CAPSULES:
             raise LaunchError(
-                f"{name}: its __dlpack__ returned a capsule called {label!r}; one called dltensor or dltensor_versioned is needed"
+                f"{name}: its __dlpack__ returned a capsule called {label!r}; one called dltensor or "
+                "dltensor_versioned is needed"
             )
         layout, used = _CAPSULES[label]
         address = _capsule_pointer(capsule, label)

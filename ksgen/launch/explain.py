@@ -16,7 +16,19 @@ from ksgen.launch.choice import expectation, limits_of
 from ksgen.launch.fused import Verdict, verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain
-from ksgen.spec import ACTIVATIONS, LAYOUTS, Activation, ByteStorage, Epilogue, Fuse, Job, KernelSpec, Layout, PrecisionName, WeightStorage
+from ksgen.spec import (
+    ACTIVATIONS,
+    LAYOUTS,
+    Activation,
+    ByteStorage,
+    Epilogue,
+    Fuse,
+    Job,
+    KernelSpec,
+    Layout,
+    PrecisionName,
+    WeightStorage,
+)
 from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, checked_batch, is_layer, is_transposed, is_word
 from ksgen.spec.storage import SAME, Same
 from ksgen.values import excerpt
@@ -45,7 +57,9 @@ def explained(stated: StatedOptions, *asked: Any) -> Explained:
     `asked` holds precision, layout, epilogue, weights and inputs, each possibly None.
     """
     known = Explained(stated.precision or "float32", stated.layout, stated.epilogue, stated.weights, stated.inputs)
-    return known._replace(**{name: each for name, each in zip(Explained._fields, asked, strict=True) if each is not None})
+    return known._replace(
+        **{name: each for name, each in zip(Explained._fields, asked, strict=True) if each is not None}
+    )
 
 
 def bytes_saved(kernel: KernelSpec, batch: int) -> str:
@@ -62,7 +76,11 @@ def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOpt
     operands = [f"x{'' if stated.inputs == SAME else f' in {stated.inputs}'}", f"weights {weights}{stored}"]
     operands += [f"{name} (or {name}=False)" for name in ("bias", "residual") if getattr(stated, name)]
     layer = dict(of_layer.non_defaults)
-    words = {"layout": stated.layout, "activation": stated.activation, "precision": stated.precision or "that of the arrays"}
+    words = {
+        "layout": stated.layout,
+        "activation": stated.activation,
+        "precision": stated.precision or "that of the arrays",
+    }
     words |= {name: layer.pop(name) for name in ("out_layout",) if name in layer}
     features = f"{chains[0].in_features} to {', '.join(str(each.out_features) for each in chains)} features"
     lines = [
@@ -162,9 +180,13 @@ class Explainable:
         if not is_product or not (self.takes_lists or is_layer(self.chains, what.layout, out_layout)):
             return self._explain_factor(batch, what, job, device)
         where = find_device(device)
-        found = self._verdict(where, what.precision, what.layout, what.epilogue, batch, out_layout, what.weights, what.inputs)
+        found = self._verdict(
+            where, what.precision, what.layout, what.epilogue, batch, out_layout, what.weights, what.inputs
+        )
         if found.is_one:
-            kernel = self._kernel(where, what.precision, what.layout, what.epilogue, out_layout, what.weights, what.inputs)
+            kernel = self._kernel(
+                where, what.precision, what.layout, what.epilogue, out_layout, what.weights, what.inputs
+            )
             choice = PLANNER.choice(where, kernel, batch)
             why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
             return f"{self._describe(what.layout, out_layout)} at batch {batch} on {where.name}: {why}"
@@ -181,14 +203,25 @@ class Explainable:
         why = f"{choice.why}{expectation(choice, kernel, batch, limits_of(where))}{bytes_saved(kernel, batch)}"
         return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
 
-    def _explain_each(self, batch: int, what: Explained, out_layout: Layout | None, device: str | None, why: str) -> str:
+    def _explain_each(
+        self, batch: int, what: Explained, out_layout: Layout | None, device: str | None, why: str
+    ) -> str:
         """Explain one launch per factor."""
         (chain,), is_turned, each = self.chains, is_transposed(what.layout, out_layout), []
         for number, factor in enumerate(self.factors):
             epilogue = what.epilogue if number + 1 == len(chain) else Epilogue(activation=self.between or "none")
             layout: Any = out_layout if is_turned and number >= chain.turn else what.layout
-            options: dict[str, Any] = {"precision": what.precision, "layout": layout, "epilogue": epilogue, "weights": what.weights}
-            each.append(factor.explain(batch, out_layout=layout, device=device, inputs=SAME if number else what.inputs, **options))
+            options: dict[str, Any] = {
+                "precision": what.precision,
+                "layout": layout,
+                "epilogue": epilogue,
+                "weights": what.weights,
+            }
+            each.append(
+                factor.explain(
+                    batch, out_layout=layout, device=device, inputs=SAME if number else what.inputs, **options
+                )
+            )
         once = f", and what factor {chain.turn + 1} takes is transposed by a copy" if is_turned else ""
         return "\n".join([f"{self._describe(what.layout, out_layout)}: one launch per factor{once}; {why}", *each])
 
@@ -198,11 +231,14 @@ class Explainable:
 
     def _describe(self, layout: Layout, out_layout: Layout | None) -> str:
         """Chains, what comes between their factors, and the layouts if they differ."""
-        description = self._title if self.options.between == "none" else f"{self._title} with {self.between} between factors"
+        description = (
+            self._title if self.options.between == "none" else f"{self._title} with {self.between} between factors"
+        )
         return f"{description} from {layout} to {out_layout}" if is_transposed(layout, out_layout) else description
 
     def _verdict(
-        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, out_layout: str | None = None,
+        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int,
+        out_layout: str | None = None,
         weights: str = SAME, inputs: str = SAME,
     ) -> Verdict:  # fmt: skip
         """Whether a call of several factors is one launch on a device, and why."""
@@ -212,14 +248,24 @@ class Explainable:
             return Verdict(False, "fuse='no'")
         if self.between is None:
             return Verdict(False, BETWEEN_DIFFERS)
-        return verdict(device, self._kernel(device, precision, layout, epilogue, out_layout, weights, inputs), batch, self.fuse)
+        return verdict(
+            device, self._kernel(device, precision, layout, epilogue, out_layout, weights, inputs), batch, self.fuse
+        )
 
     def _kernel(
-        self, device: Device, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None, weights: str, inputs: str
+        self,
+        device: Device,
+        precision: str,
+        layout: str,
+        epilogue: Epilogue,
+        out_layout: str | None,
+        weights: str,
+        inputs: str,
     ) -> KernelSpec:
         """Kernel of one launch of several factors. Outputs of a group are slices of one array."""
         stride = "any" if len(self.chains) > 1 and (device.shares_host or layout == "bsf") else "dense"
         return KernelSpec(
-            self.chains, precision, layout, epilogue, stride=stride, between=self.between or "none", out_layout=out_layout,
+            self.chains, precision, layout, epilogue, stride=stride, between=self.between or "none",
+            out_layout=out_layout,
             weights=weights, inputs=inputs,
         )  # fmt: skip

@@ -34,7 +34,10 @@ _UNKNOWN = object()
 LEAST_ROWS = 8  # rows of the batch per core: below, each factor's outputs are divided among the cores
 LEAST_COLUMNS = 16  # the same in batch-size-last, where vectors run along the batch
 SMALL_BYTES = 2**19  # bytes of weights in bsf that one core reads faster than two synchronise (measured on two cores)
-NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
+NO_FAMILY, NO_ROOM = (
+    "no family does that on such a device",
+    "no family has room for all factors in one launch, in this precision",
+)
 FROM_END_TO_END = "in batch-size-last each factor by itself reads its rows and weights from end to end"
 REMEMBERED = 1024  # cached plans: one per layer and batch size
 
@@ -64,7 +67,9 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
     return plan
 
 
-def fused_plan(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto", stream: Stream = None) -> Plan | None:
+def fused_plan(
+    device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto", stream: Stream = None
+) -> Plan | None:
     """Plan of one launch for a chain, or for several on one X; None if separate launches serve them better."""
     key = (device, kernel, batch, fuse, PLANNER.generation)
     if (known := PLANNER.derived.get(key, _UNKNOWN)) is not _UNKNOWN:
@@ -124,7 +129,11 @@ def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
         return ""
     alone = replace(kernel, chains=(Chain((kernel.pattern,)),), between="none", out_layout=None, stride="dense")
     family = family_for(alone, limits)
-    return "" if family.serves(kernel, limits) else f"{family.name} serves each factor, but not all in one launch; it is for: {family.why}"
+    return (
+        ""
+        if family.serves(kernel, limits)
+        else f"{family.name} serves each factor, but not all in one launch; it is for: {family.why}"
+    )
 
 
 @lru_cache(REMEMBERED)
@@ -156,7 +165,9 @@ def _lacks(kernel: KernelSpec, limits: Limits, kind: str, batch: int) -> str:
 
 
 def _no_room(kernel: KernelSpec) -> str:
-    return f"no family for such a batch takes x in {kernel.inputs} through all factors" if kernel.has_bytes_in else NO_ROOM
+    return (
+        f"no family for such a batch takes x in {kernel.inputs} through all factors" if kernel.has_bytes_in else NO_ROOM
+    )
 
 
 @lru_cache(REMEMBERED)
@@ -235,7 +246,9 @@ def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
 
 
 def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
-    """Expected microseconds of separate launches: of a layer's factors, or of a group's layers, each in its fastest form."""
+    """Expected microseconds of separate launches: of a layer's factors, or of a group's layers, each in its fastest
+    form.
+    """
     if not kernel.is_group:
         return each_us(kernel, limits, batch)
     found = 0.0
@@ -254,7 +267,9 @@ def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
     if not one_us:
         return Verdict(False, f"the speed of {limits.target} is unknown")
     others = "of the layers one by one" if kernel.is_group else "of one for each factor"
-    description = f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {others_us:.3g} us {others}"
+    description = (
+        f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {others_us:.3g} us {others}"
+    )
     return Verdict(one_us < others_us, description)
 
 
@@ -273,7 +288,9 @@ def _plan(device: Device, kernel: KernelSpec, batch: int, fuse: str) -> Plan | N
 def packings(device: Device, whole: Plan) -> tuple[Plan, ...]:
     """Plans that pack each factor's weights for a chain's launch, for the target of its binary."""
     choices = packing_choices(whole.kernel, whole.choice.family, whole.choice.constants)
-    return all_of(partial(PLANNER.plan_of, device, each, whole.batch, choice, whole.binary.target) for each, choice in choices)
+    return all_of(
+        partial(PLANNER.plan_of, device, each, whole.batch, choice, whole.binary.target) for each, choice in choices
+    )
 
 
 def packing_choices(kernel: KernelSpec, family: str, constants: Any) -> list[tuple[KernelSpec, Choice]]:

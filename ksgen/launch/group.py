@@ -62,8 +62,14 @@ class GroupLauncher(BaseLauncher):
             taken = ", ".join(f"{chain} takes {chain.in_features}" for chain in chains)
             raise LaunchError(f"{taken} features; accepted: layers that take the same x")
         if others := [layer for layer in given if layer.stated != stated]:
-            raise LaunchError(f"{given[0]!r} and {others[0]!r} of a group state different options; accepted: layers that state the same")
-        self._given, self._layers = given, tuple(ChainLauncher(*layer.factors, **layer.options.non_defaults) for layer in given)
+            raise LaunchError(
+                f"{given[0]!r} and {others[0]!r} of a group state different options; accepted: layers that state the "
+                "same"
+            )
+        self._given, self._layers = (
+            given,
+            tuple(ChainLauncher(*layer.factors, **layer.options.non_defaults) for layer in given),
+        )
         self.batches = self._layers[0].batches if len(given) == 1 else frozenset()
         fuses = {layer.fuse for layer in given}
         own = {layer.options.between for layer in given if len(layer.chain) > 1} or {"none"}
@@ -85,7 +91,8 @@ class GroupLauncher(BaseLauncher):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Read pickles of the attributes, which earlier versions wrote."""
         stated = state["stated"].non_defaults
-        self.__init__(*(ChainLauncher(*each.factors, **each.options.non_defaults, **stated) for each in state["layers"]))  # type: ignore[misc]
+        layers = (ChainLauncher(*each.factors, **each.options.non_defaults, **stated) for each in state["layers"])
+        self.__init__(*layers)  # type: ignore[misc]
 
     # ---- arguments
 
@@ -111,7 +118,9 @@ class GroupLauncher(BaseLauncher):
         else:
             features, shape = sum(chain.out_features for chain in self.chains), tuple(getattr(out, "shape", ()))
             if len(shape) != 2 or shape[1 if layout == "bsf" else 0] != features:
-                raise LaunchError(f"{self!r}: got out of shape {shape}; one with {features} features is needed, or a list of arrays")
+                raise LaunchError(
+                    f"{self!r}: got out of shape {shape}; one with {features} features is needed, or a list of arrays"
+                )
             outs = outputs_in(out, self.chains, layout)
         arrays |= zip(self.names.out, outs, strict=True)
         return outs
@@ -120,7 +129,9 @@ class GroupLauncher(BaseLauncher):
 
     def _unread(self, own: Sequence[Any]) -> Mapping[str, ArrayView]:
         return {
-            name: each.lies_in for name, each in zip(self.names.weights, own, strict=True) if isinstance(each, Weights) and each.lies_in
+            name: each.lies_in
+            for name, each in zip(self.names.weights, own, strict=True)
+            if isinstance(each, Weights) and each.lies_in
         }
 
     def _one_by_one(self, given: Given, fit: CheckedArguments) -> list[Any]:
@@ -130,10 +141,14 @@ class GroupLauncher(BaseLauncher):
         for number, (layer, weights) in enumerate(zip(self.layers, per_chain(self.chains, own), strict=True)):
             added = {"bias": arrays.get(self.names.bias[number]), "residual": arrays.get(self.names.residual[number])}
             to = None if outs is None else outs[number]
-            ys.append(layer(arrays["x"], weights, out=to, **added, **options._replace(precision=fit.precision)._asdict()))
+            ys.append(
+                layer(arrays["x"], weights, out=to, **added, **options._replace(precision=fit.precision)._asdict())
+            )
         return ys
 
-    def _explain_each(self, batch: int, what: Explained, out_layout: Layout | None, device: str | None, why: str) -> str:
+    def _explain_each(
+        self, batch: int, what: Explained, out_layout: Layout | None, device: str | None, why: str
+    ) -> str:
         each = [layer.explain(batch, device=device, **what._asdict()) for layer in self.layers]
         return "\n".join([f"{self._title}: layer by layer; {why}", *each])
 

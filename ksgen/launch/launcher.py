@@ -22,7 +22,8 @@ from ksgen.values import excerpt, listed
 
 
 class Launcher(BaseLauncher):
-    """Multiply by Kronecker-sparse matrices K of one pattern, or of a chain: y = launcher(x, weights) computes Y = X K^T.
+    """Multiply by Kronecker-sparse matrices K of one pattern, or of a chain: y = launcher(x, weights) computes Y = X
+    K^T.
 
     A launcher holds all kernels of its pattern. The arguments of a call decide precision, batch size and device. A
     kernel is generated, compiled and cached at its first use. Later calls reuse it.
@@ -97,7 +98,9 @@ class Launcher(BaseLauncher):
         self.takes_lists = isinstance(a, Chain) and b is c is d is None
         chain = a if self.takes_lists else Chain((_pattern(a) if b is c is d is None else Pattern(a, b, c, d),))  # type: ignore[arg-type]
         factors = [Launcher(each, batches=wanted) for each in chain] if len(chain) > 1 else ()
-        self._set_up((chain,), factors, checked(chain, StatedOptions(**stated)), layer_options(chain, between, fuse, out_layout))
+        self._set_up(
+            (chain,), factors, checked(chain, StatedOptions(**stated)), layer_options(chain, between, fuse, out_layout)
+        )
         self.chain = chain
         if not factors:
             self.pattern = chain[0]
@@ -107,7 +110,9 @@ class Launcher(BaseLauncher):
 
     @property
     def _arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
-        return (self.chain,) if self.takes_lists else self.chain[0].shape, self.options.non_defaults | self.stated.non_defaults
+        return (self.chain,) if self.takes_lists else self.chain[
+            0
+        ].shape, self.options.non_defaults | self.stated.non_defaults
 
     def __reduce__(self) -> tuple[Any, ...]:
         given, named = self._arguments
@@ -116,7 +121,8 @@ class Launcher(BaseLauncher):
     def _check_is_factor(self, what: str) -> None:
         if self._factors:
             raise LaunchError(
-                f"{self!r}: {what} belong to one factor, and this has {len(self._factors)}; accepted: one of launcher.factors"
+                f"{self!r}: {what} belong to one factor, and this has {len(self._factors)}; accepted: one of "
+                "launcher.factors"
             )
 
     def gradient(
@@ -161,7 +167,9 @@ class Launcher(BaseLauncher):
         self._check_is_factor("gradients of weights")
         arrays = {"x": x, "grad_y": grad_y} | ({} if out is None else {"out": out})
         layout = self.stated.layout if layout is None else layout
-        options = CallOptions(layout, precision=self.stated.precision if precision is None else precision, stream=stream)
+        options = CallOptions(
+            layout, precision=self.stated.precision if precision is None else precision, stream=stream
+        )
         call: Any = self._prepared(Given(arrays, (), (), (), out, options), self._gradient_checks)
         return call()
 
@@ -214,7 +222,9 @@ class Launcher(BaseLauncher):
     def _where_they_lie(self, found: ArrayView, device: str | None, stream: Any) -> tuple[Device, Stream]:
         """Device of weights on a device, and a stream on which they are complete."""
         if device is not None:
-            raise LaunchError(f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already")
+            raise LaunchError(
+                f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already"
+            )
         check_memory(self, {"x": found})
         where, on = device_and_stream(self, found.device, found.stream if stream is None else stream)
         return in_their_context(self, where, on, {"weights": found}), on
@@ -233,5 +243,7 @@ def _pattern(given: Any) -> Pattern:
         return Pattern.read(given)
     except PatternError as error:
         if isinstance(given, list | tuple) and not all(isinstance(each, int) for each in given):
-            raise PatternError(f"{error}; several factors are a Chain, and several chains on one x a GroupLauncher") from None
+            raise PatternError(
+                f"{error}; several factors are a Chain, and several chains on one x a GroupLauncher"
+            ) from None
         raise

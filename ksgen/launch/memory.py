@@ -101,12 +101,18 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
     if like.kind == "cupy":
         cupy = sys.modules["cupy"]
         own = is_same_stream(stream or 0, like.stream)
-        with cupy.cuda.Device(like.device[1]), nullcontext() if own else cupy.cuda.ExternalStream(stream or 0, like.device[1]):
+        with (
+            cupy.cuda.Device(like.device[1]),
+            nullcontext() if own else cupy.cuda.ExternalStream(stream or 0, like.device[1]),
+        ):
             return cupy.empty(shape, like.owner.dtype if dtype is None else numpy_dtype(dtype))
     if like.kind == "pycuda":
         current, held = sys.modules["pycuda.driver"].Context.get_current(), context_of(like.pointer)
         if current is None or (held and current.handle != held):
-            raise LaunchError("x is a GPUArray of a context that is not current on this thread; push() it before the call, or give out=")
+            raise LaunchError(
+                "x is a GPUArray of a context that is not current on this thread; push() it before the call, or give "
+                "out="
+            )
         return sys.modules["pycuda.gpuarray"].empty(shape, like.owner.dtype if dtype is None else numpy_dtype(dtype))
     if like.kind == "pyopencl":
         kind = like.owner.dtype if dtype is None else numpy_dtype(dtype)
@@ -121,7 +127,8 @@ def check_transposable(caller: object, found: ArrayView) -> None:
     if found.kind not in TRANSPOSING and found.device != "host":
         kind = type(found.owner).__name__
         raise LaunchError(
-            f"{caller!r}: factors are launched one by one here, and nothing turns a {kind} from one layout into the other; "
+            f"{caller!r}: factors are launched one by one here, and nothing turns a {kind} from one layout into the "
+            "other; "
             "accepted: arrays of NumPy, PyTorch or CuPy, or one layout for x and y"
         )
 
@@ -130,7 +137,9 @@ def transposed(array: Any, stream: Any) -> Any:
     """Contiguous transpose of a matrix that passed `check_transposable`."""
     handle = stream_handle(stream)
     found = view(array, "x", handle if isinstance(handle, int) else None)
-    if found.kind == "torch" and (found.device == "host" or stream is None or is_same_stream(handle or 0, found.stream)):
+    if found.kind == "torch" and (
+        found.device == "host" or stream is None or is_same_stream(handle or 0, found.stream)
+    ):
         return array.t().contiguous()
     if found.kind == "torch":
         with sys.modules["torch"].cuda.stream(torch_stream(handle, found.device[1])):
@@ -138,7 +147,10 @@ def transposed(array: Any, stream: Any) -> Any:
     if found.kind == "cupy":
         cupy = sys.modules["cupy"]
         own = stream is None or is_same_stream(handle or 0, found.stream)
-        with cupy.cuda.Device(found.device[1]), nullcontext() if own else cupy.cuda.ExternalStream(handle or 0, found.device[1]):
+        with (
+            cupy.cuda.Device(found.device[1]),
+            nullcontext() if own else cupy.cuda.ExternalStream(handle or 0, found.device[1]),
+        ):
             return cupy.ascontiguousarray(array.T)
     import numpy as np
 

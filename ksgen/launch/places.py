@@ -46,7 +46,9 @@ def on_shared(plan: Plan, views: dict[str, ArrayView], packed: Sequence[Packed],
     return _bound(plan, views, operands, packed, out, stream, partial(device.synchronize, stream))
 
 
-def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Sequence[Weights], out: Any, stream: Stream) -> Call:
+def on_host(
+    caller: object, plan: Plan, views: dict[str, ArrayView], packed: Sequence[Weights], out: Any, stream: Stream
+) -> Call:
     """Prepare a call of one factor on host arrays, which are copied to the device and back at every call."""
     import numpy as np
 
@@ -56,7 +58,9 @@ def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Seq
     if out is None:
         out = _new_out(plan, views)
     hosts = {name: host_array(found) for name, found in views.items()}
-    dense = {name: host if host.flags.c_contiguous else np.empty(host.shape, host.dtype) for name, host in hosts.items()}
+    dense = {
+        name: host if host.flags.c_contiguous else np.empty(host.shape, host.dtype) for name, host in hosts.items()
+    }
     copies = {name: device.allocate(host.nbytes) for name, host in hosts.items()}
     result = hosts.pop("out")
     weights = [each.use(plan, stream) for each in packed]
@@ -92,7 +96,9 @@ def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: An
 
     is_split = operand_of(plan.kernel, plan.choice.constants) is not None
     if is_split and not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
-        largest = ", ".join(f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights"))
+        largest = ", ".join(
+            f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights")
+        )
         raise LaunchError(f"{caller!r}: {plan.kernel.precision} takes {accepted}; got {largest}; take tf32x3")
 
 
@@ -117,7 +123,8 @@ def outputs_in(out: Any, chains: Sequence[Chain], layout: str) -> list[Any]:
 
 
 def _bound(
-    plan: Plan, views: Mapping[str, ArrayView], operands: dict[str, Any], packed: Sequence[Packed], out: Any, stream: Stream,
+    plan: Plan, views: Mapping[str, ArrayView], operands: dict[str, Any], packed: Sequence[Packed], out: Any,
+    stream: Stream,
     after: Callable[[], None] | None, *keep: Any,
 ) -> Call:  # fmt: skip
     """Bind a launch to its operands: arrays and workspace are given, and weights and row pitches are added."""
@@ -128,7 +135,9 @@ def _bound(
             steps.append(before)
     for pitch, name in plan.pitches:
         array = views[name]  # a matrix: its pitch counts elements from one row to the next
-        operands[pitch] = int(array.shape[1] if array.strides is None else array.strides[0] // element_bytes(array.dtype))
+        operands[pitch] = int(
+            array.shape[1] if array.strides is None else array.strides[0] // element_bytes(array.dtype)
+        )
     return Call(plan, plan.arguments(operands), stream, out, steps, after, (views, packed, *keep))
 
 

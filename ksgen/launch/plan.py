@@ -61,8 +61,10 @@ class Plan:
     result: str = field(init=False)  # the operand that a launch writes for its caller
     weights: tuple[str, ...] = field(init=False)  # operands that hold packed weights
     outs: tuple[str, ...] = field(init=False)  # names of a call's outputs: "out", or the operands of a group's chains
-    arrays: tuple[tuple[str, str], ...] = field(init=False)  # operands that are a call's arrays, each with the array's name
-    pitches: tuple[tuple[str, str], ...] = field(init=False)  # operands that are row pitches of them, each with the array's name
+    # operands that are a call's arrays, each with the array's name
+    arrays: tuple[tuple[str, str], ...] = field(init=False)
+    # operands that are row pitches of them, each with the array's name
+    pitches: tuple[tuple[str, str], ...] = field(init=False)
     out_shape: tuple[int, ...] = field(init=False)  # of one array that holds all outputs
     out_dtype: str | None = field(init=False)  # None if it is that of x
     _ordered: Callable[[Mapping[str, Any]], tuple[Any, ...]] = field(init=False)  # the operands in order
@@ -70,7 +72,12 @@ class Plan:
     _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by their addresses
 
     def __post_init__(self) -> None:
-        kernel, result, weights, pitches = self.kernel, result_of(self.kernel), weights_of(self.kernel), pitches_of(self.kernel)
+        kernel, result, weights, pitches = (
+            self.kernel,
+            result_of(self.kernel),
+            weights_of(self.kernel),
+            pitches_of(self.kernel),
+        )
         others = {*weights, *pitches.values(), "workspace"}
         arrays = {each: "out" if each == result else each for each in self.operands if each not in others}
         features = sum(chain.out_features for chain in kernel.chains)
@@ -133,12 +140,18 @@ class Plan:
 
     def launches(self, arguments: Arguments) -> list[Launch]:
         """Launches that `launch` enqueues."""
-        own = Launch(self.multiply, self._blocks(), self.block, self.shared_bytes, (*self._encode(arguments), *arguments))
+        own = Launch(
+            self.multiply, self._blocks(), self.block, self.shared_bytes, (*self._encode(arguments), *arguments)
+        )
         return [own if each.kernel is self.multiply else Launch(*each, arguments) for each in self.steps] or [own]
 
     def _blocks(self) -> int:
         """Number of blocks of the launch that multiplies; on a processor at most its number of threads."""
-        return groups_for(self.grid, self.device.limits.multiprocessors) if self.walks and self.device.limits.is_cpu else self.grid
+        return (
+            groups_for(self.grid, self.device.limits.multiprocessors)
+            if self.walks and self.device.limits.is_cpu
+            else self.grid
+        )
 
     def workspace(self, stream: Stream = None) -> Buffer:
         """Workspace for launches on that stream; None if they take none.
@@ -180,7 +193,9 @@ class Call:
         return f"Call(Launcher{self.plan.kernel.pattern.shape}: {self.plan})"
 
     def __reduce__(self) -> NoReturn:
-        raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the launcher and the arrays")
+        raise LaunchError(
+            f"{self!r} belongs to this process, where its memory is: copy or send the launcher and the arrays"
+        )
 
     def __call__(self) -> Any:
         for step in self.before:
@@ -214,7 +229,8 @@ class Elsewhere:
     def __init__(self, calls: Sequence[Call], places: Sequence[Mapping[str, int]], owners: Sequence[object]) -> None:
         """Record the launches.
 
-        `places` maps the operands of each call to indices of the arrays given later. `owners` keep the memory of weights.
+        `places` maps the operands of each call to indices of the arrays given later. `owners` keep the memory of
+        weights.
         """
         self._device, self._owners, self._stream = calls[0].plan.device, owners, calls[0].stream
         launches = list[Launch]()
@@ -223,7 +239,9 @@ class Elsewhere:
         for call, names in zip(calls, places, strict=True):
             plan = call.plan
             moved = {plan.operands.index(name): given for name, given in names.items() if name in plan.operands}
-            own = plan.launches(Arguments(tuple([None if at in moved else arg for at, arg in enumerate(call.arguments)])))
+            own = plan.launches(
+                Arguments(tuple([None if at in moved else arg for at, arg in enumerate(call.arguments)]))
+            )
             for each in own:
                 self._moved += [(begin + at, given) for at, given in moved.items()]
                 begin += len(each.args)
@@ -272,13 +290,26 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
     source = loaded.source
 
     def step(entry: str, launched: Geometry) -> Step:
-        return Step(loaded.handles[entry], launched.launched(device.limits.multiprocessors), launched.block, launched.shared_bytes)
+        return Step(
+            loaded.handles[entry],
+            launched.launched(device.limits.multiprocessors),
+            launched.block,
+            launched.shared_bytes,
+        )
 
     def steps(passes: tuple[Pass, ...]) -> list[Step]:
         return [step(source.entry_of(each.name), each.geometry) for each in passes]
 
     packed_for = repr(family.packed_for(kernel, choice.constants))
-    packing_words = (str(kernel.pattern), kernel.precision, kernel.weights, kernel.inputs, kernel.layout, choice.family, packed_for)
+    packing_words = (
+        str(kernel.pattern),
+        kernel.precision,
+        kernel.weights,
+        kernel.inputs,
+        kernel.layout,
+        choice.family,
+        packed_for,
+    )
     multiply, before, after = step(source.entry, geometry), steps(geometry.before), steps(geometry.after)
     return Plan(
         device=device,

@@ -62,7 +62,12 @@ class Planner:
             self.generation += 1
 
     def plan(
-        self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True, before_loading: Callable[[], object] | None = None
+        self,
+        device: Device,
+        kernel: KernelSpec,
+        batch: int,
+        aligned: bool = True,
+        before_loading: Callable[[], object] | None = None,
     ) -> Plan:
         """Plan for a kernel at a batch; builds and loads at first use.
 
@@ -131,7 +136,9 @@ class Planner:
                 self._wisdom[device.name] = load_wisdom(device.name, texts)
             return self._wisdom[device.name]
 
-    def plan_of(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice, target: str | None = None) -> Plan:
+    def plan_of(
+        self, device: Device, kernel: KernelSpec, batch: int, choice: Choice, target: str | None = None
+    ) -> Plan:
         """Plan of a given choice, which the caller caches.
 
         `target` is that of the binary, if it is not the device's own.
@@ -139,7 +146,11 @@ class Planner:
         check_grid(kernel, choice.family, choice.constants, batch)
         key = (device, kernel, choice.family, choice.constants)
         load_it = partial(self._load, device, kernel, choice, target or device.target)
-        loaded = load_it() if key in self._loaded else outcome(key, kernel.name, load_it, must_end=device.runtime == "opencl")
+        loaded = (
+            load_it()
+            if key in self._loaded
+            else outcome(key, kernel.name, load_it, must_end=device.runtime == "opencl")
+        )
         return make_plan(device, kernel, batch, choice, loaded)
 
     def _load(self, device: Device, kernel: KernelSpec, choice: Choice, target: str) -> Loaded:
@@ -185,7 +196,9 @@ class Planner:
     def _binary(self, device: Device, source: Source, target: str) -> Binary:
         request = Request(source.text, source.entry, target)
         packed = (found for bundle in self._bundles if (found := bundle.get(request)))
-        compiler = device.compiler() if target == device.target else AbsentCompiler("only what was built elsewhere is taken")
+        compiler = (
+            device.compiler() if target == device.target else AbsentCompiler("only what was built elsewhere is taken")
+        )
         return next(packed, None) or build(source.text, source.entry, target, compiler, default_caches())
 
 

@@ -16,7 +16,12 @@ OUT_OF_ORDER = 1  # OpenCL's CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
 
 
 def where_to_work(
-    caller: object, place: Place, arrays: Mapping[str, Any], views: dict[str, ArrayView], stream: Any, packed_on: Device | None = None
+    caller: object,
+    place: Place,
+    arrays: Mapping[str, Any],
+    views: dict[str, ArrayView],
+    stream: Any,
+    packed_on: Device | None = None,
 ) -> tuple[Device, Stream, dict[str, ArrayView]]:
     """Device and stream of a call, and the arrays, ready for it.
 
@@ -65,7 +70,10 @@ def device_and_stream(caller: object, place: Place, stream: Any) -> tuple[Device
         if place == "host":
             place = ("opencl", handle.context)
         if place[0] == "cuda":
-            raise LaunchError(f"{caller!r}: stream is a pyopencl CommandQueue, and x lies on a CUDA device; give a CUDA stream, or None")
+            raise LaunchError(
+                f"{caller!r}: stream is a pyopencl CommandQueue, and x lies on a CUDA device; give a CUDA stream, or "
+                "None"
+            )
         if handle.context != place[1]:
             raise LaunchError(f"{caller!r}: stream is a queue of another OpenCL context than x; give one of x's own")
     return stream_on(caller, device_for(place), stream)
@@ -79,13 +87,20 @@ def stream_on(caller: object, device: Device, stream: Any) -> tuple[Device, Stre
     handle = stream_handle(stream)
     if device.kind == "native":
         if handle is not None:
-            raise LaunchError(f"{caller!r}: {device.name} has no streams: a call returns when it is done; leave stream= out")
+            raise LaunchError(
+                f"{caller!r}: {device.name} has no streams: a call returns when it is done; leave stream= out"
+            )
         return device, None
     if device.kind == "opencl":
         if isinstance(handle, int):
-            raise LaunchError(f"{caller!r}: stream {handle} is a CUDA stream, and {device.name} wants a pyopencl CommandQueue, or None")
+            raise LaunchError(
+                f"{caller!r}: stream {handle} is a CUDA stream, and {device.name} wants a pyopencl CommandQueue, or "
+                "None"
+            )
         if handle is not None and handle.properties & OUT_OF_ORDER:
-            raise LaunchError(f"{caller!r}: stream is an out-of-order queue, where packing may be overtaken; give an in-order queue")
+            raise LaunchError(
+                f"{caller!r}: stream is an out-of-order queue, where packing may be overtaken; give an in-order queue"
+            )
         return device, handle
     if device.supports_foreign_streams:
         return device, handle
@@ -133,7 +148,10 @@ def in_their_context(caller: object, device: Device, stream: Stream, views: View
     for name, held in contexts.items():
         if held is None and views[name].kind not in STREAM_ORDERED:  # these keep freed memory, and use the host's
             at = f"{views[name].pointer:#x}"
-            raise LaunchError(f"{caller!r}: {name} lies at {at}, where CUDA knows no memory; it may be freed: give an array with memory")
+            raise LaunchError(
+                f"{caller!r}: {name} lies at {at}, where CUDA knows no memory; it may be freed: give an array with "
+                "memory"
+            )
     apart = {name: held for name, held in contexts.items() if held}
     if set(apart.values()) <= {own}:
         return device
@@ -146,7 +164,9 @@ def in_their_context(caller: object, device: Device, stream: Stream, views: View
     where = f"a CUDA context of {whose}'s own, and the driver runtime works in the primary one"
     if device.runtime == "pycuda":
         where = "another CUDA context than the one that PyCUDA had current when ksgen first used the GPU"
-    raise LaunchError(f"{caller!r}: {name} lies in {where}; import pycuda.autoprimaryctx in the place of pycuda.autoinit")
+    raise LaunchError(
+        f"{caller!r}: {name} lies in {where}; import pycuda.autoprimaryctx in the place of pycuda.autoinit"
+    )
 
 
 def _driver_runtime(device: Device, why: str = "PyCUDA cannot launch on a stream of another library") -> Device:

@@ -67,7 +67,8 @@ class Packed(NamedTuple):
     """Weights in the form that launches take."""
 
     at: Buffer
-    before: Callable[[], object] | None  # runs before each launch: packs the weights again, or checks that packed ones are unchanged
+    # runs before each launch: packs the weights again, or checks that packed ones are unchanged
+    before: Callable[[], object] | None
     keep: Any = None  # owner of their memory, needed until the last launch is enqueued
 
 
@@ -106,7 +107,9 @@ class Weights:
         return self.dtype if self.stored == SAME else self.stored
 
     def __reduce__(self) -> NoReturn:
-        raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the array, and pack it there")
+        raise LaunchError(
+            f"{self!r} belongs to this process, where its memory is: copy or send the array, and pack it there"
+        )
 
     def use(self, plan: Plan, stream: Stream) -> Packed:
         """Packed form for a plan's launches, complete for every stream: the first use waits for packing."""
@@ -148,7 +151,9 @@ def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: St
     return Weights(pattern, found.dtype, device, found.pointer, found.owner, place, _seen(found))
 
 
-def pack_quantized(weights: Quantized, device: Device, found: ArrayView | None = None, stream: Stream = None) -> Weights:
+def pack_quantized(
+    weights: Quantized, device: Device, found: ArrayView | None = None, stream: Stream = None
+) -> Weights:
     """Pack quantized weights: host arrays are copied to the device, others stay in place.
 
     `found` views the scales of weights on the device, and `stream` wrote them.
@@ -172,10 +177,14 @@ def check_device(caller: object, weights: Weights, device: Device) -> None:
     """Raise `LaunchError` if packed weights are on another device."""
     own = weights.device
     if not own.is_open:
-        raise LaunchError(f"{caller!r}: packed weights lie in a CUDA context that is gone, detached by its user; pack them again")
+        raise LaunchError(
+            f"{caller!r}: packed weights lie in a CUDA context that is gone, detached by its user; pack them again"
+        )
     if own is device or (own.kind == device.kind == "cuda" and own.index == device.index):
         if own.context != device.context:
-            raise LaunchError(f"{caller!r}: packed weights lie in another CUDA context than x; pack an array of x's library")
+            raise LaunchError(
+                f"{caller!r}: packed weights lie in another CUDA context than x; pack an array of x's library"
+            )
         return
     raise LaunchError(f"{caller!r}: packed weights lie on {own.name} and x on {device.name}; pack them on that device")
 

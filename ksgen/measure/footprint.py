@@ -29,15 +29,21 @@ class Footprint:
 def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     """The footprint of one kernel at a batch on a device with these limits, with its family's default constants."""
     item, features = kernel.item_bytes, sum(chain.out_features for chain in kernel.chains)
-    inputs, outputs, weights = batch * kernel.in_features, batch * features, sum(chain.weight_count for chain in kernel.chains)
+    inputs, outputs, weights = (
+        batch * kernel.in_features,
+        batch * features,
+        sum(chain.weight_count for chain in kernel.chains),
+    )
     is_gradient = kernel.job == "gradient"
     results = weights if is_gradient else outputs
     given = inputs + outputs * (kernel.epilogue.residual + is_gradient) + features * kernel.epilogue.bias
-    entries = batch if is_gradient else min(batch, max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1))))  # rows that are compared
+    # rows that are compared
+    entries = batch if is_gradient else min(batch, max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1))))
     compared = weights if is_gradient else entries * features
     widest = max(pattern.in_features + pattern.out_features for chain in kernel.chains for pattern in chain)
     part = min(entries * widest, max(ELEMENTS_AT_ONCE, widest))
-    of_part = 16 if kernel.epilogue.activation == "none" else 80  # bytes an element: erfc makes Python's numbers of them
+    # bytes an element: erfc makes Python's numbers of them
+    of_part = 16 if kernel.epilogue.activation == "none" else 80
     of_compared = 28  # the truth, the result and their difference in float64, and the result as it came
     of_rounding = 48 * weights * kernel.is_quantized  # float64 numbers on their way to eight bits
     of_inputs = 37 * inputs * kernel.has_bytes_in  # the same of x
@@ -49,7 +55,10 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     if limits.is_cpu:
         family = family_for(kernel, limits, batch)
         constants = family.default(kernel, limits, batch)
-        device = item * (given + results) + CACHE_BYTES  # more sets of arrays for timing, until a cache does not hold them
+        # more sets of arrays for timing, until a cache does not hold them
+        device = item * (given + results) + CACHE_BYTES
         device += 0 if is_gradient else item * weights
-        device += family.geometry(kernel, constants, batch).workspace_bytes + (0 if is_gradient else family.packed_bytes(kernel, constants))
+        device += family.geometry(kernel, constants, batch).workspace_bytes + (
+            0 if is_gradient else family.packed_bytes(kernel, constants)
+        )
     return Footprint(item * (given + weights + 2 * results), reference, device)

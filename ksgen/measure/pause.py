@@ -7,7 +7,8 @@ from pathlib import Path
 from threading import get_native_id
 from time import process_time, sleep
 
-NAP_S, MOST_NAPS, AWAKE_SHARE = 2e-3, 125, 0.1  # a quarter of a second: OpenBLAS's threads spin for 2^28 cycles, 0.1 s and more
+# a quarter of a second: OpenBLAS's threads spin for 2^28 cycles, 0.1 s and more
+NAP_S, MOST_NAPS, AWAKE_SHARE = 2e-3, 125, 0.1
 _TASKS = Path("/proc/self/task")
 
 
@@ -21,7 +22,8 @@ def rest() -> None:
         spent = process_time()
         sleep(NAP_S)
         states = list(_states())
-        # Without states the processor time tells. Linux adds other threads' time at ticks alone, which are longer than a nap.
+        # Without states the processor time tells. Linux adds other threads' time at ticks alone, which are longer than
+        # a nap.
         if "R" not in states if states else process_time() - spent < AWAKE_SHARE * NAP_S:
             return
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 SPAN_S = 1e-4  # between two events, whose resolution is half a hundredth of it
 LEAST_S = 1e-6  # the shortest launch that events can time
-MOST_QUEUED = 256  # launches behind the kernel that waits: a queue that is full, at about a thousand entries, makes the host wait
+# launches behind the kernel that waits: a queue that is full, at about a thousand entries, makes the host wait
+MOST_QUEUED = 256
 ROUNDS_A_SECOND = 3e9 / 4  # the waiting kernel's rate, at most: a multiply-add is done after four cycles, at 3 GHz
 FIRST_QUEUE_S, LEAST_WAIT_S = (
     2e-5,

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from ksgen.emit.render import Probe
 
 THREADS = 256
-PLAIN_A_ROUND, TENSOR_CHAINS = 128, 16  # per round of a probe: multiply-adds of a thread; products of 16 x 8 sums of a warp
+# per round of a probe: multiply-adds of a thread; products of 16 x 8 sums of a warp
+PLAIN_A_ROUND, TENSOR_CHAINS = 128, 16
 WARPGROUP_COLUMNS = 128  # columns of a warpgroup's product
 CACHED_BYTES = 2**19  # less than a second-level cache holds, on every GPU
-CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400  # blocks per multiprocessor at a time, and rounds of the probe: about a millisecond
+# blocks per multiprocessor at a time, and rounds of the probe: about a millisecond
+CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400
 COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
 GROUPS_A_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups per core, and rounds of each: a few milliseconds
 TILE_ROUNDS = 1 << 13  # the same of matrix tiles
@@ -85,17 +87,27 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
         return _of_processor(device, precision)
     from ksgen.emit.render import PROBE_AT_ONCE, render_probe
 
-    wgmma = Wgmma(operand, WARPGROUP_COLUMNS, a_in_registers=False) if operand and cuda_limits(device.target).warpgroups else None
+    wgmma = (
+        Wgmma(operand, WARPGROUP_COLUMNS, a_in_registers=False)
+        if operand and cuda_limits(device.target).warpgroups
+        else None
+    )
     copy, multiply = load_probe(device, render_probe(precision, device.dialect, THREADS, operand, wgmma))
     x, y = device.allocate(COPIED_BYTES), device.allocate(COPIED_BYTES)
     groups = COPIED_BYTES // 16
-    copy_s = time_launches(device, lambda: device.launch(copy, groups // THREADS, THREADS, 0, (x, y, groups), None), runs=7)
+    copy_s = time_launches(
+        device, lambda: device.launch(copy, groups // THREADS, THREADS, 0, (x, y, groups), None), runs=7
+    )
     blocks, rounds = device.limits.multiprocessors * 64, 2048
     a_round = PLAIN_A_ROUND
     if operand:
-        a_round = wgmma.multiply_adds * PROBE_AT_ONCE if wgmma else TENSOR_CHAINS * 16 * 8 * OPERANDS[operand].k_step // WARP
+        a_round = (
+            wgmma.multiply_adds * PROBE_AT_ONCE if wgmma else TENSOR_CHAINS * 16 * 8 * OPERANDS[operand].k_step // WARP
+        )
     shared_bytes = 0 if wgmma is None else K_BYTES * WARPGROUP_COLUMNS
-    multiply_s = time_launches(device, lambda: device.launch(multiply, blocks, THREADS, shared_bytes, (y, rounds), None), runs=7)
+    multiply_s = time_launches(
+        device, lambda: device.launch(multiply, blocks, THREADS, shared_bytes, (y, rounds), None), runs=7
+    )
     products = PRECISIONS[precision].products if operand else 1
     flops = 2.0 * blocks * THREADS * rounds * a_round / products
     cache_rate = _cache_rate(device, x, y) if device.kind == "cuda" else 0.0
@@ -124,10 +136,16 @@ def _of_processor(device: "Device", precision: str) -> Ceilings:
     probe = render_processor_probe(precision, limits_of(device))
     copy, multiply = load_probe(device, probe)
     x, y = device.allocate(PROCESSOR_COPIED_BYTES), device.allocate(PROCESSOR_COPIED_BYTES)
-    groups, vectors = device.limits.multiprocessors * GROUPS_A_CORE, PROCESSOR_COPIED_BYTES // device.limits.vector_bytes
-    device.launch(copy, groups, 1, 0, (y, x, vectors), None)  # unwritten memory is a single page of zeros, which a cache would hold
+    groups, vectors = (
+        device.limits.multiprocessors * GROUPS_A_CORE,
+        PROCESSOR_COPIED_BYTES // device.limits.vector_bytes,
+    )
+    # unwritten memory is a single page of zeros, which a cache would hold
+    device.launch(copy, groups, 1, 0, (y, x, vectors), None)
     copy_s = device.time(lambda: device.launch(copy, groups, 1, 0, (x, y, vectors), None), None, runs=7, warmup=1)
-    multiply_s = device.time(lambda: device.launch(multiply, groups, 1, 0, (y, PROCESSOR_ROUNDS), None), None, runs=15, warmup=2)
+    multiply_s = device.time(
+        lambda: device.launch(multiply, groups, 1, 0, (y, PROCESSOR_ROUNDS), None), None, runs=15, warmup=2
+    )
     flops = 2.0 * groups * PROCESSOR_ROUNDS * probe.multiply_adds
     plain = Ceilings(2 * PROCESSOR_COPIED_BYTES / median(copy_s), flops / median(multiply_s))
     return max(plain, _by_tiles(device, precision, plain, y), key=lambda each: each.flops_per_s)

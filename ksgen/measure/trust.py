@@ -26,7 +26,8 @@ BLOCK_SECONDS = 0.02  # long compared with a single disturbance
 MOST_SECONDS = 2.0  # for the blocks of one kernel
 FIRST_RUNS, MOST_RUNS = 3, 1000  # to learn how many runs a block has, and in a block
 HOPELESS_BLOCKS = 2  # blocks, all of which are too slow
-LEAST_SECONDS, LOOK_SECONDS = 0.1, 0.2  # durations of a look at the system's counts, which advance by hundredths of a second
+# durations of a look at the system's counts, which advance by hundredths of a second
+LEAST_SECONDS, LOOK_SECONDS = 0.1, 0.2
 _PROC = Path("/proc")
 
 Runs = Callable[[int], Sequence[float]]  # the times of so many runs
@@ -73,7 +74,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """The median lies between these two values with a confidence of 95 %, whatever their distribution, if they are
     independent."""
     ordered, count = sorted(values), len(values)
-    cut, tail = 0, 1 + count  # values left out at either end; ways, of 2^count, to have at most one more beyond the median
+    # values left out at either end; ways, of 2^count, to have at most one more beyond the median
+    cut, tail = 0, 1 + count
     while 2 * tail * ONE_IN <= 2**count:
         cut += 1
         tail += comb(count, cut + 1)
@@ -117,7 +119,9 @@ def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -
     return take
 
 
-def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float | None = None, give_up: float = inf) -> list[Blocks]:
+def take_blocks(
+    timers: Sequence[Timer], on_processor: bool, most_seconds: float | None = None, give_up: float = inf
+) -> list[Blocks]:
     """Take blocks of each timer in turns, until all medians are known well enough or `most_seconds` per timer have
     passed.
 
@@ -127,7 +131,11 @@ def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
-    last, order, end = -1, list(range(len(timers))), monotonic() + (MOST_SECONDS if most_seconds is None else most_seconds) * len(timers)
+    last, order, end = (
+        -1,
+        list(range(len(timers))),
+        monotonic() + (MOST_SECONDS if most_seconds is None else most_seconds) * len(timers),
+    )
     while True:
         for index in order:
             if watch and index != last:
@@ -156,7 +164,9 @@ def with_doubt(figure: str, why: str) -> str:
 def describe_doubts(doubts: Sequence[str], thing: str = "time") -> str:
     """Format the note below figures, each given with its doubt or none; empty if all are reliable."""
     some = list(filter(None, doubts))
-    return f"{MARK} {len(some)} of {counted(len(doubts), thing)} cannot be trusted; the first: {some[0]}." if some else ""
+    return (
+        f"{MARK} {len(some)} of {counted(len(doubts), thing)} cannot be trusted; the first: {some[0]}." if some else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -225,7 +235,11 @@ def look() -> str:
     watch, before = Watch(), _by_process()
     sleep(LOOK_SECONDS)
     share, after = watch.others_share(), _by_process()
-    taken = [(name, (spent - before[number][1]) / LOOK_SECONDS) for number, (name, spent) in after.items() if number in before]
+    taken = [
+        (name, (spent - before[number][1]) / LOOK_SECONDS)
+        for number, (name, spent) in after.items()
+        if number in before
+    ]
     return load_warning(share, os.cpu_count() or 1, sorted(taken, key=lambda each: -each[1]))
 
 

@@ -58,7 +58,8 @@ class Problem:
     most_compared: int | None = None  # rows of the batch; None: as many as the reference computes in about a second
     before: "tuple[Array, ...]" = ()  # weights of the factors that meet X before the last one, the first of them first
     quantized: tuple[Quantized, ...] = ()  # exact quantized form of all these weights, if they are stored in eight bits
-    others: "tuple[Problem, ...]" = ()  # problems of a group's other chains on the same X; this one is the first chain's
+    # problems of a group's other chains on the same X; this one is the first chain's
+    others: "tuple[Problem, ...]" = ()
     inputs: QuantizedInputs | None = None  # exact quantized form of x, if it is stored in eight bits
 
     @property
@@ -99,7 +100,9 @@ class Problem:
     def tolerance(self) -> float:
         """Largest relative error that rounding explains: the sum over factors; for a group, that of its worst chain."""
         precision = self.kernel.precision
-        own = tolerance(precision, self.terms) + sum(tolerance(precision, pattern.c) for pattern in self.kernel.factors.factors[:-1])
+        own = tolerance(precision, self.terms) + sum(
+            tolerance(precision, pattern.c) for pattern in self.kernel.factors.factors[:-1]
+        )
         return max(own, *(other.tolerance for other in self.others)) if self.others else own
 
     @cached_property
@@ -133,7 +136,9 @@ class Problem:
         kernel, pattern = self.kernel, self.kernel.pattern
         if self.grad_y is not None:
             fewer = replace(pattern, d=len(np.arange(pattern.d)[self.chosen]))
-            return reference.gradient(fewer, self._planes(self.x, pattern.c), self._planes(self.grad_y, pattern.b), kernel.layout)
+            return reference.gradient(
+                fewer, self._planes(self.x, pattern.c), self._planes(self.grad_y, pattern.b), kernel.layout
+            )
         residual = None if self.residual is None else self._entries(self.residual, kernel.y_layout)
         x = self._entries(self.x, kernel.layout)
         for factor, weights in zip(kernel.factors.factors[:-1], self.before, strict=True):
@@ -181,7 +186,11 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
     """The same arrays for the same kernel, batch and seed; equal chains of a group have weights of their own."""
     first = _made(kernel, batch, seed, None)
     others = enumerate(layer_kernels(kernel)[1:], 1)
-    return replace(first, others=tuple(_made(each, batch, seed + number, first.x) for number, each in others)) if kernel.is_group else first
+    return (
+        replace(first, others=tuple(_made(each, batch, seed + number, first.x) for number, each in others))
+        if kernel.is_group
+        else first
+    )
 
 
 def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Problem:
@@ -193,7 +202,9 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
 
     def drawn(draw: Callable[..., Any], shape: tuple[int, ...]) -> "Array":
         numbers = draw((*shape, PRECISIONS[kernel.precision].halves), np.float32)
-        found: Array = (numbers[..., 0] if numbers.shape[-1] == 1 else numbers[..., 0] + 1j * numbers[..., 1]).astype(dtype)
+        found: Array = (numbers[..., 0] if numbers.shape[-1] == 1 else numbers[..., 0] + 1j * numbers[..., 1]).astype(
+            dtype
+        )
         return found
 
     def uniform(pattern: Pattern) -> "Array":
@@ -204,7 +215,11 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
         return drawn(random.standard_normal, shape)
 
     first = kernel.layout == "bsf"
-    weights, before, quantized = uniform(pattern), tuple(map(uniform, kernel.factors.factors[:-1])), tuple[Quantized, ...]()
+    weights, before, quantized = (
+        uniform(pattern),
+        tuple(map(uniform, kernel.factors.factors[:-1])),
+        tuple[Quantized, ...](),
+    )
     given = None
     x = (normal(batch, inputs) if first else normal(inputs, batch)) if x is None else x
     if kernel.has_bytes_in:
@@ -214,7 +229,9 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
     if kernel.is_quantized:
         x_scales = [None if given is None else given.scale, *[None] * len(before)]  # intermediates are stored as Y is
         storage: Any = kernel.weights
-        quantized = tuple(quantize(each, storage, x_scale=own) for each, own in zip((*before, weights), x_scales, strict=True))
+        quantized = tuple(
+            quantize(each, storage, x_scale=own) for each, own in zip((*before, weights), x_scales, strict=True)
+        )
         *others, weights = (reference.dequantized(each.values, each.scale) for each in quantized)
         before = tuple(others)
     y_shape = (batch, outputs) if kernel.y_layout == "bsf" else (outputs, batch)
@@ -265,7 +282,10 @@ class Bench:
 
     def _rotated(self) -> list[dict[str, Buffer]]:
         """Sets of arrays, enough that no cache holds them all."""
-        wanted = min(1 + CACHE_BYTES // sum(array.nbytes for array in self._arrays.values()), most_sets(self.device.limits.is_cpu))
+        wanted = min(
+            1 + CACHE_BYTES // sum(array.nbytes for array in self._arrays.values()),
+            most_sets(self.device.limits.is_cpu),
+        )
         while len(self._sets) < wanted:
             self._sets.append(self._new_set())
         return self._sets
@@ -328,14 +348,18 @@ def _spaced(array: "Array") -> "Array":
     return wide
 
 
-def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 1, seed: int = 0, family: str | None = None) -> Measured:
+def measure(
+    device: Device, kernel: KernelSpec, batch: int, runs: int = 1, seed: int = 0, family: str | None = None
+) -> Measured:
     """Build if needed, launch once and compare, then time launches on more arrays than a cache holds.
 
     `family` names the family to use; without it, the one that launchers choose. `runs` is the least number of a block's
     runs; 0: none.
     """
     problem = make_problem(kernel, batch, seed)
-    choice = choice_by_name(family, kernel, batch, limits_of(device)) if family else PLANNER.choice(device, kernel, batch)
+    choice = (
+        choice_by_name(family, kernel, batch, limits_of(device)) if family else PLANNER.choice(device, kernel, batch)
+    )
     plan = PLANNER.plan_of(device, kernel, batch, choice)
     bench = Bench(device, problem)
     packed = bench.pack(plan)
@@ -350,7 +374,11 @@ def host_call(device: Device, problem: Problem) -> "Call":
     from ksgen.launcher import Launcher
 
     own, kernel = Launcher(*problem.kernel.pattern.shape), problem.kernel
-    options: dict[str, Any] = {"layout": kernel.layout, "activation": kernel.epilogue.activation, "precision": kernel.precision}
+    options: dict[str, Any] = {
+        "layout": kernel.layout,
+        "activation": kernel.epilogue.activation,
+        "precision": kernel.precision,
+    }
     packed = own.pack(*problem.quantized or (problem.weights,), device=f"{device.runtime}:{device.index}")
     return own.prepare(problem.given_x, packed, bias=problem.bias, residual=problem.residual, **options)
 
@@ -368,7 +396,8 @@ def _compared(problem: Problem, result: "Array") -> tuple[float, int]:
     if not np.isfinite(result).all():
         return float("nan"), problem.batch
     difference = problem.compared(result).astype(reference.wide_type(result)) - problem.truth
-    expected = sqrt(problem.terms * problem.truth.size) if problem.grad_y is not None else 0.0  # a few sums may all cancel
+    # a few sums may all cancel
+    expected = sqrt(problem.terms * problem.truth.size) if problem.grad_y is not None else 0.0
     scale = max(float(np.linalg.norm(problem.truth)), expected) or 1.0
     return float(np.linalg.norm(difference)) / scale, problem.checked
 

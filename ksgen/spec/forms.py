@@ -288,7 +288,10 @@ def _numbers(node: Node) -> Any:
 
 def _schema_of_family(name: str, family: Callable[..., Chain]) -> Schema:
     parameters = signature(family).parameters
-    properties = {"family": {"const": name}, **{key: _schema_of_numbers(each.annotation) for key, each in parameters.items()}}
+    properties = {
+        "family": {"const": name},
+        **{key: _schema_of_numbers(each.annotation) for key, each in parameters.items()},
+    }
     about = {"description": text.partition("\n\nArgs:")[0]} if (text := getdoc(family)) else {}
     found = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
     return about | found

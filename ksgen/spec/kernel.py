@@ -27,7 +27,8 @@ from ksgen.values import cached_property, excerpt, whole_number
 
 Layout = Literal["bsf", "bsl"]  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
-Stride = Literal["dense", "any"]  # rows of X, Y and the residual are contiguous; or a call gives their distance: they are slices
+# rows of X, Y and the residual are contiguous; or a call gives their distance: they are slices
+Stride = Literal["dense", "any"]
 Job = Literal["multiply", "gradient"]  # Y = X K^T; the gradient of its weights, from X and that of Y
 Fuse = Literal["auto", "yes", "no"]  # one launch for all factors: if it is faster; always, or it is an error; never
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -147,7 +148,9 @@ class _Chains:
         found: tuple[Chain, ...] = spec.__dict__["chains"]
         return found
 
-    def __set__(self, spec: "KernelSpec", given: Pattern | Chain | Sequence[Pattern] | Sequence[Chain | Sequence[Pattern]]) -> None:
+    def __set__(
+        self, spec: "KernelSpec", given: Pattern | Chain | Sequence[Pattern] | Sequence[Chain | Sequence[Pattern]]
+    ) -> None:
         listed = given if isinstance(given, tuple | list) else (given,)
         if listed and all(isinstance(each, Pattern) for each in listed):
             listed = (listed,)
@@ -160,7 +163,8 @@ class _Chains:
 class KernelSpec:
     """One kernel; equal ones are the same kernel. Without a batch it serves every batch."""
 
-    chains: _Chains = _Chains()  # all that multiply X, each with an output of its own; given as a pattern, a chain, or several chains
+    # all that multiply X, each with an output of its own; given as a pattern, a chain, or several chains
+    chains: _Chains = _Chains()
     precision: str = "float32"
     layout: str = "bsf"
     epilogue: Epilogue = Epilogue()
@@ -170,7 +174,8 @@ class KernelSpec:
     between: str = "none"  # the activation of every factor of a chain but the last
     out_layout: str | None = None  # layout of a chain's output, if it differs from X's
     weights: str = SAME  # how they are stored: as Y is, in eight bits and with a scale for each output, or in bfloat16
-    inputs: str = SAME  # how X is stored: as Y is, or in eight bits as the weights that meet it are, whose scales take in that of X
+    # how X is stored: as Y is, or in eight bits as the weights that meet it are, whose scales take in that of X
+    inputs: str = SAME
 
     def __post_init__(self) -> None:
         check_word("precision", self.precision, PRECISIONS)
@@ -194,9 +199,13 @@ class KernelSpec:
         check_word("inputs", self.inputs, INPUTS)
         self._check_weights()
         if any(chain.in_features != self.in_features for chain in self.chains):
-            raise SpecError(f"chains {', '.join(map(str, self.chains))} of a group; accepted: chains with as many input features")
+            raise SpecError(
+                f"chains {', '.join(map(str, self.chains))} of a group; accepted: chains with as many input features"
+            )
         if self.job == "gradient" and self.epilogue.words:
-            raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
+            raise SpecError(
+                f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'"
+            )
         for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
             if word not in activations_of(self.precision):
                 raise SpecError(f"{name}={word} of complex numbers, {self.precision}; accepted: none")
@@ -212,13 +221,19 @@ class KernelSpec:
 
     def _check_weights(self) -> None:
         if self.job == "gradient" and self.has_bytes_in:
-            raise SpecError(f"job=gradient with inputs={self.inputs}; accepted: inputs=same, as training needs x unquantized")
+            raise SpecError(
+                f"job=gradient with inputs={self.inputs}; accepted: inputs=same, as training needs x unquantized"
+            )
         if self.inputs not in (SAME, self.weights):
-            raise SpecError(f"inputs={self.inputs} with weights={self.weights}; accepted: inputs=same, or as weights are stored")
+            raise SpecError(
+                f"inputs={self.inputs} with weights={self.weights}; accepted: inputs=same, or as weights are stored"
+            )
         if not self.is_quantized:
             return
         if self.job == "gradient":
-            raise SpecError(f"job=gradient with weights={self.weights}; accepted: weights=same, which alone are trained")
+            raise SpecError(
+                f"job=gradient with weights={self.weights}; accepted: weights=same, which alone are trained"
+            )
         if accepted := refused_x_precision(self.weights, self.precision):
             raise SpecError(f"precision={self.precision} with weights={self.weights}; accepted: precision={accepted}")
 
@@ -252,7 +267,9 @@ class KernelSpec:
 
         One factor is `1,192,48,2 float32 bsf`, a layer `6,64,64,1 then 1,768,192,2 ...`, a group `..., and ...`.
         """
-        return " ".join((", and ".join(map(str, self.chains)), self.precision, *self.stored, self.layout_word, *self.words))
+        return " ".join(
+            (", and ".join(map(str, self.chains)), self.precision, *self.stored, self.layout_word, *self.words)
+        )
 
     @property
     def is_strided(self) -> bool:
@@ -333,7 +350,11 @@ class KernelSpec:
     def as_json(self) -> dict[str, Any]:
         """Fields as plain values; fields newer than the first specs are left out while they have their defaults."""
         usual = {"stride": "dense", "between": "none", "out_layout": None, "weights": SAME, "inputs": SAME}
-        options = {name: value for name, value in asdict(self).items() if name != "chains" and (name not in usual or value != usual[name])}
+        options = {
+            name: value
+            for name, value in asdict(self).items()
+            if name != "chains" and (name not in usual or value != usual[name])
+        }
         return chains_as_json(self.chains, asdict) | options
 
     @property
@@ -358,7 +379,9 @@ class KernelSpec:
         count = sum(chain.weight_count for chain in self.chains)
         if not self.is_quantized:
             return self.item_bytes * count
-        return self.weight_item_bytes * count + SCALE_BYTES * sum(each.out_features for chain in self.chains for each in chain)
+        return self.weight_item_bytes * count + SCALE_BYTES * sum(
+            each.out_features for chain in self.chains for each in chain
+        )
 
     @property
     def scales_begin(self) -> int:
@@ -397,7 +420,9 @@ def layout_word(layout: str, out_layout: str | None) -> str:
     return f"{layout}_to_{out_layout}" if is_transposed(layout, out_layout) else layout
 
 
-def layer_launch(chains: Sequence[Chain], precision: str, layout: str, epilogue: Epilogue, **options: Any) -> KernelSpec:
+def layer_launch(
+    chains: Sequence[Chain], precision: str, layout: str, epilogue: Epilogue, **options: Any
+) -> KernelSpec:
     """Kernel for all chains in one launch, as launchers usually ask for it. A group's outputs share one array, so they
     are slices."""
     stride = "any" if len(chains) > 1 else "dense"

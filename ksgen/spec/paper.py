@@ -62,4 +62,12 @@ def _classes(pattern: Pattern) -> tuple[tuple[object, ...], ...]:
     a, b, c, d = pattern.shape
     band = bisect_left(_BANDS, b * c / (b + c))
     shape = "tall" if b > c else "wide" if b < c else "square"
-    return ("d", d), ("band", band), ("d, band", d, band), ("shape", shape), ("block", b, c), ("several", a > 1), ("a", a)
+    return (
+        ("d", d),
+        ("band", band),
+        ("d, band", d, band),
+        ("shape", shape),
+        ("block", b, c),
+        ("several", a > 1),
+        ("a", a),
+    )

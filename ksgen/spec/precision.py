@@ -65,7 +65,8 @@ class Precision:
     operand: Operand | None = None  # type that tensor cores multiply; None: they have no such products
     parts: int = 1  # parts into which each operand is split
     products: int = 1  # products of tensor cores that stand for one
-    coarse: Promotion = Promotion()  # if tensor cores add 16 bytes of products at a time and keep one bit below float32's last
+    # if tensor cores add 16 bytes of products at a time and keep one bit below float32's last
+    coarse: Promotion = Promotion()
     fine: Promotion = Promotion()  # if they add 32 bytes and keep two bits
     gradient: str = ""  # the precision of its gradients; empty: its own
     tiles: TileProducts | None = None  # products of a processor's tiles; None: they have no such products
@@ -108,7 +109,8 @@ SIX_PRODUCTS = TileProducts(BF16, parts=3, products=6)  # products of bfloat16, 
 BY_TILES = ("amx", "cpu_gradient")
 
 PrecisionName = Literal[  # the keys of PRECISIONS
-    "float32", "float64", "float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "complex64", "c64_tf32x3", "complex128", "bf16x6"
+    "float32", "float64", "float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "complex64", "c64_tf32x3", "complex128",
+    "bf16x6"
 ]  # fmt: skip
 
 PRECISIONS = {
@@ -136,7 +138,8 @@ PRECISIONS = {
             is_complex=True, of_parts="tf32x3",
         ),
         Precision("complex128", "complex128", 16, 2.0**-53, is_complex=True, aliases=("c128", "cdouble", "complex")),
-        Precision("bf16x6", "float32", 4, 2.0**-24, tiles=SIX_PRODUCTS, families=BY_TILES),  # six products of a processor's tiles
+        # six products of a processor's tiles
+        Precision("bf16x6", "float32", 4, 2.0**-24, tiles=SIX_PRODUCTS, families=BY_TILES),
     )
 }  # fmt: skip
 

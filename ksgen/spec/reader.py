@@ -66,7 +66,16 @@ class KernelOptions:
     names_precision: bool = False  # in the text: without, arrays decide
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
-        axes = (self.precision, self._stored, self.layout, self.batch, self.bias, self.activation, self.residual, self.stride)
+        axes = (
+            self.precision,
+            self._stored,
+            self.layout,
+            self.batch,
+            self.bias,
+            self.activation,
+            self.residual,
+            self.stride,
+        )
         for precision, (weights, inputs), layout, batch, bias, activation, residual, stride in product(*axes):
             epilogue = Epilogue(bias, activation, residual)
             yield KernelSpec(pattern, precision, layout, epilogue, batch, stride=stride, weights=weights, inputs=inputs)
@@ -82,14 +91,21 @@ class KernelOptions:
     def _stored(self) -> list[tuple[str, str]]:
         """Storage of weights and of X. X is stored in eight bits like the weights if `inputs` has that."""
         if lone := [each for each in self.inputs if each not in (SAME, *self.weights)]:
-            raise SpecError(f"inputs={lone[0]} with weights={', '.join(self.weights)}; accepted: inputs as weights are stored, or same")
+            raise SpecError(
+                f"inputs={lone[0]} with weights={', '.join(self.weights)}; accepted: inputs as weights are stored, or "
+                "same"
+            )
         return [(weights, inputs) for weights in self.weights for inputs in self.inputs if inputs in (SAME, weights)]
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
-        """Yield kernels that only training needs: the gradient of the weights, and the transposed product for that of X."""
+        """Yield kernels that only training needs: the gradient of the weights, and the transposed product for that
+        of X.
+        """
         if True in self.gradients:
             if quantized := [each for each in self.weights if each != SAME]:
-                raise SpecError(f"gradients=true with weights={quantized[0]}; accepted: weights: same, which alone are trained")
+                raise SpecError(
+                    f"gradients=true with weights={quantized[0]}; accepted: weights: same, which alone are trained"
+                )
             for precision, layout, batch in product(self.precision, self.layout, self.batch):
                 yield KernelSpec(pattern, precision, layout, batch=batch, job="gradient")
                 yield KernelSpec(pattern.transpose, precision, layout, batch=batch)
@@ -126,7 +142,9 @@ class _Layer:
 def read_spec(text: str, file: str, name: str) -> Spec:
     """The spec of that name in a text of that file: every kernel once, in the order of the text."""
     sections = _SPEC.read(read_nodes(text, file))
-    defaults = _options(sections.values["defaults"], KernelOptions()) if "defaults" in sections.values else KernelOptions()
+    defaults = (
+        _options(sections.values["defaults"], KernelOptions()) if "defaults" in sections.values else KernelOptions()
+    )
     layers = {title: _layer(title, entry, defaults) for title, entry in sections.values.get("layers", {}).items()}
     requests: list[SpecRequest] = []
     for section, value in sections.values.items():
@@ -197,7 +215,10 @@ def _layer(name: str, entry: Entry, defaults: KernelOptions) -> _Layer:
 
 
 def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
-    """The epilogue is the layer's, so that only the last factor has it. Slices are what the first one reads and the last one writes."""
+    """The epilogue is the layer's, so that only the last factor has it.
+
+    Slices are what the first one reads and the last one writes.
+    """
     *before, last = chain
     place, options, out_layout = layer.place, layer.options, layer.layer_options.out_layout
     turn = chain.turn  # looks at all factors
@@ -237,7 +258,9 @@ def _stated_of_patterns(requests: list[SpecRequest]) -> dict[str | Pattern, Stat
 
 def _stated(entries: list[KernelOptions]) -> StatedOptions:
     """Options with one value that all entries share. If there are several values, a call chooses."""
-    found = {each.name: {value for entry in entries for value in entry.values(each.name)} for each in fields(StatedOptions)}
+    found = {
+        each.name: {value for entry in entries for value in entry.values(each.name)} for each in fields(StatedOptions)
+    }
     if not all(entry.names_precision for entry in entries):
         del found["precision"]
     return StatedOptions(**{name: values.pop() for name, values in found.items() if len(values) == 1})
@@ -280,7 +303,9 @@ _LAYERS: dict[str, Form] = {
     "group": About("Chains that take the same x.", Group(_CHAIN, "a list of chains")),
 }
 _KERNEL = KeysOrValue({"pattern": Keys({"pattern": PatternForm(), **_OPTIONS}, required=("pattern",))})
-_LAYER = KeysOrValue({what: Keys({what: form, **_LAYER_OPTIONS, **_OPTIONS}, required=(what,)) for what, form in _LAYERS.items()})
+_LAYER = KeysOrValue(
+    {what: Keys({what: form, **_LAYER_OPTIONS, **_OPTIONS}, required=(what,)) for what, form in _LAYERS.items()}
+)
 _SPEC = Keys(
     {
         "defaults": About("Options of all entries. A list of values multiplies out.", Keys(_OPTIONS)),

@@ -20,7 +20,8 @@ class Spec:
     layers: Mapping[str, Chain]
     groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
     options: Mapping[str, LayerOptions] = field(default_factory=dict)  # by layer or group
-    launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # kernels of all of a layer or group in one launch
+    # kernels of all of a layer or group in one launch
+    launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)
     wanted: Mapping[str, tuple[KernelSpec, ...]] = field(
         default_factory=dict
     )  # kernels of a layer's or group's last factor, in its own layout

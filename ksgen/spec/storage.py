@@ -58,7 +58,8 @@ STORAGES = {
         Storage("e5m2", "float8_e5m2", 57344, 2, -14),
     )
 }
-BFLOAT16 = Storage("bfloat16", "bfloat16", 2.0**127 * (2 - 2.0**-7), 7, -126, 2)  # X is float32: values are rounded weights
+# X is float32: values are rounded weights
+BFLOAT16 = Storage("bfloat16", "bfloat16", 2.0**127 * (2 - 2.0**-7), 7, -126, 2)
 STORED = STORAGES | {BFLOAT16.name: BFLOAT16}  # storages in eight bits, and bfloat16
 WEIGHTS = (SAME, *STORED)
 INPUTS = (SAME, *STORAGES)
@@ -72,7 +73,9 @@ def element_bytes(dtype: str) -> int:
     return 1 if dtype in BYTE_TYPES else PRECISIONS[dtype].item_bytes
 
 
-_X_OF_BYTES = tuple(name for name, each in PRECISIONS.items() if name == each.dtype and each.sums == "float32" and not each.is_complex)
+_X_OF_BYTES = tuple(
+    name for name, each in PRECISIONS.items() if name == each.dtype and each.sums == "float32" and not each.is_complex
+)
 
 
 def x_precisions(storage: str | None = None) -> tuple[str, ...]:

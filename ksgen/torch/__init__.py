@@ -16,10 +16,14 @@ from ksgen.install import install_line
 try:
     import torch
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"ksgen.torch needs PyTorch 2.4 or later: {install_line('torch')}", name=error.name) from error
+    raise ModuleNotFoundError(
+        f"ksgen.torch needs PyTorch 2.4 or later: {install_line('torch')}", name=error.name
+    ) from error
 
 if not hasattr(torch.library, "custom_op"):
-    raise ImportError(f"ksgen.torch needs PyTorch 2.4 or later, and {torch.__version__} is installed: {install_line('torch')}")
+    raise ImportError(
+        f"ksgen.torch needs PyTorch 2.4 or later, and {torch.__version__} is installed: {install_line('torch')}"
+    )
 
 from ksgen.torch.conversion.convert import convert
 from ksgen.torch.conversion.factorize import factorize
@@ -29,7 +33,18 @@ from ksgen.torch.conversion.rule import save_rule
 from ksgen.torch.layer import KSLinear, build, freeze, thaw
 from ksgen.torch.operators.ops import multiply
 
-__all__ = ["KSLinear", "build", "convert", "factorize", "freeze", "multiply", "propose", "quantize", "save_rule", "thaw"]
+__all__ = [
+    "KSLinear",
+    "build",
+    "convert",
+    "factorize",
+    "freeze",
+    "multiply",
+    "propose",
+    "quantize",
+    "save_rule",
+    "thaw",
+]
 
 # Short module names that programs import and that pickled layers and reports refer to; they name the same objects.
 _PLACES = {
@@ -37,7 +52,9 @@ _PLACES = {
     "operators": "ops products choice checks backends frozen prepared fusing",
     "conversion": "adapter convert factorize pretrained projection propose rule times",
 }
-PLACES = {f"ksgen.torch.{name}": f"ksgen.torch.{folder}.{name}" for folder, names in _PLACES.items() for name in names.split()} | {
+PLACES = {
+    f"ksgen.torch.{name}": f"ksgen.torch.{folder}.{name}" for folder, names in _PLACES.items() for name in names.split()
+} | {
     "ksgen.torch.candidates": "ksgen.torch.conversion.propose",
     "ksgen.torch.epilogue": "ksgen.torch.operators.products",
     "ksgen.torch.intermediates": "ksgen.torch.operators.backends",
@@ -52,7 +69,9 @@ PLACES = {f"ksgen.torch.{name}": f"ksgen.torch.{folder}.{name}" for folder, name
 class _Places(MetaPathFinder, Loader):
     """Import hook that resolves a module's short name to its actual module."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name in PLACES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

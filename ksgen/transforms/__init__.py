@@ -200,11 +200,15 @@ def haar(n: int) -> Transform:
     patterns = [Pattern(1 << levels - level - 1, 2, 2, 1 << level) for level in range(levels)] or [Pattern(1, 1, 1, 1)]
     steps = [np.arange(1 << level, n, 2 << level) for level in reversed(range(levels))]
     order = np.concatenate([np.zeros(1, np.int64), *steps]).astype(np.int64)
-    return Transform(f"haar({n})", Chain(tuple(patterns), "haar"), factors.haar(levels) or (np.ones((1, 1, 1, 1)),), places=order)
+    return Transform(
+        f"haar({n})", Chain(tuple(patterns), "haar"), factors.haar(levels) or (np.ones((1, 1, 1, 1)),), places=order
+    )
 
 
 @made_again
-def daubechies(n: int, *, taps: int = 4, levels: int | None = None, inverse: bool = False, radix: int = RADIX) -> Transform:
+def daubechies(
+    n: int, *, taps: int = 4, levels: int | None = None, inverse: bool = False, radix: int = RADIX
+) -> Transform:
     """Create a Daubechies wavelet transform: `pywt.wavedec(x, f"db{taps // 2}", "periodization", levels)`, joined.
 
     Outputs are the means, then the levels, the coarsest first. The chain is the factor of the finest levels. Coarser

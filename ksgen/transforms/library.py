@@ -29,7 +29,13 @@ class Library:
     def as_floats(self, x: Any) -> Any:
         """x in a floating type and native byte order: float64 for integers and for longer floats."""
         dtype = self.dtype_of(x)
-        known = {"complex256": "complex128", "complex64": "complex64", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+        known = {
+            "complex256": "complex128",
+            "complex64": "complex64",
+            "float32": "float32",
+            "float16": "float16",
+            "bfloat16": "bfloat16",
+        }
         return self.cast(x, known.get(dtype, "complex128" if self.is_complex(x) else "float64"))
 
     def as_numbers(self, x: Any, is_complex: bool) -> Any:
@@ -77,7 +83,8 @@ class Library:
     def pairs(self, x: Any) -> Any:
         """Neighbouring real numbers as complex ones."""
         x = self.contiguous(x)
-        if self.name == "cupy" and x.data.ptr % (2 * x.itemsize):  # complex numbers begin at a multiple of their size there
+        # complex numbers begin at a multiple of their size there
+        if self.name == "cupy" and x.data.ptr % (2 * x.itemsize):
             x = x.copy()
         return x.view("complex64" if self.dtype_of(x) == "float32" else "complex128")
 

@@ -14,7 +14,11 @@ MOST_FEATURES = 1 << 24
 def checked_size(n: object, primes: tuple[int, ...] = PRIMES) -> int:
     """The size as an int; `PatternError` unless it is a product of these primes."""
     size = whole_number(n)
-    words = "a product of the primes 2, 3, 5 and 7" if primes == PRIMES else " or ".join(f"a power of {prime}" for prime in primes)
+    words = (
+        "a product of the primes 2, 3, 5 and 7"
+        if primes == PRIMES
+        else " or ".join(f"a power of {prime}" for prime in primes)
+    )
     if size is None or not 1 <= size <= MOST_FEATURES or _smooth_part(size, primes) != size:
         raise PatternError(f"n={excerpt(n)}; accepted: {words}, up to {MOST_FEATURES}")
     return size

@@ -52,13 +52,16 @@ class Transform:
     name: str
     chain: Chain
     weights: tuple[NDArray[Any], ...] = field(repr=False)
-    digits: tuple[int, ...] = field(default=(), repr=False)  # digits of the outputs' numbers, which come out with the last one first
-    places: NDArray[Any] | None = field(default=None, repr=False)  # places of the outputs, if they come out in another order
+    # digits of the outputs' numbers, which come out with the last one first
+    digits: tuple[int, ...] = field(default=(), repr=False)
+    # places of the outputs, if they come out in another order
+    places: NDArray[Any] | None = field(default=None, repr=False)
     size: int = 0  # number of inputs, if it differs from the chain's
     is_real: bool = False  # whether it takes real numbers alone
     before: Step | None = field(default=None, repr=False)
     after: Step | None = field(default=None, repr=False)
-    made: Callable[[], "Transform"] | None = field(default=None, repr=False)  # repeats the call that made it, for copies and pickles
+    # repeats the call that made it, for copies and pickles
+    made: Callable[[], "Transform"] | None = field(default=None, repr=False)
     _ready: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> Any:

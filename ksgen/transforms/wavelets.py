@@ -42,7 +42,9 @@ def checked_levels(n: object, taps: int, levels: object) -> tuple[int, int]:
         return size, max(1, min(halvings, within))
     count = whole_number(levels)
     if count is None or not 1 <= count <= halvings:
-        raise PatternError(f"levels={excerpt(levels)} of n={size}; accepted: from 1 to {halvings}, as often as 2 divides n")
+        raise PatternError(
+            f"levels={excerpt(levels)} of n={size}; accepted: from 1 to {halvings}, as often as 2 divides n"
+        )
     return size, count
 
 
@@ -84,7 +86,16 @@ def window_of(taps: int, levels: int) -> int:
 
 def within(taps: int, levels: int, most: int) -> int:
     """Number of levels in the finest factor: the most whose windows have at most `most` entries, and at least one."""
-    return max([1, *(each for each in range(2, levels + 1) if max(window_of(taps, each), 2**each * len(_back(taps, each))) <= most)])
+    return max(
+        [
+            1,
+            *(
+                each
+                for each in range(2, levels + 1)
+                if max(window_of(taps, each), 2**each * len(_back(taps, each))) <= most
+            ),
+        ]
+    )
 
 
 def analysis(taps: int, levels: int) -> Array:

@@ -15,7 +15,8 @@ __all__ = ["Progress", "Tuned", "tune"]
 
 
 def tune(
-    pattern: Patterns | Sequence[Chain], *, precision: PrecisionName = "float32", layout: Layout = "bsf", epilogue: Epilogue | None = None,
+    pattern: Patterns | Sequence[Chain], *, precision: PrecisionName = "float32", layout: Layout = "bsf",
+    epilogue: Epilogue | None = None,
     batch: int | None = None, budget: str | int | None = None, strategy: str = "model", family: str | None = None,
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
     job: Job = "multiply", weights: WeightStorage | Same = SAME, inputs: ByteStorage | Same = SAME,
@@ -79,13 +80,18 @@ def tune(
             chains, precision, layout, epilogue, between=between, out_layout=out_layout, weights=weights, inputs=inputs
         )  # fmt: skip
     else:
-        kernel = KernelSpec(chains[0][0], precision, layout, epilogue, job=job, between=between, weights=weights, inputs=inputs)
+        kernel = KernelSpec(
+            chains[0][0], precision, layout, epilogue, job=job, between=between, weights=weights, inputs=inputs
+        )
     options = SearchOptions(parse_budget(budget), strategy, family)
     engine = open_engine(device, scheduler)
     store = TrialStore()
     try:
         tuner = Tuner(engine, store, options)
-        (found,) = tuner.run([Job(kernel, default_batch(engine.facts.limits) if batch is None else batch)], progress or (lambda each: None))
+        (found,) = tuner.run(
+            [Job(kernel, default_batch(engine.facts.limits) if batch is None else batch)],
+            progress or (lambda each: None),
+        )
     finally:
         engine.close()
         store.close()

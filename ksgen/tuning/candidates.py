@@ -32,14 +32,20 @@ class Table:
 
 def table_of(trials: Sequence[Trial], winner: Trial | None) -> Table:
     """All candidates of one family. `#` numbers them in the order in which they were looked at."""
-    numbered = sorted(enumerate(trials, start=1), key=lambda each: (STATES.index(each[1].state), each[1].median_us or 0.0))
+    numbered = sorted(
+        enumerate(trials, start=1), key=lambda each: (STATES.index(each[1].state), each[1].median_us or 0.0)
+    )
     listed = [(trial, _cells(number, trial)) for number, trial in numbered[:MOST_ROWS]]
     titles = (*NUMBERS, *vars(trials[0].constants), "fate")
     first = listed[0][1]
     is_same = [len({cells[column] for _, cells in listed}) == 1 for column in range(len(titles))]
     constants = range(len(NUMBERS), len(titles) - 1)
-    wanted = [column for column in range(len(titles)) if not (is_same[column] and (column in constants or not first[column]))]
-    rows = tuple(Row(trial.state, trial is winner, tuple(cells[column] for column in wanted)) for trial, cells in listed)
+    wanted = [
+        column for column in range(len(titles)) if not (is_same[column] and (column in constants or not first[column]))
+    ]
+    rows = tuple(
+        Row(trial.state, trial is winner, tuple(cells[column] for column in wanted)) for trial, cells in listed
+    )
     throughout = ", ".join(f"{titles[column]}={first[column]}" for column in constants if is_same[column])
     return Table(tuple(titles[column] for column in wanted), rows, throughout, len(numbered) - len(rows))
 

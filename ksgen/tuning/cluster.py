@@ -68,7 +68,9 @@ class ClusterEngine(Engine):
         self._eligible_facts()
         names = Counter(facts.name for facts in self._facts.values())
         if not names:
-            raise DeviceError(f"no worker of the cluster measures; start some with: dask worker ADDRESS --resources {RESOURCE}=1")
+            raise DeviceError(
+                f"no worker of the cluster measures; start some with: dask worker ADDRESS --resources {RESOURCE}=1"
+            )
         name, _ = names.most_common(1)[0]
         return next(facts for facts in self._facts.values() if facts.name == name)
 
@@ -79,7 +81,9 @@ class ClusterEngine(Engine):
         for address in set(self._facts) - set(measuring):
             del self._facts[address]
         asked = {
-            address: self._client.submit(_facts, self._device, workers=[address], resources={RESOURCE: 1}, pure=False, retries=LOSSES)
+            address: self._client.submit(
+                _facts, self._device, workers=[address], resources={RESOURCE: 1}, pure=False, retries=LOSSES
+            )
             for address in measuring
             if address not in self._facts
         }
@@ -102,24 +106,32 @@ class ClusterEngine(Engine):
         while not (workers := self._eligible()):
             if time.monotonic() > deadline:
                 waited = f"none came in {PATIENCE_SECONDS:g} s"
-                raise DeviceError(f"every worker that measured on {self.facts.name} is lost, and {waited}; the trials so far are kept")
+                raise DeviceError(
+                    f"every worker that measured on {self.facts.name} is lost, and {waited}; the trials so far are kept"
+                )
             time.sleep(POLL_SECONDS)
         return workers
 
     def _compile(self, kernel: KernelSpec, candidate: Candidate) -> Binary:
         # An OpenCL driver compiles for its own device only; nvcc does it anywhere.
-        found = self._run(_compile, self._device, kernel, candidate, self.facts, on_device=self.facts.dialect == "opencl")
+        found = self._run(
+            _compile, self._device, kernel, candidate, self.facts, on_device=self.facts.dialect == "opencl"
+        )
         if isinstance(found, Outcome):
             raise LostError(found.reason, 0, found.state)
         binary: Binary = found
         return binary
 
     def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
-        outcomes: list[Outcome] = self._run(_measure, self._device, job, list(entries), runs, on_device=True, resources={RESOURCE: 1})
+        outcomes: list[Outcome] = self._run(
+            _measure, self._device, job, list(entries), runs, on_device=True, resources={RESOURCE: 1}
+        )
         return outcomes
 
     def _ceilings(self, precision: str, operand: str | None) -> Ceilings:
-        ceilings: Ceilings = self._run(_ceilings, self._device, precision, operand, on_device=True, resources={RESOURCE: 1})
+        ceilings: Ceilings = self._run(
+            _ceilings, self._device, precision, operand, on_device=True, resources={RESOURCE: 1}
+        )
         return ceilings
 
     def _run(self, function: Any, *arguments: Any, on_device: bool, resources: dict[str, int] | None = None) -> Any:
@@ -128,10 +140,15 @@ class ClusterEngine(Engine):
 
         while True:
             workers = self._at_least_one() if on_device else None
-            task = self._client.submit(function, *arguments, pure=False, retries=LOSSES, workers=workers, resources=resources)
-            # Of a worker that is lost when its task is done, the client would wait for the result for ever; and its own waiting with a
-            # time limit cancels what other threads gather. So the client gathers, and this thread looks whether workers are left.
-            gathered = asyncio.run_coroutine_threadsafe(self._client.gather(task, asynchronous=True), self._client.loop.asyncio_loop)
+            task = self._client.submit(
+                function, *arguments, pure=False, retries=LOSSES, workers=workers, resources=resources
+            )
+            # Of a worker that is lost when its task is done, the client would wait for the result for ever; and its own
+            # waiting with a time limit cancels what other threads gather. So the client gathers, and this thread looks
+            # whether workers are left.
+            gathered = asyncio.run_coroutine_threadsafe(
+                self._client.gather(task, asynchronous=True), self._client.loop.asyncio_loop
+            )
             while workers is None or not set(workers).isdisjoint(self._eligible()):
                 if wait([gathered], POLL_SECONDS).done:
                     try:
@@ -161,7 +178,8 @@ def _check_version(address: str, facts: Facts) -> None:
     here = (__version__, tuple(template_digest(family) for family in FAMILIES))
     if (facts.ksgen, facts.templates) != here:
         raise KsgenError(
-            f"{address} has ksgen {facts.ksgen} with other templates than this machine's ksgen {__version__}; install the same"
+            f"{address} has ksgen {facts.ksgen} with other templates than this machine's ksgen {__version__}; install "
+            "the same"
         )
 
 

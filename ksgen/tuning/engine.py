@@ -116,7 +116,11 @@ class LocalEngine(Engine):
     """This machine: one child measures on its device, and one per core compiles."""
 
     def __init__(
-        self, device: str | None = None, compilers: int | None = None, preload: Sequence[str] = (), limit_s: float = STEP_SECONDS
+        self,
+        device: str | None = None,
+        compilers: int | None = None,
+        preload: Sequence[str] = (),
+        limit_s: float = STEP_SECONDS,
     ) -> None:
         super().__init__(compilers or usable_cores(), 1)
         if compiling_is_forbidden():

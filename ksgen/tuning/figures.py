@@ -77,7 +77,9 @@ def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, 
     unit, scale = ("TFLOP/s", 1e12) if most_flops_per_s > 2e12 else ("GFLOP/s", 1e9)
     with _figure(2.6, f"roofline, {unit}", (flop_per_byte, flops_per_s, most_bytes_per_s, most_flops_per_s)) as drawn:
         axes = drawn.axes
-        roof = [min(most_flops_per_s, each * most_bytes_per_s) / scale for each in (ends[0], ridge, ends[1], flop_per_byte)]
+        roof = [
+            min(most_flops_per_s, each * most_bytes_per_s) / scale for each in (ends[0], ridge, ends[1], flop_per_byte)
+        ]
         axes.plot([ends[0], ridge, ends[1]], roof[:3], color=FLOOR, linewidth=1.6)
         axes.plot([flop_per_byte] * 2, [flops_per_s / scale, roof[3]], color=RULE, linewidth=1)
         _winner(axes, flop_per_byte, flops_per_s / scale)
@@ -126,4 +128,6 @@ def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
         getattr(axes, f"set_{which}scale")("log")
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_major_locator(MaxNLocator(4) if ratio <= WIDE_RATIO else LogLocator(subs=(1, 2, 5) if ratio < 100 else (1,), numticks=6))
+    axis.set_major_locator(
+        MaxNLocator(4) if ratio <= WIDE_RATIO else LogLocator(subs=(1, 2, 5) if ratio < 100 else (1,), numticks=6)
+    )

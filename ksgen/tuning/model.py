@@ -11,7 +11,16 @@ from typing import Any
 
 from ksgen.build.request import Resources
 from ksgen.families import Family, Limits, operand_of
-from ksgen.families.expected import LAUNCH_US, MOST_GRID, Speed, cache_rate, prediction, resident_blocks, shared_rate, unevenness
+from ksgen.families.expected import (
+    LAUNCH_US,
+    MOST_GRID,
+    Speed,
+    cache_rate,
+    prediction,
+    resident_blocks,
+    shared_rate,
+    unevenness,
+)
 from ksgen.families.gpus import gpu_of
 from ksgen.families.vector.cycles import EXPOSED
 from ksgen.measure.roofline import Ceilings
@@ -31,7 +40,8 @@ class Machine:
     limits: Limits
     multiprocessors: int
     ceilings: Mapping[str, Ceilings]  # by family
-    plain: Mapping[str, Ceilings] = field(default_factory=dict)  # of plain multiply-adds, for families that also use tensor cores
+    # of plain multiply-adds, for families that also use tensor cores
+    plain: Mapping[str, Ceilings] = field(default_factory=dict)
 
     def ceilings_of(self, family: str, kernel: KernelSpec, constants: Any) -> Ceilings:
         """Ceilings in the instructions of such constants."""
@@ -43,7 +53,15 @@ class Machine:
         rates = gpu_of(self.target).rates
         cache_bytes_per_s = found.cache_bytes_per_s or found.bytes_per_s * cache_rate(rates)
         flops_per_s = found.flops_per_s * found.products
-        return Speed(self.target, self.limits, self.multiprocessors, found.bytes_per_s, cache_bytes_per_s, shared_rate(rates), flops_per_s)
+        return Speed(
+            self.target,
+            self.limits,
+            self.multiprocessors,
+            found.bytes_per_s,
+            cache_bytes_per_s,
+            shared_rate(rates),
+            flops_per_s,
+        )
 
 
 def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
@@ -57,7 +75,13 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     flops = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds
     if work.cycles:
         lanes = machine.limits.vector_bytes // (kernel.real_bytes // kernel.arithmetic.halves)
-        busy_s = work.cycles * lanes * FLOPS_A_CYCLE / ceilings.flops_per_s * unevenness(work.blocks / machine.multiprocessors)
+        busy_s = (
+            work.cycles
+            * lanes
+            * FLOPS_A_CYCLE
+            / ceilings.flops_per_s
+            * unevenness(work.blocks / machine.multiprocessors)
+        )
         memory_s += work.passed_bytes / ceilings.bytes_per_s
         return (max(memory_s, busy_s) + EXPOSED * min(memory_s, busy_s)) * 1e6
     if machine.limits.is_cpu:  # shared memory is ordinary memory in its cache, read by the same instructions
@@ -76,5 +100,8 @@ def misfit(machine: Machine, family: Family[Any], kernel: KernelSpec, constants:
     threads = family.geometry(kernel, constants, 1).block
     shared_bytes = family.shared_bytes(kernel, constants) + (found.shared_bytes or 0)
     if not resident_blocks(machine.target, machine.limits, threads, found.registers, shared_bytes):
-        return f"no block fits a multiprocessor: {threads} threads of {found.registers} registers, {shared_bytes} bytes of shared memory"
+        return (
+            f"no block fits a multiprocessor: {threads} threads of {found.registers} registers, {shared_bytes} "
+            "bytes of shared memory"
+        )
     return ""

@@ -18,7 +18,8 @@ class Noise:
 
     job: Job
     median_us: float  # median of the medians
-    within: float  # the width of the interval that holds a measurement's median, relative to it; the median over all measurements
+    # the width of the interval that holds a measurement's median, relative to it; the median over all measurements
+    within: float
     between: float  # (largest - smallest) / median of the measurements' medians
     notes: tuple[str, ...]  # notes by NVML
 

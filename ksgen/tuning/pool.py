@@ -35,17 +35,29 @@ class Pool:
     def neighbours(self, index: int) -> list[int]:
         """Candidates of the same family that differ in one constant."""
         mine = self.candidates[index]
-        return [number for number, other in enumerate(self.candidates) if other.family == mine.family and _differences(mine, other) == 1]
+        return [
+            number
+            for number, other in enumerate(self.candidates)
+            if other.family == mine.family and _differences(mine, other) == 1
+        ]
 
 
 def list_space(job: Job, machine: Machine, only: str | None = None) -> list[Candidate]:
     """Every candidate of the machine's families, or of the family or earlier name `only`."""
     families = [family_named(only or name) for name in machine.ceilings]
-    return [Candidate(family.name, constants) for family in families for constants in family.space(job.kernel, machine.limits)]
+    return [
+        Candidate(family.name, constants)
+        for family in families
+        for constants in family.space(job.kernel, machine.limits)
+    ]
 
 
 def make_pool(
-    job: Job, machine: Machine, listed: Iterable[Candidate], guesses: Iterable[Candidate] = (), trials: Sequence[Trial] = ()
+    job: Job,
+    machine: Machine,
+    listed: Iterable[Candidate],
+    guesses: Iterable[Candidate] = (),
+    trials: Sequence[Trial] = (),
 ) -> Pool:
     """The listed candidates and the guesses, without those that cannot run. `trials`: of other jobs, to learn from."""
     families = machine.ceilings.keys()
@@ -73,7 +85,10 @@ def served_families(job: Job, limits: Limits) -> list[str]:
 
 
 def _known_rows(trials: Sequence[Trial]) -> list[tuple[Job, Candidate, float]]:
-    return [(Job(trial.kernel, trial.batch), Candidate(trial.family, trial.constants), trial.predicted_us or 1.0) for trial in trials]
+    return [
+        (Job(trial.kernel, trial.batch), Candidate(trial.family, trial.constants), trial.predicted_us or 1.0)
+        for trial in trials
+    ]
 
 
 def _usable(trials: Sequence[Trial], job: Job, families: Collection[str]) -> list[Trial]:
@@ -91,13 +106,18 @@ def _points(rows: Sequence[tuple[Job, Candidate, float]]) -> Points:
     kinds = features([_kernel_row(job) for job in numbers])
     jobs = np.array([numbers[job] for job, _, _ in rows], int)
     return Points(
-        features([_constants_row(candidate) for _, candidate, _ in rows]), kinds[jobs], jobs, np.array([log2(us) for _, _, us in rows])
+        features([_constants_row(candidate) for _, candidate, _ in rows]),
+        kinds[jobs],
+        jobs,
+        np.array([log2(us) for _, _, us in rows]),
     )
 
 
 def _constants_row(candidate: Candidate) -> dict[str, Any]:
     """A candidate's constants as one row. Each family's names carry its own name."""
-    return {"family": candidate.family} | {f"{candidate.family}.{name}": value for name, value in vars(candidate.constants).items()}
+    return {"family": candidate.family} | {
+        f"{candidate.family}.{name}": value for name, value in vars(candidate.constants).items()
+    }
 
 
 def _kernel_row(job: Job) -> dict[str, Any]:

@@ -134,7 +134,13 @@ class Worker:
                 raise DeviceError(f"the process that measures: {why}") from None
             self._connection, theirs = Pipe()
             paths = [os.path.abspath(path) for path in sys.path]
-            command = [sys.executable, "-c", "from ksgen.tuning.worker import main; main()", str(theirs.fileno()), *self._arguments]
+            command = [
+                sys.executable,
+                "-c",
+                "from ksgen.tuning.worker import main; main()",
+                str(theirs.fileno()),
+                *self._arguments,
+            ]
             self._child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs.fileno()],
                 cwd=STARTED_IN if os.path.isdir(STARTED_IN) else None,  # relative paths of the environment start there

@@ -115,7 +115,12 @@ def _overview(section: Section) -> list[Drawn]:
         return []
     times, place = [time_us(trial) for trial in section.measured], section.measured.index(winner)
     floor_us = winner.floor_us if share_of_floor(winner.floor_us, winner.median_us) else None
-    drawn = [Drawn(Markup(figures.best_so_far(times, place, floor_us)), f"The winner was candidate {place + 1} of {len(times)}.")]
+    drawn = [
+        Drawn(
+            Markup(figures.best_so_far(times, place, floor_us)),
+            f"The winner was candidate {place + 1} of {len(times)}.",
+        )
+    ]
     predicted = [trial for trial in section.measured if trial.predicted_us and isfinite(trial.predicted_us)]
     if len(predicted) >= LEAST_PREDICTED:
         drawn.append(_cost_model(predicted, winner))
@@ -144,7 +149,10 @@ def _roofline(winner: Trial, most_bytes_per_s: float, most_flops_per_s: float) -
     reached = flops / time_us(winner) * 1e6
     bound = "copying" if flop_per_byte * most_bytes_per_s < most_flops_per_s else "multiply-adds"
     share = reached / min(most_flops_per_s, flop_per_byte * most_bytes_per_s)
-    seen = f"The device was seen to copy {_rate(most_bytes_per_s, 'B/s')} and to compute {_rate(most_flops_per_s, 'FLOP/s')}."
+    seen = (
+        f"The device was seen to copy {_rate(most_bytes_per_s, 'B/s')} and to compute "
+        f"{_rate(most_flops_per_s, 'FLOP/s')}."
+    )
     caption = f"{_rate(reached, 'FLOP/s')}, {share:.0%} of what {bound} would allow. {seen}"
     return Drawn(Markup(figures.roofline(flop_per_byte, reached, most_bytes_per_s, most_flops_per_s)), caption)
 
@@ -163,4 +171,7 @@ def _constants(trials: Sequence[Trial], winner: Trial | None) -> list[Drawn]:
     measured = [trial for trial in trials if trial.state == "measured"]
     times, place = [time_us(trial) for trial in measured], _place(winner, measured)
     names = vars(measured[0].constants) if measured else ()
-    return [Drawn(Markup(figures.constant(name, [getattr(trial.constants, name) for trial in measured], times, place))) for name in names]
+    return [
+        Drawn(Markup(figures.constant(name, [getattr(trial.constants, name) for trial in measured], times, place)))
+        for name in names
+    ]

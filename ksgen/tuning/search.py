@@ -98,7 +98,9 @@ class Tuned:
         if transposed := transposed_bytes(best.kernel, best.batch):
             measured["turn_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
         kernel = replace(best.kernel, stride="dense")  # the wisdom of dense arrays serves slices
-        return Entry(kernel, best.batch, best.family, best.constants, measured | ({"note": best.note} if best.note else {}))
+        return Entry(
+            kernel, best.batch, best.family, best.constants, measured | ({"note": best.note} if best.note else {})
+        )
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,9 @@ class Setting:
 class Search:
     """The search for one job. Trials in `known` are not measured again. The winner is compared with `default`."""
 
-    def __init__(self, pool: Pool, strategy: Strategy, setting: Setting, known: Mapping[Candidate, Trial], default: Candidate) -> None:
+    def __init__(
+        self, pool: Pool, strategy: Strategy, setting: Setting, known: Mapping[Candidate, Trial], default: Candidate
+    ) -> None:
         self.pool, self.strategy, self.known, self.default = pool, strategy, known, default
         self.engine, self.machine, self.store = setting.engine, setting.machine, setting.store
         self.budget, self.stop, self.say = setting.budget, setting.stop, setting.say
@@ -142,7 +146,9 @@ class Search:
         best = self._best()
         if best is None:
             raise KsgenError(f"{self.job}: {self._why_nothing()}")
-        default = next((each for each in self.trials.values() if _candidate(each) == self.default and each.median_us), None)
+        default = next(
+            (each for each in self.trials.values() if _candidate(each) == self.default and each.median_us), None
+        )
         self._tell("done")
         seconds = time.monotonic() - self._begin
         return Tuned(self.job, best, default, len(self.trials), self._measured_now, seconds, not self.stop.is_set())
@@ -189,7 +195,9 @@ class Search:
     @property
     def _finals_s(self) -> float:
         """Seconds of the budget that are kept for the finals."""
-        return FINALS_SECONDS if self.budget.seconds is None else min(FINALS_SHARE * self.budget.seconds, FINALS_SECONDS)
+        return (
+            FINALS_SECONDS if self.budget.seconds is None else min(FINALS_SHARE * self.budget.seconds, FINALS_SECONDS)
+        )
 
     @property
     def _final_s(self) -> float:
@@ -211,7 +219,9 @@ class Search:
         return self._built.append(index)
 
     def _measure(self) -> None:
-        while self._built and len(self._measuring) < self.engine.devices and (self.engine.overlaps or not self._compiling):
+        while (
+            self._built and len(self._measuring) < self.engine.devices and (self.engine.overlaps or not self._compiling)
+        ):
             best = self._best()
             if best and self._is_late(self._finals_s):  # other compiled candidates are left for the next search
                 return self._built.clear()
@@ -220,7 +230,9 @@ class Search:
             self._measuring[self._measured([index], replace(FIRST, give_up_us=give_up_us))] = index
 
     def _measured(self, indexes: Sequence[int], runs: Runs) -> Future[list[Outcome]]:
-        return self.engine.measure(self.job, [(self.pool.candidates[index], self._binaries[index]) for index in indexes], runs)
+        return self.engine.measure(
+            self.job, [(self.pool.candidates[index], self._binaries[index]) for index in indexes], runs
+        )
 
     def _done(self, index: int, trial: Trial) -> None:
         self.trials[index] = self._last = trial
@@ -233,7 +245,9 @@ class Search:
     # ---- the best of them, side by side
 
     def _finals(self) -> None:
-        """Successive halving: the faster half enters the next round, and so does the default, which the winner must beat."""
+        """Successive halving: the faster half enters the next round, and so does the default, which the winner must
+        beat.
+        """
         finalists = [] if self.stop.is_set() else self._finalists()
         self._build(finalists)
         finalists = [index for index in finalists if index in self._binaries]
@@ -253,7 +267,8 @@ class Search:
                 self.trials[index] = self._trial_of(index, _together(rounds[index]))
                 self.store.add(self.trials[index])
             finalists = sorted(
-                (each for each in finalists if self.trials[each].median_us), key=lambda each: self.trials[each].median_us or 0
+                (each for each in finalists if self.trials[each].median_us),
+                key=lambda each: self.trials[each].median_us or 0,
             )
             self._front = finalists
             if len(finalists) <= 2:
@@ -274,7 +289,9 @@ class Search:
     def _build(self, indexes: Sequence[int]) -> None:
         """Compile candidates that an earlier search measured and that have no binary yet."""
         missing = {
-            self.engine.compile(self.job.kernel, self.pool.candidates[index]): index for index in indexes if index not in self._binaries
+            self.engine.compile(self.job.kernel, self.pool.candidates[index]): index
+            for index in indexes
+            if index not in self._binaries
         }
         for future, index in missing.items():
             result = future.result()
@@ -285,8 +302,13 @@ class Search:
 
     def _best(self) -> Trial | None:
         """Winner of the last round if there was one, as times of earlier rounds do not compare."""
-        timed = [trial for index, trial in self.trials.items() if trial.median_us is not None and (not self._front or index in self._front)]
-        return min(timed, key=lambda trial: (bool(trial.note), trial.median_us or 0), default=None)  # reliable ones first
+        timed = [
+            trial
+            for index, trial in self.trials.items()
+            if trial.median_us is not None and (not self._front or index in self._front)
+        ]
+        # reliable ones first
+        return min(timed, key=lambda trial: (bool(trial.note), trial.median_us or 0), default=None)
 
     def _trial_of(self, index: int, outcome: Outcome) -> Trial:
         candidate, job = self.pool.candidates[index], self.job
@@ -295,7 +317,8 @@ class Search:
         runs = outcome.microseconds
         made = binary.provenance if binary else {}
         return Trial(
-            kernel=job.kernel, batch=job.batch, device=facts.name, family=candidate.family, constants=candidate.constants,
+            kernel=job.kernel, batch=job.batch, device=facts.name, family=candidate.family,
+            constants=candidate.constants,
             template=template_digest(candidate.family), state=outcome.state, reason=outcome.reason,
             median_us=outcome.median_us if runs else None, spread=outcome.spread if runs else None, runs=len(runs),
             predicted_us=self.pool.predicted_us[index],

@@ -82,7 +82,9 @@ def sections_of(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> lis
     decided = {_candidate(trial) for trial in winners}
     sections = []
     for (device, kernel, batch), found in jobs.items():
-        last = {trial.family: (trial.template, trial.driver) for trial in sorted(found, key=lambda trial: trial.measured_at)}
+        last = {
+            trial.family: (trial.template, trial.driver) for trial in sorted(found, key=lambda trial: trial.measured_at)
+        }
         present = tuple(trial for trial in found if (trial.template, trial.driver) == last[trial.family])
         measured = [trial for trial in present if trial.state == "measured"]
         winner = min(measured, key=lambda trial: (_candidate(trial) not in decided, time_us(trial)), default=None)

@@ -85,7 +85,9 @@ class Model:
         self._is_over = False
 
     def ask(self) -> int | None:
-        if (guess := next((index for index in range(self._pool.guesses) if index not in self._asked), None)) is not None:
+        if (
+            guess := next((index for index in range(self._pool.guesses) if index not in self._asked), None)
+        ) is not None:
             return self._take(guess)
         if self._is_over or len(self._asked) >= min(MOST, len(self._pool)):
             return self._next_of_rest()
@@ -112,7 +114,9 @@ class Model:
 
     def _promising(self) -> int | None:
         near = self._neighbours()
-        open_ones = np.array([index for index in sorted({*range(min(WINDOW, len(self._pool))), *near}) if index not in self._asked], int)
+        open_ones = np.array(
+            [index for index in sorted({*range(min(WINDOW, len(self._pool))), *near}) if index not in self._asked], int
+        )
         if not len(open_ones):
             return None
         mean, spread = self._expected(open_ones)

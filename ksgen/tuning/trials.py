@@ -174,7 +174,10 @@ def _kernel_text(kernel: KernelSpec) -> str:
 
 def _row(trial: Trial) -> dict[str, Any]:
     constants = json.dumps(asdict(trial.constants), sort_keys=True)
-    return {name: getattr(trial, name) for name in _COLUMNS} | {"kernel": _kernel_text(trial.kernel), "constants": constants}
+    return {name: getattr(trial, name) for name in _COLUMNS} | {
+        "kernel": _kernel_text(trial.kernel),
+        "constants": constants,
+    }
 
 
 def _trial(row: dict[str, Any]) -> Trial | None:
@@ -184,6 +187,13 @@ def _trial(row: dict[str, Any]) -> Trial | None:
         options = {name: value for name, value in own.items() if name not in ("pattern", "before", "beside")}
         family = family_named(row["family"])
         constants = family.constants(json.loads(row["constants"]))
-        return Trial(**row | {"kernel": KernelSpec(chains, epilogue=epilogue, **options), "family": family.name, "constants": constants})
+        return Trial(
+            **row
+            | {
+                "kernel": KernelSpec(chains, epilogue=epilogue, **options),
+                "family": family.name,
+                "constants": constants,
+            }
+        )
     except (KsgenError, ValueError, TypeError, KeyError, AttributeError):
         return None

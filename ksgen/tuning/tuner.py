@@ -46,7 +46,9 @@ def parse_budget(text: str | int | None) -> Budget:
     if text is None:
         return Budget()
     if not found or float(found[1]) == 0 or (not found[2] and "." in found[1]):
-        raise KsgenError(f"budget {excerpt(text)}: accepted: a time such as 60s, 5m or 1h, or a number of candidates such as 200")
+        raise KsgenError(
+            f"budget {excerpt(text)}: accepted: a time such as 60s, 5m or 1h, or a number of candidates such as 200"
+        )
     return Budget(seconds=float(found[1]) * _UNITS[found[2]]) if found[2] else Budget(candidates=int(found[1]))
 
 
@@ -76,14 +78,18 @@ class Tuner:
         self._guard = new_lock()
         self._wisdom = load_wisdom(engine.facts.name, strict=True)  # refused now, rather than when the search is over
 
-    def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None) -> list[Tuned | KsgenError]:
+    def run(
+        self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None
+    ) -> list[Tuned | KsgenError]:
         """One result per job, in order. An interrupt stops all searches, each of which keeps the best it has found."""
         check_writable()
         with ThreadPoolExecutor(self.engine.jobs_at_once) as threads:
             searches = [threads.submit(self._tune, job, say) for job in jobs]
             try:
                 wait(searches)
-            except BaseException as error:  # whatever it is: without this the pool would wait for its searches, maybe for ever
+            except (
+                BaseException
+            ) as error:  # whatever it is: without this the pool would wait for its searches, maybe for ever
                 self.stop.set()
                 self.engine.close()
                 if not isinstance(error, KeyboardInterrupt):
@@ -96,7 +102,9 @@ class Tuner:
             return served_families(job, self.limits)
         family = family_named(self.options.family)
         if not takes_job(family, job.kernel, self.limits, job.batch):
-            raise KsgenError(f"{job}: {family.name} does not serve it on {self.engine.facts.name} (it is for: {family.why})")
+            raise KsgenError(
+                f"{job}: {family.name} does not serve it on {self.engine.facts.name} (it is for: {family.why})"
+            )
         return [family.name]
 
     def machine(self, job: Job) -> Machine:
@@ -130,7 +138,10 @@ class Tuner:
         guesses = ([Candidate(incumbent.family, incumbent.constants)] if incumbent else []) + [default]
         only = self.options.family  # an earlier name may mean some of a family's constants
         for name in machine.ceilings:
-            guesses += [Candidate(name, each) for each in family_named(only or name).defaults(job.kernel, self.limits, job.batch)]
+            guesses += [
+                Candidate(name, each)
+                for each in family_named(only or name).defaults(job.kernel, self.limits, job.batch)
+            ]
         pool = make_pool(job, machine, list_space(job, machine, only), guesses, self._trials_of_others())
         strategy = STRATEGIES[self.options.strategy](pool, self.options.budget != Budget())
         setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say)
@@ -170,7 +181,10 @@ class Tuner:
         return {
             Candidate(each.family, each.constants): each
             for each in trials
-            if _is_current(each) and each.driver == self.engine.facts.driver_version and each.state != "failed" and not each.note
+            if _is_current(each)
+            and each.driver == self.engine.facts.driver_version
+            and each.state != "failed"
+            and not each.note
         }
 
     def _trials_of_others(self) -> list[Trial]:

@@ -34,7 +34,8 @@ from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 
 RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
-MOST_COMPARED = 512  # rows of the job's own batch, all of which must be finite; of a ragged batch, all rows are compared
+# rows of the job's own batch, all of which must be finite; of a ragged batch, all rows are compared
+MOST_COMPARED = 512
 MOST_JOBS = 2  # jobs whose arrays stay on the device
 MOST_READY = 16  # candidates per job that stay loaded
 
@@ -75,7 +76,8 @@ class Bencher:
         device = self._device
         digests = tuple(template_digest(family) for family in FAMILIES)
         return Facts(
-            device.name, device.target, device.dialect, device.kind, device.driver_version, device.limits, __version__, digests
+            device.name, device.target, device.dialect, device.kind, device.driver_version, device.limits, __version__,
+            digests
         )  # fmt: skip
 
     def ceilings(self, precision: str, operand: str | None) -> Ceilings:
@@ -139,7 +141,11 @@ class Bencher:
             return Outcome("measured")
         kernel = arrays.job.kernel
         try:
-            loaded = load(self._device, render(kernel, candidate.constants, family=candidate.family, dialect=self._device.dialect), binary)
+            loaded = load(
+                self._device,
+                render(kernel, candidate.constants, family=candidate.family, dialect=self._device.dialect),
+                binary,
+            )
             choice = Choice(candidate.family, candidate.constants, "a candidate")
             for bench in arrays.benches:  # the job's own batch comes last
                 if not family_named(candidate.family).takes(kernel, bench.problem.batch, aligned=True):

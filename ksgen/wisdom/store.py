@@ -52,7 +52,8 @@ class Entry:
     batch: int
     family: str
     constants: Any
-    measured: Mapping[str, Any]  # median_us, floor_us, driver, compiler, ksgen, template, date; note: why the time is unreliable, if it is
+    # median_us, floor_us, driver, compiler, ksgen, template, date; note: why the time is unreliable, if it is
+    measured: Mapping[str, Any]
 
     @property
     def is_stale(self) -> bool:
@@ -109,8 +110,10 @@ class Entry:
             raise ValueError(f"batch={excerpt(batch)} is no whole number from 1 to {MOST_BATCH}")
         specialised = batch if row["specialised"] else None
         kernel = KernelSpec(
-            chains_from_json(row, lambda shape: Pattern(*shape)), row["precision"], row["layout"], Epilogue(**row["epilogue"]),
-            specialised, row.get("job", "multiply"), between=row.get("between", "none"), out_layout=row.get("out_layout"),
+            chains_from_json(row, lambda shape: Pattern(*shape)), row["precision"], row["layout"],
+            Epilogue(**row["epilogue"]),
+            specialised, row.get("job", "multiply"), between=row.get("between", "none"),
+            out_layout=row.get("out_layout"),
             weights=row.get("weights", SAME), inputs=row.get("inputs", SAME),
         )  # fmt: skip
         if (job := row.get("job", "multiply")) != kernel.job:
@@ -220,7 +223,9 @@ def parse_export(text: str, source: str) -> dict[str, list[Entry]]:
         device = part.get("device")
         if not isinstance(device, str) or not device.isprintable() or file_name(device) == ".json":
             raise _damaged(source, f"device is {excerpt(device)}, not a name")
-        found.setdefault(device, []).extend(_entry(row, f"{where} of {device}" if len(parts) > 1 else where) for where, row in rows)
+        found.setdefault(device, []).extend(
+            _entry(row, f"{where} of {device}" if len(parts) > 1 else where) for where, row in rows
+        )
     return found
 
 
@@ -264,7 +269,10 @@ def check_writable() -> None:
         words = "wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder"
         raise KsgenError(f"{folder}: {words} ({error.strerror or error})") from error
     if not is_locked:
-        warn(f"{folder}: its file system has no locks: of two searches that save at once, one can lose its winners; run one at a time")
+        warn(
+            f"{folder}: its file system has no locks: of two searches that save at once, one can lose its winners; "
+            "run one at a time"
+        )
 
 
 @contextmanager

@@ -38,7 +38,9 @@ def test_baselines_multiply(name: str, layout: str) -> None:
 
 def test_libraries_that_are_missing_or_cannot_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = torch.ones(1, 8, 8, 2)
-    monkeypatch.setattr("ksgen.bench.baselines.find_spec", lambda name: None if name in ("scipy", "pandas") else "found")
+    monkeypatch.setattr(
+        "ksgen.bench.baselines.find_spec", lambda name: None if name in ("scipy", "pandas") else "found"
+    )
     told = {"scipy": "scipy is not", "lazylinop": "lazylinop needs pandas, which is not"}
     for name, lacking in zip(LIBRARIES, ("scipy", "pandas"), strict=True):
         with pytest.raises(UnsupportedError, match=f"^{told[name]} installed: pip install {lacking}$"):

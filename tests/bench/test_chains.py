@@ -23,7 +23,11 @@ def test_random_chains_are_the_papers_of_every_class_and_the_same_for_the_same_s
     assert found != list(drawn(4).values())
     assert len(set(found)) == len(found)
     assert {pattern for chain in found for pattern in chain} <= set(paper_patterns())
-    assert {(each.in_features > each.out_features) - (each.in_features < each.out_features) for each in found} == {-1, 0, 1}
+    assert {(each.in_features > each.out_features) - (each.in_features < each.out_features) for each in found} == {
+        -1,
+        0,
+        1,
+    }
     sizes = [max(each.in_features, each.out_features) for each in found]
     assert all(any(low < size <= high for size in sizes) for low, high in ((0, 512), (512, 2048), (2048, 8192)))
 
@@ -40,7 +44,15 @@ layers:
     assert of_spec(tmp_path / "some.yaml") == [
         Layer("some up", (PAIR,), "gelu", "bsf", Epilogue(), *kinds, fuse="no"),
         Layer("some up bias", (PAIR,), "gelu", "bsf", Epilogue(bias=True), *kinds, fuse="no"),
-        Layer("some heads", (PAIR, Chain((Pattern(1, 3, 16, 1),))), "none", None, Epilogue(activation="relu"), ("float16",), ("bsl",)),
+        Layer(
+            "some heads",
+            (PAIR, Chain((Pattern(1, 3, 16, 1),))),
+            "none",
+            None,
+            Epilogue(activation="relu"),
+            ("float16",),
+            ("bsl",),
+        ),
     ]
 
 

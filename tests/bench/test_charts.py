@@ -1,4 +1,6 @@
-"""Tests of which charts a file of results has: bars for up to ten jobs, sorted values for more, only of reliable times."""
+"""Tests of which charts a file of results has: bars for up to ten jobs, sorted values for more, only of reliable
+times.
+"""
 
 from dataclasses import replace
 
@@ -54,10 +56,18 @@ def test_layers_are_compared_with_pytorchs_and_the_dense_one() -> None:
     (panel,) = found.panels
     assert found.title == "layers, float32, batch 25088, batch-size-last"
     assert isinstance(panel, Bars)
-    assert (panel.title, panel.floor, [name for name, _ in panel.times]) == ("up", 5.0, ["one_launch", "layer", "bmm", "dense"])
+    assert (panel.title, panel.floor, [name for name, _ in panel.times]) == (
+        "up",
+        5.0,
+        ["one_launch", "layer", "bmm", "dense"],
+    )
     assert {name for name, _ in panel.times} & panel.own == {"one_launch", "layer"}
     assert OURS not in panel.own
-    many = [layer(f"layer {number}", way, us + number) for number in range(11) for way, us in (("layer", 10.0), ("bmm", 20.0))]
+    many = [
+        layer(f"layer {number}", way, us + number)
+        for number in range(11)
+        for way, us in (("layer", 10.0), ("bmm", 20.0))
+    ]
     speeds = charts(many)[0].panels[0]
     assert isinstance(speeds, Sorted)
     assert dict(speeds.series[0].values)["layer 0"] == 2.0

@@ -11,7 +11,9 @@ from ksgen.bench import clock  # noqa: E402  (after the skip)
 from ksgen.bench.clock import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402
 
 
-def test_calls_take_turns_after_a_warm_up_and_the_threads_of_others_rest_before_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_take_turns_after_a_warm_up_and_the_threads_of_others_rest_before_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     done: list[str] = []
     now = [0.0]
 
@@ -32,7 +34,9 @@ def test_a_spread_is_the_quartiles() -> None:
     assert Spread.of([5.0, 1.0, 3.0, 2.0, 4.0]) == Spread(2.0, 3.0, 4.0)
 
 
-@pytest.mark.parametrize(("enqueuing_s", "busy_s"), [(1e-3, 1.5e-3), (1e-6, clock._LEAST_BUSY_S), (1.0, clock._MOST_BUSY_S)])
+@pytest.mark.parametrize(
+    ("enqueuing_s", "busy_s"), [(1e-3, 1.5e-3), (1e-6, clock._LEAST_BUSY_S), (1.0, clock._MOST_BUSY_S)]
+)
 def test_a_gpu_is_kept_busy_as_long_as_enqueuing_took_and_half_as_long_again(
     enqueuing_s: float, busy_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,9 @@ from ksgen.bench.contenders import _in_place, contenders, tune  # noqa: E402
 from ksgen.bench.problem import Job, Problem  # noqa: E402
 from tests.support.bench_runs import JOB, has_opencl, measure  # noqa: E402
 
-WITH_TILES = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16",), multiprocessors=2, async_copies=False)
+WITH_TILES = Limits(
+    2**18, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16",), multiprocessors=2, async_copies=False
+)
 
 needs_opencl = pytest.mark.skipif(not has_opencl, reason="no OpenCL device: pip install -e '.[cpu]'")
 
@@ -42,7 +44,9 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
     assert [each.family for each in contenders(sixteen, gpu, (OURS,))] == ["wgmma", "wgmma", "mma", "simt"]
     found = next(family_named("simt").space(JOB.kernel("float32"), limits_of(gpu)))
     monkeypatch.setattr(
-        PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40", from_wisdom=True)
+        PLANNER,
+        "choice",
+        lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40", from_wisdom=True),
     )
     tuned = next(each for each in contenders(JOB, gpu, (OURS,)) if each.variant == "tuned")
     assert (tuned.family, tuned.constants, tuned.why) == ("simt", str(found), "wisdom, measured at batch 40")
@@ -53,7 +57,9 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_is_called_tuned_that_no_search_found(precision: str, cpu: Any) -> None:
     for layout in LAYOUTS:
         ours = contenders(Job(JOB.pattern, precision, layout, 40), cpu, (OURS,))
-        assert [(each.family, each.variant, each.why) for each in ours] == [("vector", "default", "the family's default")]
+        assert [(each.family, each.variant, each.why) for each in ours] == [
+            ("vector", "default", "the family's default")
+        ]
 
 
 @pytest.mark.exhaustive
@@ -88,11 +94,15 @@ def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch
         assert {stream for _, stream in gpu.launches} == {None}
 
 
-def test_tuning_searches_for_what_wisdom_does_not_know(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_searches_for_what_wisdom_does_not_know(
+    cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def search(pattern: Pattern, **options: Any) -> None:
-        asked.append((pattern, options["precision"], options["layout"], options["batch"], options["budget"], options["device"]))
+        asked.append(
+            (pattern, options["precision"], options["layout"], options["batch"], options["budget"], options["device"])
+        )
 
     monkeypatch.setattr("ksgen.tuning.tune", search)
     measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3")
@@ -101,13 +111,19 @@ def test_tuning_searches_for_what_wisdom_does_not_know(cpu: Any, tmp_path: Path,
     assert len(asked) == 1
 
 
-def test_tuning_knows_what_was_measured_at_the_batch_by_this_template(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_knows_what_was_measured_at_the_batch_by_this_template(
+    cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     kernel, family = JOB.kernel("float32"), family_named("simt")
     constants = family.default(kernel, limits_of(cpu))
     asked: list[int] = []
     monkeypatch.setattr("ksgen.tuning.tune", lambda pattern, **options: asked.append(options["batch"]))
-    for batch, template, searches in ((7, template_digest("simt"), 1), (40, "stale", 2), (40, template_digest("simt"), 2)):
+    for batch, template, searches in (
+        (7, template_digest("simt"), 1),
+        (40, "stale", 2),
+        (40, template_digest("simt"), 2),
+    ):
         save(cpu.name, [Entry(kernel, batch, "simt", constants, {"median_us": 1.0, "template": template})])
         tune(JOB, cpu, "3")
         assert len(asked) == searches
@@ -123,7 +139,9 @@ def test_a_search_ends_with_the_time(cpu: Any, tmp_path: Path, monkeypatch: pyte
     assert budgets == ["60s", "12.0s", "1m", "200"]
 
 
-def test_a_search_that_finds_nothing_costs_only_itself(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_finds_nothing_costs_only_itself(
+    cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def search(pattern: Pattern, **options: Any) -> None:
         raise error
 
@@ -143,7 +161,10 @@ def test_unmeasured_tiles_are_contenders_beside_what_launchers_take(monkeypatch:
 
     def found(precision: str) -> list[tuple[str, str]]:
         job = Job(Pattern(1, 64, 64, 2), precision, "bsf", 512)
-        return [(each.arithmetic, each.family) for each in module.ours(job, SimpleNamespace(kind="native", shares_host=True))]
+        return [
+            (each.arithmetic, each.family)
+            for each in module.ours(job, SimpleNamespace(kind="native", shares_host=True))
+        ]
 
     assert found("bfloat16") == [("bfloat16", "amx"), ("bfloat16", "vector")]
     assert found("float32") == [("float32", "vector"), ("bf16x6", "amx")]

@@ -1,4 +1,6 @@
-"""The cost model replayed on times that others published: what their kernel asks for is counted, and the model keeps its band."""
+"""The cost model replayed on times that others published: what their kernel asks for is counted, and the model keeps
+its band.
+"""
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +23,12 @@ def known(pattern: Pattern, precision: str, layout: str) -> Published:
 def test_each_published_time_is_there_once() -> None:
     kinds = [(precision, layout) for precision in ("float32", "float16") for layout in LAYOUTS]
     counts = {(precision, layout): len(replay(layout, precision).rows) for precision, layout in kinds}
-    assert counts == {("float32", "bsf"): 652, ("float32", "bsl"): 630, ("float16", "bsf"): 622, ("float16", "bsl"): 675}
+    assert counts == {
+        ("float32", "bsf"): 652,
+        ("float32", "bsl"): 630,
+        ("float16", "bsf"): 622,
+        ("float16", "bsl"): 675,
+    }
     assert len({each.kernel for each in published()}) == len(published()) == sum(counts.values())
 
 
@@ -74,9 +81,16 @@ def test_cycles_of_shared_memory() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "layout", "bounded", "ranks"),
-    [("float32", "bsf", 648, 0.88), ("float32", "bsl", 630, 0.78), ("float16", "bsf", 600, 0.91), ("float16", "bsl", 650, 0.7)],
+    [
+        ("float32", "bsf", 648, 0.88),
+        ("float32", "bsl", 630, 0.78),
+        ("float16", "bsf", 600, 0.91),
+        ("float16", "bsl", 650, 0.7),
+    ],
 )
-def test_the_model_orders_their_kernels_and_bounds_their_times(precision: str, layout: str, bounded: int, ranks: float) -> None:
+def test_the_model_orders_their_kernels_and_bounds_their_times(
+    precision: str, layout: str, bounded: int, ranks: float
+) -> None:
     found = replay(layout, precision)
     assert found.bounded >= bounded
     assert found.ranks() >= ranks
@@ -106,7 +120,10 @@ def test_a_band_leaves_out_the_extreme_twentieths() -> None:
 
 def test_the_replay_is_printed() -> None:
     printed = CliRunner().invoke(main, ["ksmm"]).output.splitlines()
-    assert [line.split()[:4] for line in printed[1:3]] == [["float32", "bsf", "652", "648"], ["float32", "bsl", "630", "630"]]
+    assert [line.split()[:4] for line in printed[1:3]] == [
+        ["float32", "bsf", "652", "648"],
+        ["float32", "bsl", "630", "630"],
+    ]
     assert printed[-1].startswith("all")
 
 

@@ -1,4 +1,6 @@
-"""`ksgen bench energy` with a stand-in for NVML: a GPU whose power is known, a count that changes now and then, a clock of its own."""
+"""`ksgen bench energy` with a stand-in for NVML: a GPU whose power is known, a count that changes now and then, a
+clock of its own.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,14 +37,16 @@ def test_too_short_is_refused_with_how_long_would_do() -> None:
     with pytest.raises(EnergyError) as refused:
         joule_a_run(Reading(200.0, 0.5, 0), 16, Idle(70.0, 0.1))
     assert str(refused.value) == (
-        "16 runs took 0.50 s, and this GPU tells its energy every 100 ms: at least 2.0 s are needed; --seconds 4 would do"
+        "16 runs took 0.50 s, and this GPU tells its energy every 100 ms: at least 2.0 s are needed; --seconds 4 "
+        "would do"
     )
     assert joule_a_run(Reading(200.0, 2.0, 0), 10, Idle(70.0, 0.1)) == pytest.approx(6.0)
 
 
 def test_no_more_than_idle_is_no_result() -> None:
     with pytest.raises(
-        EnergyError, match=r"took 100.0 J in 4.0 s, no more than the idle GPU's 70 W: something else ran .*; try again alone"
+        EnergyError,
+        match=r"took 100.0 J in 4.0 s, no more than the idle GPU's 70 W: something else ran .*; try again alone",
     ):
         joule_a_run(Reading(100.0, 4.0, 0), 16, Idle(70.0, 0.1))
 
@@ -109,7 +113,9 @@ def test_nvml_s_gpu_is_found_by_its_uuid() -> None:
             raise Nvml.NVMLError("Invalid Argument")
         return "by index"
 
-    nvml = SimpleNamespace(NVMLError=Nvml.NVMLError, nvmlDeviceGetHandleByUUID=by_uuid, nvmlDeviceGetHandleByIndex=by_index)
+    nvml = SimpleNamespace(
+        NVMLError=Nvml.NVMLError, nvmlDeviceGetHandleByUUID=by_uuid, nvmlDeviceGetHandleByIndex=by_index
+    )
     assert find_handle(nvml, "1", 0) == find_handle(nvml, "GPU-1", 7) == "by uuid"
     assert find_handle(nvml, "2", 0) == find_handle(nvml, None, 0) == "by index"
     with pytest.raises(EnergyError, match=r"NVML does not know GPU 3 \(Invalid Argument\)"):

@@ -48,7 +48,9 @@ def refuse() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("compiler", "told"), [(lambda: SimpleNamespace(name="nvcc", version="13.0"), "nvcc 13.0"), (refuse, "")], ids=["nvcc", "none"]
+    ("compiler", "told"),
+    [(lambda: SimpleNamespace(name="nvcc", version="13.0"), "nvcc 13.0"), (refuse, "")],
+    ids=["nvcc", "none"],
 )
 def test_every_row_says_what_measured_it(compiler: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "torch_device", lambda device: torch.device("cpu"))

@@ -34,10 +34,14 @@ def test_no_box_stands_for_a_single_pattern() -> None:
     assert len(counts) <= figures.MOST_BOXES
 
 
-def test_figure_6_has_one_scale_and_the_better_of_both_layouts(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_6_has_one_scale_and_the_better_of_both_layouts(
+    rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: dict[str, dict[str, list[float]]] = {}
 
-    def boxes(title: str, label: str, unit: str, groups: dict[float, list[float]], scale: list[float] | None = None, **_: Any) -> str:
+    def boxes(
+        title: str, label: str, unit: str, groups: dict[float, list[float]], scale: list[float] | None = None, **_: Any
+    ) -> str:
         if scale:
             which, _, layout = title.rpartition(", ")
             asked.setdefault(which, {})[layout] = scale
@@ -54,7 +58,9 @@ def test_figure_6_has_one_scale_and_the_better_of_both_layouts(rows: list[Row], 
 
 
 def test_boxes_of_one_scale_have_the_same_numbers() -> None:
-    drawn = [figures.boxes("a", "b", "c", {1.0: values}, scale=[0.5, 2.0, 20.0]) for values in ([0.5, 2.0], [2.0, 20.0])]
+    drawn = [
+        figures.boxes("a", "b", "c", {1.0: values}, scale=[0.5, 2.0, 20.0]) for values in ([0.5, 2.0], [2.0, 20.0])
+    ]
     ticks = [re.findall(r">(0\.5|1|2|5|10|20)</text>", each) for each in drawn]
     assert ticks[0] == ticks[1] == ["0.5", "1", "2", "5", "10", "20"]
 

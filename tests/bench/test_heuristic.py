@@ -40,7 +40,9 @@ def test_where_ours_always_wins_nothing_is_foretold() -> None:
     for sign in (1, -1):
         judged = judge(ratios_by(lambda pattern, sign=sign: (1 + pattern.rewrite_ratio) ** sign))
         assert {each.accuracy for each in judged} == {None}
-    rows = [row(str(pattern), name, median_us=us) for pattern in stratified(3) for name, us in ((OURS, 10.0), ("bmm", 20.0))]
+    rows = [
+        row(str(pattern), name, median_us=us) for pattern in stratified(3) for name, us in ((OURS, 10.0), ("bmm", 20.0))
+    ]
     text = report.markdown(rows)
     assert "Ours wins in 3 of 3 patterns: there are no wins and losses to tell apart." in text
     assert re.search(r"\| \(b\+c\)/\(bc\) \| [\d.-]+ \| - \|", text)

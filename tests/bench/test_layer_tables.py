@@ -7,7 +7,9 @@ from ksgen.bench.tables import each_layer, layers_in_short
 from tests.support.bench_rows import row
 
 
-def layer_row(name: str, us: float | None, layer: str = "up", pattern: str = "2,4,8,1 then 1,8,8,1", **more: object) -> Row:
+def layer_row(
+    name: str, us: float | None, layer: str = "up", pattern: str = "2,4,8,1 then 1,8,8,1", **more: object
+) -> Row:
     return row(pattern, name, layer=layer, median_us=us, batch=16, **more)
 
 
@@ -36,7 +38,18 @@ def test_layers_in_short() -> None:
 def test_layer_by_layer() -> None:
     alone, groups = each_layer(ROWS)
     assert alone.title == "Layers, float32, batch-size-last, batch 16"
-    assert alone.columns == ("layer", "one launch, us", "of the floor", "by", "each_factor", "each_layer", "layer", "bmm", "views", "dense")
+    assert alone.columns == (
+        "layer",
+        "one launch, us",
+        "of the floor",
+        "by",
+        "each_factor",
+        "each_layer",
+        "layer",
+        "bmm",
+        "views",
+        "dense",
+    )
     first = ("up: 2,4,8,1 then 1,8,8,1", "8", "40 %", "amx, bf16x6", "-", "-", "-", "x2.00", "-", "x0.50")
     assert alone.rows[0] == first
     assert alone.rows[2] == ("geometric mean", "", "", "", "-", "-", "-", "x4.24", "-", "x0.50")

@@ -48,7 +48,9 @@ def measure(device: Any, path: Path, jobs: list[LayerJob], names: tuple[str, ...
     protocol = Protocol(names, measurements=2, runs=1, most_seconds=5.0)
     with Log(path) as log:
         facts = {"device": device.name, "date": "2026-01-02"}
-        complete = LayerRunner(log, device, protocol, Times(), facts, float("inf"), lambda done, total, now: None).run(jobs)
+        complete = LayerRunner(log, device, protocol, Times(), facts, float("inf"), lambda done, total, now: None).run(
+            jobs
+        )
     return complete, read_rows(path)
 
 
@@ -60,7 +62,9 @@ def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> Non
     found = {(row.layer, row.implementation): row.status for row in rows if row.arithmetic != "bf16x6"}
     missing = {("transposed", "dense"), ("group", "dense"), ("group", "layer")}
     assert {each for each, status in found.items() if status != OK} == missing
-    ways = {name: {way for layer, way in found if layer == name} for name in ("plain", "transposed", "group", "two", "lone")}
+    ways = {
+        name: {way for layer, way in found if layer == name} for name in ("plain", "transposed", "group", "two", "lone")
+    }
     assert ways["plain"] == ways["transposed"] == set(WAYS) - {EACH_LAYER}
     assert ways["group"] == ways["two"] == set(WAYS)
     assert ways["lone"] == set(WAYS) - {EACH_LAYER, EACH_FACTOR}
@@ -77,7 +81,11 @@ def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> Non
 def test_ksgens_layer_is_fused_as_a_spec_says(fuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     of_weights = layers.KSLinear.from_weights
-    monkeypatch.setattr(layers.KSLinear, "from_weights", lambda *given, **options: made.append(of_weights(*given, **options)) or made[-1])
+    monkeypatch.setattr(
+        layers.KSLinear,
+        "from_weights",
+        lambda *given, **options: made.append(of_weights(*given, **options)) or made[-1],
+    )
     job = LayerJob(Layer("own", (PAIR,), fuse=fuse), "float32", "bsf", 5)
     (own,) = layer_contenders(job, find_device("native"), ("layer",))
     own.prepare(LayerArrays(job, torch.device("cpu"), seed=0))
@@ -110,13 +118,19 @@ def test_a_group_of_few_entries_on_a_gpu_is_one_launch_or_one_for_each_layer() -
     layer = Layer("qkv", (Chain((Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))),)).group_of(3)
     found = layer_contenders(LayerJob(layer, "bfloat16", "bsf", 3), FakeGpu(), (ONE_LAUNCH, EACH_LAYER, EACH_FACTOR))
     ways = {each.implementation: each for each in found}
-    assert {name: each.family for name, each in ways.items()} == {ONE_LAUNCH: "gemv", EACH_LAYER: "gemv", EACH_FACTOR: "gemv"}
+    assert {name: each.family for name, each in ways.items()} == {
+        ONE_LAUNCH: "gemv",
+        EACH_LAYER: "gemv",
+        EACH_FACTOR: "gemv",
+    }
     sources = ways[ONE_LAUNCH].sources()
     assert [source.family for source in sources] == ["gemv"] * 7  # each factor packed as for it alone
 
 
 def test_what_has_no_room_says_so() -> None:
-    job = LayerJob(Layer("wide", (Chain((Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1))),)), "float32", "bsf", 1000)
+    job = LayerJob(
+        Layer("wide", (Chain((Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1))),)), "float32", "bsf", 1000
+    )
     (one, *_) = layer_contenders(job, FakeGpu(), (ONE_LAUNCH,))
     assert one.family == ""
     assert "room" in one.why

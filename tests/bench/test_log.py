@@ -33,7 +33,16 @@ def test_a_log_that_was_cut_off_anywhere_loses_one_line(log_text: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", "[]", "null", '{"kind": "measurement", "key": "unknown"}', '{"kind": "song"}', "\xff", '{"kind": "contender"}']
+    "damage",
+    [
+        "{",
+        "[]",
+        "null",
+        '{"kind": "measurement", "key": "unknown"}',
+        '{"kind": "song"}',
+        "\xff",
+        '{"kind": "contender"}',
+    ],
 )
 def test_a_damaged_line_is_named(damage: str, log_text: str, tmp_path: Path) -> None:
     path = tmp_path / "damaged.jsonl"
@@ -46,7 +55,9 @@ def test_a_damaged_line_is_named(damage: str, log_text: str, tmp_path: Path) -> 
 def test_a_log_is_one_process_s_and_one_device_s(cpu: Any, tmp_path: Path) -> None:
     path = tmp_path / "paper.jsonl"
     with Log(path) as log:
-        with pytest.raises(KsgenError, match=r"another `ksgen bench` writes to it; wait for it, or name another file with -o"):
+        with pytest.raises(
+            KsgenError, match=r"another `ksgen bench` writes to it; wait for it, or name another file with -o"
+        ):
             Log(path)
         log.append("run", {"device": "Abacus"})
     with pytest.raises(KsgenError, match=r"holds measurements of Abacus, and this is .*; name another file with -o"):

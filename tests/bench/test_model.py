@@ -1,4 +1,7 @@
-"""ksgen bench model: the rows that it prints and writes, on models of a block, and its mistakes. How long anything takes is not tested."""
+"""ksgen bench model: the rows that it prints and writes, on models of a block, and its mistakes.
+
+How long anything takes is not tested.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -49,28 +52,49 @@ def bench(*arguments: str) -> Result:
 @pytest.mark.usefixtures("_small")
 def test_a_row_for_every_precision_module_and_backend(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    done = bench("vit-s16", "--precision", "float32,bfloat16", "--backend", "einsum,bmm", "--batch", "1", "--repeats", "2", "-o", str(file))
+    done = bench(
+        "vit-s16",
+        "--precision",
+        "float32,bfloat16",
+        "--backend",
+        "einsum,bmm",
+        "--batch",
+        "1",
+        "--repeats",
+        "2",
+        "-o",
+        str(file),
+    )
     assert done.exit_code == 0, done.exception
     found = json.loads(file.read_text())
     told = bench("vit-s16", "--backend", "einsum", "--batch", "1", "--repeats", "1", "--json")
     assert json.loads(told.stdout).keys() == found.keys()
     assert (found["model"], found["batch"], found["repeats"], found["torch"]) == ("vit-s16", 1, 2, torch.__version__)
     rows = found["rows"]
-    wanted = [(module, precision, backend) for precision in ("float32", "bfloat16") for module in MODULES for backend in ("einsum", "bmm")]
+    wanted = [
+        (module, precision, backend)
+        for precision in ("float32", "bfloat16")
+        for module in MODULES
+        for backend in ("einsum", "bmm")
+    ]
     assert [(row["module"], row["precision"], row["backend"]) for row in rows] == wanted
     for row in rows:
         assert 0 < row["ratio"]["low"] <= row["ratio"]["median"] <= row["ratio"]["high"]
         assert row["dense_us"]["median"] > 0 < row["sparse_us"]["median"]
         assert row["paper_ratio"] == (MODULES[row["module"]].paper_ratio if row["precision"] == "float32" else None)
     for module in MODULES:
-        assert sum(line.split("│")[1].strip() == module for line in done.stdout.splitlines() if line.startswith("│")) == 2
+        assert (
+            sum(line.split("│")[1].strip() == module for line in done.stdout.splitlines() if line.startswith("│")) == 2
+        )
     assert "batch 1: the median of 2 rounds" in done.stdout
 
 
 @pytest.mark.usefixtures("_small")
 def test_sparse_layers_are_measured_with_prepared_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     made, prepare = [], BACKENDS["bmm"].prepare
-    monkeypatch.setitem(BACKENDS, "bmm", replace(BACKENDS["bmm"], prepare=lambda weights: made.append(weights) or prepare(weights)))
+    monkeypatch.setitem(
+        BACKENDS, "bmm", replace(BACKENDS["bmm"], prepare=lambda weights: made.append(weights) or prepare(weights))
+    )
 
     def run(calls: Mapping[str, Callable[[], object]], repeats: int, device: object) -> dict[str, list[float]]:
         for call in calls.values():
@@ -91,8 +115,19 @@ def test_decoding_is_a_token_per_sequence(monkeypatch: pytest.MonkeyPatch) -> No
     """Frozen layers decode one token per sequence, whatever the token count of a forward pass."""
     batches: list[int] = []
     multiply = KSLinear.forward
-    monkeypatch.setattr(KSLinear, "forward", lambda self, x, *_: (batches.append(x[..., 0].numel()), multiply(self, x))[1])
-    job = Job("gpt2-medium", ("float32",), ("einsum",), torch.device("cpu"), batch=3, tokens=5, repeats=1, steps=("decode", "forward"))
+    monkeypatch.setattr(
+        KSLinear, "forward", lambda self, x, *_: (batches.append(x[..., 0].numel()), multiply(self, x))[1]
+    )
+    job = Job(
+        "gpt2-medium",
+        ("float32",),
+        ("einsum",),
+        torch.device("cpu"),
+        batch=3,
+        tokens=5,
+        repeats=1,
+        steps=("decode", "forward"),
+    )
     seen = {}
     for row in measure(job):
         seen[row.step] = seen.get(row.step, set()) | set(batches)
@@ -103,9 +138,12 @@ def test_decoding_is_a_token_per_sequence(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize(
-    ("model", "backends"), [("vit-s16", ("auto", "einsum")), pytest.param("gpt2-medium", ("einsum",), marks=pytest.mark.slow)]
+    ("model", "backends"),
+    [("vit-s16", ("auto", "einsum")), pytest.param("gpt2-medium", ("einsum",), marks=pytest.mark.slow)],
 )
-def test_training_steps_move_every_weight(model: str, backends: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_steps_move_every_weight(
+    model: str, backends: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step moves dense and sparse weights alike, and freezes none. It also computes what inner layers return."""
     seen: list[tuple[bool, bool, bool]] = []
     before: dict[int, object] = {}
@@ -126,9 +164,13 @@ def test_training_steps_move_every_weight(model: str, backends: tuple[str, ...],
         return own
 
     monkeypatch.setattr(torch.optim, "SGD", watched)
-    job = Job(model, ("float32",), backends, torch.device("cpu"), batch=1, tokens=5, repeats=1, steps=("forward", "training"))
+    job = Job(
+        model, ("float32",), backends, torch.device("cpu"), batch=1, tokens=5, repeats=1, steps=("forward", "training")
+    )
     rows = list(measure(job))
-    assert [(row.step, row.module) for row in rows] == [(step, each) for step in job.steps for each in MODULES for _ in job.backends]
+    assert [(row.step, row.module) for row in rows] == [
+        (step, each) for step in job.steps for each in MODULES for _ in job.backends
+    ]
     assert set(seen) == {(True, True, False)}
     assert len(seen) == len(MODULES) * (1 + len(backends)) * (1 + WARMUP_RUNS)
     assert {row.paper_ratio for row in rows if row.step == "training"} == {None}
@@ -148,12 +190,20 @@ def test_gpt2_has_the_same_rows_and_no_paper() -> None:
 def test_the_papers_down_projection_alone(tmp_path: Path) -> None:
     """The other layers stay dense, and rows without a sparse layer are left out."""
     file = tmp_path / "down.json"
-    done = bench("gpt2-medium", "--layers", "down", "--backend", "einsum", "--batch", "1", "--repeats", "1", "-o", str(file))
+    done = bench(
+        "gpt2-medium", "--layers", "down", "--backend", "einsum", "--batch", "1", "--repeats", "1", "-o", str(file)
+    )
     assert done.exit_code == 0, done.exception
     assert "gpt2-medium with sparse down alone on " in done.stdout
     found = json.loads(file.read_text())
     assert found["layers"] == ["down"]
-    assert [row["module"] for row in found["rows"]] == ["linear N x 4N", "linear N x 4N + bias", "feed-forward", "block", "whole"]
+    assert [row["module"] for row in found["rows"]] == [
+        "linear N x 4N",
+        "linear N x 4N + bias",
+        "feed-forward",
+        "block",
+        "whole",
+    ]
     job = Job("vit-s16", ("float32",), ("einsum",), torch.device("cpu"), 1, 0, 1, layers=("down",))
     assert {row.paper_ratio for row in measure(job)} == {None}  # the paper's have all layers sparse
     assert list(modules_of(replace(job, layers=("qkv",)))) == ["attention", "block", "whole"]
@@ -166,7 +216,9 @@ def test_dense_and_sparse_get_the_same_work(monkeypatch: pytest.MonkeyPatch) -> 
     forward = KSLinear.forward
 
     def watched(self: KSLinear, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        called.append((tuple(x.shape), self.out_features, self.bias is not None, self.activation, torch.is_grad_enabled()))
+        called.append(
+            (tuple(x.shape), self.out_features, self.bias is not None, self.activation, torch.is_grad_enabled())
+        )
         return forward(self, x, *rest)
 
     monkeypatch.setattr(KSLinear, "forward", watched)
@@ -216,11 +268,20 @@ def test_spread_is_the_quartiles() -> None:
     ("arguments", "message"),
     [
         (["vit"], "model 'vit'; did you mean vit-s16? accepted: vit-s16, gpt2-medium"),
-        (["vit-s16", "--precision", "float32,fp16"], "--precision 'fp16'; did you mean float16? accepted: float32, float16"),
+        (
+            ["vit-s16", "--precision", "float32,fp16"],
+            "--precision 'fp16'; did you mean float16? accepted: float32, float16",
+        ),
         (["vit-s16", "--backend", "bmn"], "--backend 'bmn'; did you mean bmm? accepted: auto, ksgen"),
         (["vit-s16", "--layers", "attention"], "--layers 'attention'; accepted: qkv, projection, up, down"),
-        (["vit-s16", "--steps", "train"], "--steps 'train'; did you mean training? accepted: forward, training, decode"),
-        (["vit-s16", "--steps", "decode"], "--steps decode of vit-s16, which takes images whole; accepted: forward, training"),
+        (
+            ["vit-s16", "--steps", "train"],
+            "--steps 'train'; did you mean training? accepted: forward, training, decode",
+        ),
+        (
+            ["vit-s16", "--steps", "decode"],
+            "--steps decode of vit-s16, which takes images whole; accepted: forward, training",
+        ),
         (["vit-s16", "--device", "tpu9"], "--device 'tpu9'; accepted: cpu, cuda, cuda:1"),
         (["vit-s16", "--device", "meta"], "--device meta: PyTorch sees"),
         (["vit-s16", "--device", "cuda:99"], "--device cuda:99: PyTorch sees"),

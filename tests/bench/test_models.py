@@ -1,4 +1,6 @@
-"""The models: sizes, the paper's chains, fused activations; equal to timm's and transformers' where those are installed."""
+"""The models: sizes, the paper's chains, fused activations; equal to timm's and transformers' where those are
+installed.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,9 @@ from ksgen.spec import load  # noqa: E402
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL_VIT = models.TransformerSize(features=384, depth=2, heads=6, epsilon=1e-6, activation="gelu", is_causal=False)
-SMALL_GPT2 = models.TransformerSize(features=1024, depth=1, heads=16, epsilon=1e-5, activation="gelu_tanh", is_causal=True)
+SMALL_GPT2 = models.TransformerSize(
+    features=1024, depth=1, heads=16, epsilon=1e-5, activation="gelu_tanh", is_causal=True
+)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +40,9 @@ def small(name: str) -> tuple[Any, Any]:
     return model.eval(), model.random_inputs(2, 7)
 
 
-@pytest.mark.parametrize(("name", "dense", "sparse"), [("vit-s16", 22_050_664, 8_189_800), ("gpt2-medium", 354_823_168, 77_999_104)])
+@pytest.mark.parametrize(
+    ("name", "dense", "sparse"), [("vit-s16", 22_050_664, 8_189_800), ("gpt2-medium", 354_823_168, 77_999_104)]
+)
 def test_parameters_are_counted(name: str, dense: int, sparse: int) -> None:
     with torch.device("meta"):
         model = models.build(name)
@@ -58,7 +64,9 @@ def test_chains_are_those_of_the_specs_and_of_the_paper() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", models.MODELS)
 def test_a_sparse_model_computes_what_its_layers_say(name: str) -> None:
-    """The activation in the layer before it, the residual in the layer after it, q, k and v apart: against the same model without."""
+    """The activation in the layer before it, the residual in the layer after it, q, k and v apart: against the same
+    model without.
+    """
     model, inputs = small(name)
     dense = model(inputs)
     models.make_sparse(model, models.rule(name), from_weights=False)
@@ -85,8 +93,10 @@ def test_vit_is_timms() -> None:
     theirs = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=32, depth=2, num_classes=10).eval()
     ours, images = small("vit-s16")
     names = {
-        "cls_token": "class_token", "pos_embed": "positions", "patch_embed.proj": "patches", ".norm1": ".attention_norm",
-        ".norm2": ".feed_forward_norm", ".attn.proj": ".attention.projection", ".attn": ".attention", ".mlp.fc1": ".feed_forward.up",
+        "cls_token": "class_token", "pos_embed": "positions", "patch_embed.proj": "patches",
+        ".norm1": ".attention_norm",
+        ".norm2": ".feed_forward_norm", ".attn.proj": ".attention.projection", ".attn": ".attention",
+        ".mlp.fc1": ".feed_forward.up",
         ".mlp.fc2": ".feed_forward.down",
     }  # fmt: skip
     ours.load_state_dict({_renamed(name, names): value for name, value in theirs.state_dict().items()})
@@ -99,8 +109,10 @@ def test_gpt2_is_transformers() -> None:
     theirs = transformers.GPT2LMHeadModel(config).eval()
     ours, tokens = small("gpt2-medium")
     names = {
-        "transformer.": "", "wte": "tokens", "wpe": "positions", "h.0": "blocks.0", "ln_1": "attention_norm", "ln_2": "feed_forward_norm",
-        "ln_f": "norm", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.projection", "mlp.c_fc": "feed_forward.up",
+        "transformer.": "", "wte": "tokens", "wpe": "positions", "h.0": "blocks.0", "ln_1": "attention_norm",
+        "ln_2": "feed_forward_norm",
+        "ln_f": "norm", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.projection",
+        "mlp.c_fc": "feed_forward.up",
         "mlp.c_proj": "feed_forward.down",
     }  # fmt: skip
     state = {_renamed(name, names): value for name, value in theirs.state_dict().items() if name != "lm_head.weight"}
@@ -116,7 +128,9 @@ def test_models_of_other_libraries_are_the_same_size(name: str, library: str) ->
     pytest.importorskip(library, reason=f"pip install {library}")
     with torch.device("meta"):
         ours, theirs = models.build(name), models.build(name, library)
-    assert len(models.make_sparse(theirs, models.rule(name, library), from_weights=False).layers) == 4 * len(ours.blocks)
+    assert len(models.make_sparse(theirs, models.rule(name, library), from_weights=False).layers) == 4 * len(
+        ours.blocks
+    )
     report = models.make_sparse(ours, models.rule(name), from_weights=False)
     assert sum(each.numel() for each in theirs.parameters()) == report.parameters[1]
 

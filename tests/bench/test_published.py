@@ -17,7 +17,8 @@ def test_the_authors_own_times_stand_beside_ours() -> None:
     some = [row("6,64,64,1", OURS, median_us=61.5, share_of_floor=0.5), row("6,64,64,1", "bmm", median_us=123.0)]
     assert tables.authors(some).rows == (("6,64,64,1", "float32", "bsl", "61.5", "123", "123", "x2.00", "50 %"),)
     assert "another GPU" in tables.authors(some).note
-    assert tables.authors([replace(each, batch=1568) for each in some]).rows == ()  # at another batch there is nothing to compare
+    # at another batch there is nothing to compare
+    assert tables.authors([replace(each, batch=1568) for each in some]).rows == ()
 
 
 def test_what_is_published_is_what_the_shared_page_says() -> None:

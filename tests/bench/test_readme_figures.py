@@ -50,7 +50,10 @@ def test_the_page_of_benchmarks_has_a_part_per_machine(tmp_path: Path, monkeypat
     assert "| 25088 | float32 | bsl | 1 | 100 % | x2.00 |" in shown
     assert figures.NOTHING not in shown
     machine(tmp_path / "abacus", "driver", row(precision="bfloat16", commit="facade" * 4))
-    when = "Abacus, float32 at batch 25088: 2026-01-02, commit c0ffee. bfloat16 at batch 25088: 2026-01-02, commit facadefacade. All"
+    when = (
+        "Abacus, float32 at batch 25088: 2026-01-02, commit c0ffee. bfloat16 at batch 25088: 2026-01-02, commit "
+        "facadefacade. All"
+    )
     assert when in figures.benchmarks_figures(tmp_path, page)[0]
     (tmp_path / "processor" / "machine.txt").write_text("An abacus with ten rods\n")
     assert figures.benchmarks_figures(tmp_path, page)[0].count("### An abacus with ten rods\n") == 1
@@ -72,7 +75,15 @@ def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None
     shown, picture = figures.readme_figures(tmp_path)
     assert "| ViT-S/16 | 1 | x8.00 | x3.00 | x3.00 | x3.00 | 100 % |" in shown
     assert figures.NOTHING.strip() not in shown
-    for words in ("ViT-S/16 up, 384 to 1536", "dense", "40 us, x8.00", "best of PyTorch", "15 us, x3.00", "5 us", "floor 5 us"):
+    for words in (
+        "ViT-S/16 up, 384 to 1536",
+        "dense",
+        "40 us, x8.00",
+        "best of PyTorch",
+        "15 us, x3.00",
+        "5 us",
+        "floor 5 us",
+    ):
         assert f">{words}</text>" in picture
     shutil.rmtree(tmp_path / "b")
     shown, _ = figures.readme_figures(tmp_path)
@@ -96,4 +107,6 @@ def test_a_file_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(figures, "written", lambda root, changed=changed: {**own(root), changed: "other"})
         done = CliRunner().invoke(figures.main, ["--check"])
         assert done.exit_code == 1
-        assert f"{changed.relative_to(ROOT)} differs; write it again: python benchmarks/readme_figures.py" in done.output
+        assert (
+            f"{changed.relative_to(ROOT)} differs; write it again: python benchmarks/readme_figures.py" in done.output
+        )

@@ -117,7 +117,11 @@ def test_no_figure_compares_times_of_different_batch_sizes() -> None:
     ways = ("one_launch", "each_factor", "dense")
     first = [*rows_of(stratified(6), ("float32",)), *(row("2,4,8,1", way, layer="up", median_us=9.0) for way in ways)]
     fast = [replace(each, batch=977, median_us=each.median_us and each.median_us / 1000) for each in first]
-    fast = [replace(each, joule=each.joule and each.joule / 50, runtime="native") for each in fast if each.implementation != "strided"]
+    fast = [
+        replace(each, joule=each.joule and each.joule / 50, runtime="native")
+        for each in fast
+        if each.implementation != "strided"
+    ]
     apart, mixed = {**parts_of(fast), **parts_of(first)}, parts_of([*first, *fast])
     assert set(mixed) == set(apart)
     for name, text in apart.items():
@@ -147,7 +151,13 @@ def test_the_same_rows_give_the_same_bytes() -> None:
 
 def test_what_a_file_says_is_shown_as_text() -> None:
     evil = row(
-        "1,48,48,2", "bmm", status="failed", reason="<script>alert('x')</script> | ", error=None, median_us=None, device="<b>GPU</b>"
+        "1,48,48,2",
+        "bmm",
+        status="failed",
+        reason="<script>alert('x')</script> | ",
+        error=None,
+        median_us=None,
+        device="<b>GPU</b>",
     )
     page = report.page([evil, row()])
     assert "<script>" not in page
@@ -178,7 +188,10 @@ def test_layers_without_a_reliable_time_have_no_table_of_dashes() -> None:
 def test_a_processors_results_are_beside_the_best_of_pytorch() -> None:
     times = {OURS: 50.0, "bmm": 100.0, "strided": 80.0, "scipy": 10.0}  # SciPy is none of PyTorch's ways
     first = [row("1,48,48,2", name, median_us=us, runtime="opencl", share_of_floor=0.5) for name, us in times.items()]
-    second = [row("1,64,64,4", name, median_us=us, runtime="opencl", share_of_floor=0.7) for name, us in ((OURS, 100.0), ("bmm", 90.0))]
+    second = [
+        row("1,64,64,4", name, median_us=us, runtime="opencl", share_of_floor=0.7)
+        for name, us in ((OURS, 100.0), ("bmm", 90.0))
+    ]
     wrong = [row("1,64,64,4", "strided", median_us=1.0, error=0.5, runtime="opencl")]
     table = tables.processors([*first, *second, *wrong, *FOUR])
     assert table.rows == (("25088", "float32", "bsl", "2", "x1.20", "x0.90", "x1.60", "50 %", "60 %", "50 %"),)

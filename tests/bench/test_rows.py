@@ -27,18 +27,22 @@ def test_parquet_where_pyarrow_is_there(tmp_path: Path) -> None:
         assert read_rows(tmp_path / "rows.parquet") == rows
     else:
         (tmp_path / "rows.parquet").write_bytes(b"PAR1")
-        with pytest.raises(KsgenError, match=r"reading Parquet needs pyarrow: pip install pyarrow; or take the CSV next to it"):
+        with pytest.raises(
+            KsgenError, match=r"reading Parquet needs pyarrow: pip install pyarrow; or take the CSV next to it"
+        ):
             read_rows(tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("median_us", "median", 1), r"rows\.csv: the column median_us is missing; a table of .* has pattern"),
+        (lambda text: text.replace("median_us", "median", 1), r"rows\.csv: the column median_us is missing; a table "
+                                                              r"of .* has pattern"),
         (lambda text: text.replace("100.0", "fast", 1), r"rows\.csv:2: median_us='fast'; accepted: a number"),
         (lambda text: text.replace("1,48,48,2", "1,48,48", 1), r"rows\.csv:2: '1,48,48' is not a pattern"),
         (lambda text: text.replace(",25088,", ",,", 1), r"rows\.csv:2: batch is empty; accepted: a number"),
-        (lambda text: text.splitlines(keepends=True)[0], r"rows\.csv: holds no results yet; .* or `layers` with -o .* adds some"),
+        (lambda text: text.splitlines(keepends=True)[0], r"rows\.csv: holds no results yet; .* or `layers` with -o .* "
+                                                         r"adds some"),
         (lambda text: "", r"rows\.csv: the column pattern is missing"),
     ],
 )  # fmt: skip
@@ -52,5 +56,8 @@ def test_a_damaged_table_is_named(change: Any, message: str, tmp_path: Path) -> 
 
 def test_a_file_s_share_above_one_is_dropped(tmp_path: Path) -> None:
     """Older files have them: their floors counted weights in a cache at memory's rate."""
-    write_csv([row(floor_us=139.0, share_of_floor=1.39), row(layout="bsf", floor_us=50.0, share_of_floor=0.5)], tmp_path / "rows.csv")
+    write_csv(
+        [row(floor_us=139.0, share_of_floor=1.39), row(layout="bsf", floor_us=50.0, share_of_floor=0.5)],
+        tmp_path / "rows.csv",
+    )
     assert [each.share_of_floor for each in read_rows(tmp_path / "rows.csv")] == [None, 0.5]

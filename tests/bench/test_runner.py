@@ -28,7 +28,15 @@ from tests.support.bench_runs import FACTS, FAST, JOB, lines_of, measure  # noqa
 def measure_into(device: Any, path: Path, jobs: list[Job], deadline: float) -> tuple[int, int]:
     """Without rows, of which there may be none."""
     with Log(path) as log:
-        runs = Runner(log, device, Protocol(("ksgen",)), Times(), FACTS | {"device": device.name}, deadline, lambda done, total, now: None)
+        runs = Runner(
+            log,
+            device,
+            Protocol(("ksgen",)),
+            Times(),
+            FACTS | {"device": device.name},
+            deadline,
+            lambda done, total, now: None,
+        )
         return runs.run(jobs), len(log.content.contenders)
 
 
@@ -42,9 +50,12 @@ def test_rewriting_moves_what_bmm_moves(layout: str) -> None:
     assert (moved.shape, moved.stride()) == (y.shape, y.stride())
 
 
-def test_contenders_take_turns_and_every_row_is_complete(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_take_turns_and_every_row_is_complete(
+    cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "paper.jsonl"
-    monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings(5e10, 2e11))  # a test's short probe may copy within a cache
+    # a test's short probe may copy within a cache
+    monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings(5e10, 2e11))
     jobs = [JOB, Job(Pattern(2, 4, 8, 1), "float16", "bsl", 40)]
     complete, rows = measure(cpu, path, jobs, measurements=3, names=("ksgen", "bmm", "strided", "rewriting"))
     assert complete == 2
@@ -67,7 +78,9 @@ def test_contenders_take_turns_and_every_row_is_complete(cpu: Any, tmp_path: Pat
     assert order == ["ksgen", "bmm", "rewriting"] * 3
 
 
-def test_a_processors_floor_is_measured_for_every_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processors_floor_is_measured_for_every_job(
+    cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A processor's speed varies with other work: the better of two times counts. A GPU's is measured once."""
     rates = iter((1, 2, 4, 3))
     monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings((rate := next(rates)) * 1e9, rate * 1e6))
@@ -154,7 +167,9 @@ def test_compilers_end_with_the_time(cpu: Any, tmp_path: Path, monkeypatch: pyte
     assert (complete, len(built)) == (0, 2)
 
 
-def test_what_cannot_be_measured_is_a_row_with_its_reason(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_measured_is_a_row_with_its_reason(
+    cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(pattern: Pattern, layout: str, weights: Any) -> Any:
         raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED\nwhen calling")
 
@@ -190,9 +205,14 @@ def test_what_cannot_be_measured_is_a_row_with_its_reason(cpu: Any, tmp_path: Pa
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
-    [(torch.OutOfMemoryError("no more"), "out of memory", "no more"), (RuntimeError("a bug"), "failed", "RuntimeError: a bug")],
+    [
+        (torch.OutOfMemoryError("no more"), "out of memory", "no more"),
+        (RuntimeError("a bug"), "failed", "RuntimeError: a bug"),
+    ],
 )
-def test_what_fails_later_is_a_row_too(error: Exception, status: str, reason: str, cpu: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_fails_later_is_a_row_too(
+    error: Exception, status: str, reason: str, cpu: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     calls = []
 
     def greedy(pattern: Pattern, layout: str, weights: Any) -> Any:
@@ -206,7 +226,8 @@ def test_what_fails_later_is_a_row_too(error: Exception, status: str, reason: st
 
     monkeypatch.setitem(BASELINES, "dense", Baseline("dense", "", greedy))
     complete, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("dense", "bmm"), measurements=9)
-    said = {each.implementation: (each.status, each.reason, each.status == OK and each.is_accurate) for each in rows}  # whatever the load
+    # whatever the load
+    said = {each.implementation: (each.status, each.reason, each.status == OK and each.is_accurate) for each in rows}
     assert said == {"dense": (status, reason, False), "bmm": (OK, "", True)}
     assert complete == 1
 
@@ -244,7 +265,9 @@ def test_more_is_measured_while_a_median_is_uncertain(
     us: list[float], asked: int, made: int, cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter(us)
-    monkeypatch.setattr(runner.Times, "measure", lambda self, timed: {"us": next(times), "runs": 2, "others_share": None})
+    monkeypatch.setattr(
+        runner.Times, "measure", lambda self, timed: {"us": next(times), "runs": 2, "others_share": None}
+    )
     _, (row,) = measure(cpu, tmp_path / "a.jsonl", [JOB], names=("bmm",), measurements=asked)
     assert row.measurements == made
     assert bool(row.doubt) == (us[2:4] == us[:2] and us[0] != us[1])

@@ -19,7 +19,13 @@ def test_the_papers_tables_with_the_papers_numbers() -> None:
     assert "ksgen faster than the expert's" not in three  # not measured
     five = lines(tables.table5(results))
     assert five["bsl: ksgen faster than min(bmm, einsum, bsr, dense, sparse)"][-1] == "88 % (x1.39), Table 5"
-    assert five["bsf: ksgen faster than min(bmm, einsum, bsr, dense, sparse)"] == ("1", "0 %", "-", "x0.50", "20 % (x1.28), Table 5")
+    assert five["bsf: ksgen faster than min(bmm, einsum, bsr, dense, sparse)"] == (
+        "1",
+        "0 %",
+        "-",
+        "x0.50",
+        "20 % (x1.28), Table 5",
+    )
     eight = tables.table8(results, "bsl")
     assert eight.columns == ("", OURS, "bmm", "einsum")
     assert lines(eight)[OURS] == ("", "50 % (x2.00)", "100 % (x8.00)")
@@ -40,7 +46,9 @@ def test_markdown_tables(rows: list[Row]) -> None:
         "### What predicts the gain",
     ):
         assert title in text
-    widths = [[line.count(" | ") for line in block.splitlines() if line.startswith("|")] for block in text.split("\n\n")]
+    widths = [
+        [line.count(" | ") for line in block.splitlines() if line.startswith("|")] for block in text.split("\n\n")
+    ]
     assert all(len(set(counts)) <= 1 for counts in widths)
 
 

@@ -23,7 +23,8 @@ from tests.support.bench_runs import FACTS, JOB, measure  # noqa: E402
 
 def test_before_a_time_is_taken_the_threads_of_others_come_to_rest() -> None:
     order: list[str] = []
-    ready = Ready(lambda number: order.append("run"), lambda y: y, lambda call: (order.append("clock"), call(), 1.0)[2], lambda: None,
+    ready = Ready(lambda number: order.append("run"), lambda y: y, lambda call: (order.append("clock"), call(), 1.0)[2],
+        lambda: None,
                   lambda: order.append("rest"))  # fmt: skip
     Timed(ready, 1, Protocol(())).seconds()
     assert order[:3] == ["rest", "clock", "run"]
@@ -35,14 +36,19 @@ def test_what_is_hopeless_by_its_pace_is_not_run(cpu: Any, tmp_path: Path, monke
     monkeypatch.setattr(Runner, "_note_pace", lambda self, contender, once_s: None)
     with Log(tmp_path / "a.jsonl") as log:
         protocol = Protocol((OURS, "bmm"), measurements=1, runs=1, most_seconds=1.0)
-        measuring = Runner(log, cpu, protocol, Times(), FACTS | {"device": cpu.name}, float("inf"), lambda done, total, now: None)
+        measuring = Runner(
+            log, cpu, protocol, Times(), FACTS | {"device": cpu.name}, float("inf"), lambda done, total, now: None
+        )
         ours, bmm = contenders(JOB, cpu, (OURS, "bmm"))
         work = JOB.pattern.weight_count * JOB.batch
         for pace, fastest_s, verdict in ((10.1, 0.1, True), (9.9, 0.1, False), (10.1, 0.4, False), (12.1, 0.4, True)):
             measuring._paces = {(each.implementation, "float32", "bsf"): pace / work for each in (ours, bmm)}
             assert bool(measuring._hopeless(bmm, fastest_s)) == verdict
             assert measuring._hopeless(ours, fastest_s) == ""
-        assert measuring._hopeless(bmm, 0.1) == "1.2 s per run at 10 times its pace in other patterns, and the fastest takes 0.10 s"
+        assert (
+            measuring._hopeless(bmm, 0.1)
+            == "1.2 s per run at 10 times its pace in other patterns, and the fastest takes 0.10 s"
+        )
         measuring.run([JOB])
         assert {each.implementation: each.status for each in read_rows(log.path)} == {OURS: OK, "bmm": "too slow"}
 
@@ -76,7 +82,14 @@ def test_a_slow_contender_is_measured_less_often(once_s: float, runs: int, most_
     ],
 )
 def test_a_contender_that_takes_too_long_is_not_measured(
-    name: str, first_s: float, then_s: float, runs: int, reason: str, cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    first_s: float,
+    then_s: float,
+    runs: int,
+    reason: str,
+    cpu: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, ran = [0.0], []
 

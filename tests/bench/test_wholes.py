@@ -20,7 +20,14 @@ def spread(middle: float) -> dict[str, float]:
 
 
 def model_row(module: str, backend: str, ratio: float, **changes: Any) -> dict[str, Any]:
-    row = {"module": module, "step": "forward", "precision": "float32", "backend": backend, "paper_ratio": 0.78, "doubt": ""}
+    row = {
+        "module": module,
+        "step": "forward",
+        "precision": "float32",
+        "backend": backend,
+        "paper_ratio": 0.78,
+        "doubt": "",
+    }
     return row | {"dense_us": spread(2000.0), "sparse_us": spread(2000 * ratio), "ratio": spread(ratio)} | changes
 
 
@@ -28,12 +35,14 @@ MODEL = {
     "model": "vit-s16", "device": "an abacus", "batch": 8, "repeats": 7, "layers": ["qkv", "projection", "up", "down"],
     "rows": [
         model_row("block", "auto", 0.5), model_row("block", "bmm", 0.9, doubt="others took 80% of the processors"),
-        model_row("whole", "auto", 0.6), model_row("whole", "bmm", 0.8), model_row("whole", "auto", 0.7, step="training", paper_ratio=None),
+        model_row("whole", "auto", 0.6), model_row("whole", "bmm", 0.8), model_row("whole", "auto", 0.7,
+            step="training", paper_ratio=None),
     ],
 }  # fmt: skip
 SHARE = {
     "device": "an abacus", "batch": 2, "repeats": 5,
-    "shares": [{"model": "ViT-S/16", "doubt": "", "precision": "float32", "whole_us": 1234.0, "share": 0.405, "paper": 0.46}],
+    "shares": [{"model": "ViT-S/16", "doubt": "", "precision": "float32", "whole_us": 1234.0, "share": 0.405,
+        "paper": 0.46}],
 }  # fmt: skip
 
 
@@ -71,7 +80,11 @@ def test_they_stand_on_the_page(files: list[Path], tmp_path: Path) -> None:
     done = CliRunner().invoke(bench.command, ["report", str(rows), *asked])
     assert done.exit_code == 0, done.output
     page = (tmp_path / "rows.html").read_text()
-    for title in ("Whole models", "vit-s16 on an abacus, batch 8, float32, training", "Table 6: the share of a forward pass"):
+    for title in (
+        "Whole models",
+        "vit-s16 on an abacus, batch 8, float32, training",
+        "Table 6: the share of a forward pass",
+    ):
         assert title in page
     told = CliRunner().invoke(bench.command, ["report", str(rows), *asked, "--markdown", "-"]).output
     assert markdown(tables_of(files[0])[0]) in told

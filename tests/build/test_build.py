@@ -359,7 +359,10 @@ def test_a_compiler_that_must_end_is_waited_for(compiler):
 
     with pytest.raises(KeyboardInterrupt):
         build_many(
-            [Request(f"text {n}", "ks_1", "sm_90a") for n in range(9)], StubbornCompiler(compiler.journal), workers=2, on_done=enough
+            [Request(f"text {n}", "ks_1", "sm_90a") for n in range(9)],
+            StubbornCompiler(compiler.journal),
+            workers=2,
+            on_done=enough,
         )
     begun = compiler.count()
     assert begun >= 2

@@ -193,13 +193,15 @@ MALFORMED = {
     "no entries": (b"{}", "entries is None, not a mapping"),
     "a list of entries": (b'{"entries": []}', r"entries is \[\], not a mapping"),
     "no provenance": (b'{"entries": {}}', "provenance is None, not a mapping"),
-    "numbers of wisdom": (b'{"entries": {}, "provenance": {}, "wisdom": {"a": 1}}', r"wisdom is \{'a': 1\}, not of texts"),
+    "numbers of wisdom": (b'{"entries": {}, "provenance": {}, "wisdom": {"a": 1}}', r"wisdom is \{'a': 1\}, not of "
+                                                                                    r"texts"),
     "a number as a record": (b'{"entries": {"k": 1}, "provenance": {}, "wisdom": {}}', "a record is 1, not a mapping"),
     "no request": (changed(request=None), "request of a record is None"),
     "a number as the binary's hash": (changed(binary_sha256=1), "binary_sha256 of a record is 1"),
     "a text of bytes": (changed(binary_bytes="many"), "binary_bytes of a record is 'many'"),
     "other resources": (changed(resources={"memory": 1}), r"resources of a record is \{'memory': 1\}"),
-    "a text of registers": (changed(resources={"registers": "few"}), r"resources of a record is \{'registers': 'few'\}"),
+    "a text of registers": (changed(resources={"registers": "few"}),
+        r"resources of a record is \{'registers': 'few'\}"),
     "no compiler": (changed(provenance={"options": "[]"}), r"provenance of a record is \{'options': '\[\]'\}"),
     "a version of numbers": (
         changed(provenance={"compiler": "nvcc", "compiler_version": 13, "options": "[]"}), "provenance of a record is",
@@ -222,7 +224,9 @@ def test_the_index_that_is_changed_in_nothing_is_read(tmp_path):
 
 def test_a_bundle_that_others_can_write_is_refused(path, monkeypatch):
     path.chmod(0o646)
-    with pytest.raises(KsgenError, match=r"vit\.ksb: every user can write to it; take that right away \(chmod o-w\), or accept it with"):
+    with pytest.raises(
+        KsgenError, match=r"vit\.ksb: every user can write to it; take that right away \(chmod o-w\), or accept it with"
+    ):
         open_bundle(path)
     monkeypatch.setenv("KSGEN_TRUST", "all")
     assert open_bundle(path).wisdom() == WISDOM
@@ -232,7 +236,8 @@ def test_a_bundle_that_others_can_write_is_refused(path, monkeypatch):
 def test_another_users_bundle_is_refused(path, monkeypatch):
     os.chown(path, ANOTHER, -1)
     with pytest.raises(
-        KsgenError, match=rf"vit\.ksb: it belongs to user {ANOTHER}; make it yours \(chown\), or accept it with KSGEN_TRUST=all"
+        KsgenError,
+        match=rf"vit\.ksb: it belongs to user {ANOTHER}; make it yours \(chown\), or accept it with KSGEN_TRUST=all",
     ):
         open_bundle(path)
     monkeypatch.setenv("KSGEN_TRUST", "all")

@@ -248,7 +248,10 @@ def test_no_users_file_is_ever_removed(cache, monkeypatch):
         (cache.path / name).write_text("dear")
     (cache.path / "failed" / "link-01234567.cu").symlink_to("notes-20240101.txt")
     remove_everything(cache)
-    assert {str(path.relative_to(cache.path)) for path in cache.path.rglob("*") if path.is_file()} == {*dear, "failed/link-01234567.cu"}
+    assert {str(path.relative_to(cache.path)) for path in cache.path.rglob("*") if path.is_file()} == {
+        *dear,
+        "failed/link-01234567.cu",
+    }
 
 
 def test_folder_that_does_not_exist_is_an_empty_cache(tmp_path):

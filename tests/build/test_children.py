@@ -31,7 +31,9 @@ def test_compiler_past_its_time_is_ended_with_what_it_started(monkeypatch, tmp_p
 def test_time_limit_must_be_a_number(monkeypatch, tmp_path):
     for text in ("soon", "nan", "inf", "-inf", "1e18", "0", "-1", "9" * 400):
         monkeypatch.setenv("KSGEN_COMPILE_SECONDS", text)
-        with pytest.raises(ToolchainError, match=r"must be a number of seconds, more than 0 and at most 1000000$") as caught:
+        with pytest.raises(
+            ToolchainError, match=r"must be a number of seconds, more than 0 and at most 1000000$"
+        ) as caught:
             Children().run(("touch", str(tmp_path / "started")))
         assert str(caught.value).startswith(f"KSGEN_COMPILE_SECONDS='{text[:9]}")
     assert not (tmp_path / "started").exists()
@@ -64,13 +66,16 @@ COMPILES = """
 import sys
 from ksgen.build.children import Children, working_folder
 with working_folder("kernel") as folder:
-    Children().run(("sh", "-c", f"sleep 600 & echo $! $$ > {sys.argv[1]}/new; mv {sys.argv[1]}/new {sys.argv[1]}/pids; wait"), folder)
+    Children().run(("sh", "-c",
+        f"sleep 600 & echo $! $$ > {sys.argv[1]}/new; mv {sys.argv[1]}/new {sys.argv[1]}/pids; wait"), folder)
 """
 
 
 def test_compiler_ends_with_a_process_that_is_killed(tmp_path):
     user = subprocess.Popen(
-        (sys.executable, "-c", COMPILES, str(tmp_path)), cwd=Path(__file__).parents[2], env=os.environ | {"TMPDIR": str(tmp_path)}
+        (sys.executable, "-c", COMPILES, str(tmp_path)),
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
     )
     while not (tmp_path / "pids").exists():
         time.sleep(0.01)
@@ -99,7 +104,9 @@ def test_full_disk_is_named(tmp_path, monkeypatch):
     with mounted(tmp_path / "disk") as disk:
         monkeypatch.setattr("tempfile.tempdir", str(disk))
         fill(disk)
-        with pytest.raises(ToolchainError, match=r"^k: no room for temporary files \(.*No space left.*\); TMPDIR=.*/disk; accepted: a"):
+        with pytest.raises(
+            ToolchainError, match=r"^k: no room for temporary files \(.*No space left.*\); TMPDIR=.*/disk; accepted: a"
+        ):
             find_host_compiler().compile_whole("int x;" * 10_000, "k", host_target())
 
 

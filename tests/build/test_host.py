@@ -62,7 +62,10 @@ def test_gcc_comes_before_clang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A program with two names is tried once."""
     monkeypatch.delenv("KSGEN_CXX", raising=False)
     monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
-    clang, gcc = program(tmp_path, "clang++", "Apple clang version 16.0.0"), program(tmp_path, "g++", "g++ (GCC) 14.1.0")
+    clang, gcc = (
+        program(tmp_path, "clang++", "Apple clang version 16.0.0"),
+        program(tmp_path, "g++", "g++ (GCC) 14.1.0"),
+    )
     (tmp_path / "c++").symlink_to(clang)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [each.command for each in host.host_compilers()] == [(str(gcc),), (str(tmp_path / "c++"),)]
@@ -149,7 +152,9 @@ def test_every_loop_that_a_text_unrolls_is_unrolled_by_gcc_too() -> None:
 
 
 @pytest.mark.parametrize(("features", "level"), [("sse2 avx2", "-O2"), ("sse2 avx2 avx512f", "-O3")])
-def test_sums_stay_in_sixteen_registers_by_a_lower_level(features: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_stay_in_sixteen_registers_by_a_lower_level(
+    features: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "processor_features", lambda: frozenset(features.split()))
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert [each for each in HostCompiler((sys.executable,)).options("any") if each.startswith("-O")] == [level]
@@ -158,10 +163,14 @@ def test_sums_stay_in_sixteen_registers_by_a_lower_level(features: str, level: s
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instructions of x86")
 def test_inputs_are_repeated_for_all_lanes_from_where_they_lie(compiler: HostCompiler, tmp_path: Path) -> None:
     kernel = KernelSpec(Pattern(1, 512, 512, 4))
-    source = render(kernel, family_named("vector").default(kernel, replace(CPU, vector_bytes=32)), family="vector", dialect="opencl")
+    source = render(
+        kernel, family_named("vector").default(kernel, replace(CPU, vector_bytes=32)), family="vector", dialect="opencl"
+    )
     (tmp_path / "k.cpp").write_text(source_of(source.text, [source.entry]))
     options = [each for each in compiler.options(host_target()) if not each.startswith("-march")]
-    subprocess.run([*compiler.command, *options, "-O3", "-march=haswell", "-S", "k.cpp", "-o", "k.s"], cwd=tmp_path, check=True)
+    subprocess.run(
+        [*compiler.command, *options, "-O3", "-march=haswell", "-S", "k.cpp", "-o", "k.s"], cwd=tmp_path, check=True
+    )
     made = (tmp_path / "k.s").read_text()
     repeated, kept = made.count("vbroadcastf128"), len(re.findall(r"vmov\w+\s+%xmm\d+,\s*-?\d*\(%r[sb]p", made))
     assert repeated > 20
@@ -170,18 +179,29 @@ def test_inputs_are_repeated_for_all_lanes_from_where_they_lie(compiler: HostCom
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instructions of x86")
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-@pytest.mark.parametrize(("pattern", "layout"), [((1, 256, 256, 2), "bsf"), ((1, 48, 48, 3), "bsf"), ((1, 96, 384, 6), "bsl")])
+@pytest.mark.parametrize(
+    ("pattern", "layout"), [((1, 256, 256, 2), "bsf"), ((1, 48, 48, 3), "bsf"), ((1, 96, 384, 6), "bsl")]
+)
 def test_sums_and_what_they_are_made_of_stay_in_registers(
-    pattern: tuple[int, int, int, int], layout: str, precision: str, compiler: HostCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pattern: tuple[int, int, int, int],
+    layout: str,
+    precision: str,
+    compiler: HostCompiler,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if "clang" in compiler.version:
         pytest.skip("what GCC does")
     monkeypatch.setattr(host, "processor_features", lambda: frozenset({"avx2", "fma"}))
     kernel = KernelSpec(Pattern(*pattern), precision, layout)
-    source = render(kernel, family_named("vector").default(kernel, replace(CPU, vector_bytes=32)), family="vector", dialect="opencl")
+    source = render(
+        kernel, family_named("vector").default(kernel, replace(CPU, vector_bytes=32)), family="vector", dialect="opencl"
+    )
     (tmp_path / "k.cpp").write_text(source_of(source.text, [source.entry]))
     options = [each for each in compiler.options(host_target()) if not each.startswith("-march")]
-    subprocess.run([*compiler.command, *options, "-march=haswell", "-S", "k.cpp", "-o", "k.s"], cwd=tmp_path, check=True)
+    subprocess.run(
+        [*compiler.command, *options, "-march=haswell", "-S", "k.cpp", "-o", "k.s"], cwd=tmp_path, check=True
+    )
     loop = innermost_loop((tmp_path / "k.s").read_text())
     products = sum("vfmadd" in line for line in loop)
     loads = sum(bool(re.search(r"\(%r\w+\).*,", line)) for line in loop)
@@ -200,7 +220,9 @@ def innermost_loop(assembly: str) -> list[str]:
     return min((loop for loop in loops if sum("vfmadd" in line for line in loop) >= 12), key=len)
 
 
-def test_a_text_that_is_refused_is_kept_with_the_command(compiler: HostCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_refused_is_kept_with_the_command(
+    compiler: HostCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     source, entry = text()
     with pytest.raises(ToolchainError) as refused:
@@ -223,7 +245,9 @@ def test_a_text_without_such_a_kernel_is_refused(compiler: HostCompiler) -> None
         compiler.compile(source, "ks_gone", "host Linux m68k")
 
 
-def test_it_is_compiled_once_and_then_found(compiler: HostCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_compiled_once_and_then_found(
+    compiler: HostCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     source, entry = text()
     made = build(source, entry, host_target(), compiler)
@@ -238,7 +262,8 @@ def test_it_is_compiled_once_and_then_found(compiler: HostCompiler, tmp_path: Pa
     [
         (
             host_target(),
-            rf"ksgen build SPEC --arch host(, or on another machine: ksgen bundle SPEC --arch ({'|'.join(INSTRUCTION_SETS)}))?",
+            rf"ksgen build SPEC --arch host(, or on another machine: ksgen bundle SPEC --arch "
+            rf"({'|'.join(INSTRUCTION_SETS)}))?",
         ),
         (INSTRUCTION_SETS["x86-64-v3"].target, "ksgen build SPEC --arch x86-64-v3"),
         ("pocl on a processor", "ksgen build SPEC, on this device"),

@@ -1,4 +1,6 @@
-"""Tiles as texts' words play them: as exact arithmetic has them, in the manual's order; and what they leave of a thread's own state."""
+"""Tiles as texts' words play them: as exact arithmetic has them, in the manual's order; and what they leave of a
+thread's own state.
+"""
 
 import ctypes
 import platform
@@ -50,7 +52,9 @@ def drawn(kind: str, operand: str, random: np.random.Generator, *shape: int) -> 
     """Operands whose products, or which themselves, are of a kind; as bits of 16."""
     values = random.standard_normal(shape)
     if kind == "near the least normal":
-        values *= 2.0 ** random.integers(-67, -63, shape) if operand == "bf16" else 2.0 ** random.integers(-24, -10, shape)
+        values *= (
+            2.0 ** random.integers(-67, -63, shape) if operand == "bf16" else 2.0 ** random.integers(-24, -10, shape)
+        )
     if kind == "subnormal":
         values *= 2.0**-127 if operand == "bf16" else 2.0**-20
     if kind == "near the largest":
@@ -88,13 +92,17 @@ def multiplied(played: Any, operand: str, a: np.ndarray, b: np.ndarray, c: np.nd
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operand", TYPES)
 def test_products_are_those_of_exact_arithmetic_bit_by_bit(operand: str, kind: str, played: ctypes.CDLL) -> None:
-    """Rounded after each multiply-add of two chains, then their sum, then the sum with what was there; subnormals are zeros."""
+    """Rounded after each multiply-add of two chains, then their sum, then the sum with what was there; subnormals
+    are zeros.
+    """
     a, b, c = arguments(kind, operand)
     got = multiplied(played, operand, a, b, c)
     with np.errstate(invalid="ignore", over="ignore"):
         wanted = product(a.astype(np.float32), b.astype(np.float32), c)
         np.testing.assert_array_equal(got, wanted)
-        plain = c + np.einsum("mke,kne->mn", a.astype(np.float64).reshape(16, 16, 2), b.astype(np.float64)).astype(np.float32)
+        plain = c + np.einsum("mke,kne->mn", a.astype(np.float64).reshape(16, 16, 2), b.astype(np.float64)).astype(
+            np.float32
+        )
     if kind == "ordinary":
         assert (got != plain).any()  # the order is seen
     if kind == "near the least normal":
@@ -199,7 +207,9 @@ def test_where_there_are_tiles_they_do_the_same_bit_by_bit(operand: str, played:
     own = library(tmp_path / "own", "")
     for kind in KINDS:
         a, b, c = arguments(kind, operand)
-        np.testing.assert_array_equal(multiplied(own, operand, a, b, c), multiplied(played, operand, a, b, c), err_msg=kind)
+        np.testing.assert_array_equal(
+            multiplied(own, operand, a, b, c), multiplied(played, operand, a, b, c), err_msg=kind
+        )
 
 
 # ---- a text's instructions
@@ -220,12 +230,17 @@ def disassembled(kernel: KernelSpec, panel: int, folder: Path, more: tuple[str, 
     (folder / "k.cpp").write_text(source_of(source.text, source.entries))
     options = [each for each in compiler.options(host_target()) if not each.startswith("-m")]
     made = subprocess.run(
-        [*compiler.command, *options, *FOR_TILES, *more, "k.cpp", "-o", "k.so"], cwd=folder, capture_output=True, text=True
+        [*compiler.command, *options, *FOR_TILES, *more, "k.cpp", "-o", "k.so"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
     )
     if made.returncode and "unrecognized command-line option" in made.stderr:
         pytest.skip(f"{compiler.version} has no tiles")
     assert made.returncode == 0, made.stderr
-    listed = subprocess.run(["objdump", "-d", "--no-show-raw-insn", folder / "k.so"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", folder / "k.so"], capture_output=True, text=True, check=True
+    ).stdout
     return listed.splitlines()
 
 
@@ -238,7 +253,11 @@ def loops(lines: list[str]) -> list[list[str]]:
         if found and at.get(found[1], number + 1) <= number:
             spans.append((at[found[1]], number))
     spans = [(begin, end) for begin, end in spans if "tdpbf16ps" in tile_words(lines[begin : end + 1])]
-    inner = [each for each in spans if not any(each != other and each[0] <= other[0] and other[1] <= each[1] for other in spans)]
+    inner = [
+        each
+        for each in spans
+        if not any(each != other and each[0] <= other[0] and other[1] <= each[1] for other in spans)
+    ]
     return [lines[begin : end + 1] for begin, end in inner]
 
 
@@ -260,8 +279,11 @@ def tile_words(lines: list[str]) -> list[str]:
 def test_each_tile_that_is_loaded_is_multiplied_twice(
     precision: str, layout: str, panel: int, loads: int, products: int, tmp_path: Path
 ) -> None:
-    """The innermost loop: four products for four loads; of operands in three parts, six times as many for at most as many."""
-    lines = disassembled(KernelSpec(Pattern(2, 64, 2048, 1), precision, layout), panel, tmp_path)  # more than compilers unroll
+    """The innermost loop: four products for four loads; of operands in three parts, six times as many for at most as
+    many.
+    """
+    # more than compilers unroll
+    lines = disassembled(KernelSpec(Pattern(2, 64, 2048, 1), precision, layout), panel, tmp_path)
     found = [tile_words(loop) for loop in loops(lines)]
     whole = [words for words in found if words.count("tdpbf16ps") == products]
     assert whole, [words for words in found if words]
@@ -273,7 +295,9 @@ def test_each_tile_that_is_loaded_is_multiplied_twice(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("precision", "layout", "loads", "products"), [("bfloat16", "bsf", 4, 4), ("bf16x6", "bsl", 14, 24)])
+@pytest.mark.parametrize(
+    ("precision", "layout", "loads", "products"), [("bfloat16", "bsf", 4, 4), ("bf16x6", "bsl", 14, 24)]
+)
 def test_so_it_is_in_a_chain(precision: str, layout: str, loads: int, products: int, tmp_path: Path) -> None:
     """Compilers do not unroll the loop of such a factor. Neither factor becomes a function call."""
     kernel = KernelSpec((Pattern(2, 64, 2048, 1), Pattern(1, 64, 64, 2)), precision, layout)
@@ -291,7 +315,9 @@ def test_the_order_of_operands_is_the_manuals(tmp_path: Path) -> None:
 
 
 def test_the_text_says_which_words_it_needs() -> None:
-    source = render(KernelSpec(Pattern(1, 16, 32, 1), "bfloat16"), AmxConstants(32, 32, 1, 1, 0, 1), family="amx", dialect="opencl")
+    source = render(
+        KernelSpec(Pattern(1, 16, 32, 1), "bfloat16"), AmxConstants(32, 32, 1, 1, 0, 1), family="amx", dialect="opencl"
+    )
     assert "struct tiles_bf16" in source_of(source.text, source.entries)
     plain = render(KernelSpec(Pattern(1, 16, 32, 1)), family="simt", dialect="opencl")
     assert "struct tiles_bf16" not in source_of(plain.text, plain.entries)

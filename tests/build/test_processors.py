@@ -16,8 +16,17 @@ from tests.support.compilers import program
 V2 = "fpu sse sse2 pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm"
 V3 = f"{V2} fma movbe avx f16c abm bmi1 avx2 bmi2"
 V4 = f"{V3} avx512f avx512dq avx512cd avx512bw avx512vl"
-BF16, AMX, AMX_FP16 = f"{V4} avx512_bf16", f"{V4} avx512_bf16 amx_bf16 amx_tile", f"{V4} avx512_bf16 amx_bf16 amx_tile amx_fp16"
-CACHED = (processors.digest_of_processor, processors.processor_features, processors.processor_name, processors.tiles_are_permitted)
+BF16, AMX, AMX_FP16 = (
+    f"{V4} avx512_bf16",
+    f"{V4} avx512_bf16 amx_bf16 amx_tile",
+    f"{V4} avx512_bf16 amx_bf16 amx_tile amx_fp16",
+)
+CACHED = (
+    processors.digest_of_processor,
+    processors.processor_features,
+    processors.processor_name,
+    processors.tiles_are_permitted,
+)
 MACOS = {
     "machdep.cpu.features": "FPU SSE SSE2 SSE3 SSSE3 FMA CX16 SSE4.1 SSE4.2 MOVBE POPCNT AVX1.0 F16C",
     "machdep.cpu.extfeatures": "SYSCALL XD LAHF LZCNT",
@@ -61,7 +70,11 @@ def names() -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "sets", "vector_bytes"),
     [
-        (AMX_FP16, ["x86-64-v4-amx-fp16", "x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64-v2"], 64),
+        (
+            AMX_FP16,
+            ["x86-64-v4-amx-fp16", "x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64-v2"],
+            64,
+        ),
         (AMX, ["x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64-v2"], 64),
         (BF16, ["x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64-v2"], 64),
         (V4, ["x86-64-v4", "x86-64-v3", "x86-64-v2"], 64),
@@ -128,18 +141,48 @@ GCC, CLANG = "c++ (GCC) 12.2.0", "Apple clang version 16.0.0"
 @pytest.mark.parametrize(
     ("system", "kind", "said", "named", "wanted", "unwanted"),
     [
-        ("Linux", "x86_64", GCC, "x86-64-v3", "-O2 -fno-tree-coalesce-vars -march=x86-64-v3 -static-libstdc++", "-march=native -O3"),
-        ("Linux", "x86_64", GCC, "x86-64-v4", "-O3 -march=x86-64-v4 -mprefer-vector-width=512", "-O2 -fno-schedule-insns"),
-        ("Linux", "x86_64", GCC, "x86-64-v4-amx", "-O3 -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16", "-mamx-fp16"),
+        (
+            "Linux",
+            "x86_64",
+            GCC,
+            "x86-64-v3",
+            "-O2 -fno-tree-coalesce-vars -march=x86-64-v3 -static-libstdc++",
+            "-march=native -O3",
+        ),
+        (
+            "Linux",
+            "x86_64",
+            GCC,
+            "x86-64-v4",
+            "-O3 -march=x86-64-v4 -mprefer-vector-width=512",
+            "-O2 -fno-schedule-insns",
+        ),
+        (
+            "Linux",
+            "x86_64",
+            GCC,
+            "x86-64-v4-amx",
+            "-O3 -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16",
+            "-mamx-fp16",
+        ),
         ("Linux", "x86_64", GCC, None, "-march=native", "-static-libstdc++"),
         ("Linux", "aarch64", GCC, "aarch64", "-O3 -fno-schedule-insns -march=armv8-a", "-mprefer-vector-width=512"),
         ("Linux", "aarch64", GCC, None, "-O3 -fno-schedule-insns -mcpu=native", "-march=native"),
         ("Darwin", "arm64", CLANG, None, "-O3 -mcpu=native -shared", "-fopenmp -fno-schedule-insns -static-libstdc++"),
         ("Darwin", "arm64", CLANG, "aarch64", "-march=armv8-a", "-static-libstdc++"),
-        ("Darwin", "x86_64", CLANG, "x86-64-v3", "-O3 -mllvm -march=x86-64-v3", "-fno-tree-coalesce-vars -mprefer-vector-width=512"),
+        (
+            "Darwin",
+            "x86_64",
+            CLANG,
+            "x86-64-v3",
+            "-O3 -mllvm -march=x86-64-v3",
+            "-fno-tree-coalesce-vars -mprefer-vector-width=512",
+        ),
     ],
 )
-def test_options(system: str, kind: str, said: str, named: str | None, wanted: str, unwanted: str, machine, tmp_path: Path) -> None:
+def test_options(
+    system: str, kind: str, said: str, named: str | None, wanted: str, unwanted: str, machine, tmp_path: Path
+) -> None:
     compiler = program(tmp_path, "cxx", said)
     machine(system, kind, f"flags : {V3}\n" if system == "Linux" else MACOS)
     options = options_of(HostCompiler((str(compiler),)), INSTRUCTION_SETS[named] if named else None)
@@ -169,7 +212,9 @@ def test_which_compiler_builds_for_another_processor(machine, tmp_path: Path, mo
     assert compiler_for(target) == HostCompiler((str(usual),), "aarch64")
     monkeypatch.setenv("KSGEN_CXX", str(own := program(tmp_path, "own", "aarch64-unknown-linux")))
     assert compiler_for(target) == HostCompiler((str(own),), "aarch64")
-    with pytest.raises(ToolchainError, match=r"ks: the compiler of host Linux x86_64 \w+ cannot build for aarch64 Linux"):
+    with pytest.raises(
+        ToolchainError, match=r"ks: the compiler of host Linux x86_64 \w+ cannot build for aarch64 Linux"
+    ):
         HostCompiler((str(own),)).check_target(target, "ks")
     assert compiler_for(INSTRUCTION_SETS["x86-64-v4"].target).builds_for == "x86_64"
 

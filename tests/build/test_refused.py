@@ -56,7 +56,9 @@ def test_a_source_is_kept_in_no_folder_that_others_can_write(tmp_path: Path, mon
     assert f"  source: {tmp_path}/ksgen-failed-" in said
 
 
-def test_a_pipe_in_the_place_of_a_kept_source_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_in_the_place_of_a_kept_source_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     refusal("k", "k.cl", TEXT, LOG)

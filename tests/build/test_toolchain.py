@@ -18,7 +18,17 @@ from ksgen.build.children import current_children
 from ksgen.build.request import Binary
 from ksgen.build.toolchain import Nvcc, Nvrtc, find_compiler, parse_targets
 from ksgen.errors import ToolchainError
-from tests.support.compilers import MAKE, NEW_HOST, NO_GPP, OF_THE_MACHINE, SOURCE, fake_nvcc, program, says, write_program
+from tests.support.compilers import (
+    MAKE,
+    NEW_HOST,
+    NO_GPP,
+    OF_THE_MACHINE,
+    SOURCE,
+    fake_nvcc,
+    program,
+    says,
+    write_program,
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_found_yet")
 
@@ -79,7 +89,8 @@ def test_packaged_toolkits_newest_first(monkeypatch, tmp_path):
 def test_no_compiler_says_how_to_get_one(alone):
     with pytest.raises(
         ToolchainError,
-        match=r"no CUDA compiler found \(KSGEN_NVCC.*pip install .*\[cuda\].* brings NVRTC; pip install .*\[nvcc\].* brings nvcc",
+        match=r"no CUDA compiler found \(KSGEN_NVCC.*pip install .*\[cuda\].* brings NVRTC; pip install .*\[nvcc\].* "
+        r"brings nvcc",
     ):
         find_compiler()
 
@@ -190,7 +201,10 @@ def test_nvrtc_is_the_last_that_is_tried(two_toolkits, monkeypatch):
     monkeypatch.setattr(Nvrtc, "compile", lambda self, text, entry, target: Binary(b"by NVRTC", entry, target))
     with pytest.warns(UserWarning, match="is taken in its place") as told:
         assert build(SOURCE, "scale", "sm_90a").data == b"by NVRTC"
-    assert [str(each.message).rpartition("; ")[2] for each in told] == [f"{usual} is taken in its place", "NVRTC is taken in its place"]
+    assert [str(each.message).rpartition("; ")[2] for each in told] == [
+        f"{usual} is taken in its place",
+        "NVRTC is taken in its place",
+    ]
 
 
 def test_a_source_that_is_refused_is_not_tried_again(two_toolkits):
@@ -207,7 +221,9 @@ def test_where_none_works_each_is_named_with_its_reason(two_toolkits):
         version_of_built()
     told = str(caught.value)
     assert told.startswith(f"no compiler here builds for sm_90a: {on_path}: ")
-    assert all(each in told for each in (str(usual), "unsupported GNU version!", "cannot execute 'cc1plus'", "brings NVRTC"))
+    assert all(
+        each in told for each in (str(usual), "unsupported GNU version!", "cannot execute 'cc1plus'", "brings NVRTC")
+    )
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_42"])
@@ -215,10 +231,14 @@ def test_a_compiler_that_the_user_named_is_not_replaced(two_toolkits, monkeypatc
     on_path, usual = two_toolkits(action=says(NEW_HOST))
     monkeypatch.setenv("KSGEN_NVCC", str(on_path))
     for given in (None, Nvcc(str(on_path))):
-        with pytest.raises(ToolchainError, match="unsupported GNU version" if target == "sm_90a" else "no target of nvcc") as caught:
+        with pytest.raises(
+            ToolchainError, match="unsupported GNU version" if target == "sm_90a" else "no target of nvcc"
+        ) as caught:
             build(SOURCE, "scale", target, given)
         assert "no compiler here" not in str(caught.value)
-        assert str(caught.value).endswith("; KSGEN_NVCC names it, so no other is taken: unset it, or let it name another")
+        assert str(caught.value).endswith(
+            "; KSGEN_NVCC names it, so no other is taken: unset it, or let it name another"
+        )
     assert not (usual.parent / "journal").exists()
 
 
@@ -423,5 +443,7 @@ def test_a_tmpdir_that_is_none_is_passed_over_or_named(tmp_path, monkeypatch):
     assert Nvcc(str(nvcc)).version == "13.0.88"
     toolchain._nvcc_version.cache_clear()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    with pytest.raises(ToolchainError, match=r"no room for temporary files \(.*\); TMPDIR=.*none; accepted: a folder that takes files"):
+    with pytest.raises(
+        ToolchainError, match=r"no room for temporary files \(.*\); TMPDIR=.*none; accepted: a folder that takes files"
+    ):
         _ = Nvcc(str(nvcc)).version

@@ -17,9 +17,13 @@ def test_every_benchmark_is_listed_with_what_it_measures() -> None:
 
 def test_help_needs_no_torch_and_the_command_says_so() -> None:
     program = (
-        "import sys; sys.modules['torch'] = None; from ksgen.cli import main; sys.argv = ['ksgen', 'bench', 'model', *sys.argv[1:]]; main()"
+        "import sys; sys.modules['torch'] = None; from ksgen.cli import main; sys.argv = ['ksgen', 'bench', "
+        "'model', *sys.argv[1:]]; main()"
     )
     shown = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True)
     assert "ksgen bench model vit-s16" in shown.stdout
     refused = subprocess.run([sys.executable, "-c", program, "vit-s16"], capture_output=True, text=True)
-    assert (refused.returncode, refused.stderr) == (2, f"ksgen: ksgen bench model needs PyTorch; {install_line('torch')}\n")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        f"ksgen: ksgen bench model needs PyTorch; {install_line('torch')}\n",
+    )

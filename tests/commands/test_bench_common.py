@@ -18,7 +18,9 @@ def test_large_patterns_can_be_left_out() -> None:
     assert patterns_named("1,8,8,2 2,4,8,1", None, most_weights=100) == [Pattern(2, 4, 8, 1)]
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("8m", 480), ("1.5h", 5400), ("1h30m", 5400), (".5s", 0.5)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("8m", 480), ("1.5h", 5400), ("1h30m", 5400), (".5s", 0.5)]
+)
 def test_durations(text: str, seconds: float) -> None:
     from ksgen.commands.bench_common import duration
 

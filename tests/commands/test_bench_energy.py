@@ -25,7 +25,9 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Nvml.NVMLError("Driver Not Loaded")
 
     monkeypatch.setitem(sys.modules, "pynvml", nvml_module(refuse))
-    with pytest.raises(EnergyError, match=r"measuring energy needs an NVIDIA GPU and its driver: NVML says Driver Not Loaded"):
+    with pytest.raises(
+        EnergyError, match=r"measuring energy needs an NVIDIA GPU and its driver: NVML says Driver Not Loaded"
+    ):
         open_nvml()
     monkeypatch.setitem(sys.modules, "pynvml", module := nvml_module(lambda: None))
     assert open_nvml() is module
@@ -50,7 +52,9 @@ def test_joules_join_the_times_of_the_same_contender(tmp_path: Any) -> None:
     for quantity in quantities:
         with Log(path) as log:
             protocol = Protocol(("ksgen", "bmm"), measurements=2, runs=2)
-            Runner(log, device, protocol, quantity, {"device": device.name}, float("inf"), lambda done, total, now: None).run([job])
+            Runner(
+                log, device, protocol, quantity, {"device": device.name}, float("inf"), lambda done, total, now: None
+            ).run([job])
     for row in read_rows(path):
         assert (row.measurements, row.energy_measurements, row.joule, row.idle_watt) == (2, 2, 0.25, 70.0)
 

@@ -33,7 +33,14 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.yaml").write_text("layers: {up: ['1,4,4,1']}")
     (tmp_path / "none.yaml").write_text("kernels: ['1,4,4,1']")
     (tmp_path / "file").write_text("")
-    line = {"kind": "contender", "key": "k", "pattern": "1,4,4,1", "arithmetic": "float32", "identity": "i", "status": "failed"}
+    line = {
+        "kind": "contender",
+        "key": "k",
+        "pattern": "1,4,4,1",
+        "arithmetic": "float32",
+        "identity": "i",
+        "status": "failed",
+    }
     (tmp_path / "paper.jsonl").write_text(json.dumps({**line, "batch": 8}) + "\n")
     (tmp_path / "seed.jsonl").write_text(json.dumps({"kind": "run", "seed": 0}) + "\n")
     monkeypatch.chdir(tmp_path)
@@ -52,7 +59,17 @@ def test_the_command_and_its_report(tmp_path: Path) -> None:
         find_device("native")
     except DeviceError as absent:
         pytest.skip(str(absent))
-    command = ("layers", "small.yaml", "--batch", "3,40", "--contenders", "one_launch,bmm,dense", "--device", "native", *FEW)
+    command = (
+        "layers",
+        "small.yaml",
+        "--batch",
+        "3,40",
+        "--contenders",
+        "one_launch,bmm,dense",
+        "--device",
+        "native",
+        *FEW,
+    )
     told = ksgen(*command)
     assert "4 of 4 jobs measured on " in told
     assert "; rows in layers.csv.\n" in told
@@ -81,7 +98,9 @@ def test_a_spec_alone_is_measured_and_shown_on_a_page(tmp_path: Path) -> None:
     assert {row.layer for row in rows} == {"small up", "small heads"}
     assert ("<h2>Layers</h2>" in page) == any(row.counts for row in rows)  # no time may be reliable here
     assert "<h2>Charts</h2>" in page
-    told = json.loads(ksgen("small.yaml", "--batch", "3", "--contenders", "one_launch,bmm,dense", *FEW, "-o", "own.jsonl", "--json"))
+    told = json.loads(
+        ksgen("small.yaml", "--batch", "3", "--contenders", "one_launch,bmm,dense", *FEW, "-o", "own.jsonl", "--json")
+    )
     assert told["files"] == ["own.jsonl", "own.csv", "own.html"]
 
 
@@ -94,7 +113,12 @@ def test_a_spec_alone_is_measured_and_shown_on_a_page(tmp_path: Path) -> None:
     ],
 )
 def test_options_take_the_place_of_what_a_spec_says(
-    options: tuple[str, ...], names: list[str], activations: set[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: tuple[str, ...],
+    names: list[str],
+    activations: set[str],
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A layer that gives y in another layout is not part of a group."""
     spec = tmp_path / "own.yaml"
@@ -110,7 +134,8 @@ def test_options_take_the_place_of_what_a_spec_says(
 
 
 @pytest.mark.parametrize(
-    ("options", "batches"), [((), {"usual": {1, 16, 1568}, "own": {8, 9}}), (("--batch", "3"), {"usual": {3}, "own": {3}})]
+    ("options", "batches"),
+    [((), {"usual": {1, 16, 1568}, "own": {8, 9}}), (("--batch", "3"), {"usual": {3}, "own": {3}})],
 )
 def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
     options: tuple[str, ...], batches: dict[str, set[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,7 +154,8 @@ def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
 
 MISTAKES = [
     (["--batch", "1,0"], "--batch '1,0'; accepted: whole numbers from 1 up, separated by commas, such as 1,16,1568"),
-    (["transformer"], "'transformer' names no layers; did you mean transformers? accepted: transformers, random, or a spec such as"),
+    (["transformer"], "'transformer' names no layers; did you mean transformers? accepted: transformers, random, or a "
+                      "spec such as"),
     (
         ["none.yaml"],
         "none.yaml has no layers; accepted: a spec with `layers:`, transformers, random; "
@@ -140,17 +166,23 @@ MISTAKES = [
     (["--contenders", "bmm", "--without", "bmm"], "no contender is left; --contenders names some, and"),
     (["--precision", "float64"], "precision 'float64'; did you mean float16? accepted: float32, tf32"),
     (["-o", "rows.csv"], "-o rows.csv: the log is a .jsonl file; its rows go to the .csv next to it"),
-    (["-o", "seed.jsonl", "--seed", "1"], "seed.jsonl holds measurements by --seed 0, and this is 1; name another file with -o"),
+    (["-o", "seed.jsonl", "--seed", "1"], "seed.jsonl holds measurements by --seed 0, and this is 1; name another "
+                                          "file with -o"),
     (["-o", "paper.jsonl"], "paper.jsonl holds measurements of `ksgen bench paper`; name another file with -o"),
     (["--time-limit", "0s"], "--time-limit was up before the first measurement; give it more"),
-    (["one.yaml", "--contenders", "each_factor"], "none of these contenders is a way to multiply these layers; name others"),
+    (["one.yaml", "--contenders", "each_factor"], "none of these contenders is a way to multiply these layers; name "
+                                                  "others"),
     (["--device", "abacus"], "device 'abacus': none is called that"),
 ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, monkeypatch: Any, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, monkeypatch: Any, capsys: Any
+) -> None:
     from ksgen import cli
 
     monkeypatch.setattr(sys, "argv", ["ksgen", "bench", "layers", *arguments])
@@ -166,7 +198,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: st
 def test_copies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(kind="opencl", shares_host=False, name="Abacus", runtime="opencl")
     monkeypatch.setattr("ksgen.devices.find_device", lambda name: device)
-    with pytest.raises(DeviceError, match=r"PyTorch's own arrays, and Abacus \(opencl\) works on copies; accepted: --device native, cuda"):
+    with pytest.raises(
+        DeviceError,
+        match=r"PyTorch's own arrays, and Abacus \(opencl\) works on copies; accepted: --device native, cuda",
+    ):
         ksgen("layers")
 
 

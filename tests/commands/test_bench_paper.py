@@ -22,7 +22,18 @@ torch = library("torch")
 from tests.support.bench_runs import has_opencl, lines_of  # noqa: E402
 
 needs_opencl = pytest.mark.skipif(not has_opencl, reason="no OpenCL device: pip install -e '.[cpu]'")
-SMALL = ("--patterns", "1,8,8,2 2,4,8,1", "--batch", "40", "--precision", "float32", "--measurements", "3", "--runs", "2")
+SMALL = (
+    "--patterns",
+    "1,8,8,2 2,4,8,1",
+    "--batch",
+    "40",
+    "--precision",
+    "float32",
+    "--measurements",
+    "3",
+    "--runs",
+    "2",
+)
 
 
 def ksgen(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +52,9 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     assert {each.implementation for each in rows} == {OURS, *OTHERS, *PARTS} - {"compiled"}
     assert all(each.is_accurate for each in rows if each.status == OK and each.implementation not in PARTS)
     assert {each.status for each in rows} == {OK, "unsupported"}
-    assert all(getattr(rows[0], name) for name in ("device", "driver", "compiler", "torch", "baselines_on", "ksgen", "date"))
+    assert all(
+        getattr(rows[0], name) for name in ("device", "driver", "compiler", "torch", "baselines_on", "ksgen", "date")
+    )
     assert tuple((tmp_path / "paper.csv").read_text().splitlines()[0].split(",")) == COLUMNS
 
 
@@ -52,7 +65,8 @@ def test_a_kill_loses_at_most_one_measurement(tmp_path: Path) -> None:
     path = tmp_path / "paper.jsonl"
     command = ["paper", *SMALL[:6], "--contenders", "ksgen,bmm", "--layout", "bsf", "--runs", "20", "--measurements"]
     begun = subprocess.Popen(
-        [sys.executable, "-m", "ksgen", "bench", *command, "2000"], cwd=tmp_path, env=os.environ | {"KSGEN_DEVICE": "opencl"}
+        [sys.executable, "-m", "ksgen", "bench", *command, "2000"], cwd=tmp_path,
+        env=os.environ | {"KSGEN_DEVICE": "opencl"}
     )  # fmt: skip
     end = time.monotonic() + 120
     while time.monotonic() < end and not (path.exists() and path.read_bytes().count(b'"measurement"') >= 25):
@@ -99,14 +113,22 @@ MISTAKES = [
 
 
 @needs_opencl
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     from ksgen import cli
 
     (tmp_path / "file").write_text("")
     (tmp_path / "damaged.jsonl").write_text("{]\n")
     monkeypatch.chdir(tmp_path)
-    small = ["--patterns", "1,4,4,1", "--batch", "8"] if arguments[0] in ("paper", "energy") and "--patterns" not in arguments else []
+    small = (
+        ["--patterns", "1,4,4,1", "--batch", "8"]
+        if arguments[0] in ("paper", "energy") and "--patterns" not in arguments
+        else []
+    )
     monkeypatch.setattr(sys, "argv", ["ksgen", "bench", *arguments, *([] if "--batch" in arguments else small)])
     monkeypatch.setenv("KSGEN_DEVICE", "opencl")
     with pytest.raises(SystemExit) as ended:

@@ -44,7 +44,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(done.exception) == "none/page.html: cannot be written (No such file or directory)"
 
 
-def test_no_matplotlib_is_one_line_and_markdown_needs_none(rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_matplotlib_is_one_line_and_markdown_needs_none(
+    rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *rest: Any) -> Any:
@@ -58,7 +60,8 @@ def test_no_matplotlib_is_one_line_and_markdown_needs_none(rows: list[Row], tmp_
     done = invoke(str(path))
     assert isinstance(done.exception, KsgenError)
     assert (
-        str(done.exception) == f"pictures need matplotlib, which cannot be imported (No module named 'matplotlib'); {install_line('bench')}"
+        str(done.exception)
+        == f"pictures need matplotlib, which cannot be imported (No module named 'matplotlib'); {install_line('bench')}"
     )
     assert invoke(str(path), "--markdown", "-").exit_code == 0
 
@@ -73,7 +76,9 @@ def test_a_report_needs_no_pytorch(rows: list[Row], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_page_is_of_the_file_that_bench_paper_writes_unless_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_of_the_file_that_bench_paper_writes_unless_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = invoke()
     assert str(done.exception) == "paper.jsonl: cannot be read (No such file or directory)"

@@ -12,7 +12,15 @@ from tests.support.program import ksgen, needs_compiler
 @needs_compiler
 def test_build_fills_the_cache_and_says_what_it_made(spec: Path) -> None:
     spec.write_text('kernels: ["2,9,5,3"]\n')
-    done = ksgen("build", spec.name, "--arch", "sm_80,sm_90a", "--json", cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"))
+    done = ksgen(
+        "build",
+        spec.name,
+        "--arch",
+        "sm_80,sm_90a",
+        "--json",
+        cwd=spec.parent,
+        KSGEN_CACHE_DIR=str(spec.parent / "cache"),
+    )
     rows = json.loads(done.stdout)
     kernels = {(row["kernel"], row["target"]) for row in rows}
     assert kernels == {("ks_2x9x5x3_float32_bsf", target) for target in ("sm_80", "sm_90a")}

@@ -18,7 +18,8 @@ from tests.support.compilers import hasty
 from tests.support.program import ksgen, needs_compiler
 
 ROOT = Path(__file__).parents[2]
-# Runs a bundle's kernels in a process that finds no compiler, on a processor that lacks some instructions: prints what each was built for.
+# Runs a bundle's kernels in a process that finds no compiler, on a processor that lacks some instructions: prints what
+# each was built for.
 USER = """
 import sys
 import numpy as np
@@ -35,7 +36,8 @@ from ksgen.spec import KernelSpec
 bundle, lacks, has, precision = sys.argv[1:]
 features = processors._reported_features()
 if lacks or has:
-    processors._reported_features = lambda: " ".join(word for word in (*features.split(), *has.split(",")) if word not in lacks.split(","))
+    processors._reported_features = lambda: " ".join(
+        word for word in (*features.split(), *has.split(",")) if word not in lacks.split(","))
 processors.tiles_are_permitted = lambda: True
 shape, random = (2, 5, 5, 3), np.random.default_rng(1)
 weights = random.standard_normal(shape).astype(np.float32)
@@ -88,8 +90,15 @@ def sets() -> list[str]:
     return found
 
 
-def run_without_compiler(bundle: Path, lacks: str = "", has: str = "", precision: str = "float32", **environment: str) -> list[str]:
-    given = {"PATH": "/nowhere", "KSGEN_CACHE_DIR": str(bundle.parent / "empty"), "KSGEN_DEVICE": "native", "PYTHONPATH": str(ROOT)}
+def run_without_compiler(
+    bundle: Path, lacks: str = "", has: str = "", precision: str = "float32", **environment: str
+) -> list[str]:
+    given = {
+        "PATH": "/nowhere",
+        "KSGEN_CACHE_DIR": str(bundle.parent / "empty"),
+        "KSGEN_DEVICE": "native",
+        "PYTHONPATH": str(ROOT),
+    }
     done = subprocess.run(
         [sys.executable, "-c", USER, str(bundle), lacks, has, precision],
         capture_output=True, text=True, check=False, env=given | environment,
@@ -100,7 +109,9 @@ def run_without_compiler(bundle: Path, lacks: str = "", has: str = "", precision
 
 @pytest.mark.slow
 def test_processors_run_a_bundle_without_a_compiler(sets: list[str], tmp_path: Path) -> None:
-    """What was built for the very processor, else for the best instruction set that bundle and processor have; else a word about each."""
+    """What was built for the very processor, else for the best instruction set that bundle and processor have; else
+    a word about each.
+    """
     if "ziglang" in find_host_compiler().command:
         pytest.skip("ziglang is found without PATH")
     (tmp_path / "one.yaml").write_text('kernels: ["2,5,5,3", {pattern: "2,5,5,3", precision: bfloat16, batch: 5}]\n')
@@ -110,7 +121,8 @@ def test_processors_run_a_bundle_without_a_compiler(sets: list[str], tmp_path: P
     bundle = tmp_path / "one.ksb"
     named = {each: INSTRUCTION_SETS[each] for each in sets}
     assert run_without_compiler(bundle) == [host_target()] * 3
-    assert run_without_compiler(bundle, precision="bfloat16") == [host_target()]  # by all that this processor multiplies
+    # by all that this processor multiplies
+    assert run_without_compiler(bundle, precision="bfloat16") == [host_target()]
     unused = min(processor_features() - named[best].features)
     assert run_without_compiler(bundle, unused) == [named[best].target] * 3
     lacks = min(named[best].features - named[other].features)
@@ -131,7 +143,8 @@ layers:
   heads: {group: [[[2,5,5,3], [1,4,10,3]], [[2,4,5,3]]], bias: true, between: silu, batch: 64}
   up: {chain: [[2,5,5,3], [1,4,10,3]], between: relu, out_layout: bsl, fuse: yes, batch: 64}
 """
-# Runs the one launch of each: nothing else serves them, as the bundle's kernels of single factors are for a batch of 64 alone.
+# Runs the one launch of each: nothing else serves them, as the bundle's kernels of single factors are for a batch of 64
+# alone.
 LAYERS_USER = """
 import sys
 import numpy as np
@@ -167,7 +180,12 @@ def test_a_bundle_serves_layers_and_groups_in_one_launch(sets: list[str], tmp_pa
     done = ksgen("bundle", "layers.yaml", "--arch", sets[0], cwd=tmp_path, KSGEN_CXX=unoptimized(tmp_path))
     assert f"of layers for {sets[0]} in layers.ksb (" in done.stdout, done.stderr
     command = [sys.executable, "-c", LAYERS_USER, str(tmp_path / "layers.ksb")]
-    given = {"KSGEN_NO_COMPILE": "1", "KSGEN_CACHE_DIR": str(tmp_path / "empty"), "KSGEN_DEVICE": "native", "PYTHONPATH": str(ROOT)}
+    given = {
+        "KSGEN_NO_COMPILE": "1",
+        "KSGEN_CACHE_DIR": str(tmp_path / "empty"),
+        "KSGEN_DEVICE": "native",
+        "PYTHONPATH": str(ROOT),
+    }
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | given)
     assert ran.stdout == "right\n", ran.stderr
 
@@ -181,7 +199,10 @@ def test_processors_with_tiles_run_a_bundle_for_them(sets: list[str], tmp_path: 
     playing = f"{unoptimized(tmp_path)} -DEMULATED_TILES"
     done = ksgen("bundle", "one.yaml", "--arch", "x86-64-v4-amx,x86-64-v4", cwd=tmp_path, KSGEN_CXX=playing)
     assert done.stdout.startswith("2 binaries of one for x86-64-v4-amx,x86-64-v4 in one.ksb ("), done.stderr
-    amx, plain = (f"{INSTRUCTION_SETS[name].target} {family}" for name, family in (("x86-64-v4-amx", "amx"), ("x86-64-v4", "vector")))
+    amx, plain = (
+        f"{INSTRUCTION_SETS[name].target} {family}"
+        for name, family in (("x86-64-v4-amx", "amx"), ("x86-64-v4", "vector"))
+    )
     bundle = tmp_path / "one.ksb"
     assert run_without_compiler(bundle, has="amx_tile,amx_bf16", precision="bf16x6") == [amx]
     assert run_without_compiler(bundle, "amx_bf16", has="amx_tile", precision="bf16x6") == [plain]
@@ -221,7 +242,12 @@ def test_and_a_layer_in_one_launch(sets: list[str], tmp_path: Path) -> None:
     playing = f"{unoptimized(tmp_path)} -DEMULATED_TILES"
     done = ksgen("bundle", "up.yaml", "--arch", "x86-64-v4-amx", cwd=tmp_path, KSGEN_CXX=playing)
     assert "of up for x86-64-v4-amx in up.ksb (" in done.stdout, done.stderr
-    given = {"PATH": "/nowhere", "KSGEN_CACHE_DIR": str(tmp_path / "empty"), "KSGEN_DEVICE": "native", "PYTHONPATH": str(ROOT)}
+    given = {
+        "PATH": "/nowhere",
+        "KSGEN_CACHE_DIR": str(tmp_path / "empty"),
+        "KSGEN_DEVICE": "native",
+        "PYTHONPATH": str(ROOT),
+    }
     command = [sys.executable, "-c", TILES_USER, str(tmp_path / "up.ksb")]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
     assert ran.stdout == f"{INSTRUCTION_SETS['x86-64-v4-amx'].target} amx\n", ran.stderr
@@ -232,14 +258,19 @@ def test_a_compiler_that_makes_no_such_code_is_named(tmp_path: Path, spec: Path)
     old.write_text("#!/bin/sh\necho 'old 9.1'\n")
     old.chmod(0o755)
     done = ksgen("bundle", spec.name, "--arch", "x86-64-v4-amx-fp16", cwd=spec.parent, KSGEN_CXX=str(old))
-    says = f"{old} (old 9.1) makes no code for x86-64-v4-amx-fp16; it takes GCC from 13 on or Clang from 16 on; KSGEN_CXX names another"
+    says = (
+        f"{old} (old 9.1) makes no code for x86-64-v4-amx-fp16; it takes GCC from 13 on or Clang from 16 on; "
+        "KSGEN_CXX names another"
+    )
     assert (done.returncode, says in done.stderr) == (2, True), done.stderr
 
 
 def test_a_bundle_of_another_version_is_told(sets: list[str], tmp_path: Path) -> None:
     """The bundle's kernels fit this processor, but the code that runs them has changed since."""
     target = INSTRUCTION_SETS[sets[0]].target
-    binary = Binary(b"old", "ksgen_launch", target, provenance={"compiler": "c++", "compiler_version": "1", "options": ""})
+    binary = Binary(
+        b"old", "ksgen_launch", target, provenance={"compiler": "c++", "compiler_version": "1", "options": ""}
+    )
     write_bundle(tmp_path / "old.ksb", [(Request("of old", "ksgen_launch", target), binary)])
     (refused,) = run_without_compiler(tmp_path / "old.ksb")
     assert refused.endswith(f"; a bundle holds kernels for {sets[0]}, but another version of ksgen wrote it")
@@ -250,7 +281,8 @@ def test_a_bundle_of_another_version_is_told(sets: list[str], tmp_path: Path) ->
     [
         (
             "x86-64-v9",
-            f"ksgen: 'x86-64-v9' is no target; accepted: host, {', '.join(INSTRUCTION_SETS)}, and GPUs' such as sm_90a\n",
+            f"ksgen: 'x86-64-v9' is no target; accepted: host, {', '.join(INSTRUCTION_SETS)}, and GPUs' such as "
+            "sm_90a\n",
         ),
         ("sm_90a,native", "ksgen: 'native' is no target; accepted: host, "),
     ],
@@ -262,7 +294,9 @@ def test_what_is_no_target_is_refused(arch: str, says: str, spec: Path) -> None:
 
 def test_bundles_for_another_kind_of_processor(tmp_path: Path) -> None:
     """A cross-compiler builds the bundle. Its binary does not run here."""
-    other = next(each for each in INSTRUCTION_SETS.values() if each not in instruction_sets_here() and each.machine == "aarch64")
+    other = next(
+        each for each in INSTRUCTION_SETS.values() if each not in instruction_sets_here() and each.machine == "aarch64"
+    )
     try:
         compiler_for(other.target)
     except ToolchainError as absent:

@@ -16,7 +16,9 @@ def folder(tmp_path: Path) -> Path:
     cache = Cache(tmp_path / "cache")
     for name in ("ks_one", "ks_two"):
         provenance = {"compiler": "nvcc", "compiler_version": "13.0", "options": "[]"}
-        cache.put(Request(f"text of {name}", name, "sm_90a"), Binary(b"code" * 100, name, "sm_90a", Resources(), provenance))
+        cache.put(
+            Request(f"text of {name}", name, "sm_90a"), Binary(b"code" * 100, name, "sm_90a", Resources(), provenance)
+        )
     return cache.path
 
 
@@ -61,11 +63,17 @@ def test_mistakes_of_cache(tmp_path: Path) -> None:
         assert str(caught).startswith(message)
 
 
-def test_a_folder_that_others_can_write_is_refused_and_its_path_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_others_can_write_is_refused_and_its_path_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder.chmod(0o777)
     for command in ("ls", "verify", "gc", "clear"):
         refused = run("cache", command, "--folder", str(folder)).exception
-        assert str(refused) == f"{folder}: every user can write to it; take that right away (chmod o-w), or accept it with KSGEN_TRUST=all"
+        assert (
+            str(refused)
+            == f"{folder}: every user can write to it; take that right away (chmod o-w), or accept it with "
+            "KSGEN_TRUST=all"
+        )
     assert run("cache", "path", "--folder", str(folder)).stdout == f"{folder}\n"
     monkeypatch.setenv("KSGEN_TRUST", "all")
     assert run("cache", "verify", "--folder", str(folder)).exit_code == 0

@@ -38,7 +38,10 @@ def test_shipped_specs_are_found_from_any_folder(tmp_path: Path) -> None:
 def test_no_file_is_called_minus(command: tuple[str, ...], tmp_path: Path) -> None:
     done = ksgen(*command, "-", cwd=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert done.stderr.splitlines()[-1] == "ksgen: file -: accepted: the name of a file, such as ./- for one that is called so"
+    assert (
+        done.stderr.splitlines()[-1]
+        == "ksgen: file -: accepted: the name of a file, such as ./- for one that is called so"
+    )
 
 
 def test_a_check_may_take_all_of_the_memory_and_no_byte_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,14 +50,19 @@ def test_a_check_may_take_all_of_the_memory_and_no_byte_more(monkeypatch: pytest
     monkeypatch.setattr(os, "sysconf", counts.__getitem__)
     check_memory(kernel, 70, limits)
     counts["SC_PHYS_PAGES"] -= 1
-    with pytest.raises(SpecError, match=r"--batch 70: checking ks_2x9x5x3_float32_bsf takes .* GB .*; take a smaller batch"):
+    with pytest.raises(
+        SpecError, match=r"--batch 70: checking ks_2x9x5x3_float32_bsf takes .* GB .*; take a smaller batch"
+    ):
         check_memory(kernel, 70, limits)
 
 
 texts = st.lists(st.text("ab", min_size=1, max_size=9), max_size=4).map(" ".join)
 
 
-@given(st.integers(1, 5).flatmap(lambda count: st.lists(st.tuples(*[texts] * count), min_size=1, max_size=4)), st.integers(5, 80))
+@given(
+    st.integers(1, 5).flatmap(lambda count: st.lists(st.tuples(*[texts] * count), min_size=1, max_size=4)),
+    st.integers(5, 80),
+)
 def test_columns_have_room_for_whole_words_where_the_terminal_has(lines: list[tuple[str, ...]], room: int) -> None:
     widths = word_widths(lines, room)
     columns = list(zip(*lines, strict=True))
@@ -67,7 +75,9 @@ def test_columns_have_room_for_whole_words_where_the_terminal_has(lines: list[tu
         assert widths == whole
 
 
-def test_a_table_of_80_columns_has_whole_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_80_columns_has_whole_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     table = overview(read_rows(ROOT / "benchmarks/results/amd-epyc-2-cores/paper.csv"))
     print_columns(table.columns, table.rows, left=2, title=table.title, caption=table.note)

@@ -46,10 +46,14 @@ def test_a_device_that_nobody_knows_is_named(command: str, spec: Path, tmp_path:
 def test_a_target_that_no_launcher_asks_for_is_told(spec: Path) -> None:
     spec.write_text(ONE)
     done = ksgen("build", spec.name, "--arch", "sm_90", cwd=spec.parent)
-    assert done.stderr.splitlines()[0] == "--arch sm_90: launchers on such a GPU ask for sm_90a, and take no other binary"
+    assert (
+        done.stderr.splitlines()[0] == "--arch sm_90: launchers on such a GPU ask for sm_90a, and take no other binary"
+    )
 
 
-def test_this_processor_gets_what_was_tuned_for_it_beside_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_this_processor_gets_what_was_tuned_for_it_beside_the_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     device = chosen_native(monkeypatch)
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     spec = parse("kernels: [[2,9,5,3]]")
@@ -57,12 +61,15 @@ def test_this_processor_gets_what_was_tuned_for_it_beside_the_defaults(monkeypat
     usual = {source.text for source in _sources(spec, aim.limits, aim.dialect, Wisdom())}
     assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=True)} == usual
     family = family_for(kernel, aim.limits, 1568)
-    found = replace(family.default(kernel, aim.limits, 1568), streaming=1 - family.default(kernel, aim.limits, 1568).streaming)
+    found = replace(
+        family.default(kernel, aim.limits, 1568), streaming=1 - family.default(kernel, aim.limits, 1568).streaming
+    )
     measured = {"median_us": 1.0, "template": template_digest(family.name), "date": "2026-11-25"}
     save(device.name, [Entry(kernel, 1568, family.name, found, measured)])
     tuned = render(kernel, found, family=family.name, dialect=aim.dialect).text
     assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=True)} == {tuned, *usual}
-    assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=False)} == usual  # another device was named
+    # another device was named
+    assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=False)} == usual
 
 
 LAYERS = """
@@ -74,7 +81,9 @@ layers:
 
 
 @pytest.mark.slow
-def test_texts_of_layers_are_those_that_launchers_on_a_gpu_ask_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_texts_of_layers_are_those_that_launchers_on_a_gpu_ask_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The one launch of each, and what packs its weights: of the target's usual card, for whatever batch."""
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(fused, "refuse_capture", lambda *_: None)
@@ -83,7 +92,9 @@ def test_texts_of_layers_are_those_that_launchers_on_a_gpu_ask_for(monkeypatch: 
     spec = replace(parse(LAYERS), kernels=())  # of single factors
     held = {source.text for source in _sources(spec, limits_of(gpu), gpu.dialect, Wisdom())}
     monkeypatch.setattr(Planner, "_binary", lambda self, device, source, target: Binary(b"", source.entry, target))
-    monkeypatch.setattr(planner, "load", lambda _device, source, binary: Loaded(source, binary, dict.fromkeys(source.entries)))
+    monkeypatch.setattr(
+        planner, "load", lambda _device, source, binary: Loaded(source, binary, dict.fromkeys(source.entries))
+    )
     groups: Any = [(spec.groups["heads"], Epilogue(True), stride, {}) for stride in STRIDES]
     turned: Any = ((spec.layers["up"],), Epilogue(), "dense", {"between": "relu", "out_layout": "bsl"})
     found = 0

@@ -34,9 +34,17 @@ def test_all_kernels_are_built_before_the_first_is_timed(spec: Path, monkeypatch
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(spec.parent / "cache"))
     order: list[str] = []
     many, once, measure = build.build_many, build._compile_once, verify.measure
-    monkeypatch.setattr(build, "build_many", lambda requests, *given, **named: [order.append("many"), many(requests, *given, **named)][1])
-    monkeypatch.setattr(build, "_compile_once", lambda request, *given: [order.append(request.entry), once(request, *given)][1])
-    monkeypatch.setattr(verify, "measure", lambda *given, **named: [order.append("measure"), measure(*given, **named)][1])
+    monkeypatch.setattr(
+        build,
+        "build_many",
+        lambda requests, *given, **named: [order.append("many"), many(requests, *given, **named)][1],
+    )
+    monkeypatch.setattr(
+        build, "_compile_once", lambda request, *given: [order.append(request.entry), once(request, *given)][1]
+    )
+    monkeypatch.setattr(
+        verify, "measure", lambda *given, **named: [order.append("measure"), measure(*given, **named)][1]
+    )
     PLANNER.forget()
     PLANNER._loaded.clear()
     monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT", raising=False)
@@ -46,7 +54,9 @@ def test_all_kernels_are_built_before_the_first_is_timed(spec: Path, monkeypatch
     kernels = json.loads(done.stdout)["kernels"]
     first = order.index("measure")
     assert order.count("measure") == len(kernels) == 2
-    assert [sum(each.startswith(kernel["kernel"]) for each in order[order.index("many") : first]) for kernel in kernels] == [1, 1]
+    assert [
+        sum(each.startswith(kernel["kernel"]) for each in order[order.index("many") : first]) for kernel in kernels
+    ] == [1, 1]
     assert not [each for each in order[first:] if any(each.startswith(kernel["kernel"]) for kernel in kernels)]
     for row in kernels:
         assert row["ratio"] > 0
@@ -55,12 +65,16 @@ def test_all_kernels_are_built_before_the_first_is_timed(spec: Path, monkeypatch
 
 def test_how_long_numpys_threads_wait_is_set_before_numpy_is_loaded() -> None:
     program = "import sys, ksgen.cli, ksgen.commands.demo; print('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    )
 
 
 ROW = {
-    "pattern": (2, 9, 5, 3), "job": "multiply", "precision": "float32", "layout": "bsf", "error": 1e-7, "tolerance": 1e-6,
-    "passed": True, "median_us": 12.0, "doubt": "", "numpy_us": 34.0, "numpy_doubt": "", "ratio": 2.0, "ratio_doubt": "",
+    "pattern": (2, 9, 5, 3), "job": "multiply", "precision": "float32", "layout": "bsf", "error": 1e-7,
+    "tolerance": 1e-6,
+    "passed": True, "median_us": 12.0, "doubt": "", "numpy_us": 34.0, "numpy_doubt": "", "ratio": 2.0,
+    "ratio_doubt": "",
     "floor_us": 6.0, "share_of_floor": 0.5,
 }  # fmt: skip
 

@@ -131,8 +131,12 @@ def test_compiling_is_forbidden(machine: tuple[pytest.MonkeyPatch, Path]) -> Non
     assert found()["kernels are built by"] == Finding("kernels are built by", "", why, "unset KSGEN_NO_COMPILE")
 
 
-@pytest.mark.parametrize(("kind", "variable", "status"), [("cuda", "", 1), ("native", "", 0), ("cuda", "KSGEN_NO_COMPILE", 0)])
-def test_a_gpu_without_a_compiler_runs_no_kernels(kind: str, variable: str, status: int, machine: tuple[pytest.MonkeyPatch, Path]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "variable", "status"), [("cuda", "", 1), ("native", "", 0), ("cuda", "KSGEN_NO_COMPILE", 0)]
+)
+def test_a_gpu_without_a_compiler_runs_no_kernels(
+    kind: str, variable: str, status: int, machine: tuple[pytest.MonkeyPatch, Path]
+) -> None:
     monkeypatch, _ = machine
     with_driver(monkeypatch, 13000)
     if variable:
@@ -147,7 +151,9 @@ def test_a_gpu_without_a_compiler_runs_no_kernels(kind: str, variable: str, stat
 
 
 def test_compilers_are_tried_for_the_gpu_that_launchers_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [devices.Found(f"driver:{index}", "driver", "GPU", target) for index, target in enumerate(("sm_89", "sm_80"))]
+    found = [
+        devices.Found(f"driver:{index}", "driver", "GPU", target) for index, target in enumerate(("sm_89", "sm_80"))
+    ]
     monkeypatch.setattr(devices, "list_devices", lambda: found)
     for kind, target in (("cuda", "sm_80"), ("native", "sm_89")):
         monkeypatch.setattr(devices, "find_device", lambda kind=kind: SimpleNamespace(kind=kind, target="sm_80"))
@@ -171,11 +177,23 @@ def test_the_driver(served: int, said: list[bool], monkeypatch: pytest.MonkeyPat
         ("2.9.0+cu128", 12040, "", ""),
         ("2.9.0", 12040, "", ""),
         ("2.9.0+cpu", 0, "", ""),
-        ("2.9.0+cpu", 12040, "built without CUDA, so its tensors cannot lie on the GPU", "install torch's build for CUDA"),
-        ("2.9.0+cu130", 12040, "built for CUDA 13, and the driver serves 12.4", "update the driver, or install torch's build for CUDA 12"),
+        (
+            "2.9.0+cpu",
+            12040,
+            "built without CUDA, so its tensors cannot lie on the GPU",
+            "install torch's build for CUDA",
+        ),
+        (
+            "2.9.0+cu130",
+            12040,
+            "built for CUDA 13, and the driver serves 12.4",
+            "update the driver, or install torch's build for CUDA 12",
+        ),
     ],
 )
-def test_pytorchs_build_beside_the_driver(version: str, served: int, why: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorchs_build_beside_the_driver(
+    version: str, served: int, why: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_driver(monkeypatch, served)
     expected = Finding("torch", "", f"{version}: {why}", remedy) if why else Finding("torch", version)
     assert doctor._of_its_cuda("torch", version) == expected
@@ -207,7 +225,9 @@ def test_folders_that_others_can_write_are_told(tmp_path: Path) -> None:
     named = {"KSGEN_CACHE_DIR": str(folders["cache"]), "KSGEN_WISDOM_DIR": str(folders["wisdom"])}
     rows = {row["what"]: row for row in json.loads(run("doctor", "--json", **named).stdout)}
     for name, folder in folders.items():
-        told = f"{folder}: every user can write to it; take that right away (chmod o-w), or accept it with KSGEN_TRUST=all"
+        told = (
+            f"{folder}: every user can write to it; take that right away (chmod o-w), or accept it with KSGEN_TRUST=all"
+        )
         assert (rows[name]["found"], rows[name]["why"]) == ("", told)
 
 
@@ -219,7 +239,10 @@ def test_doctor_without_any_device_says_so_and_exits_1() -> None:
 
 
 def test_doctor_without_pycuda_is_one_line_and_no_traceback() -> None:
-    program = "import sys; sys.modules['pycuda'] = None; from ksgen.cli import cli; cli.main(['doctor', '--json'], standalone_mode=False)"
+    program = (
+        "import sys; sys.modules['pycuda'] = None; from ksgen.cli import cli; cli.main(['doctor', '--json'], "
+        "standalone_mode=False)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
     row = next(row for row in json.loads(done.stdout) if row["what"] == "GPU by PyCUDA")
     assert row["found"] == ""
@@ -233,12 +256,14 @@ def test_what_builds_kernels_for_the_processor(monkeypatch: pytest.MonkeyPatch, 
     own.chmod(0o755)
     monkeypatch.setenv("KSGEN_CXX", str(own))
     monkeypatch.setattr(
-        "ksgen.build.processors.instruction_sets_here", lambda: (INSTRUCTION_SETS["x86-64-v3"], INSTRUCTION_SETS["x86-64-v2"])
+        "ksgen.build.processors.instruction_sets_here",
+        lambda: (INSTRUCTION_SETS["x86-64-v3"], INSTRUCTION_SETS["x86-64-v2"]),
     )
     told = doctor._host_compiler()
     held = "which also runs bundles for x86-64-v3, x86-64-v2"
     assert told == Finding(
-        "processors' kernels are built by", f"{own}, own (GCC) 12.2, the best (KSGEN_CXX names it), for this very processor, {held}"
+        "processors' kernels are built by",
+        f"{own}, own (GCC) 12.2, the best (KSGEN_CXX names it), for this very processor, {held}",
     )
     monkeypatch.setenv("KSGEN_CXX", "gone++")
     told = doctor._host_compiler()
@@ -253,12 +278,17 @@ def test_threads_and_vectors_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> 
     told = doctor._chosen_device()
     if not told.found:
         pytest.skip(told.why)
-    assert re.search(r" by native \(KSGEN_DEVICE=native\); compiler .*, 1 thread on \d+ cores?, vectors of (16|32|64) bytes", told.found)
+    assert re.search(
+        r" by native \(KSGEN_DEVICE=native\); compiler .*, 1 thread on \d+ cores?, vectors of (16|32|64) bytes",
+        told.found,
+    )
 
 
 def test_what_a_processor_multiplies_besides(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = devices.Limits(49152, 1024, 2, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), dots=("bf16",))
-    taken = SimpleNamespace(kind="native", name="it", runtime="native", driver_version="1", limits=limits, target="host")
+    taken = SimpleNamespace(
+        kind="native", name="it", runtime="native", driver_version="1", limits=limits, target="host"
+    )
     monkeypatch.setattr(devices, "find_device", lambda: taken)
     wanted = "on 2 cores, vectors of 64 bytes, pairs of bf16, matrix tiles of bf16, matrix tiles of f16"
     assert doctor._chosen_device().found.endswith(wanted)

@@ -31,7 +31,9 @@ def test_emit_writes_the_texts_of_a_family_asked_for(spec: Path, tmp_path: Path)
 
 def test_x_in_eight_bits_by_warpgroups(tmp_path: Path) -> None:
     path, defaults = tmp_path / "bytes.yaml", "defaults: {precision: float16, weights: e4m3, inputs: e4m3}\n"
-    path.write_text(defaults + 'kernels: ["2,24,48,1", {pattern: "2,24,48,1", weights: int8, inputs: int8}, "2,24,48,2"]\n')
+    path.write_text(
+        defaults + 'kernels: ["2,24,48,1", {pattern: "2,24,48,1", weights: int8, inputs: int8}, "2,24,48,2"]\n'
+    )
     done = ksgen("emit", str(path), "--family", "wgmma_shared", "-o", str(tmp_path / "texts"))
     left_out = "ks_2x24x48x1_float16_int8_inputs_bsf, ks_2x24x48x2_float16_e4m3_inputs_bsf"
     assert done.stderr == f"left out, as wgmma_shared does not serve them: 2 of 3 kernels ({left_out})\n"
@@ -39,4 +41,7 @@ def test_x_in_eight_bits_by_warpgroups(tmp_path: Path) -> None:
     assert "m64n32k32.f32.e4m3.e4m3" in text.read_text()
     path.write_text(defaults + 'kernels: ["2,24,48,2"]\n')
     refused = ksgen("emit", str(path), "--family", "wgmma_shared", "-o", str(tmp_path / "none"))
-    assert "wgmma_shared serves none of its kernels (wgmma of sm_90a with X from shared memory: 16-bit types in bsl" in refused.stderr
+    assert (
+        "wgmma_shared serves none of its kernels (wgmma of sm_90a with X from shared memory: 16-bit types in bsl"
+        in refused.stderr
+    )

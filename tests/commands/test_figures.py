@@ -33,5 +33,17 @@ def test_an_entrys_times_stand_by_name_and_the_rest_under_measured() -> None:
 
 
 def test_times_are_rounded_to_a_nanosecond_and_other_numbers_to_six_digits() -> None:
-    given = {"median_us": 1234.56789, "share": 0.123456789, "count": 3, "runs_us": [1.00049, {"first": 2.00051}], "of": (1e-9 / 3,)}
-    assert tidy(given) == {"median_us": 1234.568, "share": 0.123457, "count": 3, "runs_us": [1.0, {"first": 2.001}], "of": [3.33333e-10]}
+    given = {
+        "median_us": 1234.56789,
+        "share": 0.123456789,
+        "count": 3,
+        "runs_us": [1.00049, {"first": 2.00051}],
+        "of": (1e-9 / 3,),
+    }
+    assert tidy(given) == {
+        "median_us": 1234.568,
+        "share": 0.123457,
+        "count": 3,
+        "runs_us": [1.0, {"first": 2.001}],
+        "of": [3.33333e-10],
+    }

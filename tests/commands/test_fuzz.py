@@ -29,13 +29,59 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 numbers = st.sampled_from(["1", "2", "3", "4", "5", "6", "7", "48", "64", "1000"])
 right_pattern = st.tuples(*[numbers] * 4).map(lambda shape: f"[{','.join(shape)}]")
-odd_numbers = ["", "0", "-1", "9" * 19, "9" * 5000, "2147483647", "1e400", "0x10", "٣", ".inf", ".nan", "1:2:3", "2024-01-01"]
-odd_words = ["~", "null", "yes", "&a 1", "*a", "<<", "!!python/object:os.system x", "!!binary aaaa", "!<", "@", "`", "#", "💥"]
-odd_texts = ['"\\U00110000"', '"\\ud800"', '"\\0"', "'", '"', "|", ">-", "? a", "%YAML 9.9", "---", "...", "]", "}", "[" * 30, "{a: " * 30]
+odd_numbers = [
+    "",
+    "0",
+    "-1",
+    "9" * 19,
+    "9" * 5000,
+    "2147483647",
+    "1e400",
+    "0x10",
+    "٣",
+    ".inf",
+    ".nan",
+    "1:2:3",
+    "2024-01-01",
+]
+odd_words = [
+    "~",
+    "null",
+    "yes",
+    "&a 1",
+    "*a",
+    "<<",
+    "!!python/object:os.system x",
+    "!!binary aaaa",
+    "!<",
+    "@",
+    "`",
+    "#",
+    "💥",
+]
+odd_texts = [
+    '"\\U00110000"',
+    '"\\ud800"',
+    '"\\0"',
+    "'",
+    '"',
+    "|",
+    ">-",
+    "? a",
+    "%YAML 9.9",
+    "---",
+    "...",
+    "]",
+    "}",
+    "[" * 30,
+    "{a: " * 30,
+]
 odd_characters = ["\t", "\0", "\ufeff", "\x85", "\u2028"]
 odd = st.sampled_from([*odd_numbers, *odd_words, *odd_texts, *odd_characters]) | st.text(max_size=8)
 any_value = st.recursive(
-    odd | numbers | st.sampled_from(["6,64,64,1", "any", "true", "paper", "monarch", *PRECISIONS, *LAYOUTS, *ACTIVATIONS]),
+    odd
+    | numbers
+    | st.sampled_from(["6,64,64,1", "any", "true", "paper", "monarch", *PRECISIONS, *LAYOUTS, *ACTIVATIONS]),
     lambda inner: (
         st.lists(inner, max_size=5).map(lambda items: f"[{', '.join(items)}]")
         | st.lists(st.tuples(odd | st.sampled_from(["pattern", "chain", "family"]), inner), max_size=4).map(
@@ -67,7 +113,8 @@ options = st.fixed_dictionaries(
     },
 ).map(lambda chosen: [f"{key}: {value}" for key, value in chosen.items()])
 kernels = st.lists(
-    mostly(right_pattern) | options.flatmap(lambda given: mostly(right_pattern).map(lambda one: in_braces(f"pattern: {one}", *given)))
+    mostly(right_pattern)
+    | options.flatmap(lambda given: mostly(right_pattern).map(lambda one: in_braces(f"pattern: {one}", *given)))
 )
 chains = st.sampled_from(
     [
@@ -111,15 +158,26 @@ def check_spec(path: Path, data: bytes) -> Spec | None:
     assert load(path) == spec
     some = spec.kernels[:100]
     assert parse(as_yaml(Spec(spec.name, some, {}))).kernels == some
-    assert {name: chain.factors for name, chain in parse(as_yaml(spec)).layers.items()} == {n: c.factors for n, c in spec.layers.items()}
+    assert {name: chain.factors for name, chain in parse(as_yaml(spec)).layers.items()} == {
+        n: c.factors for n, c in spec.layers.items()
+    }
     return spec
 
 
 def as_yaml(spec: Spec) -> str:
     lines = ["kernels:"]
     for kernel in spec.kernels[:100]:
-        given = {"pattern": [*kernel.pattern.shape], "precision": kernel.precision, "layout": kernel.layout, "batch": kernel.batch or "any"}
-        flags = {"bias": kernel.epilogue.bias, "activation": kernel.epilogue.activation, "residual": kernel.epilogue.residual}
+        given = {
+            "pattern": [*kernel.pattern.shape],
+            "precision": kernel.precision,
+            "layout": kernel.layout,
+            "batch": kernel.batch or "any",
+        }
+        flags = {
+            "bias": kernel.epilogue.bias,
+            "activation": kernel.epilogue.activation,
+            "residual": kernel.epilogue.residual,
+        }
         lines.append("- " + in_braces(*(f"{key}: {str(value).lower()}" for key, value in (given | flags).items())))
     lines += ["layers:"] if spec.layers else []
     lines += [f"  {name}: {[[*pattern.shape] for pattern in chain]}" for name, chain in spec.layers.items()]
@@ -167,7 +225,9 @@ BOMBS = {
     "a giant sweep": "defaults: {batch: ["
     + ",".join(map(str, range(1, 2 * 10**4)))
     + "], precision: [float32, float16]}\nkernels: [[1,1,1,1]]",
-    "a giant factor": "layers: {a: {chain: {family: deformable_butterfly, in_features: 1, blocks: [" + "[1,1]," * 10**4 + "]}}}",
+    "a giant factor": "layers: {a: {chain: {family: deformable_butterfly, in_features: 1, blocks: ["
+    + "[1,1]," * 10**4
+    + "]}}}",
     "a giant chain": "layers: {a: [" + "[1,1,1,1]," * 10**4 + "]}",
     "a long key": "a" * 10**6 + ": 1",
     "a long text": "a: '" + "x" * 10**6 + "'",
@@ -184,7 +244,8 @@ BOMBS = {
 @pytest.mark.slow
 def test_no_bomb_takes_long_or_much_memory(folder: Path) -> None:
     program = (
-        "import resource, sys; from pathlib import Path; from ksgen.errors import SpecError; from ksgen.spec import load\n"
+        "import resource, sys; from pathlib import Path; from ksgen.errors import SpecError; from ksgen.spec import "
+        "load\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n"
         "resource.setrlimit(resource.RLIMIT_CPU, (100, 100))\n"
         "for path in map(Path, sys.argv[1:]):\n"

@@ -32,10 +32,18 @@ from tests.support.damage import fuzzing
 
 pytestmark = pytest.mark.slow
 
-SMALL = 'kernels: ["2,9,5,3", {pattern: [1,4,4,1], precision: float16, batch: 70}]\nlayers: {both: [[2,3,4,1], [1,5,6,1]]}\n'
+SMALL = (
+    'kernels: ["2,9,5,3", {pattern: [1,4,4,1], precision: float16, batch: 70}]\nlayers: {both: [[2,3,4,1], '
+    "[1,5,6,1]]}\n"
+)
 SAID = ("--device-name ", "compiling ")  # on stderr, for an unknown name and for each target
-FOUND = Entry(KernelSpec(Pattern(6, 64, 64, 1)), 64, "simt", SimtConstants(64, 32, 8, 1, 8, 8, 3, 1, "async"), {"median_us": 1.5})
-KNOWN = {"one.json": dump("gpu", Wisdom([FOUND])), "two.json": dump_export({name: Wisdom([FOUND]) for name in ("gpu", "other")})}
+FOUND = Entry(
+    KernelSpec(Pattern(6, 64, 64, 1)), 64, "simt", SimtConstants(64, 32, 8, 1, 8, 8, 3, 1, "async"), {"median_us": 1.5}
+)
+KNOWN = {
+    "one.json": dump("gpu", Wisdom([FOUND])),
+    "two.json": dump_export({name: Wisdom([FOUND]) for name in ("gpu", "other")}),
+}
 FILES = KNOWN | {
     "wisdom/gpu.json": KNOWN["one.json"],
     "small.yaml": SMALL,
@@ -48,13 +56,18 @@ FILES = KNOWN | {
 
 def fake_build_many(jobs: list[Request], *_: Any, on_done: Any = None, **__: Any) -> list[Binary]:
     provenance = {"compiler": "none", "compiler_version": "1", "options": "[]"}
-    binaries = [Binary(b"code", job.entry, job.target, Resources(spill_bytes=number % 2), provenance) for number, job in enumerate(jobs)]
+    binaries = [
+        Binary(b"code", job.entry, job.target, Resources(spill_bytes=number % 2), provenance)
+        for number, job in enumerate(jobs)
+    ]
     for job, binary in zip(jobs, binaries, strict=True):
         on_done(job, binary)
     return binaries
 
 
-def fake_measure(device: Any, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0, family: str | None = None) -> verify.Measured:
+def fake_measure(
+    device: Any, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0, family: str | None = None
+) -> verify.Measured:
     source = render(kernel, family=family)
 
     class Plan:
@@ -72,7 +85,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         for name, folder in (("HOME", "home"), ("KSGEN_CACHE_DIR", "in/cache"), ("KSGEN_WISDOM_DIR", "in/wisdom")):
             patch.setenv(name, str(around / folder))
-        patch.setenv("POCL_CACHE_DIR", str(tmp_path_factory.mktemp("pocl")))  # that driver keeps a cache at home of its own accord
+        # that driver keeps a cache at home of its own accord
+        patch.setenv("POCL_CACHE_DIR", str(tmp_path_factory.mktemp("pocl")))
         for module in (compiling, build):
             patch.setattr(module, "build_many", fake_build_many)
         patch.setattr(verify, "measure", fake_measure)
@@ -137,11 +151,33 @@ words = (
     )
 )
 paths = words | st.sampled_from(
-    ["small.yaml", "bad.yaml", "text", "folder", "no/such", "text/x", "/dev/null/x", ".", "..", "/", "out", "specs/vit.yaml"]
+    [
+        "small.yaml",
+        "bad.yaml",
+        "text",
+        "folder",
+        "no/such",
+        "text/x",
+        "/dev/null/x",
+        ".",
+        "..",
+        "/",
+        "out",
+        "specs/vit.yaml",
+    ]
 )
 counts = words | st.sampled_from(["1", "2", "7", "25088", str(2**62), str(10**12)])
 patterns = words | st.sampled_from(
-    ["2,9,5,3", "1,192,48,2", "[6,64,64,1]", "1,2,3", "1,0,3,1", "1,2147483647,1,1", "1,1,2147483647,1", "1,46340,46340,1"]
+    [
+        "2,9,5,3",
+        "1,192,48,2",
+        "[6,64,64,1]",
+        "1,2,3",
+        "1,0,3,1",
+        "1,2147483647,1,1",
+        "1,1,2147483647,1",
+        "1,46340,46340,1",
+    ]
 )
 
 
@@ -154,7 +190,10 @@ specs = paths | st.sampled_from(["small.yaml"] * 3)
 outputs = {"-o": paths, "--json": None}
 devices = one_of("opencl", "cuda", "pycuda:0", "driver:1", "opencl:7", "opencl:x", "abacus")
 kernel = {"--precision": one_of(*PRECISIONS), "--layout": one_of(*LAYOUTS), "--batch": counts, "--json": None}
-compiled = {"--arch": one_of("sm_90a", "sm_80,sm_90a", "sm_42", ",", "sm_90a,sm_90a"), "--device-name": words | st.just("NVIDIA H200")}
+compiled = {
+    "--arch": one_of("sm_90a", "sm_80,sm_90a", "sm_42", ",", "sm_90a,sm_90a"),
+    "--device-name": words | st.just("NVIDIA H200"),
+}
 epilogue = {"--bias": None, "--residual": None, "--activation": one_of(*ACTIVATIONS)}
 COMMANDS: dict[str, tuple[st.SearchStrategy[list[str]], dict[str, Any]]] = {
     "emit": (st.lists(specs, min_size=1, max_size=2), outputs | {"--dialect": one_of("cuda", "opencl")}),
@@ -165,7 +204,10 @@ COMMANDS: dict[str, tuple[st.SearchStrategy[list[str]], dict[str, Any]]] = {
         kernel | epilogue | {"--pattern": patterns, "--device": devices, "--runs": counts, "--seed": counts},
     ),
     "demo": (st.lists(specs, max_size=1), outputs | {"--batch": counts, "--device": devices}),
-    "show": (st.lists(patterns, max_size=3), kernel | {"--pattern": patterns, "--spec": specs, "--png": paths, "--device": devices}),
+    "show": (
+        st.lists(patterns, max_size=3),
+        kernel | {"--pattern": patterns, "--spec": specs, "--png": paths, "--device": devices},
+    ),
     "wisdom": (
         st.tuples(one_of("show", "merge", "diff", "export", "import"), files, files).map(list)
         | st.tuples(st.sampled_from(["show", "export"])).map(list)

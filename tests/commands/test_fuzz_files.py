@@ -1,4 +1,7 @@
-"""Files on disk after random damage: wisdom, cache entries, bundles. Right answers, misses or clear errors; nothing else lost."""
+"""Files on disk after random damage: wisdom, cache entries, bundles.
+
+Right answers, misses or clear errors; nothing else lost.
+"""
 
 import json
 import os
@@ -38,7 +41,13 @@ KERNELS = [
     KernelSpec(Pattern(6, 64, 64, 1), batch=70),
 ]
 ENTRIES = [
-    Entry(kernel, kernel.batch or 64, family_for(kernel, GPU).name, family_for(kernel, GPU).default(kernel, GPU), {"median_us": 1.5})
+    Entry(
+        kernel,
+        kernel.batch or 64,
+        family_for(kernel, GPU).name,
+        family_for(kernel, GPU).default(kernel, GPU),
+        {"median_us": 1.5},
+    )
     for kernel in KERNELS
 ]
 OTHERS = [Entry(KERNELS[0], 1000, "simt", replace(ENTRIES[0].constants, stages=4), {})]
@@ -49,7 +58,9 @@ twice = st.sampled_from(["pattern", "batch", "family", "constants", "measured", 
 nested = st.sampled_from([1, 100, 10**5]).map(  # not near the interpreter's limit, which depends on who calls
     lambda depth: WISDOM.replace('"measured": {', '"measured": {"deep": ' + "[" * depth + "]" * depth + ", ").encode()
 )
-wisdom_files = st.one_of(damaged(WISDOM.encode()), with_junk(json.loads(WISDOM)).map(lambda rows: json.dumps(rows).encode()), twice, nested)
+wisdom_files = st.one_of(
+    damaged(WISDOM.encode()), with_junk(json.loads(WISDOM)).map(lambda rows: json.dumps(rows).encode()), twice, nested
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +75,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
 
 @settings(fuzzing(250), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wisdom_files)
-def test_damaged_wisdom_costs_only_the_damaged_entries(folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, data: bytes) -> None:
+def test_damaged_wisdom_costs_only_the_damaged_entries(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
     path = folders[1] / "gpu.json"
     path.write_bytes(data)
     caplog.clear()
@@ -72,7 +85,9 @@ def test_damaged_wisdom_costs_only_the_damaged_entries(folders: tuple[Path, Path
     assert known.lookup(KERNELS[0], 1000) is not None
     for kernel in KERNELS:
         for batch in (1, 64, 1000, 2**40):
-            assert choose(kernel, batch, GPU, known).family in {family_for(kernel, GPU, each).name for each in (None, batch)}
+            assert choose(kernel, batch, GPU, known).family in {
+                family_for(kernel, GPU, each).name for each in (None, batch)
+            }
     try:
         strict = load_wisdom("gpu", strict=True)
     except KsgenError as error:
@@ -99,7 +114,9 @@ def test_a_damaged_export_is_read_whole_or_refused(tmp_path: Path, data: bytes) 
     except KsgenError as error:
         check_message(error, path)
     else:
-        assert parse_export(dump_export(devices), "again") == {name: wisdom.entries() for name, wisdom in devices.items()}
+        assert parse_export(dump_export(devices), "again") == {
+            name: wisdom.entries() for name, wisdom in devices.items()
+        }
 
 
 # --- cache
@@ -118,7 +135,10 @@ class Compiler:
 COMPILER = Compiler()
 REQUESTS = [Request(f"text of kernel {number}", f"ks_{number}", "sm_90a") for number in range(3)]
 MADE = {"compiler": "nvcc", "compiler_version": "13.0.88", "options": json.dumps(COMPILER.options("sm_90a"))}
-BINARIES = [Binary(f"cubin {request.entry}".encode() * 20, request.entry, "sm_90a", Resources(registers=40), MADE) for request in REQUESTS]
+BINARIES = [
+    Binary(f"cubin {request.entry}".encode() * 20, request.entry, "sm_90a", Resources(registers=40), MADE)
+    for request in REQUESTS
+]
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +177,15 @@ def forget(path: Path) -> None:
     shutil.rmtree(path.parent)
 
 
-ACCIDENTS: list[Callable[[Path], None]] = [to_folder, to_loop, entry_to_file, request_to_file, nest, forget, Path.unlink]
+ACCIDENTS: list[Callable[[Path], None]] = [
+    to_folder,
+    to_loop,
+    entry_to_file,
+    request_to_file,
+    nest,
+    forget,
+    Path.unlink,
+]
 
 
 def spoil(path: Path, data: st.DataObject) -> None:

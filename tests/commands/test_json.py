@@ -20,7 +20,9 @@ needs_opencl = pytest.mark.skipif(not has_opencl, reason="no OpenCL device: pip 
 FIELDS = ("kernel", "job", "pattern", "precision", "layout", "epilogue", "batch")
 SMALL = ("--pattern", "2,8,8,3", "--batch", "40", "--device", "opencl", "--json")
 OTHERS = {  # that have --json, and rows of no kernels; their own tests read them
-    "emit", "bundle", "doctor", "cache ls", "cache verify", "bench model", "bench paper", "bench layers", "bench energy", "bench share",
+    "emit", "bundle", "doctor", "cache ls", "cache verify", "bench model", "bench paper", "bench layers", "bench "
+                                                                                                          "energy",
+                                                                                                          "bench share",
 }  # fmt: skip
 CHECKED = {"run", "demo", "tune", "show", "build", "wisdom show", "wisdom diff"}
 
@@ -79,7 +81,9 @@ def test_every_command_with_json_is_looked_at() -> None:
 
 @pytest.mark.exhaustive
 @needs_opencl
-@pytest.mark.parametrize("arguments", [("run", *SMALL, "--runs", "2"), ("run", *SMALL, "--job", "gradient", "--runs", "2")])
+@pytest.mark.parametrize(
+    "arguments", [("run", *SMALL, "--runs", "2"), ("run", *SMALL, "--job", "gradient", "--runs", "2")]
+)
 def test_run(arguments: tuple[str, ...]) -> None:
     row = told(*arguments)
     check(row)
@@ -129,6 +133,18 @@ def test_wisdom(tmp_path: Path) -> None:
 
 
 def test_numbers_have_no_more_digits_than_they_are_worth() -> None:
-    content = {"median_us": 85.00399999999999, "dense_us": {"low": 1.23456}, "error": 1.23456789e-07, "batch": 25088, "list": [0.1 + 0.2]}
-    assert tidy(content) == {"median_us": 85.004, "dense_us": {"low": 1.235}, "error": 1.23457e-07, "batch": 25088, "list": [0.3]}
+    content = {
+        "median_us": 85.00399999999999,
+        "dense_us": {"low": 1.23456},
+        "error": 1.23456789e-07,
+        "batch": 25088,
+        "list": [0.1 + 0.2],
+    }
+    assert tidy(content) == {
+        "median_us": 85.004,
+        "dense_us": {"low": 1.235},
+        "error": 1.23457e-07,
+        "batch": 25088,
+        "list": [0.3],
+    }
     assert json.dumps(tidy(float("nan"))) == "NaN"

@@ -39,19 +39,38 @@ def test_the_earlier_name_of_chain_is_read_and_warns() -> None:
     [
         (
             ("--group-with", "1,2,3,1"),
-            "got 0 patterns of a layer; accepted: one, such as ksgen run 1,192,48,2; one per factor of a layer; or --spec FILE",
+            "got 0 patterns of a layer; accepted: one, such as ksgen run 1,192,48,2; one per factor of a layer; or "
+            "--spec FILE",
         ),
-        (("1,2,3,1", "--group-with", "1,2,4,1"), "chains 1,2,3,1, 1,2,4,1 of a group; accepted: chains with as many input features"),
+        (
+            ("1,2,3,1", "--group-with", "1,2,4,1"),
+            "chains 1,2,3,1, 1,2,4,1 of a group; accepted: chains with as many input features",
+        ),
         (("1,2,3,1", "--group-with", " "), "--group-with ' '; accepted: patterns such as '6,64,64,1 1,768,192,2'"),
-        (("1,2,3,1", "--between", "relu"), "--between relu where there is one factor; accepted: a layer's patterns, two or more"),
-        (("1,2,3,1", "--group-with", "1,3,3,1", "--out-layout", "bsl"), "--out-layout bsl of a group of chains; accepted: of one chain"),
+        (
+            ("1,2,3,1", "--between", "relu"),
+            "--between relu where there is one factor; accepted: a layer's patterns, two or more",
+        ),
+        (
+            ("1,2,3,1", "--group-with", "1,3,3,1", "--out-layout", "bsl"),
+            "--out-layout bsl of a group of chains; accepted: of one chain",
+        ),
         (
             ("1,2,3,1", "--group-with", "1,3,3,1", "--job", "gradient"),
             "--job gradient of 1 pattern with --group-with; accepted: one pattern",
         ),
-        (("1,2,3,1", "1,4,2,1", "--job", "gradient"), "--job gradient of 2 patterns; accepted: one pattern, such as ksgen run 1,192,48,2"),
-        (("1,2,3,1", "--job", "gradient", "--inputs", "int8"), "job=gradient with inputs=int8; accepted: inputs=same, as training"),
-        (("1,2,3,1", "1,4,2,1", "--between", "relu", "--precision", "complex64"), "between=relu of complex numbers, complex64; accepted"),
+        (
+            ("1,2,3,1", "1,4,2,1", "--job", "gradient"),
+            "--job gradient of 2 patterns; accepted: one pattern, such as ksgen run 1,192,48,2",
+        ),
+        (
+            ("1,2,3,1", "--job", "gradient", "--inputs", "int8"),
+            "job=gradient with inputs=int8; accepted: inputs=same, as training",
+        ),
+        (
+            ("1,2,3,1", "1,4,2,1", "--between", "relu", "--precision", "complex64"),
+            "between=relu of complex numbers, complex64; accepted",
+        ),
     ],
 )
 def test_mistakes_about_layers(arguments: tuple[str, ...], says: str) -> None:

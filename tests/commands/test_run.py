@@ -25,7 +25,9 @@ from tests.support.program import ksgen, needs_device
 @pytest.mark.slow
 @needs_device
 def test_run_checks_and_times_one_kernel() -> None:
-    done = ksgen("run", "2,9,5,3", "--batch", "70", "--layout", "bsl", "--bias", "--activation", "silu", "--runs", "2", "--json")
+    done = ksgen(
+        "run", "2,9,5,3", "--batch", "70", "--layout", "bsl", "--bias", "--activation", "silu", "--runs", "2", "--json"
+    )
     figures = json.loads(done.stdout)
     assert figures["passed"]
     assert figures["checked_rows"] == 70
@@ -67,7 +69,9 @@ def test_a_group_a_transposed_layer_and_slices() -> None:
     figures = json.loads(ksgen("run", *group, "--json").stdout)
     assert figures["passed"]
     assert figures["pattern"] == [[2, 9, 5, 3]]
-    assert figures["chains"] == [figures["pattern"], *figures["beside"]] == [[[2, 9, 5, 3]], [[2, 9, 5, 3], [1, 4, 18, 3]]]
+    assert (
+        figures["chains"] == [figures["pattern"], *figures["beside"]] == [[[2, 9, 5, 3]], [[2, 9, 5, 3], [1, 4, 18, 3]]]
+    )
     assert len(figures["each_factor_us"]) == 3
     layer = ("2,9,5,3", "1,4,18,3", "--out-layout", "bsl", "--stride", "any", *shared)
     figures = json.loads(ksgen("run", *layer, "--json").stdout)
@@ -81,7 +85,9 @@ def test_a_group_a_transposed_layer_and_slices() -> None:
 @needs_device
 def test_x_in_eight_bits() -> None:
     stored = ("--weights", "e4m3", "--inputs", "e4m3")
-    figures = json.loads(ksgen("run", "2,9,5,3", "--batch", "9", "--precision", "bfloat16", *stored, "--runs", "2", "--json").stdout)
+    figures = json.loads(
+        ksgen("run", "2,9,5,3", "--batch", "9", "--precision", "bfloat16", *stored, "--runs", "2", "--json").stdout
+    )
     assert figures["passed"]
     assert (figures["kernel"], figures["stored_inputs"]) == ("ks_2x9x5x3_bfloat16_e4m3_inputs_bsf", "e4m3")
     layer = ksgen("run", "2,9,5,3", "1,4,54,1", "--batch", "9", *stored, "--runs", "2", "--json")
@@ -90,7 +96,9 @@ def test_x_in_eight_bits() -> None:
     assert figures["kernel"] == "ks_2x9x5x3_1x4x54x1_float32_e4m3_inputs_bsf"
 
 
-@pytest.mark.parametrize("doubts", [("others took 50% of the processors", "", ""), ("", "", "others took 50% of the processors")])
+@pytest.mark.parametrize(
+    "doubts", [("others took 50% of the processors", "", ""), ("", "", "others took 50% of the processors")]
+)
 def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     why, *of_each = doubts
     figures = {
@@ -102,25 +110,35 @@ def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsy
         "measured_gbyte_per_s": 9.0, "measured_gflop_per_s": 90.0, "multiply_adds": "plain multiply-adds",
     }  # fmt: skip
     run._print(figures, "tile=1")
-    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in capsys.readouterr().out.replace("\n  ", " ").splitlines() if line}
+    lines = {
+        line.split()[0]: " ".join(line.split()[1:])
+        for line in capsys.readouterr().out.replace("\n  ", " ").splitlines()
+        if line
+    }
     assert lines["time"] == f"40.0{'?' if why else ''} us median of 8 blocks, between 39.0 and 41.0"
     assert lines["rate"] == ("3.0? GFLOP/s, 4.0? GB/s" if why else "3.0 GFLOP/s, 4.0 GB/s")
     untrusted = "not said, as the time cannot be trusted: others took 50% of the processors"
     assert lines["share"] == (untrusted if why else "50% of the floor")
     assert lines["apart"] == f"80.0{'' if why else '?'} us for one launch per factor: {untrusted}"
-    run._print({**figures, "doubt": "", "floor_us": None, "share_of_floor": None, "each_factor_doubt": ["", ""]}, "tile=1")
+    run._print(
+        {**figures, "doubt": "", "floor_us": None, "share_of_floor": None, "each_factor_doubt": ["", ""]}, "tile=1"
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert "80.0 us for one launch per factor: 2.00 of the time of one launch" in said
     assert "none: this device was just seen to copy 9 GB/s" in said
     assert f"share {NO_FLOOR}" in said
-    run._print({**figures, "doubt": "", "floor_us": 41.0, "share_of_floor": None, "each_factor_doubt": ["", ""]}, "tile=1")
+    run._print(
+        {**figures, "doubt": "", "floor_us": 41.0, "share_of_floor": None, "each_factor_doubt": ["", ""]}, "tile=1"
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert "floor 41.0 us: this device" in said
     assert "share none, as the time is below the floor" in said
 
 
 @pytest.mark.parametrize(("precision", "is_slower"), [("bfloat16", True), ("float32", False)])
-def test_a_family_that_is_expected_to_be_faster_is_named(precision: str, is_slower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_that_is_expected_to_be_faster_is_named(
+    precision: str, is_slower: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu: Any = FakeGpu()
     kernel, batch = KernelSpec(Pattern(2, 192, 768, 16), precision), 25088
     choice = choose(kernel, batch, limits_of(gpu), Wisdom())
@@ -132,7 +150,9 @@ def test_a_family_that_is_expected_to_be_faster_is_named(precision: str, is_slow
     figures = json.loads(CliRunner().invoke(run.command, [*asked, "--json"]).stdout)
     found = faster_family(choice.family, kernel, limits_of(gpu), batch)
     assert bool(found) is is_slower
-    told = re.fullmatch(r"(.*?)(?:; the cost model expects (\w+) to be (\d\.\d\d) times as fast, which launchers .*)?", figures["why"])
+    told = re.fullmatch(
+        r"(.*?)(?:; the cost model expects (\w+) to be (\d\.\d\d) times as fast, which launchers .*)?", figures["why"]
+    )
     assert told
     assert told.groups() == (choice.why, *((found[0].name, f"{found[1]:.2f}") if found else (None, None)))
     table = " ".join(CliRunner(env={"COLUMNS": "300"}).invoke(run.command, asked).stdout.split())
@@ -166,7 +186,10 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
 
     layer = figures("--layer", "up")
     assert (layer["pattern"], layer["batch"], layer["between"]) == ([[2, 9, 5, 3], [1, 4, 18, 3]], 40, "relu")
-    assert (layer["epilogue"], len(layer["each_factor_us"])) == ({"bias": True, "activation": "gelu", "residual": False}, 2)
+    assert (layer["epilogue"], len(layer["each_factor_us"])) == (
+        {"bias": True, "activation": "gelu", "residual": False},
+        2,
+    )
     assert figures("--layer", "up", "--batch", "7")["checked_rows"] == 7
     lone = figures("--layer", "lone", "--batch", "9")
     assert (lone["job"], lone["layout"], lone["precision"]) == ("multiply", "bsl", "float64")
@@ -193,7 +216,8 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
         (("--layer", "up"), "--layer 'up' names a layer of a spec; accepted: with --spec FILE"),
         (
             ("2,9,5,3", "--spec", "SPEC", "--layer", "up", "--bias", "--between", "relu", "--job", "gradient"),
-            "--bias, --job, --between, patterns with --spec; accepted: the spec's own layers, or patterns without --spec",
+            "--bias, --job, --between, patterns with --spec; accepted: the spec's own layers, or patterns without "
+            "--spec",
         ),
         (
             ("--spec", "SPEC", "--layer", "up", "--group-with", "2,9,5,3", "--out-layout", "bsl"),
@@ -219,9 +243,13 @@ def test_a_batch_beyond_memory_is_told_where_it_was_given(tmp_path: Path) -> Non
     assert done.stderr.startswith(
         f"ksgen: {own}:2: layers.up.batch: 9000000000: checking ks_2x9x5x3_1x4x18x3_float32_bsf_batch9000000000 takes "
     )
-    assert ksgen("run", "--spec", str(own), "--batch", "8000000000").stderr.startswith("ksgen: --batch 8000000000: checking ")
+    assert ksgen("run", "--spec", str(own), "--batch", "8000000000").stderr.startswith(
+        "ksgen: --batch 8000000000: checking "
+    )
     common = spec_in(tmp_path, "defaults:\n  layout: bsl\n  batch: [9000000000]\nlayers:\n  lone: [[2,9,5,3]]\n")
-    assert ksgen("run", "--spec", str(common)).stderr.startswith(f"ksgen: {common}:3: defaults.batch: 9000000000: checking ")
+    assert ksgen("run", "--spec", str(common)).stderr.startswith(
+        f"ksgen: {common}:3: defaults.batch: 9000000000: checking "
+    )
     told = ksgen("demo", str(common), "-o", str(tmp_path / "none")).stderr
     assert told.startswith(f"ksgen: {common}:3: defaults.batch: 9000000000: checking ")
     told = ksgen("tune", "--spec", str(common)).stderr
@@ -231,4 +259,7 @@ def test_a_batch_beyond_memory_is_told_where_it_was_given(tmp_path: Path) -> Non
 def test_a_spec_without_layers(tmp_path: Path) -> None:
     spec = spec_in(tmp_path, "kernels: [{pattern: [2,9,5,3]}]\n")
     done = ksgen("run", "--spec", str(spec))
-    assert (done.returncode, done.stderr) == (2, f"ksgen: {spec} has no layers; accepted: a spec with `layers:`, or patterns\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"ksgen: {spec} has no layers; accepted: a spec with `layers:`, or patterns\n",
+    )

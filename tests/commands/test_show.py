@@ -58,7 +58,9 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
     on_gpus = "one launch per factor on sm_75; one launch, mma on sm_80, sm_86, sm_90a"
     assert f"batch 25088: {on_gpus}; one launch, vector on a processor of 16 cores" in told
     for size, on_processors in ((64, "vector"), (256, None)):  # where large weights are shared out factor by factor
-        group = json.loads(run("show", f"6,{size},{size},1", "--group-with", f"6,32,{size},1", "--batch", "1", "--json").stdout)
+        group = json.loads(
+            run("show", f"6,{size},{size},1", "--group-with", f"6,32,{size},1", "--batch", "1", "--json").stdout
+        )
         assert [each["kernel"] for each in group["patterns"]] == [f"ks_6x{b}x{size}x1_float32_bsf" for b in (size, 32)]
         by_device = group["layers"]["group"]["launch"]["by_device"]
         assert by_device["processor"] == on_processors
@@ -74,14 +76,22 @@ def test_show_of_a_layer_on_a_device_says_why() -> None:
 def test_without_a_device_the_kernel_is_one_for_the_batch_and_processors_are_told_of() -> None:
     for batch, family in ((1, "gemv"), (25088, "simt")):
         (facts,) = json.loads(run("show", "1,192,48,2", "--batch", str(batch), "--json").stdout)["patterns"]
-        assert (facts["family"], facts["by_device"]["sm_80"], facts["by_device"]["processor"]) == (family, family, "vector")
+        assert (facts["family"], facts["by_device"]["sm_80"], facts["by_device"]["processor"]) == (
+            family,
+            family,
+            "vector",
+        )
         assert facts["chosen_by"] == "the family's default for sm_80"
     assert "Kernels are those for sm_80; --device names one of this machine" in run("show", "1,192,48,2").stdout
 
 
 def test_a_group_is_answered_first_and_in_short() -> None:
-    lines = run("show", "6,64,64,1", "--group-with", "6,64,64,1", "--group-with", "6,64,64,1", COLUMNS="200").stdout.splitlines()
-    assert lines[3].startswith("  ks_6x64x64x1_and_6x64x64x1_and_6x64x64x1_float32_bsf_strided, batch 25088: layer by layer on sm_75")
+    lines = run(
+        "show", "6,64,64,1", "--group-with", "6,64,64,1", "--group-with", "6,64,64,1", COLUMNS="200"
+    ).stdout.splitlines()
+    assert lines[3].startswith(
+        "  ks_6x64x64x1_and_6x64x64x1_and_6x64x64x1_float32_bsf_strided, batch 25088: layer by layer on sm_75"
+    )
     assert len(lines) == 9
     assert [line.split()[0] for line in lines[4:8]] == ["pattern", "batch", "by", "kernel"]
 
@@ -115,7 +125,9 @@ def test_patterns_are_arguments_or_options() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("columns", ["0", "-1", "", "3", "39", "80", "9" * 5000, "²", "x"])
 @pytest.mark.parametrize("command", [("show", "1,192,48,2"), ("doctor",)])
-def test_any_width_shows_all_that_there_is(command: tuple[str, ...], columns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_any_width_shows_all_that_there_is(
+    command: tuple[str, ...], columns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))  # not the one that grows while other tests run
     monkeypatch.setattr(doctor, "_compilers", compilers_found)
     usual, done = (run(*command, COLUMNS=width, LINES=width) for width in ("80", columns))
@@ -138,11 +150,14 @@ def test_show_takes_precisions_layouts_and_storage_from_a_spec(tmp_path: Path) -
 
     def shown(*more: str) -> tuple[list[str], list[str]]:
         found = json.loads(run("show", "--spec", str(tmp_path / "own.yaml"), *more, "--json").stdout)
-        return [each["kernel"] for each in found["patterns"]], [each["launch"]["kernel"] for each in found["layers"].values()]
+        return [each["kernel"] for each in found["patterns"]], [
+            each["launch"]["kernel"] for each in found["layers"].values()
+        ]
 
     kernels, launches = shown()
     assert kernels == [
-        "ks_1x192x48x2_bfloat16_bsl", "ks_1x64x64x1_float64_bsl", "ks_6x64x64x1_bfloat16_int8_bsl", "ks_1x768x384x1_bfloat16_int8_bsl"
+        "ks_1x192x48x2_bfloat16_bsl", "ks_1x64x64x1_float64_bsl", "ks_6x64x64x1_bfloat16_int8_bsl",
+        "ks_1x768x384x1_bfloat16_int8_bsl"
     ]  # fmt: skip
     assert launches == ["ks_6x64x64x1_1x768x384x1_bfloat16_int8_bsl"]
     assert shown("--precision", "float64") == (["ks_1x64x64x1_float64_bsl"], [])

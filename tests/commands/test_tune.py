@@ -51,7 +51,8 @@ def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "2,24,9,3 float32 bsf" in done.stdout
     outcome = (
-        "faster than its default: launchers take the constants found from now on|the default won, and launchers go on with it|"
+        "faster than its default: launchers take the constants found from now on|the default won, and launchers go on "
+        "with it|"
         "no winner, as times are unreliable: launchers take these constants until a search on a quiet machine"
     )
     assert re.search(rf"1 of 1 kernel tuned on .*, batch 70\.\n1 kernel: ({outcome})\.\n", done.stdout)
@@ -66,11 +67,16 @@ def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
 @pytest.mark.slow
 @needs_opencl
 def test_a_spec_is_tuned_as_json_and_known_trials_are_not_repeated(home: Path) -> None:
-    (home / "two.yaml").write_text("kernels:\n  - {pattern: [1,8,8,2], layout: [bsf, bsl]}\n  - {pattern: [1,8,8,1], precision: float64}\n")
+    (home / "two.yaml").write_text(
+        "kernels:\n  - {pattern: [1,8,8,2], layout: [bsf, bsl]}\n  - {pattern: [1,8,8,1], precision: float64}\n"
+    )
     arguments = ("--spec", str(home / "two.yaml"), "--precision", "float32", "--batch", "50")
     arguments += ("--device", "opencl:0", "--budget", "2", "--json")
     first = json.loads(tune(*arguments).stdout)
-    assert [(each["layout"], each["candidates"], each["measured_now"]) for each in first["kernels"]] == [("bsf", 2, 2), ("bsl", 2, 2)]
+    assert [(each["layout"], each["candidates"], each["measured_now"]) for each in first["kernels"]] == [
+        ("bsf", 2, 2),
+        ("bsl", 2, 2),
+    ]
     assert not first["stopped"]
     for each in first["kernels"]:
         assert each["median_us"] > 0
@@ -105,7 +111,9 @@ def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
         assert f"/3] {name}" in trained.stderr
     assert "2,24,9,3 float32 bsf gradient, batch 70" in (home / "out.html").read_text()
     without_doubts(find_device("opencl:0").name)
-    (again,) = json.loads(tune("--spec", str(home / "training.yaml"), "--job", "gradient", *shared, "--json").stdout)["kernels"]
+    (again,) = json.loads(tune("--spec", str(home / "training.yaml"), "--job", "gradient", *shared, "--json").stdout)[
+        "kernels"
+    ]
     without_doubts(find_device("opencl:0").name)
     (alone,) = json.loads(tune(*SMALL, "--job", "gradient", "--budget", "2", "--json").stdout)["kernels"]
     for each in (again, alone):
@@ -159,7 +167,9 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
     assert "us of the layers one by one" in group.explain(70, device="opencl:0")
     assert "with the copy that transposes an intermediate" in turned.explain(70, device="opencl:0", out_layout="bsl")
     assert "searches" not in turned.explain(70, device="opencl:0")  # which was not tuned in one layout
-    entries = {each["kernel"]: each for each in json.loads(CliRunner().invoke(cli, ["wisdom", "show", "--json"]).stdout)}
+    entries = {
+        each["kernel"]: each for each in json.loads(CliRunner().invoke(cli, ["wisdom", "show", "--json"]).stdout)
+    }
     assert entries["ks_2x9x5x3_1x4x18x3_float32_bsf_to_bsl"]["measured"]["turn_us"] > 0
     group_kernel = KernelSpec(group.chains, "float32", "bsf", stride="any", between="relu")
     assert PLANNER.choice(find_device("opencl:0"), group_kernel, 70).why == "wisdom, measured at batch 70"
@@ -249,16 +259,36 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
         ((), KsgenError, "name what to tune: patterns such as 1,192,48,2, or --spec FILE"),
         (("--pattern", "1,2,3,4", "--spec", "x.yaml"), KsgenError, "name what to tune: "),
         (("1,2,3,1", "--chain"), KsgenError, "--chain: accepted: a layer's patterns, two or more"),
-        (("--spec", "specs/vit.yaml", "--out-layout", "bsl"), KsgenError, "--out-layout: accepted: a layer's patterns, two or more"),
+        (
+            ("--spec", "specs/vit.yaml", "--out-layout", "bsl"),
+            KsgenError,
+            "--out-layout: accepted: a layer's patterns, two or more",
+        ),
         (("1,2,3,1", "1,3,2,1", "--chain", "--job", "gradient"), KsgenError, "--chain: accepted: "),
         (("--spec", "specs/vit.yaml", "--chain"), KsgenError, "--chain: accepted: "),
-        (("1,2,3,1", "1,3,4,1", "--chain"), KsgenError, "1,2,3,1 gives 2 features and 1,3,4,1, next in the chain, takes 4"),
+        (
+            ("1,2,3,1", "1,3,4,1", "--chain"),
+            KsgenError,
+            "1,2,3,1 gives 2 features and 1,3,4,1, next in the chain, takes 4",
+        ),
         (("--pattern", "1,2,3,4", "--budget", "soon"), KsgenError, "budget 'soon': accepted: a time such as 60s"),
-        (("--pattern", "1,2,3,4", "--report", "/nowhere/out.html"), KsgenError, "/nowhere/out.html: no file can be written there"),
+        (
+            ("--pattern", "1,2,3,4", "--report", "/nowhere/out.html"),
+            KsgenError,
+            "/nowhere/out.html: no file can be written there",
+        ),
         (("--spec", "nowhere.yaml"), SpecError, "nowhere.yaml"),
-        (("--spec", "specs/vit.yaml", "--precision", "float64", "--layout", "bsl"), KsgenError, "no kernel in it is float64 and bsl"),
+        (
+            ("--spec", "specs/vit.yaml", "--precision", "float64", "--layout", "bsl"),
+            KsgenError,
+            "no kernel in it is float64 and bsl",
+        ),
         (("--spec", "specs/vit.yaml", "--job", "gradient"), KsgenError, "no kernel in it is gradient"),
-        (("--pattern", "1,2,3,4", "--device", "no such device"), KsgenError, "device 'no such device': none is called that"),
+        (
+            ("--pattern", "1,2,3,4", "--device", "no such device"),
+            KsgenError,
+            "device 'no such device': none is called that",
+        ),
     ],
 )
 def test_mistakes(arguments: tuple[str, ...], error: type[KsgenError], message: str, home: Path) -> None:
@@ -277,6 +307,8 @@ def test_mistakes_about_the_device(home: Path, monkeypatch: pytest.MonkeyPatch) 
         assert message in str(tune(*SMALL, *arguments).exception)
     (home / "file").write_text("")
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(home / "file" / "wisdom"))
-    assert "file/wisdom: wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder" in str(tune(*SMALL).exception)
+    assert "file/wisdom: wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder" in str(
+        tune(*SMALL).exception
+    )
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
     assert "KSGEN_NO_COMPILE forbids compiling, which a search is made of" in str(tune(*SMALL).exception)

@@ -25,7 +25,9 @@ def test_a_search_decides_who_won() -> None:
     first, second = sections_of(trials, [decided])
     assert first.winner == decided
     assert second.winner == sections_of(trials)[1].winner
-    assert first.said[2] == "Shorter times were seen, but not in the finals, where candidates are measured side by side."
+    assert (
+        first.said[2] == "Shorter times were seen, but not in the finals, where candidates are measured side by side."
+    )
     assert first.summary[4] == f"{decided.family}: {decided.constants}"
 
 
@@ -35,7 +37,8 @@ def test_a_note_about_the_winners_time_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notes", "marks"), [(("", ""), (False, False)), (("clocks moved", ""), (True, False)), (("", "hot"), (False, True))]
+    ("notes", "marks"),
+    [(("", ""), (False, False)), (("clocks moved", ""), (True, False)), (("", "hot"), (False, True))],
 )
 def test_a_time_in_doubt_is_marked_and_no_gain_or_share_is_said_of_it(
     notes: tuple[str, str], marks: tuple[bool, bool], capsys: pytest.CaptureFixture[str]
@@ -52,11 +55,15 @@ def test_a_time_in_doubt_is_marked_and_no_gain_or_share_is_said_of_it(
     first_note = next(filter(None, notes), "")
     assert (f"? 1 of 2 times cannot be trusted; the first: {first_note}." in said) == any(notes)
     assert tune_table.figures(found)["doubt"] == first_note
-    assert tune_table.summary(best).startswith("200.0? us, unreliable: clocks moved, " if notes[0] else "200.0 us, 50% of the floor, ")
+    assert tune_table.summary(best).startswith(
+        "200.0? us, unreliable: clocks moved, " if notes[0] else "200.0 us, 50% of the floor, "
+    )
 
 
 @pytest.mark.parametrize("floor_us", [None, 201.0])
-def test_a_time_without_a_floor_or_below_it_has_no_share(floor_us: float | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_time_without_a_floor_or_below_it_has_no_share(
+    floor_us: float | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     best = replace(some_trials()[0], median_us=200.0, floor_us=floor_us, note="")
     found = Tuned(Job(best.kernel, best.batch), best, None, 1, 1, 1.0, True)
     assert tune_table.summary(best) == f"200.0 us, {best.family}: {best.constants}"
@@ -75,10 +82,13 @@ def test_each_outcome_is_said_and_counted(capsys: pytest.CaptureFixture[str], mo
     facts = SimpleNamespace(name="Abacus")
     options, engine = SimpleNamespace(budget=Budget()), SimpleNamespace(facts=facts, jobs_at_once=2)
     for results, counts in (
-        ([faster, faster], (2, 0, 0, 0, 0)), ([default, default], (0, 2, 0, 0, 0)), ([faster, default], (1, 1, 0, 0, 0)),
+        ([faster, faster], (2, 0, 0, 0, 0)), ([default, default], (0, 2, 0, 0, 0)), ([faster, default], (1, 1, 0, 0,
+            0)),
         ([default, lost], (0, 1, 1, 0, 0)), ([lost, lost], (0, 0, 2, 0, 0)), ([unreliable, stopped], (0, 0, 0, 1, 1)),
     ):  # fmt: skip
-        tuner: Any = SimpleNamespace(engine=engine, run=lambda *_, found=results: found, stop=threading.Event(), options=options)
+        tuner: Any = SimpleNamespace(
+            engine=engine, run=lambda *_, found=results: found, stop=threading.Event(), options=options
+        )
         tune._tune(tuner, [job, job], None, None, as_json=False)  # type: ignore[arg-type]
         said = capsys.readouterr().out
         assert f"2 of 2 kernels tuned on Abacus, batch {first.batch}." in said
@@ -149,7 +159,14 @@ def test_reasons_are_counted_and_short() -> None:
 
 
 def test_figures_have_three_digits() -> None:
-    assert [microseconds(time) for time in (0.12345, 8.062, 23.0, 99.96, 100.4, 41445.3)] == ["0.123", "8.06", "23", "100", "100", "41445"]
+    assert [microseconds(time) for time in (0.12345, 8.062, 23.0, 99.96, 100.4, 41445.3)] == [
+        "0.123",
+        "8.06",
+        "23",
+        "100",
+        "100",
+        "41445",
+    ]
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -172,6 +189,8 @@ def test_the_results_are_whole_in_eighty_columns_and_a_line_each_where_they_are_
     name = tune_table.name_of(Job(kernel, 1568))
     if is_terminal:
         assert max(map(len, lines)) <= 80
-        assert "".join(line[: rows[0].index("23456.7")].strip() for line in lines if line.strip()).endswith(name.replace(" ", "")[-8:])
+        assert "".join(line[: rows[0].index("23456.7")].strip() for line in lines if line.strip()).endswith(
+            name.replace(" ", "")[-8:]
+        )
     else:
         assert rows[0].strip().startswith(name)

@@ -27,7 +27,9 @@ CONSTANTS = SimtConstants(64, 32, 8, 1, 8, 8, 3, 1, "async")
 PRESENT, PAST = template_digest("simt"), "0a0b0c0d"
 
 
-def entry(time: float | None, batch: int = 64, kernel: KernelSpec = KERNEL, template: str = PRESENT, date: str = "2026-11-20") -> Entry:
+def entry(
+    time: float | None, batch: int = 64, kernel: KernelSpec = KERNEL, template: str = PRESENT, date: str = "2026-11-20"
+) -> Entry:
     times = {} if time is None else {"median_us": time, "floor_us": time / 2}
     return Entry(kernel, batch, "simt", CONSTANTS, {**times, "template": template, "date": date, "ksgen": "0.1.0"})
 
@@ -145,7 +147,9 @@ def test_merge_of_two_devices_is_an_export(tmp_path: Path) -> None:
 def test_diff_says_what_differs_and_by_how_much(tmp_path: Path) -> None:
     changed = replace(entry(1.0, 128), constants=replace(CONSTANTS, stages=4))
     first = file_of(tmp_path, "a.json", entry(2.0), entry(2.0, 128), entry(2.0, 256), entry(None, 512))
-    second = file_of(tmp_path, "b.json", entry(2.0), changed, entry(3.0, 256), entry(2.0, 512), entry(4.0, kernel=OTHER))
+    second = file_of(
+        tmp_path, "b.json", entry(2.0), changed, entry(3.0, 256), entry(2.0, 512), entry(4.0, kernel=OTHER)
+    )
     assert said("diff", first, second).splitlines() == [
         f"NVIDIA H200, {KERNEL.name} batch 128: constants, 2.0 us and 1.0 us, 0.500 times",
         f"  first: simt: {CONSTANTS}",
@@ -204,16 +208,24 @@ Damage = Callable[[str], str]
     [
         (lambda text: text[:60], "not a wisdom file (Expecting"),
         (lambda text: text.replace('"float32"', '"float8"'), "entry 1 of AMD EPYC: precision='float8'"),
-        (lambda text: text.replace('"batch": 1000', '"batch": -1'), "entry 2 of NVIDIA H200: batch=-1 is no whole number"),
+        (
+            lambda text: text.replace('"batch": 1000', '"batch": -1'),
+            "entry 2 of NVIDIA H200: batch=-1 is no whole number",
+        ),
         (lambda text: text.replace('"AMD EPYC"', '""'), "not a wisdom file (device is '', not a name)"),
         (lambda text: text.replace('"AMD EPYC"', '"a\\u001bb"'), "not a wisdom file (device is 'a\\x1bb', not a name)"),
         (lambda text: text.replace('"device": "AMD EPYC", ', ""), "not a wisdom file (device is None, not a name)"),
         (lambda text: '{"devices": 5}', "not a wisdom file (devices is 5, not a list)"),
         (lambda text: '{"devices": [5]}', "not a wisdom file ("),
-        (lambda text: text.replace('"floor_us": 2.5', '"floor_us": NaN'), "entry 1 of NVIDIA H200: floor_us=nan is no time"),
+        (
+            lambda text: text.replace('"floor_us": 2.5', '"floor_us": NaN'),
+            "entry 1 of NVIDIA H200: floor_us=nan is no time",
+        ),
     ],
 )
-def test_damaged_input_is_refused_whole(folders: tuple[Path, Path], tmp_path: Path, damage: Damage, message: str) -> None:
+def test_damaged_input_is_refused_whole(
+    folders: tuple[Path, Path], tmp_path: Path, damage: Damage, message: str
+) -> None:
     whole = dump_export({"AMD EPYC": Wisdom([entry(9.0)]), "NVIDIA H200": Wisdom([entry(5.0), entry(1.0, 1000)])})
     path = tmp_path / "damaged.json"
     path.write_text(damage(whole))

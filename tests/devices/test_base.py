@@ -23,6 +23,18 @@ def test_bytes_of_an_array_are_its_own_memory():
 def test_the_address_of_an_array_is_that_of_its_first_element() -> None:
     read_only = np.ones(3)
     read_only.flags.writeable = False
-    arrays = [np.ones((2, 3), np.float32), np.ones((4, 4))[1:, 2:], np.asfortranarray(np.ones((2, 3))), read_only, np.empty((0, 3))]
-    for array in [*arrays, np.ones(3, ml_dtypes.bfloat16), np.ones(3, np.complex128), np.ones(3, ">f4"), np.array(1.5, np.float16)]:
+    arrays = [
+        np.ones((2, 3), np.float32),
+        np.ones((4, 4))[1:, 2:],
+        np.asfortranarray(np.ones((2, 3))),
+        read_only,
+        np.empty((0, 3)),
+    ]
+    for array in [
+        *arrays,
+        np.ones(3, ml_dtypes.bfloat16),
+        np.ones(3, np.complex128),
+        np.ones(3, ">f4"),
+        np.array(1.5, np.float16),
+    ]:
         assert base.address_of(array) == array.ctypes.data

@@ -15,7 +15,10 @@ def device(kind: str, records: int) -> Any:
 
 def test_it_is_refused_on_the_stream_that_is_recorded() -> None:
     refuse_capture(device("cuda", 5), 6, "waits")
-    with pytest.raises(LaunchError, match=r"this call waits, which a CUDA graph cannot record; before the capture, call launcher.prepare"):
+    with pytest.raises(
+        LaunchError,
+        match=r"this call waits, which a CUDA graph cannot record; before the capture, call launcher.prepare",
+    ):
         refuse_capture(device("cuda", 5), 5, "waits")
     with pytest.raises(LaunchError, match="cannot record; give out="):
         refuse_capture(device("cuda", 5), 5, "waits", "give out=")

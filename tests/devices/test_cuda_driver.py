@@ -11,7 +11,9 @@ from ksgen.devices.base import UnavailableError
 
 def test_missing_bindings_are_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(UnavailableError, match=r"CUDA driver: cuda-bindings cannot be imported .*; pip install .*\[cuda\]"):
+    with pytest.raises(
+        UnavailableError, match=r"CUDA driver: cuda-bindings cannot be imported .*; pip install .*\[cuda\]"
+    ):
         cuda_driver._driver.__wrapped__()
 
 
@@ -21,5 +23,7 @@ def test_a_missing_driver_is_told(monkeypatch):
 
     stand_in = SimpleNamespace(driver=SimpleNamespace(cuInit=no_library))
     monkeypatch.setitem(sys.modules, "cuda.bindings", stand_in)
-    with pytest.raises(UnavailableError, match=r"libcuda cannot be loaded \(libcuda\.so\.1.*\); install NVIDIA's driver"):
+    with pytest.raises(
+        UnavailableError, match=r"libcuda cannot be loaded \(libcuda\.so\.1.*\); install NVIDIA's driver"
+    ):
         cuda_driver._driver.__wrapped__()

@@ -10,5 +10,7 @@ from ksgen.devices.base import UnavailableError
 
 def test_a_missing_pycuda_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycuda", None)
-    with pytest.raises(UnavailableError, match=r"PyCUDA: it cannot be imported .*; install a CUDA .*: pip install pycuda"):
+    with pytest.raises(
+        UnavailableError, match=r"PyCUDA: it cannot be imported .*; install a CUDA .*: pip install pycuda"
+    ):
         cuda_pycuda._pycuda.__wrapped__()

@@ -33,7 +33,9 @@ def machine(monkeypatch):
                 limits = SimpleNamespace(is_cpu="EPYC" in known[index])
                 return SimpleNamespace(runtime=runtime, index=index, kind=kind, limits=limits, is_open=True)
 
-            stand_in = SimpleNamespace(found=found, open_device=open_device, for_context=lambda context: ("of", context))
+            stand_in = SimpleNamespace(
+                found=found, open_device=open_device, for_context=lambda context: ("of", context)
+            )
             monkeypatch.setitem(sys.modules, f"ksgen.devices.{module}", stand_in)
         monkeypatch.delenv("KSGEN_DEVICE", raising=False)
         devices._find.cache_clear()
@@ -119,13 +121,18 @@ def test_a_wish_that_cannot_be_met_is_told_with_what_could(machine, asked, told,
 def test_a_machine_without_a_driver_says_that_first_of_all(machine, monkeypatch, asked):
     monkeypatch.setattr(devices, "served_cuda", lambda: 0)
     machine(native=["EPYC"])
-    with pytest.raises(DeviceError, match=r"^no CUDA device: this machine has no NVIDIA driver; install it, or take native or opencl$"):
+    with pytest.raises(
+        DeviceError, match=r"^no CUDA device: this machine has no NVIDIA driver; install it, or take native or opencl$"
+    ):
         find_device(asked)
 
 
 def test_a_machine_with_nothing_is_told_every_way_to_something(machine):
     machine()
-    with pytest.raises(DeviceError, match=r"no device: pycuda .*pip install pycuda\. driver .*\. native .*\. opencl .*pip install opencl"):
+    with pytest.raises(
+        DeviceError,
+        match=r"no device: pycuda .*pip install pycuda\. driver .*\. native .*\. opencl .*pip install opencl",
+    ):
         find_device()
 
 
@@ -184,5 +191,8 @@ def test_a_gpu_runs_what_was_built_for_it(runtime):
     device.launch(kernel, 3, 1, 64 * 1024, (memory, -(7 << 33), None), None)
     device.download(out, memory)
     assert out.tolist() == [-(7 << 33), 3001]
-    assert all(0 < each < 1 for each in device.time(lambda: device.launch(kernel, 1, 1, 65536, (memory, 1, 0), None), None, 3, 1))
+    assert all(
+        0 < each < 1
+        for each in device.time(lambda: device.launch(kernel, 1, 1, 65536, (memory, 1, 0), None), None, 3, 1)
+    )
     assert not device.is_capturing(None)

@@ -1,4 +1,6 @@
-"""Tiles are used where the processor has them, the compiler makes their instructions and the system permits them: all three."""
+"""Tiles are used where the processor has them, the compiler makes their instructions and the system permits them:
+all three.
+"""
 
 import platform
 from collections.abc import Callable, Iterator
@@ -28,7 +30,9 @@ class Compiler:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, ...]]]:
-    def told(features: frozenset[str] = FEATURES, macros: frozenset[str] = MACROS, permits: bool = True) -> tuple[str, ...]:
+    def told(
+        features: frozenset[str] = FEATURES, macros: frozenset[str] = MACROS, permits: bool = True
+    ) -> tuple[str, ...]:
         monkeypatch.setattr(matrix_tiles, "processor_features", lambda: features)
         monkeypatch.setattr(matrix_tiles, "tiles_are_permitted", lambda: permits)
         usable_tiles.cache_clear()
@@ -45,7 +49,9 @@ def test_all_three_are_needed(found: Callable[..., tuple[str, ...]]) -> None:
     assert found(permits=False) == ()
 
 
-def test_without_a_compiler_the_processor_is_asked(found: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_processor_is_asked(
+    found: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What runs was built by another, as a rule one that knows these products."""
     found(features=FEATURES | {"amx_fp16", "avx512_bf16"})
     assert (usable_tiles(None), pair_products(None)) == (("bf16", "f16"), ("bf16",))

@@ -1,4 +1,6 @@
-"""Kernels as functions of shared libraries: right in every type, on any number of threads, in children, and refused in words."""
+"""Kernels as functions of shared libraries: right in every type, on any number of threads, in children, and refused
+in words.
+"""
 
 import ctypes
 import math
@@ -53,20 +55,32 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 @pytest.mark.parametrize("along", vector.WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "precision", ["float32", "float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "bfloat16"))]
+    "precision",
+    ["float32", "float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "bfloat16"))],
 )
 def test_every_type_and_way(precision: str, layout: str, along: str) -> None:
     """Every type and vectorization has ragged edges, a panel or none, and each processor's number of lanes."""
-    for lanes, shape, batch in ((2, (2, 3, 5, 2), 9), (4, (1, 9, 5, 4), 33), (8, (1, 6, 7, 24), 17), (16, (2, 24, 5, 16), 50)):
+    for lanes, shape, batch in (
+        (2, (2, 3, 5, 2), 9),
+        (4, (1, 9, 5, 4), 33),
+        (8, (1, 6, 7, 24), 17),
+        (16, (2, 24, 5, 16), 50),
+    ):
         kernel = vector.kernel_of(shape, precision, layout, Epilogue(True, "none", True))
         vector.agrees(kernel, vector.constants_of(kernel, along, lanes), batch)
-        slices.agrees(slices.of_slices(kernel), vector.constants_of(kernel, along, lanes), batch, slices.GAPS[batch % 2])
+        slices.agrees(
+            slices.of_slices(kernel), vector.constants_of(kernel, along, lanes), batch, slices.GAPS[batch % 2]
+        )
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 192, 48, 2), (1, 24, 32, 3), (1, 40, 16, 24), (2, 37, 50, 1), (1, 13, 50, 7)])
-def test_what_memory_held_before_is_not_computed_with(shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "shape", [(2, 48, 192, 1), (1, 192, 48, 2), (1, 24, 32, 3), (1, 40, 16, 24), (2, 37, 50, 1), (1, 13, 50, 7)]
+)
+def test_what_memory_held_before_is_not_computed_with(
+    shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Subnormal values in unread sums would take eight times as long. Signalling NaNs raise a flag if they are used."""
     monkeypatch.setattr(threads, "threads_of_environment", lambda: 1)
     flags = ctypes.CDLL("libm.so.6" if sys.platform == "linux" else None)
@@ -86,8 +100,12 @@ def test_what_memory_held_before_is_not_computed_with(shape: tuple[int, ...], la
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_activations_are_right_everywhere(precision: str, activation: str) -> None:
-    values = np.concatenate([np.linspace(-12, 12, 20001), [0.0, -0.0, 1e-30, 90, -90, 1e30, -1e30, np.nan, np.inf]]).astype(precision)
-    got = np.asarray(Launcher(1, 1, 1, 1)(values[:, None], np.ones((1, 1, 1, 1), precision), activation=activation))[:, 0]
+    values = np.concatenate(
+        [np.linspace(-12, 12, 20001), [0.0, -0.0, 1e-30, 90, -90, 1e30, -1e30, np.nan, np.inf]]
+    ).astype(precision)
+    got = np.asarray(Launcher(1, 1, 1, 1)(values[:, None], np.ones((1, 1, 1, 1), precision), activation=activation))[
+        :, 0
+    ]
     wide = values.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = {
@@ -190,7 +208,9 @@ void sums(const long* given, long* out, const long count) {
 
 @pytest.mark.parametrize("has_openmp", [True, False])
 @pytest.mark.parametrize("count", [1, 3, 60])
-def test_recorded_launches_wait_for_each_other(device: Any, has_openmp: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_launches_wait_for_each_other(
+    device: Any, has_openmp: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each sums up all that the one before it wrote; threads are gathered for eight of the 19 at a time."""
     if not has_openmp:
         monkeypatch.setattr(native, "_openmp", lambda: None)
@@ -213,7 +233,9 @@ def test_recorded_launches_wait_for_each_other(device: Any, has_openmp: bool, co
 
 
 def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All its launches in the same, where the first needs less than a later one, and none where another thread works."""
+    """All its launches in the same, where the first needs less than a later one, and none where another thread
+    works.
+    """
     kernel = device.load(device.compiler().compile(SUMS, "sums", device.target), "sums", 0)
     small, large = device.workspace(40, None), device.workspace(2**20, None)
     launches = [Launch(kernel, 5, 1, 0, (small, small, 0)), Launch(kernel, 5, 1, 0, (large, None, 5))]
@@ -267,10 +289,14 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* how, void
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD puts a function before the C library's on Linux alone")
 @pytest.mark.parametrize("most", ["0", "1"])
-def test_launches_go_on_with_the_threads_that_can_be_started(most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_go_on_with_the_threads_that_can_be_started(
+    most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, shared = tmp_path / "few.cpp", tmp_path / "few.so"
     source.write_text(FEW_THREADS)
-    subprocess.run([*find_host_compiler().command, "-shared", "-fPIC", str(source), "-o", str(shared), "-ldl"], check=True)
+    subprocess.run(
+        [*find_host_compiler().command, "-shared", "-fPIC", str(source), "-o", str(shared), "-ldl"], check=True
+    )
     code = f"""
 import numpy as np
 from ksgen.launcher import Launcher
@@ -336,9 +362,15 @@ def test_pytorch_s_threads_do_the_work_where_it_has_them() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/maps is Linux's")
-def test_a_kernel_is_one_library_which_goes_when_the_kernel_does(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_one_library_which_goes_when_the_kernel_does(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def loaded() -> list[str]:
-        maps = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "ksgen-native-" in line}
+        maps = {
+            line.split(maxsplit=5)[5]
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if "ksgen-native-" in line
+        }
         return [path for path in maps if any(f"/ks_{number}x3x5x1_" in path for number in range(2, 6))]
 
     monkeypatch.setattr(planner_module, "MOST_LOADED", 2)
@@ -399,7 +431,9 @@ def test_where_files_may_not_be_run_libraries_come_from_memory(device: Device, m
     assert any(str(name).startswith("/proc/self/fd/") for name in opened)
 
 
-def test_nothing_is_left_in_the_folder_of_temporary_files(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_in_the_folder_of_temporary_files(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     binary = measure(device, KERNEL, 9, runs=0).plan.binary
     device.load(replace(binary, data=binary.data + bytes(1)), binary.entry, 0)  # which is not loaded yet
@@ -417,16 +451,24 @@ def test_another_instruction_set_s_library_is_not_loaded(device: Device, monkeyp
         if each in instruction_sets_here():
             assert device.load(built, binary.entry, 0).entry == binary.entry
             monkeypatch.setattr(processors, "processor_features", lambda: frozenset())
-        with pytest.raises(DeviceError, match=rf"{binary.entry}: a binary for {each.target} does not run here: this processor (is|lacks) "):
+        with pytest.raises(
+            DeviceError,
+            match=rf"{binary.entry}: a binary for {each.target} does not run here: this processor (is|lacks) ",
+        ):
             device.load(built, binary.entry, 0)
         monkeypatch.undo()
 
 
-def test_what_was_built_for_this_very_processor_serves_every_batch(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_built_for_this_very_processor_serves_every_batch(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The batch's own constants may differ from those of the power of two above it."""
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     kernel, limits, wisdom = KernelSpec(Pattern(1, 48, 48, 2)), limits_of(device), Wisdom()
-    choices = ((batch, choose(kernel, batch, limits, wisdom), choose_for_many(kernel, batch, limits, wisdom)) for batch in range(2, 1000))
+    choices = (
+        (batch, choose(kernel, batch, limits, wisdom), choose_for_many(kernel, batch, limits, wisdom))
+        for batch in range(2, 1000)
+    )
     batch, _, shared = next((batch, own, shared) for batch, own, shared in choices if own.constants != shared.constants)
     built = Planner().plan_of(device, kernel, batch, shared)
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
@@ -436,7 +478,9 @@ def test_what_was_built_for_this_very_processor_serves_every_batch(device: Devic
         Planner().plan(device, replace(kernel, layout="bsl"), batch)
 
 
-def test_foreign_and_damaged_entries_of_the_cache_are_built_again(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_and_damaged_entries_of_the_cache_are_built_again(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One whose bytes changed, and one that another processor's machine left under its own target."""
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
 
@@ -465,7 +509,8 @@ def test_a_machine_without_a_compiler_takes_opencl(tmp_path: Path, monkeypatch: 
     native.open_device.cache_clear()
     with pytest.raises(
         UnavailableError,
-        match=r"native: no C\+\+ compiler found .*install g\+\+ \(12 and up\) or clang \(14 and up\), or pip install ziglang",
+        match=r"native: no C\+\+ compiler found .*install g\+\+ \(12 and up\) or clang \(14 and up\), or pip install "
+        r"ziglang",
     ):
         native.open_device(0)
     native.open_device.cache_clear()
@@ -473,10 +518,14 @@ def test_a_machine_without_a_compiler_takes_opencl(tmp_path: Path, monkeypatch: 
 
 REFUSES = """#!/bin/sh
 case "$*" in *--version) echo "g++ (Ubuntu 11.4.0) 11.4.0"; exit;; esac
-echo "ks_trial.cpp:9:1: error: '__builtin_shufflevector' was not declared in this scope; did you mean '__builtin_shuffle'?" >&2
+echo "ks_trial.cpp:9:1: error: '__builtin_shufflevector' was not declared in this scope;" \
+    "did you mean '__builtin_shuffle'?" >&2
 exit 1
 """
-WHY = r"ks_trial: \S+c\+\+ refused it: ks_trial.cpp:9:1: error: '__builtin_shufflevector' was not declared in this scope; .*"
+WHY = (
+    r"ks_trial: \S+c\+\+ refused it: ks_trial.cpp:9:1: error: '__builtin_shufflevector' was not declared in this "
+    r"scope; .*"
+)
 
 
 def old_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -512,7 +561,8 @@ def test_the_next_runtime_serves_where_every_compiler_refuses(tmp_path: Path, mo
         native.open_device(0)
     monkeypatch.setenv("KSGEN_CXX", str(made))
     with pytest.raises(
-        UnavailableError, match=rf"native: {WHY}; KSGEN_CXX names it, so no other is taken; unset it, or let it name another"
+        UnavailableError,
+        match=rf"native: {WHY}; KSGEN_CXX names it, so no other is taken; unset it, or let it name another",
     ):
         native.open_device(0)
     with suppress(DeviceError):  # where there is no OpenCL either

@@ -36,7 +36,9 @@ def binary(device):
 
 def test_threads_build_at_the_same_time_and_leave_warnings_as_they_were(device):
     filters, built = list(warnings.filters), []
-    worker = threading.Thread(target=lambda: built.append(device.compiler().compile(REVERSE, "reverse", device.target)), daemon=True)
+    worker = threading.Thread(
+        target=lambda: built.append(device.compiler().compile(REVERSE, "reverse", device.target)), daemon=True
+    )
     with opencl._quiet(device._cl):  # as in a thread that builds
         worker.start()
         worker.join(60)
@@ -187,7 +189,9 @@ def test_a_source_that_does_not_build_is_kept_and_its_first_error_told(device, m
 
 
 def test_an_entry_that_the_source_lacks_is_told(device):
-    with pytest.raises(ToolchainError, match="multiply: the source compiles, but holds no __kernel function of that name"):
+    with pytest.raises(
+        ToolchainError, match="multiply: the source compiles, but holds no __kernel function of that name"
+    ):
         device.compiler().compile(REVERSE, "multiply", device.target)
 
 

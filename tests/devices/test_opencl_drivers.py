@@ -23,9 +23,13 @@ def selectors(**variables):
         "print('OCL_ICD_VENDORS' in os.environ)"
     )
     root = str(Path(ksgen.__file__).parents[1])
-    environment = {name: value for name, value in os.environ.items() if name not in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")
+    }
     environment |= {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]), **variables}
-    finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    finished = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
     return finished.stdout.splitlines()
 
 
@@ -66,7 +70,9 @@ def test_the_systems_drivers_are_shown_beside_the_cpu_driver(monkeypatch, tmp_pa
 
 def test_the_packages_that_the_cpu_driver_lacks_are_named(monkeypatch):
     there = opencl_drivers._library
-    monkeypatch.setattr(opencl_drivers, "_library", lambda package, name: there("tbb", name) if package == "tbb" else None)
+    monkeypatch.setattr(
+        opencl_drivers, "_library", lambda package, name: there("tbb", name) if package == "tbb" else None
+    )
     monkeypatch.setattr(opencl_drivers.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(opencl_drivers.sys, "platform", "linux")
     with pytest.raises(UnavailableError) as caught:
@@ -117,7 +123,8 @@ def test_a_home_that_takes_nothing_costs_one_warning(device, options, tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "ksgen", "run", "--device", "opencl", "--pattern", "1,16,16,1", "--batch", "64"],
             env={name: value for name, value in os.environ.items() if name not in unset}
-            | {"HOME": str(home), "POCL_CACHE_DIR": str(tmp_path)},  # PoCL, where it is the driver, runs nothing without one
+            # PoCL, where it is the driver, runs nothing without one
+            | {"HOME": str(home), "POCL_CACHE_DIR": str(tmp_path)},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         left = [path for path in home.rglob("*") if path.is_file() and path.name != "filler"]
@@ -153,7 +160,10 @@ def test_a_folder_for_temporary_files_that_is_full_is_named(monkeypatch, tmp_pat
     monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
     monkeypatch.setattr(opencl_drivers, "load_cpu_driver", lambda: Path("/here/libintelocl.so"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    with pytest.raises(UnavailableError, match=r"OpenCL: no room for temporary files \(.*none") as caught, opencl_drivers.drivers_shown():
+    with (
+        pytest.raises(UnavailableError, match=r"OpenCL: no room for temporary files \(.*none") as caught,
+        opencl_drivers.drivers_shown(),
+    ):
         pass
     assert caught.value.remedy == "let TMPDIR name a folder that takes files"
 

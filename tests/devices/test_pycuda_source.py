@@ -23,7 +23,8 @@ from tests.support.compilers import NEW_HOST, fake_nvcc, says, write_program
 
 pytestmark = [pytest.mark.stand_in, pytest.mark.parametrize("runtime", ["pycuda"])]
 TEXT = """
-template <typename Real> __device__ Real scaled(Real value) { return value * 2; }  // which cannot stand in an extern "C"
+template <typename Real> __device__ Real scaled(Real value) { return value * 2;
+    }  // which cannot stand in an extern "C"
 extern "C" __global__ void scale(float* y) { y[threadIdx.x] = scaled(y[threadIdx.x]); }
 """
 
@@ -76,7 +77,9 @@ def test_pycuda_starts_nvcc_once_for_a_text_with_ksgens_options_alone(
     options = arguments.split()
     assert options[0] == "--cubin"  # PyCUDA's word for it
     assert options[options.index("-arch") + 1] == "sm_90a"
-    assert [each for each in options if each.startswith("-I")] == [f"-I{Path(sys.modules['pycuda'].__file__ or '').parent / 'cuda'}"]
+    assert [each for each in options if each.startswith("-I")] == [
+        f"-I{Path(sys.modules['pycuda'].__file__ or '').parent / 'cuda'}"
+    ]
     assert "-O3" in options
     assert "--use_fast_math" not in options
     (entry,) = (tmp_path / "cache").rglob("meta.json")
@@ -88,7 +91,11 @@ def test_its_machine_code_is_that_of_nvcc_so_each_may_serve_the_others_requests(
     assert isinstance(nvcc, Nvcc)
     assert not nvcc.starter
     assert other.starter
-    assert read_code(other.compile(TEXT, "scale", "sm_90a").data) == read_code(nvcc.compile(TEXT, "scale", "sm_90a").data) != {}
+    assert (
+        read_code(other.compile(TEXT, "scale", "sm_90a").data)
+        == read_code(nvcc.compile(TEXT, "scale", "sm_90a").data)
+        != {}
+    )
     made = build(TEXT, "scale", "sm_90a", other)
     assert build(TEXT, "scale", "sm_90a") == made
 
@@ -173,7 +180,9 @@ def test_one_that_takes_too_long_or_is_interrupted_ends_with_what_it_started(
     assert not (tmp_path / "woke").exists()
 
 
-def test_where_nothing_is_to_be_compiled_by_nvcc_pycuda_starts_nothing(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_is_to_be_compiled_by_nvcc_pycuda_starts_nothing(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
     assert device.compiler() is None
     monkeypatch.delenv("KSGEN_NO_COMPILE")

@@ -1,4 +1,6 @@
-"""A runtime from outside: a module with `found` and `open_device`, and its line in the table, and launchers run on it."""
+"""A runtime from outside: a module with `found` and `open_device`, and its line in the table, and launchers run on
+it.
+"""
 
 import re
 import sys
@@ -62,7 +64,9 @@ def test_where_it_cannot_work_it_says_why_and_hides_no_other(toy: ModuleType) ->
 
 
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
-def test_launchers_multiply_and_differentiate_on_it(toy: ModuleType, layout: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_launchers_multiply_and_differentiate_on_it(
+    toy: ModuleType, layout: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     if not is_installed("none"):
         pytest.skip("the emulator needs g++")
     plan_anew(monkeypatch)

@@ -1,4 +1,6 @@
-"""python -m tests.driver: builds the stand-in driver, and PyCUDA for it, where they are not there; says why not where it cannot."""
+"""python -m tests.driver: builds the stand-in driver, and PyCUDA for it, where they are not there; says why not
+where it cannot.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""What a cubin says of its kernels: registers, shared memory, most threads, cluster, parameters. As `cuobjdump -elf` shows it."""
+"""What a cubin says of its kernels: registers, shared memory, most threads, cluster, parameters.
+
+As `cuobjdump -elf` shows it.
+"""
 
 import struct
 from collections.abc import Iterator

@@ -62,7 +62,8 @@ class Child:
         reading, writing = os.pipe()
         command = [sys.executable, "-m", "tests.driver.items", str(writing)]
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(runtime), stdin=subprocess.PIPE, stdout=self._output, stderr=self._output,
+            command, cwd=ROOT, env=environment(runtime), stdin=subprocess.PIPE, stdout=self._output,
+            stderr=self._output,
             pass_fds=[writing], text=True,
         )  # fmt: skip
         os.close(writing)
@@ -112,7 +113,10 @@ def _serve(writing: int) -> None:
     with os.fdopen(writing, "w") as reports:
         for line in sys.stdin:
             plugin = _Reports()
-            pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}", line.rstrip("\n")], plugins=[plugin])
+            pytest.main(
+                ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}", line.rstrip("\n")],
+                plugins=[plugin],
+            )
             print(json.dumps(plugin.found), file=reports, flush=True)
 
 

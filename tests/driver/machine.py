@@ -44,14 +44,17 @@ def environment(runtime: str = "driver") -> dict[str, str]:
         "PYCUDA_DISABLE_CACHE": "1",
         "KSGEN_WISDOM_DIR": str(registry_folder() / "wisdom"),
         "KSGEN_DRIVER_REGISTRY": str(registry_folder()),
-        "KSGEN_SIMT_CACHE": str(cache_folder()),  # the same for compilers, which get a folder for temporary files of their own
+        # the same for compilers, which get a folder for temporary files of their own
+        "KSGEN_SIMT_CACHE": str(cache_folder()),
     }
 
 
 def run(script: str, runtime: str = "driver", **variables: str) -> subprocess.CompletedProcess[str]:
     """A script in a process of its own; one that does not end within two minutes raises subprocess.TimeoutExpired."""
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, env=environment(runtime) | variables, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        command, env=environment(runtime) | variables, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def _is_there(module: str) -> bool:
@@ -69,7 +72,10 @@ def _nvcc() -> Path:
     real = find_compiler("nvcc").path  # type: ignore[union-attr]
     python = [sys.executable, "-m", "tests.driver.nvcc", real]
     script = cache_folder() / "nvcc"
-    text = f'#!/bin/sh\ncase "$1" in --version|--list-gpu-code) exec {shlex.quote(real)} "$@" ;; esac\nexec {shlex.join(python)} "$@"\n'
+    text = (
+        f'#!/bin/sh\ncase "$1" in --version|--list-gpu-code) exec {shlex.quote(real)} "$@" ;; esac\nexec '
+        f'{shlex.join(python)} "$@"\n'
+    )
     if not script.exists() or script.read_text() != text:
         aside = script.with_suffix(f".{os.getpid()}")
         aside.write_text(text)

@@ -76,7 +76,20 @@ def _install(target: Path, home: Path, *packages: str) -> None:
     """Install with another home folder and the user's pip settings. Pip's cache may hold another build of PyCUDA."""
     settings = os.environ.get("PIP_CONFIG_FILE") or str(Path("~/.config/pip/pip.conf").expanduser())
     variables = os.environ | {"HOME": str(home), "PIP_CONFIG_FILE": settings, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-deps", "--target", str(target), *packages]
-    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-cache-dir",
+        "--no-deps",
+        "--target",
+        str(target),
+        *packages,
+    ]
+    done = subprocess.run(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode != 0:
         raise NotHereError(f"{' '.join(command)}\n{done.stdout[-4000:]}")

@@ -31,5 +31,12 @@ def register(cubin: bytes, source: str) -> None:
 
 def _line(kernel: Kernel, number: int) -> str:
     """Format a kernel as `library/modules.cpp` reads it. `number` is its number in the emulator's executable."""
-    counts = (number, kernel.registers, kernel.shared_bytes, kernel.most_threads, kernel.cluster, len(kernel.parameters))
+    counts = (
+        number,
+        kernel.registers,
+        kernel.shared_bytes,
+        kernel.most_threads,
+        kernel.cluster,
+        len(kernel.parameters),
+    )
     return " ".join([kernel.name, *map(str, counts), *(f"{offset} {size}" for offset, size in kernel.parameters)])

@@ -1,4 +1,6 @@
-"""The lines of a text's head that say how it is launched are the geometry that launchers use; in PyCUDA, by the lines of the page."""
+"""The lines of a text's head that say how it is launched are the geometry that launchers use; in PyCUDA, by the
+lines of the page.
+"""
 
 import os
 import re
@@ -16,7 +18,12 @@ from tests.support.kernels import JOB_OF, PATTERNS, kernel_of, serves, source_of
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = re.compile(r"^//   (\w+)<<<(.+?), (\d+)(?:, (\d+))?>>>\((.*?)\)", re.MULTILINE)
-BY_HAND = [(family, precision) for family in JOB_OF for precision in ("float32", "float16", "tf32x3") if not family.startswith("wgmma")]
+BY_HAND = [
+    (family, precision)
+    for family in JOB_OF
+    for precision in ("float32", "float16", "tf32x3")
+    if not family.startswith("wgmma")
+]
 
 
 def read(source: Source, batch: int) -> dict[str, tuple[int, int, int, list[str]]]:
@@ -24,7 +31,9 @@ def read(source: Source, batch: int) -> dict[str, tuple[int, int, int, list[str]
     head = source.text.partition("// ---- ")[0]
     known = {"batch": batch}
     for line in head.splitlines():
-        for name, rule in re.findall(r"\b(steps|most|part|parts|tiles) = ([^;:]+?)(?:;|$|(?=: ))", line.removeprefix("// ")):
+        for name, rule in re.findall(
+            r"\b(steps|most|part|parts|tiles) = ([^;:]+?)(?:;|$|(?=: ))", line.removeprefix("// ")
+        ):
             known[name] = value(rule, known)
     return {
         entry: (value(grid, known), int(block), int(shared or 0), given.split(", "))
@@ -50,7 +59,9 @@ def value(rule: str, known: dict[str, int]) -> int:
 @pytest.mark.parametrize("batch", [None, 300])
 @pytest.mark.parametrize(("family", "precision"), BY_HAND)
 def test_a_head_says_what_launchers_do(family: str, precision: str, batch: int | None) -> None:
-    kernels = [kernel_of(pattern, precision, layout, batch=batch) for pattern in PATTERNS.values() for layout in ("bsf", "bsl")]
+    kernels = [
+        kernel_of(pattern, precision, layout, batch=batch) for pattern in PATTERNS.values() for layout in ("bsf", "bsl")
+    ]
     kernels = [kernel for kernel in kernels if serves(family, kernel)]
     if not kernels:
         pytest.skip(f"{family} serves no {precision}")
@@ -89,16 +100,24 @@ def test_extras_stand_where_the_kernel_takes_them_and_maps_are_said() -> None:
 @pytest.mark.parametrize("batch", [None, 300])
 @pytest.mark.parametrize(("layout", "row"), [("bsf", "row of the batch"), ("bsl", "feature")])
 @pytest.mark.parametrize("family", ["simt", "mma"])
-def test_pitches_of_slices_stand_before_the_batch_and_are_explained(family: str, layout: str, row: str, batch: int | None) -> None:
+def test_pitches_of_slices_stand_before_the_batch_and_are_explained(
+    family: str, layout: str, row: str, batch: int | None
+) -> None:
     kernel = replace(kernel_of((2, 37, 16, 5), "float16", layout, batch=batch), stride="any")
-    plain, added = source_of(family, kernel), source_of(family, replace(kernel, epilogue=Epilogue(bias=True, residual=True)))
+    plain, added = (
+        source_of(family, kernel),
+        source_of(family, replace(kernel, epilogue=Epilogue(bias=True, residual=True))),
+    )
     assert read(plain, 300)[plain.entry][3] == ["x", "packed", "y", "x_pitch", "y_pitch", "batch"]
     pitches = ["x_pitch", "y_pitch", "residual_pitch"]
     *launched, given = read(added, 300)[added.entry]
     geometry = family_named(family).geometry(added.kernel, added.constants, 300)
     assert launched == [geometry.grid, geometry.block, geometry.shared_bytes]
     assert given == ["x", "packed", "y", "bias", "residual", *pitches, "batch"]
-    assert f"//   {', '.join(pitches)}: elements from a {row} to the next, in 64 bits; rows of Y must not overlap\n" in added.text
+    assert (
+        f"//   {', '.join(pitches)}: elements from a {row} to the next, in 64 bits; rows of Y must not overlap\n"
+        in added.text
+    )
     assert "_pitch: elements" not in source_of(family, replace(kernel, stride="dense")).text
     assert added.text.splitlines()[1].endswith(", bias, residual, strided.")
 
@@ -111,7 +130,8 @@ def page() -> str:
 
 
 CHECK = """
-truth = np.einsum("ikl,sil->sik", weights.get()[..., 0].astype("f8"), x.get().astype("f8").reshape(1000, 6, 64)).reshape(1000, 384)
+truth = np.einsum("ikl,sil->sik", weights.get()[..., 0].astype("f8"), x.get().astype("f8").reshape(1000, 6, 64))
+truth = truth.reshape(1000, 384)
 print(np.linalg.norm(y.get() - truth) / np.linalg.norm(truth))
 """
 
@@ -120,7 +140,9 @@ def test_the_lines_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     try:
         surroundings = environment("pycuda")
-        done = run(page() + CHECK, "pycuda", PATH=f"{Path(surroundings['KSGEN_NVCC']).parent}{os.pathsep}{os.environ['PATH']}")
+        done = run(
+            page() + CHECK, "pycuda", PATH=f"{Path(surroundings['KSGEN_NVCC']).parent}{os.pathsep}{os.environ['PATH']}"
+        )
     except NotHereError as error:
         pytest.skip(str(error))
     assert done.returncode == 0, done.stderr

@@ -43,7 +43,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def text_of(source: str, *settings: object, root: str = "one") -> str:
     """What a new process renders of a template with this source."""
-    own = jinja2.Environment(loader=jinja2.DictLoader({"include/it.j2": source}), bytecode_cache=CompiledTemplates(root, *settings))
+    own = jinja2.Environment(
+        loader=jinja2.DictLoader({"include/it.j2": source}), bytecode_cache=CompiledTemplates(root, *settings)
+    )
     return own.get_template("include/it.j2").render()
 
 
@@ -75,7 +77,9 @@ def test_another_text_place_or_setting_is_compiled_and_takes_the_files_place(cac
     file_of(cache)
 
 
-def test_so_are_those_of_another_version_of_jinja(cache: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_are_those_of_another_version_of_jinja(
+    cache: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert text_of(TRUE) == "42"
     monkeypatch.setattr(jinja2, "__version__", "0.1")
     assert text_of(TRUE) == "42"

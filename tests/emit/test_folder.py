@@ -87,7 +87,10 @@ def test_what_is_the_users_stays(tmp_path: Path) -> None:
 def test_a_file_that_was_changed_is_named_and_kept(name: str, tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / name).write_text("mine")
-    assert refusal(tmp_path) == f"{tmp_path / name} was changed since emit wrote it; move it away, or name another folder with -o"
+    assert (
+        refusal(tmp_path)
+        == f"{tmp_path / name} was changed since emit wrote it; move it away, or name another folder with -o"
+    )
     (tmp_path / name).rename(tmp_path / "mine")
     write(tmp_path, SECOND)
     assert content(tmp_path) == SECOND | {"mine": "mine"}
@@ -118,7 +121,10 @@ def test_a_file_that_says_the_same_is_in_nobodys_way(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    assert refusal(tmp_path) == f"{tmp_path} holds thesis.tex and no manifest of emit's; name another folder with -o, or empty it"
+    assert (
+        refusal(tmp_path)
+        == f"{tmp_path} holds thesis.tex and no manifest of emit's; name another folder with -o, or empty it"
+    )
     for other in (tmp_path / "empty", tmp_path / "cached"):
         other.mkdir()
     (tmp_path / "cached" / "__pycache__").mkdir()
@@ -165,7 +171,9 @@ def test_what_an_earlier_version_wrote_is_emits_own(tmp_path: Path) -> None:
     old = manifest(emitted)
     del old["files"]
     (emitted / MANIFEST).write_text(json.dumps(old))
-    (emitted / "launchers.py").write_text('"""Launchers of old. Written by `ksgen emit`: edit the spec, not this file."""\n')
+    (emitted / "launchers.py").write_text(
+        '"""Launchers of old. Written by `ksgen emit`: edit the spec, not this file."""\n'
+    )
     (emitted / "mine").write_text("mine")
     assert CliRunner().invoke(cli, arguments).exit_code == 0
     assert "Launcher(2, 8, 8, 2)" in (emitted / "launchers.py").read_text()
@@ -183,7 +191,9 @@ def killed_at(step: int, folder: Path, files: Mapping[str, str]) -> bool:
 
         def count(event: str, arguments: tuple[Any, ...]) -> None:
             nonlocal left
-            if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and str(arguments[0]).startswith(str(folder)):
+            if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and str(arguments[0]).startswith(
+                str(folder)
+            ):
                 left -= 1
                 if left < 0:
                     os._exit(9)
@@ -256,7 +266,9 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(KsgenError, match=r"file is no folder; name another folder with -o"):
         write(tmp_path / "file")
-    with pytest.raises(KsgenError, match=r"cannot write .*file/out: (File exists|Not a directory); name another folder with -o"):
+    with pytest.raises(
+        KsgenError, match=r"cannot write .*file/out: (File exists|Not a directory); name another folder with -o"
+    ):
         write(tmp_path / "file" / "out")
 
 
@@ -264,12 +276,18 @@ def test_a_disk_that_is_full_or_read_only_leaves_what_was(tmp_path: Path) -> Non
     with mounted(tmp_path / "disk") as disk:
         write(disk / "old")
         fill(disk)
-        assert refusal(disk / "old") == f"cannot write {disk / 'old'}: No space left on device; name another folder with -o"
+        assert (
+            refusal(disk / "old")
+            == f"cannot write {disk / 'old'}: No space left on device; name another folder with -o"
+        )
         assert whole(disk / "old") == FIRST
         with pytest.raises(KsgenError, match="No space left on device"):
             write(disk / "new")
         assert not (disk / "new").exists()
-    with mounted(tmp_path / "fixed", "size=64k,ro") as disk, pytest.raises(KsgenError, match=r"cannot write .*: Read-only file system"):
+    with (
+        mounted(tmp_path / "fixed", "size=64k,ro") as disk,
+        pytest.raises(KsgenError, match=r"cannot write .*: Read-only file system"),
+    ):
         write(disk / "new")
 
 
@@ -293,19 +311,23 @@ def test_two_specs_whose_names_become_one_share_no_folder(tmp_path: Path, monkey
     for options in ((), ("-o", "generated/my_net")):
         refused = CliRunner().invoke(cli, ["emit", "my_net.yaml", *options])
         assert str(refused.exception) == (
-            "generated/my_net holds what emit wrote of 'my-net', and 'my_net' becomes the same name my_net; name another folder with -o"
+            "generated/my_net holds what emit wrote of 'my-net', and 'my_net' becomes the same name my_net; name "
+            "another folder with -o"
         )
     assert whole(tmp_path / "generated" / "my_net") == before
     assert CliRunner().invoke(cli, ["emit", "my-net.yaml"]).exit_code == 0  # itself
     assert CliRunner().invoke(cli, ["emit", "my_net.yaml", "-o", "elsewhere"]).exit_code == 0
-    assert CliRunner().invoke(cli, ["emit", "other.yaml", "-o", "elsewhere"]).exit_code == 0  # in its place, as a user says
+    # in its place, as a user says
+    assert CliRunner().invoke(cli, ["emit", "other.yaml", "-o", "elsewhere"]).exit_code == 0
     assert manifest(tmp_path / "elsewhere")["title"] == "other"
 
 
 def test_a_folder_of_a_version_that_kept_no_title_is_still_emits_own(tmp_path: Path) -> None:
     (tmp_path / "my-net.yaml").write_text(SPEC)
     for _ in range(2):
-        assert CliRunner().invoke(cli, ["emit", str(tmp_path / "my-net.yaml"), "-o", str(tmp_path / "out")]).exit_code == 0
+        assert (
+            CliRunner().invoke(cli, ["emit", str(tmp_path / "my-net.yaml"), "-o", str(tmp_path / "out")]).exit_code == 0
+        )
         found = manifest(tmp_path / "out")
         assert found.pop("title") == "my-net"
         (tmp_path / "out" / MANIFEST).write_text(json.dumps(found))

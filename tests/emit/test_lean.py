@@ -1,4 +1,6 @@
-"""Nothing in an emitted text is unused: no macro, type, constant or function, in any family, precision, layout and epilogue."""
+"""Nothing in an emitted text is unused: no macro, type, constant or function, in any family, precision, layout and
+epilogue.
+"""
 
 import re
 from collections import Counter
@@ -15,7 +17,9 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import activations_of
 
-PROCESSOR = Limits(65536, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), multiprocessors=8, async_copies=False)
+PROCESSOR = Limits(
+    65536, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), multiprocessors=8, async_copies=False
+)
 TARGETS = (cuda_limits("sm_90a"), cuda_limits("sm_75"), PROCESSOR)
 PATTERNS = ((1, 96, 48, 2), (6, 64, 64, 1), (2, 40, 24, 3))
 EPILOGUES = (Epilogue(), Epilogue(True, "gelu", True), Epilogue(activation="relu"))
@@ -32,12 +36,17 @@ DEFINITIONS = (  # of a name, wherever it stands
 
 
 def unused(text: str) -> set[str]:
-    """Names that a text defines and does not use. What a factor of a chain has for itself, it undefines: that is no use."""
+    """Names that a text defines and does not use.
+
+    What a factor of a chain has for itself, it undefines: that is no use.
+    """
     code = re.sub(r"#undef \w+", "", NOT_CODE.sub(" ", text))
     defined: dict[str, int] = {}
     for start in {(found[1], found.start(1)) for each in DEFINITIONS for found in each.finditer(code)}:
         defined[start[0]] = defined.get(start[0], 0) + 1
-    constructors = set(re.findall(r"DEVICE (?:explicit )?(\w+)\(", code)) & set(re.findall(r"struct (?:\w+\([^{;]*\) )?(\w+) \{", code))
+    constructors = set(re.findall(r"DEVICE (?:explicit )?(\w+)\(", code)) & set(
+        re.findall(r"struct (?:\w+\([^{;]*\) )?(\w+) \{", code)
+    )
     uses = Counter(re.findall(r"[A-Za-z_]\w*", code))
     return {name for name, count in defined.items() if uses[name] <= count} - constructors
 
@@ -49,14 +58,21 @@ def texts(family: str) -> Iterator[Source]:
     seen: set[Any] = set()
     for shape, precision, layout, epilogue, job in product(PATTERNS, PRECISIONS, LAYOUTS, EPILOGUES, jobs):
         first = [Pattern(shape[0], shape[2], 8, shape[3])] if job == "chain" else []
-        if (job == "gradient" and epilogue != Epilogue()) or epilogue.activation not in activations_of(precision):  # it has none
+        # it has none
+        if (job == "gradient" and epilogue != Epilogue()) or epilogue.activation not in activations_of(precision):
             continue
         others = [[Pattern(1, 24, first[0].in_features, 1)]] if is_group else []
         kernel = KernelSpec([[*first, Pattern(*shape)], *others], precision, layout, epilogue, job=job)
         for limits in TARGETS:
             if FAMILIES[family].serves(kernel, limits):
                 constants = FAMILIES[family].default(kernel, limits)
-                for dialect in ("opencl",) if limits.is_cpu else ("cuda", "opencl") if family in ("simt", "gradient") else ("cuda",):
+                for dialect in (
+                    ("opencl",)
+                    if limits.is_cpu
+                    else ("cuda", "opencl")
+                    if family in ("simt", "gradient")
+                    else ("cuda",)
+                ):
                     if dialect == "opencl" and getattr(constants, "copy", "registers") != "registers":
                         constants = FAMILIES[family].default(kernel, replace(limits, async_copies=False))
                     if (kernel, constants, dialect) not in seen:

@@ -31,15 +31,24 @@ layers: {square: [[2,8,8,2], [1,4,8,4]]}
 def test_the_committed_folder_is_what_emit_writes(tmp_path: Path) -> None:
     emit(load(ROOT / "specs" / "vit.yaml"), tmp_path / "vit")
     written = {path.name: path.read_bytes() for path in (tmp_path / "vit").iterdir()}
-    committed = {path.name: path.read_bytes() for path in (ROOT / "generated" / "vit").iterdir() if path.name != "__pycache__"}
+    committed = {
+        path.name: path.read_bytes() for path in (ROOT / "generated" / "vit").iterdir() if path.name != "__pycache__"
+    }
     assert committed == written
 
 
 def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
-    program = "from ksgen.emit.render import *; from tests.emit.test_render import *; print(render(KERNEL, CONSTANTS).digest)"
+    program = (
+        "from ksgen.emit.render import *; from tests.emit.test_render import *; print(render(KERNEL, CONSTANTS).digest)"
+    )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, env={"PYTHONHASHSEED": seed, "PATH": ""}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
         for seed in ("1", "2")
     }
@@ -50,7 +59,13 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
     """A kernel per field of a specification, and per constant, that differs in it alone."""
     found = [("itself", KERNEL, CONSTANTS)]
     for letter in "abcd":
-        found.append((letter, replace(KERNEL, chains=replace(KERNEL.pattern, **{letter: getattr(KERNEL.pattern, letter) + 1})), CONSTANTS))
+        found.append(
+            (
+                letter,
+                replace(KERNEL, chains=replace(KERNEL.pattern, **{letter: getattr(KERNEL.pattern, letter) + 1})),
+                CONSTANTS,
+            )
+        )
     found.append(("precision", replace(KERNEL, precision="float64"), CONSTANTS))
     found.append(("layout", replace(KERNEL, layout="bsl"), replace(CONSTANTS, tile_d=1)))
     found.append(("layout too", KERNEL, replace(CONSTANTS, tile_d=1)))
@@ -70,7 +85,19 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
 
 
 def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None:
-    known = {"chains", "precision", "layout", "epilogue", "batch", "job", "stride", "between", "out_layout", "weights", "inputs"}
+    known = {
+        "chains",
+        "precision",
+        "layout",
+        "epilogue",
+        "batch",
+        "job",
+        "stride",
+        "between",
+        "out_layout",
+        "weights",
+        "inputs",
+    }
     assert {field.name for field in fields(KernelSpec)} == known
     digests = {}
     for name, kernel, constants in variants():
@@ -87,7 +114,10 @@ def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
     chains += [replace(chains[0], between="relu"), replace(chains[0], out_layout="bsl")]
     sources = [render(each, family="vector", dialect="opencl") for each in chains]
     assert (
-        len({source.text for source in sources}) == len({source.entry for source in sources}) == len({each.digest for each in chains}) == 4
+        len({source.text for source in sources})
+        == len({source.entry for source in sources})
+        == len({each.digest for each in chains})
+        == 4
     )
     alone = KernelSpec(Pattern(2, 8, 8, 2))
     assert alone.digest not in {each.digest for each in chains}
@@ -111,7 +141,9 @@ def test_all_precisions_and_epilogues_render_in_both_dialects() -> None:
     for dialect in ("cuda", "opencl"):
         for precision in PRECISIONS:
             for activation in activations_of(precision):
-                source = render(replace(KERNEL, precision=precision, epilogue=Epilogue(True, activation, True)), dialect=dialect)
+                source = render(
+                    replace(KERNEL, precision=precision, epilogue=Epilogue(True, activation, True)), dialect=dialect
+                )
                 assert "{{" not in source.text
                 assert "{%" not in source.text
                 assert source.text.endswith("}\n")
@@ -120,7 +152,10 @@ def test_all_precisions_and_epilogues_render_in_both_dialects() -> None:
 def test_a_text_says_what_it_is_and_nothing_of_where_it_was_made() -> None:
     source = render(KERNEL)
     first, second, *_ = source.text.splitlines()
-    assert first == f"// ks_2x64x48x4_float32_bsf   ksgen 0.1.0, simt.cu.j2 {template_digest('simt')}, spec {KERNEL.digest}"
+    assert (
+        first
+        == f"// ks_2x64x48x4_float32_bsf   ksgen 0.1.0, simt.cu.j2 {template_digest('simt')}, spec {KERNEL.digest}"
+    )
     assert second == "// Y = X K^T, support I_2 ⊗ 1_{64x48} ⊗ I_4, float32, batch-size-first."
     for private in (str(ROOT), str(Path.home()), "202"):
         assert private not in source.text
@@ -142,7 +177,10 @@ def test_bad_constants_and_dialects_are_refused() -> None:
         chain = KernelSpec((Pattern(2, 32, 16, 1), Pattern(2, 16, 16, 2)))
         with pytest.raises(KsgenError, match=f"{family} has no OpenCL text; accepted: dialect=cuda"):
             render(chain if family == "simt" else replace(KERNEL, precision="float16"), family=family, dialect="opencl")
-    with pytest.raises(ConstantsError, match="ks_2x32x16x1_2x16x16x2_float32_bsf: no family has room for all factors in one launch here"):
+    with pytest.raises(
+        ConstantsError,
+        match="ks_2x32x16x1_2x16x16x2_float32_bsf: no family has room for all factors in one launch here",
+    ):
         render(chain, dialect="opencl")
     with pytest.raises(KsgenError, match="unknown dialect 'metal'; accepted: cuda, opencl"):
         render(KERNEL, dialect="metal")
@@ -162,7 +200,10 @@ def test_emitted_launchers_can_be_imported(tmp_path: Path, monkeypatch: pytest.M
 
 def test_emitted_groups_can_be_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = "deep: {chain: [[2,8,8,2], [1,4,8,4]], between: relu, fuse: no, out_layout: bsl}"
-    spec = parse(f"layers: {{heads: {{group: [[[2,8,8,2], [1,4,8,4]], [[1,3,32,1]]]}}, up: [[1,3,32,1]], {deep}}}", "several.yaml")
+    spec = parse(
+        f"layers: {{heads: {{group: [[[2,8,8,2], [1,4,8,4]], [[1,3,32,1]]]}}, up: [[1,3,32,1]], {deep}}}",
+        "several.yaml",
+    )
     emit(spec, tmp_path / "made" / spec.name)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module(f"made.{spec.name}")

@@ -1,4 +1,6 @@
-"""What a template asks for and is not there is named with the family, the kernel and the chain of includes; texts are linked."""
+"""What a template asks for and is not there is named with the family, the kernel and the chain of includes; texts
+are linked.
+"""
 
 import re
 import shutil
@@ -61,13 +63,18 @@ def test_an_unknown_word_is_named_with_where_it_stands_and_what_is_there(copied:
 def test_so_is_one_of_a_dictionary(copied: Path) -> None:
     words = copied / "include/words/numbers.j2"
     words.write_text(words.read_text().replace("typedef float real;", "typedef {{ nonsense }} real;"))
-    with pytest.raises(RenderError, match=r"^simt, ks_\S+: include/words/numbers\.j2:\d+: 'nonsense' is undefined; the words there are "):
+    with pytest.raises(
+        RenderError,
+        match=r"^simt, ks_\S+: include/words/numbers\.j2:\d+: 'nonsense' is undefined; the words there are ",
+    ):
         render(KERNEL)
 
 
 def test_and_an_include_that_is_not_there(copied: Path) -> None:
     (copied / "include/simt/place_bsf.j2").unlink()
-    with pytest.raises(RenderError, match=r"^simt, ks_\S+: simt\.cu\.j2:\d+.*: 'include/simt/place_bsf\.j2' not found in search path"):
+    with pytest.raises(
+        RenderError, match=r"^simt, ks_\S+: simt\.cu\.j2:\d+.*: 'include/simt/place_bsf\.j2' not found in search path"
+    ):
         render(KERNEL)
 
 
@@ -80,10 +87,13 @@ def test_and_one_that_cannot_be_read(copied: Path) -> None:
 def test_a_text_takes_a_word_and_what_that_one_uses_and_no_more(copied: Path) -> None:
     (copied / "include/words/small.j2").write_text(
         "{% block first %}\nint first;\n{% endblock %}\n{% block spare %}\nint spare;\n{% endblock %}\n"
-        "{% block second %}\nint second = first;\n{% endblock %}\n{% block second__long %}\nlong second;\n{% endblock %}\n"
+        "{% block second %}\nint second = first;\n{% endblock %}\n{% block second__long %}\nlong second;\n{% endblock "
+        "%}\n"
     )
     (copied / "small.j2").write_text('{{ word_lines }}// spare\nf("spare", second);\n')
-    assert templates.fill("small.j2", {}, ["small"]) == 'int first;\nint second = first;\n// spare\nf("spare", second);\n'
+    assert (
+        templates.fill("small.j2", {}, ["small"]) == 'int first;\nint second = first;\n// spare\nf("spare", second);\n'
+    )
     assert templates.fill("small.j2", {}, ["small"], ["long"]) == 'long second;\n// spare\nf("spare", second);\n'
 
 
@@ -128,7 +138,9 @@ def test_each_family_has_its_template() -> None:
         ("probe.cu.j2", set()),
     ],
 )
-def test_a_template_changes_the_digests_of_the_families_that_use_it_and_no_others(file: str, families: set[str], copied: Path) -> None:
+def test_a_template_changes_the_digests_of_the_families_that_use_it_and_no_others(
+    file: str, families: set[str], copied: Path
+) -> None:
     before = {name: templates.template_digest.__wrapped__(name) for name in FAMILIES}
     append(copied / file, "// more\n")
     assert {name for name in FAMILIES if templates.template_digest.__wrapped__(name) != before[name]} == families
@@ -157,11 +169,20 @@ def rendered(family: str) -> Iterator[str]:
     ]  # fmt: skip
     gradients = [replace(each, job="gradient", epilogue=Epilogue()) for each in kernels]
     chains = [replace(each, chains=(Pattern(2, 64, 64, 1), each.pattern)) for each in kernels if each.pattern.d == 1]
-    groups = [replace(each, chains=(*each.chains, (Pattern(1, 32, 128, 1),))) for each in chains if each.precision == "float16"]
+    groups = [
+        replace(each, chains=(*each.chains, (Pattern(1, 32, 128, 1),)))
+        for each in chains
+        if each.precision == "float16"
+    ]
     kernels += [*gradients, *(each for each in chains if each.precision != "tf32x3"), *groups]
     for kernel, limit in product(kernels, limits):
         if FAMILIES[family].serves(kernel, limit):
-            yield render(kernel, FAMILIES[family].default(kernel, limit), family=family, dialect="opencl" if limit.is_cpu else "cuda").text
+            yield render(
+                kernel,
+                FAMILIES[family].default(kernel, limit),
+                family=family,
+                dialect="opencl" if limit.is_cpu else "cuda",
+            ).text
 
 
 @pytest.mark.exhaustive
@@ -179,7 +200,9 @@ def test_a_digest_covers_every_file_that_a_text_reads(family: str, copied: Path,
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("family", FAMILIES)
-def test_who_reads_a_text_opens_few_files(family: str, copied: Path, opened: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_a_text_opens_few_files(
+    family: str, copied: Path, opened: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = templates._lines
     used: set[str] = set()
 

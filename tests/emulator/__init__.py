@@ -39,8 +39,8 @@ bytes of them, it may forget the one that matters.
 `count_cuda` makes the same launch in a build of its own, and returns what it asked of the memories and the matrix units
 (`counts.py`). The other builds know nothing of that.
 
-`kernel/` is what the source sees, `runtime/` emulates the GPU; they meet in `runtime/interface.h`. `ptx.py` turns inline
-PTX into calls of `kernel/ptx.h`.
+`kernel/` is what the source sees, `runtime/` emulates the GPU; they meet in `runtime/interface.h`. `ptx.py` turns
+inline PTX into calls of `kernel/ptx.h`.
 """
 
 from importlib import import_module

@@ -51,7 +51,9 @@ BROKEN = [
         f"y[i] = s[i + 1]; {FAULT}",
         builds=("address",),
     ),
-    Broken("shared access far past the end", "out-of-bounds", "byte 8000 of the dynamic", f"y[i] = s[i + 2000]; {FAULT}"),
+    Broken(
+        "shared access far past the end", "out-of-bounds", "byte 8000 of the dynamic", f"y[i] = s[i + 2000]; {FAULT}"
+    ),
     Broken(
         "static shared read past the end",
         "out-of-bounds",
@@ -71,14 +73,18 @@ BROKEN = [
         "struct float4' at byte 4 of argument 0, .* has to be a multiple of 16",
         f"y[i] = reinterpret_cast<const float4*>(x + i % 32)->x; {FAULT}",
     ),
-    Broken("misaligned copy", "misaligned", "copy_async_16 to byte 4 of", f"copy_async_16(s + i % 32, x, true); {FAULT}"),
+    Broken(
+        "misaligned copy", "misaligned", "copy_async_16 to byte 4 of", f"copy_async_16(s + i % 32, x, true); {FAULT}"
+    ),
     Broken(
         "misaligned copy source",
         "misaligned",
         "copy_async_8 from byte 4",
         f"copy_async_8(s + i / 2 * 2, x + i, true); {FAULT}",
     ),
-    Broken("copy from past the end", "out-of-bounds", "copy_async_4 from", f"copy_async_4(s + i, x + i + 1, true); {FAULT}"),
+    Broken(
+        "copy from past the end", "out-of-bounds", "copy_async_4 from", f"copy_async_4(s + i, x + i + 1, true); {FAULT}"
+    ),
     Broken("copy to past the end", "out-of-bounds", "copy_async_4 to", f"copy_async_4(s + i + 1, x, true); {FAULT}"),
     Broken(
         "copy into registers",
@@ -140,10 +146,13 @@ BROKEN = [
     Broken(
         "named barriers crosswise",
         "deadlock",
-        r"threads 0-31 wait for barrier_sync at line \d+ called from 6; threads 32-63 wait for barrier_sync at line \d+ called from 7",
+        r"threads 0-31 wait for barrier_sync at line \d+ called from 6; threads 32-63 wait for barrier_sync at line "
+        r"\d+ called from 7",
         f"if (i < 32) barrier_sync(1, 64); {FAULT}\nelse barrier_sync(2, 64);",
     ),
-    Broken("named barrier of odd size", "barrier", "40 threads; whole warps", f"if (i < 40) barrier_sync(1, 40); {FAULT}"),
+    Broken(
+        "named barrier of odd size", "barrier", "40 threads; whole warps", f"if (i < 40) barrier_sync(1, 40); {FAULT}"
+    ),
     Broken(
         "named barrier of two sizes",
         "barrier",
@@ -179,7 +188,9 @@ BROKEN = [
         f"__shared__ float t[64];\nt[i] = i; {FAULT}\n__shfl_sync(0xffffffff, i, 0);\ny[i] = t[i ^ 1]; {FAULT}",
         builds=("race",),
     ),
-    Broken("two writers of one output", "race", "write at byte 0 of argument 1", f"y[0] = i; {FAULT}", builds=("race",)),
+    Broken(
+        "two writers of one output", "race", "write at byte 0 of argument 1", f"y[0] = i; {FAULT}", builds=("race",)
+    ),
     Broken(
         "endless loop",
         "timeout",

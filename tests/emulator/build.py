@@ -46,7 +46,8 @@ _DYNAMIC_SHARED = re.compile(r"\bextern\s+SIMT_SHARED\b([^;{]*?)(\w+)\s*\[\s*\]\
 # Replacement for a dynamic shared array's declaration: a section passes its alignment to the runtime.
 _DECLARED = (
     "struct simt_declared_{name} {{ {declared} first; }}; using {element} = decltype(simt_declared_{name}::first);"
-    ' static __attribute__((section("simt_alignment"), used)) const unsigned simt_alignment_of_{name} = alignof(simt_declared_{name});'
+    ' static __attribute__((section("simt_alignment"), used)) const unsigned simt_alignment_of_{name} = '
+    "alignof(simt_declared_{name});"
 )
 # Blocks run sequentially, so one static copy serves; its section lets the runtime fill it with NaN.
 _STATIC_SHARED = 'static __attribute__((section("simt_shared")))'
@@ -58,8 +59,8 @@ def is_installed(sanitize: str) -> bool:
 
 
 def _linked(sanitize: str) -> tuple[str, ...]:
-    """What links a build: a sanitizer's library, else C++'s own into the executable, which then starts sooner. Gold takes half as
-    long as the default linker. Both where they are there."""
+    """What links a build: a sanitizer's library, else C++'s own into the executable, which then starts sooner. Gold
+    takes half as long as the default linker. Both where they are there."""
     fast = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
     if sanitize not in (COUNTS, "none"):
         return *fast, *_SANITIZERS[sanitize][:1]
@@ -71,7 +72,12 @@ def _links(*flags: str) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "empty.cpp").write_text("int main() {}\n", encoding="utf-8")
         try:
-            return subprocess.run([compiler(), *flags, "empty.cpp"], cwd=scratch, capture_output=True, check=False).returncode == 0
+            return (
+                subprocess.run(
+                    [compiler(), *flags, "empty.cpp"], cwd=scratch, capture_output=True, check=False
+                ).returncode
+                == 0
+            )
         except FileNotFoundError:
             return False
 
@@ -117,13 +123,28 @@ def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> 
 
     (scratch / KERNEL_FILE).write_text(source, encoding="utf-8")
     header = str(_HERE / "simt.h")
-    _compile(scratch, *flags, "-E", "-I", str(_HERE / "include"), "-include", header, "-x", "c++", KERNEL_FILE, "-o", preprocessed.name)
+    _compile(
+        scratch,
+        *flags,
+        "-E",
+        "-I",
+        str(_HERE / "include"),
+        "-include",
+        header,
+        "-x",
+        "c++",
+        KERNEL_FILE,
+        "-o",
+        preprocessed.name,
+    )
     expanded = preprocessed.read_text(encoding="utf-8")  # the text's own macros may hide the words looked for
     expanded, kernels = _take_kernels(translate(expanded, KERNEL_FILE))
     expanded = _place_dynamic_shared(expanded)
     expanded = re.sub(r"\bSIMT_SHARED\b", _STATIC_SHARED, expanded)
     table = " ".join(kernel.entry for kernel in kernels)
-    preprocessed.write_text(f'{expanded}\n# 1 "entries"\nconst simt::Entry simt::entries[] = {{{table}}};\n', encoding="utf-8")
+    preprocessed.write_text(
+        f'{expanded}\n# 1 "entries"\nconst simt::Entry simt::entries[] = {{{table}}};\n', encoding="utf-8"
+    )
     _compile(scratch, *flags, "-c", preprocessed.name, "-o", "kernel.o")
 
     _refuse_shared_in_templates(scratch)
@@ -180,11 +201,15 @@ def _closing(text: str, position: int) -> int:
 
 
 def _place_dynamic_shared(text: str) -> str:
-    """Each use of a dynamic shared array asks the runtime for it, which knows the alignment that it was declared with."""
+    """Each use of a dynamic shared array asks the runtime for it, which knows the alignment that it was declared
+    with.
+    """
     for name in {declared[2] for declared in _DYNAMIC_SHARED.finditer(text)}:
         element = f"simt_element_of_{name}"
         uses = re.split(_DYNAMIC_SHARED.pattern.replace(r"(\w+)", rf"\b{name}\b"), text)
-        pieces = [re.sub(rf"\b{name}\b", f"static_cast<{element}*>(simt::dynamic_shared())", piece) for piece in uses[::2]]
+        pieces = [
+            re.sub(rf"\b{name}\b", f"static_cast<{element}*>(simt::dynamic_shared())", piece) for piece in uses[::2]
+        ]
         declarations = [_DECLARED.format(declared=declared, name=name, element=element) for declared in uses[1::2]]
         text = "".join(piece for pair in zip(pieces, [*declarations, ""], strict=True) for piece in pair)
     return text
@@ -193,10 +218,14 @@ def _place_dynamic_shared(text: str) -> str:
 def _refuse_shared_in_templates(scratch: Path) -> None:
     """g++ forgets the section of a template's static variable, so that the runtime would not find it."""
     # `nm` takes as long as the assembler: it loads the plugins of compilers. readelf does not.
-    symbols = subprocess.run(["readelf", "-Ws", "kernel.o"], cwd=scratch, capture_output=True, text=True, check=True).stdout
+    symbols = subprocess.run(
+        ["readelf", "-Ws", "kernel.o"], cwd=scratch, capture_output=True, text=True, check=True
+    ).stdout
     if unique := re.findall(r" UNIQUE .* (\S+)", symbols):
         names = subprocess.run(["c++filt", *unique], capture_output=True, text=True, check=True).stdout.split("\n")
-        raise SimtError("compile", f"__shared__ in a template, which the emulator cannot do: {', '.join(filter(None, names))}")
+        raise SimtError(
+            "compile", f"__shared__ in a template, which the emulator cannot do: {', '.join(filter(None, names))}"
+        )
 
 
 def build_runtime(sanitize: str) -> Path:

@@ -1,12 +1,13 @@
 """What the emulator counts in launches: data, and how they add up. It launches nothing.
 
-Global memory is counted in sectors of 32 bytes, and arrays begin at a multiple of 256, plus what their address has beyond a multiple of 16.
-A request is what one instruction of a warp asks for. An access of the text is one instruction: what nvcc leaves out, takes twice or
-puts together (neighbouring accesses that are no struct) is not known here.
+Global memory is counted in sectors of 32 bytes, and arrays begin at a multiple of 256, plus what their address has
+beyond a multiple of 16. A request is what one instruction of a warp asks for. An access of the text is one instruction:
+what nvcc leaves out, takes twice or puts together (neighbouring accesses that are no struct) is not known here.
 
-Shared memory's cycles: 128 bytes go in or out each, and each of 32 banks gives one word of four bytes. So 8 lanes are served at a
-time where each wants 16 bytes, and 16 where each wants 8; twice as many in reads where all lanes n and n ^ 1, or all lanes n and
-n ^ 2, have one address. Loads and stores of one lane that follow each other in a loop, side by side and aligned, are one wide access.
+Shared memory's cycles: 128 bytes go in or out each, and each of 32 banks gives one word of four bytes. So 8 lanes are
+served at a time where each wants 16 bytes, and 16 where each wants 8; twice as many in reads where all lanes n and n ^
+1, or all lanes n and n ^ 2, have one address. Loads and stores of one lane that follow each other in a loop, side by
+side and aligned, are one wide access.
 """
 
 from collections import Counter

@@ -54,14 +54,17 @@ def run_cuda(
 
     A Python int is a 64-bit argument; other values are NumPy scalars of the kernel's own type. A read-only array is
     read-only to the kernel too. The same array given twice is one buffer. An array keeps its address modulo 16.
-    `cluster` blocks, neighbours along x, run together; None: as many as the kernel's `__cluster_dims__` say, else each alone.
-    An `early` launch begins while the one before it ends: no thread may touch an array before it has waited for that.
-    Tensor cores add as those of `target` do, such as `sm_80`. If it is empty, it is what the text defines as `__CUDA_ARCH__`, else sm_90a.
-    `accumulation` says what they do with the bits below a sum's last: cut off, as that target's rule says, or rounded.
+    `cluster` blocks, neighbours along x, run together; None: as many as the kernel's `__cluster_dims__` say, else each
+    alone. An `early` launch begins while the one before it ends: no thread may touch an array before it has waited for
+    that. Tensor cores add as those of `target` do, such as `sm_80`. If it is empty, it is what the text defines as
+    `__CUDA_ARCH__`, else sm_90a. `accumulation` says what they do with the bits below a sum's last: cut off, as that
+    target's rule says, or rounded.
     """
     executable, entry_number = build(source, entry, sanitize)
     architecture = _architecture(target, source)
-    launch = Launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, early, architecture, accumulation)
+    launch = Launch(
+        entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, early, architecture, accumulation
+    )
     _run_launch(executable, launch)
 
 
@@ -79,7 +82,9 @@ def count_cuda(
 ) -> Counts:
     """The same launch, and what it asked of the memories and the matrix units."""
     executable, entry_number = build(source, entry, COUNTS)
-    launch = Launch(entry_number, grid, block, shared_bytes, args, "forward", timeout_s, cluster, early, _architecture("", source))
+    launch = Launch(
+        entry_number, grid, block, shared_bytes, args, "forward", timeout_s, cluster, early, _architecture("", source)
+    )
     counts = _run_launch(executable, launch)
     assert counts is not None
     return counts
@@ -162,7 +167,9 @@ def _architecture(target: str, source: str) -> int:
         return int(defined[1]) // 10 if defined else DEFAULT_ARCHITECTURE
     named = re.fullmatch(r"sm_(\d+)[a-z]?", target)
     if not named or int(named[1]) < FIRST_WITH_TENSOR_CORES:
-        raise ValueError(f"target={target!r}; sm_{FIRST_WITH_TENSOR_CORES} and later are accepted, such as 'sm_80' or 'sm_90a'")
+        raise ValueError(
+            f"target={target!r}; sm_{FIRST_WITH_TENSOR_CORES} and later are accepted, such as 'sm_80' or 'sm_90a'"
+        )
     return int(named[1])
 
 

@@ -1,11 +1,12 @@
-"""Turns the inline PTX of a CUDA text into calls of C++ functions, which kernel/ptx.h has for the emulator. It compiles nothing.
+"""Turns the inline PTX of a CUDA text into calls of C++ functions, which kernel/ptx.h has for the emulator. It compiles
+nothing.
 
-Each `asm` statement becomes a C++ expression with the same effect. Its operands are evaluated once; each instruction calls one
-function of namespace `ptx`, with the instruction's operands in their order: vectors in braces, results as references, or in a vector
-as pointers. Predicates, registers, scopes, labels and branches become those of C++.
+Each `asm` statement becomes a C++ expression with the same effect. Its operands are evaluated once; each instruction
+calls one function of namespace `ptx`, with the instruction's operands in their order: vectors in braces, results as
+references, or in a vector as pointers. Predicates, registers, scopes, labels and branches become those of C++.
 
-An instruction that `INSTRUCTIONS` does not list, operands that it does not take, a constraint of another width and a missing
-`volatile` or "memory" are refused, each by name.
+An instruction that `INSTRUCTIONS` does not list, operands that it does not take, a constraint of another width and a
+missing `volatile` or "memory" are refused, each by name.
 """
 
 import itertools
@@ -19,15 +20,20 @@ from tests.emulator.errors import SimtError
 _TYPES = {"r": "unsigned", "l": "unsigned long long", "h": "unsigned short", "f": "float"}
 _CONSTANT, _PREDICATE = "n", "p"
 # Registers that a statement declares.
-_DECLARED = {"pred": (_PREDICATE, "bool"), "b16": ("h", _TYPES["h"]), "b32": ("r", _TYPES["r"]), "b64": ("l", _TYPES["l"])}
+_DECLARED = {
+    "pred": (_PREDICATE, "bool"),
+    "b16": ("h", _TYPES["h"]),
+    "b32": ("r", _TYPES["r"]),
+    "b64": ("l", _TYPES["l"]),
+}
 
 
 @dataclass(frozen=True)
 class Instruction:
     """What one instruction takes, and the function that it calls.
 
-    Of `operands`, a letter is a constraint, after "=" a result, after "*" a register that is read later on. Other words stand for
-    themselves.
+    Of `operands`, a letter is a constraint, after "=" a result, after "*" a register that is read later on. Other words
+    stand for themselves.
     """
 
     operands: str
@@ -80,11 +86,20 @@ def _instructions() -> Iterator[tuple[str, Instruction]]:
         for count in (1, 2, 4):
             results = ",".join(["=r"] * count)
             for shape in (f"m8n8.x{count}", f"x{count}.m8n8"):  # ptxas takes either order
-                for space, address in ((".shared", "r"), (".shared", "l"), ("", "l")):  # without a space: a generic address
+                # without a space: a generic address
+                for space, address in ((".shared", "r"), (".shared", "l"), ("", "l")):
                     function = f"matrices<{count}, {transposed}, {'false' if space else 'true'}>"
-                    yield memory(f"ldmatrix.sync.aligned.{shape}{word}{space}.b16", f"{{{results}}},[{address}]", f"load_{function}")
+                    yield memory(
+                        f"ldmatrix.sync.aligned.{shape}{word}{space}.b16",
+                        f"{{{results}}},[{address}]",
+                        f"load_{function}",
+                    )
                     words = results.replace("=", "")
-                    yield memory(f"stmatrix.sync.aligned.{shape}{word}{space}.b16", f"[{address}],{{{words}}}", f"store_{function}")
+                    yield memory(
+                        f"stmatrix.sync.aligned.{shape}{word}{space}.b16",
+                        f"[{address}],{{{words}}}",
+                        f"store_{function}",
+                    )
     for kind, k in (("f16", 16), ("bf16", 16), ("tf32", 8), ("e4m3", 32), ("e5m2", 32)):
         operand = f"simt::Operand::{kind.upper()}"
         sums, own = "{=f,=f,=f,=f},{r,r,r,r},{r,r},{f,f,f,f}", f"m16n8k{k}.row.col.f32.{kind}.{kind}.f32"
@@ -196,8 +211,8 @@ _MARKER = re.compile(r'^# (\d+) "([^"]*)".*\n', re.MULTILINE)
 
 
 def translate(text: str, file: str = "", only: Callable[[set[str]], bool] = lambda _: True) -> str:
-    """A preprocessed text without its `asm` statements, or without those for whose opcodes `only` is true. Lines stay where they
-    are. `file` is its name in the preprocessor's marks, for the line of what is refused."""
+    """A preprocessed text without its `asm` statements, or without those for whose opcodes `only` is true. Lines stay
+    where they are. `file` is its name in the preprocessor's marks, for the line of what is refused."""
     pieces, position = [], 0
     while found := _ASM.search(text, position):
         sections, end = _sections(text, found.end())
@@ -251,8 +266,15 @@ def _read(sections: list[list[str]], is_volatile: bool) -> Statement:
 def _bind(statement: Statement, number: int, operand: str, is_output: bool) -> None:
     """Declares what the operand's number stands for."""
     found = _OPERAND.match(operand)
-    if found is None or (found[1] != "") != is_output or found[2] not in (*_TYPES, _CONSTANT) or (is_output and found[2] == _CONSTANT):
-        raise _RefusedError(f"the operand {operand}; constraints are {', '.join(_TYPES)}, of results with = or +, and {_CONSTANT}")
+    if (
+        found is None
+        or (found[1] != "") != is_output
+        or found[2] not in (*_TYPES, _CONSTANT)
+        or (is_output and found[2] == _CONSTANT)
+    ):
+        raise _RefusedError(
+            f"the operand {operand}; constraints are {', '.join(_TYPES)}, of results with = or +, and {_CONSTANT}"
+        )
     _, kind, expression = found.groups()
     name = f"ptx_{number}"
     if is_output:
@@ -288,7 +310,9 @@ def _step(statement: Statement, found: re.Match[str]) -> str:
             raise _RefusedError(f"the type of .reg .{found['type']} {found['names']}; known are {', '.join(_DECLARED)}")
         kind, type_name = _DECLARED[found["type"]]
         names = re.split(r"\s*,\s*", found["names"])
-        statement.registers |= {name: _Register(kind, f"{name}_", is_readable=False, is_writable=True) for name in names}
+        statement.registers |= {
+            name: _Register(kind, f"{name}_", is_readable=False, is_writable=True) for name in names
+        }
         return " ".join(f"{type_name} {name}_;" for name in names)
     if found["label"]:
         return f"{found['label']}_:;"
@@ -312,7 +336,9 @@ def _instruction(statement: Statement, opcode: str, operands: str) -> str:
     given = re.sub(r"\s+|%(?=%)", "", operands)
     form = next((each for each in forms if _fits(statement, each, given)), None)
     if form is None:
-        shown = " or ".join(_MANY.sub(lambda many: f"{many[0].count('f')} times =f", each.operands) or "none" for each in forms)
+        shown = " or ".join(
+            _MANY.sub(lambda many: f"{many[0].count('f')} times =f", each.operands) or "none" for each in forms
+        )
         meant = _ATOM.sub(lambda atom: _kind(statement, atom[0]), given)
         raise _RefusedError(f"{opcode} {operands.strip()}: the operands are {meant or 'none'}; it takes {shown}")
     if form.touches_memory and "memory" not in statement.clobbers:
@@ -344,7 +370,9 @@ def _is_value(wanted: str) -> bool:
 
 def _takes(wanted: str, given: str) -> bool:
     """Registers of the constraint r have no type but a size: they may stand for a float."""
-    return given == wanted.lstrip("=*") or (wanted, given) == ("r", _CONSTANT) or (wanted.lstrip("="), given) == ("f", "r")
+    return (
+        given == wanted.lstrip("=*") or (wanted, given) == ("r", _CONSTANT) or (wanted.lstrip("="), given) == ("f", "r")
+    )
 
 
 def _operand(statement: Statement, wanted: str, atom: str, opcode: str) -> str:

@@ -11,7 +11,10 @@ SWIZZLES = (0, 32, 64, 128)  # bytes
 
 @dataclass(frozen=True, eq=False)
 class TensorMap:
-    """An argument of `run_cuda`. Innermost first: `sizes` and `box` in elements, `strides` in bytes from dimension 1 on."""
+    """An argument of `run_cuda`.
+
+    Innermost first: `sizes` and `box` in elements, `strides` in bytes from dimension 1 on.
+    """
 
     array: np.ndarray[Any, Any]
     sizes: Sequence[int]
@@ -22,7 +25,9 @@ class TensorMap:
 
     def __post_init__(self) -> None:
         if not len(self.sizes) == len(self.box) == len(self.strides) + 1:
-            raise ValueError(f"{len(self.sizes)} sizes, {len(self.box)} box sizes and {len(self.strides)} strides; one stride less")
+            raise ValueError(
+                f"{len(self.sizes)} sizes, {len(self.box)} box sizes and {len(self.strides)} strides; one stride less"
+            )
         if self.swizzle not in SWIZZLES:
             raise ValueError(f"swizzle={self.swizzle}; accepted are {', '.join(map(str, SWIZZLES))}")
 

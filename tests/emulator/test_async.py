@@ -1,4 +1,7 @@
-"""What is wrong with asynchronous kernels is caught: each case of `tests/ptx` with one mistake. What is right passes."""
+"""What is wrong with asynchronous kernels is caught: each case of `tests/ptx` with one mistake.
+
+What is right passes.
+"""
 
 import re
 from dataclasses import replace
@@ -21,7 +24,9 @@ CASES = {case.name: case for case in all_cases()}
 @pytest.mark.parametrize(
     ("mistake", "order"),
     [
-        pytest.param(mistake, order, id=f"{mistake.name}-{order}", marks=[] if order == mistake.orders[0] else [pytest.mark.slow])
+        pytest.param(
+            mistake, order, id=f"{mistake.name}-{order}", marks=[] if order == mistake.orders[0] else [pytest.mark.slow]
+        )
         for mistake in MISTAKES
         for order in mistake.orders
     ],
@@ -57,7 +62,10 @@ def test_mistake_in_ptx_is_caught_or_harmless(mistake: Mistake) -> None:
 def test_right_variant_passes(variant: Variant, build: str, order: str) -> None:
     if not is_installed(build):
         pytest.skip(f"g++ cannot link sanitize={build!r}")
-    assert emulate(CASES[variant.case].changed(variant.was, variant.becomes, **variant.launch), build, order) == ("nothing", "")
+    assert emulate(CASES[variant.case].changed(variant.was, variant.becomes, **variant.launch), build, order) == (
+        "nothing",
+        "",
+    )
 
 
 def emulate(case: Case, build: str, order: str | int) -> tuple[str, str]:
@@ -86,7 +94,9 @@ FLOATS = BYTES[-BYTES.ctypes.data % 16 :][:4096].view(np.float32)
 SIZES, STRIDES, SQUARE = (32, 4, 8), (128, 512), (32, 4, 2)
 
 
-def load(array: np.ndarray, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: int) -> None:
+def load(
+    array: np.ndarray, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: int
+) -> None:
     text = render(LOAD)
     run_cuda(text, "load", 1, 1, 1024 + 8, [TensorMap(array, sizes, strides, box, swizzle)])
 
@@ -94,7 +104,14 @@ def load(array: np.ndarray, sizes: tuple[int, ...], strides: tuple[int, ...], bo
 @pytest.mark.parametrize(
     ("array", "sizes", "strides", "box", "swizzle", "says"),
     [
-        (FLOATS, (4,) * 6, (16, 64, 256, 1024, 4096), (4,) * 6, 0, "the number of dimensions is 6; 1 to 5 are accepted"),
+        (
+            FLOATS,
+            (4,) * 6,
+            (16, 64, 256, 1024, 4096),
+            (4,) * 6,
+            0,
+            "the number of dimensions is 6; 1 to 5 are accepted",
+        ),
         (FLOATS[1:-3], (32, 4, 4), STRIDES, SQUARE, 0, "the array's address is not a multiple of 16"),
         (FLOATS, (32, 4, 0), STRIDES, SQUARE, 0, "size 2 is 0; 1 to 2^32 are accepted"),
         (FLOATS, (2**33, 4, 8), STRIDES, SQUARE, 0, "size 0 is 8589934592; 1 to 2^32"),
@@ -108,7 +125,14 @@ def load(array: np.ndarray, sizes: tuple[int, ...], strides: tuple[int, ...], bo
         (FLOATS, SIZES, STRIDES, SQUARE, 64, "a row of the box is 128 bytes; its swizzle wants 64"),
         (FLOATS, SIZES, STRIDES, (8, 4, 8), 128, "a row of the box is 32 bytes; its swizzle wants 128"),
         (FLOATS, (32, 4, 9), STRIDES, SQUARE, 0, "the map takes in 4608 bytes of argument 0, which has 4096"),
-        (FLOATS, (32, 4, 2**28 + 1), (128, 2**36), SQUARE, 0, "the map takes in 9223372036854775808 bytes of argument 0"),
+        (
+            FLOATS,
+            (32, 4, 2**28 + 1),
+            (128, 2**36),
+            SQUARE,
+            0,
+            "the map takes in 9223372036854775808 bytes of argument 0",
+        ),
     ],
 )
 def test_map_that_nobody_may_encode_is_refused(

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.skipif(not is_installed("counts"), reason="the emulator
 WIDE = "struct __align__(16) Wide { float at[4]; };\n"
 
 
-def count(body: str, *args: Any, grid: int = 1, block: int = 32, shared_bytes: int = 0, parameters: str = "float* x, float* y") -> Counts:
+def count(
+    body: str, *args: Any, grid: int = 1, block: int = 32, shared_bytes: int = 0, parameters: str = "float* x, float* y"
+) -> Counts:
     text = f'{WIDE}extern "C" __global__ void kernel({parameters}) {{ const int at = threadIdx.x; {body} }}\n'
     given = args or (np.arange(4096, dtype=np.float32), np.zeros(4096, np.float32))
     return count_cuda(with_words(text), "kernel", grid, block, shared_bytes, list(given))
@@ -22,9 +24,14 @@ def count(body: str, *args: Any, grid: int = 1, block: int = 32, shared_bytes: i
 
 def shared_reads(address: str, kind: str = "float") -> SharedTally:
     """Count one read per lane, at this element of the array that the lanes have written."""
-    declared = "extern __shared__ __align__(16) float s[]; for (int i = 0; i < 64; ++i) s[i * 32 + at] = x[i * 32 + at]; __syncthreads();"
+    declared = (
+        "extern __shared__ __align__(16) float s[]; for (int i = 0; i < 64; ++i) s[i * 32 + at] = x[i * 32 + "
+        "at]; __syncthreads();"
+    )
     use = "for (int e = 0; e < 4; ++e) y[at * 4 + e] = found.at[e];" if kind == "Wide" else "y[at] = found;"
-    counts = count(f"{declared} const {kind} found = *(const {kind}*)(s + ({address})); {use}", shared_bytes=64 * 32 * 4)
+    counts = count(
+        f"{declared} const {kind} found = *(const {kind}*)(s + ({address})); {use}", shared_bytes=64 * 32 * 4
+    )
     return counts.shared["load"]
 
 
@@ -56,15 +63,21 @@ def test_a_struct_is_one_wide_access() -> None:
 
 
 def test_each_turn_of_a_loop_is_a_request_of_the_lanes_that_take_it() -> None:
-    counts = count("float sum = 0; for (int i = 0; i < 5; ++i) if (i < 3 || at < 8) sum += x[i * 32 + at]; y[at] = sum;")
+    counts = count(
+        "float sum = 0; for (int i = 0; i < 5; ++i) if (i < 3 || at < 8) sum += x[i * 32 + at]; y[at] = sum;"
+    )
     assert counts.global_["load"] == GlobalTally(5, 3 * 4 + 2 * 1, 3 * 128 + 2 * 32)
 
 
 def test_a_barrier_keeps_turns_apart_that_some_lanes_leave_out() -> None:
-    body = "float sum = 0; for (int i = 0; i < blockDim.x / 16; ++i) { if (i == at / 16) sum += x[at]; __syncthreads(); } y[at] = sum;"
+    body = (
+        "float sum = 0; for (int i = 0; i < blockDim.x / 16; ++i) { if (i == at / 16) sum += x[at]; "
+        "__syncthreads(); } y[at] = sum;"
+    )
     counts = count(body)
     assert (counts.global_["load"].requests, counts.barriers) == (2, 2)
-    assert count(body.replace("__syncthreads();", "")).global_["load"].requests == 1  # taken for one: requests.h says so
+    # taken for one: requests.h says so
+    assert count(body.replace("__syncthreads();", "")).global_["load"].requests == 1
 
 
 def test_a_warp_that_is_not_whole_counts() -> None:
@@ -98,7 +111,8 @@ def test_mistakes_are_found_as_in_any_build() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "banks"), [("at", 1), ("0", 1), ("at * 2", 2), ("at * 33", 1), ("at * 32", 32), ("at / 2 * 32 % 2048", 16)]
+    ("address", "banks"),
+    [("at", 1), ("0", 1), ("at * 2", 2), ("at * 33", 1), ("at * 32", 32), ("at / 2 * 32 % 2048", 16)],
 )
 def test_lanes_that_want_different_words_of_a_bank_take_turns(address: str, banks: int) -> None:
     tally = shared_reads(address)
@@ -136,7 +150,8 @@ def test_neighbours_that_an_unrolled_loop_writes_are_one_wide_access() -> None:
 
 
 COPIES = """extern __shared__ __align__(16) float s[];
-    for (int i = 0; i < 3; ++i) { copy_async_16(s + i * 128 + at * 4, x + i * 128 + at * 4, i < 2 || at < 8); copy_async_commit(); }
+    for (int i = 0; i < 3; ++i) { copy_async_16(s + i * 128 + at * 4, x + i * 128 + at * 4, i < 2 || at < 8);
+        copy_async_commit(); }
     copy_async_wait<1>(); copy_async_16(s + 384 + at * 4, x + at * 4, true); copy_async_commit();
     copy_async_wait<0>(); __syncthreads(); y[at] = s[at];"""
 
@@ -158,5 +173,8 @@ def test_counts_of_several_launches_add_up() -> None:
     assert both.global_["store"] == GlobalTally(2, 8, 256)
     assert (both.blocks, both.barriers, both.bytes_in_flight) == (2, 1, other.bytes_in_flight)
     assert both.shared == other.shared
-    assert (both.cache_bytes, both.memory_bytes) == (one.cache_bytes + other.cache_bytes, one.memory_bytes + other.memory_bytes)
+    assert (both.cache_bytes, both.memory_bytes) == (
+        one.cache_bytes + other.cache_bytes,
+        one.memory_bytes + other.memory_bytes,
+    )
     assert both.shared_cycles == sum(tally.cycles for tally in other.shared.values())

@@ -89,8 +89,12 @@ extern "C" __global__ void kernel(const float* __restrict__ x, float* __restrict
 """
 
 
-def run_body(body: str, sanitize: str = "none", *, before: str = "", shared_bytes: int = 4 * THREADS, **options: Any) -> Any:
-    """One block of 64 threads running `body` with x = 0, 1, 2, ... and 64 shared floats; gives y, which starts as NaN."""
+def run_body(
+    body: str, sanitize: str = "none", *, before: str = "", shared_bytes: int = 4 * THREADS, **options: Any
+) -> Any:
+    """One block of 64 threads running `body` with x = 0, 1, 2, ... and 64 shared floats; gives y, which starts as
+    NaN.
+    """
     y = floats(THREADS)
     args: list[Any] = [np.arange(THREADS, dtype=np.float32), y]
     run_cuda(with_words(kernel_text(body, before)), "kernel", 1, THREADS, shared_bytes, args, sanitize, **options)
@@ -112,7 +116,9 @@ def test_tiled_kernel_is_right(sanitize: str, order: str | int) -> None:
 @pytest.mark.parametrize("sanitize", BUILDS)
 def test_tiled_kernel_with_too_little_shared_memory_is_caught(sanitize: str) -> None:
     x, w, y = np.ones((16, 32), np.float32), np.ones((16, 32), np.float32), np.ones((16, 16), np.float32)
-    with pytest.raises(SimtError, match="copy_async_16 to byte 5088 of the dynamic shared memory, which has 5088") as caught:
+    with pytest.raises(
+        SimtError, match="copy_async_16 to byte 5088 of the dynamic shared memory, which has 5088"
+    ) as caught:
         run_cuda(with_words(TILED), "multiply", 1, 64, TILED_SHARED_BYTES - 32, [x, w, y, 16, np.int32(32)], sanitize)
     assert caught.value.kind == "out-of-bounds"
     called_from = [TILED.splitlines()[line - 1] for line in caught.value.callers]
@@ -122,7 +128,14 @@ def test_tiled_kernel_with_too_little_shared_memory_is_caught(sanitize: str) -> 
 
 def test_tiled_kernel_without_its_wait_gives_nan() -> None:
     x, y = np.ones((16, 16), np.float32), np.ones((16, 16), np.float32)
-    run_cuda(with_words(TILED.replace("copy_async_wait<1>();", "")), "multiply", 1, 64, TILED_SHARED_BYTES, [x, x, y, 16, np.int32(16)])
+    run_cuda(
+        with_words(TILED.replace("copy_async_wait<1>();", "")),
+        "multiply",
+        1,
+        64,
+        TILED_SHARED_BYTES,
+        [x, x, y, 16, np.int32(16)],
+    )
     assert np.isnan(y).all()
 
 
@@ -320,7 +333,8 @@ __device__ void all(const T* x, const T* y, const T* z, T* results) {
   results[3 * n + i] = x[i] / y[i];
   results[4 * n + i] = __hfma(x[i], y[i], z[i]);
 }
-extern "C" __global__ void halves(const __half* x, const __half* y, const __half* z, __half* results) { all(x, y, z, results); }
+extern "C" __global__ void halves(const __half* x, const __half* y, const __half* z, __half* results) { all(x, y, z,
+    results); }
 extern "C" __global__ void bfloats(const __nv_bfloat16* x, const __nv_bfloat16* y, const __nv_bfloat16* z,
                                    __nv_bfloat16* results) {
   all(x, y, z, results);
@@ -333,7 +347,8 @@ def test_16_bit_arithmetic_rounds_once(entry: str, dtype: Any) -> None:
     rng = np.random.default_rng(5)
     count = 16384
     x, y, z = ((rng.standard_normal(count) * 2.0 ** rng.integers(-9, 7, count)).astype(dtype) for _ in range(3))
-    z[: count // 2] = (-x[: count // 2].astype(np.float64) * y[: count // 2].astype(np.float64)).astype(dtype)  # they nearly cancel
+    # they nearly cancel
+    z[: count // 2] = (-x[: count // 2].astype(np.float64) * y[: count // 2].astype(np.float64)).astype(dtype)
     y[:1024] = np.ldexp(y[:1024].astype(np.float32), -8 if dtype == np.float16 else -60).astype(dtype)  # far apart
     results = np.zeros((5, count), np.uint16)
     run_cuda(TYPES, entry, count // 1024, 1024, 0, [*(each.view(np.uint16) for each in (x, y, z)), results])
@@ -446,7 +461,8 @@ def test_read_only_array_is_read_only() -> None:
 BOUNDED = """
 constexpr int WARPS = 2;
 template <int N> struct Size { static constexpr int THREADS = 32 * N; };
-extern "C" __global__ __launch_bounds__(Size<WARPS>::THREADS, (WARPS > 1) ? 2 : 1) void bounded(float* y) { y[threadIdx.x] = 1; }
+extern "C" __global__ __launch_bounds__(Size<WARPS>::THREADS, (WARPS > 1) ? 2 : 1) void bounded(float* y) {
+    y[threadIdx.x] = 1; }
 __launch_bounds__(64, 1, 2) __global__ void clustered(float* y) { y[threadIdx.x] = 1; }
 extern "C" __global__ void __cluster_dims__(WARPS, 1, 1) pairs(float* y) { y[blockIdx.x] = 1; }
 extern "C" __global__ void __cluster_dims__(1, 2) columns(float* y) { y[blockIdx.x] = 1; }
@@ -509,7 +525,13 @@ extern "C" __global__ void kernel(unsigned long long* y) {{
 
 def test_a_title_makes_no_other_build() -> None:
     """A change of one template's comment keeps the builds of its sources."""
-    texts = ("// old 1\nint a;", "// new 2\nint a;", "// old 1\nint b;", "// old 1\n// more\nint a;", "// old 1\n// less\nint a;")
+    texts = (
+        "// old 1\nint a;",
+        "// new 2\nint a;",
+        "// old 1\nint b;",
+        "// old 1\n// more\nint a;",
+        "// old 1\n// less\nint a;",
+    )
     digests = [_digest(text, "none") for text in texts]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 4

@@ -20,7 +20,8 @@ COPIES = """
 extern "C" __global__ void copies(const unsigned* x, unsigned* y, const unsigned* given) {
     __shared__ __align__(16) unsigned s[32 * 12];
     const int i = threadIdx.x;
-    asm volatile("cp.async.ca.shared.global.L2::64B [%0], [%1], %2;" ::"r"(at(s + 12 * i)), "l"(x + 12 * i), "n"(16) : "memory");
+    asm volatile("cp.async.ca.shared.global.L2::64B [%0], [%1], %2;" ::"r"(at(s + 12 * i)), "l"(x + 12 * i),
+        "n"(16) : "memory");
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
                  ::"r"(at(s + 12 * i + 4)), "l"(x + 12 * i + 4), "r"(given[i]) : "memory");
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at(s + 12 * i + 8)), "l"(x + 12 * i + 8) : "memory");
@@ -37,12 +38,15 @@ extern "C" __global__ void matrices(const unsigned* x, unsigned* y) {
     const int i = threadIdx.x;
     for (int j = 0; j < 4; ++j) s[32 * j + i] = x[32 * j + i];
     __syncwarp();
-    const unsigned one = at(s + (i < 8 ? 4 * i : 1)), two = at(s + (i < 16 ? 4 * i + 64 : 3));  // later lanes: no address of a row
+    // later lanes: no address of a row
+    const unsigned one = at(s + (i < 8 ? 4 * i : 1)), two = at(s + (i < 16 ? 4 * i + 64 : 3));
     unsigned w[7];
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(w[0]) : "r"(one) : "memory");
     asm volatile("ldmatrix.sync.aligned.x1.m8n8.trans.shared.b16 {%0}, [%1];" : "=r"(w[1]) : "r"(one) : "memory");
-    asm volatile("ldmatrix.sync.aligned.x2.m8n8.shared.b16 {%0, %1}, [%2];" : "=r"(w[2]), "=r"(w[3]) : "r"(two) : "memory");
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(w[4]), "=r"(w[5]) : "r"(two) : "memory");
+    asm volatile("ldmatrix.sync.aligned.x2.m8n8.shared.b16 {%0, %1}, [%2];" : "=r"(w[2]),
+        "=r"(w[3]) : "r"(two) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(w[4]),
+        "=r"(w[5]) : "r"(two) : "memory");
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.b16 {%0}, [%1];" : "=r"(w[6]) : "l"(s + 4 * (i % 8)) : "memory");
     for (int j = 0; j < 7; ++j) y[32 * j + i] = w[j];
 }
@@ -54,7 +58,8 @@ extern "C" __global__ void stores(const unsigned* x, unsigned* y) {
     unsigned i;
     asm("mov.u32 %0, %%laneid;" : "=r"(i));
     const unsigned* const two = s + 32 + 4 * (i % 16);
-    asm volatile("stmatrix.sync.aligned.x1.m8n8.shared.b16 [%0], {%1};" ::"r"(at(s + 4 * (i % 8))), "r"(x[i]) : "memory");
+    asm volatile("stmatrix.sync.aligned.x1.m8n8.shared.b16 [%0], {%1};" ::"r"(at(s + 4 * (i % 8))),
+        "r"(x[i]) : "memory");
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                  ::"l"(__cvta_generic_to_shared(two)), "r"(x[32 + i]), "r"(x[64 + i]) : "memory");
     __syncwarp();
@@ -101,7 +106,8 @@ extern "C" __global__ void words(const int* a, const int* b, int* y) {
     const int g = threadIdx.x / 4, t = threadIdx.x % 4;
     int d[4];
     for (int i = 0; i < 4; ++i) d[i] = y[8 * (g + i / 2 * 8) + 2 * t + i % 2];
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
                  : "r"(a[8 * g + t]), "r"(a[8 * (g + 8) + t]), "r"(a[8 * g + t + 4]), "r"(a[8 * (g + 8) + t + 4]),
                    "r"(b[8 * g + t]), "r"(b[8 * g + t + 4]));
@@ -117,7 +123,8 @@ extern "C" __global__ void product(const float* a, const float* b, float* y) {
     if (threadIdx.x < 64) s[512 + threadIdx.x % 8 / 4 * 32 + threadIdx.x / 8 * 4 + threadIdx.x % 4] = b[threadIdx.x];
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
-    const unsigned long long of_a = at(s) >> 4 | 64ull << 16 | 8ull << 32, of_b = at(s + 512) >> 4 | 8ull << 16 | 8ull << 32;
+    const unsigned long long of_a = at(s) >> 4 | 64ull << 16 | 8ull << 32, of_b = at(s + 512) >> 4 | 8ull << 16 |
+        8ull << 32;
     float d[4] = {1, 1, 1, 1};
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     asm volatile("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0, %1, %2, %3}, %4, %5, %6, %7, SCALE_B;"
@@ -202,7 +209,11 @@ def test_copies_take_a_size_of_the_source_and_fill_with_zeros() -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "says"),
     [
-        ("cg.shared.global.L2::256B [%0], [%1], 16", "cg.shared.global.L2::256B [%0], [%1], 8", "cp.async.cg of 8 bytes; accepted are 16"),
+        (
+            "cg.shared.global.L2::256B [%0], [%1], 16",
+            "cg.shared.global.L2::256B [%0], [%1], 8",
+            "cp.async.cg of 8 bytes; accepted are 16",
+        ),
         ('"n"(16)', '"n"(12)', "cp.async.ca of 12 bytes; accepted are 4, 8 and 16"),
         ("given[i] / 2", "given[i] + 8", r"copy_async_8 of \d+ bytes: up to 8 are accepted"),
     ],
@@ -245,7 +256,8 @@ def test_boxes_take_a_hint_for_caches_and_need_not_name_tiles() -> None:
 
 def test_sums_of_16_bits_are_rounded_once() -> None:
     a, b, y = (
-        np.random.default_rng(seed).normal(size=shape).astype(np.float16) for seed, shape in ((1, (16, 16)), (2, (8, 16)), (3, (16, 8)))
+        np.random.default_rng(seed).normal(size=shape).astype(np.float16)
+        for seed, shape in ((1, (16, 16)), (2, (8, 16)), (3, (16, 8)))
     )
     exact = y.astype(np.float64) + a.astype(np.float64) @ b.astype(np.float64).T
     run_cuda(source(HALVES), "halves", 1, LANES, 0, [a.view(np.uint32), b.view(np.uint32), y.view(np.uint32)])

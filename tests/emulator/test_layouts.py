@@ -1,7 +1,8 @@
 """Layouts of fragments, matrices and wgmma's operands against a second statement: CuTe's, as shapes and strides.
 
-A mode is (extent, stride), and a layout is a sequence of modes whose first is the fastest. It maps 0, 1, 2, ... to places. The numbers
-come from CuTe's definitions. The emulator, its kernel side and `tests/ptx/layouts.py` state the same places by other formulas.
+A mode is (extent, stride), and a layout is a sequence of modes whose first is the fastest. It maps 0, 1, 2, ... to
+places. The numbers come from CuTe's definitions. The emulator, its kernel side and `tests/ptx/layouts.py` state the
+same places by other formulas.
 """
 
 from collections.abc import Sequence
@@ -109,7 +110,12 @@ def test_fragments(operand: str) -> None:
         )
         sums = np.ascontiguousarray(by_columns(c)[owned(SUMS)])
         run_cuda(
-            render(MMA.replace("OPERAND", operand)), "product", 1, 32, 0, [words(by_columns(a)[of_a]), words(by_columns(b)[of_b]), sums]
+            render(MMA.replace("OPERAND", operand)),
+            "product",
+            1,
+            32,
+            0,
+            [words(by_columns(a)[of_a]), words(by_columns(b)[of_b]), sums],
         )
         np.testing.assert_array_equal(sums, by_columns(c + product_of(a, b))[owned(SUMS)])
 
@@ -117,7 +123,8 @@ def test_fragments(operand: str) -> None:
 # ---- matrices in shared memory
 
 MOVES = """
-extern "C" __global__ void move(const unsigned* x, const int* rows, unsigned* loaded, const unsigned* stored, unsigned* y) {
+extern "C" __global__ void move(const unsigned* x, const int* rows, unsigned* loaded, const unsigned* stored,
+    unsigned* y) {
     unsigned* const s = reinterpret_cast<unsigned*>(shared_memory);
     const int lane = threadIdx.x;
     for (int i = lane; i < 256; i += 32) s[i] = x[i];
@@ -202,7 +209,9 @@ class Canonical:
         """The bytes of a matrix (mn, k), and what no element lies in: all ones, which is a NaN."""
         at = self.bytes
         content = np.full(-(-(int(at.max()) + self.item_bytes) // 1024) * 1024, 0xFF, np.uint8)
-        content[at[:, :, None] + np.arange(self.item_bytes)] = matrix.view(np.uint8).reshape(*matrix.shape, self.item_bytes)
+        content[at[:, :, None] + np.arange(self.item_bytes)] = matrix.view(np.uint8).reshape(
+            *matrix.shape, self.item_bytes
+        )
         return content
 
     def descriptor(self, start: int) -> int:
@@ -217,14 +226,17 @@ def canonicals(mn: int, item_bytes: int, along_mn: bool) -> list[Canonical]:
             continue
         part = 8 * (span or 16)  # bytes of eight rows
         many = mn // 8 if not along_mn else 32 // item_bytes // 8
-        found.append(Canonical(mn, item_bytes, span, along_mn, (part + gap) * (1 if along_mn and not span else many), part + gap))
+        found.append(
+            Canonical(mn, item_bytes, span, along_mn, (part + gap) * (1 if along_mn and not span else many), part + gap)
+        )
         if along_mn and not span:
             found[-1] = Canonical(mn, item_bytes, span, along_mn, part + gap, (part + gap) * many)
     return found
 
 
 WGMMA = """
-extern "C" __global__ __launch_bounds__(128) void product(const uint4* images, int chunks, const unsigned* a_words, unsigned long long a,
+extern "C" __global__ __launch_bounds__(128) void product(const uint4* images, int chunks, const unsigned* a_words,
+    unsigned long long a,
                                                           unsigned long long b, float* y) {
     uint4* const s = reinterpret_cast<uint4*>(shared_memory);
     for (int i = threadIdx.x; i < chunks; i += 128) s[i] = images[i];
@@ -281,7 +293,9 @@ def test_operands_of_a_warpgroup_in_shared_memory(operand: str, along_m: bool, a
     for own_a, own_b in [*((each, of_b[0]) for each in of_a), *((of_a[-1], each) for each in of_b[1:])]:
         images = np.concatenate([own_a.image(a), own_b.image(b)])
         start = own_a.image(a).size
-        got = run_wgmma(text, images, np.zeros((128, 4), np.uint32), own_a.descriptor(0), own_b.descriptor(start), columns)
+        got = run_wgmma(
+            text, images, np.zeros((128, 4), np.uint32), own_a.descriptor(0), own_b.descriptor(start), columns
+        )
         np.testing.assert_array_equal(got, by_columns(product_of(a, b))[of_sums], err_msg=f"{own_a} {own_b}")
 
 
@@ -294,7 +308,9 @@ def test_operands_of_a_warpgroup_in_registers(operand: str) -> None:
     own_b = canonicals(columns, dtype.itemsize, False)[0]
     for draw in range(DRAWS):
         a, b = whole((64, 32 // dtype.itemsize), draw, dtype), whole((columns, 32 // dtype.itemsize), draw, dtype)
-        got = run_wgmma(text, own_b.image(b), words(by_columns(a)[owned(GROUP_A[operand])]), 0, own_b.descriptor(0), columns)
+        got = run_wgmma(
+            text, own_b.image(b), words(by_columns(a)[owned(GROUP_A[operand])]), 0, own_b.descriptor(0), columns
+        )
         np.testing.assert_array_equal(got, by_columns(product_of(a, b))[owned(group_sums(columns))])
 
 

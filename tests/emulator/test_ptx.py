@@ -1,4 +1,6 @@
-"""Inline PTX becomes calls with its operands in their places; what is unknown, or would mislead the compiler, is refused by name."""
+"""Inline PTX becomes calls with its operands in their places; what is unknown, or would mislead the compiler, is
+refused by name.
+"""
 
 import re
 
@@ -18,7 +20,10 @@ def test_operands_stand_in_their_places() -> None:
         "({ auto& ptx_0 = ::ptx::result<unsigned>(both); auto&& ptx_1 = pair(high, 1); auto&& ptx_2 = low;"
         " ::ptx::narrow_f16x2(ptx_0, ::ptx::f(ptx_1), ::ptx::f(ptx_2)); (void)0; }); next();"
     )
-    text = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %2, %1, %3}, [%4];"\n: "=r"(w[0]), "=r"(w[1]), '
+    text = (
+        'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %2, %1, %3}, [%4];"\n: "=r"(w[0]), '
+        '"=r"(w[1]), '
+    )
     text += '"=r"(w[2]), "=r"(w[3]) : "r"(row) : "memory");'
     assert "ptx::load_matrices<4, true, false>({&ptx_0, &ptx_2, &ptx_1, &ptx_3}, ::ptx::r(ptx_4));" in translate(text)
     assert translate(text).count("\n") == 1  # so that later lines stay where they are
@@ -28,7 +33,10 @@ def test_operands_stand_in_their_places() -> None:
 def test_predicates_and_branches_become_those_of_the_language() -> None:
     text = 'asm volatile("{\\n.reg .pred p;\\nAGAIN:\\nsetp.ne.b32 p, %0, 0x10;\\n@!p bra AGAIN;\\n}" ::"r"(x));'
     code = translate(text)
-    assert "({ __label__ AGAIN_; auto&& ptx_0 = x;  bool p_; AGAIN_:; ::ptx::set_if_not_equal(p_, ::ptx::r(ptx_0), 0x10);" in code
+    assert (
+        "({ __label__ AGAIN_; auto&& ptx_0 = x;  bool p_; AGAIN_:; ::ptx::set_if_not_equal(p_, ::ptx::r(ptx_0), 0x10);"
+        in code
+    )
     assert "if (!p_) goto AGAIN_;" in code
 
 
@@ -50,7 +58,11 @@ def test_other_statements_stay_where_only_some_are_asked_for() -> None:
         ('"r"(n)', '"d"(n)', r'the operand "d"\(n\); constraints are r, l, h, f, of results with = or \+, and n'),
         ('"r"(n)', '"=r"(n)', r'the operand "=r"\(n\)'),
         ('"r"(n)', '[count] "r"(n)', r'the operand \[count\] "r"\(n\)'),
-        (' : "memory"', "", 'mbarrier.init.shared.b64: the statement does not list "memory", so that accesses may be moved across it'),
+        (
+            ' : "memory"',
+            "",
+            'mbarrier.init.shared.b64: the statement does not list "memory", so that accesses may be moved across it',
+        ),
         ('"r"(at), "r"(n)', '"r"(at)', r"the operands are \[r\],%1"),
         ("%1;", "%1; bra OUT;", "bra OUT: the statement has no such label"),
         ("%1;", "%1; .reg .v4 x;", "the type of .reg .v4 x; known are pred, b16, b32, b64"),
@@ -76,7 +88,10 @@ def test_what_cannot_be_carried_out_is_refused_by_name(right: str, wrong: str, s
         ('asm("cvt.f32.f16 %0, %1;" : "=f"(y), "=h"(x));', "cvt.f32.f16: reads %1, which nothing has written"),
         ('asm("cvt.f32.f16 %1, %0;" : "=f"(z) : "f"(y), "h"(x));', r"the operands are f,f; it takes =f,h"),
         ('asm("cvt.rna.tf32.f32 %1, %0;" :: "f"(y), "r"(x));', "cvt.rna.tf32.f32: writes %1, an input"),
-        ('asm("mov.b64 x, {%0, %1};" :: "f"(y), "f"(z));', r"the operands are x,\{f,f\}; it takes =l,\{f,f\} or \{=f,=f\},l"),
+        (
+            'asm("mov.b64 x, {%0, %1};" :: "f"(y), "f"(z));',
+            r"the operands are x,\{f,f\}; it takes =l,\{f,f\} or \{=f,=f\},l",
+        ),
     ],
 )
 def test_registers_that_are_read_or_written_wrongly_are_refused(text: str, says: str) -> None:
@@ -86,7 +101,11 @@ def test_registers_that_are_read_or_written_wrongly_are_refused(text: str, says:
 
 def test_each_ptx_function_has_a_case() -> None:
     """Each function over PTX is in the source of a launch, and these sources have more than 60 known instructions."""
-    blocks = {block.partition("__")[0] for block in environment().get_template("include/words/ptx.j2").blocks if block[0] != "_"}
+    blocks = {
+        block.partition("__")[0]
+        for block in environment().get_template("include/words/ptx.j2").blocks
+        if block[0] != "_"
+    }
     texts = "\n".join(case.text for case in all_cases())
     defined = set(re.findall(r"(?m)^DEVICE [\w ]+ (\w+)\(|^struct alignas\(64\) (\w+)", texts))
     assert blocks - {name for names in defined for name in names} == set()

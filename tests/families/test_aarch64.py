@@ -56,7 +56,9 @@ def arm(compiler: HostCompiler, tmp_path_factory: pytest.TempPathFactory) -> Pro
         pytest.skip(f"no qemu-aarch64 (Debian: qemu-user), or nothing in {LIBRARIES} to run with it")
     flags = tuple(flag for flag in compiler.options(ARM.target) if flag not in ("-shared", "-fPIC"))
     made = ProgramCompiler(compiler.command, flags)
-    return ProgramDevice(made, tmp_path_factory.mktemp("arm"), limits_for(ARM), (emulator, "-L", LIBRARIES), environment=dict(os.environ))
+    return ProgramDevice(
+        made, tmp_path_factory.mktemp("arm"), limits_for(ARM), (emulator, "-L", LIBRARIES), environment=dict(os.environ)
+    )
 
 
 @pytest.mark.exhaustive
@@ -91,13 +93,17 @@ def test_sums_fill_the_registers_and_none_is_spilled(
     tmp_path: Path,
 ) -> None:
     """32 registers of four floats."""
-    kernel = KernelSpec(Pattern(*pattern), precision, layout, job="gradient" if family == "cpu_gradient" else "multiply")
+    kernel = KernelSpec(
+        Pattern(*pattern), precision, layout, job="gradient" if family == "cpu_gradient" else "multiply"
+    )
     constants = family_named(family).default(kernel, LIMITS)
     if precision == "float32":
         assert (constants.height, constants.width, constants.lanes) == (*size, 4)
     source = render(kernel, constants, family=family, dialect="opencl")
     (tmp_path / "k.cpp").write_text(source_of(source.text, ENTRY.findall(source.text)))
-    subprocess.run([*compiler.command, *compiler.options(ARM.target), "-S", "k.cpp", "-o", "k.s"], cwd=tmp_path, check=True)
+    subprocess.run(
+        [*compiler.command, *compiler.options(ARM.target), "-S", "k.cpp", "-o", "k.s"], cwd=tmp_path, check=True
+    )
     loop = shortest_loop((tmp_path / "k.s").read_text(), 24)
     assert sum("fmla" in line for line in loop) >= constants.height * constants.width
     assert not [line for line in loop if re.search(r"\b[qdv]\d+.*\[sp", line)]

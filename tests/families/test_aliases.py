@@ -25,7 +25,9 @@ from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom.store import Entry, Wisdom, dump, parse
 from tests.support.bench_rows import row
 
-CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16", "f16"))
+CPU = Limits(
+    2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16", "f16")
+)
 GPU = cuda_limits("sm_90a")
 FACTOR, LAST = Pattern(1, 64, 48, 2), Pattern(2, 24, 64, 1)
 KERNELS = {
@@ -56,7 +58,13 @@ def limits_of(alias: str) -> Limits:
 
 def entry_of(alias: str) -> Entry:
     kernel = kernel_of(alias)
-    return Entry(kernel, 40, family_named(alias).name, family_named(alias).default(kernel, limits_of(alias), 40), {"median_us": 1.5})
+    return Entry(
+        kernel,
+        40,
+        family_named(alias).name,
+        family_named(alias).default(kernel, limits_of(alias), 40),
+        {"median_us": 1.5},
+    )
 
 
 def test_no_alias_is_the_name_of_a_family_and_each_means_one() -> None:
@@ -103,7 +111,9 @@ def test_wisdom_with_earlier_names_of_constants_is_read(alias: str) -> None:
     text = dump("a device", Wisdom([entry]))
     assert parse(text.replace('"streaming": ', '"past": '), "a file") == [entry]
     assert '"past"' not in text
-    with pytest.raises(ConstantsError, match=r"vector constants are along, .*, streaming, pairs; .*; got past, streaming"):
+    with pytest.raises(
+        ConstantsError, match=r"vector constants are along, .*, streaming, pairs; .*; got past, streaming"
+    ):
         family_named("vector").constants({"past": 1, "streaming": 1})
 
 
@@ -118,7 +128,9 @@ def test_a_family_reads_the_constants_that_have_the_names_given() -> None:
     kinds = (SimtConstants, RenamedConstants)
     assert read_constants("simt", kinds, values) == CONSTANTS
     assert read_constants("simt", kinds, values | {"more": 1}) == RenamedConstants(*values.values(), more=1)
-    with pytest.raises(ConstantsError, match=r"simt constants are tile_batch, .*, copy; or tile_batch, .*, copy, more; got less"):
+    with pytest.raises(
+        ConstantsError, match=r"simt constants are tile_batch, .*, copy; or tile_batch, .*, copy, more; got less"
+    ):
         read_constants("simt", kinds, {"less": 1})
 
 
@@ -147,7 +159,9 @@ def test_entries_keep_the_name_that_they_had_under_an_earlier_family(alias: str,
     assert render(kernel, family_named(alias).default(kernel, limits, 4096), dialect=dialect).entry == entry
 
 
-@pytest.mark.parametrize("alias", ["amx_gradient", "vector_gradient", "gradient_mma", "wgmma_registers", "wgmma_permuted"])
+@pytest.mark.parametrize(
+    "alias", ["amx_gradient", "vector_gradient", "gradient_mma", "wgmma_registers", "wgmma_permuted"]
+)
 def test_a_search_by_an_earlier_name_has_the_constants_that_it_meant(alias: str) -> None:
     family, job = family_named(alias).name, Job(kernel_of(alias), 40)
     machine = Machine("", limits_of(alias), 2, {family: None})  # type: ignore[dict-item]
@@ -169,7 +183,8 @@ def test_a_family_of_several_ways_has_a_default_of_each_and_takes_the_fastest() 
 def test_what_a_device_cannot_run_has_no_default(alias: str) -> None:
     kernel = kernel_of(alias)
     with pytest.raises(
-        ConstantsError, match=rf"^{kernel.name}: {family_named(alias).name} does not serve it on such a device \(it is for: "
+        ConstantsError,
+        match=rf"^{kernel.name}: {family_named(alias).name} does not serve it on such a device \(it is for: ",
     ):
         family_named(alias).default(kernel, cuda_limits("sm_75"))
 

@@ -1,4 +1,6 @@
-"""Products by matrix tiles, played where the processor has none: right, within their arrays, beyond finite numbers as plain float32."""
+"""Products by matrix tiles, played where the processor has none: right, within their arrays, beyond finite numbers
+as plain float32.
+"""
 
 import os
 import subprocess
@@ -84,15 +86,21 @@ def test_the_matrix_holds_all_there_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.optimized
-@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.data())
 def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     number = st.integers
-    shape = data.draw(st.tuples(number(1, 3), number(1, 70), number(1, 70), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16, 17])))
+    shape = data.draw(
+        st.tuples(number(1, 3), number(1, 70), number(1, 70), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16, 17]))
+    )
     precision = data.draw(st.sampled_from(PRECISIONS))
     kernel = kernel_of(shape, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)))
     depth = data.draw(number(1, (shape[2] + 31) // 32))
-    constants = AmxConstants(32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), 1, 1, data.draw(number(0, 1)), depth)
+    constants = AmxConstants(
+        32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), 1, 1, data.draw(number(0, 1)), depth
+    )
     constants = replace(constants, panel=data.draw(number(0 if reads_in_place(kernel) else 1, 2)))
     constants = replace(constants, parts=data.draw(number(1, min(7, AmxTiling(kernel, constants).columns))))
     for batch in data.draw(st.lists(number(1, 150), min_size=2, max_size=4)):
@@ -123,7 +131,9 @@ def test_any_number_of_work_groups_and_either_store_gives_the_same_bits(precisio
     for groups in (1, 5, 30):
         np.testing.assert_array_equal(multiplied(problem, constants, groups), first)
     for streaming, boundary in product((0, 1), (64, 1)):
-        np.testing.assert_array_equal(multiplied(problem, replace(constants, streaming=streaming), boundary=boundary), first)
+        np.testing.assert_array_equal(
+            multiplied(problem, replace(constants, streaming=streaming), boundary=boundary), first
+        )
 
 
 @pytest.mark.slow
@@ -174,7 +184,10 @@ def test_six_products_are_more_precise_than_float32s_own(c: int) -> None:
 
 @pytest.mark.slow
 def test_components_are_the_number() -> None:
-    """One product by 1 gives back each float32 from 2^-103 on, whatever its digits. Below, parts of less than 2^-126 are lost."""
+    """One product by 1 gives back each float32 from 2^-103 on, whatever its digits.
+
+    Below, parts of less than 2^-126 are lost.
+    """
     random = np.random.default_rng(0)
     bits = random.integers(0, 2**32, 4096, np.uint64).astype(np.uint32)
     values = bits.view(np.float32)[: 4096 // 32 * 32]
@@ -218,7 +231,9 @@ def test_what_is_not_finite_reaches_its_own_outputs_alone(precision: str, layout
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_beyond_finite_numbers_it_is_plain_float32(layout: str, d: int) -> None:
-    """Inf times what is a bfloat16, whose other parts are zeros; what a rounding would make Inf; sums that leave float32's range."""
+    """Inf times what is a bfloat16, whose other parts are zeros; what a rounding would make Inf; sums that leave
+    float32's range.
+    """
     kernel = kernel_of((1, 20, 34, d), "bf16x6", layout)
     problem = make_problem(kernel, 40)
     x, weights = problem.x.copy(), problem.weights.copy()
@@ -297,7 +312,8 @@ static void* taken(FILE* from, const size_t bytes) {  // an array to its last by
 }
 int main() {
     FILE* from = fopen("given", "rb");
-    void *x = taken(from, SIZE_X), *w = taken(from, SIZE_W), *bias = taken(from, SIZE_BIAS), *residual = taken(from, SIZE_Y);
+    void *x = taken(from, SIZE_X), *w = taken(from, SIZE_W), *bias = taken(from, SIZE_BIAS), *residual = taken(from,
+        SIZE_Y);
     void *packed = taken(0, SIZE_PACKED), *workspace = taken(0, SIZE_WORKSPACE), *y = taken(0, SIZE_Y);
     const int64_t packs[] = {(int64_t)w, (int64_t)packed};
     const int64_t multiplies[] = {
@@ -315,21 +331,29 @@ int main() {
 def sanitized(
     kernel: KernelSpec, constants: AmxConstants, batch: int, folder: Path, change: tuple[str, str] = ("", "")
 ) -> tuple[Array, str]:
-    """What a program gives whose arrays end where its memory does, and what AddressSanitizer and UndefinedBehaviorSanitizer say of it."""
+    """What a program gives whose arrays end where its memory does, and what AddressSanitizer and
+    UndefinedBehaviorSanitizer say of it.
+    """
     problem = make_problem(kernel, batch)
     assert problem.bias is not None
     assert problem.residual is not None
     source = render(kernel, constants, family="amx", dialect="opencl")
     geometry, groups = FAMILY.geometry(kernel, constants, batch), 3
     sizes = {
-        "SIZE_X": problem.x.nbytes, "SIZE_W": problem.weights.nbytes, "SIZE_BIAS": problem.bias.nbytes, "SIZE_Y": problem.residual.nbytes,
-        "SIZE_PACKED": FAMILY.packed_bytes(kernel, constants), "SIZE_WORKSPACE": geometry.group_bytes * groups, "BATCH_GIVEN": batch,
+        "SIZE_X": problem.x.nbytes, "SIZE_W": problem.weights.nbytes, "SIZE_BIAS": problem.bias.nbytes,
+        "SIZE_Y": problem.residual.nbytes,
+        "SIZE_PACKED": FAMILY.packed_bytes(kernel, constants), "SIZE_WORKSPACE": geometry.group_bytes * groups,
+        "BATCH_GIVEN": batch,
         "PACK_GROUPS": FAMILY.pack_geometry(kernel, constants).grid, "GROUPS_GIVEN": groups,
         "MULTIPLY": f"{source.entry}__walk", "PACK": f"{source.pack_entry}__walk",
     }  # fmt: skip
     text = source_of(source.text.replace(*change) if change[0] else source.text, source.entries)
-    (folder / "k.cpp").write_text(HEAD + text + "".join(f"#define {name} {value}\n" for name, value in sizes.items()) + MAIN)
-    (folder / "given").write_bytes(b"".join(each.tobytes() for each in (problem.x, problem.weights, problem.bias, problem.residual)))
+    (folder / "k.cpp").write_text(
+        HEAD + text + "".join(f"#define {name} {value}\n" for name, value in sizes.items()) + MAIN
+    )
+    (folder / "given").write_bytes(
+        b"".join(each.tobytes() for each in (problem.x, problem.weights, problem.bias, problem.residual))
+    )
     options = (
         "-std=gnu++17",
         "-O1",
@@ -339,9 +363,20 @@ def sanitized(
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
     )
-    subprocess.run([*find_host_compiler().command, *options, "k.cpp", "-o", "k"], cwd=folder, check=True, capture_output=True, text=True)
+    subprocess.run(
+        [*find_host_compiler().command, *options, "k.cpp", "-o", "k"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     done = subprocess.run(
-        ["./k"], cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "LSAN_OPTIONS": "detect_leaks=0"}
+        ["./k"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "LSAN_OPTIONS": "detect_leaks=0"},
     )
     made = folder / "made"
     got = np.frombuffer(made.read_bytes(), problem.x.dtype).reshape(problem.y_shape) if made.exists() else np.zeros(0)
@@ -359,7 +394,8 @@ SANITIZED = [
 
 
 @pytest.mark.parametrize(
-    ("shape", "precision", "layout"), [SANITIZED[0], *(pytest.param(*case, marks=pytest.mark.second) for case in SANITIZED[1:])]
+    ("shape", "precision", "layout"),
+    [SANITIZED[0], *(pytest.param(*case, marks=pytest.mark.second) for case in SANITIZED[1:])],
 )
 def test_sanitizers_find_nothing(shape: tuple[int, ...], precision: str, layout: str, tmp_path: Path) -> None:
     if not is_installed("address"):
@@ -377,7 +413,11 @@ def test_sanitizers_would_find_it(tmp_path: Path) -> None:
         pytest.skip("needs the libraries of the compiler's sanitizers")
     kernel = kernel_of((2, 20, 40, 1), "bfloat16", "bsf", BOTH)
     _, said = sanitized(
-        kernel, constants_of(kernel, 64), 37, tmp_path, ("if (some >= LANES) return vload16(0, at);", "return vload16(0, at);")
+        kernel,
+        constants_of(kernel, 64),
+        37,
+        tmp_path,
+        ("if (some >= LANES) return vload16(0, at);", "return vload16(0, at);"),
     )
     assert "ERROR: AddressSanitizer" in said
 
@@ -397,7 +437,9 @@ def called(precision: str | None = None) -> tuple[Array, float]:
 def test_launchers_take_it_where_it_is_asked_for(with_tiles: Device) -> None:
     plain, _ = called()
     for precision in ("bf16x6", "tf32x3"):
-        assert "by amx" in str(Launcher(*SHAPE).prepare(*arrays_of(make_problem(kernel_of(SHAPE), 40))[:2], precision=precision).plan)
+        assert "by amx" in str(
+            Launcher(*SHAPE).prepare(*arrays_of(make_problem(kernel_of(SHAPE), 40))[:2], precision=precision).plan
+        )
         got, error = called(precision)
         assert error <= tolerance(precision, 34)
         assert (got != plain).any()

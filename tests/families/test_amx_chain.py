@@ -92,7 +92,9 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {factor.chunks > 1 for _, factor in shapes} == {True, False}
 
 
-def one_by_one(device: Device, kernel: KernelSpec, constants: AmxChainConstants, batch: int, arrays: dict[str, Array]) -> Array:
+def one_by_one(
+    device: Device, kernel: KernelSpec, constants: AmxChainConstants, batch: int, arrays: dict[str, Array]
+) -> Array:
     """Multiply with one launch of `amx` per factor."""
     rows = arrays["x"]
     for number, (factor, own) in enumerate(zip(factor_kernels(kernel), constants.parsed, strict=True)):
@@ -116,7 +118,9 @@ SAME_BITS = [
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "precision", "layout", "between"), SAME_BITS)
-def test_it_gives_the_bits_of_a_launch_for_each_factor(name: str, precision: str, layout: str, between: str, device: Device) -> None:
+def test_it_gives_the_bits_of_a_launch_for_each_factor(
+    name: str, precision: str, layout: str, between: str, device: Device
+) -> None:
     """The intermediate is stored in X's type and rounded as in separate launches, whatever the constants."""
     kernel = chain_of(CHAINS[name], precision, layout, ALL, between=between)
     every = constants_of(kernel), AmxChainConstants(64, tiles_of(kernel, 64, copied=True), 1)
@@ -133,7 +137,9 @@ def test_it_gives_the_bits_of_a_launch_for_each_factor(name: str, precision: str
 def chains(draw: st.DrawFn) -> tuple[Pattern, ...]:
     """Two or three factors, each of which takes what the one before gives."""
     number = st.integers
-    first = Pattern(draw(number(1, 3)), draw(number(1, 40)), draw(number(1, 40)), draw(st.sampled_from([1, 1, 2, 3, 5, 8, 16, 17])))
+    first = Pattern(
+        draw(number(1, 3)), draw(number(1, 40)), draw(number(1, 40)), draw(st.sampled_from([1, 1, 2, 3, 5, 8, 16, 17]))
+    )
     found = [first]
     for _ in range(draw(number(1, 2))):
         features = found[-1].out_features
@@ -146,13 +152,17 @@ def chains(draw: st.DrawFn) -> tuple[Pattern, ...]:
 
 @pytest.mark.slow
 @pytest.mark.optimized
-@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.data())
 def test_any_chain_batch_and_constants(data: st.DataObject) -> None:
     number = st.integers
     patterns, precision = data.draw(chains()), data.draw(st.sampled_from(PRECISIONS))
     more = {"between": data.draw(st.sampled_from(BETWEEN))}
-    kernel = chain_of(patterns, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)), **more)
+    kernel = chain_of(
+        patterns, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)), **more
+    )
     each = []
     for factor in factor_kernels(kernel):
         panel = data.draw(number(0 if reads_in_place(factor) else 1, 2))
@@ -278,8 +288,9 @@ def test_what_it_does_not_serve_goes_one_by_one(with_tiles: Device) -> None:
     assert layer.prepare(wide[:, :80], weights, precision="bf16x6") is None
     assert is_right(kernel, np.asarray(layer(wide[:, :80], weights, precision="bf16x6")), truth_of(kernel, arrays))
     group = GroupLauncher(layer, layer)
-    assert "layer by layer; amx serves each factor, but not all in one launch; it is for: matrix tiles" in group.explain(
-        200, precision="bf16x6"
+    assert (
+        "layer by layer; amx serves each factor, but not all in one launch; it is for: matrix tiles"
+        in group.explain(200, precision="bf16x6")
     )
     for y in group(arrays["x"], [weights, weights], precision="bf16x6"):
         assert is_right(kernel, np.asarray(y), truth_of(kernel, arrays))

@@ -42,7 +42,12 @@ def test_rows_that_meet_in_a_cache_are_copied() -> None:
 
 def test_planes_are_parts_where_their_weights_are_worth_keeping() -> None:
     """Batch-size-first excludes planes with few inputs and outputs, and planes that share a cache line."""
-    for shape, parts in (((32, 384, 384, 4), 32), ((48, 192, 48, 4), 1), ((2, 384, 384, 64), 4), ((2, 384, 384, 100), 1)):
+    for shape, parts in (
+        ((32, 384, 384, 4), 32),
+        ((48, 192, 48, 4), 1),
+        ((2, 384, 384, 64), 4),
+        ((2, 384, 384, 100), 1),
+    ):
         assert FAMILY.default(kernel_of(shape, "bfloat16"), CPU, 6272).parts == parts
     assert FAMILY.default(kernel_of((2, 384, 384, 64), "bfloat16", "bsl"), CPU, 6272).parts == 128
 

@@ -1,4 +1,6 @@
-"""Tests of the amx family: kernels that it serves, alone and in chains, constants that it accepts, and defaults of chains."""
+"""Tests of the amx family: kernels that it serves, alone and in chains, constants that it accepts, and defaults of
+chains.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -24,7 +26,9 @@ TWO = CHAINS["d 2 and 3"]
 VIT = (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))
 
 
-@pytest.mark.parametrize("kernel", [kernel_of((2, 9, 5, 3), "bf16x6"), chain_of(TWO, "bf16x6")], ids=["factor", "chain"])
+@pytest.mark.parametrize(
+    "kernel", [kernel_of((2, 9, 5, 3), "bf16x6"), chain_of(TWO, "bf16x6")], ids=["factor", "chain"]
+)
 def test_which_kernels_it_serves(kernel: KernelSpec) -> None:
     assert family_for(kernel, CPU).name == family_for(replace(kernel, precision="tf32x3"), CPU).name == "amx"
     assert family_for(kernel, replace(CPU, tiles=())).name == "vector"
@@ -34,7 +38,11 @@ def test_which_kernels_it_serves(kernel: KernelSpec) -> None:
         assert [family.name for family in families_for(each, CPU)][:2] == ["amx", "vector"]
         assert family_for(each, CPU).name == "vector"  # until it is measured
         assert not FAMILY.serves(each, replace(CPU, tiles=tuple({"bf16", "f16"} - {tiles})))
-    others = (replace(kernel, precision="float32"), replace(kernel, stride="any"), replace(kernel, precision="bfloat16", weights="int8"))
+    others = (
+        replace(kernel, precision="float32"),
+        replace(kernel, stride="any"),
+        replace(kernel, precision="bfloat16", weights="int8"),
+    )
     assert not any(FAMILY.serves(each, CPU) for each in others)
     assert not FAMILY.serves(kernel, replace(CPU, is_cpu=False))
 
@@ -49,7 +57,9 @@ def test_neither_gradients_nor_groups_nor_other_layouts_of_y() -> None:
 def test_by_name_it_is_had_before_it_is_measured() -> None:
     kernel = chain_of(TWO, "bfloat16")
     assert choice_by_name("amx", kernel, 500, CPU).constants == FAMILY.default(kernel, CPU, 500)
-    with pytest.raises(ConstantsError, match=r"amx does not serve it on this device \(it is for: matrix tiles, of one layer of dense"):
+    with pytest.raises(
+        ConstantsError, match=r"amx does not serve it on this device \(it is for: matrix tiles, of one layer of dense"
+    ):
         choice_by_name("amx", replace(kernel, stride="any"), 500, CPU)
     with pytest.raises(KsgenError, match="amx has no CUDA text; accepted: dialect=opencl"):
         render(kernel, family="amx", dialect="cuda")
@@ -59,8 +69,13 @@ def test_each_factor_is_packed_as_for_a_product_alone() -> None:
     kernel = chain_of(TWO, "bfloat16", epilogue=Epilogue(True))
     constants = AmxChainConstants(64, "32 1 1, 64 1 2", 1)
     packed = packing_choices(kernel, "amx", constants)
-    assert [(each.pattern, each.epilogue, choice.family) for each, choice in packed] == [(each, Epilogue(), "amx") for each in TWO]
-    assert [choice.constants for _, choice in packed] == [AmxConstants(64, 32, 1, 1, 0, 1), AmxConstants(64, 64, 1, 1, 1, 2)]
+    assert [(each.pattern, each.epilogue, choice.family) for each, choice in packed] == [
+        (each, Epilogue(), "amx") for each in TWO
+    ]
+    assert [choice.constants for _, choice in packed] == [
+        AmxConstants(64, 32, 1, 1, 0, 1),
+        AmxConstants(64, 64, 1, 1, 1, 2),
+    ]
 
 
 # ---- constants
@@ -72,7 +87,8 @@ BAD = {
     "streaming=-1 must be 0 or 1; try 0": replace(GOOD, streaming=-1),
     "block=40 must be a multiple of 32; try 32 or 64": replace(GOOD, block=40),
     "outputs=16 must be a multiple of 32; try 32": replace(GOOD, outputs=16),
-    "panel=0 must be 1 or 2 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved; try 1": replace(GOOD, panel=0),
+    "panel=0 must be 1 or 2 but for rows of 16-bit neighbours, "
+    "at least 32 of them: bsf, not interleaved; try 1": replace(GOOD, panel=0),
     "depth=3 must be at most the tiles along the inputs = 2; try 2": replace(GOOD, depth=3),
     "parts=5 must be at most the groups of outputs = 4; try 4": replace(GOOD, parts=5),
 }
@@ -89,7 +105,10 @@ def test_rules(says: str) -> None:
 def test_rules_of_the_job_of_precisions_and_of_rows_in_place() -> None:
     with pytest.raises(ConstantsError, match="job=gradient must be multiply"):
         check(FAMILY, replace(kernel_of((2, 40, 40, 2), "bfloat16"), job="gradient"), GOOD)
-    with pytest.raises(ConstantsError, match="precision=float32 must be one that matrix tiles multiply: float16, bfloat16, tf32x3, bf16x6"):
+    with pytest.raises(
+        ConstantsError,
+        match="precision=float32 must be one that matrix tiles multiply: float16, bfloat16, tf32x3, bf16x6",
+    ):
         check(FAMILY, kernel_of((2, 40, 40, 2)), GOOD)
     check(FAMILY, kernel_of((2, 40, 40, 1), "bfloat16"), replace(GOOD, panel=0))
     for kernel in (
@@ -103,13 +122,13 @@ def test_rules_of_the_job_of_precisions_and_of_rows_in_place() -> None:
 
 GOOD_CHAIN = AmxChainConstants(64, "32 1 1, 64 1 2", 0)
 BAD_CHAINS = {
-    "tiles holds what each factor's own rules allow: of factor 1, block=40 must be a multiple of 32; try 32 or 64": {"block": 40},
-    "tiles holds what each factor's own rules allow: of factor 2, depth=3 must be at most the tiles along the inputs = 2; try 2": {
-        "tiles": "32 1 1, 64 1 3"
+    "tiles holds what each factor's own rules allow: of factor 1, block=40 must be a multiple of 32; try 32 or 64": {
+        "block": 40
     },
-    "tiles holds what each factor's own rules allow: of factor 1, panel=0 must be 1 or 2 but for rows of 16-bit neighbours": {
-        "tiles": "32 0 1, 64 1 1"
-    },
+    "tiles holds what each factor's own rules allow: of factor 2, depth=3 must be at most the tiles along the inputs "
+    "= 2; try 2": {"tiles": "32 1 1, 64 1 3"},
+    "tiles holds what each factor's own rules allow: of factor 1, panel=0 must be 1 or 2 but for rows of 16-bit "
+    "neighbours": {"tiles": "32 0 1, 64 1 1"},
     "tiles holds what each factor's own rules allow: 1 for 2 factors": {"tiles": "32 1 1"},
     "tiles='32 1, 64 1 2': '32 1' is not outputs, panel, depth": {"tiles": "32 1, 64 1 2"},
     "tiles='32 1 1, 64 1 two': '64 1 two' is not outputs, panel, depth": {"tiles": "32 1 1, 64 1 two"},
@@ -130,7 +149,11 @@ def test_rules_of_the_job_of_chains() -> None:
     kernel = chain_of(TWO, "bfloat16")
     with pytest.raises(ConstantsError, match="job=multiply must be chain"):
         check(FAMILY, factor_kernels(kernel)[0], GOOD_CHAIN)
-    for other in (replace(kernel, stride="any"), replace(kernel, out_layout="bsl"), replace(kernel, chains=(*kernel.chains, TWO))):
+    for other in (
+        replace(kernel, stride="any"),
+        replace(kernel, out_layout="bsl"),
+        replace(kernel, chains=(*kernel.chains, TWO)),
+    ):
         with pytest.raises(ConstantsError, match="job=chain must be that of one layer, of dense arrays in one layout"):
             check(FAMILY, other, GOOD_CHAIN)
     with pytest.raises(ConstantsError, match="of factor 1, precision=float32 must be one that matrix tiles multiply"):
@@ -178,12 +201,16 @@ def test_a_block_stays_in_the_second_level_cache_where_that_can_be(precision: st
     square = chain_of((Pattern(32, 32, 32, 1), Pattern(1, 32, 32, 32)), precision, layout)
     found = FAMILY.default(square, CPU, 6272)
     shape, of_block = AmxChainTiling(square, found), found.block * 1024 * square.item_bytes
-    passing = 2 * of_block + (0 if found.streaming else of_block)  # a block's inputs, the next one's, and outputs that go through the cache
+    # a block's inputs, the next one's, and outputs that go through the cache
+    passing = 2 * of_block + (0 if found.streaming else of_block)
     assert shape.slot * 4 + passing + shape.packed_bytes <= SECOND_LEVEL_BYTES
     large = chain_of((Pattern(16, 256, 64, 1), Pattern(1, 64, 64, 64)), precision, layout)
     best = FAMILY.default(large, CPU, 6272)
     others = [replace(best, block=block) for block in (32, 64, 128)]
-    assert all(multiply_cycles(AmxChainTiling(large, best), 8192) <= multiply_cycles(AmxChainTiling(large, each), 8192) for each in others)
+    assert all(
+        multiply_cycles(AmxChainTiling(large, best), 8192) <= multiply_cycles(AmxChainTiling(large, each), 8192)
+        for each in others
+    )
 
 
 def test_every_core_has_a_block() -> None:
@@ -211,9 +238,14 @@ def test_its_work_is_that_of_its_factors() -> None:
     """Products of all, but X and Y alone from memory."""
     kernel = chain_of(TWO, "bf16x6", epilogue=Epilogue())
     work = FAMILY.work(kernel, GOOD_CHAIN, 100)
-    alone = [FAMILIES["amx"].work(each, own, 100) for each, own in zip(factor_kernels(kernel), GOOD_CHAIN.parsed, strict=True)]
+    alone = [
+        FAMILIES["amx"].work(each, own, 100)
+        for each, own in zip(factor_kernels(kernel), GOOD_CHAIN.parsed, strict=True)
+    ]
     assert work.multiply_adds == sum(each.multiply_adds for each in alone)
-    assert work.multiply_adds == DOT_MULTIPLY_ADDS * sum(dots(each, 100) for each in AmxChainTiling(kernel, GOOD_CHAIN).factors)
+    assert work.multiply_adds == DOT_MULTIPLY_ADDS * sum(
+        dots(each, 100) for each in AmxChainTiling(kernel, GOOD_CHAIN).factors
+    )
     between = 3 * 100 * 120 * 4  # written, and its lines read before that, and read again
     assert sum(each.memory_bytes for each in alone) - work.memory_bytes == between
     assert work.blocks == 2
@@ -238,7 +270,8 @@ def test_a_launch_takes_as_long_as_memory_or_cores_do() -> None:
     work = FAMILY.work(chain_of(TWO, "bfloat16"), GOOD_CHAIN, 6400)
     slow = replace(work, memory_bytes=1000 * work.memory_bytes)
     assert launch_cycles(slow, 2) > 100 * launch_cycles(replace(work, memory_bytes=0), 2)
-    assert launch_cycles(replace(work, memory_bytes=0), 2) == pytest.approx(work.cycles * 1.01)  # the last of a core's fifty blocks
+    # the last of a core's fifty blocks
+    assert launch_cycles(replace(work, memory_bytes=0), 2) == pytest.approx(work.cycles * 1.01)
     few = replace(work, blocks=1, memory_bytes=0)
     assert launch_cycles(few, 4) == 4 * work.cycles  # three of the cores have nothing to do
 
@@ -253,7 +286,10 @@ def test_each_factor_has_constants_and_activations_of_its_own() -> None:
     kernel = chain_of(TWO, "bfloat16", epilogue=Epilogue(True, "gelu", True), between="relu")
     text = render(kernel, GOOD_CHAIN, family="amx", dialect="opencl").text
     one, other = text[text.index("// ==== factor 1") :].split("// ==== factor 2")
-    assert [("select(value, (lanes)0" in part, "erf_of" in part) for part in (one, other)] == [(True, False), (False, True)]
+    assert [("select(value, (lanes)0" in part, "erf_of" in part) for part in (one, other)] == [
+        (True, False),
+        (False, True),
+    ]
     plain = render(replace(kernel, between="none"), GOOD_CHAIN, family="amx", dialect="opencl").text
     parts = plain[plain.index("// ==== factor 1") :].split("// ==== factor 2")
     assert ["lanes activate(lanes value) { return value; }" in part for part in parts] == [True, False]

@@ -55,5 +55,7 @@ def test_what_comes_next_is_fetched_once() -> None:
 
 def test_precisions_without_tiles_are_refused() -> None:
     assert products_of(kernel_of((1, 1, 1, 1), "tf32x3")).products == 6
-    with pytest.raises(ConstantsError, match="matrix tiles have no products in float64; accepted: float16, bfloat16, tf32x3, bf16x6"):
+    with pytest.raises(
+        ConstantsError, match="matrix tiles have no products in float64; accepted: float16, bfloat16, tf32x3, bf16x6"
+    ):
         products_of(replace(kernel_of((1, 1, 1, 1)), precision="float64"))

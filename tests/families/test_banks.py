@@ -31,7 +31,9 @@ def test_cycles(addresses: list[int], size: int, reads: int, writes: int) -> Non
 def test_lanes_over_an_image() -> None:
     planes = Image(planes=2, plane=100, next_line=1, next_run=32, element_bytes=4)
     assert (
-        image_cycles(write_cycles, planes, 8, 1, 4) == write_cycles([4 * (n % 2 * 100 + n // 8 + n % 8 // 2 * 32) for n in LANES], 4) == 4
+        image_cycles(write_cycles, planes, 8, 1, 4)
+        == write_cycles([4 * (n % 2 * 100 + n // 8 + n % 8 // 2 * 32) for n in LANES], 4)
+        == 4
     )
     rows = Image(planes=1, plane=0, next_line=64, next_run=1, element_bytes=4)
     assert image_cycles(write_cycles, rows, 16, 4, 16) == 4

@@ -1,4 +1,6 @@
-"""bfloat16 on GPUs: rounding without an instruction, as the emitted sources do it before sm_80 and in OpenCL C, by the host's compiler."""
+"""bfloat16 on GPUs: rounding without an instruction, as the emitted sources do it before sm_80 and in OpenCL C, by
+the host's compiler.
+"""
 
 import ctypes
 import subprocess
@@ -17,7 +19,8 @@ from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.support import sass
 
-LOW = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)  # what is rounded away: nothing, little, near a tie, a tie, much
+# what is rounded away: nothing, little, near a tie, a tie, much
+LOW = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
 SHIM = """
 #include <cstring>
 typedef unsigned short ushort;
@@ -28,7 +31,8 @@ static uint as_uint(float value) { uint bits; std::memcpy(&bits, &value, 4); ret
 static uint __float_as_uint(float value) { return as_uint(value); }
 """
 ENTRY = """
-extern "C" void round_all(const float* x, unsigned short* y, long n) { for (long i = 0; i < n; ++i) y[i] = float_to_bfloat16(x[i]); }
+extern "C" void round_all(const float* x, unsigned short* y, long n) { for (long i = 0; i < n; ++i) y[i] =
+    float_to_bfloat16(x[i]); }
 """
 
 
@@ -38,7 +42,12 @@ def rounded(dialect: str, x: np.ndarray, folder: Path) -> np.ndarray:
         compiler = find_host_compiler().command
     except ToolchainError as error:
         pytest.skip(str(error))
-    source = fill(environment().from_string("{{ word_lines }}\n{{ kernel }}"), {"kernel": ENTRY, "boxes": []}, WORDS[dialect], ("float32",))
+    source = fill(
+        environment().from_string("{{ word_lines }}\n{{ kernel }}"),
+        {"kernel": ENTRY, "boxes": []},
+        WORDS[dialect],
+        ("float32",),
+    )
     file, library = folder / "round.cpp", folder / "round.so"
     file.write_text(SHIM + source)
     subprocess.run([*compiler, "-O1", "-shared", "-fPIC", "-o", library, file], check=True, capture_output=True)
@@ -58,7 +67,13 @@ def test_the_snippet_rounds_as_the_instruction_does(dialect: str, tmp_path: Path
 
 
 # families that store results in bfloat16, with weights in the same or in another type
-STORES = [("simt", "bsf", None), ("simt", "bsl", None), ("mma", "bsf", None), ("wgmma_registers", "bsf", None), ("gemv", "bsf", 8)]
+STORES = [
+    ("simt", "bsf", None),
+    ("simt", "bsl", None),
+    ("mma", "bsf", None),
+    ("wgmma_registers", "bsf", None),
+    ("gemv", "bsf", 8),
+]
 
 
 @pytest.mark.slow

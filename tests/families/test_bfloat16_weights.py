@@ -46,10 +46,14 @@ def whole_of(values: np.ndarray) -> Quantized:
 def test_each_weight_is_rounded_to_nearest() -> None:
     """Ties round to even, NaN and infinity stay, and larger values become infinity. None counts as saturated."""
     one, step = np.float32(1), np.float32(2**-7)
-    given = np.array([one + step / 2, one + 3 * step / 2, one + 0.51 * step, np.nan, np.inf, -3.4e38, 2**-133, 1e-45], np.float32)
+    given = np.array(
+        [one + step / 2, one + 3 * step / 2, one + 0.51 * step, np.nan, np.inf, -3.4e38, 2**-133, 1e-45], np.float32
+    )
     made = quantize(given.reshape(1, 2, 2, 2), "bfloat16")
     found = made.dequantized().ravel()
-    np.testing.assert_array_equal(found, np.array([1, 1 + 2 * step, 1 + step, np.nan, np.inf, -np.inf, 2**-133, 0], np.float32))
+    np.testing.assert_array_equal(
+        found, np.array([1, 1 + 2 * step, 1 + step, np.nan, np.inf, -np.inf, 2**-133, 0], np.float32)
+    )
     assert (made.saturated, made.per, made.nbytes) == (0, "factor", 2 * 8 + SCALE_BYTES)
     assert repr(made) == "Quantized(1,2,2,2, bfloat16, no scales, 0 of 8 weights saturated)"
     assert BFLOAT16.largest == np.nanmax(np.where(np.isfinite(VALUES.astype(np.float64)), BFLOAT16.largest, 0))
@@ -74,7 +78,13 @@ def test_every_value_is_widened_exactly_on_gpus(family: str) -> None:
     values = VALUES.reshape(-1, 1, 1, 1)  # each of an i, with an input of its own
     kernel = KernelSpec(Pattern(*values.shape), weights="bfloat16")
     problem = Problem(
-        kernel, 1, np.ones((1, values.size), np.float32), values.astype(np.float64), None, None, quantized=(whole_of(values),)
+        kernel,
+        1,
+        np.ones((1, values.size), np.float32),
+        values.astype(np.float64),
+        None,
+        None,
+        quantized=(whole_of(values),),
     )
     source = source_of(family, kernel, FAMILIES[family].default(kernel, LIMITS, 1))
     np.testing.assert_array_equal(kernels.multiply(problem, source, in_emulator())[0], VALUES.astype(np.float32))
@@ -122,13 +132,20 @@ def test_chains_on_gpus(family: str) -> None:
     ]
     assert problem.bias is not None
     y = np.full((batch, kernel.pattern.out_features), np.nan, np.float32)
-    run(source, source.entry, own.geometry(kernel, source.constants, batch), [problem.x, *packed, y, problem.bias, batch])
+    run(
+        source,
+        source.entry,
+        own.geometry(kernel, source.constants, batch),
+        [problem.x, *packed, y, problem.bias, batch],
+    )
     assert compare(problem, y)[0] <= problem.tolerance
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("others", [(), ((Pattern(1, 5, 24, 1),),)])
-def test_chains_and_groups_on_processors(others: tuple[tuple[Pattern, ...], ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_and_groups_on_processors(
+    others: tuple[tuple[Pattern, ...], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = chosen_native(monkeypatch)
     own = KernelSpec(
         ((BEFORE, Pattern(2, 12, 8, 3)), *others), "float32", "bsl", Epilogue(True, "relu"), weights="bfloat16",
@@ -177,18 +194,24 @@ def test_what_serves_them(layout: str) -> None:
 
 def test_what_is_refused() -> None:
     kernel, weights = kernel_of((6, 64, 64, 1)), np.ones((2, 6, 8, 3), np.float32)
-    words = r"precision=bfloat16 with weights=bfloat16; accepted: precision=float32, or weights that are bfloat16 as x is"
+    words = (
+        r"precision=bfloat16 with weights=bfloat16; accepted: precision=float32, or weights that are bfloat16 as x is"
+    )
     with pytest.raises(SpecError, match=words):
         replace(kernel, precision="bfloat16")
     for precision in ("float16", "float64", "tf32", "tf32x3", "complex64"):
-        with pytest.raises(SpecError, match=f"precision={precision} with weights=bfloat16; accepted: precision=float32$"):
+        with pytest.raises(
+            SpecError, match=f"precision={precision} with weights=bfloat16; accepted: precision=float32$"
+        ):
             replace(kernel, precision=precision, epilogue=Epilogue())
     with pytest.raises(SpecError, match="inputs='bfloat16'; accepted: same, int8, e4m3, e5m2"):
         replace(kernel, inputs="bfloat16")
     with pytest.raises(SpecError, match=r"inputs: got 'bfloat16'; accepted: same, int8, e4m3, e5m2"):
         parse("kernels:\n  - {pattern: [6,64,64,1], weights: bfloat16, inputs: bfloat16}\n", "a.yaml")
     for name, value in dict[str, Any](x=np.ones((2, 48)), scale=1.0, x_scale=1.0).items():
-        with pytest.raises(LaunchError, match=f"{name} was given with storage=bfloat16, which has no scales; accepted: weights alone"):
+        with pytest.raises(
+            LaunchError, match=f"{name} was given with storage=bfloat16, which has no scales; accepted: weights alone"
+        ):
             quantize(weights, "bfloat16", **{name: value})
     with pytest.raises(LaunchError, match="storage='bfloat16'; accepted: int8, e4m3, e5m2"):
         quantize_inputs(np.ones((2, 48), np.float32), "bfloat16")

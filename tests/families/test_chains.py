@@ -27,9 +27,14 @@ class Words:
 
 
 def test_each_factor_has_its_place_and_the_last_of_a_chain_its_epilogue() -> None:
-    assert places(GROUP) == [FactorPlace(FIRST, 0, 0, False), FactorPlace(SECOND, 0, 1, True), FactorPlace(OTHER, 1, 0, True)]
+    assert places(GROUP) == [
+        FactorPlace(FIRST, 0, 0, False),
+        FactorPlace(SECOND, 0, 1, True),
+        FactorPlace(OTHER, 1, 0, True),
+    ]
     assert factor_kernels(GROUP) == [
-        KernelSpec(pattern, "float16", "bsl", epilogue) for pattern, epilogue in ((FIRST, Epilogue()), (SECOND, ALL), (OTHER, ALL))
+        KernelSpec(pattern, "float16", "bsl", epilogue)
+        for pattern, epilogue in ((FIRST, Epilogue()), (SECOND, ALL), (OTHER, ALL))
     ]
 
 

@@ -1,4 +1,5 @@
-"""The processors' families compiled by Clang (the oldest and the newest on PATH): right in each precision and layout, without spills.
+"""The processors' families compiled by Clang (the oldest and the newest on PATH): right in each precision and layout,
+without spills.
 
 Debian has it: apt-get install clang.
 """
@@ -30,7 +31,11 @@ from tests.build.test_host import innermost_loop
 
 PATTERN, CHAIN = Pattern(2, 9, 5, 2), (Pattern(2, 20, 10, 1), Pattern(1, 9, 20, 2))
 BATCH = 21
-ON_PROCESSORS = {"multiply": ("vector", "amx"), "chain": ("vector", "amx"), "gradient": ("vector_gradient", "amx_gradient")}
+ON_PROCESSORS = {
+    "multiply": ("vector", "amx"),
+    "chain": ("vector", "amx"),
+    "gradient": ("vector_gradient", "amx_gradient"),
+}
 
 pytestmark = pytest.mark.libraries
 
@@ -38,9 +43,16 @@ pytestmark = pytest.mark.libraries
 def clangs() -> list[str]:
     """List the programs on PATH, the oldest first."""
     folders = [Path(each) for each in os.environ.get("PATH", "").split(os.pathsep) if each]
-    names = {name.name for folder in folders for name in folder.glob("clang++*") if re.fullmatch(r"clang\+\+(-\d+)?", name.name)}
+    names = {
+        name.name
+        for folder in folders
+        for name in folder.glob("clang++*")
+        if re.fullmatch(r"clang\+\+(-\d+)?", name.name)
+    }
     programs = {os.path.realpath(found): found for name in sorted(names) if (found := shutil.which(name))}
-    return sorted(programs.values(), key=lambda path: int(re.findall(r"version (\d+)", HostCompiler((path,)).version)[0]))
+    return sorted(
+        programs.values(), key=lambda path: int(re.findall(r"version (\d+)", HostCompiler((path,)).version)[0])
+    )
 
 
 FOUND = clangs() or [""]
@@ -84,8 +96,18 @@ def test_agrees_with_float64(family: str, kernel: KernelSpec, clang: HostCompile
 
 def test_all_that_processors_have_is_compiled() -> None:
     rows = [row.values for row in matrix()]  # type: ignore[attr-defined]
-    assert {(kernel.job, family) for family, kernel in rows} == {(job, family) for job, names in ON_PROCESSORS.items() for family in names}
-    assert {kernel.precision for _, kernel in rows} >= {"float32", "float64", "float16", "bfloat16", "complex64", "complex128", "bf16x6"}
+    assert {(kernel.job, family) for family, kernel in rows} == {
+        (job, family) for job, names in ON_PROCESSORS.items() for family in names
+    }
+    assert {kernel.precision for _, kernel in rows} >= {
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "complex64",
+        "complex128",
+        "bf16x6",
+    }
     assert {kernel.weights for _, kernel in rows} == {"same", *STORAGES}
 
 
@@ -105,12 +127,16 @@ def test_sums_stay_in_registers(layout: str, clang: HostCompiler, tmp_path: Path
 
 
 CALLS = """
-extern "C" void widen(const unsigned short* x, float* y, long count) { for (long at = 0; at < count; ++at) y[at] = host::of_half(x[at]); }
-extern "C" void narrow(const float* x, unsigned short* y, long count) { for (long at = 0; at < count; ++at) y[at] = host::to_half(x[at]); }
+extern "C" void widen(const unsigned short* x, float* y, long count) { for (long at = 0; at < count; ++at) y[at] =
+    host::of_half(x[at]); }
+extern "C" void narrow(const float* x, unsigned short* y, long count) { for (long at = 0; at < count; ++at) y[at] =
+    host::to_half(x[at]); }
 """
 
 
-@pytest.mark.parametrize("undefined", ["", "-U__F16C__ -U__FLT16_MAX__ -U__ARM_FP16_FORMAT_IEEE"], ids=["its own type", "by conversion"])
+@pytest.mark.parametrize(
+    "undefined", ["", "-U__F16C__ -U__FLT16_MAX__ -U__ARM_FP16_FORMAT_IEEE"], ids=["its own type", "by conversion"]
+)
 def test_float16_is_converted_as_numpy_does(undefined: str, clang: HostCompiler, tmp_path: Path) -> None:
     """Each float16, and floats at and next to the middle between two of them."""
     (tmp_path / "k.cpp").write_text(WORDS.read_text() + CALLS)
@@ -119,13 +145,21 @@ def test_float16_is_converted_as_numpy_does(undefined: str, clang: HostCompiler,
     library = ctypes.CDLL(str(tmp_path / "k.so"))
     halves = np.arange(2**16, dtype=np.uint16)
     wide = np.empty(halves.size, np.float32)
-    library.widen(halves.ctypes.data_as(ctypes.c_void_p), wide.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(halves.size))
+    library.widen(
+        halves.ctypes.data_as(ctypes.c_void_p), wide.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(halves.size)
+    )
     np.testing.assert_array_equal(wide, halves.view(np.float16).astype(np.float32))
     with np.errstate(invalid="ignore"):
         middle = (wide[:-1].astype(np.float64) + wide[1:]) / 2
-    given = [wide, *(np.nextafter(middle.astype(np.float32), np.float32(to)) for to in (-np.inf, np.inf)), middle.astype(np.float32)]
+    given = [
+        wide,
+        *(np.nextafter(middle.astype(np.float32), np.float32(to)) for to in (-np.inf, np.inf)),
+        middle.astype(np.float32),
+    ]
     floats = np.concatenate([*given, np.float32([65519.996, 65520, 1e30, 1e-30, -1e-8, 2.0**-25, 2.0**-24 * 1.5])])
     narrow = np.empty(floats.size, np.uint16)
-    library.narrow(floats.ctypes.data_as(ctypes.c_void_p), narrow.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(floats.size))
+    library.narrow(
+        floats.ctypes.data_as(ctypes.c_void_p), narrow.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(floats.size)
+    )
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(narrow.view(np.float16), floats.astype(np.float16))

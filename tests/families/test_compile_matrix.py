@@ -45,12 +45,16 @@ def outcome(target: str = "sm_90a", notes: str = "", **changes: int | None) -> O
 
 def test_every_family_has_its_promise() -> None:
     rows = {(family, kind) for family in FAMILIES.values() for kind in (family.constants_type, *family.other_types)}
-    assert set(PROMISES) == {kind.entry_family or family.name for family, kind in rows if template_of(family, kind).endswith(".cu.j2")}
+    assert set(PROMISES) == {
+        kind.entry_family or family.name for family, kind in rows if template_of(family, kind).endswith(".cu.j2")
+    }
     assert set(TARGETS) == {target_of(*divmod(number, 10)) for number in GPUS} - {"sm_70", "sm_87"}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("target", [each if each == "sm_86" else pytest.param(each, marks=pytest.mark.slow) for each in TARGETS])
+@pytest.mark.parametrize(
+    "target", [each if each == "sm_86" else pytest.param(each, marks=pytest.mark.slow) for each in TARGETS]
+)
 def test_defaults_of_the_matrix_keep_the_rules(target: str) -> None:
     """One target in the quick ring, and a third of the kernels: to choose constants for all of them takes minutes."""
     for row in PROMISES:
@@ -86,10 +90,14 @@ def test_kernels_of_slices_are_compiled_for_the_main_targets(family: str) -> Non
     ("family", "precisions", "layouts"),
     [("mma", ("float32", "float16", "bfloat16"), LAYOUTS), ("wgmma_shared", ("float16", "bfloat16"), ("bsf",))],
 )
-def test_kernels_with_x_in_eight_bits_are_compiled(family: str, precisions: tuple[str, ...], layouts: tuple[str, ...]) -> None:
+def test_kernels_with_x_in_eight_bits_are_compiled(
+    family: str, precisions: tuple[str, ...], layouts: tuple[str, ...]
+) -> None:
     """Each precision and layout of the family has a kernel for both eight-bit floats."""
     found = [each.kernel for each in sources(family, "sm_90a", every=1000) if each.kernel.has_bytes_in]
-    assert {(each.precision, each.layout, each.inputs) for each in found} == {*product(precisions, layouts, ("e4m3", "e5m2"))}
+    assert {(each.precision, each.layout, each.inputs) for each in found} == {
+        *product(precisions, layouts, ("e4m3", "e5m2"))
+    }
 
 
 @pytest.mark.parametrize(
@@ -121,7 +129,10 @@ def test_what_is_accepted(good: Outcome) -> None:
         ),
         (outcome(registers=None), f"None registers; accepted: {ESTIMATE} as estimated, give or take {SLACK}"),
         (outcome(shared_bytes=16), "16 bytes of static shared memory; accepted: 0"),
-        (outcome(notes="one\n(C7510) serialized\n(C7512) serialized"), "(C7510) serialized; 2 such notes, none accepted"),
+        (
+            outcome(notes="one\n(C7510) serialized\n(C7512) serialized"),
+            "(C7510) serialized; 2 such notes, none accepted",
+        ),
     ],
 )
 def test_each_violation_is_one_line(bad: Outcome, says: str) -> None:
@@ -145,13 +156,17 @@ def test_what_does_not_compile_or_fit_a_block_is_a_violation(monkeypatch: pytest
     assert list(violations(refused)) == [f"{SOURCE.entry} for sm_90a: refused source: x.cu"]
     need = FAMILIES["simt"].shared_bytes(SOURCE.kernel, SOURCE.constants)
     monkeypatch.setattr(compile_matrix, "cuda_limits", lambda target: Limits(need - 1))
-    assert list(violations(outcome())) == [f"{SOURCE.entry} for sm_90a: {need} bytes of shared memory; accepted: at most {need - 1}"]
+    assert list(violations(outcome())) == [
+        f"{SOURCE.entry} for sm_90a: {need} bytes of shared memory; accepted: at most {need - 1}"
+    ]
     monkeypatch.setattr(compile_matrix, "cuda_limits", lambda target: Limits(need))
     assert list(violations(outcome())) == []
 
 
 def test_a_table_for_each_target() -> None:
-    lines = list(table([outcome(), outcome("sm_80"), outcome(registers=ESTIMATE - 7, spill_bytes=12), outcome(notes="x")]))
+    lines = list(
+        table([outcome(), outcome("sm_80"), outcome(registers=ESTIMATE - 7, spill_bytes=12), outcome(notes="x")])
+    )
     assert [line.split()[0] for line in lines if line] == ["sm_80", "simt", "sm_90a", "simt"]
     assert lines[-1].split()[:7] == ["simt", "float32", "bsf", "3", str(ESTIMATE), "-2.3", "-7"]
     assert lines[-1].split()[-3:] == ["0", "12", "1"]  # static, spilled, notes
@@ -161,7 +176,11 @@ def test_a_table_for_each_target() -> None:
 @pytest.mark.slow
 def test_a_fifth_has_all_precisions_and_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Request] = []
-    monkeypatch.setattr(compile_matrix, "build_many", lambda jobs, *_, **__: compiled.extend(jobs) or [ToolchainError("x") for _ in jobs])
+    monkeypatch.setattr(
+        compile_matrix,
+        "build_many",
+        lambda jobs, *_, **__: compiled.extend(jobs) or [ToolchainError("x") for _ in jobs],
+    )
     monkeypatch.setattr(compile_matrix, "find_compiler", lambda name: None)
     assert CliRunner().invoke(main, ["--target", "sm_86", "--every", "5"]).exit_code == 1
     for family in ("simt", "mma"):
@@ -174,13 +193,21 @@ def test_a_fifth_has_all_precisions_and_layouts(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_sample_has_all_there_is_in_each_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Request] = []
-    monkeypatch.setattr(compile_matrix, "build_many", lambda jobs, *_, **__: compiled.extend(jobs) or [ToolchainError("x") for _ in jobs])
+    monkeypatch.setattr(
+        compile_matrix,
+        "build_many",
+        lambda jobs, *_, **__: compiled.extend(jobs) or [ToolchainError("x") for _ in jobs],
+    )
     monkeypatch.setattr(compile_matrix, "find_compiler", lambda name: None)
     assert CliRunner().invoke(main, ["--target", "sm_80", "--family", "simt", "--sample"]).exit_code == 1
-    found, taken = ([each.kernel for each in sources("simt", "sm_80", **how)] for how in ({"every": 1000}, {"is_sample": True}))
+    found, taken = (
+        [each.kernel for each in sources("simt", "sm_80", **how)] for how in ({"every": 1000}, {"is_sample": True})
+    )
     assert len(compiled) == len(taken) <= len(found) // 2
     for name in ("job", "precision", "stride", "weights", "inputs"):
-        assert {(each.layout, getattr(each, name)) for each in taken} == {(each.layout, getattr(each, name)) for each in found}, name
+        assert {(each.layout, getattr(each, name)) for each in taken} == {
+            (each.layout, getattr(each, name)) for each in found
+        }, name
 
 
 def test_a_sample_goes_on_until_one_is_served_and_asks_no_further() -> None:
@@ -199,7 +226,10 @@ def test_exit_status_and_lines_of_the_command(monkeypatch: pytest.MonkeyPatch) -
     def build(spills: int) -> list[str]:
         def build_many(jobs: Iterable[Request], *_: object, **__: object) -> list[Binary | KsgenError]:
             made = [FAMILIES["simt"].registers(source.kernel, source.constants) for source in sources("simt", "sm_75")]
-            found = [Binary(b"", job.entry, job.target, Resources(each, 0, 0, 0)) for job, each in zip(jobs, made, strict=True)]
+            found = [
+                Binary(b"", job.entry, job.target, Resources(each, 0, 0, 0))
+                for job, each in zip(jobs, made, strict=True)
+            ]
             return [replace(found[0], resources=replace(found[0].resources, spill_bytes=spills)), *found[1:]]
 
         monkeypatch.setattr(compile_matrix, "build_many", build_many)
@@ -215,7 +245,10 @@ def test_exit_status_and_lines_of_the_command(monkeypatch: pytest.MonkeyPatch) -
 def listing(loop: str, entry: str = SOURCE.entry) -> str:
     """An entry with a loop of ten products and what else is given."""
     words = ["MOV R1, R2 ;", *["FFMA R1, R2, R3, R1 ;"] * 10, *loop.splitlines(), "@P0 BRA 0x10 ;", "EXIT ;"]
-    lines = [f"        /*{16 * number:04x}*/                   {each}  /* 0x0000000000017b82 */" for number, each in enumerate(words)]
+    lines = [
+        f"        /*{16 * number:04x}*/                   {each}  /* 0x0000000000017b82 */"
+        for number, each in enumerate(words)
+    ]
     return "\n".join([f"\t\tFunction : {entry}", *lines, ""])
 
 
@@ -236,7 +269,8 @@ BFLOAT16 = KernelSpec(stratified(FEW)[0], "bfloat16", "bsf")
         (
             FEWEST,
             "IADD3 R4, R5, R6, R7 ;\n" * 9,
-            "2.00 instructions per product in the main loop; accepted: the cost model's 1.12, by a factor of at most 1.25",
+            "2.00 instructions per product in the main loop; accepted: the cost model's 1.12, by a factor of at most "
+            "1.25",
         ),
         (
             FEWEST,
@@ -246,7 +280,9 @@ BFLOAT16 = KernelSpec(stratified(FEW)[0], "bfloat16", "bsf")
         (replace(FEWEST, stride="any"), "IADD3 R4, R5, R6, R7 ;\n" * 9, None),
     ],
 )
-def test_what_machine_code_may_not_have(kernel: KernelSpec, loop: str, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_machine_code_may_not_have(
+    kernel: KernelSpec, loop: str, says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = Outcome(replace(SOURCE, kernel=kernel), "sm_90a", outcome().result)
     monkeypatch.setattr(compile_matrix, "listing_of", lambda _: listing(loop))
     lines = list(faults(found))
@@ -259,12 +295,20 @@ def test_a_kernel_that_was_not_read_has_no_faults() -> None:
 
 
 def test_a_table_of_main_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_matrix, "listing_of", lambda _: listing("LDS.128 R4, [R5] ;\nBAR.SYNC 0x0 ;\nLDGSTS.E [R4], [R2.64] ;"))
+    monkeypatch.setattr(
+        compile_matrix, "listing_of", lambda _: listing("LDS.128 R4, [R5] ;\nBAR.SYNC 0x0 ;\nLDGSTS.E [R4], [R2.64] ;")
+    )
     head, row = instructions([outcome()])
     found = dict(zip(head.split(), row.split(), strict=True))
     kinds = {"shared": "0.10", "global": "0.10", "rounding": "0.00", "waiting": "0.10", "addresses": "0.10"}
     assert {name: found[name] for name in kinds} == kinds
-    own = {"target": "sm_90a", "pattern": str(SOURCE.kernel.pattern), "family": "simt", "precision": "float32", "layout": "bsf"}
+    own = {
+        "target": "sm_90a",
+        "pattern": str(SOURCE.kernel.pattern),
+        "family": "simt",
+        "precision": "float32",
+        "layout": "bsf",
+    }
     assert {name: found[name] for name in own} == own
     assert found["products"] == "10"
     assert found["bound"] in ("moving", "inside")

@@ -1,4 +1,6 @@
-"""Each family's `work`, which the cost model divides by a GPU's rates, against what its kernels do in the emulator, counted."""
+"""Each family's `work`, which the cost model divides by a GPU's rates, against what its kernels do in the emulator,
+counted.
+"""
 
 from typing import Any
 
@@ -21,8 +23,8 @@ pytestmark = pytest.mark.skipif(not is_installed("counts"), reason="the emulator
 
 
 def _cases() -> list[Any]:
-    """The first precision of each family and layout in the patterns that take least. Later all others of those, and one precision of
-    each in the patterns that take long."""
+    """The first precision of each family and layout in the patterns that take least. Later all others of those, and one
+    precision of each in the patterns that take long."""
     cases = []
     for family, precision, layout in SERVED:
         precisions = [each for name, each, own in SERVED if (name, own) == (family, layout)]
@@ -30,12 +32,20 @@ def _cases() -> list[Any]:
         for pattern in (*QUICK, *turns):
             is_quick = pattern in QUICK and FIRST[family, layout] == precision
             if serves(family, kernel_of(pattern, precision, layout)):
-                cases.append(pytest.param(family, pattern, precision, layout, marks=[] if is_quick else [pytest.mark.slow]))
+                cases.append(
+                    pytest.param(family, pattern, precision, layout, marks=[] if is_quick else [pytest.mark.slow])
+                )
     return cases
 
 
 def check_counts(
-    family: str, pattern: tuple[int, ...], precision: str, layout: str, batch: int, target: str = "sm_90a", **options: Any
+    family: str,
+    pattern: tuple[int, ...],
+    precision: str,
+    layout: str,
+    batch: int,
+    target: str = "sm_90a",
+    **options: Any,
 ) -> None:
     source = source_of(family, kernel_of(pattern, precision, layout, **options), limits=cuda_limits(target))
     batch = batch_for(source, batch)
@@ -46,7 +56,9 @@ def check_counts(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "pattern", "precision", "layout"), _cases())
-def test_what_the_cost_model_says_moved_is_what_moves(family: str, pattern: tuple[int, ...], precision: str, layout: str) -> None:
+def test_what_the_cost_model_says_moved_is_what_moves(
+    family: str, pattern: tuple[int, ...], precision: str, layout: str
+) -> None:
     check_counts(family, pattern, precision, layout, BATCH)
 
 
@@ -61,10 +73,19 @@ def test_so_it_is_of_a_batch_that_fills_no_tile(family: str, layout: str) -> Non
 @pytest.mark.parametrize("family", ["simt", "mma", "gradient", "gradient_mma"])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_so_it_is_of_another_target_s_defaults(family: str, layout: str) -> None:
-    check_counts(family, QUICK[0], FIRST[family, layout], layout, BATCH, target="sm_75" if family in ("simt", "gradient") else "sm_86")
+    check_counts(
+        family,
+        QUICK[0],
+        FIRST[family, layout],
+        layout,
+        BATCH,
+        target="sm_75" if family in ("simt", "gradient") else "sm_86",
+    )
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("family", "layout"), [("simt", "bsl"), ("mma", "bsf"), ("wgmma_shared", "bsl"), ("wgmma_permuted", "bsf")])
+@pytest.mark.parametrize(
+    ("family", "layout"), [("simt", "bsl"), ("mma", "bsf"), ("wgmma_shared", "bsl"), ("wgmma_permuted", "bsf")]
+)
 def test_a_residual_is_read_once(family: str, layout: str) -> None:
     check_counts(family, QUICK[0], FIRST[family, layout], layout, BATCH, epilogue=Epilogue(residual=True))

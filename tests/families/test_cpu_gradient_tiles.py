@@ -75,13 +75,19 @@ def test_the_matrix_holds_all_there_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.optimized
-@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.data())
 def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     number = st.integers
-    shape = data.draw(st.tuples(number(1, 3), number(1, 70), number(1, 70), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16, 17])))
+    shape = data.draw(
+        st.tuples(number(1, 3), number(1, 70), number(1, 70), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16, 17]))
+    )
     kernel = kernel_of(shape, data.draw(st.sampled_from(PRECISIONS)), data.draw(st.sampled_from(LAYOUTS)))
-    constants = AmxGradientConstants(32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), data.draw(number(1, 5)), 1)
+    constants = AmxGradientConstants(
+        32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), data.draw(number(1, 5)), 1
+    )
     constants = replace(constants, pieces=data.draw(number(1, min(9, AmxGradientTiling(kernel, constants).units))))
     for batch in data.draw(st.lists(number(1, 200), min_size=2, max_size=4)):
         agrees(kernel, constants, batch)
@@ -90,7 +96,9 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
 @pytest.mark.slow
 @pytest.mark.second
 @pytest.mark.optimized
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.data())
 def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
     test_any_pattern_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
@@ -258,7 +266,9 @@ def test_which_processors_it_serves() -> None:
         choice_by_name("amx_gradient", bfloat16, 300, replace(CPU, tiles=()))
     by_tiles = FAMILY.default(bfloat16, CPU, 300)
     check_fit("cpu_gradient", by_tiles, bfloat16, CPU)
-    with pytest.raises(ConstantsError, match=r"cpu_gradient does not run on this device \(.* by matrix tiles: processors\): block="):
+    with pytest.raises(
+        ConstantsError, match=r"cpu_gradient does not run on this device \(.* by matrix tiles: processors\): block="
+    ):
         check_fit("cpu_gradient", by_tiles, bfloat16, replace(CPU, tiles=()))
     space = [type(each) for each in family.space(bfloat16, CPU)]
     assert {*space} == {VectorGradientConstants, AmxGradientConstants}
@@ -293,7 +303,9 @@ def test_rules_of_the_job_and_the_precision() -> None:
 
 @pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [*PATTERNS.values(), (6, 64, 64, 1), (1, 768, 192, 3), (512, 2, 2, 1), (1, 4096, 4096, 1)])
+@pytest.mark.parametrize(
+    "shape", [*PATTERNS.values(), (6, 64, 64, 1), (1, 768, 192, 3), (512, 2, 2, 1), (1, 4096, 4096, 1)]
+)
 def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision: str) -> None:
     kernel = kernel_of(shape, precision, layout)
     for cores, batch in product((1, 2, 64), (None, 1, 100, 25088)):

@@ -1,4 +1,6 @@
-"""Gradients from vector registers full of sums, run on host memory as it lies: right, within its arrays, the same bits always."""
+"""Gradients from vector registers full of sums, run on host memory as it lies: right, within its arrays, the same
+bits always.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -36,11 +38,15 @@ PATTERNS = {
 BATCHES = (1, 7, 64, 131)
 
 
-def kernel_of(shape: tuple[int, ...], precision: str = "float32", layout: str = "bsf", batch: int | None = None) -> KernelSpec:
+def kernel_of(
+    shape: tuple[int, ...], precision: str = "float32", layout: str = "bsf", batch: int | None = None
+) -> KernelSpec:
     return KernelSpec(Pattern(*shape), precision, layout, batch=batch, job="gradient")
 
 
-def constants_of(kernel: KernelSpec, along: str, lanes: int, height: int = 3, width: int = 2) -> VectorGradientConstants:
+def constants_of(
+    kernel: KernelSpec, along: str, lanes: int, height: int = 3, width: int = 2
+) -> VectorGradientConstants:
     """Tiles that leave ragged edges, short blocks, three parts, and two pieces where they may be."""
     height, width = min(height, kernel.pattern.c), min(width, kernel.pattern.b)
     constants = VectorGradientConstants(along, lanes, height, width, 2 * lanes, 3, 1)
@@ -162,7 +168,9 @@ def test_lanes_tall_and_wide_tiles(along: str, lanes: int) -> None:
 def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     number = st.integers
     shape = data.draw(st.tuples(number(1, 4), number(1, 20), number(1, 12), st.sampled_from([1, 2, 3, 4, 7, 8, 20])))
-    kernel = kernel_of(shape, data.draw(st.sampled_from(["float32", "float64", "bfloat16"])), data.draw(st.sampled_from(LAYOUTS)))
+    kernel = kernel_of(
+        shape, data.draw(st.sampled_from(["float32", "float64", "bfloat16"])), data.draw(st.sampled_from(LAYOUTS))
+    )
     lanes = data.draw(st.sampled_from([4, 8]))
     pairs = data.draw(number(0, 1)) if kernel.precision == "bfloat16" else 0
     along = data.draw(st.sampled_from([each for each in ("outputs", "batch") if allows(kernel, each, lanes)]))
@@ -181,12 +189,15 @@ def test_launchers_take_it_on_a_processor(layout: str) -> None:
     kernel = kernel_of((2, 9, 5, 3), layout=layout)
     processor()
     ks = Launcher(*kernel.pattern.shape)
-    assert "cpu_gradient (the weights' gradient from vector registers full of sums, or by matrix tiles: processors), along=" in ks.explain(
-        300, job="gradient", layout=layout
+    assert (
+        "cpu_gradient (the weights' gradient from vector registers full of sums, or by matrix tiles: processors), "
+        "along=" in ks.explain(300, job="gradient", layout=layout)
     )
     x, grad_y = arrays_of(kernel, 300)
     truth = reference.gradient(kernel.pattern, x, grad_y, layout)
-    assert np.linalg.norm(ks.gradient(x, grad_y, layout=layout) - truth) <= tolerance("float32", 300) * np.linalg.norm(truth)
+    assert np.linalg.norm(ks.gradient(x, grad_y, layout=layout) - truth) <= tolerance("float32", 300) * np.linalg.norm(
+        truth
+    )
 
 
 @needs_opencl
@@ -300,11 +311,13 @@ def test_pairs_are_two_whole_entries_of_bfloat16() -> None:
     kernel, paired = kernel_of((2, 20, 7, 2), "bfloat16"), replace(GOOD, pairs=1)
     check(FAMILY, kernel, paired)
     with pytest.raises(
-        ConstantsError, match="block=33 must be even with pairs=1, and along the batch a multiple of twice the lanes=8; try 32 or 34"
+        ConstantsError,
+        match="block=33 must be even with pairs=1, and along the batch a multiple of twice the lanes=8; try 32 or 34",
     ):
         check(FAMILY, kernel, replace(paired, block=33))
     with pytest.raises(
-        ConstantsError, match="block=40 must be even with pairs=1, and along the batch a multiple of twice the lanes=8; try 32 or 48"
+        ConstantsError,
+        match="block=40 must be even with pairs=1, and along the batch a multiple of twice the lanes=8; try 32 or 48",
     ):
         check(FAMILY, kernel, replace(paired, along="batch", pieces=1, block=40))
     with pytest.raises(ConstantsError, match="pairs=1 must be 0 but in bfloat16"):
@@ -320,7 +333,10 @@ def test_processors_with_dot_products_take_pairs() -> None:
         assert found.pairs == int(layout == "bsf" or found.along == "batch")
         assert not FAMILY.default(kernel, CPU, 1568).pairs
         assert not FAMILY.default(replace(kernel, precision="float16"), able, 1568).pairs
-        assert FAMILY.work(kernel, found, 1568).cycles < FAMILY.work(kernel, FAMILY.default(kernel, CPU, 1568), 1568).cycles
+        assert (
+            FAMILY.work(kernel, found, 1568).cycles
+            < FAMILY.work(kernel, FAMILY.default(kernel, CPU, 1568), 1568).cycles
+        )
     assert {each.pairs for each in FAMILY.space(kernel_of((2, 20, 7, 2), "bfloat16"), able)} == {0, 1}
 
 
@@ -335,7 +351,9 @@ def test_which_devices_it_serves() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [*PATTERNS.values(), (6, 64, 64, 1), (1, 768, 192, 3), (512, 2, 2, 1), (1, 4096, 4096, 1)])
+@pytest.mark.parametrize(
+    "shape", [*PATTERNS.values(), (6, 64, 64, 1), (1, 768, 192, 3), (512, 2, 2, 1), (1, 4096, 4096, 1)]
+)
 def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layout: str, precision: str) -> None:
     kernel = kernel_of(shape, precision, layout)
     for vector_bytes, cores, batch in product((16, 32, 64), (1, 2, 64), (None, 1, 100, 25088)):
@@ -347,7 +365,8 @@ def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layo
         geometry = FAMILY.geometry(kernel, constants, batch or 1)
         assert (
             geometry.workspace_bytes
-            == min(constants.parts, -(-(batch or 1) // constants.block)) * VectorGradientTiling(kernel, constants).part_bytes
+            == min(constants.parts, -(-(batch or 1) // constants.block))
+            * VectorGradientTiling(kernel, constants).part_bytes
         )
         if batch == 25088 and kernel.pattern.weight_count > 10**4:
             assert geometry.grid >= cores  # every core has work

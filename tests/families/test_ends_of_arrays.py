@@ -1,4 +1,6 @@
-"""Launchers on a processor touch nothing beyond their arrays: each begins behind, or ends in front of, a page that nothing may touch."""
+"""Launchers on a processor touch nothing beyond their arrays: each begins behind, or ends in front of, a page that
+nothing may touch.
+"""
 
 from collections.abc import Iterator
 from itertools import product
@@ -55,10 +57,19 @@ def run_fenced(only_pairs: bool) -> None:
     for shape, (layout, batch, precision) in product(RAGGED, cases):
         pattern, ks = Pattern(*shape), Launcher(*shape)
         x, dy = (rows(features, batch, layout, precision) for features in (pattern.in_features, pattern.out_features))
-        weights, bias, empty = drawn(*shape, precision=precision), drawn(pattern.out_features, precision=precision), np.zeros_like(dy)
+        weights, bias, empty = (
+            drawn(*shape, precision=precision),
+            drawn(pattern.out_features, precision=precision),
+            np.zeros_like(dy),
+        )
         truth = reference.multiply(pattern, x, weights, layout, bias=bias, residual=dy)
         for own_x, own_weights, own_bias, residual, out in placements(x, weights, bias, dy, empty):
-            check(ks(own_x, own_weights, layout=layout, bias=own_bias, residual=residual, out=out), truth, precision, pattern.c)
+            check(
+                ks(own_x, own_weights, layout=layout, bias=own_bias, residual=residual, out=out),
+                truth,
+                precision,
+                pattern.c,
+            )
         truth = reference.gradient(pattern, x, dy, layout)
         for own_x, own_dy, out in placements(x, dy, np.zeros_like(weights)):
             check(ks.gradient(own_x, own_dy, layout=layout, out=out), truth, precision, batch)

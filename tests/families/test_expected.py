@@ -1,4 +1,6 @@
-"""Defaults by the cost model: what share of the floor it expects of them on each target, and that what it likes is right."""
+"""Defaults by the cost model: what share of the floor it expects of them on each target, and that what it likes is
+right.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -36,7 +38,8 @@ def found(target: str, precision: str, layout: str, all_families: bool = False) 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("precision", "layout", "least"), [("float16", "bsf", 0.85), ("tf32x3", "bsf", 0.8), ("float16", "bsl", 0.95), ("tf32x3", "bsl", 0.85)]
+    ("precision", "layout", "least"),
+    [("float16", "bsf", 0.85), ("tf32x3", "bsf", 0.8), ("float16", "bsl", 0.95), ("tf32x3", "bsl", 0.85)],
 )
 def test_the_defaults_of_hoppers_families_come_near_the_floor(precision: str, layout: str, least: float) -> None:
     assert median(each.share for each in found("sm_90a", precision, layout, all_families=True)) >= least
@@ -56,7 +59,8 @@ def test_defaults_come_near_the_floor(target: str, precision: str, layout: str) 
     [
         *product(("sm_75", "sm_80", "sm_89"), ("float32",), ("bsf", "bsl")),
         *product(("sm_80", "sm_89"), ("float16", "tf32", "tf32x3", "fp16x3"), ("bsl",)),
-        *product(("sm_89",), ("tf32", "tf32x3", "fp16x3"), ("bsf",)),  # docs/kernels/mma.md: what the cache allows others in bsf
+        # docs/kernels/mma.md: what the cache allows others in bsf
+        *product(("sm_89",), ("tf32", "tf32x3", "fp16x3"), ("bsf",)),
         ("sm_80", "tf32x3", "bsf"),
     ],
 )
@@ -77,7 +81,9 @@ def test_whole_weights_and_sectors_bring_split_operands_near_the_floor() -> None
         ((1, 512, 128, 12), "tf32x3", 0.82),
     ],
 )
-def test_resident_x_brings_few_inputs_and_many_outputs_near_the_floor(pattern: tuple[int, ...], precision: str, least: float) -> None:
+def test_resident_x_brings_few_inputs_and_many_outputs_near_the_floor(
+    pattern: tuple[int, ...], precision: str, least: float
+) -> None:
     kernel, limits = KernelSpec(Pattern(*pattern), precision, "bsf"), cuda_limits("sm_80")
     assert FAMILIES["mma"].default(kernel, limits).resident == 1
     assert expected(kernel, limits, model.LARGE, False).share >= least
@@ -96,7 +102,8 @@ def test_no_other_family_is_expected_to_be_faster_than_the_chosen_one(target: st
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("target", "precision"),
-    [*product(("sm_86", "sm_89", "sm_120"), ("tf32x3", "fp16x3")), ("sm_121", "tf32x3")],  # in fp16x3, some of GB10's go to mma
+    # in fp16x3, some of GB10's go to mma
+    [*product(("sm_86", "sm_89", "sm_120"), ("tf32x3", "fp16x3")), ("sm_121", "tf32x3")],
 )
 def test_split_operands_are_left_to_plain_multiply_adds_where_those_are_as_fast(target: str, precision: str) -> None:
     limits = cuda_limits(target)
@@ -136,7 +143,8 @@ def test_float16_before_sm_80_is_multiplied_faster_by_others(target: str, precis
 @pytest.mark.parametrize(
     ("pattern", "layout", "epilogue", "is_faster"),
     [
-        ((1, 64, 64, 16), "bsf", Epilogue(), False),  # memory bounds it, and permutations take twice as long as the product
+        # memory bounds it, and permutations take twice as long as the product
+        ((1, 64, 64, 16), "bsf", Epilogue(), False),
         ((1, 192, 192, 4), "bsf", Epilogue(), True),
         ((1, 1024, 1024, 4), "bsf", Epilogue(), True),
         ((6, 64, 64, 1), "bsf", Epilogue(), True),
@@ -148,7 +156,9 @@ def test_a_library_s_tensor_cores_are_faster_on_a_t4_where_compute_bounds(
     pattern: tuple[int, ...], layout: str, epilogue: Epilogue, is_faster: bool
 ) -> None:
     kernel, limits = KernelSpec(Pattern(*pattern), "float16", layout, epilogue), cuda_limits("sm_75")
-    assert (model.library_us(kernel, limits, 25088) < model.default_us(FAMILIES["simt"], kernel, limits, 25088)) is is_faster
+    assert (
+        model.library_us(kernel, limits, 25088) < model.default_us(FAMILIES["simt"], kernel, limits, 25088)
+    ) is is_faster
     assert model.library_us(kernel, cuda_limits("sm_80"), 25088) == inf
     assert model.library_us(replace(kernel, precision="float32"), limits, 25088) == inf
 
@@ -234,11 +244,15 @@ def test_what_is_built_beforehand_holds_the_constants_of_every_class() -> None:
         ("wgmma_shared", "sm_90a", "float16", "bsf", (1, 300, 72, 1), 300),
     ],
 )
-def test_what_the_model_likes_is_right(family: str, target: str, precision: str, layout: str, pattern: tuple[int, ...], batch: int) -> None:
+def test_what_the_model_likes_is_right(
+    family: str, target: str, precision: str, layout: str, pattern: tuple[int, ...], batch: int
+) -> None:
     limits, kernel = cuda_limits(target), job_of(family, KernelSpec(Pattern(*pattern), precision, layout))
     constants = family_named(family).default(kernel, limits)
     unknown = replace(limits, target="")
-    assert constants != family_named(family).default(kernel, unknown), "the case says nothing: the rule's constants are the fastest"
+    assert constants != family_named(family).default(kernel, unknown), (
+        "the case says nothing: the rule's constants are the fastest"
+    )
     check_result(source_of(family, kernel, constants, limits), batch, in_emulator())
 
 
@@ -266,7 +280,9 @@ def test_a_prediction_lies_above_the_longest_term_and_below_all_terms_together(p
 
 
 def test_the_last_wave_counts_once() -> None:
-    """Blocks that fit a multiprocessor together share its last wave: where that of single blocks is longer, the inside has it."""
+    """Blocks that fit a multiprocessor together share its last wave: where that of single blocks is longer, the
+    inside has it.
+    """
     kernel, limits = KernelSpec(Pattern(1, 64, 64, 1)), cuda_limits("sm_80")
     simt = FAMILIES["simt"]
     speed, constants = model.speed_of(simt, kernel, limits), simt.default(kernel, limits)
@@ -345,7 +361,8 @@ def test_what_cannot_be_launched_has_no_prediction() -> None:
 
 
 @pytest.mark.parametrize(
-    ("us", "words"), [((1.234, 2.345, 3.456), "2.35 us (1.23 to 3.46)"), ((70.51, 90.04, 141.2), "90.0 us (70.5 to 141)")]
+    ("us", "words"),
+    [((1.234, 2.345, 3.456), "2.35 us (1.23 to 3.46)"), ((70.51, 90.04, 141.2), "90.0 us (70.5 to 141)")],
 )
 def test_a_prediction_is_told_with_its_band(us: tuple[float, float, float], words: str) -> None:
     assert str(model.Prediction(*us)) == words

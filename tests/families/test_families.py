@@ -52,8 +52,9 @@ FEW = {"multiply": ("tiny", "flat", "rest", "aligned"), "gradient": ("flat", "al
 
 
 def in_rings(family: str, precision: str, layout: str, name: str) -> Any:
-    """The quick ring has every pattern in a product's first precision, and in the others a few; a gradient takes two. The rest is later.
-    Family and layout are one word of the name, so that the first ring takes each family in each layout.
+    """The quick ring has every pattern in a product's first precision, and in the others a few; a gradient takes two.
+    The rest is later. Family and layout are one word of the name, so that the first ring takes each family in each
+    layout.
     """
     job = JOB_OF[family]
     is_whole = job == "multiply" and precision == FIRST[family]
@@ -85,7 +86,9 @@ def test_epilogues(family: str, layout: str, activation: str) -> None:
     number = list(ACTIVATIONS).index(activation)
     for bias, residual in ((True, number % 2 == 0), (False, True)):
         precision = precisions[number % len(precisions)]
-        kernel = kernel_of(ragged_of(family, precision, layout), precision, layout, Epilogue(bias, activation, residual))
+        kernel = kernel_of(
+            ragged_of(family, precision, layout), precision, layout, Epilogue(bias, activation, residual)
+        )
         kernels.check(source_of(family, kernel), 66, in_emulator())
 
 
@@ -117,7 +120,9 @@ def test_a_kernel_specialised_to_one_batch(family: str, precision: str, layout: 
 @pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(2, 4))
 def test_no_race_and_no_access_outside(family: str, precision: str, layout: str, sanitize: str) -> None:
     run = in_emulator(sanitize=sanitize)
-    for pattern, batch in ((ragged_of(family, precision, layout), 65), ((1, 9, 20, 12), 33))[: 2 if sanitize == "race" else 1]:
+    for pattern, batch in ((ragged_of(family, precision, layout), 65), ((1, 9, 20, 12), 33))[
+        : 2 if sanitize == "race" else 1
+    ]:
         kernel = kernel_of(pattern, precision, layout, Epilogue(True, "gelu", True))
         if serves(family, kernel):
             kernels.check(source_of(family, kernel), batch, run)
@@ -127,7 +132,9 @@ def test_no_race_and_no_access_outside(family: str, precision: str, layout: str,
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
 def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(family: str, precision: str, layout: str) -> None:
     source = source_of(family, kernel_of(ragged_of(family, precision, layout), precision, layout))
-    first, *others = (kernels.check(source, 150, in_emulator(order=order)) for order in ("forward", "forward", "reverse", 5))
+    first, *others = (
+        kernels.check(source, 150, in_emulator(order=order)) for order in ("forward", "forward", "reverse", 5)
+    )
     for y in others:
         np.testing.assert_array_equal(y, first)
 
@@ -152,7 +159,10 @@ def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str, name:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", JOB_OF)
 def test_the_space_holds_only_what_fits_and_is_right(family: str) -> None:
-    kernels_of_all = (job_of(family, kernel_of((1, 64, 64, 4), precision, layout)) for precision, layout in product(PRECISIONS, LAYOUTS))
+    kernels_of_all = (
+        job_of(family, kernel_of((1, 64, 64, 4), precision, layout))
+        for precision, layout in product(PRECISIONS, LAYOUTS)
+    )
     kernel = next(each for each in kernels_of_all if serves(family, each))
     found = list(VARIANTS[family].space(kernel, LIMITS))
     assert len(found) > 100
@@ -202,7 +212,9 @@ def test_a_family_that_is_expected_to_be_faster_is_named_with_the_factor() -> No
     found = faster_family("mma", kernel, LIMITS, LARGE)
     assert found is not None
     family, factor = found
-    us = {name: default_us(VARIANTS[name], kernel, LIMITS, LARGE) for name in ("mma", "wgmma_registers", "wgmma_permuted")}
+    us = {
+        name: default_us(VARIANTS[name], kernel, LIMITS, LARGE) for name in ("mma", "wgmma_registers", "wgmma_permuted")
+    }
     assert (family.name, factor) == ("wgmma", us["mma"] / us["wgmma_registers"])
     assert us["wgmma_registers"] < us["wgmma_permuted"] < us["mma"]
     assert faster_family("wgmma_registers", kernel, LIMITS, LARGE) is None
@@ -222,7 +234,12 @@ def defaults(family: str, kernel: KernelSpec) -> Iterator[Any]:
 
 def neighbours(values: list[Any]) -> list[Any]:
     """What a constant may be instead: the other defaults, and for a number what lies around it."""
-    near = [near for value in values[:1] if isinstance(value, int) for near in (1, value // 2, 2 * value, value - 1, value + 1, 3, 0)]
+    near = [
+        near
+        for value in values[:1]
+        if isinstance(value, int)
+        for near in (1, value // 2, 2 * value, value - 1, value + 1, 3, 0)
+    ]
     return list(dict.fromkeys([*values, *near]))
 
 
@@ -235,7 +252,9 @@ def is_allowed(family: str, kernel: KernelSpec, constants: Any) -> bool:
 
 
 @st.composite
-def by_maps(draw: st.DrawFn, family: str, precision: str, layout: str, pattern: tuple[int, ...]) -> tuple[KernelSpec, Any]:
+def by_maps(
+    draw: st.DrawFn, family: str, precision: str, layout: str, pattern: tuple[int, ...]
+) -> tuple[KernelSpec, Any]:
     """Few patterns by chance have rows of whole chunks, and no constant of these families can be changed alone."""
     a, b, c, d = pattern
     if layout == "bsf":
@@ -357,7 +376,9 @@ def test_every_family_precision_and_layout_is_in_the_matrix() -> None:
     here = {name for name in VARIANTS if not name.startswith(("vector", "amx", "cpu"))}  # which have tests of their own
     assert {family for family, *_ in SERVED} == set(JOB_OF) == here
     for plain in ("simt", "gradient"):
-        assert {(precision, layout) for family, precision, layout in SERVED if family == plain} == set(product(STORED, LAYOUTS))
+        assert {(precision, layout) for family, precision, layout in SERVED if family == plain} == set(
+            product(STORED, LAYOUTS)
+        )
     assert len({(family, precision, layout) for family, precision, layout, _ in MATRIX}) == len(SERVED)
 
 
@@ -372,15 +393,17 @@ WORKED = [
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("family", "precision", "d", "products"), WORKED)
-def test_work_counts_tiles_padding_and_products(family: str, precision: str, d: int, products: int, layout: str) -> None:
+def test_work_counts_tiles_padding_and_products(
+    family: str, precision: str, d: int, products: int, layout: str
+) -> None:
     chosen = VARIANTS[family]
     kernel = kernel_of((2, 128, 64, d), precision, layout)
     constants = chosen.default(kernel, LIMITS)
     batch = 8 * constants.tile_batch
     work = chosen.work(kernel, constants, batch)
-    assert work.memory_bytes == kernel.bytes(batch) - kernel.pattern.weight_count * kernel.item_bytes + chosen.packed_bytes(
-        kernel, constants
-    )
+    assert work.memory_bytes == kernel.bytes(
+        batch
+    ) - kernel.pattern.weight_count * kernel.item_bytes + chosen.packed_bytes(kernel, constants)
     assert work.multiply_adds * 2 == products * kernel.flops(batch)  # every tile is full
     assert work.blocks == chosen.geometry(kernel, constants, batch).grid
     tiles_out = 128 // constants.tile_out

@@ -26,7 +26,8 @@ from tests.support.kernels import in_emulator, kernel_of, source_of
 FEW = FAMILIES["gemv"]
 LIMITS = cuda_limits("sm_90a")
 ALL = Epilogue(True, "gelu", True)
-PATTERNS = (  # no row is whole; d = 3; d large; rows longer than a block of lanes, in stages; nothing but one weight; a > 1
+# no row is whole; d = 3; d large; rows longer than a block of lanes, in stages; nothing but one weight; a > 1
+PATTERNS = (
     (1, 70, 50, 1),
     (2, 37, 13, 3),
     (1, 5, 24, 40),
@@ -147,7 +148,9 @@ def test_bytes_of_memory_are_within_a_tenth_of_the_least_and_the_model_s(pattern
         (73, "float16", 8),
     ],
 )
-def test_rows_are_read_16_bytes_at_a_time_unless_that_makes_them_a_tenth_longer(c: int, precision: str, vector: int) -> None:
+def test_rows_are_read_16_bytes_at_a_time_unless_that_makes_them_a_tenth_longer(
+    c: int, precision: str, vector: int
+) -> None:
     shape = GemvTiling(kernel_of((1, 8, c, 2), precision, "bsf"), GemvConstants(1, 1, 1, 1, 1, 1, 1))
     assert shape.vector == vector
     assert shape.packed_bytes <= 1.1 * shape.kernel.pattern.weight_count * shape.kernel.item_bytes
@@ -204,7 +207,9 @@ def test_a_block_has_a_power_of_two_of_entries_that_holds_the_batch() -> None:
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 def test_defaults_fit_and_are_the_best_of_those_looked_at(target: str) -> None:
     limits = cuda_limits(target)
-    for pattern, (precision, layout), batch in zip(stratified(12), product(STORED, LAYOUTS), (1, 4, 8, 16, 32) * 3, strict=False):
+    for pattern, (precision, layout), batch in zip(
+        stratified(12), product(STORED, LAYOUTS), (1, 4, 8, 16, 32) * 3, strict=False
+    ):
         kernel = KernelSpec(pattern, precision, layout)
         chosen = FEW.default(kernel, limits, batch)
         check(FEW, kernel, chosen, limits)

@@ -29,7 +29,8 @@ UNEVEN = RAGGED[1:]  # 120 -> 74 -> 19: pieces of four bytes, zeros behind the l
 DOWN = (Pattern(6, 16, 24, 1), Pattern(1, 12, 32, 3))  # as vit's: rows of neighbouring l read other blocks of X
 PLANES = (Pattern(2, 24, 20, 2), Pattern(1, 9, 24, 4))  # j of the first factor too
 GPT2 = (Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))
-SPLIT = GemvChainConstants(4, 4, 3, 2, 32, 2, 1, 1, 32, 1)  # warps share the second factor's rows, j stand in tiles that do not divide d
+# warps share the second factor's rows, j stand in tiles that do not divide d
+SPLIT = GemvChainConstants(4, 4, 3, 2, 32, 2, 1, 1, 32, 1)
 
 
 def source_of(kernel: KernelSpec, batch: int, constants: GemvChainConstants | None = None) -> Source:
@@ -65,7 +66,11 @@ def test_agrees_with_float64_and_gives_the_bits_of_a_launch_for_each_factor(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(layout: str) -> None:
     """Several stages and passes, warps that share rows, several j, and a ragged batch."""
-    patterns = (Pattern(3, 26, 600, 1), Pattern(1, 9, 13, 6)) if layout == "bsf" else (Pattern(2, 15, 70, 1), Pattern(1, 6, 6, 5))
+    patterns = (
+        (Pattern(3, 26, 600, 1), Pattern(1, 9, 13, 6))
+        if layout == "bsf"
+        else (Pattern(2, 15, 70, 1), Pattern(1, 6, 6, 5))
+    )
     kernel = chain_of(patterns, "float16", layout, ALL)
     source = source_of(kernel, 7, SPLIT)
     shape = GemvChainTiling(kernel, source.constants)
@@ -127,10 +132,19 @@ def test_inf_and_nan_stay_in_their_blocks() -> None:
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 @pytest.mark.parametrize(
     ("patterns", "precision", "layout", "batch"),
-    [(EVEN, "float16", "bsf", 1), (UNEVEN, "float16", "bsf", 1), (DOWN, "float32", "bsf", 16), (EVEN, "bfloat16", "bsl", 16)],
+    [
+        (EVEN, "float16", "bsf", 1),
+        (UNEVEN, "float16", "bsf", 1),
+        (DOWN, "float32", "bsf", 16),
+        (EVEN, "bfloat16", "bsl", 16),
+    ],
 )
-def test_what_the_cost_model_says_moved_is_what_moves(patterns: tuple[Pattern, ...], precision: str, layout: str, batch: int) -> None:
-    """Memory once, however often blocks read the first factor's weights; of shared memory, the first warp is taken for all."""
+def test_what_the_cost_model_says_moved_is_what_moves(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, batch: int
+) -> None:
+    """Memory once, however often blocks read the first factor's weights; of shared memory, the first warp is taken
+    for all.
+    """
     kernel = chain_of(patterns, precision, layout)
     source, run = source_of(kernel, batch), Counting(timeout_s=300)
     run_chain(source, arrays_of(kernel, batch), run, behind=0)
@@ -153,7 +167,10 @@ GOOD = GemvChainConstants(1, 32, 1, 2, 8, 1, 1, 4, 8, 1)
     [
         ({"steps": 0}, "every constant is at least 1; got steps=0; try steps=1$"),
         ({"early": 2}, "early=2 must be 0 or 1; try 1$"),
-        ({"tile_d": 17, "tile_out": 2}, "each factor's constants are as its own rules allow: of factor 2, tile_d=17 must be at most d=16"),
+        (
+            {"tile_d": 17, "tile_out": 2},
+            "each factor's constants are as its own rules allow: of factor 2, tile_d=17 must be at most d=16",
+        ),
         ({"first_lanes_in": 12}, "of factor 1, lanes_in=12 must be a power of two up to 32"),
         ({"first_thread_out": 8}, "first_thread_out=8 must be 1, or divides how many rows read the same X = 4; try 4$"),
         ({"tile_out": 800, "tile_d": 16}, "a block has at most 1024 threads: 51200"),

@@ -32,8 +32,10 @@ Chains = tuple[tuple[Pattern, ...], ...]
 QKV: Chains = (EVEN, EVEN, EVEN)  # one text
 GROUPED: Chains = (EVEN, EVEN[:1], EVEN, (Pattern(2, 40, 64, 1),))  # 128 -> 128, 96, 128 and 80: one factor next to two
 ODD: Chains = (UNEVEN, (Pattern(4, 7, 10, 3),), (Pattern(1, 5, 120, 1),))  # 120 -> 19, 84 and 5: every size with a rest
-SINGLE: Chains = ((Pattern(2, 37, 13, 3),), (Pattern(1, 50, 78, 1),), (Pattern(1, 9, 2, 39),))  # one factor each, X in rows of three kinds
-WIDE = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1))  # whose second a does not divide the first one's: a block would read more of X
+# one factor each, X in rows of three kinds
+SINGLE: Chains = ((Pattern(2, 37, 13, 3),), (Pattern(1, 50, 78, 1),), (Pattern(1, 9, 2, 39),))
+# whose second a does not divide the first one's: a block would read more of X
+WIDE = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1))
 LOWERED: Chains = (DOWN, (Pattern(1, 11, 144, 1),))
 
 
@@ -47,7 +49,9 @@ def by_itself(source: Source, arrays: dict[str, Array], number: int, run: Run) -
     """A layer's output by a launch of its own, under its own constants of the group."""
     layer, own = layer_kernels(source.kernel)[number], source.constants.layers[number]
     first = sum(map(len, source.kernel.chains[:number]))
-    given = {name: arrays[f"{name}_{number + 1}"] for name in ("y", "bias", "residual") if f"{name}_{number + 1}" in arrays}
+    given = {
+        name: arrays[f"{name}_{number + 1}"] for name in ("y", "bias", "residual") if f"{name}_{number + 1}" in arrays
+    }
     given |= {"x": arrays["x"]} | {f"weights {at}": arrays[f"weights {first + at}"] for at in range(len(layer.factors))}
     one = render(layer, own, family="gemv")
     return run_chain(one, given, run) if len(layer.factors) > 1 else run_single(one, given, run)
@@ -58,7 +62,12 @@ def run_single(source: Source, arrays: dict[str, Array], run: Run) -> Array:
     packed = pack(replace(make_problem(kernel, 1), weights=arrays["weights 0"]), source, run)
     y = np.full_like(arrays["y"], np.nan)
     extras = [as_bits(arrays[name]) for name in ("bias", "residual") if name in arrays]
-    run(source, source.entry, FAMILY.geometry(kernel, source.constants, batch), [as_bits(arrays["x"]), packed, as_bits(y), *extras, batch])
+    run(
+        source,
+        source.entry,
+        FAMILY.geometry(kernel, source.constants, batch),
+        [as_bits(arrays["x"]), packed, as_bits(y), *extras, batch],
+    )
     return y
 
 
@@ -93,7 +102,10 @@ def test_agrees_with_float64_and_gives_the_bits_of_a_launch_for_each_layer(
 
 @pytest.mark.parametrize(
     ("chains", "layout"),
-    [(ODD, "bsf"), *(pytest.param(*case, marks=pytest.mark.second) for case in ((ODD, "bsl"), (GROUPED, "bsf"), (GROUPED, "bsl")))],
+    [
+        (ODD, "bsf"),
+        *(pytest.param(*case, marks=pytest.mark.second) for case in ((ODD, "bsl"), (GROUPED, "bsf"), (GROUPED, "bsl"))),
+    ],
 )
 def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(chains: Chains, layout: str) -> None:
     kernel = group_of(chains, "float16", layout, ALL)
@@ -117,7 +129,11 @@ def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(chai
 )
 def test_weights_and_x_stored_otherwise(chains: Chains, precision: str, layout: str, weights: str, inputs: str) -> None:
     between = "gelu" if any(len(each) > 1 for each in chains) else "none"
-    kernel, run, batch = KernelSpec(chains, precision, layout, ALL, between=between, weights=weights, inputs=inputs), in_emulator(), 3
+    kernel, run, batch = (
+        KernelSpec(chains, precision, layout, ALL, between=between, weights=weights, inputs=inputs),
+        in_emulator(),
+        3,
+    )
     source, problem = source_of(kernel, batch), make_problem(kernel, batch)
     stored = [each for own in problem.each for each in own.quantized]
     packed = [
@@ -126,7 +142,14 @@ def test_weights_and_x_stored_otherwise(chains: Chains, precision: str, layout: 
     ]
     added = [[getattr(own, name) for own in problem.each] for name in ("bias", "residual")]
     ys = [np.full(own.y_shape, np.nan, own.bias.dtype) for own in problem.each if own.bias is not None]
-    arguments = [as_bits(problem.given_x), *packed, *map(as_bits, ys), *map(as_bits, added[0]), *map(as_bits, added[1]), batch]
+    arguments = [
+        as_bits(problem.given_x),
+        *packed,
+        *map(as_bits, ys),
+        *map(as_bits, added[0]),
+        *map(as_bits, added[1]),
+        batch,
+    ]
     run(source, source.entry, FAMILY.geometry(kernel, source.constants, batch), arguments)
     assert compare(problem, *ys)[0] <= problem.tolerance
 
@@ -147,7 +170,10 @@ def test_layers_that_are_equal_have_one_text() -> None:
         source = source_of(group_of(chains, "float16", "bsf"), 1)
         found[chains] = source.text.count("// ======== kind ")
     assert list(found.values()) == [1, 3, 3]
-    assert "// ======== kind 1: 2,48,64,1 then 1,64,48,2, of layers 1, 3\n" in source_of(group_of(GROUPED, "float16", "bsf"), 1).text
+    assert (
+        "// ======== kind 1: 2,48,64,1 then 1,64,48,2, of layers 1, 3\n"
+        in source_of(group_of(GROUPED, "float16", "bsf"), 1).text
+    )
 
 
 @st.composite
@@ -159,8 +185,17 @@ def cases(draw: st.DrawFn) -> tuple[KernelSpec, GemvGroupConstants, int]:
     chains: list[tuple[Pattern, ...]] = [(first, Pattern(1, draw(size), first.out_features // d, d))]
     chains += [(Pattern(1, draw(st.integers(1, 40)), a * c * d, 1),)] * draw(st.integers(1, 2))
     order = draw(st.permutations(chains))
-    precision, layout = draw(st.sampled_from(["float32", "float64", "float16", "bfloat16"])), draw(st.sampled_from(LAYOUTS))
-    kernel = KernelSpec(order, precision, layout, draw(st.sampled_from([ALL, Epilogue()])), stride=draw(st.sampled_from(["dense", "any"])))
+    precision, layout = (
+        draw(st.sampled_from(["float32", "float64", "float16", "bfloat16"])),
+        draw(st.sampled_from(LAYOUTS)),
+    )
+    kernel = KernelSpec(
+        order,
+        precision,
+        layout,
+        draw(st.sampled_from([ALL, Epilogue()])),
+        stride=draw(st.sampled_from(["dense", "any"])),
+    )
     space = list(islice(FAMILY.space(kernel, LIMITS), 60))
     return kernel, draw(st.sampled_from(space)), draw(st.integers(1, 35))
 
@@ -219,14 +254,23 @@ GOOD = GemvGroupConstants(1, "4 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1")  # for EVEN an
     ("changes", "says"),
     [
         ({"early": 2}, "early=2 must be 0 or 1; try 1$"),
-        ({"tiles": "4 8 1, 32 1 2 8 1 1"}, "tiles holds what each factor's own rules allow: 2 for 3 factors; got tiles="),
+        (
+            {"tiles": "4 8 1, 32 1 2 8 1 1"},
+            "tiles holds what each factor's own rules allow: 2 for 3 factors; got tiles=",
+        ),
         ({"tiles": "4 8 1, 32 1 2 8 1 1; 16 1 1 12 1 1"}, "of factor 3, lanes_in=12 must be a power of two up to 32"),
         (
             {"tiles": "5 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1"},
             "of layer 1, first_thread_out=5 must be 1, or divides how many rows .* = 24; try 4",
         ),
-        ({"tiles": "4 8 1, 32 1 2 8 1 1; 8 1 1 8 1 1"}, "tiles has as many threads for all layers: 128 and 64; got tiles="),
-        ({"tiles": "4 8 1, 32 1 2 8 1; 16 1 1 8 1 1"}, "'32 1 2 8 1' is not tile_out, tile_d, thread_out, lanes_in, warps_in, steps"),
+        (
+            {"tiles": "4 8 1, 32 1 2 8 1 1; 8 1 1 8 1 1"},
+            "tiles has as many threads for all layers: 128 and 64; got tiles=",
+        ),
+        (
+            {"tiles": "4 8 1, 32 1 2 8 1; 16 1 1 8 1 1"},
+            "'32 1 2 8 1' is not tile_out, tile_d, thread_out, lanes_in, warps_in, steps",
+        ),
     ],
 )
 def test_each_rule_refuses_its_case(changes: dict[str, Any], says: str) -> None:

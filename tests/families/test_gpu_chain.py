@@ -1,4 +1,6 @@
-"""What both kinds of chains of GPUs share: constants of each factor in one word, halves of shared memory in turns, a ring, rules."""
+"""What both kinds of chains of GPUs share: constants of each factor in one word, halves of shared memory in turns, a
+ring, rules.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -41,7 +43,9 @@ class Holding(GpuChainShape[Any]):
         return self.ring
 
 
-@pytest.mark.parametrize(("sizes", "halves"), [((5,), (5, 0)), ((5, 7), (5, 7)), ((5, 7, 9), (9, 7)), ((9, 2, 3, 8), (9, 8))])
+@pytest.mark.parametrize(
+    ("sizes", "halves"), [((5,), (5, 0)), ((5, 7), (5, 7)), ((5, 7, 9), (9, 7)), ((9, 2, 3, 8), (9, 8))]
+)
 def test_buffers_alternate_between_two_halves(sizes: tuple[int, ...], halves: tuple[int, int]) -> None:
     """Each half is as large as its largest buffer; no buffer is overwritten while it is read."""
     shape = Holding(chain_of(EVEN, "float32", "bsf"), None, (sizes,))
@@ -70,7 +74,8 @@ def test_a_chain_is_its_factors_with_constants_of_their_own(name: str, precision
     counts = [stages_of(factor) for factor in shape.factors]
     assert shape.first_stages == [sum(counts[:at]) for at in range(len(counts))]
     assert family.work(kernel, constants, constants.tile_batch).stages == sum(counts)
-    assert (family.packed_bytes(kernel, constants), family.pack_geometry(kernel, constants).grid) == (0, 0)  # packed for each alone
+    # packed for each alone
+    assert (family.packed_bytes(kernel, constants), family.pack_geometry(kernel, constants).grid) == (0, 0)
     assert family.geometry(kernel, constants, 3 * constants.tile_batch + 1).grid == 4
     with pytest.raises(ConstantsError, match=r"tiles='16 x': '16 x' is not tile_out, tile_in"):
         _ = replace(constants, tiles="16 x").parsed
@@ -86,4 +91,7 @@ def test_registers_are_bounded(name: str, precision: str) -> None:
     crowded = replace(constants, min_blocks=65536 // registers + 1)
     broken = first_broken(family.rules(), kernel, crowded)
     assert broken is not None
-    assert broken.says in ("the registers of min_blocks blocks are at most 65536", "min_blocks blocks have at most 1536 threads")
+    assert broken.says in (
+        "the registers of min_blocks blocks are at most 65536",
+        "min_blocks blocks have at most 1536 threads",
+    )

@@ -1,4 +1,6 @@
-"""Layers on one X in one launch on a GPU: right, the same as each layer by itself, within their arrays; how often X is read."""
+"""Layers on one X in one launch on a GPU: right, the same as each layer by itself, within their arrays; how often X
+is read.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -39,7 +41,9 @@ def alone(source: Source, number: int) -> tuple[Source, list[str]]:
     chain, tiles = kernel.chains[number].factors, constants.tiles.split("; ")[number]
     first = sum(map(len, kernel.chains[:number]))
     one = replace(kernel, chains=chain)
-    return render(one, replace(constants, tiles=tiles), family=source.family), [f"weights {first + at}" for at in range(len(chain))]
+    return render(one, replace(constants, tiles=tiles), family=source.family), [
+        f"weights {first + at}" for at in range(len(chain))
+    ]
 
 
 CASES = [
@@ -69,7 +73,11 @@ def test_agrees_with_float64_and_with_a_launch_for_each_layer(
             assert is_right(kernel, got, truth_of(kernel, arrays, number), number), (number, source.constants, batch)
             if len(chains[number]) > 1:
                 one, weights = alone(source, number)
-                own = {name: arrays[f"{name}_{number + 1}"] for name in ("y", "bias", "residual") if f"{name}_{number + 1}" in arrays}
+                own = {
+                    name: arrays[f"{name}_{number + 1}"]
+                    for name in ("y", "bias", "residual")
+                    if f"{name}_{number + 1}" in arrays
+                }
                 own |= {"x": arrays["x"]} | {f"weights {at}": arrays[name] for at, name in enumerate(weights)}
                 np.testing.assert_array_equal(got, run_chain(one, own, run))
 

@@ -25,7 +25,8 @@ from tests.emulator import is_installed
 from tests.support.fake_gpu import FakeGpu
 
 KERNEL = KernelSpec(Pattern(2, 48, 64, 4))
-TOY = Gpu(40 * 1024, threads=768, blocks=5, tensor_cores=False, suffix="x")  # asynchronous copies, and little of everything
+# asynchronous copies, and little of everything
+TOY = Gpu(40 * 1024, threads=768, blocks=5, tensor_cores=False, suffix="x")
 
 
 @pytest.fixture
@@ -108,7 +109,12 @@ def test_sums_of_tensor_cores_are_fine_since_hopper() -> None:
 def test_warpgroups_need_the_suffix() -> None:
     assert cuda_limits("sm_90a").warpgroups
     assert not any(cuda_limits(target).warpgroups for target in ("sm_90", "sm_90f", "sm_100", "sm_100a", "sm_120"))
-    assert [target_of(*capability) for capability in ((7, 5), (9, 0), (10, 0), (12, 1))] == ["sm_75", "sm_90a", "sm_100", "sm_121"]
+    assert [target_of(*capability) for capability in ((7, 5), (9, 0), (10, 0), (12, 1))] == [
+        "sm_75",
+        "sm_90a",
+        "sm_100",
+        "sm_121",
+    ]
 
 
 def test_targets_that_are_named_are_in_the_table() -> None:
@@ -121,7 +127,8 @@ def test_targets_that_are_named_are_in_the_table() -> None:
 
 def test_it_is_found_by_its_compute_capability(toy: str) -> None:
     assert cuda_target(7, 7) == toy
-    own = {"shared_bytes": 40 * 1024, "async_copies": True, "target": toy, "multiprocessors": 132}  # the last is the device's
+    # the last is the device's
+    own = {"shared_bytes": 40 * 1024, "async_copies": True, "target": toy, "multiprocessors": 132}
     assert limits_of(FakeGpu(target=toy)) == replace(cuda_limits("sm_50"), **own)
     assert resident_blocks(toy, cuda_limits(toy), 32, 32, 0) == 5
     assert resident_blocks(toy, cuda_limits(toy), 256, 32, 0) == 3
@@ -152,7 +159,9 @@ def test_its_kernels_run_and_are_right(toy: str, monkeypatch: pytest.MonkeyPatch
     assert np.isfinite(error)
 
 
-def test_a_target_of_the_compiler_that_the_table_lacks_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_target_of_the_compiler_that_the_table_lacks_compiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The target gets a row of its own, and thus its own constants."""
     try:
         compiler = find_compiler()

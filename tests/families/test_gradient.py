@@ -51,5 +51,7 @@ def test_which_family_takes_a_gradient() -> None:
         assert FAMILIES["gradient"].defaults(own, limits)[-1] == FAMILY.default(own, limits)
         return bool(FAMILIES["gradient"].default(own, limits).on_tensor_cores)
 
-    assert {name: on_cores(name, GPU) for name in PRECISIONS} == {name: bool(each.operand) for name, each in PRECISIONS.items()}
+    assert {name: on_cores(name, GPU) for name in PRECISIONS} == {
+        name: bool(each.operand) for name, each in PRECISIONS.items()
+    }
     assert not any(on_cores(precision, cuda_limits("sm_75")) for precision in PRECISIONS)

@@ -12,7 +12,9 @@ GPU = cuda_limits("sm_90a")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 48, 48, 1), (1, 192, 48, 2), (6, 64, 256, 1), (2, 192, 768, 16), (1, 4096, 4096, 1)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (1, 48, 48, 1), (1, 192, 48, 2), (6, 64, 256, 1), (2, 192, 768, 16), (1, 4096, 4096, 1)]
+)
 def test_long_batches_fill_a_device_with_a_bounded_workspace(shape: tuple[int, ...], precision: str) -> None:
     for layout in LAYOUTS:
         spec = kernel(shape, precision, layout)

@@ -22,10 +22,16 @@ BROKEN_MMA: list[tuple[dict[str, Any], str]] = [
     ({"tile_in": 36}, r"tile_in=36 must be a multiple of 8 \* warps_in = 8; try 32 or 40$"),
     ({"tile_batch": 16}, "tile_batch=16 must be a multiple of 64 bytes = 32; try 32$"),
     ({"tile_d": 2}, "tile_d=2 must be 1 in bsl; try 1$"),
-    ({"warps_out": 4, "warps_in": 16, "tile_in": 128}, "a block has at most 1024 threads: 2048; got warps_out=4; try warps_out=1$"),
+    (
+        {"warps_out": 4, "warps_in": 16, "tile_in": 128},
+        "a block has at most 1024 threads: 2048; got warps_out=4; try warps_out=1$",
+    ),
     ({"tile_in": 128, "tile_out": 128}, "a thread has at most 96 sums: 256; got tile_out=128; try tile_out=32$"),
     ({"min_blocks": 32}, "min_blocks blocks have at most 1536 threads: 2048; got min_blocks=32; try min_blocks=6$"),
-    ({"min_blocks": 20}, r"the registers of min_blocks blocks are at most 65536: \d+; got min_blocks=20; try min_blocks=6$"),
+    (
+        {"min_blocks": 20},
+        r"the registers of min_blocks blocks are at most 65536: \d+; got min_blocks=20; try min_blocks=6$",
+    ),
     ({"stages": 1}, "stages=1 must be at least 2, and 2 in 16-bit bsf; try 2$"),
     ({"promote": 48}, "promote=48 must be a multiple of tile_batch=32; try 32 or 64$"),
 ]
@@ -50,7 +56,8 @@ def test_rules_of_tensor_cores_on_job_layout_and_precision() -> None:
         check(TENSOR_CORES, replace(spec, job="multiply"), GOOD_MMA)
     with pytest.raises(
         ConstantsError,
-        match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3, c64_tf32x3",
+        match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3, "
+        "c64_tf32x3",
     ):
         check(TENSOR_CORES, kernel(), GOOD_MMA)
 

@@ -29,8 +29,12 @@ def test_lanes_that_a_read_of_shared_memory_serves_at_once_share_it() -> None:
     """Lanes share reads as in `simt`: a warp's 16-byte reads take two cycles."""
     text = render(kernel((1, 64, 64, 2))).text
     along = dict(re.findall(r"(lane_in|lane_out) = ([^,;]+)[,;]", text))
-    places = {name: [eval(said.replace("/", "//"), {"lane": lane}) for lane in range(32)] for name, said in along.items()}
-    assert sorted(zip(places["lane_in"], places["lane_out"], strict=True)) == [(m, n) for m in range(8) for n in range(4)]
+    places = {
+        name: [eval(said.replace("/", "//"), {"lane": lane}) for lane in range(32)] for name, said in along.items()
+    }
+    assert sorted(zip(places["lane_in"], places["lane_out"], strict=True)) == [
+        (m, n) for m in range(8) for n in range(4)
+    ]
     for name, step in (("lane_in", 1), ("lane_out", 2)):
         assert all(places[name][lane] == places[name][lane ^ step] for lane in range(32)), name
     assert (eight_read_cycles(16), four_read_cycles(16)) == (2, 2)

@@ -35,13 +35,25 @@ GOOD = MmaConstants(64, 64, 32, 4, 2, 2, 3, 0, 1)
         ({"tile_d": 2}, "tile_d=2 must be d=4, or less and a multiple of 16 bytes; try 4$"),
         ({"tile_out": 40}, r"tile_out=40 must be a multiple of 16 \* warps_out = 32; try 32 or 64$"),
         ({"tile_batch": 24}, r"tile_batch=24 must be a multiple of 8 \* warps_batch .* = 16; try 16 or 32$"),
-        ({"tile_in": 8}, "tile_in=8 must be a multiple of the inputs after which the lanes' order starts again = 16; try 16$"),
+        (
+            {"tile_in": 8},
+            "tile_in=8 must be a multiple of the inputs after which the lanes' order starts again = 16; try 16$",
+        ),
         ({"stages": 1}, "stages=1 must be at least 2; try 2$"),
         ({"min_blocks": 13}, "min_blocks blocks have at most 1536 threads: 1664; got min_blocks=13; try min_blocks=2$"),
-        ({"min_blocks": 4}, r"the registers of min_blocks blocks are at most 65536: \d+; got min_blocks=4; try min_blocks=2$"),
+        (
+            {"min_blocks": 4},
+            r"the registers of min_blocks blocks are at most 65536: \d+; got min_blocks=4; try min_blocks=2$",
+        ),
         ({"promote": 48, "tile_batch": 32}, "promote=48 must be 0, or a multiple of tile_in=32; try 32 or 64$"),
-        ({"warps_batch": 0}, "every constant but promote and resident is at least 1; got warps_batch=0; try warps_batch=2$"),
-        ({"tile_batch": 256, "tile_out": 256}, "a thread has at most 192 sums: 2048; got tile_batch=256; try tile_batch=16$"),
+        (
+            {"warps_batch": 0},
+            "every constant but promote and resident is at least 1; got warps_batch=0; try warps_batch=2$",
+        ),
+        (
+            {"tile_batch": 256, "tile_out": 256},
+            "a thread has at most 192 sums: 2048; got tile_batch=256; try tile_batch=16$",
+        ),
         (
             {"tile_batch": 512, "tile_out": 64, "warps_batch": 32, "warps_out": 2},
             "a block has at most 1024 threads: 2048; got warps_batch=32; try warps_batch=16$",
@@ -62,7 +74,8 @@ def test_rules_of_a_layout_and_a_precision() -> None:
     check(MMA, kernel(layout="bsl"), replace(GOOD, tile_d=1, tile_batch=128))
     with pytest.raises(
         ConstantsError,
-        match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3, c64_tf32x3",
+        match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3, "
+        "c64_tf32x3",
     ):
         check(MMA, kernel("float32"), GOOD)
     with pytest.raises(ConstantsError, match=r"needs .* bytes of shared memory"):
@@ -91,7 +104,9 @@ def test_x_is_resident_only_for_several_tiles_of_outputs_in_bsf() -> None:
     ):
         with pytest.raises(ConstantsError, match=says.format(wrong, pattern[1])):
             check(
-                MMA, kernel(layout=layout, pattern=Pattern(*pattern)), replace(GOOD, tile_d=tile_d, tile_batch=tile_batch, resident=wrong)
+                MMA,
+                kernel(layout=layout, pattern=Pattern(*pattern)),
+                replace(GOOD, tile_d=tile_d, tile_batch=tile_batch, resident=wrong),
             )
 
 
@@ -109,7 +124,9 @@ def test_constants_are_read_and_refused_by_name() -> None:
 def test_what_is_read_of_a_residual_has_registers_of_its_own() -> None:
     """All chunks of a run are read before the first is needed. They spilled on sm_80 next to 128 sums."""
     limits, many = cuda_limits("sm_80"), MmaConstants(128, 256, 32, 1, 2, 4, 4, 0, 1)
-    plain, added = (KernelSpec(Pattern(1, 1536, 384, 1), "float16", "bsf", Epilogue(residual=has)) for has in (False, True))
+    plain, added = (
+        KernelSpec(Pattern(1, 1536, 384, 1), "float16", "bsf", Epilogue(residual=has)) for has in (False, True)
+    )
     assert MmaTiling(plain, many).registers <= MOST_REGISTERS < MmaTiling(added, many).registers
     assert MmaTiling(added, MMA.default(added, limits)).registers <= MOST_REGISTERS
 
@@ -177,7 +194,9 @@ def test_warps_along_j_and_resident_x(precision: str, pattern: tuple[int, ...], 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("precision", "pattern", "constants"), [SPREAD[0], RESIDENT[0]])
-def test_races_of_warps_along_j_and_of_resident_x(precision: str, pattern: tuple[int, ...], constants: MmaConstants) -> None:
+def test_races_of_warps_along_j_and_of_resident_x(
+    precision: str, pattern: tuple[int, ...], constants: MmaConstants
+) -> None:
     each = KernelSpec(Pattern(*pattern), precision, "bsf", Epilogue(True, "relu", True))
     check_result(source_of("mma", each, constants), 37, in_emulator(sanitize="race"))
 
@@ -238,7 +257,8 @@ def test_error_of_each_precision(target: str, precision: str, c: int, layout: st
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("family", "target"), [("mma", "sm_90a"), ("mma", "sm_80"), pytest.param("wgmma_registers", "sm_90a", marks=pytest.mark.slow)]
+    ("family", "target"),
+    [("mma", "sm_90a"), ("mma", "sm_80"), pytest.param("wgmma_registers", "sm_90a", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize(("layout", "d"), [("bsl", 1), ("bsf", 1), ("bsf", 4)])
 @pytest.mark.parametrize("precision", ["tf32x3", "fp16x3", "c64_tf32x3"])
@@ -259,7 +279,8 @@ def test_operands_in_parts_err_at_most_twice_as_much_as_a_sequential_sum(
         x, y, w = x.reshape(64, c, d), y.reshape(64, 32, d), problem.weights[0].astype(wide)
         sequential, exact = np.zeros(y.shape, stored), np.einsum("scj,kcj->skj", x, w)
         halves = [1, 1j] if stored.kind == "c" else [1]
-        for term, half in product(range(c), halves):  # of complex numbers, the real part's products, then the imaginary one's
+        # of complex numbers, the real part's products, then the imaginary one's
+        for term, half in product(range(c), halves):
             own = (x[:, None, term] / half).real * half
             sequential = (sequential + own * w[None, :, term]).astype(stored)
         ratio = np.linalg.norm(y - exact) / np.linalg.norm(sequential - exact)

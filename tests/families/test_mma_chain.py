@@ -1,4 +1,6 @@
-"""All factors of a layer in one launch on tensor cores: right, the same as one by one, within its arrays; what it does not serve."""
+"""All factors of a layer in one launch on tensor cores: right, the same as one by one, within its arrays; what it
+does not serve.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +22,16 @@ from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, PLANES, RAGGED, chain_of, check_against_factors, is_right, read_again, run_chain
+from tests.support.gpu_chains import (
+    EVEN,
+    PLANES,
+    RAGGED,
+    chain_of,
+    check_against_factors,
+    is_right,
+    read_again,
+    run_chain,
+)
 from tests.support.kernels import in_emulator
 
 FAMILY = Mma()
@@ -85,9 +96,14 @@ def test_an_activation_between_factors(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
 @pytest.mark.parametrize(("patterns", "precision"), [(EVEN, "float16"), (RAGGED[:2], "tf32x3")])
-def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]) -> None:
+def test_x_in_one_layout_and_y_in_the_other(
+    patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]
+) -> None:
     """The bits are those of separate launches that transpose the intermediate. Slices agree too, within the arrays."""
-    kernel, run = chain_of(patterns, precision, layouts[0], ALL, out_layout=layouts[1], between="relu", stride="any"), in_emulator()
+    kernel, run = (
+        chain_of(patterns, precision, layouts[0], ALL, out_layout=layouts[1], between="relu", stride="any"),
+        in_emulator(),
+    )
     source = source_of(kernel)
     for batch in (1, source.constants.tile_batch + 3):
         arrays = arrays_of(kernel, batch)
@@ -95,7 +111,9 @@ def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], preci
     if patterns is EVEN:
         sanitize = {"bsf": "address", "bsl": "race"}[layouts[0]]
         arrays = arrays_of(kernel, 5)
-        assert is_right(kernel, run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), truth_of(kernel, arrays))
+        assert is_right(
+            kernel, run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), truth_of(kernel, arrays)
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -137,7 +155,9 @@ def test_tiles_of_the_search_space_agree(step: int) -> None:
     arrays, each = arrays_of(kernel, 37), {own.tiles: own for own in FAMILY.space(kernel, LIMITS)}
     assert len(each) > 4
     for constants in list(each.values())[::step]:
-        assert is_right(kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)), constants
+        assert is_right(
+            kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)
+        ), constants
 
 
 def test_each_factor_alone_fits_too() -> None:
@@ -179,20 +199,30 @@ def test_x_in_stages_gives_the_bits_of_a_launch_for_each_factor(
 
 @st.composite
 def cases(draw: st.DrawFn, stream: int) -> tuple[KernelSpec, MmaChainConstants, int]:
-    """Two or three factors of few features, so that the emulator is quick, with rests anywhere; any constants of the search space that
-    read X so; and a batch of up to three blocks. g++ takes seconds for each: few are drawn, and one that fails is not made smaller."""
+    """Two or three factors of few features, so that the emulator is quick, with rests anywhere; any constants of the
+    search space that read X so; and a batch of up to three blocks. g++ takes seconds for each: few are drawn, and one
+    that fails is not made smaller."""
     precision, layout = draw(st.sampled_from(("float16", "bfloat16", "tf32x3"))), draw(st.sampled_from(LAYOUTS))
     least = PRECISIONS[precision].fine.least_in
     a, b, c, d = (draw(st.integers(low, high)) for low, high in ((1, 3), (1, 24), (least, least + 40), (1, 5)))
     patterns, features = [Pattern(a, b, c, d)], a * b * d
     for _ in range(draw(st.integers(1, 2))):
-        found = [(i, j) for i in range(1, 5) for j in range(1, 17) if features % (i * j) == 0 and features // (i * j) >= least]
+        found = [
+            (i, j)
+            for i in range(1, 5)
+            for j in range(1, 17)
+            if features % (i * j) == 0 and features // (i * j) >= least
+        ]
         assume(found)
         a, d = draw(st.sampled_from(found))
         patterns.append(Pattern(a, draw(st.integers(1, max(1, 100 // (a * d)))), features // (a * d), d))
         features = patterns[-1].out_features
     kernel = chain_of(
-        tuple(patterns), precision, layout, Epilogue(bias=draw(st.booleans())), between=draw(st.sampled_from(("none", "relu")))
+        tuple(patterns),
+        precision,
+        layout,
+        Epilogue(bias=draw(st.booleans())),
+        between=draw(st.sampled_from(("none", "relu"))),
     )
     space = [each for each in FAMILY.space(kernel, LIMITS) if each.stream == stream]
     assume(space)
@@ -209,7 +239,10 @@ def test_any_layer_constants_and_batch(stream: int, data: st.DataObject) -> None
     kernel, constants, batch = data.draw(cases(stream))
     assume(batch * kernel.pattern.out_features >= 32)  # a lone sum may cancel, and then be off by anything
     arrays = arrays_of(kernel, batch)
-    assert is_right(kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)), (constants, batch)
+    assert is_right(kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)), (
+        constants,
+        batch,
+    )
 
 
 @pytest.mark.second
@@ -263,7 +296,10 @@ GOOD = MmaChainConstants(32, "48 64 1 2 1 1 0, 64 16 2 1 2 1 0", 3, 1)
     [
         ({"tiles": "48 64 1 2 1 1 0"}, "tiles holds what each factor's own rules allow: 1 for 2 factors"),
         ({"tiles": "48 64 1 2 1 1 0, 64 16 2 1 2 1"}, "'64 16 2 1 2 1' is not tile_out, tile_in, tile_d, warps_batch"),
-        ({"tiles": "48 64 1 2 1 1 0, 40 16 2 1 2 1 0"}, r"of factor 2, tile_out=40 must be a multiple of 16 \* warps_out = 32"),
+        (
+            {"tiles": "48 64 1 2 1 1 0, 40 16 2 1 2 1 0"},
+            r"of factor 2, tile_out=40 must be a multiple of 16 \* warps_out = 32",
+        ),
         ({"tiles": "48 64 1 2 1 1 0, 64 16 2 1 4 1 0"}, "tiles has as many warps for all factors"),
         ({"stages": 1}, "stages=1 must be at least 2; try 2"),
         ({"min_blocks": 0}, "min_blocks=0 must be at least 1; try 1"),
@@ -288,7 +324,8 @@ def test_what_it_serves() -> None:
     assert not serves("float16", target="sm_75")
     assert serves("float16", chains=(EVEN, EVEN))
     assert not FAMILY.serves(chain_of(EVEN[:1], "float16", "bsf", out_layout="bsl"), LIMITS)
-    assert not serves("float16", (Pattern(1, 8192, 8192, 1), Pattern(1, 8192, 8192, 1)))  # a tile of 8192 features has no room
+    # a tile of 8192 features has no room
+    assert not serves("float16", (Pattern(1, 8192, 8192, 1), Pattern(1, 8192, 8192, 1)))
     kernel = chain_of(EVEN, "bfloat16", "bsf")
     assert [each.name for each in families_for(kernel, LIMITS, with_small_batches=False)] == ["mma"]
     assert family_for(kernel, LIMITS) is not None
@@ -303,7 +340,9 @@ def test_shared_memory_is_two_halves_and_a_ring(patterns: tuple[Pattern, ...]) -
     assert (first.input_bytes > third.input_bytes) == (patterns is RAGGED)
     assert shape.halves == (max(first.input_bytes, third.input_bytes), second.input_bytes)
     assert [shape.place(at) for at in range(3)] == [0, shape.halves[0], 0]
-    assert shape.shared_bytes == sum(shape.halves) + shape.constants.stages * max(each.w_bytes for each in shape.factors)
+    assert shape.shared_bytes == sum(shape.halves) + shape.constants.stages * max(
+        each.w_bytes for each in shape.factors
+    )
     assert shape.first_stages == [0, stages_of(first), stages_of(first) + stages_of(second)]
 
 

@@ -19,7 +19,13 @@ TARGETS = ("sm_80", "sm_86", "sm_90a")
 @pytest.mark.parametrize("step", [36, pytest.param(9, marks=pytest.mark.second)])
 def test_defaults_hold_for_the_paper(step: int, precision: str, target: str) -> None:
     limits = cuda_limits(target)
-    odd = [Pattern(1, 1, 1, 1), Pattern(3, 997, 5, 97), Pattern(1, 17, 33, 13), Pattern(2, 5, 1009, 1), Pattern(1, 3, 3, 9)]
+    odd = [
+        Pattern(1, 1, 1, 1),
+        Pattern(3, 997, 5, 97),
+        Pattern(1, 17, 33, 13),
+        Pattern(2, 5, 1009, 1),
+        Pattern(1, 3, 3, 9),
+    ]
     own = paper_patterns()[step * TARGETS.index(target) :: step * len(TARGETS)]  # each target has others
     for pattern in [*own, *odd]:
         for layout in LAYOUTS:

@@ -2,8 +2,8 @@
 
 Relative Frobenius errors of 64 x 48 outputs against float64, X ~ N(0, 1), W uniform in +-1/sqrt(c), in units of 1e-7.
 `big`: x = big + small is split with big cut off or rounded. `first`: the small products of 32 k come before the big
-ones. `apart`: they have sums of their own. Sums of the tensor cores of sm_80 (and sm_86, sm_89) | of sm_90a (and what is
-assumed of sm_100 and sm_120) | exact and rounded:
+ones. `apart`: they have sums of their own. Sums of the tensor cores of sm_80 (and sm_86, sm_89) | of sm_90a (and what
+is assumed of sm_100 and sm_120) | exact and rounded:
 
                                         c=48                 c=192                c=1024
     float32 fused multiply-adds         1.26                 2.46                 5.68
@@ -43,27 +43,53 @@ pytestmark = pytest.mark.slow
 needs_emulator = pytest.mark.skipif(not is_installed("none"), reason="no g++ to run CUDA text with")
 
 CUT, ROUNDED = "tf32x3", "tf32x3, big rounded"
-ERRORS: list[tuple[str, dict[str, Any], tuple[float, ...], tuple[float, ...], tuple[float, ...]]] = [  # for each of WIDTHS, by SUMS
+# for each of WIDTHS, by SUMS
+ERRORS: list[tuple[str, dict[str, Any], tuple[float, ...], tuple[float, ...], tuple[float, ...]]] = [
     ("tf32", {}, (2.83e-4, 2.98e-4, 2.75e-4), (2.83e-4, 2.98e-4, 2.75e-4), (2.83e-4, 2.98e-4, 2.75e-4)),
     ("tf32, cut off", {}, (7.76e-4, 7.87e-4, 7.30e-4), (7.76e-4, 7.87e-4, 7.29e-4), (7.76e-4, 7.87e-4, 7.27e-4)),
     (CUT, {}, (6.12e-7, 2.06e-6, 1.01e-5), (4.56e-7, 1.49e-6, 7.38e-6), (1.73e-7, 2.28e-7, 3.76e-7)),
     (CUT, {"promote": 64}, (6.12e-7, 7.88e-7, 7.77e-7), (4.56e-7, 5.81e-7, 5.64e-7), (1.73e-7, 1.92e-7, 1.75e-7)),
     (CUT, {"promote": 32}, (3.96e-7, 4.63e-7, 4.45e-7), (3.08e-7, 3.52e-7, 3.39e-7), (1.67e-7, 1.84e-7, 1.80e-7)),
     (CUT, {"promote": 16}, (2.74e-7, 2.94e-7, 2.98e-7), (2.34e-7, 2.49e-7, 2.53e-7), (1.63e-7, 1.83e-7, 2.03e-7)),
-    (CUT, {"promote": 32, "block": 32}, (2.27e-7, 2.56e-7, 2.44e-7), (2.09e-7, 2.32e-7, 2.17e-7), (1.61e-7, 1.76e-7, 1.74e-7)),
-    (CUT, {"promote": 64, "apart": True}, (2.75e-7, 3.33e-7, 3.18e-7), (2.41e-7, 2.84e-7, 2.64e-7), (1.64e-7, 1.81e-7, 1.66e-7)),
+    (
+        CUT,
+        {"promote": 32, "block": 32},
+        (2.27e-7, 2.56e-7, 2.44e-7),
+        (2.09e-7, 2.32e-7, 2.17e-7),
+        (1.61e-7, 1.76e-7, 1.74e-7),
+    ),
+    (
+        CUT,
+        {"promote": 64, "apart": True},
+        (2.75e-7, 3.33e-7, 3.18e-7),
+        (2.41e-7, 2.84e-7, 2.64e-7),
+        (1.64e-7, 1.81e-7, 1.66e-7),
+    ),
     (ROUNDED, {}, (4.70e-7, 1.82e-6, 9.58e-6), (3.51e-7, 1.34e-6, 7.13e-6), (1.06e-7, 1.64e-7, 3.57e-7)),
     (ROUNDED, {"promote": 64}, (4.70e-7, 6.30e-7, 6.35e-7), (3.51e-7, 4.68e-7, 4.65e-7), (1.06e-7, 1.17e-7, 1.32e-7)),
     (ROUNDED, {"promote": 32}, (2.84e-7, 3.32e-7, 3.36e-7), (2.18e-7, 2.51e-7, 2.55e-7), (9.67e-8, 1.05e-7, 1.36e-7)),
     (ROUNDED, {"promote": 16}, (1.79e-7, 1.94e-7, 2.25e-7), (1.45e-7, 1.56e-7, 1.95e-7), (9.18e-8, 1.10e-7, 1.62e-7)),
-    (ROUNDED, {"promote": 32, "block": 32}, (1.46e-7, 1.64e-7, 1.85e-7), (1.24e-7, 1.40e-7, 1.59e-7), (8.86e-8, 9.79e-8, 1.30e-7)),
-    (ROUNDED, {"promote": 64, "apart": True}, (2.02e-7, 2.53e-7, 2.62e-7), (1.62e-7, 1.98e-7, 2.07e-7), (9.31e-8, 1.02e-7, 1.19e-7)),
+    (
+        ROUNDED,
+        {"promote": 32, "block": 32},
+        (1.46e-7, 1.64e-7, 1.85e-7),
+        (1.24e-7, 1.40e-7, 1.59e-7),
+        (8.86e-8, 9.79e-8, 1.30e-7),
+    ),
+    (
+        ROUNDED,
+        {"promote": 64, "apart": True},
+        (2.02e-7, 2.53e-7, 2.62e-7),
+        (1.62e-7, 1.98e-7, 2.07e-7),
+        (9.31e-8, 1.02e-7, 1.19e-7),
+    ),
 ]
 PROMOTED = [(mode, options) for mode, options, *_ in ERRORS if options]
 IDS = [Product(mode, 48, **options).name for mode, options in PROMOTED]
 NAMES = [Product(mode, 48, **options).name for mode, options, *_ in ERRORS]
 BEYOND_TWICE: dict[tuple[str, str, tuple[Any, ...]], tuple[int, ...]] = {  # the c at which the claim fails
-    (AMPERE, CUT, (64,)): (48, 192), (AMPERE, CUT, (32,)): (48,), (AMPERE, CUT, (16,)): (48,), (AMPERE, CUT, (64, True)): (48,),
+    (AMPERE, CUT, (64,)): (48, 192), (AMPERE, CUT, (32,)): (48,), (AMPERE, CUT, (16,)): (48,), (AMPERE, CUT, (64,
+        True)): (48,),
     (AMPERE, ROUNDED, (64,)): (48, 192), (AMPERE, ROUNDED, (32,)): (48,),
     (HOPPER, CUT, (64,)): (48, 192), (HOPPER, CUT, (32,)): (48,), (HOPPER, ROUNDED, (64,)): (48,),
 }  # fmt: skip
@@ -78,9 +104,13 @@ def sequential(c: int) -> float:
 @needs_emulator
 @pytest.mark.parametrize("sums", SUMS)
 @pytest.mark.parametrize(
-    ("mode", "options", "errors"), [(mode, o, dict(zip(SUMS, found, strict=True))) for mode, o, *found in ERRORS], ids=NAMES
+    ("mode", "options", "errors"),
+    [(mode, o, dict(zip(SUMS, found, strict=True))) for mode, o, *found in ERRORS],
+    ids=NAMES,
 )
-def test_errors_are_as_modelled(mode: str, options: dict[str, Any], errors: dict[str, tuple[float, ...]], sums: str) -> None:
+def test_errors_are_as_modelled(
+    mode: str, options: dict[str, Any], errors: dict[str, tuple[float, ...]], sums: str
+) -> None:
     assert [Product(mode, c, **options).error(sums) for c in WIDTHS] == pytest.approx(errors[sums], rel=0.1)
 
 
@@ -121,7 +151,9 @@ def test_sequential_float32_is_as_known() -> None:
 @needs_emulator
 def test_the_case_refuses_what_its_mode_must_not_be() -> None:
     case = Product(CUT, 192, 64).case()
-    with pytest.raises(AssertionError, match=r"tf32x3, promoted every 64, c=192: error 7\.\d+e-04; at most 2e-05 accepted"):
+    with pytest.raises(
+        AssertionError, match=r"tf32x3, promoted every 64, c=192: error 7\.\d+e-04; at most 2e-05 accepted"
+    ):
         case.changed("+ HALF", "& 0").emulate()
     with pytest.raises(AssertionError, match=r"at most 2e-05"):
         case.changed("mma_tf32(sums, small_a, big(b[0]), big(b[1]));", "").emulate()

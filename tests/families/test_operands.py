@@ -20,7 +20,9 @@ def test_bank_conflicts_are_counted_by_eight_lanes() -> None:
 
 
 def test_a_precision_without_tensor_cores_is_named_with_those_that_have_them() -> None:
-    with pytest.raises(ConstantsError, match=r"^ks_1x8x8x1_float64_bsf: tensor cores have no products in float64; accepted: float16, "):
+    with pytest.raises(
+        ConstantsError, match=r"^ks_1x8x8x1_float64_bsf: tensor cores have no products in float64; accepted: float16, "
+    ):
         tensor_operand(KernelSpec(Pattern(1, 8, 8, 1), "float64"))
 
 
@@ -37,7 +39,9 @@ def test_operands_in_parts_need_enough_inputs() -> None:
 @pytest.mark.parametrize("precision", ["float16", "tf32", "tf32x3"])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("tile_d", [1, 2, 3, 4, 6, 8])
-def test_groups_of_chunks_hold_whole_inputs_and_the_lanes_order_whole_instructions(precision: str, layout: str, tile_d: int) -> None:
+def test_groups_of_chunks_hold_whole_inputs_and_the_lanes_order_whole_instructions(
+    precision: str, layout: str, tile_d: int
+) -> None:
     tile = TensorTile()
     tile.kernel = KernelSpec(Pattern(1, 64, 64, 24), precision, layout)
     tile.constants = SimpleNamespace(tile_d=tile_d)

@@ -1,4 +1,5 @@
-"""The texts for processors under a second compiler: PoCL, which has other built-in functions and shares no memory with the host.
+"""The texts for processors under a second compiler: PoCL, which has other built-in functions and shares no memory with
+the host.
 
 Debian has it: apt-get install pocl-opencl-icd.
 """
@@ -32,12 +33,15 @@ def test_launchers_copy_arrays_of_the_host(precision: str, layout: str, monkeypa
     monkeypatch.setenv("KSGEN_DEVICE", "portable")
     first, last = Launcher(3, 5, 4, 2), Launcher(3, 7, 10, 1)
     random = np.random.default_rng(0)
-    x, v, w = (random.standard_normal(shape).astype(precision) for shape in ((100, 24), first.pattern.shape, last.pattern.shape))
+    x, v, w = (
+        random.standard_normal(shape).astype(precision)
+        for shape in ((100, 24), first.pattern.shape, last.pattern.shape)
+    )
     x = x if layout == "bsf" else np.ascontiguousarray(x.T)
     truth = reference.multiply(last.pattern, reference.multiply(first.pattern, x, v, layout), w, layout)
     y = ChainLauncher(first, last)(x, [v, w], layout=layout)
     assert np.linalg.norm(y - truth) <= (2e-3 if precision == "float16" else 1e-6) * np.linalg.norm(truth)
     truth = reference.gradient(first.pattern, x, (grad := first(x, v, layout=layout)), layout)
-    assert np.linalg.norm(first.gradient(x, grad, layout=layout) - truth) <= (2e-3 if precision == "float16" else 1e-6) * np.linalg.norm(
-        truth
-    )
+    assert np.linalg.norm(first.gradient(x, grad, layout=layout) - truth) <= (
+        2e-3 if precision == "float16" else 1e-6
+    ) * np.linalg.norm(truth)

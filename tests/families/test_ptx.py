@@ -27,7 +27,13 @@ def test_case_comes_out_right(name: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitize", ["address", "race"])
 @pytest.mark.parametrize(
-    "name", [*ASYNCHRONOUS, "matrices load=False store=True", "wgmma tf32, A in registers", "wgmma bf16, A in registers, 2 at once"]
+    "name",
+    [
+        *ASYNCHRONOUS,
+        "matrices load=False store=True",
+        "wgmma tf32, A in registers",
+        "wgmma bf16, A in registers, 2 at once",
+    ],
 )
 def test_sanitizers_find_nothing(name: str, sanitize: str) -> None:
     if not is_installed(sanitize):
@@ -77,7 +83,9 @@ def cut_off_sum(so_far: float, a: list[float], b: list[float], step: int, kept: 
         return int(np.frexp(value)[1]) - 1
 
     for first in range(0, len(a), step):
-        pairs = [pair for pair in zip(a[first : first + step], b[first : first + step], strict=True) if pair[0] and pair[1]]
+        pairs = [
+            pair for pair in zip(a[first : first + step], b[first : first + step], strict=True) if pair[0] and pair[1]
+        ]
         last = max([exponent(x) + exponent(w) for x, w in pairs] + ([exponent(so_far)] if so_far else [])) - kept
         total = sum(int(np.trunc(np.ldexp(term, -last))) for term in (so_far, *(x * w for x, w in pairs)))
         drop = max(0, abs(total).bit_length() - 24)
@@ -95,10 +103,14 @@ def test_sums_are_cut_off_or_rounded(operand: str, target: str, bytes_a_step: in
     start = (rng.standard_normal((16, 8)) * 2.0 ** rng.integers(-12, 12, (16, 8))).astype(np.float32)
     cut, rounded = start.copy(), start.copy()
     run_cuda(mma_text(operand), "product", 1, 32, 0, [words(a), words(b), cut], target=target)
-    run_cuda(mma_text(operand), "product", 1, 32, 0, [words(a), words(b), rounded], target=target, accumulation="rounded")
+    run_cuda(
+        mma_text(operand), "product", 1, 32, 0, [words(a), words(b), rounded], target=target, accumulation="rounded"
+    )
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     rule = (bytes_a_step // a.itemsize, kept)
-    expected = [[cut_off_sum(float(start[m, n]), list(wide_a[m]), list(wide_b[n]), *rule) for n in range(8)] for m in range(16)]
+    expected = [
+        [cut_off_sum(float(start[m, n]), list(wide_a[m]), list(wide_b[n]), *rule) for n in range(8)] for m in range(16)
+    ]
     np.testing.assert_array_equal(cut, np.array(expected, np.float32))
     np.testing.assert_array_equal(rounded, (start.astype(np.float64) + wide_a @ wide_b.T).astype(np.float32))
     assert (cut != rounded).any()

@@ -33,13 +33,17 @@ CASES = [  # rows of odd lengths, in stages, of pieces of one weight; d in a blo
 ]
 
 
-def kernel_of(shape: tuple[int, ...], precision: str, weights: str, layout: str, epilogue: Epilogue = ALL) -> KernelSpec:
+def kernel_of(
+    shape: tuple[int, ...], precision: str, weights: str, layout: str, epilogue: Epilogue = ALL
+) -> KernelSpec:
     return KernelSpec(Pattern(*shape), precision, layout, epilogue, weights=weights)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "shape", "precision", "weights", "layout", "batch"), CASES)
-def test_agrees_with_float64(family: str, shape: tuple[int, ...], precision: str, weights: str, layout: str, batch: int) -> None:
+def test_agrees_with_float64(
+    family: str, shape: tuple[int, ...], precision: str, weights: str, layout: str, batch: int
+) -> None:
     kernel, own = kernel_of(shape, precision, weights, layout), FAMILIES[family]
     source = source_of(family, kernel, own.default(kernel, LIMITS, batch))
     kernels.check(source, batch, in_emulator())

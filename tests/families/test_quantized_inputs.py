@@ -32,7 +32,8 @@ LIMITS = cuda_limits("sm_90a")
 ALL = Epilogue(True, "gelu", True)
 FLOATS = ("e4m3", "e5m2")
 BEFORE, SINCE = "", "#define __CUDA_ARCH__ 890\n"  # there are instructions for floats in eight bits
-CASES = [  # ragged edges in all of them; runs of X that are copied wide, and one by one; d in a block, in several, and of one
+# ragged edges in all of them; runs of X that are copied wide, and one by one; d in a block, in several, and of one
+CASES = [
     ("gemv", (1, 70, 50, 1), "float32", "int8", "bsf", 1, BEFORE),
     ("gemv", (2, 37, 13, 3), "float16", "e4m3", "bsl", 5, BEFORE),
     ("gemv", (1, 5, 32, 1), "bfloat16", "e5m2", "bsf", 2, BEFORE),
@@ -53,7 +54,9 @@ CASES = [  # ragged edges in all of them; runs of X that are copied wide, and on
 ]
 
 
-def kernel_of(shape: tuple[int, ...], precision: str, storage: str, layout: str, epilogue: Epilogue = ALL) -> KernelSpec:
+def kernel_of(
+    shape: tuple[int, ...], precision: str, storage: str, layout: str, epilogue: Epilogue = ALL
+) -> KernelSpec:
     return KernelSpec(Pattern(*shape), precision, layout, epilogue, weights=storage, inputs=storage)
 
 
@@ -68,15 +71,21 @@ def test_agrees_with_float64(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("layout", "batch", "target", "sanitize"), [("bsf", 20, BEFORE, "race"), ("bsl", 32, SINCE, "address")])
+@pytest.mark.parametrize(
+    ("layout", "batch", "target", "sanitize"), [("bsf", 20, BEFORE, "race"), ("bsl", 32, SINCE, "address")]
+)
 def test_slices_of_x_begin_anywhere(layout: str, batch: int, target: str, sanitize: str) -> None:
-    """Rows lie as far apart as the call says, X begins at any byte, both or one of them off the boundaries that wide copies keep to; and
-    no address is wrong, and nothing read that is being written."""
+    """Rows lie as far apart as the call says, X begins at any byte, both or one of them off the boundaries that wide
+    copies keep to; and no address is wrong, and nothing read that is being written."""
     kernel = replace(kernel_of((2, 20, 32, 1), "float16", "e4m3", layout), stride="any")
     source = source_of("mma", kernel, FAMILIES["mma"].default(kernel, LIMITS, batch))
     source, problem = replace(source, text=target + source.text), make_problem(kernel, batch)
     whole = -problem.given_x.shape[1] % 16  # to rows that begin at multiples of 16 bytes
-    for shift, gap, run in ((3, whole, in_emulator()), (16, whole + 3, in_emulator()), (3, whole + 3, in_emulator(sanitize=sanitize))):
+    for shift, gap, run in (
+        (3, whole, in_emulator()),
+        (16, whole + 3, in_emulator()),
+        (3, whole + 3, in_emulator(sanitize=sanitize)),
+    ):
         found = kernels.multiply(problem, source, run, shift=shift, behind=5, gaps={"x": gap, "y": 1})
         assert kernels.compare(problem, found)[0] <= tolerance("float16", 32)
 
@@ -93,19 +102,28 @@ def test_every_value_is_widened_exactly(storage: str) -> None:
         truth[128] = -128
     x = QuantizedInputs(storage, bits.reshape(-1, 1), 1.0)
     weights = np.ones((1, 1, 1, 1), numpy_type(STORAGES[storage]))
-    given = Quantized(Pattern(1, 1, 1, 1), storage, "factor", weights, np.full((1, 1, 1, 1), 0.5, np.float32), x_scale=2.0)
-    served = [*product(("gemv", "simt"), ("float16",)), *product(("mma",), ("float16", "float32") if storage in FLOATS else ())]
+    given = Quantized(
+        Pattern(1, 1, 1, 1), storage, "factor", weights, np.full((1, 1, 1, 1), 0.5, np.float32), x_scale=2.0
+    )
+    served = [
+        *product(("gemv", "simt"), ("float16",)),
+        *product(("mma",), ("float16", "float32") if storage in FLOATS else ()),
+    ]
     for family, precision in served:
         kernel = KernelSpec(given.pattern, precision, weights=storage, inputs=storage)
         source = source_of(family, kernel, family_named(family).default(kernel, LIMITS, 256))
-        problem = Problem(kernel, 256, truth.reshape(-1, 1), np.ones((1, 1, 1, 1)), None, None, quantized=(given,), inputs=x)
+        problem = Problem(
+            kernel, 256, truth.reshape(-1, 1), np.ones((1, 1, 1, 1)), None, None, quantized=(given,), inputs=x
+        )
         for target in (BEFORE, SINCE):
             found = kernels.multiply(problem, replace(source, text=target + source.text), in_emulator())
             np.testing.assert_array_equal(found[:, 0].astype(np.float64), truth)
 
 
 def test_what_tensor_cores_cut_off_of_eight_bits() -> None:
-    """Thirteen bits below the largest product, as the emulator has it of the instruction: so sums are promoted after 128 inputs."""
+    """Thirteen bits below the largest product, as the emulator has it of the instruction: so sums are promoted after
+    128 inputs.
+    """
     kernel = kernel_of((1, 16, 32, 1), "float16", "e4m3", "bsf", Epilogue())
     x = np.full((1, 32), 2.0**-6)
     x[0, 0] = 256  # what is less than a 2^13th of it is lost
@@ -114,12 +132,20 @@ def test_what_tensor_cores_cut_off_of_eight_bits() -> None:
     given = Quantized(kernel.pattern, "e4m3", "factor", weights, np.ones((1, 1, 1, 1), np.float32), x_scale=1.0)
     inputs = QuantizedInputs("e4m3", x.astype(kind), 1.0)
     problem = Problem(kernel, 1, x, weights.astype(np.float64), None, None, quantized=(given,), inputs=inputs)
-    exact = 256 + 31 * 2.0**-6  # which float16 has not; Y in float32 has it, and is not multiplied by the instruction anywhere
-    rows = (("float16", BEFORE, 256.5), ("float16", SINCE, 256.0), ("float32", BEFORE, exact), ("float32", SINCE, exact))
+    # which float16 has not; Y in float32 has it, and is not multiplied by the instruction anywhere
+    exact = 256 + 31 * 2.0**-6
+    rows = (
+        ("float16", BEFORE, 256.5),
+        ("float16", SINCE, 256.0),
+        ("float32", BEFORE, exact),
+        ("float32", SINCE, exact),
+    )
     for precision, target, wanted in rows:
         own = replace(kernel, precision=precision)
         source = source_of("mma", own, FAMILIES["mma"].default(own, LIMITS, 1))
-        found = kernels.multiply(replace(problem, kernel=own), replace(source, text=target + source.text), in_emulator())
+        found = kernels.multiply(
+            replace(problem, kernel=own), replace(source, text=target + source.text), in_emulator()
+        )
         assert set(found[0].astype(np.float64)) == {wanted}
     for c, promote in ((128, 0), (129, 128), (768, 128)):
         long = kernel_of((1, 64, c, 1), "float16", "e4m3", "bsf")
@@ -136,7 +162,9 @@ def test_errors_of_sums_of_eight_bits(family: str, target: str, head: str, posit
     kind, random = numpy_type(STORAGES["e4m3"]), np.random.default_rng(8)
     for c in (128, 768):
         kernel = kernel_of((1, 64, c, 1), "float16", "e4m3", "bsf", Epilogue())
-        x, weights = (draw.astype(kind) for draw in (random.standard_normal((64, c)), random.uniform(-1, 1, (1, 64, c, 1))))
+        x, weights = (
+            draw.astype(kind) for draw in (random.standard_normal((64, c)), random.uniform(-1, 1, (1, 64, c, 1)))
+        )
         if positive:
             x, weights = np.abs(x), np.abs(weights)
         given = Quantized(kernel.pattern, "e4m3", "factor", weights, np.ones((1, 1, 1, 1), np.float32), x_scale=1.0)
@@ -154,7 +182,8 @@ def test_errors_of_sums_of_eight_bits(family: str, target: str, head: str, posit
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("precision", "target", "product"), [("float16", SINCE, "e4m3"), ("bfloat16", BEFORE, "f16"), ("float32", SINCE, "f16")]
+    ("precision", "target", "product"),
+    [("float16", SINCE, "e4m3"), ("bfloat16", BEFORE, "f16"), ("float32", SINCE, "f16")],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_the_cost_model_says_moved_is_what_moves(layout: str, precision: str, target: str, product: str) -> None:
@@ -163,7 +192,8 @@ def test_what_the_cost_model_says_moved_is_what_moves(layout: str, precision: st
     source = replace(source, text=target + source.text)
     own, around = count_kernel(source, 256)
     for name, (expected, counted) in compared(source, 256, own, around).items():
-        assert expected == pytest.approx(counted, rel=0.03), name  # scales of weights, which are not counted, are a fiftieth here
+        # scales of weights, which are not counted, are a fiftieth here
+        assert expected == pytest.approx(counted, rel=0.03), name
     assert {name.split()[-1] for name in own.instructions} == {product}
 
 
@@ -177,8 +207,13 @@ def test_what_serves_it(layout: str) -> None:
     assert [each.name for each in families_for(whole, LIMITS)] == ["simt", "gemv"]
     with pytest.raises(ConstantsError, match="X is not in eight bits, or in floats of them"):
         check(FAMILIES["mma"], whole, FAMILIES["mma"].default(kernel, LIMITS))
-    wide, found = replace(kernel, precision="float32"), FAMILIES["simt"].default(replace(kernel, precision="float32"), LIMITS)
-    with pytest.raises(ConstantsError, match="copy=async must be registers in a 16-bit precision, and with X in eight bits"):
+    wide, found = (
+        replace(kernel, precision="float32"),
+        FAMILIES["simt"].default(replace(kernel, precision="float32"), LIMITS),
+    )
+    with pytest.raises(
+        ConstantsError, match="copy=async must be registers in a 16-bit precision, and with X in eight bits"
+    ):
         check(FAMILIES["simt"], wide, replace(found, copy="async"))
 
 
@@ -248,7 +283,9 @@ def test_processors_agree_with_float64(layout: str, along: str) -> None:
     for number, shape in list(enumerate(vector.PATTERNS.values()))[turn::4]:
         storage, precision = list(STORAGES)[number % 3], x_precisions()[number // 3 % 3]
         kernel = kernel_of(shape, precision, storage, layout, vector.EPILOGUES[number % len(vector.EPILOGUES)])
-        constants = vector.constants_of(kernel, along, (16, 4, 8)[number % 3], vector.SIZES[number % 6], 1 + number % 4, 1 + number % 3)
+        constants = vector.constants_of(
+            kernel, along, (16, 4, 8)[number % 3], vector.SIZES[number % 6], 1 + number % 4, 1 + number % 3
+        )
         _agrees(kernel, constants, 17, native=False)
 
 
@@ -256,7 +293,11 @@ def test_processors_agree_with_float64(layout: str, along: str) -> None:
 @pytest.mark.parametrize("storage", STORAGES)
 def test_processors_agree_natively(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen_native(monkeypatch)
-    for shape, layout, along in (((1, 9, 5, 4), "bsf", "outputs"), ((2, 24, 5, 16), "bsl", "batch"), ((2, 9, 20, 1), "bsf", "batch")):
+    for shape, layout, along in (
+        ((1, 9, 5, 4), "bsf", "outputs"),
+        ((2, 24, 5, 16), "bsl", "batch"),
+        ((2, 9, 20, 1), "bsf", "batch"),
+    ):
         kernel = kernel_of(shape, "bfloat16", storage, layout)
         for batch in (1, 33):
             _agrees(kernel, vector.constants_of(kernel, along, 16), batch, native=True)
@@ -268,16 +309,27 @@ def test_processors_agree_natively(storage: str, monkeypatch: pytest.MonkeyPatch
     ("storage", "precision", "layout", "out_layout"),
     [("e4m3", "bfloat16", "bsf", None), ("int8", "float32", "bsl", "bsf"), ("e5m2", "float16", "bsf", "bsl")],
 )
-def test_processors_take_it_through_a_group_of_chains(storage: str, precision: str, layout: str, out_layout: str | None) -> None:
+def test_processors_take_it_through_a_group_of_chains(
+    storage: str, precision: str, layout: str, out_layout: str | None
+) -> None:
     """All sizes are ragged. Lanes run along outputs or the batch. A change of layout takes a single chain."""
     chains = ((Pattern(2, 9, 20, 3), Pattern(1, 7, 54, 1)), (Pattern(1, 21, 40, 3),))
     one = KernelSpec(
-        chains[: 1 if out_layout else 2], precision, layout, ALL, between="gelu", out_layout=out_layout, weights=storage, inputs=storage
+        chains[: 1 if out_layout else 2],
+        precision,
+        layout,
+        ALL,
+        between="gelu",
+        out_layout=out_layout,
+        weights=storage,
+        inputs=storage,
     )
     family, device = FAMILIES["vector"], processor()
     for batch in (5, 33):
         problem = make_problem(one, batch)
-        plan = PLANNER.plan_of(device, one, batch, Choice(family.name, family.default(one, vector.CPU, batch), "this test"))
+        plan = PLANNER.plan_of(
+            device, one, batch, Choice(family.name, family.default(one, vector.CPU, batch), "this test")
+        )
         bench = Bench(device, problem)
         error, _ = bench.check(plan, bench.pack(plan))
         assert error <= problem.tolerance, (plan.choice.constants, batch, error)

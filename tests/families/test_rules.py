@@ -90,7 +90,9 @@ def broken_cases() -> Iterator[Any]:
     """Every family's default with each of its numbers changed, where a rule is against it."""
     for name, family in FAMILIES.items():
         every = (KernelSpec(KERNEL.pattern, *kind, job=job) for kind in product(PRECISIONS, LAYOUTS) for job in JOBS)
-        limits = replace(LIMITS, is_cpu=name.startswith(("vector", "amx", "cpu")), vector_bytes=32, tiles=("bf16", "f16"))
+        limits = replace(
+            LIMITS, is_cpu=name.startswith(("vector", "amx", "cpu")), vector_bytes=32, tiles=("bf16", "f16")
+        )
         kernel = next(each for each in every if family.serves(each, limits))
         constants = family.default(kernel, limits)
         for field in fields(constants):

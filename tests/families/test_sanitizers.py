@@ -1,5 +1,5 @@
-"""The C++ that processors' texts become, and the threads that run it, under the compiler's sanitizers: no access outside of arrays, no
-undefined behaviour, no data race. Results too.
+"""The C++ that processors' texts become, and the threads that run it, under the compiler's sanitizers: no access
+outside of arrays, no undefined behaviour, no data race. Results too.
 """
 
 import functools
@@ -30,7 +30,12 @@ CASES = [
     *AMX,
 ]
 # What the first ring takes, with one case of test_amx.py: each family once, and what shares its work out to threads.
-ONE_OF_EACH = [("address", VECTOR[0]), ("address", CHAIN[1]), ("address", VECTOR_GRADIENT[0]), ("thread", VECTOR_GRADIENT[0])]
+ONE_OF_EACH = [
+    ("address", VECTOR[0]),
+    ("address", CHAIN[1]),
+    ("address", VECTOR_GRADIENT[0]),
+    ("thread", VECTOR_GRADIENT[0]),
+]
 
 
 @functools.cache
@@ -51,13 +56,20 @@ def why_not(sanitizer: str, folder: Path) -> str:
 def device(sanitizer: str, folder: Path) -> ProgramDevice:
     if why := why_not(sanitizer, folder):
         pytest.skip(why)
-    return ProgramDevice(ProgramCompiler(find_host_compiler().command, (*OPTIONS, SANITIZERS[sanitizer])), folder, LIMITS)
+    return ProgramDevice(
+        ProgramCompiler(find_host_compiler().command, (*OPTIONS, SANITIZERS[sanitizer])), folder, LIMITS
+    )
 
 
 @pytest.mark.parametrize(
     ("sanitizer", "case"),
     [
-        pytest.param(sanitizer, case, id=f"{case}-{sanitizer}", marks=() if (sanitizer, case) in ONE_OF_EACH else pytest.mark.second)
+        pytest.param(
+            sanitizer,
+            case,
+            id=f"{case}-{sanitizer}",
+            marks=() if (sanitizer, case) in ONE_OF_EACH else pytest.mark.second,
+        )
         for sanitizer, case in product(SANITIZERS, CASES)
     ],
 )
@@ -78,7 +90,11 @@ void broken(int* values) {{ {statement} }}
     ("sanitizer", "statement", "says"),
     [
         ("address", "values[4] = 1;", "heap-buffer-overflow"),
-        ("address", "values[0] = 0x7fffffff; values[1] = values[0] + 1 + (int)get_group_id(0);", "signed integer overflow"),
+        (
+            "address",
+            "values[0] = 0x7fffffff; values[1] = values[0] + 1 + (int)get_group_id(0);",
+            "signed integer overflow",
+        ),
         (
             "thread",
             "if (get_group_id(0)) values[0] = 1; else while (*(volatile int*)values == -1) {}",

@@ -1,5 +1,5 @@
-"""Each family's defaults become the instructions that its template was written for, as rows say, and none that are only a cost:
-fences of the whole GPU, local memory, rounding by additions, wgmma one at a time, other numbers of instructions
+"""Each family's defaults become the instructions that its template was written for, as rows say, and none that are only
+a cost: fences of the whole GPU, local memory, rounding by additions, wgmma one at a time, other numbers of instructions
 per product than the cost model counts."""
 
 from collections import Counter
@@ -34,7 +34,8 @@ class Row:
     layout: str
     targets: tuple[str, ...]
     at_least: dict[str, int]
-    per_load: tuple[str, int] | None = None  # what multiplies, and how often at least for each 16-byte load from shared memory
+    # what multiplies, and how often at least for each 16-byte load from shared memory
+    per_load: tuple[str, int] | None = None
     batch: int | None = None  # that the default is for
 
 
@@ -43,8 +44,22 @@ ROWS = [
     Row("simt", "float32", "bsl", ASYNC, {"LDGSTS.128": 2 * STAGES, "STG.128": 16}, ("FFMA", 16)),
     Row("simt", "float64", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.128": 3 * STAGES, "STG.128": 16}, ("DFMA", 5)),
     # X is transposed, an element at a time; W is not; Y goes through shared memory
-    Row("simt", "float32", "bsf", ASYNC, {"LDGSTS.32": STAGES, "LDGSTS.128": STAGES, "STS.128": 1, "STG.32": 1}, ("FFMA", 16)),
-    Row("simt", "float64", "bsf", ("sm_80", "sm_90a"), {"LDGSTS.64": STAGES, "LDGSTS.128": STAGES, "STS.128": 1, "STG.64": 1}, ("DFMA", 5)),
+    Row(
+        "simt",
+        "float32",
+        "bsf",
+        ASYNC,
+        {"LDGSTS.32": STAGES, "LDGSTS.128": STAGES, "STS.128": 1, "STG.32": 1},
+        ("FFMA", 16),
+    ),
+    Row(
+        "simt",
+        "float64",
+        "bsf",
+        ("sm_80", "sm_90a"),
+        {"LDGSTS.64": STAGES, "LDGSTS.128": STAGES, "STS.128": 1, "STG.64": 1},
+        ("DFMA", 5),
+    ),
     # without cp.async: before the loop and in it, X and W
     Row("simt", "float32", "bsl", ("sm_75",), {"LDG.128": 4, "STS.128": 4, "STG.128": 1}, ("FFMA", 16)),
     Row("simt", "float32", "bsf", ("sm_75",), {"LDG.128": 6, "STS.32": 2, "STS.128": 2, "STG.32": 1}, ("FFMA", 16)),
@@ -52,25 +67,42 @@ ROWS = [
     Row("simt", "float64", "bsf", ("sm_75",), {"LDG.128": 8, "STS.64": 2, "STS.128": 4, "STG.64": 1}, ("DFMA", 5)),
     # 16 bits: groups of four X are 8 bytes; W is packed as float32
     Row("simt", "float16", "bsl", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.128": 4, "STG.64": 1}, ("FFMA", 16)),
-    Row("simt", "float16", "bsf", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.32": 2, "STS.128": 2, "STG.U16": 1}, ("FFMA", 16)),
+    Row(
+        "simt",
+        "float16",
+        "bsf",
+        SIXTEEN,
+        {"LDG.64": 2, "LDG.128": 2, "STS.32": 2, "STS.128": 2, "STG.U16": 1},
+        ("FFMA", 16),
+    ),
     Row("simt", "bfloat16", "bsl", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.128": 4, "STG.64": 1}, ("FFMA", 16)),
-    Row("simt", "bfloat16", "bsf", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.32": 2, "STS.128": 2, "STG.U16": 1}, ("FFMA", 16)),
+    Row(
+        "simt",
+        "bfloat16",
+        "bsf",
+        SIXTEEN,
+        {"LDG.64": 2, "LDG.128": 2, "STS.32": 2, "STS.128": 2, "STG.U16": 1},
+        ("FFMA", 16),
+    ),
 ]
 # on Blackwell's data centre GPUs one instruction multiplies and adds two floats
 ROWS += [
-    Row("simt", "float32", layout, ("sm_100", "sm_103"), {"FFMA2": 256, "LDGSTS.128": STAGES}, ("FFMA2", 8)) for layout in ("bsf", "bsl")
+    Row("simt", "float32", layout, ("sm_100", "sm_103"), {"FFMA2": 256, "LDGSTS.128": STAGES}, ("FFMA2", 8))
+    for layout in ("bsf", "bsl")
 ]
 # chains: the same per factor, before the loop and in it; the intermediate goes to shared memory.
 # The tiles are small on sm_80.
 ROWS += [
     Row("simt_chain", precision, layout, ("sm_80", "sm_90a"), {"LDGSTS.128": 4, "STS.128": 1, **moves}, multiply)
     for precision, layout, moves, multiply in (
-        ("float32", "bsf", {"LDGSTS.32": 2, "STG.32": 32}, ("FFMA", 5)), ("float32", "bsl", {"STG.128": 4}, ("FFMA", 5)),
-        ("float64", "bsf", {"LDGSTS.64": 4, "STG.64": 16}, ("DFMA", 3)), ("float64", "bsl", {"STG.128": 6}, ("DFMA", 3)),
+        ("float32", "bsf", {"LDGSTS.32": 2, "STG.32": 32}, ("FFMA", 5)), ("float32", "bsl", {"STG.128": 4}, ("FFMA",
+            5)),
+        ("float64", "bsf", {"LDGSTS.64": 4, "STG.64": 16}, ("DFMA", 3)), ("float64", "bsl", {"STG.128": 6}, ("DFMA",
+            3)),
     )
 ]  # fmt: skip
-# tensor cores: X and W 16 bytes at a time in a rolled loop, a matrix instruction or more for each 16-byte load, Y straight
-# from registers, in 16-byte chunks where a lane has them
+# tensor cores: X and W 16 bytes at a time in a rolled loop, a matrix instruction or more for each 16-byte load, Y
+# straight from registers, in 16-byte chunks where a lane has them
 ROWS += [
     Row("mma", precision, layout, ASYNC, {"LDGSTS.128": 3, "HMMA": 16, "STG.128": 1}, ("HMMA", 1))
     for precision in ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
@@ -78,29 +110,48 @@ ROWS += [
 ]
 # chains: the same of each factor; the intermediate goes to shared memory. A lane has two outputs of two adjacent j
 ROWS += [
-    Row("mma_chain", precision, layout, ("sm_80", "sm_90a"), {"LDGSTS.128": 6, "HMMA": 30, "STS": 4, store: 8}, ("HMMA", 1))
+    Row("mma_chain", precision, layout, ("sm_80", "sm_90a"), {"LDGSTS.128": 6, "HMMA": 30, "STS": 4, store: 8}, ("HMMA",
+        1))
     for precision, layout, store in (
-        ("float16", "bsf", "STG.64"), ("float16", "bsl", "STG.128"), ("bfloat16", "bsf", "STG.64"), ("bfloat16", "bsl", "STG.128"),
-        ("tf32", "bsf", "STG.128"), ("tf32x3", "bsf", "STG.128"), ("fp16x3", "bsf", "STG.128"),  # in bsl these have no room
+        ("float16", "bsf", "STG.64"), ("float16", "bsl", "STG.128"), ("bfloat16", "bsf", "STG.64"), ("bfloat16", "bsl",
+            "STG.128"),
+        # in bsl these have no room
+        ("tf32", "bsf", "STG.128"), ("tf32x3", "bsf", "STG.128"), ("fp16x3", "bsf", "STG.128"),
     )
 ]  # fmt: skip
 # small batches: 16-byte loads of weights to registers, at least six in flight, and of X from shared memory.
 # The default on sm_89 has one output per thread, and two loads in flight.
 ROWS += [
-    Row("few", precision, layout, targets, {"LDG.128": loads, "LDS.128": 8, "SHFL": 3, "STG": 1}, ("FFMA", least), batch=8)
+    Row(
+        "few",
+        precision,
+        layout,
+        targets,
+        {"LDG.128": loads, "LDS.128": 8, "SHFL": 3, "STG": 1},
+        ("FFMA", least),
+        batch=8,
+    )
     for targets, loads in ((("sm_80", "sm_90a"), 6), (("sm_89",), 2))
     for precision, least in (("float32", 4), ("float16", 8), ("bfloat16", 8))
     for layout in ("bsf", "bsl")
 ]
 # two factors for small batches, and a group of such a layer and one of one factor: the same of each
 ROWS += [
-    Row(family, precision, layout, ("sm_80", "sm_90a"), {"LDG.128": 6, "LDS.128": 8, "SHFL": shuffles, "STG": 1}, ("FFMA", least), batch=8)
+    Row(
+        family,
+        precision,
+        layout,
+        ("sm_80", "sm_90a"),
+        {"LDG.128": 6, "LDS.128": 8, "SHFL": shuffles, "STG": 1},
+        ("FFMA", least),
+        batch=8,
+    )
     for family, shuffles in (("few_chain", 6), ("few_group", 9))
     for precision, least in (("float32", 4), ("float16", 8), ("bfloat16", 8))
     for layout in ("bsf", "bsl")
 ]
-# warpgroups: X as boxes, W in bulk, registers handed over; X by one 16-byte read or none for an instruction or more; Y in
-# 16-byte chunks straight from registers, or as boxes
+# warpgroups: X as boxes, W in bulk, registers handed over; X by one 16-byte read or none for an instruction or more; Y
+# in 16-byte chunks straight from registers, or as boxes
 HOPPER = {"UTMALDG": 1, "UBLKCP": 1, "USETMAXREG": 2}
 ROWS += [
     Row("wgmma_shared", precision, "bsl", ("sm_90a",), HOPPER | {"HGMMA": 4, "STSM": 4, "UTMASTG": 1, "F2FP": 24})
@@ -111,19 +162,51 @@ ROWS += [
     for precision in ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 ]
 ROWS += [
-    Row("wgmma_registers", "tf32", "bsl", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 8, "LDS.128": 4}),  # before the loop and in it
+    # before the loop and in it
+    Row("wgmma_registers", "tf32", "bsl", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 8, "LDS.128": 4}),
     Row("wgmma_registers", "tf32x3", "bsl", ("sm_90a",), HOPPER | {"HGMMA": 6, "STG.128": 8}, ("HGMMA", 1)),
 ]
 # X and Y 16 bytes at a time, and a byte permutation for two elements, in what permutes them
-ROWS += [Row("wgmma_permuted", precision, "bsf", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 4}) for precision in ("float16", "bfloat16")]
-PERMUTES = {"LDG.128": 2, "STG.128": 2, "LDG": 2, "STG": 2, "PRMT": 8}  # of d = 2
-# gradients: X and dY an element at a time in a transposing copy, 16 bytes at a time where nothing is transposed or registers
-# are on the way; both sums' kinds of store
 ROWS += [
-    Row("gradient", "float32", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.32": 2 * STAGES, "STG.64": 1, "STG.32": 1}, ("FFMA", 16)),
-    Row("gradient", "float32", "bsf", ("sm_80", "sm_90a"), {"LDGSTS.32": 2 * STAGES, "STG.128": 1, "STG.32": 1}, ("FFMA", 16)),
-    Row("gradient", "float64", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.64": 2 * STAGES, "STG.128": 1, "STG.64": 1}, ("DFMA", 5)),
-    Row("gradient", "float64", "bsf", ("sm_80", "sm_90a"), {"LDGSTS.64": 2 * STAGES, "STG.128": 1, "STG.64": 1}, ("DFMA", 5)),
+    Row("wgmma_permuted", precision, "bsf", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 4})
+    for precision in ("float16", "bfloat16")
+]
+PERMUTES = {"LDG.128": 2, "STG.128": 2, "LDG": 2, "STG": 2, "PRMT": 8}  # of d = 2
+# gradients: X and dY an element at a time in a transposing copy, 16 bytes at a time where nothing is transposed or
+# registers are on the way; both sums' kinds of store
+ROWS += [
+    Row(
+        "gradient",
+        "float32",
+        "bsl",
+        ("sm_80", "sm_90a"),
+        {"LDGSTS.32": 2 * STAGES, "STG.64": 1, "STG.32": 1},
+        ("FFMA", 16),
+    ),
+    Row(
+        "gradient",
+        "float32",
+        "bsf",
+        ("sm_80", "sm_90a"),
+        {"LDGSTS.32": 2 * STAGES, "STG.128": 1, "STG.32": 1},
+        ("FFMA", 16),
+    ),
+    Row(
+        "gradient",
+        "float64",
+        "bsl",
+        ("sm_80", "sm_90a"),
+        {"LDGSTS.64": 2 * STAGES, "STG.128": 1, "STG.64": 1},
+        ("DFMA", 5),
+    ),
+    Row(
+        "gradient",
+        "float64",
+        "bsf",
+        ("sm_80", "sm_90a"),
+        {"LDGSTS.64": 2 * STAGES, "STG.128": 1, "STG.64": 1},
+        ("DFMA", 5),
+    ),
     Row("gradient", "float32", "bsl", ("sm_75",), {"LDG.128": 4, "STS.32": 16, "STG.64": 1}, ("FFMA", 16)),
     Row("gradient", "float32", "bsf", ("sm_75",), {"LDG.128": 4, "STS.32": 16, "STG.64": 1}, ("FFMA", 16)),
     Row("gradient", "float16", "bsl", ("sm_75",), {"LDG.64": 4, "STS.32": 16, "STG.U16": 1}, ("FFMA", 16)),
@@ -142,7 +225,11 @@ ROWS += [
         ("tf32x3", "bsf", {"LDGSTS.32": 2 * STAGES}),
     )
 ]
-CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout}-{target}") for row in ROWS for target in row.targets]
+CASES = [
+    pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout}-{target}")
+    for row in ROWS
+    for target in row.targets
+]
 
 
 @pytest.mark.exhaustive
@@ -173,7 +260,9 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "precision"), [("simt", "float32"), ("wgmma_registers", "tf32x3")])
-def test_a_main_loop_has_the_instructions_that_the_cost_model_counts(family: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_main_loop_has_the_instructions_that_the_cost_model_counts(
+    family: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sass.needed_disassembler()
     kernel, limits = KernelSpec(PATTERN, precision), cuda_limits("sm_90a")
     source = render(kernel, family_named(family).default(kernel, limits), family=family)
@@ -182,10 +271,15 @@ def test_a_main_loop_has_the_instructions_that_the_cost_model_counts(family: str
     key = (family, precision, "bsf")
     own = slots.TABLE[key]
     for times in (2, 0.5):
-        monkeypatch.setitem(slots.TABLE, key, replace(own, per_product=times * own.per_product, per_stage=times * own.per_stage))
+        monkeypatch.setitem(
+            slots.TABLE, key, replace(own, per_product=times * own.per_product, per_stage=times * own.per_stage)
+        )
         (fault,) = faults(outcome)
         modelled = modelled_per_product(outcome)
-        assert f"instructions per product in the main loop; accepted: the cost model's {modelled:.2f}, by a factor of at most 1.25" in fault
+        assert (
+            f"instructions per product in the main loop; accepted: the cost model's {modelled:.2f}, by a factor of at "
+            "most 1.25" in fault
+        )
 
 
 @pytest.mark.parametrize(
@@ -207,12 +301,16 @@ def test_most_of_a_main_loop_are_multiply_adds(pattern: Pattern, layout: str, le
     assert sass.count(loop, "FFMA") / loop.total() >= least, loop
 
 
-# what is added to Y: in loads as wide as its stores, and a bias alone in bsl, where it is one for many; through shared memory
-# where Y leaves as boxes
+# what is added to Y: in loads as wide as its stores, and a bias alone in bsl, where it is one for many; through shared
+# memory where Y leaves as boxes
 ADDED = [
     ("simt", "float32", "bsl", "LDG.128", "STG.128"),
     ("simt", "float16", "bsl", "LDG.64", "STG.64"),
-    *[("mma", precision, layout, "LDG.128", "STG.128") for precision in ("float16", "tf32") for layout in ("bsf", "bsl")],
+    *[
+        ("mma", precision, layout, "LDG.128", "STG.128")
+        for precision in ("float16", "tf32")
+        for layout in ("bsf", "bsl")
+    ],
     ("wgmma_registers", "float16", "bsf", "LDG.128", "STG.128"),
     ("wgmma_registers", "tf32", "bsl", "LDG.128", "STG.128"),
     ("wgmma_shared", "float16", "bsl", "LDGSTS.128", "UTMASTG"),
@@ -221,7 +319,9 @@ ADDED = [
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "precision", "layout", "load", "store"), ADDED)
-def test_bias_and_residual_are_read_as_wide_as_y_is_stored(family: str, precision: str, layout: str, load: str, store: str) -> None:
+def test_bias_and_residual_are_read_as_wide_as_y_is_stored(
+    family: str, precision: str, layout: str, load: str, store: str
+) -> None:
     def counts_of(epilogue: Epilogue) -> Counter[str]:
         kernel = KernelSpec(PATTERN, precision, layout, epilogue)
         source = render(kernel, family_named(family).default(kernel, cuda_limits("sm_90a")), family=family)
@@ -304,7 +404,9 @@ def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(
     [("few", (LAYER[:1],)), ("few_chain", (LAYER,)), ("few_group", (LAYER, LAYER[:1]))],
     ids=lambda each: str(each)[:9],
 )
-def test_few_entries_read_nothing_before_it_either(family: str, chains: tuple[tuple[Pattern, ...], ...], weights: str) -> None:
+def test_few_entries_read_nothing_before_it_either(
+    family: str, chains: tuple[tuple[Pattern, ...], ...], weights: str
+) -> None:
     """X and packed weights may be what the grid before writes: no load takes them for constant."""
     sass.needed_disassembler()
     limits, epilogue = cuda_limits("sm_90a"), Epilogue(bias=True, residual=True)
@@ -324,7 +426,12 @@ def test_few_entries_read_nothing_before_it_either(family: str, chains: tuple[tu
 
 
 def test_every_family_has_rows_for_every_target() -> None:
-    promised = {(family, target) for family, promise in PROMISES.items() for target in promise.targets if target not in BLACKWELL}
+    promised = {
+        (family, target)
+        for family, promise in PROMISES.items()
+        for target in promise.targets
+        if target not in BLACKWELL
+    }
     assert {(row.family, target) for row in ROWS for target in row.targets if target not in BLACKWELL} == promised
 
 
@@ -346,7 +453,13 @@ LISTING = """
 def test_a_listing_is_read_by_entry() -> None:
     entries = sass.read(LISTING)
     assert entries["scale_pack"] == {"LDC": 1}
-    assert entries["scale"] == {"LDGSTS.E.BYPASS.128": 1, "LDGSTS.E": 1, "STG.E.U16.SYS": 1, "LDL.64": 1, "LDGDEPBAR": 1}
+    assert entries["scale"] == {
+        "LDGSTS.E.BYPASS.128": 1,
+        "LDGSTS.E": 1,
+        "STG.E.U16.SYS": 1,
+        "LDL.64": 1,
+        "LDGDEPBAR": 1,
+    }
 
 
 FLOW = """

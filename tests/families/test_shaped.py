@@ -1,4 +1,6 @@
-"""What families answer alike from their shapes, by a family that only this file knows; and which families are made so."""
+"""What families answer alike from their shapes, by a family that only this file knows; and which families are made
+so.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -107,7 +109,9 @@ def test_plain_kernels_take_more_registers_on_some_targets_and_are_counted_so_wh
 def test_every_family_is_over_its_shape_and_gradients_pack_nothing() -> None:
     for family in FAMILIES.values():
         assert isinstance(family, Shaped)
-        kernels = (replace(KERNEL, precision=precision, job=job) for precision, job in product(("float32", "float16"), JOBS))
+        kernels = (
+            replace(KERNEL, precision=precision, job=job) for precision, job in product(("float32", "float16"), JOBS)
+        )
         jobs = {kernel.job for kernel in kernels if family.serves(kernel, LIMITS)}
         if jobs:
             assert isinstance(family, Packing) == (jobs == {"multiply"}), family.name

@@ -16,7 +16,16 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.support.kernels import VARIANTS
 
 HOPPER = cuda_limits("sm_90a")
-PROCESSOR = Limits(32 * 1024, 1024, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, tiles=("bf16", "f16"), multiprocessors=4)
+PROCESSOR = Limits(
+    32 * 1024,
+    1024,
+    registers=0,
+    is_cpu=True,
+    async_copies=False,
+    vector_bytes=32,
+    tiles=("bf16", "f16"),
+    multiprocessors=4,
+)
 PATTERN, BEFORE = Pattern(2, 64, 48, 4), (Pattern(4, 24, 16, 4),)
 BESIDE = ((Pattern(1, 24, 256, 1),),)
 SPELLED = {"dy": "grad_y", "dw": "grad", "parts": "workspace"}  # operands whose names texts shorten
@@ -60,7 +69,10 @@ def parameters(text: str, entry: str) -> list[tuple[str, str]]:
     """The type and name of each parameter; no name where a text has no use for it."""
     found = re.search(rf"void {entry}\((.*?)\)\s*\{{", text, re.DOTALL)
     assert found, entry
-    split = [re.fullmatch(r"(.*?[*\s])\s*(?:(?:RESTRICT\s+)?(\w+))?", each.strip(), re.DOTALL) for each in found[1].split(",")]
+    split = [
+        re.fullmatch(r"(.*?[*\s])\s*(?:(?:RESTRICT\s+)?(\w+))?", each.strip(), re.DOTALL)
+        for each in found[1].split(",")
+    ]
     return [(each[1].strip(), each[2] or "") for each in split if each]
 
 
@@ -104,7 +116,13 @@ def test_a_kernel_takes_what_its_epilogue_and_job_ask_for() -> None:
     every = ("x", "weights", "y", "workspace", "bias", "residual")
     plain = KernelSpec(PATTERN)
     assert operands_of(every, plain) == ("x", "weights", "y", "workspace")
-    assert operands_of(every, replace(plain, epilogue=Epilogue(True, "none", False))) == ("x", "weights", "y", "workspace", "bias")
+    assert operands_of(every, replace(plain, epilogue=Epilogue(True, "none", False))) == (
+        "x",
+        "weights",
+        "y",
+        "workspace",
+        "bias",
+    )
     assert operands_of(every, replace(plain, epilogue=Epilogue(False, "none", True)))[4:] == ("residual",)
     chain = replace(plain, chains=(*BEFORE, PATTERN))
     assert operands_of(every, chain) == ("x", "weights_1", "weights_2", "y", "workspace")
@@ -120,8 +138,12 @@ def test_a_kernel_takes_what_its_epilogue_and_job_ask_for() -> None:
 
 
 def test_parameters_without_a_name_are_read() -> None:
-    text = "void f(const __grid_constant__ TensorMap x, const stored*, stored* RESTRICT y,\n    const extent batch_of_call) {"
+    text = (
+        "void f(const __grid_constant__ TensorMap x, const stored*, stored* RESTRICT y,\n    const extent "
+        "batch_of_call) {"
+    )
     assert parameters(text, "f") == [
-        ("const __grid_constant__ TensorMap", "x"), ("const stored*", ""), ("stored*", "y"), ("const extent", "batch_of_call")
+        ("const __grid_constant__ TensorMap", "x"), ("const stored*", ""), ("stored*", "y"), ("const extent",
+            "batch_of_call")
     ]  # fmt: skip
     assert names(text, "f") == ["", "y", "batch_of_call"]

@@ -89,7 +89,10 @@ BROKEN = [
     ({"thread_out": 20, "tile_out": 80}, "thread_out=20 must be at most 16; try 10$"),
     ({"tile_batch": 96}, r"tile_batch=96 must be a multiple of 8 \* thread_batch = 64; try 64 or 128$"),
     ({"tile_out": 40}, r"tile_out=40 must be a multiple of 4 \* thread_out = 32; try 32 or 64$"),
-    ({"tile_batch": 1024, "tile_out": 128}, "a block has at most 1024 threads: 2048; got tile_batch=1024; try tile_batch=512$"),
+    (
+        {"tile_batch": 1024, "tile_out": 128},
+        "a block has at most 1024 threads: 2048; got tile_batch=1024; try tile_batch=512$",
+    ),
     ({"tile_d": 6}, "tile_d=6 must be at most d=5; try 5$"),
     ({"stages": 1}, "stages=1 must be at least 2; try 2$"),
     ({"copy": "registers"}, "stages=3 must be 2 with copy=registers; try 2$"),
@@ -122,8 +125,12 @@ def test_lanes_that_a_read_of_shared_memory_serves_at_once_share_it() -> None:
     """A warp's 16-byte reads take four cycles, or two where lanes n and n ^ 1, or n and n ^ 2, ask for the same."""
     text = source_of("simt", kernel()).text
     along = dict(re.findall(r"(lane_batch|lane_out) = ([^,;]+)[,;]", text))
-    places = {name: [eval(said.replace("/", "//"), {"lane": lane}) for lane in range(32)] for name, said in along.items()}
-    assert sorted(zip(places["lane_batch"], places["lane_out"], strict=True)) == [(m, n) for m in range(8) for n in range(4)]
+    places = {
+        name: [eval(said.replace("/", "//"), {"lane": lane}) for lane in range(32)] for name, said in along.items()
+    }
+    assert sorted(zip(places["lane_batch"], places["lane_out"], strict=True)) == [
+        (m, n) for m in range(8) for n in range(4)
+    ]
     for name, step in (("lane_batch", 1), ("lane_out", 2)):
         assert all(places[name][lane] == places[name][lane ^ step] for lane in range(32)), name
     work, registers = SIMT.work(kernel((1, 64, 64, 1)), GOOD, 64), 8 + 8  # operands of a thread for one input

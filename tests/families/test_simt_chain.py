@@ -1,4 +1,6 @@
-"""All factors of a layer in one launch on CUDA cores: right, the same as one by one, within its arrays; what it does not serve."""
+"""All factors of a layer in one launch on CUDA cores: right, the same as one by one, within its arrays; what it does
+not serve.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +20,17 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, NARROW, PLANES, RAGGED, chain_of, check_against_factors, is_right, one_by_one, run_chain
+from tests.support.gpu_chains import (
+    EVEN,
+    NARROW,
+    PLANES,
+    RAGGED,
+    chain_of,
+    check_against_factors,
+    is_right,
+    one_by_one,
+    run_chain,
+)
 from tests.support.kernels import in_emulator
 
 FAMILY, ALONE = Simt(), Simt()
@@ -82,9 +94,14 @@ def test_an_activation_between_factors(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
 @pytest.mark.parametrize(("patterns", "precision"), [(NARROW, "float32"), (RAGGED, "float64")])
-def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]) -> None:
+def test_x_in_one_layout_and_y_in_the_other(
+    patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]
+) -> None:
     """The bits are those of separate launches that transpose the intermediate. Slices agree too, within the arrays."""
-    kernel, run = chain_of(patterns, precision, layouts[0], ALL, out_layout=layouts[1], between="relu", stride="any"), in_emulator()
+    kernel, run = (
+        chain_of(patterns, precision, layouts[0], ALL, out_layout=layouts[1], between="relu", stride="any"),
+        in_emulator(),
+    )
     source = source_of(kernel)
     for batch in (1, source.constants.tile_batch + 3):
         arrays = arrays_of(kernel, batch)
@@ -92,7 +109,9 @@ def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], preci
     if patterns is NARROW:
         sanitize = {"bsf": "address", "bsl": "race"}[layouts[0]]
         arrays = arrays_of(kernel, 5)
-        assert is_right(kernel, run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), truth_of(kernel, arrays))
+        assert is_right(
+            kernel, run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), truth_of(kernel, arrays)
+        )
 
 
 @pytest.mark.exhaustive
@@ -139,7 +158,9 @@ def test_tiles_of_the_search_space_agree(step: int) -> None:
         each = {(own.tile_batch, own.tiles): own for own in found}
         assert len(each) > 8
         for constants in list(each.values())[first::step]:
-            assert is_right(kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)), constants
+            assert is_right(
+                kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)
+            ), constants
 
 
 def test_each_factor_alone_fits_too() -> None:
@@ -165,7 +186,10 @@ GOOD = SimtChainConstants(32, "48 8 1 4 3, 64 8 1 4 4", 3, 2)
         ({"tiles": "48 8 1 4 3, 64 8 1 4"}, "'64 8 1 4' is not tile_out, tile_in, tile_d, thread_batch, thread_out"),
         ({"tiles": "48 8 1 4 3, 60 8 1 4 4"}, r"of factor 2, tile_out=60 must be a multiple of 4 \* thread_out = 16"),
         ({"tiles": "48 8 1 4 3, 32 8 1 4 4"}, "tiles has as many warps for all factors"),
-        ({"tiles": "48 8 1 4 3, 64 9 1 4 4"}, "tiles has a tile_in that divides c and a tile_d that divides d, from a chain's factor 2 on"),
+        (
+            {"tiles": "48 8 1 4 3, 64 9 1 4 4"},
+            "tiles has a tile_in that divides c and a tile_d that divides d, from a chain's factor 2 on",
+        ),
         ({"stages": 1}, "stages=1 must be at least 2; try 2"),
         ({"min_blocks": 0}, "min_blocks=0 must be at least 1; try 1"),
         ({"min_blocks": 13}, "min_blocks blocks have at most 1536 threads: 1664"),
@@ -229,7 +253,9 @@ def test_the_model_counts_what_lies_between_as_shared_memory() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
-@pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float32", "bsl"), ("float64", "bsf"), ("float64", "bsl")])
+@pytest.mark.parametrize(
+    ("precision", "layout"), [("float32", "bsf"), ("float32", "bsl"), ("float64", "bsf"), ("float64", "bsl")]
+)
 def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: str) -> None:
     kernel = chain_of(EVEN, precision, layout)
     source, run, batch = source_of(kernel), Counting(timeout_s=300), 256

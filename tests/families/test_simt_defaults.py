@@ -27,7 +27,9 @@ NAMES = list(dict.fromkeys(precision for family, precision, _ in SERVED if famil
     st.sampled_from(LAYOUTS),
     st.sampled_from(["sm_75", "sm_80", "sm_90a", "small cpu", "large cpu"]),
 )
-def test_defaults_keep_their_own_rules_and_fit_every_device(shape: tuple[int, ...], precision: str, layout: str, target: str) -> None:
+def test_defaults_keep_their_own_rules_and_fit_every_device(
+    shape: tuple[int, ...], precision: str, layout: str, target: str
+) -> None:
     try:
         spec = kernel(shape, precision, layout)
     except Exception:

@@ -13,7 +13,9 @@ GPU = cuda_limits("sm_90a")
 
 
 def test_shared_memory_of_the_copy_is_free_of_bank_conflicts() -> None:
-    """Every warp-wide 4-byte store of the transposing copy, and every 16-byte load of a fragment, hits all banks once."""
+    """Every warp-wide 4-byte store of the transposing copy, and every 16-byte load of a fragment, hits all banks
+    once.
+    """
     for d in range(1, 17):
         spec = kernel((1, 64, 64, d))
         shape = SimtTiling(spec, SIMT.default(spec, GPU))
@@ -30,7 +32,8 @@ def test_shared_memory_of_the_copy_is_free_of_bank_conflicts() -> None:
     [
         ((4, 64, 64, 16), 64, 8, (1, 8)),  # 16 warps of four lines: each copies whole runs of its lines
         ((1, 384, 96, 4), 128, 4, (2, 4)),
-        ((1, 1024, 1024, 6), 64, 6, (3, 3)),  # 12 warps: with one to a run, the last round of lines would be nearly empty
+        # 12 warps: with one to a run, the last round of lines would be nearly empty
+        ((1, 1024, 1024, 6), 64, 6, (3, 3)),
         ((1, 64, 256, 12), 64, 6, (4, 2)),  # half of the j: only steps of whole l are alike, which take three warps
         ((1, 256, 256, 1), 128, 1, (4, 1)),
     ],

@@ -17,12 +17,23 @@ from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import SimtError
 from tests.families.test_mma import RESIDENT, SPREAD
 from tests.support import kernels
-from tests.support.kernels import JOB_OF, SERVED, VARIANTS, in_emulator, kernel_of, patterns_of, ragged_of, serves, source_of
+from tests.support.kernels import (
+    JOB_OF,
+    SERVED,
+    VARIANTS,
+    in_emulator,
+    kernel_of,
+    patterns_of,
+    ragged_of,
+    serves,
+    source_of,
+)
 
 CHUNK_BYTES = 16  # what a wide access moves at most
 ADDED = Epilogue(True, "relu", True)
 WHOLE = {"x": "whole", "y": "whole", "residual": "whole"}
-ROWS = [  # whether rows begin at whole chunks: all of them, none, all but those of one array, and those of one array alone
+# whether rows begin at whole chunks: all of them, none, all but those of one array, and those of one array alone
+ROWS = [
     WHOLE,
     dict.fromkeys(WHOLE, "odd"),
     *({**WHOLE, name: "odd"} for name in WHOLE),
@@ -30,14 +41,18 @@ ROWS = [  # whether rows begin at whole chunks: all of them, none, all but those
 ]
 
 
-def sliced(pattern: tuple[int, ...], precision: str, layout: str, epilogue: Epilogue = ADDED, batch: int | None = None) -> KernelSpec:
+def sliced(
+    pattern: tuple[int, ...], precision: str, layout: str, epilogue: Epilogue = ADDED, batch: int | None = None
+) -> KernelSpec:
     return replace(kernel_of(pattern, precision, layout, epilogue, batch), stride="any")
 
 
 def _served() -> Iterator[tuple[str, str, str]]:
     for family, precision, layout in SERVED:
         found = patterns_of(family, precision).values()
-        if JOB_OF[family] == "multiply" and any(serves(family, sliced(pattern, precision, layout)) for pattern in found):
+        if JOB_OF[family] == "multiply" and any(
+            serves(family, sliced(pattern, precision, layout)) for pattern in found
+        ):
             yield family, precision, layout
 
 
@@ -51,9 +66,15 @@ def one_of_each_size(*sizes: int) -> list[tuple[str, str, str]]:
 
 
 def gaps_of(kernel: KernelSpec, batch: int, rows: dict[str, str] = WHOLE) -> dict[str, int]:
-    """Elements between rows, of each array another number: rows begin at whole chunks, or the second of them one element behind one."""
+    """Elements between rows, of each array another number: rows begin at whole chunks, or the second of them one
+    element behind one.
+    """
     chunk, outputs = CHUNK_BYTES // kernel.item_bytes, kernel.pattern.out_features
-    columns = {"x": kernel.in_features, "y": outputs, "residual": outputs} if kernel.layout == "bsf" else dict.fromkeys(WHOLE, batch)
+    columns = (
+        {"x": kernel.in_features, "y": outputs, "residual": outputs}
+        if kernel.layout == "bsf"
+        else dict.fromkeys(WHOLE, batch)
+    )
     chunks = {"residual": 1, "x": 2, "y": 3}
     return {name: chunk * number + ((rows[name] == "odd") - columns[name]) % chunk for name, number in chunks.items()}
 
@@ -141,7 +162,9 @@ def test_of_warps_along_j_and_of_resident_x(precision: str, pattern: tuple[int, 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_of_single_precision_through_registers(layout: str) -> None:
     """Kernels for GPUs without cp.async read X in wide accesses, in batch-size-first too."""
-    source = source_of("simt", sliced(patterns_of("simt", "float32")["aligned"], "float32", layout), limits=cuda_limits("sm_75"))
+    source = source_of(
+        "simt", sliced(patterns_of("simt", "float32")["aligned"], "float32", layout), limits=cuda_limits("sm_75")
+    )
     assert source.constants.copy == "registers"
     for rows in ROWS:
         check(source, 72, in_emulator(), rows)
@@ -149,7 +172,9 @@ def test_of_single_precision_through_registers(layout: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("family", "precision"), [("simt", "float32"), ("simt", "float16"), ("mma", "float16"), ("mma", "tf32")])
+@pytest.mark.parametrize(
+    ("family", "precision"), [("simt", "float32"), ("simt", "float16"), ("mma", "float16"), ("mma", "tf32")]
+)
 @settings(max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_pitches_and_batch(family: str, precision: str, layout: str, data: st.DataObject) -> None:
@@ -163,9 +188,13 @@ def test_any_pitches_and_batch(family: str, precision: str, layout: str, data: s
 @pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(4))
 def test_pitches_count_in_64_bits(family: str, precision: str, layout: str, name: str) -> None:
     """2^32 elements more would be no more in 32 bits, and are far outside."""
-    source, right = source_of(family, sliced(patterns_of(family, precision)["aligned"], precision, layout)), in_emulator()
+    source, right = (
+        source_of(family, sliced(patterns_of(family, precision)["aligned"], precision, layout)),
+        in_emulator(),
+    )
     from_end = {"x": -4, "y": -3, "residual": -2}[name]
-    assert set(re.findall(r"(\w+) \w+_pitch[,)]", source.text)) == {"extent"}  # of all parameters: one of less may hide behind another
+    # of all parameters: one of less may hide behind another
+    assert set(re.findall(r"(\w+) \w+_pitch[,)]", source.text)) == {"extent"}
 
     def far(source: Any, entry: str, geometry: Any, args: list[Any]) -> None:
         if entry == source.entry:

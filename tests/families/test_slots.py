@@ -34,14 +34,20 @@ def test_rows_of_the_table_of_issued_instructions() -> None:
     own, pairs = (slots.issued_by("simt", kernel, target) for target in ("sm_90a", "sm_100"))
     assert own is not None
     assert pairs == replace(own, per_product=own.per_product - 0.5)  # one instruction is two products
-    assert slots.issued_by("simt", replace(kernel, precision="tf32x3"), "sm_90a") == own  # which it multiplies as float32
+    # which it multiplies as float32
+    assert slots.issued_by("simt", replace(kernel, precision="tf32x3"), "sm_90a") == own
     half = [slots.issued_by("mma", replace(kernel, precision=each), "sm_80") for each in ("float16", "bfloat16")]
     assert half[0] == half[1]
     uncounted = replace(kernel, precision="tf32")
     assert slots.issued_by("mma", uncounted, "sm_80") is None
     assert (
         slots.instructions(
-            "mma", uncounted, "sm_80", FAMILIES["mma"].work(uncounted, FAMILIES["mma"].default(uncounted, cuda_limits("sm_90a")), 1), 4, 1
+            "mma",
+            uncounted,
+            "sm_80",
+            FAMILIES["mma"].work(uncounted, FAMILIES["mma"].default(uncounted, cuda_limits("sm_90a")), 1),
+            4,
+            1,
         )
         == 0
     )

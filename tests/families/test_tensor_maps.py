@@ -16,7 +16,8 @@ from tests.emulator import SimtError, is_installed, run_cuda
 from tests.ptx import render
 from tests.support.kernels import LIMITS, VARIANTS, kernel_of, patterns_of, serves
 
-# Interleaving is none, element strides are one and types have whole bytes, so the rules of the other kinds are left out.
+# Interleaving is none, element strides are one and types have whole bytes, so the rules of the other kinds are left
+# out.
 RULES: dict[str, Callable[[TensorMap], bool]] = {
     "a type of 1, 2, 4 or 8 bytes": lambda each: each.item_bytes in (1, 2, 4, 8),
     "1 to 5 dimensions": lambda each: 1 <= len(each.sizes) <= 5,
@@ -28,13 +29,17 @@ RULES: dict[str, Callable[[TensorMap], bool]] = {
     "strides are less than 2^40": lambda each: all(stride < 1 << 40 for stride in each.strides),
     "each stride includes the dimension before": lambda each: all(
         stride >= size * before
-        for size, before, stride in zip(each.sizes[:-1], (each.item_bytes, *each.strides[:-1]), each.strides, strict=True)
+        for size, before, stride in zip(
+            each.sizes[:-1], (each.item_bytes, *each.strides[:-1]), each.strides, strict=True
+        )
     ),
     "boxes of 1 to 256": lambda each: all(1 <= box <= 256 for box in each.box),
     "rows of boxes are multiples of 16 bytes": lambda each: each.box[0] * each.item_bytes % 16 == 0,
     "a swizzle over 0, 32, 64 or 128 bytes": lambda each: each.swizzle in (0, 32, 64, 128),
-    "rows of boxes are no longer than the swizzle": lambda each: not each.swizzle or each.box[0] * each.item_bytes <= each.swizzle,
-}  # fmt: skip
+    "rows of boxes are no longer than the swizzle": lambda each: (
+        not each.swizzle or each.box[0] * each.item_bytes <= each.swizzle
+    ),
+}
 ADDRESS_BYTES = 16  # the array's address is a multiple of these
 RIGHT = TensorMap("x", 2, (64, 3, 5), (128, 384), (32, 3, 1), 64)
 BROKEN: dict[str, dict[str, Any]] = {
@@ -87,7 +92,9 @@ def kernels_of(family: str, layout: str) -> Iterator[KernelSpec]:
             each = kernel_of(pattern, precision, layout, Epilogue(residual=True))
             yield from (kernel for kernel in (each, replace(each, stride="any")) if serves(family, kernel))
     for storage in ("e4m3", "e5m2"):
-        each = KernelSpec(kernel_of((2, 40, 272, 1), "float16", layout).pattern, "float16", layout, weights=storage, inputs=storage)
+        each = KernelSpec(
+            kernel_of((2, 40, 272, 1), "float16", layout).pattern, "float16", layout, weights=storage, inputs=storage
+        )
         yield from [each] if serves(family, each) else []
 
 
@@ -109,7 +116,10 @@ HOPPER = [family for family in VARIANTS if family.startswith("wgmma")]
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", HOPPER)
 def test_maps_of_emitted_kernels_keep_the_rules(family: str, layout: str) -> None:
-    checked = sum(check_maps(family, kernel, islice(VARIANTS[family].space(kernel, LIMITS), 3)) for kernel in kernels_of(family, layout))
+    checked = sum(
+        check_maps(family, kernel, islice(VARIANTS[family].space(kernel, LIMITS), 3))
+        for kernel in kernels_of(family, layout)
+    )
     assert checked > 50 or not any(kernels_of(family, layout))
 
 
@@ -126,5 +136,7 @@ def test_arrays_that_begin_off_the_rule_are_not_taken() -> None:
     for family, layout in product(HOPPER, LAYOUTS):
         for kernel in kernels_of(family, layout):
             constants = next(iter(VARIANTS[family].space(kernel, LIMITS)))
-            of_arrays = [given for given in VARIANTS[family].maps(kernel, constants, 64) if given.operand != "workspace"]
+            of_arrays = [
+                given for given in VARIANTS[family].maps(kernel, constants, 64) if given.operand != "workspace"
+            ]
             assert not of_arrays or not VARIANTS[family].takes(kernel, 64, False), kernel.name

@@ -43,7 +43,10 @@ def test_constants_are_read_by_name_and_what_came_later_has_its_default() -> Non
     ("values", "message"),
     [
         ({"tile_in": 4}, "few constants are tile_in, copy, tile_out, tile_d; got tile_in"),
-        ({"tile_in": 4, "copy": "a", "more": 1}, "few constants are tile_in, copy, tile_out, tile_d; got tile_in, copy, more"),
+        (
+            {"tile_in": 4, "copy": "a", "more": 1},
+            "few constants are tile_in, copy, tile_out, tile_d; got tile_in, copy, more",
+        ),
         ({"tile_in": "4", "copy": "a"}, "few constant tile_in='4' must be an integer"),
         ({"tile_in": True, "copy": "a"}, "few constant tile_in=True must be an integer"),
         ({"tile_in": 4, "copy": 1}, "few constant copy=1 must be a word"),
@@ -92,6 +95,12 @@ def test_tiles_cover_a_pattern_with_rests() -> None:
 
 def test_every_text_states_its_pattern_batch_and_epilogue() -> None:
     kernel = KernelSpec(Pattern(2, 3, 4, 5), batch=7, epilogue=Epilogue(bias=True))
-    assert {each.name: each.value for each in pattern_constexprs(kernel)} == {"A": 2, "B": 3, "C": 4, "D": 5, "BATCH": 7}
+    assert {each.name: each.value for each in pattern_constexprs(kernel)} == {
+        "A": 2,
+        "B": 3,
+        "C": 4,
+        "D": 5,
+        "BATCH": 7,
+    }
     assert {each.name: each.value for each in epilogue_constexprs(kernel)} == {"HAS_BIAS": True, "HAS_RESIDUAL": False}
     assert pattern_constexprs(KernelSpec(Pattern(2, 3, 4, 5)))[-1].value == 0

@@ -1,4 +1,6 @@
-"""An operand of an epilogue from outside, a scale: in a family's signature and its template, and launched by its name."""
+"""An operand of an epilogue from outside, a scale: in a family's signature and its template, and launched by its
+name.
+"""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -53,11 +55,15 @@ def scaled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     shutil.copytree(resource("templates"), tmp_path / "templates")
     text = (tmp_path / "templates" / "simt.cu.j2").read_text()
     for line, more in (
-        ("{% endfor %},\n    {{ pitch_parameters }}", "{% endfor %}, GLOBAL const stored* scale,\n    {{ pitch_parameters }}"),
+        (
+            "{% endfor %},\n    {{ pitch_parameters }}",
+            "{% endfor %}, GLOBAL const stored* scale,\n    {{ pitch_parameters }}",
+        ),
         (
             "    store_tile(y, sums,",
             "    UNROLL for (int n = 0; n < THREAD_OUT; ++n)\n"
-            "        UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] *= widen(*scale);\n    store_tile(y, sums,",
+            "        UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] *= widen(*scale);\n    store_tile(y, "
+            "sums,",
         ),
     ):
         assert line in text
@@ -88,8 +94,14 @@ def test_a_launch_takes_it_by_its_name(scaled: str, layout: str) -> None:
         pytest.skip("the emulator needs g++")
     gpu, random = FakeGpu(), np.random.default_rng(0)
     kernel = KernelSpec(PATTERN, layout=layout, epilogue=Epilogue(bias=True))
-    x, weights, bias = (random.standard_normal(shape).astype(np.float32) for shape in ((BATCH, 30), PATTERN.shape, (54,)))
-    x, y = (x, np.zeros((BATCH, 54), np.float32)) if layout == "bsf" else (np.ascontiguousarray(x.T), np.zeros((54, BATCH), np.float32))
+    x, weights, bias = (
+        random.standard_normal(shape).astype(np.float32) for shape in ((BATCH, 30), PATTERN.shape, (54,))
+    )
+    x, y = (
+        (x, np.zeros((BATCH, 54), np.float32))
+        if layout == "bsf"
+        else (np.ascontiguousarray(x.T), np.zeros((54, BATCH), np.float32))
+    )
     plan = Planner().plan_of(gpu, kernel, BATCH, choice_by_name(scaled, kernel, BATCH, limits_of(gpu)))
     assert plan.operands == ("x", "weights", "y", "bias", "scale")
 

@@ -1,4 +1,6 @@
-"""The family for processors, run through OpenCL on host memory as it lies: right, within its arrays, nothing else written."""
+"""The family for processors, run through OpenCL on host memory as it lies: right, within its arrays, nothing else
+written.
+"""
 
 import math
 import shutil
@@ -32,7 +34,16 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.wisdom.store import Entry, save
 from tests.measure.test_verify import needs_opencl
-from tests.support.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, stay_within_their_arrays, workspace_of
+from tests.support.host_memory import (
+    NOTHING,
+    Array,
+    Fenced,
+    nothing,
+    placed,
+    processor,
+    stay_within_their_arrays,
+    workspace_of,
+)
 
 FAMILY = Vector()
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
@@ -62,19 +73,31 @@ EPILOGUES = (
 
 
 def kernel_of(
-    shape: tuple[int, ...], precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, batch: int | None = None
+    shape: tuple[int, ...],
+    precision: str = "float32",
+    layout: str = "bsf",
+    epilogue: Epilogue | None = None,
+    batch: int | None = None,
 ) -> KernelSpec:
     return KernelSpec(Pattern(*shape), precision, layout, epilogue or Epilogue(), batch)
 
 
 def constants_of(
-    kernel: KernelSpec, along: str, lanes: int, size: tuple[int, int] = (3, 2), parts: int = 3, units: int = 2, pairs: int = 0
+    kernel: KernelSpec,
+    along: str,
+    lanes: int,
+    size: tuple[int, int] = (3, 2),
+    parts: int = 3,
+    units: int = 2,
+    pairs: int = 0,
 ) -> VectorConstants:
-    """Tiles that leave ragged edges, short blocks, and parts where they may be; inputs in place where they may be read there. Tiles are as
-    wide as they must be where j do not divide the lanes."""
+    """Tiles that leave ragged edges, short blocks, and parts where they may be; inputs in place where they may be read
+    there. Tiles are as wide as they must be where j do not divide the lanes."""
     if along == "outputs" and kernel.pattern.d < 2 * lanes:
         size = (size[0], divide_up(size[1], period_of(kernel.pattern.d, lanes)) * period_of(kernel.pattern.d, lanes))
-    found = VectorConstants(along, lanes, *size, units * (size[0] if along == "outputs" else lanes), 1, 0, units % 2, pairs)
+    found = VectorConstants(
+        along, lanes, *size, units * (size[0] if along == "outputs" else lanes), 1, 0, units % 2, pairs
+    )
     if not all(rule.holds(kernel, found) for rule in FAMILY.rules()):
         found = replace(found, panel=1)
     shape = VectorTiling(kernel, found)
@@ -109,9 +132,11 @@ def arrays_of(problem: Problem) -> list[Array]:
     return [problem.x, weights, empty, *(each for each in (problem.bias, problem.residual) if each is not None)]
 
 
-def multiplied(problem: Problem, constants: Any, groups: int | None = None, boundary: int = 1, behind: int = 0) -> Array:
-    """The kernel's result; nothing else was written to. `groups`: how many are launched; `boundary`: where arrays begin, or how
-    many elements behind it.
+def multiplied(
+    problem: Problem, constants: Any, groups: int | None = None, boundary: int = 1, behind: int = 0
+) -> Array:
+    """The kernel's result; nothing else was written to. `groups`: how many are launched; `boundary`: where arrays
+    begin, or how many elements behind it.
     """
     kernel, device = problem.kernel, processor()
     plan = planned(device, kernel, constants, problem.batch)
@@ -157,7 +182,8 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> 
 
 def in_pairs() -> Iterator[object]:
     """Every pattern of the matrix in both layouts and ways, two inputs at a time: even and odd c, and c = 1."""
-    shapes = PATTERNS | {"one j": (2, 9, 6, 1), "one j, odd": (2, 9, 7, 1)}  # even inputs of one j are read where they lie
+    # even inputs of one j are read where they lie
+    shapes = PATTERNS | {"one j": (2, 9, 6, 1), "one j, odd": (2, 9, 7, 1)}
     cases = product(shapes.items(), product(LAYOUTS, ("outputs", "batch")))
     for number, ((name, shape), (layout, along)) in enumerate(cases):
         lanes = (16, 4, 8)[number % 3]
@@ -226,9 +252,14 @@ def test_few_entries_keep_all_cores_busy() -> None:
     assert parts((1, 48, 48, 7), 16) == (1, False)
     assert parts((4, 384, 384, 3), 16) == (4, False)
     assert parts((1, 384, 384, 3), 6272) == (1, False)
-    for shape, batch, layout in (((1, 384, 384, 3), 8, "bsf"), ((1, 384, 384, 3), 7, "bsl"), ((1, 256, 256, 24), 32, "bsf")):
+    for shape, batch, layout in (
+        ((1, 384, 384, 3), 8, "bsf"),
+        ((1, 384, 384, 3), 7, "bsl"),
+        ((1, 256, 256, 24), 32, "bsf"),
+    ):
         found = FAMILY.default(kernel_of(shape, layout=layout), CPU, batch)
-        assert (found.along, divide_up(batch, found.block) * found.parts) == ("outputs", 2)  # each part copies inputs: one a core
+        # each part copies inputs: one a core
+        assert (found.along, divide_up(batch, found.block) * found.parts) == ("outputs", 2)
         assert VectorTiling(kernel_of(shape), found).period == 3
     assert FAMILY.default(kernel_of((1, 384, 384, 3), layout="bsl"), CPU, 8).along == "batch"
     assert FAMILY.default(kernel_of((1, 256, 256, 24)), CPU, 33).along == "batch"
@@ -254,7 +285,9 @@ def test_few_entries_keep_all_cores_busy() -> None:
         ((1, 64, 64, 6), "complex64", None),
     ],
 )
-def test_vectors_that_take_other_inputs_until_they_repeat(shape: tuple[int, ...], precision: str, tile: tuple[int, int] | None) -> None:
+def test_vectors_that_take_other_inputs_until_they_repeat(
+    shape: tuple[int, ...], precision: str, tile: tuple[int, int] | None
+) -> None:
     """A shuffle per two or three vectors makes the inputs of large batches if it beats a transpose: with AVX-512."""
     found = FAMILY.default(kernel_of(shape, precision), CPU, 6272)
     assert (found.along, tile and (found.height, found.width)) == ("outputs" if tile else "batch", tile)
@@ -266,14 +299,23 @@ def test_vectors_that_take_other_inputs_until_they_repeat(shape: tuple[int, ...]
 def test_which_inputs_are_read_where_they_lie() -> None:
     able = replace(CPU, dots=("bf16",))  # of AMD's: those with tiles are not
 
-    def copied(shape: tuple[int, ...], limits: Limits = CPU, batch: int = 6272, precision: str = "float32") -> tuple[int, int]:
+    def copied(
+        shape: tuple[int, ...], limits: Limits = CPU, batch: int = 6272, precision: str = "float32"
+    ) -> tuple[int, int]:
         found = FAMILY.default(kernel_of(shape, precision), limits, batch)
         return found.panel, found.block
 
-    assert [copied((1, 64, 64, d))[0] for d in (1, 3, 6, 12, 16, 24, 33)] == [0, 0, 0, 0, 0, 1, 1]  # 6 KB rows meet; 33 j straddle lines
-    assert [copied((1, 64, 60, 24), batch=batch)[0] for batch in (1, 16, 6272)] == [0, 0, 0]  # a vector holds no more than there are
-    assert [copied((1, 64, 64, 6), batch=batch)[0] for batch in (1, 8, 6272)] == [1, 1, 0]  # few: their only block is the last
-    assert [copied((1, 64, 64, 48), limits) for limits in (CPU, able, replace(able, tiles=("bf16",)))] == [(1, 24), (0, 12), (1, 24)]
+    # 6 KB rows meet; 33 j straddle lines
+    assert [copied((1, 64, 64, d))[0] for d in (1, 3, 6, 12, 16, 24, 33)] == [0, 0, 0, 0, 0, 1, 1]
+    # a vector holds no more than there are
+    assert [copied((1, 64, 60, 24), batch=batch)[0] for batch in (1, 16, 6272)] == [0, 0, 0]
+    # few: their only block is the last
+    assert [copied((1, 64, 64, 6), batch=batch)[0] for batch in (1, 8, 6272)] == [1, 1, 0]
+    assert [copied((1, 64, 64, 48), limits) for limits in (CPU, able, replace(able, tiles=("bf16",)))] == [
+        (1, 24),
+        (0, 12),
+        (1, 24),
+    ]
     assert copied((1, 64, 64, 48), able, precision="bfloat16") == (1, 24)
 
 
@@ -290,8 +332,14 @@ def test_columns_share_a_copy_while_their_weights_stay_near() -> None:
 
 def test_inputs_that_are_copied_as_pairs_are_spread_where_runs_are_longer() -> None:
     able = replace(CPU, dots=("bf16",))
-    assert [FAMILY.default(kernel_of((1, 48, 48, d), "bfloat16"), able, 6272).along for d in (3, 6)] == ["batch", "outputs"]
-    assert [FAMILY.default(kernel_of((1, 48, 48, d), "bfloat16"), CPU, 6272).along for d in (3, 6)] == ["outputs", "outputs"]
+    assert [FAMILY.default(kernel_of((1, 48, 48, d), "bfloat16"), able, 6272).along for d in (3, 6)] == [
+        "batch",
+        "outputs",
+    ]
+    assert [FAMILY.default(kernel_of((1, 48, 48, d), "bfloat16"), CPU, 6272).along for d in (3, 6)] == [
+        "outputs",
+        "outputs",
+    ]
 
 
 @needs_opencl
@@ -303,7 +351,9 @@ def test_gelu_is_right_everywhere() -> None:
     def gelu(x: Array) -> Array:
         return np.asarray(launcher(x[:, None], one, activation="gelu"))[:, 0]
 
-    wanted = 0.5 * values.astype(np.float64) * np.array([math.erfc(-value * math.sqrt(0.5)) for value in values.tolist()])
+    wanted = (
+        0.5 * values.astype(np.float64) * np.array([math.erfc(-value * math.sqrt(0.5)) for value in values.tolist()])
+    )
     assert np.abs(gelu(values) - wanted).max() < 1.5e-6
     assert np.linalg.norm(gelu(values) - wanted) < 1e-7 * np.linalg.norm(wanted)
     far = np.array([np.nan, np.inf, 1e30, 50, 0, -50, -1e30], np.float32)
@@ -315,11 +365,16 @@ def test_gelu_is_right_everywhere() -> None:
 @pytest.mark.parametrize("along", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "precision", ["float32", "float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "bfloat16"))]
+    "precision",
+    ["float32", "float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "bfloat16"))],
 )
 def test_streaming_stores_write_the_same_bits(precision: str, layout: str, along: str) -> None:
     """Vectors of outputs are aligned everywhere, at some places, or at none."""
-    for shape, epilogue in (((2, 32, 9, 4), Epilogue()), ((1, 24, 5, 32), Epilogue(True, "relu", True)), ((3, 7, 6, 4), Epilogue())):
+    for shape, epilogue in (
+        ((2, 32, 9, 4), Epilogue()),
+        ((1, 24, 5, 32), Epilogue(True, "relu", True)),
+        ((3, 7, 6, 4), Epilogue()),
+    ):
         kernel = kernel_of(shape, precision, layout, epilogue)
         constants = replace(constants_of(kernel, along, 8 if precision == "float64" else 16), streaming=0)
         for batch in (64, 51):
@@ -340,7 +395,9 @@ def test_where_outputs_begin_within_a_line_makes_no_difference(precision: str, l
     kernel = kernel_of((2, 5, 7, 3), precision, "bsl", Epilogue(True, residual=True))
     for batch, units in ((2 * line, 1), (5 * line, 2), (5 * line + 1, 2)):
         problem = make_problem(kernel, batch)
-        constants = replace(constants_of(kernel, "batch", line if precision != "bfloat16" else 16, parts=1, units=units), streaming=1)
+        constants = replace(
+            constants_of(kernel, "batch", line if precision != "bfloat16" else 16, parts=1, units=units), streaming=1
+        )
         wanted = multiplied(problem, constants, boundary=64)
         error, _ = compare(problem, wanted)
         assert error <= tolerance(kernel.precision, kernel.pattern.c)
@@ -362,7 +419,13 @@ def test_the_shares_of_a_planes_tiles_are_all_of_its_inputs(layout: str, along: 
         ahead, (_, _, c, d) = made.ahead, shape
         tiles = made.tiles * chunks if along == "outputs" or layout == "bsl" else made.column_unit
         rows = 6 if along == "outputs" else 64
-        lines = -(-c * d * made.scope // 16) if layout == "bsf" and along == "batch" else -(-c * d // 16) if made.is_short else c
+        lines = (
+            -(-c * d * made.scope // 16)
+            if layout == "bsf" and along == "batch"
+            else -(-c * d // 16)
+            if made.is_short
+            else c
+        )
         wanted = c * 4 * chunks if layout == "bsl" else rows * lines  # a row of a chunk is four lines
         assert wanted <= tiles * ahead.lines < wanted + tiles * (4 * chunks if layout == "bsl" else rows)
         assert ahead.lines <= ahead.each * (c // ahead.step)
@@ -370,10 +433,13 @@ def test_the_shares_of_a_planes_tiles_are_all_of_its_inputs(layout: str, along: 
 
 @needs_opencl
 @pytest.mark.parametrize(
-    ("batch", "width", "are_streamed"), [(96, 2, True), (96, 3, False), (112, 2, False), (104, 2, False), (101, 2, False)]
+    ("batch", "width", "are_streamed"),
+    [(96, 2, True), (96, 3, False), (112, 2, False), (104, 2, False), (101, 2, False)],
 )
 def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_streamed: bool) -> None:
-    """Rows of 16-bit outputs that begin or end within a line would leave by pieces of lines, each of which memory would merge."""
+    """Rows of 16-bit outputs that begin or end within a line would leave by pieces of lines, each of which memory
+    would merge.
+    """
     device, kernel = processor(), kernel_of((2, 8, 6, 1), "bfloat16", "bsl")
     constants = replace(constants_of(kernel, "batch", 16, (4, width), parts=2), block=32 * width, streaming=1)
     whole = render(kernel, constants, dialect="opencl")
@@ -381,7 +447,9 @@ def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_s
     assert without.text.count("(void)(") == 2
     problem = make_problem(kernel, batch)
     wanted = multiplied(problem, constants, boundary=64)
-    loaded = load(device, without, build(without.text, without.entry, device.target, device.compiler(), default_caches()))
+    loaded = load(
+        device, without, build(without.text, without.entry, device.target, device.compiler(), default_caches())
+    )
     _, places = placed(arrays_of(problem), kernel.dtype, 64)
     launch(device, make_plan(device, kernel, batch, Choice("vector", constants, "a test's"), loaded), places)
     left = places[2].reshape(problem.y_shape) == wanted
@@ -395,12 +463,16 @@ def test_streaming_stores_have_their_own_instructions(tmp_path: Path) -> None:
         pytest.skip("no objdump: apt-get install binutils")
     device, kernel = processor(), kernel_of((1, 32, 8, 4))
     for streaming in (0, 1):
-        data = planned(device, kernel, replace(constants_of(kernel, "outputs", 16), streaming=streaming), 64).binary.data
+        data = planned(
+            device, kernel, replace(constants_of(kernel, "outputs", 16), streaming=streaming), 64
+        ).binary.data
         begin = data.find(b"\x7fELF", 4)  # the object within the driver's own container
         if begin < 0:
             pytest.skip(f"{device.name}: its driver's binaries hold no object file")
         (tmp_path / "kernel.o").write_bytes(data[begin:])
-        listed = subprocess.run(["objdump", "-d", tmp_path / "kernel.o"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["objdump", "-d", tmp_path / "kernel.o"], capture_output=True, text=True, check=True
+        ).stdout
         assert ("vmovnt" in listed or "movnt" in listed) == bool(streaming)
 
 
@@ -428,7 +500,9 @@ def test_defaults_agree_at_any_batch(layout: str, along: str) -> None:
     for batch in (3, 100):
         problem = make_problem(kernel_of(shape, layout=layout, epilogue=Epilogue(True, "gelu", True)), batch)
         _, places = placed(arrays_of(problem), "float32")
-        x, weights, y, bias, residual = (place.reshape(each.shape) for place, each in zip(places, arrays_of(problem), strict=True))
+        x, weights, y, bias, residual = (
+            place.reshape(each.shape) for place, each in zip(places, arrays_of(problem), strict=True)
+        )
         added = {"bias": bias, "activation": "gelu", "residual": residual}
         assert compare(problem, ks(x, weights, layout=layout, out=y, **added))[0] <= tolerance("float32", 7)
         assert compare(problem, ks(x, ks.pack(weights), layout=layout, **added))[0] <= tolerance("float32", 7)
@@ -447,7 +521,11 @@ def test_the_residual_may_be_the_output(precision: str, layout: str, along: str)
     for batch in (2, 37):
         problem = make_problem(kernel, batch)
         x, weights, _, bias, residual = placed(arrays_of(problem), kernel.dtype)[1]
-        launch(device, planned(device, kernel, constants_of(kernel, along, 8), batch), [x, weights, residual, bias, residual])
+        launch(
+            device,
+            planned(device, kernel, constants_of(kernel, along, 8), batch),
+            [x, weights, residual, bias, residual],
+        )
         assert compare(problem, residual.reshape(problem.y_shape))[0] <= tolerance(precision, 5)
 
 
@@ -487,7 +565,9 @@ def any_constants(data: st.DataObject, kernel: KernelSpec) -> VectorConstants:
     block = data.draw(number(1, 6)) * (height if along == "outputs" else lanes)
     panels = [VectorConstants(along, lanes, height, width, block, 1, panel, 0) for panel in (0, 1)]
     panels.append(replace(panels[1], pairs=1))
-    constants = data.draw(st.sampled_from([each for each in panels if all(rule.holds(kernel, each) for rule in FAMILY.rules())]))
+    constants = data.draw(
+        st.sampled_from([each for each in panels if all(rule.holds(kernel, each) for rule in FAMILY.rules())])
+    )
     shape = VectorTiling(kernel, constants)
     return replace(constants, parts=data.draw(number(1, min(9, shape.columns))))
 
@@ -497,7 +577,9 @@ def any_constants(data: st.DataObject, kernel: KernelSpec) -> VectorConstants:
 @given(st.data())
 def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     number = st.integers
-    shape = data.draw(st.tuples(number(1, 4), number(1, 20), number(1, 12), st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 12, 20, 24])))
+    shape = data.draw(
+        st.tuples(number(1, 4), number(1, 20), number(1, 12), st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 12, 20, 24]))
+    )
     precision = data.draw(st.sampled_from(["float32", "float64", "float16", "bfloat16"]))
     kernel = kernel_of(shape, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)))
     constants = any_constants(data, kernel)
@@ -508,7 +590,9 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
 @pytest.mark.slow
 @pytest.mark.second
 @needs_opencl
-@settings(parent=settings.default, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    parent=settings.default, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 @given(st.data())
 def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
     test_any_pattern_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
@@ -598,9 +682,14 @@ def call() -> tuple[Array, Array]:
 
 
 @needs_opencl
-def test_wisdom_that_breaks_a_rule_is_passed_over_and_named(anew: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_wisdom_that_breaks_a_rule_is_passed_over_and_named(
+    anew: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     device = processor()
-    save(device.name, [Entry(kernel_of(SHAPE), 40, "vector", VectorConstants("outputs", 8, 3, 2, 25, 1, 0, 0), {"median_us": 1.0})])
+    save(
+        device.name,
+        [Entry(kernel_of(SHAPE), 40, "vector", VectorConstants("outputs", 8, 3, 2, 25, 1, 0, 0), {"median_us": 1.0})],
+    )
     found, truth = call()
     np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
     assert "wisdom that cannot be read is passed over: " in caplog.text
@@ -614,7 +703,10 @@ def test_nothing_is_compiled_where_that_is_forbidden(anew: pytest.MonkeyPatch) -
     anew.setenv("KSGEN_NO_COMPILE", "1")
     kernel = kernel_of((2, 9, 5, 2), batch=41)
     ks, problem = Launcher(*SHAPE, batches=[41]), make_problem(kernel, 41)
-    with pytest.raises(ToolchainError, match=r"ks_2x9x5x2_float32_bsf_batch41\w*: no cache holds it for .*, and KSGEN_NO_COMPILE forbids"):
+    with pytest.raises(
+        ToolchainError,
+        match=r"ks_2x9x5x2_float32_bsf_batch41\w*: no cache holds it for .*, and KSGEN_NO_COMPILE forbids",
+    ):
         ks(problem.x, problem.weights)
 
 
@@ -645,8 +737,12 @@ BAD = {
     "panel=2 must be 0 or 1; try 1": replace(GOOD, panel=2),
     "streaming=-1 must be 0 or 1; try 0": replace(GOOD, streaming=-1),
     "a tile has at most 64 vectors: 72; got height=12; try height=8": replace(GOOD, height=12, width=6),
-    "block=25 must be a multiple of a tile's rows, or of the lanes along the batch = 3; try 24 or 27": replace(GOOD, block=25),
-    "panel=0 must be 1 along the batch, in bsl, and for single inputs below 32 bits; try 1": replace(GOOD, along="batch", parts=1),
+    "block=25 must be a multiple of a tile's rows, or of the lanes along the batch = 3; try 24 or 27": replace(
+        GOOD, block=25
+    ),
+    "panel=0 must be 1 along the batch, in bsl, and for single inputs below 32 bits; try 1": replace(
+        GOOD, along="batch", parts=1
+    ),
     "parts=7 must be at most the tiles of all outputs = 6; try 6": replace(GOOD, parts=7),
 }
 
@@ -683,7 +779,9 @@ def test_which_devices_it_serves() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [*PATTERNS.values(), (6, 64, 64, 1), (1, 768, 192, 3), (512, 2, 2, 1), (1, 4096, 4096, 1)])
+@pytest.mark.parametrize(
+    "shape", [*PATTERNS.values(), (6, 64, 64, 1), (1, 768, 192, 3), (512, 2, 2, 1), (1, 4096, 4096, 1)]
+)
 def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layout: str, precision: str) -> None:
     kernel = kernel_of(shape, precision, layout)
     for vector_bytes, cores, batch in product((16, 32, 64), (1, 2, 64), (None, 1, 100, 25088)):
@@ -697,9 +795,12 @@ def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layo
 
 
 @pytest.mark.parametrize(
-    ("precision", "vector_bytes", "streaming"), [("float32", 64, 1), ("float64", 64, 1), ("bfloat16", 64, 0), ("float32", 32, 0)]
+    ("precision", "vector_bytes", "streaming"),
+    [("float32", 64, 1), ("float64", 64, 1), ("bfloat16", 64, 0), ("float32", 32, 0)],
 )
-def test_transposed_outputs_leave_by_streaming_stores_in_whole_lines_alone(precision: str, vector_bytes: int, streaming: int) -> None:
+def test_transposed_outputs_leave_by_streaming_stores_in_whole_lines_alone(
+    precision: str, vector_bytes: int, streaming: int
+) -> None:
     """Streaming stores of half a line took four times as long."""
     limits = replace(CPU, vector_bytes=vector_bytes)
     transposed = FAMILY.default(kernel_of((1, 192, 192, 3), precision), limits, 6272)

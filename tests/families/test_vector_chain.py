@@ -1,4 +1,6 @@
-"""All factors of a layer in one launch on a processor: right, the same as one by one, within its arrays; what it does not serve."""
+"""All factors of a layer in one launch on a processor: right, the same as one by one, within its arrays; what it
+does not serve.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,7 +28,16 @@ from ksgen.reference import wide_type
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.families import test_vector as alone
 from tests.measure.test_verify import needs_opencl
-from tests.support.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, stay_within_their_arrays, workspace_of
+from tests.support.host_memory import (
+    NOTHING,
+    Array,
+    Fenced,
+    nothing,
+    placed,
+    processor,
+    stay_within_their_arrays,
+    workspace_of,
+)
 
 FAMILY = Vector()
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
@@ -37,7 +48,11 @@ ALL = Epilogue(True, "gelu", True)
 
 
 def chain_of(
-    patterns: tuple[Pattern, ...], precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, **more: Any
+    patterns: tuple[Pattern, ...],
+    precision: str = "float32",
+    layout: str = "bsf",
+    epilogue: Epilogue | None = None,
+    **more: Any,
 ) -> KernelSpec:
     return KernelSpec(patterns, precision, layout, epilogue or Epilogue(), **more)
 
@@ -66,7 +81,10 @@ def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
         return normal(batch, features) if layout == "bsf" else normal(features, batch)
 
     def of_each(operand: str, made: Callable[[int], Array]) -> dict[str, Array]:
-        return {name: made(chain.out_features) for name, chain in zip(each_chains(kernel, operand), kernel.chains, strict=True)}
+        return {
+            name: made(chain.out_features)
+            for name, chain in zip(each_chains(kernel, operand), kernel.chains, strict=True)
+        }
 
     found = {"x": rows(kernel.in_features, kernel.layout)}
     factors = enumerate(pattern for chain in kernel.chains for pattern in chain)
@@ -78,14 +96,24 @@ def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
 
 def truth_of(kernel: KernelSpec, arrays: dict[str, Array], chain: int = 0) -> Array:
     """Compute the expected outputs of one of a group's chains, or of the only chain."""
-    y, first, patterns = arrays["x"].astype(wide_type(arrays["x"])), sum(map(len, kernel.chains[:chain])), kernel.chains[chain].factors
+    y, first, patterns = (
+        arrays["x"].astype(wide_type(arrays["x"])),
+        sum(map(len, kernel.chains[:chain])),
+        kernel.chains[chain].factors,
+    )
     weights = [arrays[f"weights {first + number}"] for number in range(len(patterns))]
     for pattern, each in zip(patterns[:-1], weights, strict=False):
         y = reference.multiply(pattern, y, each, kernel.layout, activation=kernel.between)
     bias, residual = (arrays.get(each_chains(kernel, operand)[chain]) for operand in ("bias", "residual"))
     y = y.T if kernel.out_layout else y
     return reference.multiply(
-        patterns[-1], y, weights[-1], kernel.y_layout, bias=bias, activation=kernel.epilogue.activation, residual=residual
+        patterns[-1],
+        y,
+        weights[-1],
+        kernel.y_layout,
+        bias=bias,
+        activation=kernel.epilogue.activation,
+        residual=residual,
     )
 
 
@@ -102,8 +130,13 @@ def plans_of(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> 
     return alone.planned(device, kernel, constants, batch), packing
 
 
-def launch(device: Device, plans: tuple[Plan, list[Plan]], places: dict[str, Array], pitches: Mapping[str, int] | None = None) -> None:
-    """Packed weights and the workspace hold NaN before; what lies behind them stays. `pitches`: of a kernel of slices."""
+def launch(
+    device: Device, plans: tuple[Plan, list[Plan]], places: dict[str, Array], pitches: Mapping[str, int] | None = None
+) -> None:
+    """Packed weights and the workspace hold NaN before; what lies behind them stays.
+
+    `pitches`: of a kernel of slices.
+    """
     whole, factors = plans
     at = {name: device.shared(place.ctypes.data) for name, place in places.items()}
     packed = [nothing(plan.packed_bytes + 256) for plan in factors]
@@ -125,7 +158,11 @@ def agrees(kernel: KernelSpec, constants: Any, batch: int, roundings: int = 1) -
     places["y"].view(np.uint8)[:] = NOTHING
     before = memory.copy()
     launch(device, plans_of(device, kernel, constants, batch), places)
-    assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays), roundings), (kernel, constants, batch)
+    assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays), roundings), (
+        kernel,
+        constants,
+        batch,
+    )
     places["y"].view(np.uint8)[:] = NOTHING
     np.testing.assert_array_equal(memory, before)
 
@@ -148,7 +185,9 @@ CASES = [
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("patterns", "precision", "layout", "ways", "lanes", "epilogue"), CASES)
-def test_agrees_with_float64(patterns: tuple[Pattern, ...], precision: str, layout: str, ways: str, lanes: int, epilogue: Epilogue) -> None:
+def test_agrees_with_float64(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, ways: str, lanes: int, epilogue: Epilogue
+) -> None:
     """The batches lie around a tile, a unit, and a block of two units."""
     kernel = chain_of(patterns, precision, layout, epilogue)
     constants = constants_of(kernel, ways, lanes)
@@ -170,14 +209,23 @@ BETWEEN = [  # every method of storing intermediates; the last factor's activati
 @needs_opencl
 @pytest.mark.parametrize(("patterns", "precision", "layout", "ways", "lanes", "epilogue", "between", "pairs"), BETWEEN)
 def test_an_activation_between_factors(
-    patterns: tuple[Pattern, ...], precision: str, layout: str, ways: str, lanes: int, epilogue: Epilogue, between: str, pairs: int
+    patterns: tuple[Pattern, ...],
+    precision: str,
+    layout: str,
+    ways: str,
+    lanes: int,
+    epilogue: Epilogue,
+    between: str,
+    pairs: int,
 ) -> None:
     kernel = chain_of(patterns, precision, layout, epilogue, between=between)
     for batch in (1, 3 * lanes + 1, 100):
         agrees(kernel, constants_of(kernel, ways, lanes, pairs), batch)
 
 
-TURNS = [  # the factor that turns is the last, one between or the only one; of several blocks on the diagonal at a time, and several j
+# the factor that turns is the last, one between or the only one; of several blocks on the diagonal at a time, and
+# several j
+TURNS = [
     (TWO, "float32", "bb", 8, 0),
     (TWO, "float64", "ob", 4, 0),
     (THREE, "float32", "obb", 4, 0),
@@ -234,7 +282,9 @@ def test_two_inputs_at_a_time_give_the_bits_of_a_launch_for_each_factor(
             shape = (batch, factor.pattern.out_features) if layout == "bsf" else (factor.pattern.out_features, batch)
             added = [arrays[name] for name in ("bias", "residual") if getattr(factor.epilogue, name)]
             y = np.zeros(shape, rows.dtype)
-            alone.launch(device, alone.planned(device, factor, own, batch), [rows, arrays[f"weights {number}"], y, *added])
+            alone.launch(
+                device, alone.planned(device, factor, own, batch), [rows, arrays[f"weights {number}"], y, *added]
+            )
             rows = y
         np.testing.assert_array_equal(arrays["y"].view(np.uint16), rows.view(np.uint16))
 
@@ -261,17 +311,24 @@ def test_pairs_are_the_default_where_all_factors_can_take_them() -> None:
 
 
 def test_blocks_are_whole_tiles_of_every_factor() -> None:
-    """Unless the batch is short. In batch-size-last they are no shorter where features are many: their rows would be pieces of lines."""
+    """Unless the batch is short.
+
+    In batch-size-last they are no shorter where features are many: their rows would be pieces of lines.
+    """
     limits = replace(CPU, vector_bytes=32)
 
     def block(layout: str, batch: int, *patterns: tuple[int, int, int, int]) -> int:
         kernel = chain_of(tuple(Pattern(*each) for each in patterns), layout=layout)
         found = FAMILY.default(kernel, limits, batch)
-        tiles = [VectorTiling(factor, own).tile_entries for factor, own in zip(factor_kernels(kernel), found.parsed, strict=True)]
+        tiles = [
+            VectorTiling(factor, own).tile_entries
+            for factor, own in zip(factor_kernels(kernel), found.parsed, strict=True)
+        ]
         assert batch < MANY or all(found.block % each == 0 for each in tiles), (found, tiles)
         return found.block
 
-    wide = ((16, 64, 64, 1), (1, 192, 64, 16))  # 1024 -> 3072: along the outputs, six entries a tile, and along the batch, sixteen
+    # 1024 -> 3072: along the outputs, six entries a tile, and along the batch, sixteen
+    wide = ((16, 64, 64, 1), (1, 192, 64, 16))
     assert block("bsf", 1568, *wide) == 48
     assert block("bsl", 1568, *wide) == 48
     assert block("bsl", 1568, (32, 96, 24, 1), (1, 32, 32, 96)) == 48
@@ -289,7 +346,9 @@ def run_fenced() -> None:
             pairs = int(at_end and precision == "bfloat16")
             launch(device, plans_of(device, kernel, constants_of(kernel, ways, lanes, pairs), batch), places)
             assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays))
-    for (patterns, precision, ways, lanes, pairs), layout, batch, at_end in product(TURNS[2:4], LAYOUTS, (1, 37), (False, True)):
+    for (patterns, precision, ways, lanes, pairs), layout, batch, at_end in product(
+        TURNS[2:4], LAYOUTS, (1, 37), (False, True)
+    ):
         kernel = turning(patterns, precision, layout, Epilogue())
         arrays = arrays_of(kernel, batch)
         places = {name: Fenced.of(each.nbytes).place(each, at_end) for name, each in arrays.items()}
@@ -356,7 +415,9 @@ def layer(patterns: tuple[Pattern, ...], fuse: str = "auto") -> ChainLauncher:
     return ChainLauncher(*(Launcher(*each.shape) for each in patterns), fuse=fuse)
 
 
-def called(kernel: KernelSpec, arrays: dict[str, Array], weights: list[Any] | None = None, fuse: str = "auto", **options: Any) -> Any:
+def called(
+    kernel: KernelSpec, arrays: dict[str, Array], weights: list[Any] | None = None, fuse: str = "auto", **options: Any
+) -> Any:
     own = weights or [arrays[f"weights {number}"] for number in range(len(kernel.factors))]
     added = {name: arrays[name] for name in ("bias", "residual") if name in arrays}
     named = {"layout": kernel.layout, "activation": kernel.epilogue.activation, **added, **options}
@@ -367,7 +428,9 @@ def called(kernel: KernelSpec, arrays: dict[str, Array], weights: list[Any] | No
 @needs_opencl
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_launchers_take_it_and_it_is_what_one_by_one_gives(few_cores: Device, watched: Watched, layout: str, precision: str) -> None:
+def test_launchers_take_it_and_it_is_what_one_by_one_gives(
+    few_cores: Device, watched: Watched, layout: str, precision: str
+) -> None:
     kernel = chain_of(TWO, precision, layout, ALL)
     arrays = arrays_of(kernel, MANY)
     fuse = "yes" if layout == "bsl" else "auto"
@@ -376,7 +439,9 @@ def test_launchers_take_it_and_it_is_what_one_by_one_gives(few_cores: Device, wa
     assert is_right(kernel, y, truth_of(kernel, arrays))
     first, last = (Launcher(*each.shape) for each in TWO)
     between = first(arrays["x"], arrays["weights 0"], layout=layout)
-    alone = last(between, arrays["weights 1"], layout=layout, bias=arrays["bias"], activation="gelu", residual=arrays["residual"])
+    alone = last(
+        between, arrays["weights 1"], layout=layout, bias=arrays["bias"], activation="gelu", residual=arrays["residual"]
+    )
     # one of them rounds the intermediate
     near = 4 * tolerance(precision, 14) * np.linalg.norm(alone.astype(np.float64))
     assert np.linalg.norm(y.astype(np.float64) - alone.astype(np.float64)) <= near
@@ -385,7 +450,9 @@ def test_launchers_take_it_and_it_is_what_one_by_one_gives(few_cores: Device, wa
 
 
 @needs_opencl
-def test_in_batch_size_last_factors_go_one_by_one_unless_one_launch_is_asked_for(few_cores: Device, watched: Watched) -> None:
+def test_in_batch_size_last_factors_go_one_by_one_unless_one_launch_is_asked_for(
+    few_cores: Device, watched: Watched
+) -> None:
     kernel = chain_of(TWO, layout="bsl", epilogue=ALL)
     arrays = arrays_of(kernel, MANY)
     assert is_right(kernel, called(kernel, arrays), truth_of(kernel, arrays))
@@ -406,11 +473,16 @@ def test_weights_that_change_are_packed_anew_and_packed_ones_are_kept(few_cores:
 
 
 @needs_opencl
-def test_what_it_does_not_serve_goes_one_by_one(few_cores: Device, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_does_not_serve_goes_one_by_one(
+    few_cores: Device, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ksgen.launch.fused.SMALL_BYTES", 0)
     kernel = chain_of(TWO)
     few, many = arrays_of(kernel, LEAST_ROWS * 2 - 1), arrays_of(kernel, MANY)
-    shifted = {**many, "x": np.frombuffer(bytes(1) + many["x"].tobytes(), np.uint8)[1:].view(np.float32).reshape(many["x"].shape)}
+    shifted = {
+        **many,
+        "x": np.frombuffer(bytes(1) + many["x"].tobytes(), np.uint8)[1:].view(np.float32).reshape(many["x"].shape),
+    }
     for arrays in (few, shifted):
         assert is_right(kernel, called(kernel, arrays), truth_of(kernel, arrays))
     monkeypatch.setattr(few_cores, "shares_host", False)
@@ -458,7 +530,8 @@ def test_rules() -> None:
     check(FAMILY, kernel, GOOD)
     with pytest.raises(
         ConstantsError,
-        match=r"tiles holds what each factor's own rules allow: of factor 2, block=64 must be .* = 3; try 63 or 66; got tiles=",
+        match=r"tiles holds what each factor's own rules allow: of factor 2, block=64 must be .* = 3; try 63 or 66; "
+        r"got tiles=",
     ):
         check(FAMILY, kernel, replace(GOOD, block=64))  # not made of the second one's tiles
     for says, listed in BAD.items():
@@ -473,7 +546,9 @@ def test_rules() -> None:
 def test_the_factor_that_turns_has_lanes_along_the_batch() -> None:
     kernel = turning(WIDE, "float32", "bsf", ALL)
     check(FAMILY, kernel, constants_of(kernel, "obo"))
-    with pytest.raises(ConstantsError, match="tiles has lanes along the batch in the factor that turns one layout into the other; got"):
+    with pytest.raises(
+        ConstantsError, match="tiles has lanes along the batch in the factor that turns one layout into the other; got"
+    ):
         check(FAMILY, kernel, constants_of(kernel, "ooo"))
     for layout, batch, patterns in product(LAYOUTS, (1, 100, 1568), (TWO, THREE, WIDE, WIDE[:1])):
         kernel = turning(patterns, "bfloat16", layout, ALL)
@@ -489,7 +564,9 @@ def test_rules_of_the_job() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("patterns", [TWO, THREE, WIDE, (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))])
 def test_defaults_and_the_space_keep_the_rules_on_every_processor(patterns: tuple[Pattern, ...], layout: str) -> None:
-    for precision, vector_bytes, cores, batch in product(("float32", "float64", "bfloat16"), (16, 32, 64), (1, 64), (None, 1, 100, 25088)):
+    for precision, vector_bytes, cores, batch in product(
+        ("float32", "float64", "bfloat16"), (16, 32, 64), (1, 64), (None, 1, 100, 25088)
+    ):
         kernel = chain_of(patterns, precision, layout)
         limits = replace(CPU, vector_bytes=vector_bytes, multiprocessors=cores)
         check(FAMILY, kernel, FAMILY.default(kernel, limits, batch), limits)

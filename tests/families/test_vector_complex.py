@@ -1,4 +1,6 @@
-"""Complex numbers on processors: every way in which lanes lie, in both layouts and precisions, natively and by OpenCL."""
+"""Complex numbers on processors: every way in which lanes lie, in both layouts and precisions, natively and by
+OpenCL.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -21,7 +23,10 @@ __all__ = ["compiles_hastily"]  # which pytest finds by its name
 
 COMPLEX = ("complex64", "complex128")
 PATTERNS = [(6, 16, 16, 1), (1, 24, 12, 2), (3, 4, 4, 4), (2, 3, 5, 3), (1, 5, 7, 37), (2, 2, 2, 64), (9, 2, 2, 1)]
-RUNTIMES = [pytest.param("native:0", marks=needs_device), pytest.param("opencl:0", marks=[needs_opencl, pytest.mark.slow])]
+RUNTIMES = [
+    pytest.param("native:0", marks=needs_device),
+    pytest.param("opencl:0", marks=[needs_opencl, pytest.mark.slow]),
+]
 TURNS = list(product(PATTERNS, LAYOUTS))
 CASES = [(pattern, COMPLEX[number // 2 % 2 ^ number % 2], layout) for number, (pattern, layout) in enumerate(TURNS)]
 
@@ -29,10 +34,16 @@ CASES = [(pattern, COMPLEX[number // 2 % 2 ^ number % 2], layout) for number, (p
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(("pattern", "precision", "layout"), CASES)
-def test_products_agree(pattern: tuple[int, ...], precision: str, layout: str, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_agree(
+    pattern: tuple[int, ...], precision: str, layout: str, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Products agree plain, and with bias and residual, at a batch of one, of whole tiles, and with a remainder."""
     monkeypatch.setenv("KSGEN_DEVICE", runtime)
-    for batch, epilogue in ((1, Epilogue(bias=True, residual=True)), (67, Epilogue(bias=True, residual=True)), (96, Epilogue())):
+    for batch, epilogue in (
+        (1, Epilogue(bias=True, residual=True)),
+        (67, Epilogue(bias=True, residual=True)),
+        (96, Epilogue()),
+    ):
         problem = make_problem(KernelSpec(Pattern(*pattern), precision, layout, epilogue), batch)
         y = Launcher(*pattern)(problem.x, problem.weights, layout=layout, bias=problem.bias, residual=problem.residual)
         assert y.dtype == precision

@@ -34,7 +34,9 @@ def correlation(recorded: dict) -> float:
     machine = Machine("a processor", LIMITS, 2, {family.name: CEILINGS})
     names = recorded["constants"]
     predicted = [
-        predict_us(machine, family, kernel, family.constants(dict(zip(names, row[:-1], strict=True))), recorded["batch"])
+        predict_us(
+            machine, family, kernel, family.constants(dict(zip(names, row[:-1], strict=True))), recorded["batch"]
+        )
         for row in recorded["rows"]
     ]
     return rank_correlation(predicted, [row[-1] for row in recorded["rows"]])
@@ -76,8 +78,11 @@ def test_tiles_cost_what_they_multiply_load_spill_and_wait_for() -> None:
 
 
 def test_padding_costs() -> None:
-    assert cycles(replace(OUTPUTS, height=4, width=7, block=48)) < cycles(replace(OUTPUTS, height=1, width=40, block=48))
-    assert cycles(replace(BATCHWISE, width=3, block=384)) * 1.5 < cycles(replace(BATCHWISE, width=3, block=32))  # a tile has 48 entries
+    assert cycles(replace(OUTPUTS, height=4, width=7, block=48)) < cycles(
+        replace(OUTPUTS, height=1, width=40, block=48)
+    )
+    # a tile has 48 entries
+    assert cycles(replace(BATCHWISE, width=3, block=384)) * 1.5 < cycles(replace(BATCHWISE, width=3, block=32))
 
 
 def test_rows_far_apart_in_place_miss() -> None:

@@ -24,7 +24,9 @@ from tests.support.host_memory import processor
 from tests.support.native import chosen_native
 
 
-def kernel_of(shape: tuple[int, ...], precision: str, weights: str, layout: str, epilogue: Epilogue | None = None) -> KernelSpec:
+def kernel_of(
+    shape: tuple[int, ...], precision: str, weights: str, layout: str, epilogue: Epilogue | None = None
+) -> KernelSpec:
     return KernelSpec(Pattern(*shape), precision, layout, epilogue or Epilogue(), weights=weights)
 
 
@@ -33,7 +35,9 @@ def matrix() -> Iterator[object]:
     for number, ((name, shape), layout, along) in enumerate(product(vector.PATTERNS.items(), LAYOUTS, vector.WAYS)):
         storage, precision = list(STORAGES)[number % 3], x_precisions()[number // 3 % 3]
         kernel = kernel_of(shape, precision, storage, layout, vector.EPILOGUES[number % len(vector.EPILOGUES)])
-        constants = vector.constants_of(kernel, along, (16, 4, 8)[number % 3], vector.SIZES[number % 6], 1 + number % 4, 1 + number % 3)
+        constants = vector.constants_of(
+            kernel, along, (16, 4, 8)[number % 3], vector.SIZES[number % 6], 1 + number % 4, 1 + number % 3
+        )
         yield pytest.param(kernel, constants, id=f"{name} {precision} {storage} {layout} along {along}")
 
 
@@ -93,7 +97,9 @@ def test_what_serves_them() -> None:
         assert [family.name for family in families_for(kernel, able)] == ["vector", "simt"]
         assert {each.pairs for each in FAMILY.space(kernel, able)} == {0}
         assert all(FAMILY.default(kernel, able, batch).pairs == 0 for batch in (1, 16, 6272))
-    refused = vector.constants_of(replace(kernel, precision="bfloat16", weights="same", layout="bsf"), "batch", 8, pairs=1)
+    refused = vector.constants_of(
+        replace(kernel, precision="bfloat16", weights="same", layout="bsf"), "batch", 8, pairs=1
+    )
     with pytest.raises(ConstantsError, match="pairs=1 must be 0 with weights in eight bits"):
         check(FAMILY, replace(kernel, precision="bfloat16", layout="bsf"), refused)
     chain = KernelSpec((Pattern(6, 64, 64, 1), Pattern(1, 64, 64, 6)), weights="int8")
@@ -122,17 +128,29 @@ def test_a_layer_takes_one_launch_where_all_its_weights_are_stored_alike(monkeyp
     random = np.random.default_rng(0)
     weights = [random.standard_normal(each.shape).astype(np.float32) for each in chain.chain]
     x = random.standard_normal((64 * 16, 24)).astype(np.float32)
-    cases = ((("int8", "int8"), True), (("int8", "e5m2"), False), (("bfloat16", "bfloat16"), True), (("bfloat16", "int8"), False))
+    cases = (
+        (("int8", "int8"), True),
+        (("int8", "e5m2"), False),
+        (("bfloat16", "bfloat16"), True),
+        (("bfloat16", "int8"), False),
+    )
     for storages, is_one in cases:
-        own = [factor.pack(quantize(each, storage)) for factor, each, storage in zip(chain.factors, weights, storages, strict=True)]
+        own = [
+            factor.pack(quantize(each, storage))
+            for factor, each, storage in zip(chain.factors, weights, storages, strict=True)
+        ]
         call = chain.prepare(x, own)
         assert (call is not None and call.plan.kernel.weights == storages[0]) == is_one
         wide = [reference.dequantized(each.values, each.scale) for each in map(quantize, weights, storages)]
-        truth = reference.multiply(chain.chain[1], reference.multiply(chain.chain[0], x, wide[0], "bsf"), wide[1], "bsf")
+        truth = reference.multiply(
+            chain.chain[1], reference.multiply(chain.chain[0], x, wide[0], "bsf"), wide[1], "bsf"
+        )
         found = np.asarray(chain(x, own))
         assert np.linalg.norm(found - truth) <= 2 * tolerance("float32", 8) * np.linalg.norm(truth)
     always = ChainLauncher(*chain.factors, fuse="yes")
-    with pytest.raises(LaunchError, match="weights of one factor are stored otherwise than another's; accepted: fuse='auto' or 'no'"):
+    with pytest.raises(
+        LaunchError, match="weights of one factor are stored otherwise than another's; accepted: fuse='auto' or 'no'"
+    ):
         always(x, own)
 
 

@@ -16,9 +16,19 @@ from ksgen.spec import LAYOUTS, KernelSpec
 from tests.families import test_vector as alone
 from tests.families import test_vector_chain as chains
 from tests.measure.test_verify import needs_opencl
-from tests.support.host_memory import NOTHING, Array, Fenced, placed, processor, rows_in, spread, stay_within_their_arrays
+from tests.support.host_memory import (
+    NOTHING,
+    Array,
+    Fenced,
+    placed,
+    processor,
+    rows_in,
+    spread,
+    stay_within_their_arrays,
+)
 
-GAPS = ({"x": 3, "y": 5, "residual": 1}, {"x": 16, "y": 48, "residual": 32}, {"x": 0, "y": 7}, {"x": 64})  # whole lines, and not
+# whole lines, and not
+GAPS = ({"x": 3, "y": 5, "residual": 1}, {"x": 16, "y": 48, "residual": 32}, {"x": 0, "y": 7}, {"x": 64})
 
 
 def of_slices(kernel: KernelSpec) -> KernelSpec:
@@ -95,7 +105,10 @@ def test_streaming_stores_if_each_row_begins_at_a_vector(along: str, layout: str
 def test_any_gaps(data: st.DataObject) -> None:
     number = st.integers
     shape = data.draw(st.tuples(number(1, 3), number(1, 12), number(1, 9), st.sampled_from([1, 2, 3, 8, 20])))
-    precision, layout = data.draw(st.sampled_from(["float32", "float64", "bfloat16"])), data.draw(st.sampled_from(LAYOUTS))
+    precision, layout = (
+        data.draw(st.sampled_from(["float32", "float64", "bfloat16"])),
+        data.draw(st.sampled_from(LAYOUTS)),
+    )
     kernel = of_slices(alone.kernel_of(shape, precision, layout, data.draw(st.sampled_from(alone.EPILOGUES))))
     constants = alone.any_constants(data, kernel)
     for batch in data.draw(st.lists(number(1, 120), min_size=2, max_size=3)):
@@ -108,7 +121,11 @@ def test_any_gaps(data: st.DataObject) -> None:
 @pytest.mark.parametrize("number", range(len(chains.CASES)))
 def test_chains_agree_with_float64(number: int) -> None:
     patterns, precision, layout, ways, lanes, epilogue = chains.CASES[number]
-    kernel, gaps, device = of_slices(chains.chain_of(patterns, precision, layout, epilogue)), GAPS[number % len(GAPS)], processor()
+    kernel, gaps, device = (
+        of_slices(chains.chain_of(patterns, precision, layout, epilogue)),
+        GAPS[number % len(GAPS)],
+        processor(),
+    )
     constants = chains.constants_of(kernel, ways, lanes)
     for batch in (1, 3 * lanes + 1, 100):
         arrays = chains.arrays_of(kernel, batch)

@@ -55,7 +55,13 @@ def conditions(described: TensorMap) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [87, pytest.param(29, marks=pytest.mark.second)])
 def test_defaults_and_maps_hold_for_the_paper(step: int) -> None:
-    odd = [Pattern(3, 40, 8, 24), Pattern(1, 17, 32, 5), Pattern(2, 5, 1016, 1), Pattern(1, 3, 8, 12), Pattern(1, 3, 8, 40)]
+    odd = [
+        Pattern(3, 40, 8, 24),
+        Pattern(1, 17, 32, 5),
+        Pattern(2, 5, 1016, 1),
+        Pattern(1, 3, 8, 12),
+        Pattern(1, 3, 8, 40),
+    ]
     for pattern, precision, layout in product([*paper_patterns()[::step], *odd], PRECISIONS, LAYOUTS):
         each = KernelSpec(pattern, precision, layout)
         for family in (SHARED, REGISTERS, PERMUTED):
@@ -69,7 +75,12 @@ def test_maps_end_with_their_i_so_that_boxes_read_zeros_beyond_its_inputs() -> N
     (flat,) = REGISTERS.maps(kernel(), FLAT, 100)
     assert (flat.sizes, flat.strides, flat.box) == ((256, 2, 100), (512, 1024), (64, 1, 128))
     (slab,) = REGISTERS.maps(kernel(pattern=(2, 48, 64, 32)), SLAB, 100)
-    assert (slab.sizes, slab.strides, slab.box, slab.swizzle) == ((32, 64, 2, 100), (64, 4096, 8192), (16, 4, 1, 64), 32)
+    assert (slab.sizes, slab.strides, slab.box, slab.swizzle) == (
+        (32, 64, 2, 100),
+        (64, 4096, 8192),
+        (16, 4, 1, 64),
+        32,
+    )
     x, y = SHARED.maps(kernel(layout="bsl"), PLAIN, 128)
     assert (x.operand, x.sizes, x.strides, x.box) == ("x", (128, 4, 64, 2), (256, 1024, 65536), (64, 1, 64, 1))
     assert (y.operand, y.sizes, y.strides, y.box) == ("y", (128, 4, 48, 2), (256, 1024, 49152), (64, 1, 64, 1))
@@ -88,7 +99,8 @@ def test_a_family_asked_for_by_name_is_rendered_for_the_gpus_that_it_serves() ->
         ("float16", (1, 20, 24, 40), replace(SLAB, tile_out=24)),  # the last j are beyond d
         ("float16", (1, 20, 24, 64), RegistersConstants(64, 8, 16, 32, 1, 2, 2, 0)),  # 64-byte runs
         ("tf32x3", (1, 20, 72, 12), RegistersConstants(64, 16, 8, 12, 1, 3, 2, 32)),  # all j of a row, a third each
-        ("bfloat16", (1, 20, 72, 1), RegistersConstants(256, 24, 64, 1, 2, 1, 2, 0)),  # two instructions along the batch
+        # two instructions along the batch
+        ("bfloat16", (1, 20, 72, 1), RegistersConstants(256, 24, 64, 1, 2, 1, 2, 0)),
         ("float16", (1, 20, 72, 2), RegistersConstants(64, 24, 64, 2, 1, 1, 3, 0)),  # registers as launched
     ],
 )
@@ -99,9 +111,14 @@ def test_constants_that_no_default_has(precision: str, pattern: tuple[int, ...],
 
 
 @pytest.mark.parametrize(("family", "layout"), [(SHARED, "bsl"), (REGISTERS, "bsf")])
-def test_every_thread_waits_for_the_grid_before_and_the_next_may_begin_after_the_last_load(family: Any, layout: str) -> None:
+def test_every_thread_waits_for_the_grid_before_and_the_next_may_begin_after_the_last_load(
+    family: Any, layout: str
+) -> None:
     text = render(replace(kernel(layout=layout), epilogue=Epilogue(bias=True, residual=True)), family=family.name).text
-    entry, copying = text[text.index("\nENTRY(THREADS, 1)") : text.index("\nENTRY(PACK_THREADS")], text[text.index("void copy_tiles") :]
+    entry, copying = (
+        text[text.index("\nENTRY(THREADS, 1)") : text.index("\nENTRY(PACK_THREADS")],
+        text[text.index("void copy_tiles") :],
+    )
     before, after = entry.split("    wait_for_previous_grid();")  # in no branch
     assert "prepare_barriers();" in before
     assert "prefetch_map(x);" in before

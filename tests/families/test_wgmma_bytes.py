@@ -30,20 +30,26 @@ from tests.support.kernels import PLAIN, in_emulator, source_of
 SHARED, GPU = family_named("wgmma_shared"), cuda_limits("sm_90a")
 ALL, FLOATS = Epilogue(True, "gelu", True), ("e4m3", "e5m2")
 CLUSTERED = SharedConstants(64, 24, 128, 1, 2, 2, 2)
-CASES: list[tuple[tuple[int, ...], str, str, Any, int]] = [  # b, c and the batch fill no tile, or all do; None: by default
+# b, c and the batch fill no tile, or all do; None: by default
+CASES: list[tuple[tuple[int, ...], str, str, Any, int]] = [
     ((1, 192, 320, 1), "float16", "e4m3", None, 130),
     ((2, 37, 48, 1), "bfloat16", "e5m2", None, 9),  # an odd number of outputs: stored one by one
     ((3, 5, 16, 1), "float16", "e5m2", None, 1),
     ((1, 64, 128, 1), "bfloat16", "e4m3", None, 64),
     ((1, 40, 144, 1), "float16", "e4m3", SharedConstants(64, 16, 128, 1, 2), 65),  # registers as launched
-    ((2, 100, 400, 1), "bfloat16", "e5m2", SharedConstants(192, 96, 128, 3, 3), 200),  # three warpgroups, two stages past the ring
+    # three warpgroups, two stages past the ring
+    ((2, 100, 400, 1), "bfloat16", "e5m2", SharedConstants(192, 96, 128, 3, 3), 200),
     ((1, 200, 272, 1), "float16", "e4m3", SharedConstants(256, 96, 128, 2, 2), 300),  # two instructions along the batch
     ((2, 90, 272, 1), "bfloat16", "e4m3", CLUSTERED, 300),
 ]
 
 
 def kernel_of(
-    shape: tuple[int, ...], precision: str = "float16", storage: str = "e4m3", epilogue: Epilogue = ALL, layout: str = "bsf"
+    shape: tuple[int, ...],
+    precision: str = "float16",
+    storage: str = "e4m3",
+    epilogue: Epilogue = ALL,
+    layout: str = "bsf",
 ) -> KernelSpec:
     return KernelSpec(Pattern(*shape), precision, layout, epilogue, weights=storage, inputs=storage)
 
@@ -85,13 +91,17 @@ def whole_problem(kernel: KernelSpec, batch: int) -> Problem:
     x = random.integers(-2, 3, (batch, kernel.pattern.in_features)).astype(np.float64)
     weights = random.integers(-1, 2, kernel.pattern.shape).astype(np.float64)
     scale = 2.0 ** -(np.arange(a * b) % 4).reshape(a, b, 1, 1)
-    given = Quantized(kernel.pattern, kernel.weights, "output", weights.astype(kind), scale.astype(np.float32), x_scale=1.0)
+    given = Quantized(
+        kernel.pattern, kernel.weights, "output", weights.astype(kind), scale.astype(np.float32), x_scale=1.0
+    )
     inputs = QuantizedInputs(kernel.inputs, x.astype(kind), 1.0)
     return Problem(kernel, batch, x, weights * scale, None, None, quantized=(given,), inputs=inputs)
 
 
 @pytest.mark.parametrize(("shape", "precision", "storage", "constants", "batch"), CASES)
-def test_whole_numbers_come_out_to_the_last_bit(shape: tuple[int, ...], precision: str, storage: str, constants: Any, batch: int) -> None:
+def test_whole_numbers_come_out_to_the_last_bit(
+    shape: tuple[int, ...], precision: str, storage: str, constants: Any, batch: int
+) -> None:
     problem = whole_problem(kernel_of(shape, precision, storage, PLAIN), batch)
     found = kernels.multiply(problem, text_of(problem.kernel, constants), in_emulator())
     np.testing.assert_array_equal(found.astype(np.float64), problem.truth.astype(found.dtype).astype(np.float64))
@@ -108,7 +118,9 @@ def test_no_race_and_no_access_outside(constants: Any, sanitize: str) -> None:
 def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads() -> None:
     for constants in (None, CLUSTERED):
         source = text_of(kernel_of((2, 90, 272, 1)), constants)
-        first, *others = (kernels.check(source, 290, in_emulator(order=order)) for order in ("forward", "forward", "reverse", 5))
+        first, *others = (
+            kernels.check(source, 290, in_emulator(order=order)) for order in ("forward", "forward", "reverse", 5)
+        )
         for y in others:
             np.testing.assert_array_equal(y, first)
 
@@ -119,7 +131,8 @@ def test_a_nan_in_x_stays_in_its_batch_entry_and_i(storage: str) -> None:
     clean, source = make_problem(kernel, 70), text_of(kernel)
     assert clean.inputs is not None
     planted = clean.inputs.values.copy()
-    planted.view(np.uint8)[5, 143], planted.view(np.uint8)[66, 144] = 0x7F, 0x7F  # the last input of i = 0, the first of i = 1
+    # the last input of i = 0, the first of i = 1
+    planted.view(np.uint8)[5, 143], planted.view(np.uint8)[66, 144] = 0x7F, 0x7F
     expected = kernels.multiply(clean, source, in_emulator())
     got = kernels.multiply(replace(clean, inputs=replace(clean.inputs, values=planted)), source, in_emulator())
     touched = np.zeros((70, 2, 40), bool)
@@ -129,21 +142,32 @@ def test_a_nan_in_x_stays_in_its_batch_entry_and_i(storage: str) -> None:
 
 
 def test_what_is_cut_off_is_cut_off_within_128_inputs() -> None:
-    """Thirteen bits below the largest, as the emulator has it of the instruction; the sum of a stage is added in float32."""
+    """Thirteen bits below the largest, as the emulator has it of the instruction; the sum of a stage is added in
+    float32.
+    """
     kernel, kind = kernel_of((1, 16, 256, 1), "float16", "e4m3", PLAIN), numpy_type(STORAGES["e4m3"])
     x = np.full((1, 256), 2.0**-6)
     x[0, 0] = 256  # values below a 2^13th of it are lost
     weights = np.ones((1, 16, 256, 1), kind)
     given = Quantized(kernel.pattern, "e4m3", "factor", weights, np.ones((1, 1, 1, 1), np.float32), x_scale=1.0)
     problem = Problem(
-        kernel, 1, x, weights.astype(np.float64), None, None, quantized=(given,), inputs=QuantizedInputs("e4m3", x.astype(kind), 1.0)
+        kernel,
+        1,
+        x,
+        weights.astype(np.float64),
+        None,
+        None,
+        quantized=(given,),
+        inputs=QuantizedInputs("e4m3", x.astype(kind), 1.0),
     )
     found = kernels.multiply(problem, text_of(kernel), in_emulator())
     assert set(found[0].astype(np.float64)) == {258.0}  # 256, and the 128 of the second stage
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("shape", "constants"), [((1, 256, 64, 1), None), ((1, 256, 256, 1), None), ((2, 90, 272, 1), CLUSTERED)])
+@pytest.mark.parametrize(
+    ("shape", "constants"), [((1, 256, 64, 1), None), ((1, 256, 256, 1), None), ((2, 90, 272, 1), CLUSTERED)]
+)
 @pytest.mark.parametrize("batch", [256, 200])
 def test_what_the_cost_model_says_moved_is_what_moves(shape: tuple[int, ...], constants: Any, batch: int) -> None:
     source = text_of(kernel_of(shape, epilogue=Epilogue(residual=True)), constants)
@@ -180,13 +204,15 @@ def test_what_is_served() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "target"),
-    [({"layout": "bsl"}, "sm_90a"), ({"chains": Pattern(1, 48, 48, 2)}, "sm_90a"), ({"weights": "int8", "inputs": "int8"}, "sm_90a"),
+    [({"layout": "bsl"}, "sm_90a"), ({"chains": Pattern(1, 48, 48, 2)}, "sm_90a"), ({"weights": "int8",
+        "inputs": "int8"}, "sm_90a"),
      ({"precision": "float32"}, "sm_90a"), ({"chains": Pattern(1, 48, 40, 1)}, "sm_90a"), ({}, "sm_89")],
 )  # fmt: skip
 def test_who_asks_for_it_by_name_is_told_what_it_is_for(changes: dict[str, Any], target: str) -> None:
     kernel = replace(kernel_of((1, 48, 48, 1), epilogue=PLAIN), **changes)
     said = (
-        r"at batch 64: wgmma_shared does not serve it on this device \(it is for: wgmma of sm_90a .*in bsf with d = 1; there also X and "
+        r"at batch 64: wgmma_shared does not serve it on this device \(it is for: wgmma of sm_90a .*in bsf with d = "
+        r"1; there also X and "
         r"weights in e4m3 or e5m2, with y in 16 bits; rows of X in whole 16 bytes; not measured yet\)$"
     )
     with pytest.raises(ConstantsError, match=f"^{kernel.name} {said}"):
@@ -250,7 +276,8 @@ def test_packed_weights_stay_in_eight_bits_and_products_count_double() -> None:
     assert bytes_a_s is not None
     assert halves_a_s is not None
     assert bytes_a_s.flops_per_s == 2 * halves_a_s.flops_per_s
-    assert speed_of(FAMILIES["mma"], kernel, GPU) == speed_of(FAMILIES["mma"], plain, GPU)  # which widens them on this target
+    # which widens them on this target
+    assert speed_of(FAMILIES["mma"], kernel, GPU) == speed_of(FAMILIES["mma"], plain, GPU)
 
 
 # ---- texts
@@ -285,7 +312,9 @@ def test_scales_are_read_after_the_grid_before() -> None:
     """The previous grid may have packed the scales. A restricted pointer would let nvcc load them before the wait."""
     text = text_of(kernel_of((1, 40, 272, 1))).text
     assert "RESTRICT weights" not in text
-    before, after = text[text.index("\nENTRY(THREADS, 1)") : text.index("\nENTRY(PACK_THREADS")].split("wait_for_previous_grid();")
+    before, after = text[text.index("\nENTRY(THREADS, 1)") : text.index("\nENTRY(PACK_THREADS")].split(
+        "wait_for_previous_grid();"
+    )
     assert "SCALES" not in before
     assert "weights + SCALES" in after
 
@@ -293,13 +322,17 @@ def test_scales_are_read_after_the_grid_before() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("storage", "name"), [("e4m3", "E4M3"), ("e5m2", "E5M2")])
-@pytest.mark.parametrize("constants", [None, SharedConstants(192, 96, 128, 3, 3), SharedConstants(128, 96, 128, 2, 3, 2, 2)])
+@pytest.mark.parametrize(
+    "constants", [None, SharedConstants(192, 96, 128, 3, 3), SharedConstants(128, 96, 128, 2, 3, 2, 2)]
+)
 def test_it_becomes_the_instruction_with_no_spills(storage: str, name: str, constants: Any) -> None:
     sass.needed_disassembler()
     source = text_of(kernel_of((1, 384, 512, 1), "float16", storage), constants)
     built = sass.compiled(source.text, source.entry, "sm_90a")
     counts = sass.instructions(built.data)[source.entry]
-    assert sass.count(counts, f"QGMMA.{name}") == 4 * (source.constants.tile_batch // (64 * source.constants.groups_batch))
+    assert sass.count(counts, f"QGMMA.{name}") == 4 * (
+        source.constants.tile_batch // (64 * source.constants.groups_batch)
+    )
     assert sass.count(counts, "LDG.128") >= 3  # scales, bias and residual
     assert sass.count(counts, "LDG.CONSTANT") == 0
     assert sass.count(counts, "STG.128") >= 4

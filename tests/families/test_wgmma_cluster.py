@@ -17,7 +17,10 @@ CLUSTERS = [(2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]  # blocks along the batch, a
 def test_a_launch_is_whole_clusters_that_fit_the_device() -> None:
     alone, source = source_of("registers flat", (1, 1)), source_of("registers flat", (4, 1))
     family = FAMILIES[source.family]
-    grids = [[family.geometry(each.kernel, each.constants, batch).grid for batch in (1, 256, 257)] for each in (alone, source)]
+    grids = [
+        [family.geometry(each.kernel, each.constants, batch).grid for batch in (1, 256, 257)]
+        for each in (alone, source)
+    ]
     assert grids == [[4, 16, 20], [16, 16, 32]]  # two i, two tiles along the outputs, tiles of 64 rows of the batch
     many = family.geometry(source.kernel, source.constants, 25088)
     assert [many.launched(multiprocessors) for multiprocessors in (132, 131, 5, 3)] == [132, 128, 4, 4]
@@ -41,10 +44,13 @@ def test_a_search_tries_clusters_where_what_they_share_is_much_of_a_stage() -> N
     family, kernel = family_named("wgmma_shared"), kernel_of((1, 192, 64, 2), "float16", "bsl")
     found: dict[Any, set[tuple[int, int]]] = {}
     for each in family.space(kernel, GPU):
-        found.setdefault(replace(each, cluster_batch=1, cluster_out=1), set()).add((each.cluster_batch, each.cluster_out))
+        found.setdefault(replace(each, cluster_batch=1, cluster_out=1), set()).add(
+            (each.cluster_batch, each.cluster_out)
+        )
     along_out = {(1, 1), (1, 2), (1, 4)}
     assert found[SharedConstants(256, 48, 64, 2, 3)] == along_out  # four tiles along the outputs, weights are little
-    assert found[SharedConstants(256, 64, 64, 2, 3)] == {(batch, 1) for batch in (1, 2, 4, 8)}  # three; weights are a fifth
+    # three; weights are a fifth
+    assert found[SharedConstants(256, 64, 64, 2, 3)] == {(batch, 1) for batch in (1, 2, 4, 8)}
     assert found[SharedConstants(256, 48, 16, 2, 3)] == {(1, 1), (1, 2)}  # boxes of 16 rows
     default = family.default(kernel, GPU)
     assert (default.cluster_batch, default.cluster_out) == (1, 1)

@@ -1,4 +1,6 @@
-"""Hopper's kernels whose blocks work in clusters and share what they bring of X and W: in the emulator, and as machine code."""
+"""Hopper's kernels whose blocks work in clusters and share what they bring of X and W: in the emulator, and as
+machine code.
+"""
 
 from dataclasses import replace
 
@@ -60,7 +62,12 @@ def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(kind: str) ->
         ("    cluster_sync_relaxed();", "    __syncthreads();", "race", "which thread 0 wrote"),
         ("    cluster_sync_relaxed();", "", "none", "nothing was initialised"),
         ("        fence_mbarrier_init();\n", "", "none", "that no fence_mbarrier_init has shown"),
-        ("4 * GROUPS * (CLUSTER_BATCH + CLUSTER_OUT - 1));", "4 * GROUPS);", "none", "more arrivals than the barrier's 1"),
+        (
+            "4 * GROUPS * (CLUSTER_BATCH + CLUSTER_OUT - 1));",
+            "4 * GROUPS);",
+            "none",
+            "more arrivals than the barrier's 1",
+        ),
         ("if (rank < CLUSTER && shares)", "if (rank < 1)", "none", "arrivals and 0 bytes are missing"),
         ("tile.batch_left = batch_left", "batch_left", "none", "access to byte"),
     ],

@@ -31,7 +31,11 @@ def test_what_each_kind_serves() -> None:
     assert served("tf32x3", "bsl", (2, 5, 16, 7)) == []  # too few inputs for operands in parts
     assert served("tf32x3", "bsf", (2, 5, 40, 1)) == []  # a stage is longer than sums may go without promotion
     assert served("fp16x3", "bsl", (2, 5, 3, 7)) == served("float32", "bsf", (2, 8, 8, 4)) == []
-    assert not any(family.serves(kernel(), cuda_limits(target)) for family in (SHARED, REGISTERS) for target in ("sm_80", "sm_100a"))
+    assert not any(
+        family.serves(kernel(), cuda_limits(target))
+        for family in (SHARED, REGISTERS)
+        for target in ("sm_80", "sm_100a")
+    )
     gradients = [replace(kernel(layout=layout), job="gradient") for layout in LAYOUTS]
     assert not any(family.serves(each, GPU) for family in (SHARED, REGISTERS) for each in gradients)
 
@@ -55,7 +59,8 @@ def test_batches_and_places_that_maps_cannot_describe_are_not_taken() -> None:
         assert not family.takes(each, 2**31, aligned=True)
     narrow = kernel(layout="bsl", pattern=(1, 8, 8, 1))
     assert SHARED.takes(narrow, 2**31 - 2**16, aligned=True)
-    assert not SHARED.takes(narrow, 2**31 - 2**15, aligned=True)  # the last tiles' coordinates may be no numbers of 32 bits
+    # the last tiles' coordinates may be no numbers of 32 bits
+    assert not SHARED.takes(narrow, 2**31 - 2**15, aligned=True)
     assert REGISTERS.takes(kernel(), 7, aligned=True)
     assert not REGISTERS.takes(kernel(), 7, aligned=False)
     permuted = kernel(pattern=(2, 48, 64, 3))

@@ -17,7 +17,9 @@ PLAIN = SharedConstants(256, 64, 64, 2, 3)
 
 
 def test_what_is_permuted() -> None:
-    def served(pattern: tuple[int, ...], precision: str = "float16", layout: str = "bsf", target: str = "sm_90a") -> bool:
+    def served(
+        pattern: tuple[int, ...], precision: str = "float16", layout: str = "bsf", target: str = "sm_90a"
+    ) -> bool:
         return PERMUTED.serves(kernel(precision, layout, pattern), cuda_limits(target))
 
     assert served((2, 40, 24, 5))
@@ -43,7 +45,8 @@ def test_permuting_takes_launches_before_and_after_and_room_for_x_and_y() -> Non
     assert (before.name, before.geometry.grid) == ("permute_x", 100 * 2 * 8 * 3 // 256 + 1)  # 8 inputs x 8 j a thread
     assert (after.name, after.geometry.grid) == ("permute_y", 100 * 2 * 6 * 3 // 256 + 1)
     small = kernel(pattern=(1, 8, 8, 3))
-    assert PERMUTED.geometry(small, PERMUTED.default(small, GPU), 1).workspace_bytes == 128 + 48  # Y begins with a line of its own
+    # Y begins with a line of its own
+    assert PERMUTED.geometry(small, PERMUTED.default(small, GPU), 1).workspace_bytes == 128 + 48
     (x,) = PERMUTED.maps(each, constants, 100)
     assert (x.operand, x.sizes, x.strides) == ("workspace", (64, 48, 100), (128, 64 * 48 * 2))
 
@@ -51,13 +54,19 @@ def test_permuting_takes_launches_before_and_after_and_room_for_x_and_y() -> Non
 def test_constants_tell_what_is_permuted_from_what_is_not() -> None:
     values = {name: value for name, value in vars(PLAIN).items() if name != "x_from"}
     assert FAMILIES["wgmma"].constants(vars(PLAIN)) == SHARED.constants(values) == PLAIN
-    assert FAMILIES["wgmma"].constants(values | {"x_from": "permuted"}) == PERMUTED.constants(values) == PermutedConstants(**values)
+    assert (
+        FAMILIES["wgmma"].constants(values | {"x_from": "permuted"})
+        == PERMUTED.constants(values)
+        == PermutedConstants(**values)
+    )
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("d", [2, 3, 7, 8, 12, 16, 24, 40, 64, 88, 128])
 def test_every_order_of_parts_is_permuted_and_permuted_back(d: int) -> None:
-    """d in one part or in several, of which one to eight are neighbours; several i; rows of outputs and inputs that differ."""
+    """d in one part or in several, of which one to eight are neighbours; several i; rows of outputs and inputs that
+    differ.
+    """
     each = kernel(pattern=(2, 24, 40, d))
     check_exact(source_of("wgmma_permuted", each), 5, in_emulator())
 
@@ -67,6 +76,7 @@ def test_what_follows_a_product_that_is_permuted_costs_one_more_rounding() -> No
     each = replace(kernel(pattern=(2, 24, 40, 8)), epilogue=Epilogue(True, "none", True))
     problem = make_problem(each, 300)
     once, twice = (
-        compare(problem, multiply(problem, source_of(name, each), in_emulator()))[0] for name in ("wgmma_registers", "wgmma_permuted")
+        compare(problem, multiply(problem, source_of(name, each), in_emulator()))[0]
+        for name in ("wgmma_registers", "wgmma_permuted")
     )
     assert once < twice < 1.5 * once

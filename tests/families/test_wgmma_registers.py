@@ -16,7 +16,10 @@ FLAT = RegistersConstants(128, 48, 32, 4, 2, 1, 3, 0)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tile_d": 2}, "tile_d=2 must be 1 in bsl, and in bsf d=4, or less and a run of 16, 32, 64 or 128 bytes; try 4$"),
+        (
+            {"tile_d": 2},
+            "tile_d=2 must be 1 in bsl, and in bsf d=4, or less and a run of 16, 32, 64 or 128 bytes; try 4$",
+        ),
         ({"tile_batch": 192}, r"tile_batch=192 must be a multiple of 64 \* groups_batch = 128; try 128$"),
         ({"tile_batch": 320, "groups_batch": 1, "tile_out": 8}, "tile_batch=320 must be at most 256 in bsf; try 256$"),
         ({"tile_out": 44}, "tile_out=44 must be a multiple of 8, up to 256; try 40 or 48$"),
@@ -26,10 +29,19 @@ FLAT = RegistersConstants(128, 48, 32, 4, 2, 1, 3, 0)
         ({"stages": 1}, "stages=1 must be 2 to 16; try 2$"),
         ({"stages": 0}, "every constant but promote and resident is at least 1; got stages=0; try stages=2$"),
         ({"cluster_batch": 3}, "of them 1, 2, 4 or 8 along the batch; got cluster_batch=3; try cluster_batch=2 or 4$"),
-        ({"cluster_batch": 8, "cluster_out": 2, "tile_out": 24}, "a cluster is at most 8 blocks.*; try cluster_batch=4$"),
+        (
+            {"cluster_batch": 8, "cluster_out": 2, "tile_out": 24},
+            "a cluster is at most 8 blocks.*; try cluster_batch=4$",
+        ),
         ({"cluster_out": 2}, "cluster_out=2 must be a divisor of the tiles along the outputs = 1; try 1$"),
-        ({"cluster_out": 4, "tile_out": 16, "tile_batch": 64, "groups_batch": 1}, "cluster_out=4 must be a divisor of .* = 3; try 1$"),
-        ({"groups_batch": 4, "tile_batch": 256}, "one to three warpgroups multiply: 4; got groups_batch=4; try groups_batch=3$"),
+        (
+            {"cluster_out": 4, "tile_out": 16, "tile_batch": 64, "groups_batch": 1},
+            "cluster_out=4 must be a divisor of .* = 3; try 1$",
+        ),
+        (
+            {"groups_batch": 4, "tile_batch": 256},
+            "one to three warpgroups multiply: 4; got groups_batch=4; try groups_batch=3$",
+        ),
         (
             {"groups_d": 2, "groups_batch": 1, "tile_batch": 64},
             "warpgroups along j have whole 16-byte chunks of their own; got groups_d=2; try groups_d=1$",

@@ -24,11 +24,15 @@ FLAT = RegistersConstants(64, 16, 32, 4, 1, 1, 2, 0, resident=1)
 SLAB = RegistersConstants(64, 24, 16, 16, 1, 2, 3, 0, resident=2)
 
 
-def kernel(precision: str = "float16", pattern: tuple[int, ...] = (2, 48, 64, 4), epilogue: Epilogue | None = None) -> KernelSpec:
+def kernel(
+    precision: str = "float16", pattern: tuple[int, ...] = (2, 48, 64, 4), epilogue: Epilogue | None = None
+) -> KernelSpec:
     return KernelSpec(Pattern(*pattern), precision, "bsf", epilogue or Epilogue())
 
 
-def source(precision: str, pattern: tuple[int, ...], constants: RegistersConstants, epilogue: Epilogue | None = None) -> Source:
+def source(
+    precision: str, pattern: tuple[int, ...], constants: RegistersConstants, epilogue: Epilogue | None = None
+) -> Source:
     each = kernel(precision, pattern, epilogue)
     check(REGISTERS, each, constants, GPU)
     return source_of("wgmma_registers", each, constants)
@@ -47,7 +51,10 @@ def test_resident_x_is_shared_with_no_other_block() -> None:
 def test_x_is_resident_where_outputs_take_several_tiles(changes: dict[str, int]) -> None:
     for resident in (0, 1, 2):
         check(REGISTERS, kernel(), replace(FLAT, resident=resident), GPU)
-    with pytest.raises(ConstantsError, match=r"resident=(-1|1|3) must be 0, or in bsf 1 or 2 where outputs take several tiles; try [02]"):
+    with pytest.raises(
+        ConstantsError,
+        match=r"resident=(-1|1|3) must be 0, or in bsf 1 or 2 where outputs take several tiles; try [02]",
+    ):
         check(REGISTERS, kernel(), replace(FLAT, **changes), GPU)
 
 
@@ -78,7 +85,11 @@ def test_a_block_computes_all_outputs_of_its_x() -> None:
     each, streaming = kernel(pattern=(2, 40, 64, 64)), replace(SLAB, resident=0)
     for constants, blocks, times in ((SLAB, 2 * 4 * 4, 1), (streaming, 2 * 4 * 4 * 2, 2)):
         assert REGISTERS.geometry(each, constants, 250).grid == blocks
-        x, w, y = 250 * each.pattern.in_features * 2, 4 * each.pattern.in_features * 48 * 2, 250 * each.pattern.out_features * 2
+        x, w, y = (
+            250 * each.pattern.in_features * 2,
+            4 * each.pattern.in_features * 48 * 2,
+            250 * each.pattern.out_features * 2,
+        )
         work = REGISTERS.work(each, constants, 250)
         assert (work.blocks, work.cache_bytes) == (blocks, times * x + w + y)
         staged = 4 * 64 * each.pattern.in_features * 2  # whole tiles
@@ -90,7 +101,12 @@ def test_the_space_holds_both_schedules() -> None:
     found = list(REGISTERS.space(kernel(pattern=(1, 96, 64, 16)), GPU))
     assert {constants.resident for constants in found} == {0, 1, 2}
     assert all(constants.tile_out < 96 for constants in found if constants.resident)
-    assert {(each.cluster_batch, each.cluster_out) for each in found if each.resident} == {(1, 1), (2, 1), (4, 1), (8, 1)}
+    assert {(each.cluster_batch, each.cluster_out) for each in found if each.resident} == {
+        (1, 1),
+        (2, 1),
+        (4, 1),
+        (8, 1),
+    }
     assert REGISTERS.default(kernel(pattern=(1, 96, 64, 16)), GPU) in found
 
 
@@ -119,9 +135,12 @@ CASES = {  # ragged outputs, inputs and batch; an odd and an even number of X ti
 def test_results_with_resident_x(case: str) -> None:
     text = source(*CASES[case])
     constants, pattern = text.constants, text.kernel.pattern
-    batch = 6 * EMULATED * constants.cluster_batch * constants.tile_batch * constants.tile_d // (pattern.a * pattern.d) - 10
+    batch = (
+        6 * EMULATED * constants.cluster_batch * constants.tile_batch * constants.tile_d // (pattern.a * pattern.d) - 10
+    )
     blocks = max(EMULATED, constants.cluster_batch)
-    assert REGISTERS.geometry(text.kernel, constants, batch).grid > 2 * blocks * constants.resident  # each slot is filled again
+    # each slot is filled again
+    assert REGISTERS.geometry(text.kernel, constants, batch).grid > 2 * blocks * constants.resident
     for each in (batch, 33):
         check_exact(text, each, in_emulator())
     check_result(text, 33, in_emulator())
@@ -154,7 +173,9 @@ def test_resident_x_with_no_race_in_any_order_and_without_leaks(case: str) -> No
         ("tf32x3", (1, 192, 64, 3), RegistersConstants(128, 48, 32, 3, 2, 1, 3, 32, resident=1, cluster_batch=2)),
     ],
 )
-def test_resident_x_leaves_registers_for_the_sums(precision: str, pattern: tuple[int, ...], constants: RegistersConstants) -> None:
+def test_resident_x_leaves_registers_for_the_sums(
+    precision: str, pattern: tuple[int, ...], constants: RegistersConstants
+) -> None:
     text = source(precision, pattern, constants)
     binary = sass.compiled(text.text, text.entry, "sm_90a")
     assert binary.resources.spill_bytes == 0

@@ -34,7 +34,8 @@ def test_each_rule_of_shared_has_two_sides(changes: dict[str, int], says: str) -
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "constants", [SharedConstants(64, 32, 16, 1, 2), SharedConstants(192, 48, 32, 3, 3), SharedConstants(256, 16, 48, 2, 2)]
+    "constants",
+    [SharedConstants(64, 32, 16, 1, 2), SharedConstants(192, 48, 32, 3, 3), SharedConstants(256, 16, 48, 2, 2)],
 )
 def test_a_residual_comes_to_where_y_leaves_as_boxes(constants: SharedConstants) -> None:
     """One to three warpgroups take tile after tile in the same place, over ragged outputs and batches."""

@@ -15,10 +15,14 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def support(pattern: Pattern) -> set[tuple[int, int]]:
     a, b, c, d = pattern.shape
-    return set(zip(*map(np.ndarray.tolist, np.nonzero(np.kron(np.eye(a), np.kron(np.ones((b, c)), np.eye(d))))), strict=True))
+    return set(
+        zip(*map(np.ndarray.tolist, np.nonzero(np.kron(np.eye(a), np.kron(np.ones((b, c)), np.eye(d))))), strict=True)
+    )
 
 
-@pytest.mark.parametrize("chain", [low_rank(8, 12, 2), kaleidoscope(8), deformable_butterfly(12, [(4, 3), (2, 4)]), Chain(((2, 3, 4, 2),))])
+@pytest.mark.parametrize(
+    "chain", [low_rank(8, 12, 2), kaleidoscope(8), deformable_butterfly(12, [(4, 3), (2, 4)]), Chain(((2, 3, 4, 2),))]
+)
 def test_the_cells_of_a_picture_are_the_supports(chain: Chain) -> None:
     root = ElementTree.fromstring(chain_svg(chain))
     groups = root.findall(f"{SVG}g")

@@ -11,7 +11,10 @@ from ksgen.figures.svg import DARK
 SVG = "{http://www.w3.org/2000/svg}"
 BARS = Bars("1,48,48,2, bsf", (("ksgen", 50.0), ("bmm", 100.0), ("sparse", 5000.0)), frozenset({"ksgen"}), floor=40.0)
 SPEEDS = Sorted(
-    "speeds", (Series("bsf: 3", (("1,2,3,4", 2.0), ("5,6,7,8", 0.5), ("9,9,9,9", 8.0))), Series("bsl: 1", (("a", 1.5),))), "x", 1
+    "speeds",
+    (Series("bsf: 3", (("1,2,3,4", 2.0), ("5,6,7,8", 0.5), ("9,9,9,9", 8.0))), Series("bsl: 1", (("a", 1.5),))),
+    "x",
+    1,
 )
 
 
@@ -25,7 +28,16 @@ def of_class(drawn: str, name: str) -> list[dict[str, str]]:
 
 def test_bars_are_as_long_as_times_and_say_whose_they_are() -> None:
     drawn = inline(BARS)
-    assert {"1,48,48,2, bsf", "ksgen", "bmm", "sparse", "50 us", "100 us, x2.00", "5,000 us, x100.00", "floor 40 us"} == set(texts(drawn))
+    assert {
+        "1,48,48,2, bsf",
+        "ksgen",
+        "bmm",
+        "sparse",
+        "50 us",
+        "100 us, x2.00",
+        "5,000 us, x100.00",
+        "floor 40 us",
+    } == set(texts(drawn))
     own, bmm, sparse = (float(bar["width"]) for bar in of_class(drawn, "bar"))
     assert bmm == pytest.approx(2 * own, abs=0.2)
     assert sparse == pytest.approx(MOST_TIMES * own, abs=1)
@@ -65,7 +77,9 @@ def test_every_axis_has_numbers_and_every_value_is_within(values: tuple[float, .
     panel = Sorted("a", (Series("b", tuple((str(value), value) for value in values)),), "x", 1)
     drawn = inline(panel)
     assert [each for each in texts(drawn) if re.fullmatch(r"x[\d.]+", each)]
-    assert all(0 < float(each["cy"]) < panel.height and 0 < float(each["cx"]) <= WIDTH for each in of_class(drawn, "value"))
+    assert all(
+        0 < float(each["cy"]) < panel.height and 0 < float(each["cx"]) <= WIDTH for each in of_class(drawn, "value")
+    )
 
 
 def test_long_names_are_cut() -> None:

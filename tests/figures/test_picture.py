@@ -1,4 +1,6 @@
-"""Pictures: every entry of a small K, the structure of any, at any width, in any encoding, and as a PNG that others can read."""
+"""Pictures: every entry of a small K, the structure of any, at any width, in any encoding, and as a PNG that others
+can read.
+"""
 
 import struct
 import zlib
@@ -18,7 +20,17 @@ from ksgen.pattern import MOST_FEATURES, Pattern
 from ksgen.reference import to_dense
 
 SMALL = Pattern(2, 3, 4, 5)
-PATTERNS = ["1,192,48,2", "6,64,64,1", "2,48,192,1", "1,768,192,2", "4,64,64,16", "1,64,64,64", "128,2,2,128", "1,2,2,1000", "1,1,1,1"]
+PATTERNS = [
+    "1,192,48,2",
+    "6,64,64,1",
+    "2,48,192,1",
+    "1,768,192,2",
+    "4,64,64,16",
+    "1,64,64,64",
+    "128,2,2,128",
+    "1,2,2,1000",
+    "1,1,1,1",
+]
 
 
 def cells(pattern: Pattern, width: int) -> list[str]:
@@ -48,14 +60,22 @@ def test_a_small_png_is_the_support_itself() -> None:
     is_coloured = np.ptp(colours.astype(int), axis=2) > 40  # not a grey
     rows, columns = np.flatnonzero(is_coloured.any(1)), np.flatnonzero(is_coloured.any(0))
     middles = [
-        np.arange(start - 1, end + 2 - size // 2, size) + size // 2 for start, end in ((rows[0], rows[-1]), (columns[0], columns[-1]))
+        np.arange(start - 1, end + 2 - size // 2, size) + size // 2
+        for start, end in ((rows[0], rows[-1]), (columns[0], columns[-1]))
     ]
     np.testing.assert_array_equal(is_coloured[np.ix_(*middles)], support)
 
 
 def test_a_large_picture_shows_the_first_and_the_last_of_each_kind_and_dots_between() -> None:
     assert cells(Pattern(1, 192, 48, 2), 40)[-5:] == ["█·⋯█·", "·█⋯·█", "⋮⋮⋱⋮⋮", "█·⋯█·", "·█⋯·█"]
-    assert cells(Pattern(2, 48, 192, 1), 80) == ["█████⋯█", "⋮⋮⋮⋮⋮⋱⋮", "█████⋯█", "       █████⋯█", "       ⋮⋮⋮⋮⋮⋱⋮", "       █████⋯█"]
+    assert cells(Pattern(2, 48, 192, 1), 80) == [
+        "█████⋯█",
+        "⋮⋮⋮⋮⋮⋱⋮",
+        "█████⋯█",
+        "       █████⋯█",
+        "       ⋮⋮⋮⋮⋮⋱⋮",
+        "       █████⋯█",
+    ]
     assert cells(Pattern(1, 1, 1, 1000), 80)[-3:] == ["····█··", "·····⋱·", "······█"]
     assert cells(Pattern(100, 1, 1, 1), 80)[-3:] == ["    █", "     ⋱", "      █"]
 
@@ -79,12 +99,20 @@ def test_any_picture_fits_and_shows_each_kind_in_its_order(shape: list[int], wid
 def test_the_legend_says_the_numbers(pattern: str) -> None:
     a, b, c, d = Pattern.parse(pattern).shape
     words = picture.text(Pattern.parse(pattern), 80)
-    for label in (f"\na = {a}: blocks", f"\nb x c = {b} x {c}: tiles", f"\nd = {d}: free entries", f"c = {c}", f"b = {b} "):
+    for label in (
+        f"\na = {a}: blocks",
+        f"\nb x c = {b} x {c}: tiles",
+        f"\nd = {d}: free entries",
+        f"c = {c}",
+        f"b = {b} ",
+    ):
         assert label in words
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("pattern", [*PATTERNS, "1,1000,1000,1000", "1,1,5000,1", "5000,1,1,1", "16,9,33,64", "1,1,2147483647,1"])
+@pytest.mark.parametrize(
+    "pattern", [*PATTERNS, "1,1000,1000,1000", "1,1,5000,1", "5000,1,1,1", "16,9,33,64", "1,1,2147483647,1"]
+)
 def test_any_png_is_small(pattern: str) -> None:
     height, width, _ = pixels(Pattern.parse(pattern)).shape
     assert max(height, width) < 1500

@@ -68,4 +68,6 @@ def test_what_is_missing_is_said_with_what_installs_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(KsgenError) as caught:
         drawn()
-    assert str(caught.value) == f"pictures need matplotlib, which cannot be imported (none here); {install_line('tune')}"
+    assert (
+        str(caught.value) == f"pictures need matplotlib, which cannot be imported (none here); {install_line('tune')}"
+    )

@@ -1,9 +1,10 @@
-"""Public CUDA kernels, from a folder that the caller names, run in the emulator: what is right on GPUs has to be right there.
+"""Public CUDA kernels, from a folder that the caller names, run in the emulator: what is right on GPUs has to be right
+there.
 
-A `Case` states which pieces of which files make a source, what changes in them, and how the result is launched. It holds
-no line of theirs: a change is a pattern and its replacement. A change with `refused` follows a rule that the kernel breaks:
-without the change, the emulator has to refuse the kernel in these words. A damage is a mistake planted in the kernel. The
-emulator has to refuse it, or the result has to be wrong.
+A `Case` states which pieces of which files make a source, what changes in them, and how the result is launched. It
+holds no line of theirs: a change is a pattern and its replacement. A change with `refused` follows a rule that the
+kernel breaks: without the change, the emulator has to refuse the kernel in these words. A damage is a mistake planted
+in the kernel. The emulator has to refuse it, or the result has to be wrong.
 """
 
 import re
@@ -48,7 +49,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Change:
-    """A pattern that has to be there, and what takes its place. `refused`: what the emulator says without the change."""
+    """A pattern that has to be there, and what takes its place.
+
+    `refused`: what the emulator says without the change.
+    """
 
     pattern: str
     replacement: str
@@ -78,7 +82,10 @@ class Operands:
 
 @dataclass(frozen=True)
 class Case:
-    """A foreign kernel, its changes, one launch, and mistakes that have to be seen. `before` and `after` are source of our own."""
+    """A foreign kernel, its changes, one launch, and mistakes that have to be seen.
+
+    `before` and `after` are source of our own.
+    """
 
     name: str
     repository: str
@@ -102,7 +109,13 @@ class Case:
 
     def source(self, folder: Path, without: Change | None = None, damage: tuple[str, str] | None = None) -> str:
         """The source of a launch, without one of the changes, or damaged."""
-        text = "\n".join([self.before, *(piece.read(folder / (piece.repository or self.repository)) for piece in self.pieces), self.after])
+        text = "\n".join(
+            [
+                self.before,
+                *(piece.read(folder / (piece.repository or self.repository)) for piece in self.pieces),
+                self.after,
+            ]
+        )
         for change in self.changes:
             if change is not without:
                 text = change.apply(text)
@@ -153,7 +166,9 @@ def judge(case: Case, folder: Path, builds: Sequence[str] = ("none", "race")) ->
     for change in rules:
         outcomes = [attempt(case.source(folder, without=change), sanitize) for sanitize in builds]
         if not any(isinstance(each, SimtError) and re.search(change.refused, str(each)) for each in outcomes):
-            complaints.append(f"without {change.pattern!r}: {', '.join(map(shown, outcomes))}; expected {change.refused!r}")
+            complaints.append(
+                f"without {change.pattern!r}: {', '.join(map(shown, outcomes))}; expected {change.refused!r}"
+            )
     for damage in case.damages:
         outcomes = [attempt(case.source(folder, damage=damage), sanitize) for sanitize in builds]
         if any(isinstance(each, SimtError) and each.kind == "compile" for each in outcomes):

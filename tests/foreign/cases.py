@@ -28,13 +28,18 @@ SGEMM_TILE = Change(
 )
 
 
-BARRIER_OF_PARTS = Change(r"__syncthreads\(\);", "__barrier_sync_count(1, 128);", "__syncthreads reached while other threads wait")
+BARRIER_OF_PARTS = Change(
+    r"__syncthreads\(\);", "__barrier_sync_count(1, 128);", "__syncthreads reached while other threads wait"
+)
 WARPSIZE = "constexpr int WARPSIZE = 32;"
 
 
-def _sgemm_case(name: str, path: str, entry: str, before: str, changes: list[Change], *damages: tuple[str, str]) -> Case:
+def _sgemm_case(
+    name: str, path: str, entry: str, before: str, changes: list[Change], *damages: tuple[str, str]
+) -> Case:
     return Case(
-        name, "SGEMM_CUDA", [Piece(f"src/kernels/{path}")], entry, (1, 2), 128, _sgemm, 1e-5, damages, [SGEMM_TILE, *changes],
+        name, "SGEMM_CUDA", [Piece(f"src/kernels/{path}")], entry, (1, 2), 128, _sgemm, 1e-5, damages, [SGEMM_TILE,
+            *changes],
         before, target="sm_80",
     )  # fmt: skip
 
@@ -46,7 +51,8 @@ SGEMMS = [
         (r"__syncthreads\(\);", ""),
     ),
     _sgemm_case(
-        "11: halves of the block in turn", "11_kernel_double_buffering.cuh", "sgemmDoubleBuffering", WARPSIZE, [BARRIER_OF_PARTS],
+        "11: halves of the block in turn", "11_kernel_double_buffering.cuh", "sgemmDoubleBuffering", WARPSIZE,
+        [BARRIER_OF_PARTS],
         (r"A \+= 2 \* BK;", "A += BK;"),
     ),
     _sgemm_case(
@@ -134,7 +140,9 @@ HGEMM = Case(
     ],
     [
         Change(r"(extern __shared__ half smem)\[\]\[(\w+)\];", r"\1_[]; half(*const smem)[\2] = (half(*)[\2])smem_;"),
-        Change(r'("cp\.async\.c.\.shared\.global\.L2[^"]*" ::"r"\(dst\), "l"\(src\), "n"\(Bytes\))\)', r'\1 : "memory")', NO_MEMORY),
+        Change(r'("cp\.async\.c.\.shared\.global\.L2[^"]*" ::"r"\(dst\), "l"\(src\), "n"\(Bytes\))\)', r'\1 : '
+                                                                                                       r'"memory")',
+                                                                                                           NO_MEMORY),
         Change(r'("cp\.async\.(?:commit_group|wait_all);\\n" ::)\)', r'\1 : "memory")', NO_MEMORY),
         Change(r'("cp\.async\.wait_group %0;\\n" ::"n"\(N\))\)', r'\1 : "memory")', NO_MEMORY),
         Change(r'("ldmatrix.*?)("r"\(addr\))\)', r'\1\2 : "memory")', NO_MEMORY),
@@ -161,7 +169,8 @@ FAST = Case(
         Piece(
             "examples/matmul/matmul_4.cuh",
             r"using barrier.*?;$|namespace cde.*?;$|__device__ static inline uint64_t matrix_descriptor_encode.*?\}$"
-            r"|__device__ uint64_t make_smem_desc.*?^    \}|__device__ void warpgroup_arrive.*?(?=^template <int BlockMajor)"
+            r"|__device__ uint64_t make_smem_desc.*?^    \}|__device__ void warpgroup_arrive.*?(?=^template <int "
+            r"BlockMajor)"
             r"|^template<int ScaleD.*?(?=^void runKernel4)",
         )
     ],
@@ -181,7 +190,8 @@ FAST = Case(
         Change(r", (tensorMap[AB]),", r", &\1,"),
         Change(
             r"__shared__ barrier full\[QSIZE\], empty\[QSIZE\];",
-            "barrier* const full = (barrier*)(smem + sizeof(SMem<BM, BN, BK, QSIZE>)); barrier* const empty = full + QSIZE;",
+            "barrier* const full = (barrier*)(smem + sizeof(SMem<BM, BN, BK, QSIZE>)); barrier* const empty = full + "
+            "QSIZE;",
             "has to be a multiple of 1024",  # static arrays come first, and move the swizzled boxes
         ),
     ],
@@ -189,7 +199,8 @@ FAST = Case(
 )  # fmt: skip
 
 
-# ---- CUTLASS: its products, in a kernel of ours. Core matrices of 8 rows by 16 bytes lie behind each other, first along the rows.
+# ---- CUTLASS: its products, in a kernel of ours. Core matrices of 8 rows by 16 bytes lie behind each other, first
+# along the rows.
 
 PRODUCT = """
 __device__ inline int place(int row, int byte, int rows) { return byte / 16 * rows * 16 + row * 16 + byte % 16; }
@@ -214,7 +225,8 @@ extern "C" __global__ void product(const unsigned char* a, const unsigned char* 
   warpgroup_arrive();
   for (int k = 0; k < 4; ++k) {
     const uint64_t b_here = described(of_b + 2 * 16 * 16 * k, 16);
-    MULTIPLY(words[k], described(s + 2 * 64 * 16 * k, 64), b_here, d, k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One);
+    MULTIPLY(words[k], described(s + 2 * 64 * 16 * k, 64), b_here, d, k ==
+        0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One);
   }
   warpgroup_commit_batch();
   warpgroup_wait<0>();
@@ -223,7 +235,10 @@ extern "C" __global__ void product(const unsigned char* a, const unsigned char* 
 """
 _SUMS = ", ".join(f"d[{i}]" for i in range(8))
 FROM_SHARED = f"#define MULTIPLY(words, a, b, d, adds) ATOM<>::fma(a, b, {_SUMS}, adds)\n"
-FROM_REGISTERS = f"#define MULTIPLY(words, a, b, d, adds) ATOM<>::fma({', '.join(f'words[{i}]' for i in range(4))}, b, {_SUMS}, adds)\n"
+FROM_REGISTERS = (
+    f"#define MULTIPLY(words, a, b, d, adds) ATOM<>::fma({', '.join(f'words[{i}]' for i in range(4))}, "
+    f"b, {_SUMS}, adds)\n"
+)
 CUTLASS = """
 #define CUTE_ARCH_MMA_SM90A_ENABLED
 #define CUTLASS_GDC_ENABLED
@@ -257,7 +272,9 @@ def _cutlass(atom: str, narrow: Callable[[Array], Array], tolerance: float) -> C
         Change(r"cutlass::arch::synclog_emit\w+\(.*?\);", ""),
         Change(r'("griddepcontrol\.launch_dependents;")\)', r'\1 ::: "memory")', NO_MEMORY),
     ]
-    operand = (r"\{%8,  %9,  %10, %11\}", "{%9,  %8,  %10, %11}") if in_registers else (r" %8,(.{,20}) %9,", r" %9,\1 %8,")
+    operand = (
+        (r"\{%8,  %9,  %10, %11\}", "{%9,  %8,  %10, %11}") if in_registers else (r" %8,(.{,20}) %9,", r" %9,\1 %8,")
+    )
     damages = [
         operand,
         (r"warpgroup_commit_batch\(\);(?!\s*\{)(?=\s+warpgroup_wait)", ""),

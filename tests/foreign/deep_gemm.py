@@ -40,7 +40,8 @@ TRANSPOSE = Case(
         (r"i % in_block_mn", "i / SF_K"),
     ],
     [
-        Change(r"template <uint32_t kNumThreads[^>]*>", "constexpr uint32_t kNumThreads = 64, BLOCK_MN = 64, SF_K = 7, PADDED_SF_K = 7;"),
+        Change(r"template <uint32_t kNumThreads[^>]*>", "constexpr uint32_t kNumThreads = 64, BLOCK_MN = 64, SF_K = "
+                                                        "7, PADDED_SF_K = 7;"),
         Change(r'("ld\.shared\.f32[^;]*; *"[^;]*)\);', r'\1 : "memory");', NO_MEMORY),
     ],
     before="""
@@ -69,12 +70,16 @@ def _fp8_operands() -> Operands:
     """A scale for each row of A and 128 of k, and for 128 by 128 of B."""
     m, n, k = 128, 64, 512
     a, b = (normal(seed, *shape).astype(ml_dtypes.float8_e4m3fn) for seed, shape in ((1, (m, k)), (2, (n, k))))
-    of_a, of_b = (np.exp(normal(seed, *shape) / 4).astype(np.float32) for seed, shape in ((3, (k // 128, m)), (4, (1, k // 128))))
+    of_a, of_b = (
+        np.exp(normal(seed, *shape) / 4).astype(np.float32) for seed, shape in ((3, (k // 128, m)), (4, (1, k // 128)))
+    )
     y = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     wide_a, wide_b, scales_a, scales_b = wide(a, b, of_a, of_b)
     exact = (wide_a * scales_a.T.repeat(128, axis=1)) @ (wide_b * scales_b.repeat(128, axis=1)).T
     maps = [tensor_map(a.view(np.uint8), (128, 64)), tensor_map(b.view(np.uint8), (128, 64)), tensor_map(y, (64, 64))]
-    return Operands([of_b, *map(np.uint32, (m, n, k)), *maps, TensorMap(of_a, (m, k // 128), (4 * m,), (64, 1))], lambda: y, exact)
+    return Operands(
+        [of_b, *map(np.uint32, (m, n, k)), *maps, TensorMap(of_a, (m, k // 128), (4 * m,), (64, 1))], lambda: y, exact
+    )
 
 
 BEFORE = """
@@ -127,11 +132,14 @@ gemm(uint32_t m, uint32_t n, uint32_t k, const __grid_constant__ CUtensorMap a, 
 """
 FP8_KERNEL = """
 extern "C" __global__ void __launch_bounds__(256, 1)
-gemm(float* of_b, uint32_t m, uint32_t n, uint32_t k, const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
+gemm(float* of_b, uint32_t m, uint32_t n, uint32_t k, const __grid_constant__ CUtensorMap a,
+    const __grid_constant__ CUtensorMap b,
      const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap of_a) {
-  deep_gemm::sm90_fp8_gemm_1d2d_impl<cute::UMMA::Major::K, 0, 0, 0, 1, 64, 64, 128, 128, 128, 128, 3, 128, 128, 1, false, 1,
+  deep_gemm::sm90_fp8_gemm_1d2d_impl<cute::UMMA::Major::K, 0, 0, 0, 1, 64, 64, 128, 128, 128, 128, 3, 128, 128, 1,
+      false, 1,
                                      deep_gemm::GemmType::Normal, cutlass::bfloat16_t,
-                                     deep_gemm::epilogue::transform::EpilogueIdentity>(of_b, nullptr, m, n, k, a, b, y, of_a);
+                                     deep_gemm::epilogue::transform::EpilogueIdentity>(of_b, nullptr, m, n, k, a, b, y,
+                                         of_a);
 }
 """
 
@@ -152,18 +160,32 @@ PIECES = [
     _cutlass("cute/arch/copy_sm90_desc.hpp", r"^enum class CacheHintSm\d+ .*?^\};", "cute::TMA"),
     _cutlass("cute/arch/copy_sm90_desc.hpp", r"^CUTE_HOST_DEVICE\s+void\s+prefetch_tma_descriptor\(.*?^\}", "cute"),
     _cutlass("cute/arch/copy_sm90_tma.hpp", rf"^struct {_BOXES}\s.*?^\}};", "cute"),
-    _cutlass("cute/arch/copy_sm90_tma.hpp", r"^(?:template <int Count>\s+)?CUTE_HOST_DEVICE static void\s+tma_store_\w+\(\).*?^\}", "cute"),
-    _cutlass("cute/arch/cluster_sm90.hpp", r"^CUTE_\w+ uint32_t (?:block_rank_in_cluster|elect_one_sync)\(\).*?^\}", "cute"),
-    _cutlass("cutlass/arch/barrier.h", r"^enum class ReservedNamedBarriers.*?^\};|^class NamedBarrier.*?^\};", "cutlass::arch"),
+    _cutlass(
+        "cute/arch/copy_sm90_tma.hpp",
+        r"^(?:template <int Count>\s+)?CUTE_HOST_DEVICE static void\s+tma_store_\w+\(\).*?^\}",
+        "cute",
+    ),
+    _cutlass(
+        "cute/arch/cluster_sm90.hpp", r"^CUTE_\w+ uint32_t (?:block_rank_in_cluster|elect_one_sync)\(\).*?^\}", "cute"
+    ),
+    _cutlass(
+        "cutlass/arch/barrier.h",
+        r"^enum class ReservedNamedBarriers.*?^\};|^class NamedBarrier.*?^\};",
+        "cutlass::arch",
+    ),
     _cutlass("cutlass/arch/barrier.h", r"^struct Cluster(?:Transaction)?Barrier .*?^\};", "cutlass::arch"),
     _cutlass("cutlass/arch/barrier.h", r"^CUTLASS_DEVICE\s+void fence_barrier_init\(\).*?^\}", "cutlass::arch"),
     _cutlass("cutlass/arch/reg_reconfig.h", r"^template<uint32_t RegCount>.*?^\}", "cutlass::arch"),
     Piece(f"{_DEEP}/common/math.cuh"),
     Piece(f"{_DEEP}/common/types.cuh"),
-    Piece(f"{_DEEP}/common/utils.cuh", r"^template <typename FuncT>\s+struct PatternVisitor.*?^\};", "deep_gemm::utils"),
+    Piece(
+        f"{_DEEP}/common/utils.cuh", r"^template <typename FuncT>\s+struct PatternVisitor.*?^\};", "deep_gemm::utils"
+    ),
     Piece(f"{_DEEP}/common/tma_copy.cuh"),
     Piece(f"{_DEEP}/ptx/utils.cuh", r"^CUTLASS_DEVICE uint32_t get_lane_idx\(.*?^\}", "deep_gemm::ptx"),
-    Piece(f"{_DEEP}/ptx/ld_st.cuh", r"^template <typename dtype_t>\s+struct SM90_U32x2_STSM_N .*?^\};", "deep_gemm::ptx"),
+    Piece(
+        f"{_DEEP}/ptx/ld_st.cuh", r"^template <typename dtype_t>\s+struct SM90_U32x2_STSM_N .*?^\};", "deep_gemm::ptx"
+    ),
     Piece(f"{_DEEP}/ptx/wgmma.cuh"),
     Piece(f"{_DEEP}/mma/sm90.cuh", rf"^/// Shared memory descriptor.*?(?={_OF_HEADS})", "deep_gemm::mma::sm90"),
     Piece(f"{_DEEP}/scheduler/gemm.cuh"),
@@ -213,7 +235,8 @@ def _gemm(
     products = [_cutlass(f"{_SM90}_gmma{extended}.hpp", struct, "cute::SM90::GMMA") for extended in ("", "_ext")]
     impl = Piece(f"{_DEEP}/impls/{name}.cuh")
     return Case(
-        f"{name}: TMA, wgmma", "DeepGEMM", [*PIECES[:4], *products, *PIECES[4:], *more, impl], "gemm", 1, 256, operands, 2e-2,
+        f"{name}: TMA, wgmma", "DeepGEMM", [*PIECES[:4], *products, *PIECES[4:], *more, impl], "gemm", 1, 256, operands,
+        2e-2,
         [*DAMAGES, *damages], [*CHANGES, *changes], BEFORE, kernel, shared_bytes, early=True,
     )  # fmt: skip
 

@@ -51,11 +51,13 @@ namespace rt_layout { struct row; struct col; }
 namespace rv_layout { struct align; struct ortho; }
 namespace st_descriptor::detail {
 template <typename T, typename = void> struct component { using type = T; };
-template <typename T> struct component<T, decltype(void(sizeof(typename T::component)))> { using type = typename T::component; };
+template <typename T> struct component<T, decltype(void(sizeof(typename T::component)))> { using type =
+    typename T::component; };
 template <typename T> using get_st = typename component<T>::type;
 }
 }
-namespace detail::wgmma { template <typename D, typename AB, int COLUMNS, int TRANSPOSES_A, int TRANSPOSES_B> struct base; }
+namespace detail::wgmma { template <typename D, typename AB, int COLUMNS, int TRANSPOSES_A,
+    int TRANSPOSES_B> struct base; }
 }
 """
 KERNEL = """
@@ -107,7 +109,11 @@ PIECES = [
     _piece("types/shared/st.cuh", r"^template<\s+typename ST[^;{]*?struct st_subtile;"),
     _piece("types/shared/st.cuh", r"^template<[^>]*>\s+struct KITTENS_DEFAULT_ALIGN st \{.*?^\};"),
     _piece(_DESCRIPTOR, r"^__device__ static inline uint64_t matrix_descriptor_encode[^\n]*", "::detail"),
-    _piece(_DESCRIPTOR, r"^template <typename T>\s+__device__ static inline uint64_t matrix_descriptor_raw.*?^\}", "::detail"),
+    _piece(
+        _DESCRIPTOR,
+        r"^template <typename T>\s+__device__ static inline uint64_t matrix_descriptor_raw.*?^\}",
+        "::detail",
+    ),
     _piece(_DESCRIPTOR, r"^template<[^>]*>\s+struct st_descriptor \{.*?^\};"),
     _piece("types/register/rt_base.cuh", r"^template<[^>]*> struct rt_base \{.*?^\};"),
     _piece("types/register/rt.cuh", r"^template<[^>]*>\s+struct rt \{.*?^\};"),
@@ -126,25 +132,37 @@ def _mma_ab(tiles: str, of_a: str) -> list[Piece]:
 
 
 def _kittens(
-    name: str, parts: int, multiply: str, damages: Sequence[tuple[str, str]], more: Sequence[Piece], also: Sequence[Change] = ()
+    name: str,
+    parts: int,
+    multiply: str,
+    damages: Sequence[tuple[str, str]],
+    more: Sequence[Piece],
+    also: Sequence[Change] = (),
 ) -> Case:
-    concept = r"(?:kittens::)?ducks::(?:c?rt::row_layout|c?rt::all|rt_layout::all|st::all|st_descriptor::(?:complex_)?input)"
+    concept = (
+        r"(?:kittens::)?ducks::(?:c?rt::row_layout|c?rt::all|rt_layout::all|st::all|st_descriptor::(?:complex_)?input)"
+    )
     changes = [
         Change(rf"{concept} (\w+)", r"typename \1"),  # concepts are C++20, as is leaving out typename
         Change(r"static_assert\(kittens::ducks::base_types::T1<_T>\);", ""),
-        Change(r"(using \w+\s*= )((?:kittens::)?(?:base_types::packing<\w+>|[A-Z]\w*|component)::\w+;)", r"\1typename \2"),
+        Change(r"(using \w+\s*= )((?:kittens::)?(?:base_types::packing<\w+>|[A-Z]\w*|component)::\w+;)", r"\1typename "
+                                                                                                         r"\2"),
         *also,
         Change(
-            r" else if constexpr \(std::is_same_v<T_D, (?:float|half)> +&& std::is_same_v<T_AB, (?:half|fp8\w+)>\) \{\s*asm.*?\);\s*\}", "",
+            r" else if constexpr \(std::is_same_v<T_D, (?:float|half)> +&& std::is_same_v<T_AB, (?:half|fp8\w+)>\) "
+            r"\{\s*asm.*?\);\s*\}", "",
             UNKNOWN,
         ),
         # The low bits of a generic address are taken for a shared one: here, they are any.
         Change(r"reinterpret_cast<uint64_t>\(addr\)", "__cvta_generic_to_shared(addr)"),
     ]  # fmt: skip
     sums, tile = ("crt<float, 16, 64>", "cst<bf16, 64, 64>") if parts == 2 else ("Sums", "Shared")
-    after = KERNEL.replace("MULTIPLY", multiply).replace("PARTS", str(parts)).replace("SUMS", sums).replace("TILE", tile)
+    after = (
+        KERNEL.replace("MULTIPLY", multiply).replace("PARTS", str(parts)).replace("SUMS", sums).replace("TILE", tile)
+    )
     return Case(
-        name, "ThunderKittens", [*PIECES, *more], "product", 1, 128, _operands(parts), 1e-5, damages, changes, BEFORE, after,
+        name, "ThunderKittens", [*PIECES, *more], "product", 1, 128, _operands(parts), 1e-5, damages, changes, BEFORE,
+        after,
         parts * 2 * 8192,
     )  # fmt: skip
 
@@ -167,7 +185,8 @@ KITTENSES = [
         [*DAMAGES, (r"warp_laneid / 16\) \* 8", "warp_laneid / 16) * 0")],
         [
             _piece("ops/thread/util/util.cuh", r"^template<> struct move<bf16_2> \{.*?^\};"),
-            _piece("ops/group/memory/tile/shared_to_register.cuh", r"^template<[^\n]*\n__device__ inline static void load\(.*?^\}"),
+            _piece("ops/group/memory/tile/shared_to_register.cuh", r"^template<[^\n]*\n__device__ inline static void "
+                                                                   r"load\(.*?^\}"),
             _piece("ops/group/register/tile/conversions.cuh", _FUNCTION + r" &subtile_inplace\(RT .*?^\}"),
             *_mma_ab("rt", "ducks::rt::row_layout A"),
         ],

@@ -45,13 +45,17 @@ extern "C" __global__ void product(const TYPE* w, const float* x, float* y, int 
 
 def _llama(kind: str, of_c: str, narrow: Callable[[Array], Array], tolerance: float) -> Case:
     pieces = [
-        Piece(f"{_GGML}/common.cuh", r"^static constexpr __device__ int ggml_cuda_get_(?:physical_warp_size|max_cpy_bytes)\(.*?^\}"),
+        Piece(
+            f"{_GGML}/common.cuh",
+            r"^static constexpr __device__ int ggml_cuda_get_(?:physical_warp_size|max_cpy_bytes)\(.*?^\}",
+        ),
         Piece(f"{_GGML}/common.cuh", r"^template <int nbytes, int alignment = 0>.*?^\}"),
         Piece(f"{_GGML}/convert.cuh", r"^template<typename dst_t.*?^\}"),
         Piece(f"{_GGML}/mma.cuh"),
         Piece(
             f"{_GGML}/mmf.cuh",
-            r"^using namespace.*?;|^static constexpr __device__ int mmf_get_padding.*?^\}|^template[^;{}]*? mul_mat_f\(.*?^\}",
+            r"^using namespace.*?;|^static constexpr __device__ int mmf_get_padding.*?^\}|^template[^;{}]*? "
+            r"mul_mat_f\(.*?^\}",
         ),
     ]
     changes = [
@@ -63,7 +67,8 @@ def _llama(kind: str, of_c: str, narrow: Callable[[Array], Array], tolerance: fl
         ),
         Change(r'asm\("mma', 'asm volatile("mma', "mma.sync.*: the statement is not volatile"),
         Change(r'("l"\(xs\))\);', r'\1 : "memory");', NO_MEMORY),
-        Change(r"(load_ldmatrix\([AB][^;]* tile_xy [^;]*;)", r"__syncwarp(); \1 __syncwarp();", "race: .* with no barrier between"),
+        Change(r"(load_ldmatrix\([AB][^;]* tile_xy [^;]*;)", r"__syncwarp(); \1 __syncwarp();", "race: .* with no "
+                                                                                                "barrier between"),
     ]  # fmt: skip
     damages = [
         (r"\{%8, %9\}", "{%9, %8}"),

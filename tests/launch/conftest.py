@@ -46,7 +46,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: TextCompiler)
 
 @pytest.fixture(params=["processor", pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.stand_in])])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
-    """A device of two cores that shares the host's memory, or one to which arrays are copied: the one that launchers take."""
+    """A device of two cores that shares the host's memory, or one to which arrays are copied: the one that launchers
+    take.
+    """
     try:
         found = processor() if request.param == "processor" else find_device(request.param)
     except DeviceError as absent:
@@ -73,7 +75,9 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             yield
 
     monkeypatch.setattr(FakeTensor, "device", "cuda:0", raising=False)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=Cuda, is_grad_enabled=lambda: False, Tensor=FakeTensor))
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(cuda=Cuda, is_grad_enabled=lambda: False, Tensor=FakeTensor)
+    )
     return streams
 
 

@@ -12,11 +12,15 @@ from tests.support.fake_gpu import FakeArray, FakeGpu
 from tests.support.launching import PATTERN, draw, inputs, needs_opencl
 
 
-def test_a_launcher_forgets_batches_rather_than_grow(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_forgets_batches_rather_than_grow(
+    gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checks, "MOST_CHECKED", 3)
     kept = ks.pack(FakeArray(gpu, inputs()[1]))
     for batch in range(1, 9):
-        x, out = (FakeArray(gpu, np.zeros((batch, size), np.float32)) for size in (PATTERN.in_features, PATTERN.out_features))
+        x, out = (
+            FakeArray(gpu, np.zeros((batch, size), np.float32)) for size in (PATTERN.in_features, PATTERN.out_features)
+        )
         ks.prepare(x, kept, out=out)
     assert len(ks._checks) <= 3
 
@@ -61,4 +65,6 @@ def test_a_chain_and_a_group_check_each_form_once(monkeypatch: pytest.MonkeyPatc
 
 def test_a_form_is_the_shape_type_order_and_place_of_an_array() -> None:
     found = view(np.ones((2, 3), np.float32))
-    assert form_of(found) == (found.shape, found.dtype, found.strides, found.device) == ((2, 3), "float32", None, "host")
+    assert (
+        form_of(found) == (found.shape, found.dtype, found.strides, found.device) == ((2, 3), "float32", None, "host")
+    )

@@ -18,7 +18,12 @@ class CudaArray:
     """Anything that speaks CUDA's array interface, such as Numba's arrays."""
 
     def __init__(self, dtype=None, **described):
-        self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3} | described
+        self.__cuda_array_interface__ = {
+            "shape": (2, 3),
+            "typestr": "<f4",
+            "data": (4096, False),
+            "version": 3,
+        } | described
         if dtype is not None:
             self.dtype = dtype
 
@@ -91,7 +96,10 @@ def test_gaps_and_read_only_memory_are_reported():
         (None, "weights is None; give a NumPy array"),
         (np.float32(3), r"weights is a numpy\.float32; give a NumPy array"),
         (np.ma.zeros(3), r"weights is a numpy\.ma\.MaskedArray; give a NumPy array"),
-        (np.zeros(3, np.clongdouble), "weights is of complex256; give float32, float64, float16, bfloat16, complex64, complex128"),
+        (
+            np.zeros(3, np.clongdouble),
+            "weights is of complex256; give float32, float64, float16, bfloat16, complex64, complex128",
+        ),
         (np.zeros(3, int), "weights is of int64; give float32"),
         (np.zeros(3, ">f4"), "weights is of >f4; give float32"),
     ],
@@ -129,7 +137,10 @@ def no_storage():
 @pytest.mark.parametrize(
     ("attributes", "told"),
     [
-        ({"is_cuda": False, "device": SimpleNamespace(type="mps")}, "x is a tensor on .*give one on a CUDA device or the CPU"),
+        (
+            {"is_cuda": False, "device": SimpleNamespace(type="mps")},
+            "x is a tensor on .*give one on a CUDA device or the CPU",
+        ),
         ({"data_ptr": no_storage}, r"x is a tensor without plain memory \(doesn't have storage\); give a dense one"),
         ({"data_ptr": lambda: 0}, "x is a Tensor without memory, as tracing makes; give a real tensor"),
         ({"is_neg": lambda: True}, r"x is a lazily negated view; give x\.resolve_neg\(\)"),
@@ -248,5 +259,7 @@ def test_a_pyopencl_queue_passes_as_it_is(monkeypatch):
 
 @pytest.mark.parametrize("stream", ["default", True, 1.0, SimpleNamespace(handle="x")])
 def test_what_is_no_stream_is_refused(stream):
-    with pytest.raises(LaunchError, match=r"stream is a .*; give a CUDA stream's handle, a PyTorch, CuPy or PyCUDA stream"):
+    with pytest.raises(
+        LaunchError, match=r"stream is a .*; give a CUDA stream's handle, a PyTorch, CuPy or PyCUDA stream"
+    ):
         stream_handle(stream)

@@ -29,7 +29,9 @@ def test_a_chain_is_its_factors_one_after_another() -> None:
     check(y, middle, more, bias=bias, activation="relu")
     with pytest.raises(LaunchError, match="got 1 weight array; 2 are needed, one a factor"):
         ChainLauncher(first, then)(x, [weights])
-    with pytest.raises(LaunchError, match=r"weights of factor 2 is a list; give np.asarray\(weights, np.float32\), or a NumPy array"):
+    with pytest.raises(
+        LaunchError, match=r"weights of factor 2 is a list; give np.asarray\(weights, np.float32\), or a NumPy array"
+    ):
         ChainLauncher(first, then)(x, [weights, more.tolist()])
     with pytest.raises(PatternError, match="gives 12 features and 2,9,5,3, next in the chain, takes 30"):
         ChainLauncher(then, first)
@@ -66,15 +68,22 @@ LAYER = ((2, 48, 64, 1), (1, 64, 48, 2))
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("precision", "asked", "batch"), [("float16", None, 40), ("float32", "tf32x3", 40), ("float32", None, 3000), ("float64", None, 3000)]
+    ("precision", "asked", "batch"),
+    [("float16", None, 40), ("float32", "tf32x3", 40), ("float32", None, 3000), ("float64", None, 3000)],
 )
 def test_a_layer_is_one_launch_on_a_gpu(gpu: FakeGpu, precision: str, asked: str | None, batch: int) -> None:
     """The weights of each factor are packed before the launch, or once."""
     layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
-    x, bias, residual = draw(batch, 128, precision=precision), draw(128, precision=precision), draw(batch, 128, precision=precision)
+    x, bias, residual = (
+        draw(batch, 128, precision=precision),
+        draw(128, precision=precision),
+        draw(batch, 128, precision=precision),
+    )
     weights = [draw(*shape, precision=precision) for shape in LAYER]
     given = {name: FakeTensor(gpu, array) for name, array in (("bias", bias), ("residual", residual))}
-    y = layer(FakeTensor(gpu, x), [FakeTensor(gpu, each) for each in weights], activation="relu", precision=asked, **given)
+    y = layer(
+        FakeTensor(gpu, x), [FakeTensor(gpu, each) for each in weights], activation="relu", precision=asked, **given
+    )
     gpu.synchronize()
     middle = reference.multiply(layer.factors[0].pattern, x, weights[0], "bsf")
     check(y.data.content, middle, weights[1], precision=precision, bias=bias, activation="relu", residual=residual)
@@ -119,7 +128,9 @@ def test_an_activation_between_factors_of_host_arrays() -> None:
 
 
 def test_what_is_no_activation_between_factors() -> None:
-    with pytest.raises(LaunchError, match="2,9,5,3 then 1,4,18,3: between='tanh'; accepted: none, relu, gelu, gelu_tanh, silu"):
+    with pytest.raises(
+        LaunchError, match="2,9,5,3 then 1,4,18,3: between='tanh'; accepted: none, relu, gelu, gelu_tanh, silu"
+    ):
         ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3), between="tanh")
     with pytest.raises(LaunchError, match="2,9,5,3: between='relu'; accepted: none, where there is one factor"):
         ChainLauncher(Launcher(2, 9, 5, 3), between="relu")
@@ -133,12 +144,19 @@ def test_x_in_one_layout_and_y_in_the_other(batch: int, layouts: tuple[str, str]
     """Host arrays take one launch or several, for one factor and for three."""
     for shapes in (((2, 9, 5, 3),), ((2, 9, 5, 3), (1, 4, 18, 3), (1, 7, 12, 1))):
         layer = ChainLauncher(*(Launcher(*shape) for shape in shapes))
-        x, weights, residual = draw(batch, 30), [draw(*shape) for shape in shapes], draw(batch, layer.chain.out_features)
+        x, weights, residual = (
+            draw(batch, 30),
+            [draw(*shape) for shape in shapes],
+            draw(batch, layer.chain.out_features),
+        )
         rows = x.astype(np.float64)
         for factor, each in zip(layer.factors, weights, strict=True):
             rows = reference.multiply(factor.pattern, rows, each, "bsf")
         rows = rows + residual
-        given = [np.ascontiguousarray(array if layout == "bsf" else array.T) for array, layout in zip((x, residual), layouts, strict=True)]
+        given = [
+            np.ascontiguousarray(array if layout == "bsf" else array.T)
+            for array, layout in zip((x, residual), layouts, strict=True)
+        ]
         y = layer(given[0], weights, layout=layouts[0], out_layout=layouts[1], residual=given[1])
         np.testing.assert_allclose(y if layouts[1] == "bsf" else y.T, rows, rtol=1e-4, atol=1e-4)
         call = layer.prepare(given[0], weights, layout=layouts[0], out_layout=layouts[1], residual=given[1])
@@ -172,7 +190,8 @@ def test_what_is_no_layout_of_y(gpu: FakeGpu) -> None:
     with pytest.raises(LaunchError, match=r"got x of shape \(128, 4\); layout bsf wants \(batch, 128\)"):
         alone(FakeTensor(gpu, draw(128, 4)), weights[:1], out_layout="bsl")
     with pytest.raises(
-        LaunchError, match=r"nothing turns a FakeArray from one layout into the other; accepted: arrays of NumPy, PyTorch or"
+        LaunchError,
+        match=r"nothing turns a FakeArray from one layout into the other; accepted: arrays of NumPy, PyTorch or",
     ):
         alone(FakeArray(gpu, draw(4, 128)), weights[:1], out_layout="bsl")
     assert gpu.launches == []
@@ -183,7 +202,10 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
     monkeypatch.setattr(explain, "find_device", lambda _: gpu)
     for precision, family in (("float16", "mma"), ("float32", "simt")):
         told = layer.explain(25088, precision=precision)
-        one = rf"2,48,64,1 then 1,64,48,2 at batch 25088 on .*: one launch, by {family}, tile_batch=\d+, .*; the cost model expects"
+        one = (
+            rf"2,48,64,1 then 1,64,48,2 at batch 25088 on .*: one launch, by {family}, tile_batch=\d+, .*; the cost "
+            rf"model expects"
+        )
         assert re.match(one, told)
     assert "one launch, by gemv, tile_batch=1, " in layer.explain(1, precision="bfloat16")
     wide = ChainLauncher(Launcher(1, 4096, 16, 1), Launcher(1, 16, 4096, 1))
@@ -198,7 +220,13 @@ def test_fuse_says_how_many_launches_of_host_arrays(monkeypatch: pytest.MonkeyPa
     """The option overrides the rule: one launch for small batches, several for large ones."""
     monkeypatch.setattr("ksgen.launch.fused.SMALL_BYTES", 0)
     factors, weights = [Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3)], [draw(2, 9, 5, 3), draw(1, 4, 18, 3)]
-    for fuse, batch, is_one in (("yes", 3, True), ("auto", 3, False), ("no", 3000, False), ("auto", 3000, True), ("yes", 3000, True)):
+    for fuse, batch, is_one in (
+        ("yes", 3, True),
+        ("auto", 3, False),
+        ("no", 3000, False),
+        ("auto", 3000, True),
+        ("yes", 3000, True),
+    ):
         layer, x = ChainLauncher(*factors, fuse=fuse), draw(batch, 30)
         assert (layer.prepare(x, weights) is not None) == is_one
         check(layer(x, weights), reference.multiply(PATTERN, x, weights[0], "bsf"), weights[1])
@@ -207,13 +235,17 @@ def test_fuse_says_how_many_launches_of_host_arrays(monkeypatch: pytest.MonkeyPa
         assert fuse == "auto" or first.endswith(f"fuse='{fuse}'")
     assert repr(pickle.loads(pickle.dumps(layer))) == repr(layer)
     assert repr(layer).endswith(", fuse='yes')")
-    assert ChainLauncher(factors[0], fuse="yes")(draw(3, 30), weights[:1]).shape == (3, 54)  # of one factor there is one launch anyway
+    # of one factor there is one launch anyway
+    assert ChainLauncher(factors[0], fuse="yes")(draw(3, 30), weights[:1]).shape == (3, 54)
     shifted = np.frombuffer(bytes(1) + draw(3, 30).tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 30)
-    with pytest.raises(LaunchError, match=r"fuse='yes'\): an array begins within one of its elements; accepted: fuse='auto' or 'no'"):
+    with pytest.raises(
+        LaunchError, match=r"fuse='yes'\): an array begins within one of its elements; accepted: fuse='auto' or 'no'"
+    ):
         layer(shifted, weights)
     with pytest.raises(LaunchError, match="2,9,5,3 then 1,4,18,3: fuse='maybe'; accepted: auto, yes, no"):
         ChainLauncher(*factors, fuse="maybe")
-    with pytest.raises(LaunchError, match=r"got bias of shape \(54,\); \(12,\) is needed"):  # before the first launch of several
+    # before the first launch of several
+    with pytest.raises(LaunchError, match=r"got bias of shape \(54,\); \(12,\) is needed"):
         ChainLauncher(*factors, fuse="no")(draw(3000, 30), weights, bias=draw(54))
 
 
@@ -231,7 +263,8 @@ def test_fuse_says_how_many_launches_on_a_gpu(gpu: FakeGpu, monkeypatch: pytest.
     layer = ChainLauncher(*(Launcher(*shape) for shape in wide), fuse="yes")
     gpu.launches.clear()
     with pytest.raises(
-        LaunchError, match=r"fuse='yes'\): no family has room for all factors in one launch, in this precision; accepted: fuse="
+        LaunchError,
+        match=r"fuse='yes'\): no family has room for all factors in one launch, in this precision; accepted: fuse=",
     ):
         layer(FakeTensor(gpu, draw(40, 16)), [FakeTensor(gpu, draw(*shape)) for shape in wide])
     monkeypatch.setattr(streams, "device_for", lambda place: gpu)
@@ -242,9 +275,14 @@ def test_fuse_says_how_many_launches_on_a_gpu(gpu: FakeGpu, monkeypatch: pytest.
 
 def test_inside_a_capture_no_layer_is_built(gpu: FakeGpu) -> None:
     layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
-    x, weights = FakeTensor(gpu, draw(40, 128, precision="float16")), [FakeTensor(gpu, draw(*each, precision="float16")) for each in LAYER]
+    x, weights = (
+        FakeTensor(gpu, draw(40, 128, precision="float16")),
+        [FakeTensor(gpu, draw(*each, precision="float16")) for each in LAYER],
+    )
     gpu.begin_capture()
-    with pytest.raises(LaunchError, match=r"builds and loads its kernel.*cannot record; call it once before the capture"):
+    with pytest.raises(
+        LaunchError, match=r"builds and loads its kernel.*cannot record; call it once before the capture"
+    ):
         layer(x, weights)
     gpu.end_capture()
     layer(x, weights)
@@ -255,7 +293,10 @@ def test_inside_a_capture_no_layer_is_built(gpu: FakeGpu) -> None:
 
 def test_a_prepared_layer_keeps_what_it_reads(gpu: FakeGpu) -> None:
     layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
-    given = [FakeTensor(gpu, draw(40, 128, precision="float16")), *(FakeTensor(gpu, draw(*each, precision="float16")) for each in LAYER)]
+    given = [
+        FakeTensor(gpu, draw(40, 128, precision="float16")),
+        *(FakeTensor(gpu, draw(*each, precision="float16")) for each in LAYER),
+    ]
     call = layer.prepare(given[0], given[1:])
     assert call is not None
     kept = [id(each) for each in call.keep]
@@ -277,7 +318,10 @@ def test_a_lone_factor_gives_y_in_the_other_layout(layouts: tuple[str, str]) -> 
     x, weights, bias = draw(300, 30), draw(*SHAPE), draw(54)
     truth = reference.multiply(PATTERN, x, weights, "bsf", bias=bias)
     given = np.ascontiguousarray(x if layouts[0] == "bsf" else x.T)
-    for factor in (Launcher(*SHAPE, out_layout=layouts[1]), Launcher(*SHAPE, out_layout=layouts[1], fuse="no", bias=True)):
+    for factor in (
+        Launcher(*SHAPE, out_layout=layouts[1]),
+        Launcher(*SHAPE, out_layout=layouts[1], fuse="no", bias=True),
+    ):
         y = factor(given, weights, layout=layouts[0], bias=bias)
         np.testing.assert_allclose(y if layouts[1] == "bsf" else y.T, truth, rtol=1e-4, atol=1e-4)
         assert factor.explain(300, layout=layouts[0]).startswith(f"2,9,5,3 from {layouts[0]} to {layouts[1]}")
@@ -299,7 +343,13 @@ def test_a_launcher_takes_a_chain(options: dict[str, Any]) -> None:
     x, weights = inputs(layout=options.get("layout", "bsf"))
     given, more = [weights, draw(1, 4, 18, 3)], {"bias": draw(12)} if options.get("bias") else {}
     for each in (own, pickle.loads(pickle.dumps(own)), GroupLauncher(own)):
-        y = each(x, [given], bias=[more["bias"]])[0] if more and each.gives_list else each(x, [given])[0] if each.gives_list else None
+        y = (
+            each(x, [given], bias=[more["bias"]])[0]
+            if more and each.gives_list
+            else each(x, [given])[0]
+            if each.gives_list
+            else None
+        )
         np.testing.assert_array_equal(each(x, given, **more) if y is None else y, other(x, given, **more))
     call, wanted = (each.prepare(x, given, **more) for each in (own, other))
     assert (call is None) == (wanted is None)
@@ -349,13 +399,17 @@ def test_what_belongs_to_one_factor_is_refused_of_several() -> None:
 def test_launchers_that_earlier_versions_pickled_load() -> None:
     chain, group = (pickle.loads(base64.b64decode(each)) for each in EARLIER)
     assert repr(chain) == (
-        "ChainLauncher(Launcher(1, 2, 2, 2), Launcher(2, 2, 2, 1), between='relu', out_layout='bsl', fuse='no', layout='bsl', bias=True)"
+        "ChainLauncher(Launcher(1, 2, 2, 2), Launcher(2, 2, 2, 1), between='relu', out_layout='bsl', fuse='no', "
+        "layout='bsl', bias=True)"
     )
     layer = "ChainLauncher(Launcher(1, 3, 2, 2)"
     assert repr(group) == f"GroupLauncher({layer}, fuse='no', activation='relu'), {layer}, activation='relu'))"
     assert (group.fuse, group.layers[1].factors[0].batches) == ("no", {3})
     assert (
-        chain.__doc__ == ChainLauncher("1,2,2,2", "2,2,2,1", between="relu", out_layout="bsl", fuse="no", layout="bsl", bias=True).__doc__
+        chain.__doc__
+        == ChainLauncher(
+            "1,2,2,2", "2,2,2,1", between="relu", out_layout="bsl", fuse="no", layout="bsl", bias=True
+        ).__doc__
     )
     assert all(repr(pickle.loads(pickle.dumps(each))) == repr(each) for each in (chain, group))
 

@@ -21,27 +21,49 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
     read_only.flags.writeable = False
     both = np.zeros(x.size + y.size, np.float32)
     return [
-        ("features", {"x": x[:, :29].copy()}, r"Launcher\(2, 9, 5, 3\): got x of shape \(37, 29\); layout bsf wants \(batch, 30\)"),
+        (
+            "features",
+            {"x": x[:, :29].copy()},
+            r"Launcher\(2, 9, 5, 3\): got x of shape \(37, 29\); layout bsf wants \(batch, 30\)",
+        ),
         ("axes", {"x": x[0]}, r"got x of shape \(30,\)"),
         ("empty", {"x": x[:0]}, "with a batch of at least 1"),
         ("layout of x", {"layout": "bsl"}, r"layout bsl wants \(30, batch\)"),
         ("layout", {"layout": "nchw"}, "layout 'nchw' is unknown; accepted: bsf, bsl"),
         ("activation", {"activation": "tanh"}, "activation 'tanh' is unknown; accepted: none, relu"),
-        ("weights", {"weights": weights[..., :2].copy()}, r"got weights of shape \(2, 9, 5, 2\); \(2, 9, 5, 3\) is needed"),
-        ("precision", {"weights": weights.astype(np.float64)}, "got float64 for weights and float32 for x; give both in one precision"),
+        (
+            "weights",
+            {"weights": weights[..., :2].copy()},
+            r"got weights of shape \(2, 9, 5, 2\); \(2, 9, 5, 3\) is needed",
+        ),
+        (
+            "precision",
+            {"weights": weights.astype(np.float64)},
+            "got float64 for weights and float32 for x; give both in one precision",
+        ),
         ("integers", {"x": x.astype(int)}, "x is of int64; give float32"),
-        ("stride", {"x": np.asfortranarray(x)}, "x is not row-major with gaps between its rows at most; give a contiguous copy of it"),
+        (
+            "stride",
+            {"x": np.asfortranarray(x)},
+            "x is not row-major with gaps between its rows at most; give a contiguous copy of it",
+        ),
         ("bias", {"bias": y[0, :5].copy()}, r"got bias of shape \(5,\); \(54,\) is needed"),
         ("residual", {"residual": y[:3].copy()}, r"got residual of shape \(3, 54\); \(37, 54\) is needed"),
         ("out", {"out": y[:3].copy()}, r"got out of shape \(3, 54\)"),
         ("read-only", {"out": read_only}, "out is read-only; give an array that can be written to"),
-        ("overlap", {"x": both[: x.size].reshape(x.shape), "out": both[x.size - 8 : -8].reshape(y.shape)}, "out shares memory with x"),
+        (
+            "overlap",
+            {"x": both[: x.size].reshape(x.shape), "out": both[x.size - 8 : -8].reshape(y.shape)},
+            "out shares memory with x",
+        ),
         ("list", {"x": x.tolist()}, "x is a list; give np.asarray.*, or a NumPy array"),
         ("stream", {"stream": "fast"}, "stream is a str; give a CUDA stream's handle"),
     ]
 
 
-@pytest.mark.parametrize(("changes", "message"), [case[1:] for case in mistakes()], ids=[case[0] for case in mistakes()])
+@pytest.mark.parametrize(
+    ("changes", "message"), [case[1:] for case in mistakes()], ids=[case[0] for case in mistakes()]
+)
 def test_what_does_not_fit_is_refused(ks: Launcher, changes: dict[str, Any], message: str) -> None:
     x, weights = inputs()
     given = {"x": x, "weights": weights, **changes}
@@ -75,7 +97,10 @@ def test_the_shape_of_what_a_call_gives() -> None:
 
 def test_arrays_are_aligned_where_maps_and_wide_reads_want_them() -> None:
     def views(**places: Any) -> dict[str, ArrayView]:
-        return {name: ArrayView("cuda", place, (4,), "float32", None, ("cuda", 0), None, None, True) for name, place in places.items()}
+        return {
+            name: ArrayView("cuda", place, (4,), "float32", None, ("cuda", 0), None, None, True)
+            for name, place in places.items()
+        }
 
     assert are_aligned(views(x=64, out=32, weights=4))
     assert are_aligned(views(x=object()))  # a buffer, which begins at a boundary

@@ -28,7 +28,14 @@ def test_without_wisdom_it_is_a_familys_default() -> None:
 def test_what_a_search_found_for_few_entries_is_not_taken_for_more() -> None:
     """Wisdom serves the class of batch sizes that it was found for."""
     constants = FAMILIES["gemv"].default(KERNEL, HOPPER, 8)
-    for searched, asked, is_found in ((8, 8, True), (8, 17, False), (8, 32, False), (40, 50, True), (40, 70, False), (40, 4096, False)):
+    for searched, asked, is_found in (
+        (8, 8, True),
+        (8, 17, False),
+        (8, 32, False),
+        (40, 50, True),
+        (40, 70, False),
+        (40, 4096, False),
+    ):
         found = choose(KERNEL, asked, HOPPER, Wisdom([Entry(KERNEL, searched, "gemv", constants, {})]))
         assert found.from_wisdom is is_found, (searched, asked)
         assert found.family == ("gemv" if is_found or asked <= 32 else "simt")
@@ -49,12 +56,18 @@ def test_a_default_that_the_model_expects_to_be_slower_is_named_in_words() -> No
     factor /= default_us(FAMILIES[family], kernel, HOPPER, LARGE)
     assert found.family == "mma"
     assert factor > 1.5
-    said = f"; the cost model expects {family} to be {factor:.2f} times as fast, which launchers take only by wisdom or by name"
+    said = (
+        f"; the cost model expects {family} to be {factor:.2f} times as fast, which launchers take only by wisdom "
+        "or by name"
+    )
     assert expectation(found, kernel, LARGE, HOPPER) == said
     assert expectation(replace(found, from_wisdom=True), kernel, LARGE, HOPPER) == ""  # its time was measured
     assert expectation(choice_by_name(family, kernel, LARGE, HOPPER), kernel, LARGE, HOPPER) == ""
-    slow = choice_by_name("wgmma_permuted", kernel, LARGE, HOPPER)  # a default of the same family that is not the fastest
-    assert re.match(r"; the cost model expects wgmma to be \d\.\d\d times as fast", expectation(slow, kernel, LARGE, HOPPER))
+    # a default of the same family that is not the fastest
+    slow = choice_by_name("wgmma_permuted", kernel, LARGE, HOPPER)
+    assert re.match(
+        r"; the cost model expects wgmma to be \d\.\d\d times as fast", expectation(slow, kernel, LARGE, HOPPER)
+    )
     plain = choice_by_name("simt", kernel, LARGE, cuda_limits("sm_80"))
     assert expectation(plain, kernel, LARGE, cuda_limits("sm_80")).endswith(" times as fast")  # mma, which is a default
 
@@ -70,8 +83,13 @@ def test_constants_that_a_device_cannot_run_do_not_fit() -> None:
 
 
 def test_limits_are_the_tables_where_the_device_does_not_say_less() -> None:
-    told = DeviceLimits(shared_bytes_per_block=48 * 1024, threads_per_block=512, multiprocessors=4, is_cpu=True, vector_bytes=32)
-    assert (limits_from("cuda", "sm_90a", told).shared_bytes, limits_from("cuda", "sm_90a", told).threads) == (48 * 1024, 512)
+    told = DeviceLimits(
+        shared_bytes_per_block=48 * 1024, threads_per_block=512, multiprocessors=4, is_cpu=True, vector_bytes=32
+    )
+    assert (limits_from("cuda", "sm_90a", told).shared_bytes, limits_from("cuda", "sm_90a", told).threads) == (
+        48 * 1024,
+        512,
+    )
     assert limits_from("cuda", "sm_90a", DeviceLimits(2**20, 2048, 114)) == replace(HOPPER, multiprocessors=114)
     other = limits_from("opencl", "any", told)
     assert (other.is_cpu, other.vector_bytes, other.multiprocessors, other.registers) == (True, 32, 4, 0)

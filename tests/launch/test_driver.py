@@ -1,4 +1,7 @@
-"""CUDA's rules as the tests of the runtimes count on them. A GPU's driver keeps them too, but where it says: the stand-in's own."""
+"""CUDA's rules as the tests of the runtimes count on them.
+
+A GPU's driver keeps them too, but where it says: the stand-in's own.
+"""
 
 import ctypes
 import os
@@ -78,10 +81,14 @@ class Cuda:
         assert (found == found[0]).all(), found
         return int(found[0])
 
-    def launch(self, function: Any, *values: Any, threads: int = COUNT, grid: Any = (1, 1, 1), shared: int = 0, stream: Any = 0) -> None:
+    def launch(
+        self, function: Any, *values: Any, threads: int = COUNT, grid: Any = (1, 1, 1), shared: int = 0, stream: Any = 0
+    ) -> None:
         """`values`: NumPy scalars, or bytes; a Python int is a pointer."""
         given = [np.uint64(value) if isinstance(value, int) else value for value in values]
-        blocks = [ctypes.create_string_buffer(value if isinstance(value, bytes) else value.tobytes()) for value in given]
+        blocks = [
+            ctypes.create_string_buffer(value if isinstance(value, bytes) else value.tobytes()) for value in given
+        ]
         addresses = (ctypes.c_void_p * len(blocks))(*map(ctypes.addressof, blocks))
         self.cuLaunchKernel(function, *grid, threads, 1, 1, shared, stream, ctypes.addressof(addresses), 0)
 
@@ -155,7 +162,10 @@ def test_a_context_has_a_number_until_it_is_destroyed(cuda: Cuda) -> None:
 def test_a_fork_of_a_process_that_started_the_driver_can_call_nothing(cuda: Cuda) -> None:
     reading, writing = os.pipe()
     if not (child := os.fork()):
-        os.write(writing, " ".join(str(int(status)) for status, *_ in (cuda.cu.cuInit(0), cuda.cu.cuCtxGetCurrent())).encode())
+        os.write(
+            writing,
+            " ".join(str(int(status)) for status, *_ in (cuda.cu.cuInit(0), cuda.cu.cuCtxGetCurrent())).encode(),
+        )
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reading, 10) == b"3 3"  # CUDA_ERROR_NOT_INITIALIZED

@@ -9,7 +9,9 @@ from tests.driver import NotHereError, environment, items
 from tests.emulator.build import is_installed
 
 
-@pytest.mark.skipif(sys.platform != "linux" or not is_installed("none"), reason="the stand-in driver needs Linux and g++")
+@pytest.mark.skipif(
+    sys.platform != "linux" or not is_installed("none"), reason="the stand-in driver needs Linux and g++"
+)
 @pytest.mark.parametrize("missing", ["cuda", "cuda.bindings"])
 def test_without_cuda_bindings_that_is_said(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KSGEN_DRIVER_REGISTRY", raising=False)
@@ -21,6 +23,8 @@ def test_without_cuda_bindings_that_is_said(missing: str, monkeypatch: pytest.Mo
 
 def test_a_skip_is_reported_as_pytest_has_it(request: pytest.FixtureRequest) -> None:
     """pytest's summary of skips takes no list."""
-    skipped = pytest.TestReport("test_a", ("test_a.py", 7, "test_a"), {}, "skipped", ("test_a.py", 7, "Skipped: why"), "call")
+    skipped = pytest.TestReport(
+        "test_a", ("test_a.py", 7, "test_a"), {}, "skipped", ("test_a.py", 7, "Skipped: why"), "call"
+    )
     told = json.loads(json.dumps(skipped._to_json() | {"$report_type": "TestReport"}))
     assert items.restored(request.config, told).longrepr == ("test_a.py", 7, "Skipped: why")

@@ -1,4 +1,7 @@
-"""Other people's machines: drivers of other versions, contexts and streams that others made. All on the stand-in machine."""
+"""Other people's machines: drivers of other versions, contexts and streams that others made.
+
+All on the stand-in machine.
+"""
 
 import re
 
@@ -19,8 +22,10 @@ def test_a_binary_of_a_newer_cuda_than_the_drivers_is_told_with_both_versions(dr
     served = DRIVERS[driver]
     (told,) = script("multiply()", runtime, KSGEN_DRIVER_CUDA=str(served))
     assert re.fullmatch(
-        rf"ToolchainError: .*, loading ks_2x9x5x3_float32_bsf_?\w*: .*; nvcc 1[3-9][.\d]* built it for sm_90a, and the driver is .*CUDA "
-        rf"12\.{served % 1000 // 10}, which loads no binaries of a later CUDA; update the driver, or take a compiler of CUDA 12: "
+        rf"ToolchainError: .*, loading ks_2x9x5x3_float32_bsf_?\w*: .*; nvcc 1[3-9][.\d]* built it for sm_90a, and "
+        rf"the driver is .*CUDA "
+        rf"12\.{served % 1000 // 10}, which loads no binaries of a later CUDA; update the driver, or take a compiler "
+        rf"of CUDA 12: "
         r"pip install .*\[cuda12\].*",
         told,
     ), told
@@ -28,7 +33,10 @@ def test_a_binary_of_a_newer_cuda_than_the_drivers_is_told_with_both_versions(dr
 
 @on_both
 def test_a_driver_that_is_new_enough(runtime: str) -> None:
-    assert script("print(find_device().driver_version)\nmultiply()", runtime, KSGEN_DRIVER_CUDA="13000") == ["CUDA 13.0", "right"]
+    assert script("print(find_device().driver_version)\nmultiply()", runtime, KSGEN_DRIVER_CUDA="13000") == [
+        "CUDA 13.0",
+        "right",
+    ]
 
 
 def test_nvrtc_works_beside_the_driver_that_it_asks() -> None:
@@ -121,7 +129,8 @@ def test_arrays_of_the_primary_context_beside_a_users_own() -> None:
     """PyCUDA adopts what `pycuda.autoinit` made; PyTorch's, CuPy's and Numba's arrays lie in the primary one."""
     packed = f"{CALLED}packed weights lie in another CUDA context than x; pack an array of x's library"
     assert script(CONTEXTS + IN_THE_USERS, "pycuda") == [
-        "right", "pycuda", "driver", "driver", f"{CALLED}weights {OTHER}", f"{CALLED}x {OTHER}", f"{CALLED}x {OTHER}", packed, packed
+        "right", "pycuda", "driver", "driver", f"{CALLED}weights {OTHER}", f"{CALLED}x {OTHER}", f"{CALLED}x {OTHER}",
+        packed, packed
     ]  # fmt: skip
 
 
@@ -137,7 +146,12 @@ multiply()
 
 
 def test_a_context_that_a_user_makes_after_ksgens_first_call() -> None:
-    assert script(CONTEXTS + AFTER_KSGEN, "pycuda") == ["right", f"{CALLED}x {OTHER}", f"{CALLED}weights {OTHER}", "right"]
+    assert script(CONTEXTS + AFTER_KSGEN, "pycuda") == [
+        "right",
+        f"{CALLED}x {OTHER}",
+        f"{CALLED}weights {OTHER}",
+        "right",
+    ]
 
 
 WITHOUT_BINDINGS = """
@@ -159,4 +173,6 @@ primary.detach()
 def test_arrays_of_the_primary_context_without_the_driver_runtime() -> None:
     right, told = script(CONTEXTS + WITHOUT_BINDINGS, "pycuda")
     assert right == "right"
-    assert told.startswith(f"{CALLED}x lies in another CUDA context than PyCUDA's, and the driver runtime is not there: CUDA driver")
+    assert told.startswith(
+        f"{CALLED}x lies in another CUDA context than PyCUDA's, and the driver runtime is not there: CUDA driver"
+    )

@@ -1,6 +1,7 @@
 """Tests of faults on a GPU: each ends in one clear KsgenError, which reports if the process cannot go on.
 
-All on the stand-in machine, whose driver fails on request. What ends a process's use of the GPU has a process of its own.
+All on the stand-in machine, whose driver fails on request. What ends a process's use of the GPU has a process of its
+own.
 """
 
 import ctypes
@@ -84,14 +85,20 @@ FAILING = {  # call -> status, message, and the runtime's own words
     "cuMemAlloc": (2, "allocating 4440 bytes", "out.of.memory"),
     "cuMemcpyHtoDAsync": (1, "uploading 4440 bytes", "invalid.(argument|value)"),
     "cuMemcpyDtoHAsync": (1, "downloading 7992 bytes", "invalid.(argument|value)"),
-    "cuLaunchKernel": (701, r"launching ks_2x9x5x3_float32_bsf_pack \(3 blocks of 256, 0 bytes\)", "out.of.resources|too many resources"),
+    "cuLaunchKernel": (
+        701,
+        r"launching ks_2x9x5x3_float32_bsf_pack \(3 blocks of 256, 0 bytes\)",
+        "out.of.resources|too many resources",
+    ),
 }
 
 
 @on_machine
 @on_both
 @pytest.mark.parametrize("call", FAILING)
-def test_a_call_that_fails_is_told_and_the_next_one_works(call: str, device: Any, faults: Callable[[str], None]) -> None:
+def test_a_call_that_fails_is_told_and_the_next_one_works(
+    call: str, device: Any, faults: Callable[[str], None]
+) -> None:
     code, doing, words = FAILING[call]
     ks, (x, weights) = Launcher(*SHAPE), inputs()
     ks(x, weights)
@@ -142,7 +149,10 @@ def test_an_early_launch_that_fails_is_told_and_the_next_one_works(device: Any, 
         pytest.skip(f"{device.name} has no launches that begin early")
     kernel = KernelSpec(Pattern(2, 24, 16, 4), "float16")
     faults("cuLaunchKernelEx:701")
-    words = r"launching ks_2x24x16x4_float16_bsf_\w+ \(2 blocks of 384, \d+ bytes\): .*(?i:out.of.resources|too many resources)"
+    words = (
+        r"launching ks_2x24x16x4_float16_bsf_\w+ \(2 blocks of 384, \d+ bytes\): .*(?i:out.of.resources|too many "
+        r"resources)"
+    )
     with pytest.raises(DeviceError, match=f"(CUDA|PyCUDA on .*), {words}"):
         measure(device, kernel, 80, runs=0, family="wgmma_registers")
     faults("")
@@ -202,7 +212,9 @@ def test_a_store_outside_its_array_is_an_illegal_address(runtime: str) -> None:
     launched, *told = script(OUT_OF_BOUNDS.replace("{call}", "device.synchronize()"), runtime)
     assert launched == "launched"
     assert len(told) == 2
-    assert all(re.search(rf"waiting for the stream: .*{ENDING[700]}.*; {LOST}$", each, re.IGNORECASE) for each in told), told
+    assert all(
+        re.search(rf"waiting for the stream: .*{ENDING[700]}.*; {LOST}$", each, re.IGNORECASE) for each in told
+    ), told
 
 
 @on_both
@@ -225,7 +237,8 @@ print(device.name)
 EARLY = """
 text = 'extern "C" __global__ void touch(int* y) { y[threadIdx.x] = 1; }'
 device = find_device()
-kernel, memory = device.load(build(text, "touch", device.target, device.compiler()), "touch", 0, True), device.allocate(128)
+kernel = device.load(build(text, "touch", device.target, device.compiler()), "touch", 0, True)
+memory = device.allocate(128)
 try:
     device.launch(kernel, 1, 32, 0, (memory,), None)
     device.synchronize()
@@ -237,9 +250,12 @@ except KsgenError as error:
 @pytest.mark.exhaustive
 @on_both
 @pytest.mark.parametrize(
-    ("gpu", "words"), [("H200", f"waiting for the stream: .*{ENDING[719]}.*"), ("A100", "launching touch .*: .*not.supported.*")]
+    ("gpu", "words"),
+    [("H200", f"waiting for the stream: .*{ENDING[719]}.*"), ("A100", "launching touch .*: .*not.supported.*")],
 )
-def test_an_early_launch_of_a_kernel_that_does_not_wait_or_on_a_gpu_that_has_none(runtime: str, gpu: str, words: str) -> None:
+def test_an_early_launch_of_a_kernel_that_does_not_wait_or_on_a_gpu_that_has_none(
+    runtime: str, gpu: str, words: str
+) -> None:
     (told,) = script(EARLY, runtime, KSGEN_DRIVER_GPUS=gpu)
     assert re.search(words, told, re.IGNORECASE), told
 
@@ -271,7 +287,9 @@ def test_a_kernel_that_hangs_is_ended_from_outside(runtime: str) -> None:
 def test_a_machine_without_a_gpu_is_told(runtime: str) -> None:
     (told,) = script("multiply()", runtime, KSGEN_DRIVER_GPUS="")
     assert re.match(
-        r"DeviceError: (CUDA, starting the driver|PyCUDA): .*no.(CUDA-capable )?device.*nvidia-smi shows whether a GPU is there", told
+        r"DeviceError: (CUDA, starting the driver|PyCUDA): .*no.(CUDA-capable )?device.*nvidia-smi shows whether a "
+        r"GPU is there",
+        told,
     )
 
 
@@ -279,7 +297,10 @@ def test_a_machine_without_a_gpu_is_told(runtime: str) -> None:
 @on_both
 @pytest.mark.parametrize(("gpu", "target"), [("A100", "sm_80"), ("RTX4090", "sm_89")])
 def test_other_gpus(gpu: str, target: str, runtime: str) -> None:
-    assert script("print(find_device().target)\nmultiply('float16')", runtime, KSGEN_DRIVER_GPUS=gpu) == [target, "right"]
+    assert script("print(find_device().target)\nmultiply('float16')", runtime, KSGEN_DRIVER_GPUS=gpu) == [
+        target,
+        "right",
+    ]
 
 
 @on_both
@@ -320,13 +341,19 @@ def test_cold_warm_and_damaged_caches(runtime: str, tmp_path: Path) -> None:
     cold = {"KSGEN_CACHE_DIR": str(tmp_path / "cache")}
     closed = cold | {"KSGEN_NO_COMPILE": "1"}
     (told,) = script("multiply()", runtime, **closed)
-    assert re.match("ToolchainError: ks_2x9x5x3_float32_bsf: no cache holds it for sm_90a, and KSGEN_NO_COMPILE forbids compiling it", told)
+    assert re.match(
+        "ToolchainError: ks_2x9x5x3_float32_bsf: no cache holds it for sm_90a, and KSGEN_NO_COMPILE forbids compiling "
+        "it",
+        told,
+    )
     assert script("multiply()", runtime, **cold) == ["right"]
     assert script("multiply()", runtime, **closed) == ["right"]
     (kept,) = (tmp_path / "cache").glob("*/*/binary")
     kept.chmod(0o600)
     kept.write_bytes(kept.read_bytes()[:-1])
-    assert script("multiply()", runtime, **closed)[0].startswith("ToolchainError: ks_2x9x5x3_float32_bsf: no cache holds it")
+    assert script("multiply()", runtime, **closed)[0].startswith(
+        "ToolchainError: ks_2x9x5x3_float32_bsf: no cache holds it"
+    )
     assert script("multiply()", runtime, **cold) == ["right"]
 
 
@@ -404,7 +431,8 @@ except KsgenError as error:
     name = "x" if call.startswith("(x") else "weights"
     (told,) = script(text, "pycuda", KSGEN_DEVICE=device)
     assert told == (
-        f"Launcher(2, 9, 5, 3): {name} lies in a CUDA context of PyCUDA's own, and the driver runtime works in the primary one; "
+        f"Launcher(2, 9, 5, 3): {name} lies in a CUDA context of PyCUDA's own, and the driver runtime works in the "
+        "primary one; "
         "import pycuda.autoprimaryctx in the place of pycuda.autoinit"
     )
 
@@ -504,8 +532,13 @@ def test_each_context_of_pycudas_user_serves_until_it_is_detached() -> None:
         "the CUDA context that this was made in is gone, detached by its user; "
         "call launchers, which open the current context, and pack weights and prepare calls again"
     )
-    packed = "LaunchError: Launcher(2, 9, 5, 3): packed weights lie in a CUDA context that is gone, detached by its user; pack them again"
-    uploading, allocating = (f"DeviceError: PyCUDA on NVIDIA H200, {doing} bytes: {gone}" for doing in ("uploading 4440", "allocating 8"))
+    packed = (
+        "LaunchError: Launcher(2, 9, 5, 3): packed weights lie in a CUDA context that is gone, detached by its "
+        "user; pack them again"
+    )
+    uploading, allocating = (
+        f"DeviceError: PyCUDA on NVIDIA H200, {doing} bytes: {gone}" for doing in ("uploading 4440", "allocating 8")
+    )
     after = [packed, uploading, "right"]
     assert script(A_CONTEXT_FOR_EACH, "pycuda") == ["right", *after, allocating, *after, "True True"]
 
@@ -532,7 +565,8 @@ second.pop()
 def test_a_launch_in_a_detached_context_leaves_the_users_own_current() -> None:
     told, after = script(LAUNCHED_IN_A_DEAD_CONTEXT, "pycuda")
     assert told.startswith(
-        "PyCUDA on NVIDIA H200, launching touch (1 blocks of 32, 0 bytes): the CUDA context that this was made in is gone"
+        "PyCUDA on NVIDIA H200, launching touch (1 blocks of 32, 0 bytes): the CUDA context that this was made in is "
+        "gone"
     )
     assert after == "True True"
 

@@ -41,12 +41,15 @@ class Imagined(SimpleNamespace):
         (LARGE, "bsf", fused.LEAST_ROWS * CORES, True),
     ],
 )
-def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(chain: Chain, layout: str, batch: int, is_one: bool) -> None:
+def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(
+    chain: Chain, layout: str, batch: int, is_one: bool
+) -> None:
     device: Any = Imagined(shares_host=True, kind="native", target="", name="unnamed", limits=CPU)
     found = fused.verdict(device, KernelSpec((chain.factors,), "float32", layout, Epilogue()), batch)
     assert found.is_one == is_one
     least = {
-        "bsf": "32 rows of the batch each factor's outputs are divided among cores, as all weights have more than 512 KB",
+        "bsf": "32 rows of the batch each factor's outputs are divided among cores, as all weights have more than 512 "
+        "KB",
         "bsl": "64 rows of the batch each factor's outputs are divided among cores",
     }
     if layout == "bsl" and batch >= 64:
@@ -55,8 +58,12 @@ def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(chain: Ch
         assert is_one or found.why == f"below {least[layout]}"
 
 
-@pytest.mark.parametrize(("layout", "other", "is_one"), [("bsf", "bsl", True), ("bsl", "bsf", True), ("bsl", None, False)])
-def test_one_launch_that_turns_y_saves_a_copy_in_batch_size_last_too(layout: str, other: str | None, is_one: bool) -> None:
+@pytest.mark.parametrize(
+    ("layout", "other", "is_one"), [("bsf", "bsl", True), ("bsl", "bsf", True), ("bsl", None, False)]
+)
+def test_one_launch_that_turns_y_saves_a_copy_in_batch_size_last_too(
+    layout: str, other: str | None, is_one: bool
+) -> None:
     kernel = KernelSpec((PAIR.factors,), "float32", layout, Epilogue(), out_layout=other)
     device: Any = Imagined(shares_host=True, kind="native", target="", name="unnamed", limits=CPU)
     assert fused.verdict(device, kernel, 10_000).is_one == is_one
@@ -77,13 +84,16 @@ def test_one_factor_is_no_layer_but_two_beside_each_other_are(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("times", "is_one"), [((5.0, 3.0, 2.5), True), ((6.0, 3.0, 2.5), False)])
-def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], is_one: bool) -> None:
+def test_what_searches_measured_decides(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], is_one: bool
+) -> None:
     """Times of the chain and of each factor near this batch decide. The rule decides if one of them is missing."""
     device: Any = Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="")
     kernel = KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue(True, "relu"))
     chains = (PAIR.factors, *((each,) for each in PAIR))
     found: dict[Any, Any] = {
-        chain: SimpleNamespace(batch=5000, median_us=us, measured={"turn_us": 2.0}) for chain, us in zip(chains, times, strict=True)
+        chain: SimpleNamespace(batch=5000, median_us=us, measured={"turn_us": 2.0})
+        for chain, us in zip(chains, times, strict=True)
     }
 
     def measured(_device: Any, own: KernelSpec, _batch: int) -> Any:
@@ -92,13 +102,18 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
     monkeypatch.setattr(fused.PLANNER, "measured", measured)
     verdict = fused.verdict(device, kernel, 6272)
     assert verdict.is_one == is_one
-    assert verdict.why == f"searches measured {times[0]:.3g} us of one launch at batch 5000, and 5.5 us of one for each factor"
+    assert (
+        verdict.why
+        == f"searches measured {times[0]:.3g} us of one launch at batch 5000, and 5.5 us of one for each factor"
+    )
     transposed = fused.verdict(device, replace(kernel, out_layout="bsl"), 6272)
     assert transposed.is_one
     assert transposed.why.endswith("and 7.5 us of one for each factor, with the copy that transposes an intermediate")
     group = KernelSpec((PAIR.factors, PAIR.factors), "float32", "bsf", Epilogue())
     apart_us = 2 * min(times[0], 5.5)  # the faster way for each layer
-    assert fused.verdict(device, group, 6272).why.endswith(f"at batch 5000, and {apart_us:.3g} us of the layers one by one")
+    assert fused.verdict(device, group, 6272).why.endswith(
+        f"at batch 5000, and {apart_us:.3g} us of the layers one by one"
+    )
     monkeypatch.setattr(fused, "limits_of", lambda _device: None)
     found[PAIR.factors].batch = 6000  # at another batch than its factors
     assert fused.verdict(device, kernel, 6273).why == "intermediates stay in the cache"
@@ -112,7 +127,9 @@ def test_unreliable_times_decide_nothing(monkeypatch: pytest.MonkeyPatch, noisy:
     limits, entries = fused.limits_of(device), []
     for at, (own, us) in enumerate(zip((kernel, *factor_kernels(kernel)), (6.0, 3.0, 2.5), strict=True)):
         family = family_for(own, limits, 5000)
-        measured = {"median_us": us, "template": template_digest(family.name)} | ({"note": "clocks moved"} if at in noisy else {})
+        measured = {"median_us": us, "template": template_digest(family.name)} | (
+            {"note": "clocks moved"} if at in noisy else {}
+        )
         entries.append(Entry(own, 5000, family.name, family.default(own, limits, 5000), measured))
     monkeypatch.setattr(fused.PLANNER, "_wisdom_of", lambda _device: Wisdom(entries))
     found = fused.verdict(device, kernel, 5000)
@@ -121,7 +138,9 @@ def test_unreliable_times_decide_nothing(monkeypatch: pytest.MonkeyPatch, noisy:
     assert found.why == ("intermediates stay in the cache" if noisy else says)
 
 
-WITH_TILES = FamilyLimits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16",))
+WITH_TILES = FamilyLimits(
+    2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16",)
+)
 CYCLES = (
     r"the cost model, which no time has checked, expects ([\d.e+]+) cycles of one launch at batch 8192, "
     r"and ([\d.e+]+) of one for each factor"
@@ -132,7 +151,9 @@ CYCLES = (
 def of_tiles(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A processor with matrix tiles."""
     monkeypatch.setattr(fused, "limits_of", lambda _device: WITH_TILES)
-    return Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="", name="unnamed")
+    return Imagined(
+        shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="", name="unnamed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,12 +184,15 @@ def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: 
     fused._by_cycles.cache_clear()
 
 
-def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(
+    of_tiles: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An explicit request for fusion changes nothing."""
     kernel = KernelSpec((PAIR.factors,), "bf16x6", "bsf", Epilogue())
     group = KernelSpec((PAIR.factors, PAIR.factors), "bf16x6", "bsf", Epilogue())
     says = (
-        "amx serves each factor, but not all in one launch; it is for: matrix tiles, of one layer of dense arrays in one layout: processors"
+        "amx serves each factor, but not all in one launch; it is for: matrix tiles, of one layer of dense arrays "
+        "in one layout: processors"
     )
     for other in (group, replace(kernel, stride="any"), replace(kernel, out_layout="bsl")):
         for fuse in ("auto", "yes"):
@@ -193,12 +217,19 @@ GPU: Any = Imagined(
 @pytest.mark.parametrize(
     ("chain", "precision", "target", "says"),
     [
-        (LAYER, "float16", "sm_80", r"expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of one for each factor"),
+        (
+            LAYER,
+            "float16",
+            "sm_80",
+            r"expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of one for each factor",
+        ),
         (LAYER, "float16", "sm_75", "no family has room for all factors in one launch, in this precision"),
         (Chain((Pattern(1, 8192, 8192, 1),) * 2), "float16", "sm_80", "no family has room"),
     ],
 )
-def test_the_cost_model_says_whether_a_layer_is_one_launch(chain: Chain, precision: str, target: str, says: str) -> None:
+def test_the_cost_model_says_whether_a_layer_is_one_launch(
+    chain: Chain, precision: str, target: str, says: str
+) -> None:
     device: Any = Imagined(**vars(GPU) | {"target": target})
     kernel = KernelSpec((chain.factors,), precision, "bsf", Epilogue())
     found = fused.verdict(device, kernel, 25088)

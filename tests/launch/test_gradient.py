@@ -1,4 +1,7 @@
-"""The gradient of the weights: its call, its parts of the batch, its rules. Its kernels are checked in `test_families.py`."""
+"""The gradient of the weights: its call, its parts of the batch, its rules.
+
+Its kernels are checked in `test_families.py`.
+"""
 
 import json
 from dataclasses import replace
@@ -84,7 +87,9 @@ def test_one_wrong_weight_is_found_in_a_sample_too(layout: str, monkeypatch: pyt
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["float32", *(pytest.param(name, marks=pytest.mark.slow) for name in arrays.DTYPES[1:])])
+@pytest.mark.parametrize(
+    "precision", ["float32", *(pytest.param(name, marks=pytest.mark.slow) for name in arrays.DTYPES[1:])]
+)
 def test_numpy_arrays(precision: str, layout: str) -> None:
     x, grad_y = inputs(precision, layout)
     grad = Launcher(*SHAPE).gradient(x, grad_y, layout=layout)
@@ -109,7 +114,10 @@ def test_explain_names_the_family_of_a_gradient() -> None:
     ks = Launcher(*SHAPE, batches=[7])
     told = ks.explain(BATCH, job="gradient")
     assert told.startswith("ks_2x9x5x3_float32_bsf_gradient at batch 300 on ")
-    assert "cpu_gradient (the weights' gradient from vector registers full of sums, or by matrix tiles: processors), along=" in told
+    assert (
+        "cpu_gradient (the weights' gradient from vector registers full of sums, or by matrix tiles: processors), "
+        "along=" in told
+    )
     assert ks.explain(7, job="gradient").startswith("ks_2x9x5x3_float32_bsf_batch7_gradient")
     with pytest.raises(SpecError, match="job='grad'; did you mean gradient"):
         ks.explain(BATCH, job="grad")
@@ -162,7 +170,9 @@ def test_inside_a_capture_nothing_compiles_or_allocates(gpu: FakeGpu, monkeypatc
     ks, out = Launcher(*SHAPE), FakeArray(gpu, np.zeros(SHAPE, np.float32))
     tensors, others = [(kind(gpu, x), kind(gpu, grad_y)) for kind in (FakeTensor, FakeArray)]
     gpu.begin_capture()
-    with pytest.raises(LaunchError, match=r"builds and loads its kernel.*cannot record; call it once before the capture"):
+    with pytest.raises(
+        LaunchError, match=r"builds and loads its kernel.*cannot record; call it once before the capture"
+    ):
         ks.gradient(*tensors)
     gpu.end_capture()
     ks.gradient(*tensors)
@@ -187,15 +197,31 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
     read_only = out.copy()
     read_only.flags.writeable = False
     return [
-        ("x", {"x": x[:, :29].copy()}, r"Launcher\(2, 9, 5, 3\): got x of shape \(300, 29\); layout bsf wants \(batch, 30\)"),
+        (
+            "x",
+            {"x": x[:, :29].copy()},
+            r"Launcher\(2, 9, 5, 3\): got x of shape \(300, 29\); layout bsf wants \(batch, 30\)",
+        ),
         ("grad_y", {"grad_y": grad_y[:, :50].copy()}, r"got grad_y of shape \(300, 50\); \(300, 54\) is needed"),
         ("batch", {"grad_y": grad_y[:50].copy()}, r"got grad_y of shape \(50, 54\); \(300, 54\) is needed"),
         ("layout", {"layout": "nchw"}, "layout 'nchw' is unknown; accepted: bsf, bsl"),
         ("layout of x", {"layout": "bsl"}, r"layout bsl wants \(30, batch\)"),
-        ("dtype", {"grad_y": grad_y.astype(np.float64)}, "got float64 for grad_y and float32 for x; give both in one precision"),
+        (
+            "dtype",
+            {"grad_y": grad_y.astype(np.float64)},
+            "got float64 for grad_y and float32 for x; give both in one precision",
+        ),
         ("integers", {"x": x.astype(int)}, "x is of int64; give float32"),
-        ("stride", {"grad_y": np.asfortranarray(grad_y)}, "grad_y is not row-major without gaps; give a contiguous copy of it"),
-        ("precision", {"precision": "float16"}, "precision='float16' for arrays of float32; accepted: float32, tf32, tf32x3, fp16x3"),
+        (
+            "stride",
+            {"grad_y": np.asfortranarray(grad_y)},
+            "grad_y is not row-major without gaps; give a contiguous copy of it",
+        ),
+        (
+            "precision",
+            {"precision": "float16"},
+            "precision='float16' for arrays of float32; accepted: float32, tf32, tf32x3, fp16x3",
+        ),
         ("out", {"out": out[:1].copy()}, r"got out of shape \(1, 9, 5, 3\); \(2, 9, 5, 3\) is needed"),
         ("read-only", {"out": read_only}, "out is read-only; give an array that can be written to"),
         ("overlap", {"x": x, "out": x.reshape(-1)[: out.size].reshape(SHAPE)}, "out shares memory with x"),
@@ -203,7 +229,9 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
     ]
 
 
-@pytest.mark.parametrize(("changes", "message"), [case[1:] for case in mistakes()], ids=[case[0] for case in mistakes()])
+@pytest.mark.parametrize(
+    ("changes", "message"), [case[1:] for case in mistakes()], ids=[case[0] for case in mistakes()]
+)
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     x, grad_y = inputs()
     given = {"x": x, "grad_y": grad_y, **changes}
@@ -227,7 +255,10 @@ def test_a_gradient_has_a_name_a_digest_and_a_file_of_its_own() -> None:
     assert gradient.name == "ks_6x64x64x1_float32_bsf_gradient"
     assert gradient.digest != multiply.digest
     assert gradient.digest in render(gradient).text
-    assert f"spec {multiply.digest}\n" in (Path(__file__).parents[2] / "generated/vit/ks_6x64x64x1_float32_bsf.cu").read_text()
+    assert (
+        f"spec {multiply.digest}\n"
+        in (Path(__file__).parents[2] / "generated/vit/ks_6x64x64x1_float32_bsf.cu").read_text()
+    )
     assert (gradient.flops(100), gradient.bytes(100)) == (multiply.flops(100), multiply.bytes(100))
     assert render(gradient).pack_entry == "ks_6x64x64x1_float32_bsf_gradient_sum"
 
@@ -282,14 +313,18 @@ def test_16_bit_sums_are_float32(family: str) -> None:
 @pytest.mark.parametrize(("target", "own"), [("sm_90a", 32), ("sm_80", 16)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_promoted_sums_are_as_good_as_float32_ones(layout: str, target: str, own: int) -> None:
-    """Tensor cores cut their sums off: over 2048 entries in one part, that would cost ten times float32's own rounding."""
+    """Tensor cores cut their sums off: over 2048 entries in one part, that would cost ten times float32's own
+    rounding.
+    """
     source = source_of("gradient_mma", kernel((1, 16, 16, 1), "tf32x3", layout), limits=cuda_limits(target))
     assert source.constants.promote == own
     problem = make_problem(source.kernel, 2048)
     errors = {}
     for promote in (own, 4096):
         constants = replace(source.constants, parts=1, promote=promote)
-        got = kernels.differentiate(problem, source_of("gradient_mma", source.kernel, constants), in_emulator(target=target))
+        got = kernels.differentiate(
+            problem, source_of("gradient_mma", source.kernel, constants), in_emulator(target=target)
+        )
         errors[promote] = compare(problem, got)[0]
     assert errors[own] < 4e-7
     assert errors[4096] > 2e-6

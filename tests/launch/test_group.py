@@ -48,7 +48,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     launch = Plan.launch
     monkeypatch.setattr(
-        Plan, "launch", lambda plan, *given: (found.append(f"{plan.choice.family} {plan.kernel.job}"), launch(plan, *given))[1]
+        Plan,
+        "launch",
+        lambda plan, *given: (found.append(f"{plan.choice.family} {plan.kernel.job}"), launch(plan, *given))[1],
     )
     return found
 
@@ -63,7 +65,10 @@ def draw(*shape: int, precision: str = "float32", seed: int = 0) -> Array:
 
 def weights_of(precision: str = "float32") -> list[list[Array]]:
     return [
-        [(draw(*each.shape, seed=10 * number + at) / np.sqrt(each.c)).astype(numpy_dtype(precision)) for at, each in enumerate(chain)]
+        [
+            (draw(*each.shape, seed=10 * number + at) / np.sqrt(each.c)).astype(numpy_dtype(precision))
+            for at, each in enumerate(chain)
+        ]
         for number, chain in enumerate(CHAINS)
     ]
 
@@ -86,7 +91,9 @@ def is_right(y: Array, truth: Array, precision: str = "float32") -> bool:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fuse", ["yes", "no"])
-def test_a_group_of_one_layer_gives_what_the_layer_gives(layout: str, fuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_of_one_layer_gives_what_the_layer_gives(
+    layout: str, fuse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen_native(monkeypatch)
     layer, own = ChainLauncher(*CHAINS[0], fuse=fuse), weights_of()[0]
     x, added = rows(24, layout), {"bias": draw(OUT[0]), "residual": rows(OUT[0], layout, seed=1)}
@@ -101,7 +108,9 @@ def test_a_group_of_one_layer_gives_what_the_layer_gives(layout: str, fuse: str,
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch", [7, MANY])
 @pytest.mark.parametrize("added", [(), ("bias", "residual")])
-def test_outputs_lie_beside_each_other(either: Device, launched: list[str], layout: str, batch: int, added: tuple[str, ...]) -> None:
+def test_outputs_lie_beside_each_other(
+    either: Device, launched: list[str], layout: str, batch: int, added: tuple[str, ...]
+) -> None:
     x, weights = rows(24, layout, batch), weights_of()
     given = {
         "bias": [draw(count, seed=1) for count in OUT],
@@ -125,7 +134,10 @@ def test_outputs_lie_beside_each_other(either: Device, launched: list[str], layo
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_other_precisions_and_a_slice_of_x(either: Device, precision: str, layout: str) -> None:
-    whole, weights = rows(30, layout, precision=precision) if layout == "bsf" else draw(24, 130, precision=precision), weights_of(precision)
+    whole, weights = (
+        rows(30, layout, precision=precision) if layout == "bsf" else draw(24, 130, precision=precision),
+        weights_of(precision),
+    )
     x = whole[:, 3:27] if layout == "bsf" else whole[:, 7:107]
     for number, y in enumerate(group()(x, weights, layout=layout)):
         assert is_right(y, truth_of(x, number, weights[number], layout), precision)
@@ -225,7 +237,9 @@ def test_what_a_user_gives_wrong() -> None:
     one = Launcher(2, 9, 4, 3)
     with pytest.raises(PatternError, match="factors=3; accepted: one Pattern or more"):
         GroupLauncher(3)
-    with pytest.raises(LaunchError, match=r"layers=\(\); accepted: ChainLaunchers, Launchers or chains, one an argument"):
+    with pytest.raises(
+        LaunchError, match=r"layers=\(\); accepted: ChainLaunchers, Launchers or chains, one an argument"
+    ):
         GroupLauncher()
     refused("takes 24, .* takes 30 features; accepted: layers that take the same x", one, Launcher(1, 3, 30, 1))
     refused("weights: got 2 entries; 3 are needed, one per layer, in a list", weights=weights_of()[:2])
@@ -239,7 +253,9 @@ def test_what_a_user_gives_wrong() -> None:
     refused("layout 'nchw' is unknown", layout="nchw")
     refused("precision='tf33'", precision="tf33")
     refused("out_layout='bsl' with layout='bsf'; accepted: one layout for x and all outputs", out_layout="bsl")
-    with pytest.raises(LaunchError, match="out_layout='bsl' with layout='bsf'; accepted: one layout for x and all outputs"):
+    with pytest.raises(
+        LaunchError, match="out_layout='bsl' with layout='bsf'; accepted: one layout for x and all outputs"
+    ):
         group().explain(3, out_layout="bsl")
     with pytest.raises(SpecError, match="job='gradient'; accepted: chain"):
         group().explain(3, job="gradient")
@@ -248,12 +264,17 @@ def test_what_a_user_gives_wrong() -> None:
 
 def fused_group(*fuses: str, between: str = "none") -> GroupLauncher:
     each = [[Launcher(*pattern.shape) for pattern in chain] for chain in CHAINS]
-    made = [ChainLauncher(*one, fuse=fuse, between=between if len(one) == 2 else "none") for one, fuse in zip(each, fuses, strict=True)]
+    made = [
+        ChainLauncher(*one, fuse=fuse, between=between if len(one) == 2 else "none")
+        for one, fuse in zip(each, fuses, strict=True)
+    ]
     return GroupLauncher(*made)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("fuses", "is_one"), [(("yes", "auto", "yes"), True), (("yes", "no", "auto"), False), (("auto",) * 3, False)])
+@pytest.mark.parametrize(
+    ("fuses", "is_one"), [(("yes", "auto", "yes"), True), (("yes", "no", "auto"), False), (("auto",) * 3, False)]
+)
 def test_a_group_is_one_launch_where_a_layer_says_so(
     launched: list[str], fuses: tuple[str, ...], is_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +304,9 @@ def test_outputs_that_meet_are_refused() -> None:
     refused("out shares memory with out of layer", out=parts)
     refused("out shares memory with x", x=whole[:, 90:114], out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]])
     residuals = [rows(21, "bsf"), whole[:, 100:154], rows(10, "bsf")]
-    refused("out shares memory with residual_2", out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]], residual=residuals)
+    refused(
+        "out shares memory with residual_2", out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]], residual=residuals
+    )
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -324,11 +347,17 @@ def on_gpu(gpu: FakeGpu, layout: str, precision: str, batch: int) -> tuple[dict[
     own: dict[str, Any] = {"x": rows(128, layout, batch, precision), "weights": [], "bias": [], "out": []}
     for at, layer in enumerate(LAYERS):
         features = Pattern(*layer[-1]).out_features
-        own["weights"].append([draw(*shape, precision=precision, seed=at) / np.sqrt(shape[2]).astype(precision) for shape in layer])
+        own["weights"].append(
+            [draw(*shape, precision=precision, seed=at) / np.sqrt(shape[2]).astype(precision) for shape in layer]
+        )
         own["bias"].append(draw(features, precision=precision, seed=at))
         own["out"].append(rows(features, layout, batch, precision, seed=5))
     there = {name: [FakeTensor(gpu, each) for each in own[name]] for name in ("bias", "out")}
-    return own, there | {"x": FakeTensor(gpu, own["x"])}, [[FakeTensor(gpu, each) for each in layer] for layer in own["weights"]]
+    return (
+        own,
+        there | {"x": FakeTensor(gpu, own["x"])},
+        [[FakeTensor(gpu, each) for each in layer] for layer in own["weights"]],
+    )
 
 
 @pytest.mark.exhaustive
@@ -341,7 +370,9 @@ def on_gpu(gpu: FakeGpu, layout: str, precision: str, batch: int) -> tuple[dict[
         ("float32", "bsl", 16, "gemv"),
     ],
 )
-def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, launched: list[str], precision: str, layout: str, batch: int, family: str) -> None:
+def test_layers_are_one_launch_on_a_gpu(
+    gpu: FakeGpu, launched: list[str], precision: str, layout: str, batch: int, family: str
+) -> None:
     """Packed before it, or once; a graph that records it replays it; each output where it is wanted."""
     own, given, weights = on_gpu(gpu, layout, precision, batch)
     group_of_layers = of_gpu()
@@ -388,10 +419,14 @@ def test_what_a_search_found_for_few_entries_is_launched(
     def time_of(own: KernelSpec, candidate: Candidate) -> float:
         return 1.5 if not own.is_group else group_us if candidate.constants == fastest else 8.0
 
-    monkeypatch.setattr(tuner, "list_space", lambda job, *_: [Candidate("gemv", fastest)] if job.kernel.is_group else [])
+    monkeypatch.setattr(
+        tuner, "list_space", lambda job, *_: [Candidate("gemv", fastest)] if job.kernel.is_group else []
+    )
     engine, store = TimedEngine(gpu, time_of), TrialStore(tmp_path / "trials.sqlite")
     try:
-        found = tuner.Tuner(engine, store).run([Job(each, 3) for each in dict.fromkeys([kernel, *layer_kernels(kernel)])])
+        found = tuner.Tuner(engine, store).run(
+            [Job(each, 3) for each in dict.fromkeys([kernel, *layer_kernels(kernel)])]
+        )
     finally:
         engine.close()
     assert isinstance(found[0], Tuned)
@@ -408,7 +443,9 @@ def test_what_a_search_found_for_few_entries_is_launched(
     told = of_gpu().explain(3, precision="float16")
     says = f"searches measured {group_us:.3g} us of one launch at batch 3, and 4.5 us of the layers one by one"
     if is_one:
-        assert [(each.family, each.constants, each.why) for each in chosen] == [("gemv", fastest, "wisdom, measured at batch 3")]
+        assert [(each.family, each.constants, each.why) for each in chosen] == [
+            ("gemv", fastest, "wisdom, measured at batch 3")
+        ]
         assert told.endswith(f": one launch, by gemv, {fastest}; {says}")
     else:
         assert "gemv" not in {each.family for each in chosen}
@@ -418,19 +455,29 @@ def test_what_a_search_found_for_few_entries_is_launched(
 def test_inside_a_capture_no_group_is_built(gpu: FakeGpu) -> None:
     _, given, weights = on_gpu(gpu, "bsf", "float16", 40)
     gpu.begin_capture()
-    with pytest.raises(LaunchError, match=r"builds and loads its kernel.*cannot record; call it once before the capture"):
+    with pytest.raises(
+        LaunchError, match=r"builds and loads its kernel.*cannot record; call it once before the capture"
+    ):
         of_gpu()(given["x"], weights, out=given["out"])
 
 
 def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain, "find_device", lambda _: gpu)
     told = of_gpu().explain(25088, precision="float16")
-    assert re.match(r"2,48,64,1 then 1,64,48,2, and 2,24,64,1, and 2,48,64,1 then .* on Fake GPU: one launch, by mma, ", told)
-    assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one$", told)
+    assert re.match(
+        r"2,48,64,1 then 1,64,48,2, and 2,24,64,1, and 2,48,64,1 then .* on Fake GPU: one launch, by mma, ", told
+    )
+    assert re.search(
+        r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one$", told
+    )
     told = of_gpu().explain(3, precision="bfloat16", layout="bsl")
     assert ": one launch, by gemv, tile_batch=" in told
-    assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 4, and [\d.]+ us of the layers one by one$", told)
-    long = GroupLauncher(*(ChainLauncher(Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1)) for _ in range(2)))
+    assert re.search(
+        r"the cost model expects [\d.]+ us of one launch at batch 4, and [\d.]+ us of the layers one by one$", told
+    )
+    long = GroupLauncher(
+        *(ChainLauncher(Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1)) for _ in range(2))
+    )
     first, *_ = long.explain(3, precision="float32", weights="int8", inputs="int8").splitlines()
     assert first.endswith("layer by layer; no family for such a batch takes x in int8 through all factors")
     wide = GroupLauncher(*(ChainLauncher(Launcher(1, 8192, 16, 1), Launcher(1, 16, 8192, 1)) for _ in range(2)))
@@ -441,7 +488,9 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
 
 
 def test_an_output_over_weights_that_were_packed_where_they_lie_is_refused(gpu: FakeGpu) -> None:
-    """They are packed for a kernel at their first use, which for a second layer is after the first output was written."""
+    """They are packed for a kernel at their first use, which for a second layer is after the first output was
+    written.
+    """
 
     def shown(content: Array) -> FakeArray:
         found = FakeArray(gpu, draw(1))

@@ -1,4 +1,6 @@
-"""Launchers: the products they give on the arrays of each library, what they say of themselves, and what production needs."""
+"""Launchers: the products they give on the arrays of each library, what they say of themselves, and what production
+needs.
+"""
 
 import copy
 import os
@@ -50,7 +52,10 @@ def test_many_threads_may_call_one_launcher(ks: Launcher) -> None:
 
     def work(seed: int) -> None:
         random = np.random.default_rng(seed)
-        x, weights = random.standard_normal((seed, PATTERN.in_features), np.float32), random.standard_normal(SHAPE, np.float32)
+        x, weights = (
+            random.standard_normal((seed, PATTERN.in_features), np.float32),
+            random.standard_normal(SHAPE, np.float32),
+        )
         for _ in range(10):
             try:
                 check(ks(x, weights), x, weights)
@@ -91,7 +96,9 @@ def test_explain_names_a_family_that_is_expected_to_be_faster(gpu: FakeGpu, monk
     monkeypatch.setattr("ksgen.launch.explain.find_device", lambda _: gpu)
     told = Launcher(2, 192, 768, 16).explain(25088, precision="bfloat16")
     assert "mma (" in told
-    assert re.search(r"; the cost model expects wgmma to be \d\.\d\d times as fast, which launchers take only by wisdom", told)
+    assert re.search(
+        r"; the cost model expects wgmma to be \d\.\d\d times as fast, which launchers take only by wisdom", told
+    )
 
 
 def test_the_epilogue_of_cuda_arrays(gpu: FakeGpu, ks: Launcher) -> None:
@@ -112,7 +119,9 @@ def test_float32_arrays_may_ask_for_tensor_cores(gpu: FakeGpu, ks: Launcher) -> 
         gpu.synchronize()
         truth = reference.multiply(PATTERN, x, weights, "bsf")
         assert 0 < np.linalg.norm(out.content - truth) / np.linalg.norm(truth) < error
-    with pytest.raises(LaunchError, match="precision='float16' for arrays of float32; accepted: float32, tf32, tf32x3, fp16x3"):
+    with pytest.raises(
+        LaunchError, match="precision='float16' for arrays of float32; accepted: float32, tf32, tf32x3, fp16x3"
+    ):
         ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=out, precision="float16")
     with pytest.raises(LaunchError, match="precision='half' for arrays of float32"):
         ChainLauncher(ks)(FakeArray(gpu, x), [FakeArray(gpu, weights)], out=out, precision="half")

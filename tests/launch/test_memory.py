@@ -46,7 +46,9 @@ class Library(SimpleNamespace):
 
     def __init__(self) -> None:
         super().__init__(current=3, made=[])
-        self.cuda = SimpleNamespace(stream=lambda stream: stream, ExternalStream=self.external, Device=self.device_context)
+        self.cuda = SimpleNamespace(
+            stream=lambda stream: stream, ExternalStream=self.external, Device=self.device_context
+        )
 
     @contextmanager
     def device_context(self, index: int) -> Any:
@@ -67,7 +69,9 @@ class Library(SimpleNamespace):
 
 @pytest.mark.parametrize("kind", ["torch", "cupy"])
 @pytest.mark.parametrize(("stream", "expected"), [(None, 0), (3, 3), (77, 77), (0, 0)])
-def test_memory_comes_from_the_stream_that_writes_it(kind: str, stream: int | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_comes_from_the_stream_that_writes_it(
+    kind: str, stream: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = Library()
     library.device, library.dtype = SimpleNamespace(id=0), "float32"
     monkeypatch.setitem(sys.modules, kind, library)

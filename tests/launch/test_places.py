@@ -68,7 +68,10 @@ def test_cuda_arrays_are_used_where_they_are(gpu: FakeGpu, ks: Launcher, precisi
     x, weights = inputs(precision, layout)
     features = PATTERN.out_features
     out = FakeArray(
-        gpu, np.full((BATCH, features) if layout == "bsf" else (features, BATCH), np.nan, np.float32).astype(dtype_of(precision))
+        gpu,
+        np.full((BATCH, features) if layout == "bsf" else (features, BATCH), np.nan, np.float32).astype(
+            dtype_of(precision)
+        ),
     )
     kept = FakeArray(gpu, weights)  # its packed form is freed with it, which waits
     y = ks(FakeArray(gpu, x), kept, layout=layout, out=out)
@@ -78,7 +81,9 @@ def test_cuda_arrays_are_used_where_they_are(gpu: FakeGpu, ks: Launcher, precisi
     check(out.content, x, weights, layout, precision)
 
 
-def test_output_and_room_come_from_the_memory_of_the_stream_that_writes_them(gpu: FakeGpu, ks: Launcher, entered: list[int]) -> None:
+def test_output_and_room_come_from_the_memory_of_the_stream_that_writes_them(
+    gpu: FakeGpu, ks: Launcher, entered: list[int]
+) -> None:
     """PyTorch gives out memory that its current stream may still read."""
     x, weights = inputs()
     y = ks(FakeTensor(gpu, x, stream=6), FakeTensor(gpu, weights, stream=6))
@@ -109,7 +114,9 @@ def test_overflow_of_fp16x3_is_reported_for_host_arrays(gpu: FakeGpu, monkeypatc
     np.testing.assert_array_equal(ks(x, weights, precision="fp16x3"), np.full((BATCH, pattern.out_features), 8))
     x[7, 5] = 7e4
     with pytest.raises(
-        LaunchError, match=r"fp16x3 takes \|x\| up to 65504 and \|weights\| up to 63.9; got x up to 7e\+04, weights up to 1; take tf32x3"
+        LaunchError,
+        match=r"fp16x3 takes \|x\| up to 65504 and \|weights\| up to 63.9; got x up to 7e\+04, weights up to 1; take "
+        r"tf32x3",
     ):
         ks(x, weights, precision="fp16x3")
     np.testing.assert_allclose(ks(x, weights, precision="tf32x3")[7, 2], 70007, rtol=1e-6)

@@ -27,7 +27,8 @@ def test_a_batch_beyond_a_launch_is_refused(gpu: FakeGpu) -> None:
     array = y
     array.__cuda_array_interface__["data"] = (x.content.ctypes.data + 2**45, False)
     with pytest.raises(
-        LaunchError, match=r"ks_1x1x1x1_float32_bsf: a batch of 1099511627776 needs \d+ blocks; a launch has at most 2147483647"
+        LaunchError,
+        match=r"ks_1x1x1x1_float32_bsf: a batch of 1099511627776 needs \d+ blocks; a launch has at most 2147483647",
     ):
         ks(x, weights, out=array)
 

@@ -49,7 +49,9 @@ def test_a_batch_that_is_new_to_a_loaded_kernel_can_be_captured(gpu: FakeGpu, ks
     check(out.content, x[:35], weights)
 
 
-def test_few_entries_have_kernels_of_their_own_and_one_copy_of_the_weights(gpu: FakeGpu, ks: Launcher, compiler: TextCompiler) -> None:
+def test_few_entries_have_kernels_of_their_own_and_one_copy_of_the_weights(
+    gpu: FakeGpu, ks: Launcher, compiler: TextCompiler
+) -> None:
     """One for up to 1, 2, 4 entries and so on; once one is there, it is recorded in a CUDA graph as any other."""
     x, weights = inputs()
     planner, kernel = Planner(), KernelSpec(PATTERN, "float32")
@@ -76,7 +78,9 @@ def moved(array: Any, elements: int) -> Any:
     return copy
 
 
-def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(FAMILIES["wgmma"], "by_default", True)
     monkeypatch.setattr("ksgen.families.default_us", lambda *asked: 0.0)  # so that the first family takes what it can
     ks = Launcher(2, 24, 16, 3)
@@ -107,12 +111,15 @@ def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(gp
     assert len(gpu.encoded) == 4
     launch(40, bias=0, residual=0)
     assert len(gpu.encoded) == 6
-    for extras in ({"bias": 1, "residual": 0}, {"bias": 0, "residual": 4}):  # which their kernels read 16 bytes at a time
+    # which their kernels read 16 bytes at a time
+    for extras in ({"bias": 1, "residual": 0}, {"bias": 0, "residual": 4}):
         launch(40, **extras)
     assert len(gpu.encoded) == 6
 
 
-def test_constants_are_chosen_once_at_the_first_use(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constants_are_chosen_once_at_the_first_use(
+    gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen, choose = [], Planner.choice
 
     def counted(*given: Any) -> Any:
@@ -194,7 +201,8 @@ def test_other_kernels_do_not_wait_for_a_compiler(gpu: FakeGpu, monkeypatch: pyt
     own = Planner()
     own.plan(gpu, KERNELS[0], 64)
     others: list[Callable[[], object]] = [
-        lambda: own.plan(gpu, KERNELS[0], 65), lambda: own.plan(gpu, KERNELS[1], 64), lambda: own.choice(gpu, KERNELS[2], 64), own.forget,
+        lambda: own.plan(gpu, KERNELS[0], 65), lambda: own.plan(gpu, KERNELS[1], 64), lambda: own.choice(gpu,
+            KERNELS[2], 64), own.forget,
     ]  # fmt: skip
     with compiling(gpu, own, KERNELS[3], monkeypatch):
         for other in others:
@@ -228,7 +236,11 @@ def test_threads_that_want_the_same_kernel_load_it_once(gpu: FakeGpu, monkeypatc
         return found
 
     monkeypatch.setattr(Planner, "choice", chosen)
-    monkeypatch.setattr(FakeGpu, "load", lambda device, binary, entry, *more: (loaded.append(entry), load(device, binary, entry, *more))[1])
+    monkeypatch.setattr(
+        FakeGpu,
+        "load",
+        lambda device, binary, entry, *more: (loaded.append(entry), load(device, binary, entry, *more))[1],
+    )
     crew = [threading.Thread(target=lambda: plans.append(own.plan(gpu, KERNELS[0], 64))) for _ in range(4)]
     for each in crew:
         each.start()
@@ -260,7 +272,9 @@ def test_the_least_recently_used_kernels_are_let_go(gpu: FakeGpu, monkeypatch: p
     check(out.content, x, weights)
 
 
-def test_a_launcher_whose_kernel_was_let_go_loads_it_again(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_whose_kernel_was_let_go_loads_it_again(
+    gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(planner_module, "MOST_LOADED", 2)
     own: Planner = planner_module.PLANNER
     x, weights = inputs()

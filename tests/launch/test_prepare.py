@@ -18,7 +18,9 @@ def test_inside_a_capture_nothing_compiles_allocates_or_waits(gpu: FakeGpu, ks: 
     x, weights = inputs()
     on_gpu, out, kept = FakeArray(gpu, x), zeros(gpu), ks.pack(FakeArray(gpu, weights))
     gpu.begin_capture()
-    with pytest.raises(LaunchError, match=r"builds and loads its kernel.*cannot record; before the capture, call launcher.prepare"):
+    with pytest.raises(
+        LaunchError, match=r"builds and loads its kernel.*cannot record; before the capture, call launcher.prepare"
+    ):
         ks(on_gpu, kept, out=out)
     gpu.end_capture()
     ks.prepare(on_gpu, kept, out=out)
@@ -88,7 +90,9 @@ def test_a_graph_of_packed_weights_holds_no_packing(gpu: FakeGpu, ks: Launcher) 
 STEPS = ("views_of", "check_memory", "where_to_work", "plan_for", "on_device")
 
 
-def test_products_and_gradients_take_each_step_once_and_in_order(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_and_gradients_take_each_step_once_and_in_order(
+    gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[str] = []
 
     def counted(name: str, step: Any) -> Any:
@@ -106,7 +110,9 @@ def test_products_and_gradients_take_each_step_once_and_in_order(gpu: FakeGpu, k
 
 
 def stops(call: Any) -> list[str]:
-    """Files of `ksgen/launch` that a call enters until its first launch: one stop for functions of a file that follow each other."""
+    """Files of `ksgen/launch` that a call enters until its first launch: one stop for functions of a file that
+    follow each other.
+    """
     found: list[str] = []
     done: list[bool] = []
 
@@ -134,10 +140,16 @@ def test_x_takes_one_short_path(packs_once: bool, monkeypatch: pytest.MonkeyPatc
     chosen_native(monkeypatch)
     first, then, x = Launcher(1, 8, 4, 2), Launcher(1, 4, 16, 1), np.ones((64, 8), np.float32)
     weights = [np.ones(each.pattern.shape, np.float32) for each in (first, then)]
-    own: list[Any] = [each.pack(array) for each, array in zip((first, then), weights, strict=True)] if packs_once else weights
+    own: list[Any] = (
+        [each.pack(array) for each, array in zip((first, then), weights, strict=True)] if packs_once else weights
+    )
     chain = ChainLauncher(first, then, fuse="yes")
     group = GroupLauncher(chain, first)
-    for call, files in ((lambda: first(x, own[0]), 8), (lambda: chain(x, own), 8), (lambda: group(x, [own, own[0]]), 9)):
+    for call, files in (
+        (lambda: first(x, own[0]), 8),
+        (lambda: chain(x, own), 8),
+        (lambda: group(x, [own, own[0]]), 9),
+    ):
         call()
         found = stops(call)
         assert len(found) <= 14, found

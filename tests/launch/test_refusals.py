@@ -1,4 +1,6 @@
-"""What users may mistake is refused at every public call: by an error of ksgen's own, in one line that shows what was given."""
+"""What users may mistake is refused at every public call: by an error of ksgen's own, in one line that shows what
+was given.
+"""
 
 import copy
 import pickle
@@ -31,7 +33,9 @@ needs_opencl = pytest.mark.skipif(
 SHAPE = (2, 9, 5, 3)
 PATTERN = Pattern(*SHAPE)
 X, WEIGHTS, Y = np.ones((4, 30), np.float32), np.ones(SHAPE, np.float32), np.ones((4, 54), np.float32)
-INNARDS = re.compile(r"object (is|has|of|cannot)|has no (attribute|len)|argument must|positional|not (iterable|subscriptable)|unhashable")
+INNARDS = re.compile(
+    r"object (is|has|of|cannot)|has no (attribute|len)|argument must|positional|not (iterable|subscriptable)|unhashable"
+)
 
 
 class Raises:
@@ -50,7 +54,9 @@ def shares(**protocol: Any) -> Any:
 
 
 def interface(**changes: Any) -> Any:
-    return shares(cuda_array_interface={"shape": (4, 30), "data": (64, False), "typestr": "<f4", "version": 3} | changes)
+    return shares(
+        cuda_array_interface={"shape": (4, 30), "data": (64, False), "typestr": "<f4", "version": 3} | changes
+    )
 
 
 class Half:
@@ -69,23 +75,38 @@ class Half:
 
 
 STRANGE: dict[str, Any] = {
-    "None": None, "0": 0, "-1": -1, "2.5": 2.5, "True": True, "nan": float("nan"), "huge": 10**5000, "''": "", "word": "bsx",
+    "None": None, "0": 0, "-1": -1, "2.5": 2.5, "True": True, "nan": float("nan"), "huge": 10**5000, "''": "",
+    "word": "bsx",
     "long": "x" * 5000, "lines": "a\nb\x1b", "bytes": b"bsf", "[]": [],
     "list": [[1.0] * 30] * 4, "list of huge": [10**5000], "dict": {"a": 1},
     "set": {1}, "class": int, "lambda": lambda: None, "slice": slice(1),
     "range": range(4), "numpy float": np.float32(1), "0-d": np.array("x"),
-    "int array": np.ones((4, 30), int), "objects": np.ones((4, 30), object), "strides": np.ones((4, 60), np.float32)[:, ::2],
+    "int array": np.ones((4, 30), int), "objects": np.ones((4, 30), object), "strides": np.ones((4, 60), np.float32)[:,
+        ::2],
     "masked": np.ma.ones((4, 30)), "raises": Raises(), "false dlpack": shares(dlpack=True, dlpack_device=True),
-    "no capsule": Half(7), "no place": Half(7, 5), "dlpack raises": Half(KeyError("q")), "no interface": shares(cuda_array_interface=7),
-    "empty interface": shares(cuda_array_interface={}), "false shape": interface(shape=("x",)), "false type": interface(typestr=7),
-    "false pointer": interface(data=("p", False)), "false strides": interface(strides=7), "stream": shares(cuda_stream="xyz"),
+    "no capsule": Half(7), "no place": Half(7, 5), "dlpack raises": Half(KeyError("q")),
+    "no interface": shares(cuda_array_interface=7),
+    "empty interface": shares(cuda_array_interface={}), "false shape": interface(shape=("x",)),
+    "false type": interface(typestr=7),
+    "false pointer": interface(data=("p", False)), "false strides": interface(strides=7),
+    "stream": shares(cuda_stream="xyz"),
 }  # fmt: skip
 
 ks, chain = Launcher(*SHAPE), ChainLauncher(Launcher(*SHAPE))
-OPTIONS = {"layout": "bsf", "activation": "none", "precision": None, "bias": None, "residual": None, "out": None, "stream": None}
+OPTIONS = {
+    "layout": "bsf",
+    "activation": "none",
+    "precision": None,
+    "bias": None,
+    "residual": None,
+    "out": None,
+    "stream": None,
+}
 CALLS: dict[str, Callable[[Any], object]] = {
-    **{f"Pattern {name}": lambda value, name=name: Pattern(**dict(zip("abcd", SHAPE, strict=True)) | {name: value}) for name in "abcd"},
-    **{f"Launcher {name}": lambda value, name=name: Launcher(**dict(zip("abcd", SHAPE, strict=True)) | {name: value}) for name in "abcd"},
+    **{f"Pattern {name}": lambda value, name=name: Pattern(**dict(zip("abcd", SHAPE,
+        strict=True)) | {name: value}) for name in "abcd"},
+    **{f"Launcher {name}": lambda value, name=name: Launcher(**dict(zip("abcd", SHAPE,
+        strict=True)) | {name: value}) for name in "abcd"},
     "Launcher batches": lambda value: Launcher(*SHAPE, batches=value),
     "Launcher a batch": lambda value: Launcher(*SHAPE, batches=[value]),
     "Pattern.parse": Pattern.parse,
@@ -94,8 +115,10 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "ChainLauncher then": lambda value: ChainLauncher(ks, value),
     **{f"KernelSpec {name}": lambda value, name=name: KernelSpec(**{"chains": PATTERN, name: value})
        for name in ("chains", "precision", "layout", "epilogue", "batch", "job")},
-    **{f"Epilogue {name}": lambda value, name=name: Epilogue(**{name: value}) for name in ("bias", "activation", "residual")},
-    **{f"{name} first": lambda value, family=family, count=family.__code__.co_argcount: family(value, *[4] * (count - 1))
+    **{f"Epilogue {name}": lambda value, name=name: Epilogue(**{name: value}) for name in ("bias", "activation",
+        "residual")},
+    **{f"{name} first": lambda value, family=family, count=family.__code__.co_argcount: family(value,
+        *[4] * (count - 1))
        for name, family in NAMED_CHAINS.items()},
     "deformable blocks": lambda value: NAMED_CHAINS["deformable_butterfly"](8, value),
     "deformable block": lambda value: NAMED_CHAINS["deformable_butterfly"](8, [value]),
@@ -192,7 +215,8 @@ def test_what_is_strange_is_taken_or_refused_in_a_line(name: str) -> None:
 def test_what_is_strange_to_the_layer_is_taken_or_refused_in_a_line() -> None:
     torch = library("torch")
     tensors = {
-        "sparse": torch.ones(4, 30).to_sparse(), "int8": torch.ones(4, 30, dtype=torch.int8), "meta": torch.ones(4, 30, device="meta"),
+        "sparse": torch.ones(4, 30).to_sparse(), "int8": torch.ones(4, 30, dtype=torch.int8), "meta": torch.ones(4, 30,
+            device="meta"),
         "0-d": torch.tensor(1.0), "type": torch.float32, "module": torch.nn.Linear(3, 4),
     }  # fmt: skip
     for _, call in torch_calls():
@@ -216,17 +240,25 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     ("call", "kind", "message"),
     [
         (lambda: ks(X, None), LaunchError, "weights is None; give a NumPy array, "),
-        (lambda: ks(X.tolist(), WEIGHTS), LaunchError, r"x is a list; give np\.asarray\(x, np\.float32\), or a NumPy array, "),
-        (lambda: chain(X, None), LaunchError, r"ChainLauncher\(.*\): weights=None; accepted: a list of arrays, one a factor"),  # type: ignore[arg-type]
-        (lambda: ChainLauncher([ks]), PatternError, r"factors\[0\]=Launcher\(2, 9, 5, 3\); accepted: a Pattern, four numbers"),
-        (lambda: Launcher(2), PatternError, r"pattern=2; accepted: a Pattern, four numbers \(a, b, c, d\), or text such as 1,192,48,2"),
-        (lambda: Launcher("2,9,5"), PatternError, "'2,9,5' is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2"),
+        (lambda: ks(X.tolist(), WEIGHTS), LaunchError, r"x is a list; give np\.asarray\(x, np\.float32\), or a NumPy "
+                                                       r"array, "),
+        (lambda: chain(X, None), LaunchError, r"ChainLauncher\(.*\): weights=None; accepted: a list of arrays, one a "
+                                              r"factor"),  # type: ignore[arg-type]
+        (lambda: ChainLauncher([ks]), PatternError, r"factors\[0\]=Launcher\(2, 9, 5, 3\); accepted: a Pattern, four "
+                                                    r"numbers"),
+        (lambda: Launcher(2), PatternError, r"pattern=2; accepted: a Pattern, four numbers \(a, b, c, d\), or text "
+                                            r"such as 1,192,48,2"),
+        (lambda: Launcher("2,9,5"), PatternError, "'2,9,5' is not a pattern; accepted: whole numbers a,b,c,d such as "
+                                                  "1,192,48,2"),
         (lambda: Launcher(2, 9, 5), PatternError, "d=None; accepted: a whole number from 1"),
         (lambda: Launcher(*SHAPE, batches=8), LaunchError, "batches=8; accepted: a list of batches"),  # type: ignore[arg-type]
-        (lambda: ks(STRANGE["false dlpack"], WEIGHTS), LaunchError, "x is a types.SimpleNamespace, which does not tell what and where"),
+        (lambda: ks(STRANGE["false dlpack"], WEIGHTS), LaunchError, "x is a types.SimpleNamespace, which does not "
+                                                                    "tell what and where"),
         (lambda: ks(X, WEIGHTS, stream=-3), LaunchError, "stream is -3; give a CUDA stream's handle"),
-        (lambda: ks(X, WEIGHTS, layout=STRANGE["long"]), LaunchError, r"layout 'x{56}\.\.\. is unknown; accepted: bsf, bsl"),
-        (lambda: ksgen.use_bundle(None), KsgenError, "bundle=None; accepted: the path of a file that ksgen bundle wrote"),  # type: ignore[arg-type]
+        (lambda: ks(X, WEIGHTS, layout=STRANGE["long"]), LaunchError, r"layout 'x{56}\.\.\. is unknown; accepted: "
+                                                                      r"bsf, bsl"),
+        (lambda: ksgen.use_bundle(None), KsgenError, "bundle=None; accepted: the path of a file that ksgen bundle "
+                                                     "wrote"),  # type: ignore[arg-type]
         (lambda: ksgen.use_bundle("a\nb"), KsgenError, r"/a\\nb: there is no such bundle"),
         (lambda: ks.explain(9, device=7), KsgenError, "device=7; accepted, also as KSGEN_DEVICE: cuda"),  # type: ignore[arg-type]
         (lambda: ks.explain(9, device="x" * 5000), KsgenError, r"device 'x{56}\.\.\.: none is called that"),
@@ -242,7 +274,11 @@ def test_a_refusal_says_what_to_give(call: Callable[[], object], kind: type[Ksge
 @needs_opencl
 def test_what_belongs_to_a_process_is_neither_copied_nor_sent() -> None:
     call = ks.prepare(X, WEIGHTS)
-    for thing, remedy in ((ks.pack(WEIGHTS), "pack it there"), (call, "the launcher and the arrays"), (call.plan, "the launcher")):
+    for thing, remedy in (
+        (ks.pack(WEIGHTS), "pack it there"),
+        (call, "the launcher and the arrays"),
+        (call.plan, "the launcher"),
+    ):
         for duplicate in (pickle.dumps, copy.deepcopy):
             with pytest.raises(LaunchError, match=f"belongs to this process, .*: copy or send .*{remedy}"):
                 duplicate(thing)
@@ -269,6 +305,8 @@ def test_a_look_at_what_was_found_is_short() -> None:
     from ksgen.torch import KSLinear, convert, factorize
 
     model = torch.nn.Sequential(*[torch.nn.Linear(30, 54) for _ in range(20)])
-    assert repr(convert(model, {"*": [SHAPE]})).startswith("Report(20 layers replaced, 33,480 parameters before and 6,480 after; ")
+    assert repr(convert(model, {"*": [SHAPE]})).startswith(
+        "Report(20 layers replaced, 33,480 parameters before and 6,480 after; "
+    )
     assert len(repr(factorize(torch.ones(54, 30), [SHAPE]))) < 400
     assert len(repr(KSLinear([SHAPE]))) < 400

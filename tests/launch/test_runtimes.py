@@ -1,6 +1,7 @@
 """Tests of PyCUDA and cuda-bindings, from emitting to comparing, on an NVIDIA GPU or else on the stand-in machine.
 
-The stand-in's streams run as late as may be, so that a missing wait or a wrong stream shows as NaN; a GPU's may hide it.
+The stand-in's streams run as late as may be, so that a missing wait or a wrong stream shows as NaN; a GPU's may hide
+it.
 """
 
 import gc
@@ -71,7 +72,9 @@ def inputs(precision: str = "float32", layout: str = "bsf") -> tuple[Array, Arra
 
 def out_like(layout: str = "bsf", precision: str = "float32") -> Array:
     shape = (BATCH, PATTERN.out_features)
-    return np.empty(shape if layout == "bsf" else shape[::-1], ml_dtypes.bfloat16 if precision == "bfloat16" else precision)
+    return np.empty(
+        shape if layout == "bsf" else shape[::-1], ml_dtypes.bfloat16 if precision == "bfloat16" else precision
+    )
 
 
 def check(y: Array, x: Array, weights: Array, layout: str = "bsf", precision: str = "float32", **epilogue: Any) -> None:
@@ -86,7 +89,9 @@ def check(y: Array, x: Array, weights: Array, layout: str = "bsf", precision: st
 
 @pytest.mark.exhaustive
 @on_both
-@pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float32", "bsl"), ("float16", "bsf"), ("bfloat16", "bsl")])
+@pytest.mark.parametrize(
+    ("precision", "layout"), [("float32", "bsf"), ("float32", "bsl"), ("float16", "bsf"), ("bfloat16", "bsl")]
+)
 def test_numpy_arrays(device: Any, ks: Launcher, precision: str, layout: str) -> None:
     x, weights = inputs(precision, layout)
     y = ks(x, weights, layout=layout)
@@ -182,13 +187,17 @@ def test_a_tensor_map_of_x_in_eight_bits(device: Any, storage: str, monkeypatch:
 
 @pytest.fixture
 def early_chain(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChainLauncher]:
-    """Two factors in float16 whose launches begin early: Hopper's families as if a GPU had measured them, one of each."""
+    """Two factors in float16 whose launches begin early: Hopper's families as if a GPU had measured them, one of
+    each.
+    """
     if device.target != "sm_90a":
         pytest.skip(f"{device.name} has no launches that begin early")
     monkeypatch.setattr(Wgmma, "by_default", True)
 
     def choose(_: Planner, on: Any, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
-        return choice_by_name("wgmma_shared" if kernel.pattern.a == 4 else "wgmma_registers", kernel, batch, limits_of(on))
+        return choice_by_name(
+            "wgmma_shared" if kernel.pattern.a == 4 else "wgmma_registers", kernel, batch, limits_of(on)
+        )
 
     monkeypatch.setattr(Planner, "choice", choose)
     PLANNER.forget()
@@ -199,7 +208,12 @@ def early_chain(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChainL
 def chain_arrays() -> tuple[Array, list[Array], Array, Array]:
     """X, the weights of both factors, and memory for what is between them and for Y."""
     weights = [draw(4, 16, 16, 1, precision="float16"), draw(1, 24, 16, 4, precision="float16")]
-    return draw(BATCH, 64, precision="float16"), weights, np.empty((BATCH, 64), np.float16), np.empty((BATCH, 96), np.float16)
+    return (
+        draw(BATCH, 64, precision="float16"),
+        weights,
+        np.empty((BATCH, 64), np.float16),
+        np.empty((BATCH, 96), np.float16),
+    )
 
 
 def check_chain(y: Array, x: Array, weights: list[Array]) -> None:
@@ -210,7 +224,9 @@ def check_chain(y: Array, x: Array, weights: list[Array]) -> None:
 def test_a_chain_whose_launches_begin_early(device: Any, early_chain: ChainLauncher) -> None:
     x, weights, _, _ = chain_arrays()
     check_chain(early_chain(x, weights), x, weights)
-    families = [factor.prepare(x, own).plan.choice.family for factor, own in zip(early_chain.factors, weights, strict=True)]
+    families = [
+        factor.prepare(x, own).plan.choice.family for factor, own in zip(early_chain.factors, weights, strict=True)
+    ]
     assert families == ["wgmma", "wgmma"]
 
 
@@ -282,7 +298,9 @@ def test_a_map_that_cuda_refuses_is_named(device: Any) -> None:
     if device.target != "sm_90a":
         pytest.skip(f"{device.name} has no tensor maps")
     described = TensorMap("x", 2, (40, 3, 16), (80, 240), (64, 1, 32), 128)
-    with pytest.raises(DeviceError, match=re.escape("describing TensorMap(operand='x', item_bytes=2, sizes=(40, 3, 16)")):
+    with pytest.raises(
+        DeviceError, match=re.escape("describing TensorMap(operand='x', item_bytes=2, sizes=(40, 3, 16)")
+    ):
         device.encode_map(described, 8)
 
 
@@ -371,7 +389,10 @@ def cuda(device: Any) -> Any:
 
 
 def put(device: Any, array: DeviceArray, content: Array, stream: Any) -> None:
-    """Copy into the array in the stream's order, and wait for nothing. `content` must live until the stream has come there."""
+    """Copy into the array in the stream's order, and wait for nothing.
+
+    `content` must live until the stream has come there.
+    """
     with inside(device):
         if device.runtime == "pycuda":
             device._driver.memcpy_htod_async(array.pointer, content, stream)
@@ -459,7 +480,10 @@ def test_arrays_at_address_0_and_where_cuda_knows_no_memory_are_refused(device: 
     arrays = {each: (Elsewhere if each == name else CudaArray)(device, content) for each, content in given.items()}
     freed = index(arrays[name].memory)
     arrays[name].memory = None  # type: ignore[assignment]
-    for place, told in ((0, "lies at address 0"), (freed, "lies at 0x[0-9a-f]+, where CUDA knows no memory; it may be freed")):
+    for place, told in (
+        (0, "lies at address 0"),
+        (freed, "lies at 0x[0-9a-f]+, where CUDA knows no memory; it may be freed"),
+    ):
         arrays[name].place = place  # type: ignore[attr-defined]
         with pytest.raises(LaunchError, match=f"{name} .*{told}.*give an array with memory"):
             ks(**arrays)
@@ -476,7 +500,8 @@ def test_a_freed_gpuarray_is_refused(device: Any, ks: Launcher) -> None:
         x, weights = map(gpuarray.to_gpu, inputs())
         x.gpudata.free()
         with pytest.raises(
-            LaunchError, match=r"x lies at 0x[0-9a-f]+, where CUDA knows no memory; it may be freed: give an array with memory"
+            LaunchError,
+            match=r"x lies at 0x[0-9a-f]+, where CUDA knows no memory; it may be freed: give an array with memory",
         ):
             ks(x, weights)
         check(ks(gpuarray.to_gpu(inputs()[0]), weights).get(), *inputs())
@@ -594,7 +619,10 @@ def test_a_graph_replays_few_entries_whose_launches_begin_early(device: Any) -> 
     middle, out = CudaArray(device, between), CudaArray(device, y)
     with new_stream(device) as stream:
         kept = [ks.pack(each, stream=stream) for ks, each in zip((first, second), own, strict=True)]
-        calls = [first.prepare(given, kept[0], out=middle, stream=stream), second.prepare(middle, kept[1], out=out, stream=stream)]
+        calls = [
+            first.prepare(given, kept[0], out=middle, stream=stream),
+            second.prepare(middle, kept[1], out=out, stream=stream),
+        ]
         assert [(call.plan.choice.family, call.plan.choice.constants.early) for call in calls] == [("gemv", 1)] * 2
         for call in calls:
             call()
@@ -647,7 +675,9 @@ def test_what_is_dropped_inside_a_capture_does_not_spoil_it(device: Any, ks: Lau
 @on_both
 @pytest.mark.parametrize("job", ["multiply", "gradient", "pack"])
 def test_host_arrays_in_another_thread_do_not_end_a_capture(device: Any, ks: Launcher, job: str) -> None:
-    """The captured stream waits for the default one, the mode is the strictest one, and kernels are loaded meanwhile."""
+    """The captured stream waits for the default one, the mode is the strictest one, and kernels are loaded
+    meanwhile.
+    """
     x, weights = inputs()
     given, out, kept = CudaArray(device, x), CudaArray(device, out_like()), ks.pack(weights)
     results: list[Any] = []
@@ -684,7 +714,10 @@ def test_a_chain_without_intermediates_is_refused_by_what_it_lacks(device: Any) 
     x, weights = inputs()
     given, out = CudaArray(device, x), CudaArray(device, np.empty((BATCH, 12), np.float32))
     own = [CudaArray(device, weights), CudaArray(device, draw(1, 4, 18, 3))]
-    told = r"launched one by one here, and nothing makes arrays like x, CudaArray, for intermediates; accepted: arrays of PyTorch"
+    told = (
+        r"launched one by one here, and nothing makes arrays like x, CudaArray, for intermediates; accepted: "
+        r"arrays of PyTorch"
+    )
     with pytest.raises(LaunchError, match=told):
         chain(given, own, out=out)
 
@@ -699,7 +732,8 @@ def test_a_chain_that_allocates_intermediates_is_refused_inside_a_capture(device
         own = [gpuarray.to_gpu(inputs()[1]), gpuarray.to_gpu(draw(1, 4, 18, 3))]
         with captured(device, handle_of(stream)):
             told = (
-                "launches factors one by one, and allocates their intermediates, which a CUDA graph cannot record; give PyTorch's tensors"
+                "launches factors one by one, and allocates their intermediates, which a CUDA graph cannot record; "
+                "give PyTorch's tensors"
             )
             with pytest.raises(LaunchError, match=told):
                 chain(x, own, out=out, stream=stream)

@@ -1,4 +1,6 @@
-"""Slices of larger arrays as x, residual and out: used where they lie, of every library, on every device; what is refused."""
+"""Slices of larger arrays as x, residual and out: used where they lie, of every library, on every device; what is
+refused.
+"""
 
 from typing import Any
 
@@ -83,7 +85,10 @@ def test_slices_beside_each_other_in_one_array(either: Device, layout: str) -> N
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_chain_of_slices(either: Device, layout: str) -> None:
     patterns = (Pattern(3, 5, 4, 2), Pattern(1, 7, 10, 3))
-    layer, weights = ChainLauncher(*(Launcher(*each.shape) for each in patterns)), [draw(*each.shape) for each in patterns]
+    layer, weights = (
+        ChainLauncher(*(Launcher(*each.shape) for each in patterns)),
+        [draw(*each.shape) for each in patterns],
+    )
     _, x = columns(24, layout, 3, 2, 1)
     whole, out = columns(21, layout, 8, 8, 2)
     _, residual = columns(21, layout, 1, 2, 3)
@@ -123,7 +128,11 @@ class Slice:
         self._whole, self.shape, item = whole, (whole.shape[0], count), whole.dtype.itemsize
         described = whole.__cuda_array_interface__
         steps = (whole.shape[1] * item, item)
-        self.__cuda_array_interface__ = described | {"shape": self.shape, "strides": steps, "data": (whole.pointer + begin * item, False)}
+        self.__cuda_array_interface__ = described | {
+            "shape": self.shape,
+            "strides": steps,
+            "data": (whole.pointer + begin * item, False),
+        }
 
 
 @pytest.mark.exhaustive
@@ -153,12 +162,17 @@ def test_slices_of_arrays_on_a_gpu(runtime: str, layout: str, monkeypatch: pytes
         outs = [Slice(larger, 0, count), Slice(larger, count + 1, count)]
         families: list[str] = []
         launch = Plan.launch
-        monkeypatch.setattr(Plan, "launch", lambda plan, *given: (families.append(plan.choice.family), launch(plan, *given))[1])
+        monkeypatch.setattr(
+            Plan, "launch", lambda plan, *given: (families.append(plan.choice.family), launch(plan, *given))[1]
+        )
         GroupLauncher(Launcher(*SHAPE), Launcher(*SHAPE))(on_device, [own, own], out=outs)
         assert families == ["simt"]
         device.synchronize()
         found = larger.content()
-        assert all(is_right(found[:, begin : begin + count], reference.multiply(PATTERN, x, weights, layout)) for begin in (0, count + 1))
+        assert all(
+            is_right(found[:, begin : begin + count], reference.multiply(PATTERN, x, weights, layout))
+            for begin in (0, count + 1)
+        )
         assert (found[:, count] == 7).all()
 
 
@@ -175,7 +189,8 @@ def test_a_launcher_has_texts_of_slices_beside_those_of_dense_arrays() -> None:
 REFUSED = [
     ("x", lambda x: x[:, ::2], "x is not row-major with gaps between its rows at most; give a contiguous copy of it"),
     ("x", lambda x: x[::-1, :30], "x is not row-major with gaps"),
-    ("x", lambda x: np.lib.stride_tricks.as_strided(x, (BATCH, 30), (4, 4)), "x is not row-major with gaps"),  # rows over each other
+    # rows over each other
+    ("x", lambda x: np.lib.stride_tricks.as_strided(x, (BATCH, 30), (4, 4)), "x is not row-major with gaps"),
     ("x", lambda x: np.broadcast_to(x[:1, :30], (BATCH, 30)), "x is not row-major with gaps"),
 ]
 
@@ -209,7 +224,8 @@ def test_an_output_among_the_inputs_is_refused() -> None:
         (columns_from(0), columns_from(75), None),  # whose rows end within the next one of x
         (columns_from(0), columns_from(30), columns_from(31)),
         (columns_from(0, 20), columns_from(60, 20, 45), None),  # of other distances, which meet somewhere
-        (draw(20, 30), columns_from(0, 20, 45), columns_from(0, 20)),  # the residual begins where out does, and goes elsewhere
+        # the residual begins where out does, and goes elsewhere
+        (draw(20, 30), columns_from(0, 20, 45), columns_from(0, 20)),
     ):
         with pytest.raises(LaunchError, match="out shares memory with"):
             ks(x, weights, out=out, residual=residual)

@@ -1,4 +1,6 @@
-"""What a spec states is what its launchers do: options without a word, operands that must be there, and both in their docstrings."""
+"""What a spec states is what its launchers do: options without a word, operands that must be there, and both in
+their docstrings.
+"""
 
 import copy
 import importlib
@@ -58,7 +60,9 @@ def test_a_layer_does_what_its_spec_states(emitted: ModuleType) -> None:
     close(emitted.layer_up(x, weights, bias=bias), expected)
     call = emitted.layer_up.prepare(x, weights, bias=bias)
     close(expected if call is None else call(), expected)
-    with pytest.raises(LaunchError, match=r"bias is missing, which is stated; accepted: bias=an array, or bias=False to leave it out"):
+    with pytest.raises(
+        LaunchError, match=r"bias is missing, which is stated; accepted: bias=an array, or bias=False to leave it out"
+    ):
         emitted.layer_up(x, weights)
     with pytest.raises(LaunchError, match="bias is missing"):
         emitted.layer_up.prepare(x, weights)
@@ -83,7 +87,10 @@ def test_a_call_overrides_by_name(emitted: ModuleType) -> None:
 def test_a_factor_does_what_all_entries_state(emitted: ModuleType) -> None:
     """The first factor of a layer has no epilogue; the last one has the layer's."""
     x, weights, bias = draw(12, 7), draw(*THEN.shape), draw(5)
-    close(emitted.ks_1_5_12_1(x, weights, bias=bias), reference.multiply(THEN, x, weights, "bsl", bias=bias, activation="gelu"))
+    close(
+        emitted.ks_1_5_12_1(x, weights, bias=bias),
+        reference.multiply(THEN, x, weights, "bsl", bias=bias, activation="gelu"),
+    )
     with pytest.raises(LaunchError, match=r"Launcher\(1, 5, 12, 1, .*\): bias is missing, which is stated"):
         emitted.ks_1_5_12_1(x, weights)
     assert repr(emitted.ks_2_6_4_1) == "Launcher(2, 6, 4, 1, layout='bsl', precision='float32')"
@@ -121,7 +128,9 @@ def test_stored_weights_are_demanded(emitted: ModuleType) -> None:
     with pytest.raises(LaunchError, match=f"weights are stored as weights=int8 and inputs=same; {remedy}"):
         launcher(x, ksgen.quantize(weights, "int8"))
     layer = ChainLauncher(FIRST, THEN, weights="int8")
-    with pytest.raises(LaunchError, match=r"weights of factor 2 are stored as weights=same .*quantize\(weights, 'int8'\) gives"):
+    with pytest.raises(
+        LaunchError, match=r"weights of factor 2 are stored as weights=same .*quantize\(weights, 'int8'\) gives"
+    ):
         layer(draw(4, 8), [ksgen.quantize(draw(*FIRST.shape), "int8"), draw(*THEN.shape)])
 
 
@@ -150,8 +159,12 @@ def test_docstrings_say_what_is_taken(emitted: ModuleType) -> None:
 
 def test_only_what_every_entry_states_alike_counts() -> None:
     both = "kernels: [{pattern: [1,2,3,1], precision: tf32, activation: relu}, {pattern: [1,2,3,1]%s}]"
-    assert parse(both % ", activation: relu, bias: true").stated == {Pattern(1, 2, 3, 1): StatedOptions(activation="relu")}
-    assert parse(both % ", precision: tf32, layout: bsl").stated == {Pattern(1, 2, 3, 1): StatedOptions(precision="tf32")}
+    assert parse(both % ", activation: relu, bias: true").stated == {
+        Pattern(1, 2, 3, 1): StatedOptions(activation="relu")
+    }
+    assert parse(both % ", precision: tf32, layout: bsl").stated == {
+        Pattern(1, 2, 3, 1): StatedOptions(precision="tf32")
+    }
     mixed = parse("kernels: [{pattern: [1,2,3,1], weights: [same, int8], inputs: [int8, same]}]")
     assert mixed.stated == {Pattern(1, 2, 3, 1): StatedOptions()}
 
@@ -160,7 +173,9 @@ def test_layers_state_their_own() -> None:
     """Options of the factors do not apply to the layer."""
     factor = Launcher("1,5,12,1", bias=True, activation="gelu")
     layer, x, weights = ChainLauncher(FIRST, factor), draw(3, 8), [draw(*FIRST.shape), draw(*THEN.shape)]
-    close(layer(x, weights), reference.multiply(THEN, reference.multiply(FIRST, x, weights[0], "bsf"), weights[1], "bsf"))
+    close(
+        layer(x, weights), reference.multiply(THEN, reference.multiply(FIRST, x, weights[0], "bsf"), weights[1], "bsf")
+    )
     assert repr(layer) == "ChainLauncher(Launcher(2, 6, 4, 1), Launcher(1, 5, 12, 1))"
     group = GroupLauncher(factor, ChainLauncher(THEN, bias=True, activation="gelu"))
     one = "ChainLauncher(Launcher(1, 5, 12, 1), activation='gelu', bias=True)"
@@ -176,7 +191,10 @@ def test_what_cannot_be_stated_is_refused() -> None:
         ({"precision": "float8"}, "precision='float8'; did you mean"),
         ({"bias": 1}, "bias=1; accepted: True or False"),
         ({"inputs": "int8"}, "inputs=int8 with weights=same; accepted: inputs=same"),
-        ({"precision": "complex64", "activation": "relu"}, "activation=relu of complex numbers, complex64; accepted: none"),
+        (
+            {"precision": "complex64", "activation": "relu"},
+            "activation=relu of complex numbers, complex64; accepted: none",
+        ),
     ):
         for make in (lambda **own: Launcher("1,2,3,1", **own), lambda **own: ChainLauncher("1,2,3,1", **own)):
             with pytest.raises(SpecError, match=message):
@@ -200,5 +218,7 @@ def test_launchers_take_a_pattern_in_any_form(form: Any) -> None:
 def test_explain_asks_about_what_is_stated() -> None:
     launcher = Launcher("1,5,12,1", layout="bsl", activation="relu", bias=True, precision="float64")
     assert launcher.explain(9).startswith("ks_1x5x12x1_float64_bsl_bias_relu at batch 9")
-    assert launcher.explain(9, precision="float32", layout="bsf", epilogue=Epilogue()).startswith("ks_1x5x12x1_float32_bsf at")
+    assert launcher.explain(9, precision="float32", layout="bsf", epilogue=Epilogue()).startswith(
+        "ks_1x5x12x1_float32_bsf at"
+    )
     assert launcher.explain(9, job="gradient").startswith("ks_1x5x12x1_float64_bsl_gradient at")

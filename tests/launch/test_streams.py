@@ -41,7 +41,9 @@ def test_work_of_another_stream_is_waited_for_or_refused(gpu: FakeGpu, ks: Launc
     ks(late, kept, out=out, stream=5)
     gpu.synchronize(5)
     check(out.content, x, weights)
-    with pytest.raises(LaunchError, match="x works on stream 9 and weights on 4; give stream=, on which the work of both is waited for"):
+    with pytest.raises(
+        LaunchError, match="x works on stream 9 and weights on 4; give stream=, on which the work of both is waited for"
+    ):
         ks(late, FakeArray(gpu, weights, stream=4), out=out)
     ks(FakeTensor(gpu, x, stream=0), FakeArray(gpu, weights, stream=1), out=out)  # two names of the default stream
     gpu.synchronize()
@@ -59,16 +61,23 @@ def test_stream_0_is_the_default_one_and_none_is_the_arrays_own(gpu: FakeGpu, ks
     assert weights_on is not None
 
 
-def test_pytorch_is_told_of_a_stream_that_is_not_its_current_one(gpu: FakeGpu, ks: Launcher, entered: list[int]) -> None:
+def test_pytorch_is_told_of_a_stream_that_is_not_its_current_one(
+    gpu: FakeGpu, ks: Launcher, entered: list[int]
+) -> None:
     """PyTorch would otherwise reuse the memory of a freed tensor while kernels still read it."""
     x, weights = inputs()
     for stream, told in ((None, []), (6, []), (5, [(5, 0)]), (0, [(0, 0)])):
-        tensors = [FakeTensor(gpu, each, stream=6) for each in (x, weights, np.zeros((BATCH, PATTERN.out_features), np.float32))]
+        tensors = [
+            FakeTensor(gpu, each, stream=6)
+            for each in (x, weights, np.zeros((BATCH, PATTERN.out_features), np.float32))
+        ]
         ks(tensors[0], tensors[1], out=tensors[2], stream=stream)
         assert [each.recorded for each in tensors] == [told] * 3
 
 
-def test_dlpack_arrays_are_made_ready_for_the_stream_of_the_launch(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dlpack_arrays_are_made_ready_for_the_stream_of_the_launch(
+    gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     class Jax(FakeArray):
@@ -105,7 +114,13 @@ def test_a_foreign_stream_leaves_pycuda_for_the_driver(gpu: FakeGpu, monkeypatch
     monkeypatch.setattr(streams, "find_device", lambda name: asked.append(name) or gpu)
     monkeypatch.setitem(sys.modules, "pycuda.driver", SimpleNamespace(Stream=Stream))
     own = Stream()
-    for stream, device, handle in ((5, gpu, 5), (0, pycuda, None), (1, pycuda, None), (None, pycuda, None), (own, pycuda, own)):
+    for stream, device, handle in (
+        (5, gpu, 5),
+        (0, pycuda, None),
+        (1, pycuda, None),
+        (None, pycuda, None),
+        (own, pycuda, own),
+    ):
         assert streams.device_and_stream("ks", ("cuda", 0), stream) == (device, handle)
     assert asked == ["driver:0"]
 
@@ -114,7 +129,8 @@ def test_a_foreign_stream_leaves_pycuda_for_the_driver(gpu: FakeGpu, monkeypatch
 
     monkeypatch.setattr(streams, "find_device", none_there)
     with pytest.raises(
-        LaunchError, match="PyCUDA cannot launch on a stream of another library, and the driver runtime is not there: no driver"
+        LaunchError,
+        match="PyCUDA cannot launch on a stream of another library, and the driver runtime is not there: no driver",
     ):
         streams.device_and_stream("ks", ("cuda", 0), 5)
 
@@ -133,7 +149,9 @@ def test_queues_are_checked_and_decide_where_host_arrays_go(gpu: FakeGpu, ks: La
     check(call(), x, weights)
     on_device = cl_array.to_device(queue, x), cl_array.to_device(queue, weights)
     for stream in (0, 5):
-        with pytest.raises(LaunchError, match=f"stream {stream} is a CUDA stream, and .* wants a pyopencl CommandQueue, or None"):
+        with pytest.raises(
+            LaunchError, match=f"stream {stream} is a CUDA stream, and .* wants a pyopencl CommandQueue, or None"
+        ):
             ks(*on_device, stream=stream)
         with pytest.raises(LaunchError, match=r"is a CUDA stream|has no streams"):
             ks(x, weights, stream=stream)
@@ -148,7 +166,9 @@ def test_queues_are_checked_and_decide_where_host_arrays_go(gpu: FakeGpu, ks: La
     y = ks(*on_device, stream=second)
     second.finish()
     check(y.get(), x, weights)
-    with pytest.raises(LaunchError, match="stream is a pyopencl CommandQueue, and x lies on a CUDA device; give a CUDA stream"):
+    with pytest.raises(
+        LaunchError, match="stream is a pyopencl CommandQueue, and x lies on a CUDA device; give a CUDA stream"
+    ):
         ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu), stream=queue)
 
 

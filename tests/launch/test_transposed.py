@@ -1,4 +1,6 @@
-"""A matrix in the other layout: by the library that it came from, without gaps; and whose arrays cannot be transposed."""
+"""A matrix in the other layout: by the library that it came from, without gaps; and whose arrays cannot be
+transposed.
+"""
 
 import sys
 from contextlib import contextmanager
@@ -50,7 +52,9 @@ class Tensor:
 
 
 @pytest.mark.parametrize(("stream", "where"), [(None, "its own"), (7, "its own"), (9, "stream 9")])
-def test_tensors_of_a_gpu_are_transposed_on_the_stream_of_the_launches(monkeypatch: pytest.MonkeyPatch, stream: Any, where: str) -> None:
+def test_tensors_of_a_gpu_are_transposed_on_the_stream_of_the_launches(
+    monkeypatch: pytest.MonkeyPatch, stream: Any, where: str
+) -> None:
     places = ["its own"]
 
     @contextmanager
@@ -70,7 +74,8 @@ def test_tensors_of_a_gpu_are_transposed_on_the_stream_of_the_launches(monkeypat
 def test_who_cannot_be_transposed() -> None:
     found = view(FakeArray(FakeGpu(), np.zeros((4, 10), np.float32)))
     with pytest.raises(
-        LaunchError, match="'a layer': factors are launched one by one here, and nothing turns a FakeArray from one layout into"
+        LaunchError,
+        match="'a layer': factors are launched one by one here, and nothing turns a FakeArray from one layout into",
     ):
         check_transposable("a layer", found)
 

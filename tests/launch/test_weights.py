@@ -134,12 +134,16 @@ def test_weights_are_complete_when_pack_returns(gpu: FakeGpu, ks: Launcher) -> N
     ks(FakeArray(gpu, x), kept, out=out, stream=5)
     gpu.synchronize(5)
     check(out.content, x, weights)
-    with pytest.raises(LaunchError, match="device='cuda' says where host arrays go; these weights lie on a device already"):
+    with pytest.raises(
+        LaunchError, match="device='cuda' says where host arrays go; these weights lie on a device already"
+    ):
         ks.pack(late, device="cuda")
 
 
 @pytest.mark.parametrize(("write", "what"), [(counted, "was written to"), (moved_away, "got other memory")])
-def test_packed_weights_of_a_tensor_that_changed_are_refused_at_every_use(gpu: FakeGpu, ks: Launcher, write: Any, what: str) -> None:
+def test_packed_weights_of_a_tensor_that_changed_are_refused_at_every_use(
+    gpu: FakeGpu, ks: Launcher, write: Any, what: str
+) -> None:
     x, weights = inputs()
     tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
     kept = ks.pack(tensor)
@@ -151,7 +155,9 @@ def test_packed_weights_of_a_tensor_that_changed_are_refused_at_every_use(gpu: F
     launched = len(gpu.launches)
     for use in (call, lambda: ks(ready, kept, out=out), lambda: ks.prepare(ready, kept, out=out)):
         for _ in range(2):
-            with pytest.raises(LaunchError, match=f"the tensor behind these weights {what} after launcher.pack; pack it again"):
+            with pytest.raises(
+                LaunchError, match=f"the tensor behind these weights {what} after launcher.pack; pack it again"
+            ):
                 use()
     assert len(gpu.launches) == launched
     ks(ready, ks.pack(tensor), out=out)
@@ -189,7 +195,9 @@ def test_packed_weights_of_something_else_are_refused(gpu: FakeGpu, ks: Launcher
         Launcher(2, 8, 5, 3)(FakeArray(gpu, x), kept)
     with pytest.raises(LaunchError, match="packed weights are float32 and x is float64"):
         ks(FakeArray(gpu, x.astype(np.float64)), kept)
-    with pytest.raises(LaunchError, match="packed weights lie on Other GPU and x on Fake GPU; pack them on that device"):
+    with pytest.raises(
+        LaunchError, match="packed weights lie on Other GPU and x on Fake GPU; pack them on that device"
+    ):
         ks(FakeArray(gpu, x), Weights(PATTERN, "float32", FakeGpu(name="Other GPU", index=1), 0))
     with pytest.raises(LaunchError, match=r"got weights of shape \(9, 5, 3\)"):
         ks.pack(weights[0])

@@ -58,7 +58,9 @@ def test_a_prepared_call_keeps_its_workspace(gpu: FakeGpu, permuting: Launcher) 
     assert own is not None
 
 
-def test_a_graph_records_tensors_and_prepared_calls_but_no_workspace_of_ksgens_own(gpu: FakeGpu, permuting: Launcher) -> None:
+def test_a_graph_records_tensors_and_prepared_calls_but_no_workspace_of_ksgens_own(
+    gpu: FakeGpu, permuting: Launcher
+) -> None:
     x, weights = in_16_bits()
     tensors, others = [(kind(gpu, x), kind(gpu, weights)) for kind in (FakeTensor, FakeArray)]
     outs = [FakeArray(gpu, np.zeros((BATCH, 32), np.float16)) for _ in range(2)]
@@ -78,11 +80,15 @@ def test_a_graph_records_tensors_and_prepared_calls_but_no_workspace_of_ksgens_o
     check(outs[0].content, x, weights, precision="float16")
 
 
-def test_host_arrays_and_an_epilogue_through_several_launches(gpu: FakeGpu, permuting: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_arrays_and_an_epilogue_through_several_launches(
+    gpu: FakeGpu, permuting: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streams, "device_for", lambda place: gpu)
     x, weights = in_16_bits()
     extras = {"bias": draw(32, precision="float16"), "residual": draw(BATCH, 32, precision="float16")}
-    check(permuting(x, weights, activation="relu", **extras), x, weights, precision="float16", activation="relu", **extras)
+    check(
+        permuting(x, weights, activation="relu", **extras), x, weights, precision="float16", activation="relu", **extras
+    )
 
 
 def test_a_plan_of_one_launch_wants_no_workspace(gpu: FakeGpu, ks: Launcher) -> None:
@@ -95,7 +101,9 @@ def test_a_plan_of_one_launch_wants_no_workspace(gpu: FakeGpu, ks: Launcher) -> 
 
 
 @pytest.mark.parametrize("other_job", ["gradient", "multiply"])
-@pytest.mark.parametrize("runtime", ["native", "opencl", pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.stand_in])])
+@pytest.mark.parametrize(
+    "runtime", ["native", "opencl", pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.stand_in])]
+)
 def test_threads_do_not_share_a_workspace(runtime: str, other_job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread makes a whole call between the two launches of a gradient."""
     try:
@@ -104,8 +112,15 @@ def test_threads_do_not_share_a_workspace(runtime: str, other_job: str, monkeypa
         pytest.skip(str(absent))
     monkeypatch.setenv("KSGEN_DEVICE", runtime)
     pattern, batch = Pattern(1, 32, 32, 2), 700
-    ks, x, dy, other_x, weights = Launcher(*pattern.shape), *(draw(*each) for each in ((batch, 64),) * 3), draw(*pattern.shape)
-    others: dict[str, Callable[[], Any]] = {"gradient": lambda: ks.gradient(other_x, dy), "multiply": lambda: ks(other_x, weights)}
+    ks, x, dy, other_x, weights = (
+        Launcher(*pattern.shape),
+        *(draw(*each) for each in ((batch, 64),) * 3),
+        draw(*pattern.shape),
+    )
+    others: dict[str, Callable[[], Any]] = {
+        "gradient": lambda: ks.gradient(other_x, dy),
+        "multiply": lambda: ks(other_x, weights),
+    }
     launch, launches = type(device).launch, list[threading.Thread]()
 
     def interrupted(own: Any, *given: Any) -> None:

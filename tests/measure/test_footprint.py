@@ -62,7 +62,8 @@ def test_it_is_what_a_check_holds(kernel: KernelSpec, batch: int) -> None:
 def test_more_than_there_is_is_refused_in_words(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimate includes the sets of arrays that timing alternates between, and packed weights."""
     told = os.sysconf
-    monkeypatch.setattr(os, "sysconf", lambda name: 2**22 if name == "SC_PHYS_PAGES" else told(name))  # whatever this machine has
+    # whatever this machine has
+    monkeypatch.setattr(os, "sysconf", lambda name: 2**22 if name == "SC_PHYS_PAGES" else told(name))
     arguments = [*command, "--device", "opencl", "--pattern", "1,2147483647,1,1", "--batch", "1"]
     refused = CliRunner().invoke(cli, arguments)
     assert isinstance(refused.exception, SpecError)

@@ -12,7 +12,9 @@ import pytest
 from ksgen.measure import pause
 
 
-def naps(monkeypatch: pytest.MonkeyPatch, shares: Iterator[float], states: Iterator[list[str]] | None = None) -> list[float]:
+def naps(
+    monkeypatch: pytest.MonkeyPatch, shares: Iterator[float], states: Iterator[list[str]] | None = None
+) -> list[float]:
     """What is slept, if the threads of this process work so much of each nap, and the scheduler says this of them."""
     slept: list[float] = []
     spent = accumulate(chain([0.0], (share * pause.NAP_S for share in shares)))

@@ -1,4 +1,6 @@
-"""Launches are timed without their host: behind a kernel that waits, and so many together that events can tell their time."""
+"""Launches are timed without their host: behind a kernel that waits, and so many together that events can tell their
+time.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +64,9 @@ def test_without_the_wait_it_takes_what_the_host_takes(monkeypatch: pytest.Monke
         raise ToolchainError("no compiler is there; this helps")
 
     monkeypatch.setattr(queued, "_waiting", refuse)
-    with pytest.warns(UserWarning, match=r"a GPU: launches are timed together with their host.*\(no compiler is there\)"):
+    with pytest.warns(
+        UserWarning, match=r"a GPU: launches are timed together with their host.*\(no compiler is there\)"
+    ):
         times = time_launches(device, device.launch, 9)
     assert min(times) > 6.9e-6
     assert not device.waits

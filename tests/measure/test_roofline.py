@@ -18,7 +18,14 @@ from ksgen.errors import ToolchainError
 from ksgen.families.gpus import TYPICAL
 from ksgen.launch.choice import limits_of
 from ksgen.measure import roofline
-from ksgen.measure.roofline import GROUPS_A_CORE, PROCESSOR_COPIED_BYTES, Ceilings, load_probe, measure_ceilings, share_of_floor
+from ksgen.measure.roofline import (
+    GROUPS_A_CORE,
+    PROCESSOR_COPIED_BYTES,
+    Ceilings,
+    load_probe,
+    measure_ceilings,
+    share_of_floor,
+)
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.emulator import is_installed, run_cuda
@@ -51,7 +58,9 @@ def test_the_floor_is_the_larger_of_moving_and_computing() -> None:
 def test_the_floor_of_a_time_counts_what_a_cache_may_keep_at_its_rate(
     ceilings: Ceilings, batch: int, sets: int, floor_us: float | None
 ) -> None:
-    assert ceilings.floor_us(KernelSpec(Pattern(1, 10, 20, 1), "float32"), batch, sets) == (floor_us and pytest.approx(floor_us))
+    assert ceilings.floor_us(KernelSpec(Pattern(1, 10, 20, 1), "float32"), batch, sets) == (
+        floor_us and pytest.approx(floor_us)
+    )
 
 
 def test_weights_that_no_cache_holds_are_moved_in_every_run() -> None:
@@ -61,9 +70,8 @@ def test_weights_that_no_cache_holds_are_moved_in_every_run() -> None:
 
 
 def test_no_share_of_the_floor_is_above_one() -> None:
-    assert [share_of_floor(*each) for each in ((1.0, 2.0), (2.0, 2.0), (2.1, 2.0), (None, 2.0), (1.0, None), (0.0, 2.0))] == [
-        0.5, 1.0, None, None, None, None,
-    ]  # fmt: skip
+    cases = ((1.0, 2.0), (2.0, 2.0), (2.1, 2.0), (None, 2.0), (1.0, None), (0.0, 2.0))
+    assert [share_of_floor(*each) for each in cases] == [0.5, 1.0, None, None, None, None]
 
 
 def test_a_probe_that_may_not_be_compiled_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +87,14 @@ def test_a_probe_that_may_not_be_compiled_says_what_to_do(tmp_path: Path, monkey
 
 @needs_opencl
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
-@pytest.mark.parametrize(("precision", "dots"), [("float32", ("bf16",)), ("float64", ()), ("bfloat16", ()), ("bfloat16", ("bf16",))])
+@pytest.mark.parametrize(
+    ("precision", "dots"), [("float32", ("bf16",)), ("float64", ()), ("bfloat16", ()), ("bfloat16", ("bf16",))]
+)
 def test_a_processors_probes_do_what_is_counted(precision: str, dots: tuple[str, ...], vector_bytes: int) -> None:
     device = find_device("opencl")
-    probe = render_processor_probe(precision, replace(limits_of(device), vector_bytes=vector_bytes, has_arm_vectors=False, dots=dots))
+    probe = render_processor_probe(
+        precision, replace(limits_of(device), vector_bytes=vector_bytes, has_arm_vectors=False, dots=dots)
+    )
     item_bytes, inputs = 8 if precision == "float64" else 4, 2 if precision == "bfloat16" and dots else 1
     assert probe.multiply_adds == vector_bytes // item_bytes * (24 if vector_bytes == 64 else 12) * inputs
     copy, multiply = load_probe(device, probe)
@@ -91,7 +103,10 @@ def test_a_processors_probes_do_what_is_counted(precision: str, dots: tuple[str,
     sent, taken = uploaded(device, x), uploaded(device, np.full_like(x, np.nan))
     device.launch(copy, 5, 1, 0, (sent, taken, 36), None)  # 36 vectors, and no more
     device.launch(multiply, 5, 1, 0, (sent, 3), None)
-    for buffer, expected in ((taken, np.append(x[: -vector_bytes // item_bytes], [np.nan] * (vector_bytes // item_bytes))), (sent, x)):
+    for buffer, expected in (
+        (taken, np.append(x[: -vector_bytes // item_bytes], [np.nan] * (vector_bytes // item_bytes))),
+        (sent, x),
+    ):
         found = np.empty_like(x)
         device.download(found, buffer)
         np.testing.assert_array_equal(found, expected)
@@ -119,7 +134,9 @@ def test_a_probe_of_tiles_does_what_is_counted(operand: str, one: int, with_tile
     np.testing.assert_array_equal(items[groups], one)
 
 
-def test_the_ceiling_is_that_of_tiles_where_they_multiply_what_is_stored(with_tiles: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ceiling_is_that_of_tiles_where_they_multiply_what_is_stored(
+    with_tiles: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Played tiles are slower than vectors; here they take no time."""
     monkeypatch.setattr(roofline, "TILE_ROUNDS", 1)
     monkeypatch.setattr(roofline, "PROCESSOR_COPIED_BYTES", 2**20)
@@ -139,7 +156,9 @@ def test_a_processors_probe_copies_more_than_a_cache_holds() -> None:
 
 @pytest.mark.parametrize(("groups", "rounds", "marked"), [(64, 3, True), (64, 2, False), (32, 2, True), (16, 1, True)])
 def test_the_caches_probe_reads_another_part_in_each_round(groups: int, rounds: int, marked: bool) -> None:
-    """Two blocks of 16 threads, which go on by 48 groups: group 40 is read in the third round of 64 groups, 8 in the second of 32."""
+    """Two blocks of 16 threads, which go on by 48 groups: group 40 is read in the third round of 64 groups, 8 in the
+    second of 32.
+    """
     if not is_installed("none"):
         pytest.skip("the emulator needs g++")
     probe, x, y = render_cache_probe(16, 1), np.zeros(4 * groups, np.uint32), np.zeros(1, np.uint32)
@@ -163,7 +182,9 @@ class Probed:
     def allocate(self, nbytes: int) -> str:
         return f"{nbytes} bytes"
 
-    def launch(self, kernel: str, grid: int, block: int, shared_bytes: int, args: tuple[object, ...], stream: None) -> None:
+    def launch(
+        self, kernel: str, grid: int, block: int, shared_bytes: int, args: tuple[object, ...], stream: None
+    ) -> None:
         self.launched, self.threads, self.args = kernel, grid * block, args
 
 

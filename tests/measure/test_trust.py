@@ -29,16 +29,18 @@ from ksgen.measure.trust import (
 
 QUIET = [100.0, 101, 102, 101, 103, 102, 103, 104, 104, 130]
 
-# Recorded: 24 blocks of 60 runs of 1,192,48,2 at batch 1568, in microseconds, on two hardware threads of one core. Another process kept one
-# of them busy all the time: undisturbed runs took 335 us.
+# Recorded: 24 blocks of 60 runs of 1,192,48,2 at batch 1568, in microseconds, on two hardware threads of one core.
+# Another process kept one of them busy all the time: undisturbed runs took 335 us.
 SLOW = [
-    713.5, 721.7, 734.0, 718.1, 730.3, 732.6, 729.3, 727.1, 728.1, 729.2, 731.6, 721.9, 731.6, 733.4, 715.3, 721.5, 716.5, 723.1, 719.6,
+    713.5, 721.7, 734.0, 718.1, 730.3, 732.6, 729.3, 727.1, 728.1, 729.2, 731.6, 721.9, 731.6, 733.4, 715.3, 721.5,
+    716.5, 723.1, 719.6,
     719.8, 717.4, 714.5, 712.6, 731.9,
 ]  # fmt: skip
 SLOW_OTHERS = [0.66, 0.68, 0.68, 0.68, 0.65, 0.66, 0.69, 0.68, 0.63, 0.66, 0.66, 0.66]
 # The same, where a third process worked for 3 ms in 60: single runs took up to 8,382 us.
 SPIKY = [
-    707.5, 712.2, 715.9, 704.8, 693.1, 687.7, 695.9, 694.2, 666.4, 681.7, 686.7, 692.6, 701.4, 702.0, 698.6, 698.5, 688.9, 699.0, 693.9,
+    707.5, 712.2, 715.9, 704.8, 693.1, 687.7, 695.9, 694.2, 666.4, 681.7, 686.7, 692.6, 701.4, 702.0, 698.6, 698.5,
+    688.9, 699.0, 693.9,
     698.5, 677.9, 661.8, 681.7, 674.3,
 ]  # fmt: skip
 SPIKY_SINGLES = [707, 741, 662, 6759, 739, 733, 647, 695, 8382, 893, 732, 2303, 693, 714, 658, 719]
@@ -94,7 +96,9 @@ def test_single_runs_may_spread_as_they_like(seed: int) -> None:
     assert max(SPIKY_SINGLES) > 10 * median(SPIKY_SINGLES)
 
 
-@pytest.mark.parametrize(("blocks", "cut"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (24, 6), (100, 39), (1500, 711)])
+@pytest.mark.parametrize(
+    ("blocks", "cut"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (24, 6), (100, 39), (1500, 711)]
+)
 def test_an_interval_leaves_out_as_many_as_its_confidence_allows(blocks: int, cut: int) -> None:
     """The numbers are those of tables of the sign test for 95 %."""
     assert interval(list(map(float, reversed(range(blocks))))) == (cut, blocks - 1 - cut)
@@ -141,7 +145,9 @@ def test_blocks_are_taken_until_the_median_is_known(monkeypatch: pytest.MonkeyPa
 
 def test_blocks_end_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    first, second = take_blocks([clock.timer(iter(BIMODAL)), clock.timer(iter(SLOW))], on_processor=True, most_seconds=10)
+    first, second = take_blocks(
+        [clock.timer(iter(BIMODAL)), clock.timer(iter(SLOW))], on_processor=True, most_seconds=10
+    )
     assert (len(first.values), len(second.values)) == (10, 10)
     assert (first.doubt, second.doubt) == ("the median is uncertain by 73%", "")
     clock = Clock(monkeypatch, others=0.5)
@@ -249,7 +255,10 @@ def test_a_figure_in_doubt_is_marked_and_the_first_doubt_is_told() -> None:
     assert describe_doubts(["", ""]) == ""
     doubts = ["", "others took 50% of the processors", "the median is uncertain by 8%"]
     assert describe_doubts(doubts) == "? 2 of 3 times cannot be trusted; the first: others took 50% of the processors."
-    assert describe_doubts(doubts[1:2], "ratio") == "? 1 of 1 ratio cannot be trusted; the first: others took 50% of the processors."
+    assert (
+        describe_doubts(doubts[1:2], "ratio")
+        == "? 1 of 1 ratio cannot be trusted; the first: others took 50% of the processors."
+    )
 
 
 def test_nothing_is_doubted_where_the_system_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +279,14 @@ def test_a_busy_machine_is_told_once_with_who_keeps_it_busy() -> None:
 
 
 def _contender(times: list[float], others_share: float | None, runtime: str, **facts: object) -> Contender:
-    usual = {"pattern": "1,8,8,2", "precision": "float32", "layout": "bsf", "batch": 40, "implementation": OURS, "status": OK}
+    usual = {
+        "pattern": "1,8,8,2",
+        "precision": "float32",
+        "layout": "bsf",
+        "batch": 40,
+        "implementation": OURS,
+        "status": OK,
+    }
     usual |= {"error": 1e-7, "tolerance": 1e-6, "floor_us": 50.0}
     measurements = [{"us": us, "runs": 10, "others_share": others_share} for us in times]
     return Contender({**usual, **facts}, {"runtime": runtime, "device": "Abacus"}, {}, measurements)
@@ -283,7 +299,10 @@ def test_a_row_in_doubt_stands_there_and_counts_nowhere() -> None:
         row_of(_contender(wild, 0.1, "opencl", implementation="bmm", variant="whole")),
         row_of(_contender([8.0] * 9, 0.1, "opencl", implementation="rewriting", error=None)),
     ]
-    assert [(each.median_us, each.doubt) for each in rows[1:]] == [(34159.0, "the median is uncertain by 99%"), (8.0, "")]
+    assert [(each.median_us, each.doubt) for each in rows[1:]] == [
+        (34159.0, "the median is uncertain by 99%"),
+        (8.0, ""),
+    ]
     assert [each.counts for each in rows] == [True, False, False]
     assert Results(rows, "float32", 40).duel(OURS, ["bmm"], "bsf").patterns == 0
     assert Results(rows, "float32", 40).rewriting_share("bsf") == []
@@ -297,7 +316,11 @@ def test_a_row_in_doubt_stands_there_and_counts_nowhere() -> None:
 
 def test_the_hosts_load_is_no_matter_to_a_gpus_clock() -> None:
     busy = [row_of(_contender(QUIET, 0.6, runtime)) for runtime in ("opencl", "driver", "pycuda")]
-    assert [(each.others_share, each.doubt) for each in busy] == [(0.6, "others took 60% of the processors"), (0.6, ""), (0.6, "")]
+    assert [(each.others_share, each.doubt) for each in busy] == [
+        (0.6, "others took 60% of the processors"),
+        (0.6, ""),
+        (0.6, ""),
+    ]
 
 
 def test_rows_of_older_logs_have_no_load() -> None:

@@ -103,7 +103,9 @@ GRADIENT = KernelSpec(Pattern(1, 9, 5, 2), job="gradient")
 def plan_in_parts(gpu: Any, parts: int, batch: int) -> Plan:
     """Plan a gradient that is summed in that many parts of the batch."""
     default = choice_by_name("gradient", GRADIENT, batch, limits_of(gpu))
-    return Planner().plan_of(gpu, GRADIENT, batch, Choice("gradient", replace(default.constants, parts=parts), "a test"))
+    return Planner().plan_of(
+        gpu, GRADIENT, batch, Choice("gradient", replace(default.constants, parts=parts), "a test")
+    )
 
 
 def test_what_launches_leave_to_each_other_is_poisoned_before_a_check(gpu: Any) -> None:
@@ -165,8 +167,12 @@ def test_a_chains_problem_has_weights_of_every_factor() -> None:
     between = reference.multiply(factors[0], problem.x, *problem.before, "bsf")
     np.testing.assert_array_equal(problem.truth, reference.multiply(factors[1], between, problem.weights, "bsf"))
     activated = make_problem(replace(problem.kernel, between="relu"), problem.batch)
-    np.testing.assert_array_equal(activated.truth, reference.multiply(factors[1], np.maximum(between, 0), problem.weights, "bsf"))
-    transposed = make_problem(replace(problem.kernel, out_layout="bsl", epilogue=Epilogue(residual=True)), problem.batch)
+    np.testing.assert_array_equal(
+        activated.truth, reference.multiply(factors[1], np.maximum(between, 0), problem.weights, "bsf")
+    )
+    transposed = make_problem(
+        replace(problem.kernel, out_layout="bsl", epilogue=Epilogue(residual=True)), problem.batch
+    )
     assert transposed.residual is not None
     assert transposed.result_shape == transposed.residual.shape == (12, 70)
     between = reference.multiply(factors[0], transposed.x, *transposed.before, "bsf")
@@ -184,7 +190,9 @@ def test_a_groups_problem_is_one_for_each_chain_on_the_same_x() -> None:
     assert [array.shape for array in problem.given] == [each.shape for each in (*pair, *alone, *pair)]
     assert (first.weights != third.weights).any()
     assert second.bias is not None
-    np.testing.assert_array_equal(second.truth, reference.multiply(alone[0], problem.x, second.weights, "bsf", bias=second.bias))
+    np.testing.assert_array_equal(
+        second.truth, reference.multiply(alone[0], problem.x, second.weights, "bsf", bias=second.bias)
+    )
     results = [each.truth.astype(np.float32) for each in problem.each]
     assert compare(problem, *results) == (pytest.approx(0, abs=1e-7), 70)
     assert compare(problem.comparing(64), *results)[1] <= 64

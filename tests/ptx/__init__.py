@@ -1,4 +1,5 @@
-"""Small kernels over the functions of `templates/include/words/ptx.j2`: the emulator runs them, nvcc compiles them, a GPU agrees.
+"""Small kernels over the functions of `templates/include/words/ptx.j2`: the emulator runs them, nvcc compiles them, a
+GPU agrees.
 
 `render` makes a text of a kernel in `kernels.py`; `layouts.py` says where the elements of wgmma's operands lie.
 """

@@ -112,7 +112,9 @@ def matrices(load: bool, store: bool) -> Case:
     text = f"constexpr bool TRANSPOSES_LOAD = {int(load)}, TRANSPOSES_STORE = {int(store)};\n" + kernels.MATRICES
     x, y = np.arange(256, dtype=np.uint16), np.zeros(256, np.uint16)
     expected = x.reshape(4, 8, 8) if load == store else x.reshape(4, 8, 8).transpose(0, 2, 1)
-    return Case(f"matrices {load=} {store=}", text, "matrices", "sm_90", 32, 512, [x, y], _equal(y.reshape(4, 8, 8), expected))
+    return Case(
+        f"matrices {load=} {store=}", text, "matrices", "sm_90", 32, 512, [x, y], _equal(y.reshape(4, 8, 8), expected)
+    )
 
 
 def mma_kernel(operand: str) -> str:
@@ -146,9 +148,13 @@ def mma_bytes(operand: str) -> Case:
 
 def narrow() -> Case:
     """Rounding to 16-bit pairs, to bfloat16 and to tf32, with ties, subnormals, overflow and NaN of any payload."""
-    special = np.array([0, 65519.996, 65520, np.inf, 2.0**-25, 3.4e38, 1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-20], np.float32)
+    special = np.array(
+        [0, 65519.996, 65520, np.inf, 2.0**-25, 3.4e38, 1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-20], np.float32
+    )
     ties = (np.array([1, 2, 0x7F, 0x80, 0x3F80, 0x3F81, 0x7F7E, 0x7F7F], np.uint32) << 16 | 0x8000).view(np.float32)
-    nans = np.array([0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0x7FC12345, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, 0xFFFFFFFF], np.uint32)
+    nans = np.array(
+        [0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0x7FC12345, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, 0xFFFFFFFF], np.uint32
+    )
     rng = np.random.default_rng(1)
     many = (rng.standard_normal(1000) * 2.0 ** rng.integers(-30, 17, 1000)).astype(np.float32)
     x = np.concatenate([special, ties, nans.view(np.float32), many])
@@ -185,7 +191,10 @@ def eight_bits() -> Case:
 
 def halves() -> Case:
     """Convert to float16 and back: ties, subnormals, overflow."""
-    x = np.array([1, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.996, 65520, 2.0**-24, 2.0**-25, -(2.0**-14), 0, np.inf] + [0.1] * 22, np.float32)
+    x = np.array(
+        [1, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.996, 65520, 2.0**-24, 2.0**-25, -(2.0**-14), 0, np.inf] + [0.1] * 22,
+        np.float32,
+    )
     y = np.zeros(32, np.float32)
     with np.errstate(over="ignore"):
         expected = x.astype(np.float16).astype(np.float32)
@@ -195,7 +204,8 @@ def halves() -> Case:
 def pairs() -> Case:
     """Two sums at once, each rounded once."""
     x, w, y = normal((32, 2), seed=1), normal((32,), seed=2), normal((32, 2), seed=3)
-    expected = (x.astype(np.float64) * w[:, None] + y).astype(np.float32)  # products of tf32 are exact, and so are these sums
+    # products of tf32 are exact, and so are these sums
+    expected = (x.astype(np.float64) * w[:, None] + y).astype(np.float32)
     return Case("pairs", kernels.PAIRS, "pairs", "sm_100", 32, 0, [x, w, y], _equal(y, expected))
 
 
@@ -219,7 +229,9 @@ def ring() -> Case:
     """Bulk copies through a ring of stages."""
     x, y = normal((9, 32)), np.zeros(32, np.float32)
     text = kernels.RING
-    return Case("ring", text, "ring", "sm_90", 64, 2 * 128 + 4 * 8, [x, y, np.int32(9)], _close(y, x.sum(0, np.float64)))
+    return Case(
+        "ring", text, "ring", "sm_90", 64, 2 * 128 + 4 * 8, [x, y, np.int32(9)], _close(y, x.sum(0, np.float64))
+    )
 
 
 def arrivals() -> Case:
@@ -265,8 +277,13 @@ def _wgmma_kernel(kernel: str, wgmma: Wgmma, steps: int, *flags: bool) -> str:
     return head + kernel.replace("CALL", call)
 
 
-def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: bool, columns: int, given: Any = None) -> Case:
-    """Products from images in shared memory: enough of k for a whole line of either image. `given`: both operands, else drawn ones."""
+def wgmma(
+    operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: bool, columns: int, given: Any = None
+) -> Case:
+    """Products from images in shared memory: enough of k for a whole line of either image.
+
+    `given`: both operands, else drawn ones.
+    """
     item_bytes = OPERANDS[operand].item_bytes
     lines = [swizzle for swizzle, along in ((swizzle_a, along_a), (swizzle_b, along_b)) if not along]
     k = max(64, *lines, 0) // item_bytes
@@ -338,9 +355,17 @@ def batched() -> Case:
     padded = np.zeros((a, b, steps * 32, d), w.dtype)
     padded[:, :, :c] = w
     blocks = [(i, j, s) for i in range(a) for j in range(d) for s in range(2 * steps)]
-    packed = np.concatenate([Layout(b, 16, 2).image(np.ascontiguousarray(padded[i, :, 16 * s : 16 * s + 16, j])) for i, j, s in blocks])
+    packed = np.concatenate(
+        [Layout(b, 16, 2).image(np.ascontiguousarray(padded[i, :, 16 * s : 16 * s + 16, j])) for i, j, s in blocks]
+    )
     maps = [
-        TensorMap(array.view(np.uint16), (batch, d, count, a), (2 * batch, 2 * d * batch, 2 * count * d * batch), (64, 1, rows, 1), 128)
+        TensorMap(
+            array.view(np.uint16),
+            (batch, d, count, a),
+            (2 * batch, 2 * d * batch, 2 * count * d * batch),
+            (64, 1, rows, 1),
+            128,
+        )
         for array, count, rows in ((x, c, 32), (y, b, b))
     ]
 
@@ -358,12 +383,29 @@ def all_cases() -> Iterator[Case]:
     yield from (matrices(load, store) for load in (False, True) for store in (False, True))
     yield from (mma(operand) for operand in TYPES)
     yield from (mma_bytes(operand) for operand in BYTES)
-    yield from (halves(), pairs(), copies(), narrow(), eight_bits(), named(), ring(), arrivals(), grids(), cluster(), panels(), batched())
+    yield from (
+        halves(),
+        pairs(),
+        copies(),
+        narrow(),
+        eight_bits(),
+        named(),
+        ring(),
+        arrivals(),
+        grids(),
+        cluster(),
+        panels(),
+        batched(),
+    )
     yield box(0, (4, 3, 2, 2), (0, 0, 0, 0))
     yield box(32, (8, 2, 4, 1), (16, 1, 2, 1))
     yield box(64, (16, 1, 4, 2), (16, 2, -1, 0))
     yield box(128, (32, 1, 8, 1), (-3, 0, 0, 1))
-    yield from (wgmma(operand, swizzle, False, swizzle, False, 48) for operand in (*TYPES, *BYTES) for swizzle in (0, 32, 64, 128))
+    yield from (
+        wgmma(operand, swizzle, False, swizzle, False, 48)
+        for operand in (*TYPES, *BYTES)
+        for swizzle in (0, 32, 64, 128)
+    )
     yield from (wgmma(operand, 128, False, 0, False, 192) for operand in BYTES)  # as X and packed weights lie
     yield from (wgmma("bf16", swizzle, True, 0, False, 48) for swizzle in (0, 32, 64, 128))
     yield from (wgmma("f16", 0, False, swizzle, True, 64) for swizzle in (0, 32, 64, 128))

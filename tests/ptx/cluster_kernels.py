@@ -31,7 +31,8 @@ extern "C" __global__ __cluster_dims__(2, 1, 1) void halves(const float* x, floa
 
 # A box of three dimensions for each block of a cluster of two, of which either brings a half for both.
 PANELS = """
-extern "C" __global__ __cluster_dims__(2, 1, 1) void panels(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to,
+extern "C" __global__ __cluster_dims__(2, 1, 1) void panels(const __grid_constant__ TensorMap from,
+    const __grid_constant__ TensorMap to,
                                                             int bytes) {
     unsigned char* const s = shared_memory;
     const unsigned full = shared_address(s + 2 * bytes), rank = cluster_rank();
@@ -49,7 +50,8 @@ extern "C" __global__ __cluster_dims__(2, 1, 1) void panels(const __grid_constan
     fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (int half = 0; half < 2; ++half) store_box(to, shared_address(s + half * bytes), 0, half, 4 * static_cast<int>(rank));
+        for (int half = 0; half < 2; ++half) store_box(to, shared_address(s + half * bytes), 0, half,
+            4 * static_cast<int>(rank));
         bulk_commit();
         bulk_wait_read<0>();
     }

@@ -162,7 +162,8 @@ extern "C" __global__ void grids(const float* x, float* y) {
 
 # A box of an array into shared memory and out again, to the same place of another array, and its image too.
 BOX = """
-extern "C" __global__ void box(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to, unsigned char* image,
+extern "C" __global__ void box(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to,
+    unsigned char* image,
                                int bytes, int x0, int x1, int x2, int x3) {
     unsigned char* const s = shared_memory;
     const unsigned full = shared_address(s + bytes);
@@ -189,7 +190,8 @@ extern "C" __global__ void box(const __grid_constant__ TensorMap from, const __g
 
 # Products of a warpgroup. The operands' images come ready from the host; descriptors are relative to shared memory.
 WGMMA = """
-extern "C" __global__ __launch_bounds__(128) void product(const uint4* images, int chunks, unsigned long long a, unsigned long long b,
+extern "C" __global__ __launch_bounds__(128) void product(const uint4* images, int chunks, unsigned long long a,
+    unsigned long long b,
                                                           int a_step, int b_step, float* y) {
     uint4* const s = reinterpret_cast<uint4*>(shared_memory);
     for (int i = threadIdx.x; i < chunks; i += 128) s[i] = images[i];
@@ -214,7 +216,8 @@ extern "C" __global__ __launch_bounds__(128) void product(const uint4* images, i
 
 # The same with A in registers, AT_ONCE instructions a group, each lane's words by the manual's fragment.
 WGMMA_REGISTERS = """
-extern "C" __global__ __launch_bounds__(128) void product(const unsigned* x, const uint4* images, int chunks, unsigned long long b,
+extern "C" __global__ __launch_bounds__(128) void product(const unsigned* x, const uint4* images, int chunks,
+    unsigned long long b,
                                                           int b_step, float* y) {
     uint4* const s = reinterpret_cast<uint4*>(shared_memory);
     for (int i = threadIdx.x; i < chunks; i += 128) s[i] = images[i];
@@ -250,8 +253,9 @@ extern "C" __global__ __launch_bounds__(128) void product(const unsigned* x, con
 }
 """
 
-# Y[(i, k, j), s] = sum over l of X[(i, l, j), s] W[i, k, l, j] in bfloat16, a whole kernel as Hopper wants it: one warpgroup
-# brings X by boxes and packed weights by bulk copies, two multiply 64 rows of the batch each, and boxes take Y away.
+# Y[(i, k, j), s] = sum over l of X[(i, l, j), s] W[i, k, l, j] in bfloat16, a whole kernel as Hopper wants it: one
+# warpgroup brings X by boxes and packed weights by bulk copies, two multiply 64 rows of the batch each, and boxes take
+# Y away.
 BATCHED_SHARED_BYTES = 2 * (2 * 4096 + 4096) + 2 * 7168 + 4 * 8
 BATCHED = """
 constexpr int A = 2, B = 48, C = 80, D = 2, DEPTH = 32, STEPS = (C + DEPTH - 1) / DEPTH, STAGES = 2, GROUPS = 2;
@@ -262,11 +266,13 @@ DEVICE unsigned long long descriptor(unsigned address, unsigned leading, unsigne
            static_cast<unsigned long long>(stride >> 4) << 32 | static_cast<unsigned long long>(swizzle) << 62;
 }
 
-extern "C" __global__ __launch_bounds__(384, 1) void batched(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap y,
+extern "C" __global__ __launch_bounds__(384, 1) void batched(const __grid_constant__ TensorMap x,
+    const __grid_constant__ TensorMap y,
                                                              const unsigned char* packed, int batch) {
     const unsigned stages = shared_address(shared_memory), out = stages + STAGES * STAGE, full = out + GROUPS * Y_BYTES;
     const unsigned empty = full + 8 * STAGES;
-    const int group = threadIdx.x / 128, lane = threadIdx.x % 32, tiles_batch = (batch + 127) / 128, tiles = tiles_batch * A * D;
+    const int group = threadIdx.x / 128, lane = threadIdx.x % 32, tiles_batch = (batch + 127) / 128, tiles =
+        tiles_batch * A * D;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             mbarrier_init(full + 8 * s, 1);
@@ -288,7 +294,8 @@ extern "C" __global__ __launch_bounds__(384, 1) void batched(const __grid_consta
                 for (int g = 0; g < GROUPS; ++g) {
                     load_box(stages + s * STAGE + g * DEPTH * 128, x, full + 8 * s, first + 64 * g, j, step * DEPTH, i);
                 }
-                copy_bulk(stages + s * STAGE + X_BYTES, packed + ((i * D + j) * STEPS + step) * W_BYTES, W_BYTES, full + 8 * s);
+                copy_bulk(stages + s * STAGE + X_BYTES, packed + ((i * D + j) * STEPS + step) * W_BYTES, W_BYTES,
+                    full + 8 * s);
             }
         }
         return;
@@ -307,7 +314,8 @@ extern "C" __global__ __launch_bounds__(384, 1) void batched(const __grid_consta
             for (int k = 0; k < DEPTH / 16; ++k) {
                 const unsigned own_x = stages + s * STAGE + group * DEPTH * 128 + k * 2048;
                 const unsigned own_w = stages + s * STAGE + X_BYTES + k * B * 32;
-                wgmma_ss_bf16<true, false>(sums, descriptor(own_x, 0, 1024, 1), descriptor(own_w, 128, 256, 0), step + k > 0);
+                wgmma_ss_bf16<true, false>(sums, descriptor(own_x, 0, 1024, 1), descriptor(own_w, 128, 256, 0),
+                    step + k > 0);
             }
             wgmma_commit();
             wgmma_hold(sums);
@@ -321,8 +329,10 @@ extern "C" __global__ __launch_bounds__(384, 1) void batched(const __grid_consta
         #pragma unroll
         for (int v = 0; v < B / 8; v += 2) {
             const int n = 8 * (v + lane / 16) + lane % 8, chunk = 2 * (threadIdx.x / 32 % 4) + lane / 8 % 2;
-            const unsigned four[4] = {pack_bf16(sums[4 * v], sums[4 * v + 1]), pack_bf16(sums[4 * v + 2], sums[4 * v + 3]),
-                                      pack_bf16(sums[4 * v + 4], sums[4 * v + 5]), pack_bf16(sums[4 * v + 6], sums[4 * v + 7])};
+            const unsigned four[4] = {pack_bf16(sums[4 * v], sums[4 * v + 1]), pack_bf16(sums[4 * v + 2],
+                sums[4 * v + 3]),
+                                      pack_bf16(sums[4 * v + 4], sums[4 * v + 5]), pack_bf16(sums[4 * v + 6],
+                                          sums[4 * v + 7])};
             stmatrix_x4<true>(own_out + n * 128 + ((chunk ^ n % 8) << 4), four);
         }
         fence_proxy_async();

@@ -70,7 +70,9 @@ class Layout:
         """The bytes of a (mn, k) matrix."""
         content = np.zeros(self.bytes, np.uint8)
         starts = self.offset(*np.ogrid[: self.mn, : self.k])
-        content[starts[..., None] + np.arange(self.item_bytes)] = matrix.view(np.uint8).reshape(self.mn, self.k, self.item_bytes)
+        content[starts[..., None] + np.arange(self.item_bytes)] = matrix.view(np.uint8).reshape(
+            self.mn, self.k, self.item_bytes
+        )
         return content
 
     def descriptor(self, start: int) -> int:

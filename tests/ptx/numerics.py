@@ -1,4 +1,5 @@
-"""Y = X W^T in float32 through tf32 tensor cores: how its error depends on the split, the promotion and the cores' sums.
+"""Y = X W^T in float32 through tf32 tensor cores: how its error depends on the split, the promotion and the cores'
+sums.
 
     python -m tests.ptx.numerics        the table of errors
 
@@ -126,7 +127,9 @@ class Product:
     @property
     def operands(self) -> tuple[Array, Array]:
         rng = np.random.default_rng([self.c, 7])
-        return rng.standard_normal((ROWS, self.c), np.float32), (rng.uniform(-1, 1, (COLUMNS, self.c)) / sqrt(self.c)).astype(np.float32)
+        return rng.standard_normal((ROWS, self.c), np.float32), (
+            rng.uniform(-1, 1, (COLUMNS, self.c)) / sqrt(self.c)
+        ).astype(np.float32)
 
     def case(self) -> Case:
         """Return the launch for the emulator or a GPU. Its check accepts the mode's error, however the cores add."""
@@ -138,7 +141,17 @@ class Product:
             error = error_of(y, x, w)
             assert error <= most, f"{self.name}, c={self.c}: error {error:.2e}; at most {most} accepted"
 
-        return Case(f"{self.name}, c={self.c}", self.kernel, "product", "sm_80", 32, 0, [x, w, y], check, grid=ROWS // 16 * COLUMNS // 8)
+        return Case(
+            f"{self.name}, c={self.c}",
+            self.kernel,
+            "product",
+            "sm_80",
+            32,
+            0,
+            [x, w, y],
+            check,
+            grid=ROWS // 16 * COLUMNS // 8,
+        )
 
     def error(self, sums: str = HOPPER) -> float:
         """Emulate the product with the sums of a target's tensor cores, or with exact sums that are rounded."""

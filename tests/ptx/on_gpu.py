@@ -11,7 +11,9 @@ from tests.ptx import numerics
 from tests.ptx.cases import Case, all_cases
 from tests.support import kernels
 
-PRODUCTS = {product.case().name: product for product in (numerics.Product(c=192, **options) for options in numerics.products())}
+PRODUCTS = {
+    product.case().name: product for product in (numerics.Product(c=192, **options) for options in numerics.products())
+}
 NAMES = [*(case.name for case in all_cases()), *PRODUCTS]
 
 
@@ -38,8 +40,8 @@ def launch(device: Device, case: Case) -> None:
 
 
 def compare_with_emulator(done: Case, target: str) -> int:
-    """The most floats between an entry of a launched case and the emulator's, as that target. Without tensor cores, whose sums are a
-    model there, every byte must be the same."""
+    """The most floats between an entry of a launched case and the emulator's, as that target. Without tensor cores,
+    whose sums are a model there, every byte must be the same."""
     played = case_named(done.name)
     played.emulate(target=target)
     pairs = list(zip(done.arrays, played.arrays, strict=True))
@@ -47,7 +49,8 @@ def compare_with_emulator(done: Case, target: str) -> int:
         for mine, emulated in pairs:
             np.testing.assert_array_equal(mine.view(np.uint8), emulated.view(np.uint8))
         return 0
-    return max((kernels.ulps(*pair) for pair in pairs if _is_float(pair[0])), default=0)  # 16-bit arrays of maps: `check` alone
+    # 16-bit arrays of maps: `check` alone
+    return max((kernels.ulps(*pair) for pair in pairs if _is_float(pair[0])), default=0)
 
 
 def _is_float(array: Any) -> bool:

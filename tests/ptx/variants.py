@@ -35,7 +35,11 @@ VARIANTS = [
         launch={"block": 64},
     ),
     Variant(
-        "nothing to wait for where a launch does not begin early", "grids", "    wait_for_previous_grid();", "    ", launch={"early": False}
+        "nothing to wait for where a launch does not begin early",
+        "grids",
+        "    wait_for_previous_grid();",
+        "    ",
+        launch={"early": False},
     ),
     Variant("a fence of the proxies shows the barriers too", "ring", "fence_mbarrier_init();", "fence_proxy_async();"),
     Variant(
@@ -51,13 +55,15 @@ VARIANTS = [
         "copies that are waited for in addition",
         "arrivals",
         "copy_async_arrive(full);",
-        "copy_async_commit();\n        copy_async_arrive(full);\n        copy_async_wait<0>();\n        sum += 0 * row[threadIdx.x];",
+        "copy_async_commit();\n        copy_async_arrive(full);\n        copy_async_wait<0>();\n        sum += 0 * "
+        "row[threadIdx.x];",
     ),
     Variant(
         "copies that are waited for in addition, afterwards",
         "arrivals",
         "copy_async_arrive(full);\n        mbarrier_wait(full, r % 2);",
-        "copy_async_commit();\n        copy_async_arrive(full);\n        mbarrier_wait(full, r % 2);\n        copy_async_wait<0>();",
+        "copy_async_commit();\n        copy_async_arrive(full);\n        mbarrier_wait(full, r % 2);\n        "
+        "copy_async_wait<0>();",
     ),
     Variant(
         "who stores fences for all, after the barrier",
@@ -86,7 +92,8 @@ VARIANTS = [
     Variant(
         "unset sums, after the fence",
         SHARED_A,
-        "    float sums[SUMS];\n    for (int i = 0; i < SUMS; ++i) sums[i] = 0;\n    wgmma_hold(sums);\n    wgmma_fence();\n",
+        "    float sums[SUMS];\n    for (int i = 0; i < SUMS; ++i) sums[i] = 0;\n    wgmma_hold(sums);\n    "
+        "wgmma_fence();\n",
         "    wgmma_fence();\n    float sums[SUMS];\n",
     ),
     Variant(

@@ -1,9 +1,11 @@
 """A second opinion on what the emulator proves: nvcc's PTX of emitted sources, on an independent simulator.
 
-python -m tests.second_opinion SOURCE      SOURCE is what `git clone` takes: a folder or an address of ClusterSim's repository
+python -m tests.second_opinion SOURCE      SOURCE is what `git clone` takes: a folder or an address of ClusterSim's
+repository
 
-It needs nvcc and ptxas, and to build the simulator git, cmake, make, g++, flex, bison and zlib's headers: a quarter of an hour, once.
-Each text's result is held to float64, and to the emulator's bits. Results go to `report.txt` in the folder.
+It needs nvcc and ptxas, and to build the simulator git, cmake, make, g++, flex, bison and zlib's headers: a quarter of
+an hour, once. Each text's result is held to float64, and to the emulator's bits. Results go to `report.txt` in the
+folder.
 """
 
 import sys
@@ -37,8 +39,9 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Texts as a GPU without asynchronous copies gets them, those of newer ones where they differ, those with epilogues, and those
-    for tensor cores, one whose X stays in shared memory, and two whose X and weights are in eight bits."""
+    """Texts as a GPU without asynchronous copies gets them, those of newer ones where they differ, those with
+    epilogues, and those for tensor cores, one whose X stays in shared memory, and two whose X and weights are in eight
+    bits."""
     for precision in PRECISIONS:
         for family in ("simt", "gradient"):
             for pattern in PATTERNS.values():
@@ -47,7 +50,9 @@ def cases() -> Iterator[Case]:
     for activation in HELD_ACTIVATIONS:
         for layout in LAYOUTS:
             epilogue = Epilogue(bias=True, residual=True, activation=activation)
-            yield Case(source_of("simt", kernel_of(PATTERNS["flat"], "float32", layout, epilogue), limits=cuda_limits(OLDEST)))
+            yield Case(
+                source_of("simt", kernel_of(PATTERNS["flat"], "float32", layout, epilogue), limits=cuda_limits(OLDEST))
+            )
     for precision in OF_TENSOR_CORES:
         for family in ("mma", "gradient_mma"):
             for name in ("tiny", "flat", "wide"):
@@ -84,7 +89,12 @@ def opinion(simulator: Simulator, case: Case) -> tuple[bool, str]:
 
 @click.command()
 @click.argument("source")
-@click.option("--folder", type=click.Path(path_type=Path), default=Path("second-opinion"), help="Of the simulator, PTX and the report.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path("second-opinion"),
+    help="Of the simulator, PTX and the report.",
+)
 @click.option("--only", default="", help="Those texts alone that have this in their names.")
 def main(source: str, folder: Path, only: str) -> None:
     """Run all texts; exit code 1 if one is wrong or does not run."""
@@ -112,7 +122,10 @@ def main(source: str, folder: Path, only: str) -> None:
                 is_right, words = False, str(error)
             wrong, alike = wrong + (not is_right), alike + words.endswith("the emulator's bits")
             say(f"{'right' if is_right else 'WRONG'}  {name}: {words}")
-        say(f"{count} texts, {count - wrong} right, {alike} with the emulator's bits, in {(monotonic() - begin) / 60:.0f} minutes")
+        say(
+            f"{count} texts, {count - wrong} right, {alike} with the emulator's bits, in "
+            f"{(monotonic() - begin) / 60:.0f} minutes"
+        )
     sys.exit(1 if wrong or not count else 0)
 
 

@@ -1,4 +1,7 @@
-"""One launch on the simulator, in a process of its own: `launch.py FOLDER`, where job and arrays lie. Imports nothing of ksgen's."""
+"""One launch on the simulator, in a process of its own: `launch.py FOLDER`, where job and arrays lie.
+
+Imports nothing of ksgen's.
+"""
 
 import ctypes
 import json
@@ -24,7 +27,10 @@ def main(folder: Path) -> None:
         lib.cudaMalloc(ctypes.byref(memory), nbytes + 16)
         places.append(pointer((memory.value or 0) + past))
         lib.cudaMemcpy(places[-1], data, nbytes, HOST_TO_DEVICE)
-    values = [places[what] if kind == "array" else ctypes.create_string_buffer(bytes.fromhex(what)) for kind, what in job["arguments"]]
+    values = [
+        places[what] if kind == "array" else ctypes.create_string_buffer(bytes.fromhex(what))
+        for kind, what in job["arguments"]
+    ]
     given = (pointer * len(values))(*[ctypes.addressof(value) for value in values])
     handle = lib.sim_load_ptx(job["ptx"].encode(), CAPABILITY)
     key = ctypes.create_string_buffer(b"the kernel")

@@ -1,8 +1,10 @@
-"""ClusterSim, a public simulator of NVIDIA GPUs: built from a checkout, and launches on it. It executes PTX; its timing is not used.
+"""ClusterSim, a public simulator of NVIDIA GPUs: built from a checkout, and launches on it. It executes PTX; its timing
+is not used.
 
-`clustersim.patch` gives it entry points for PTX text, and mends what it got wrong: the high half of 64-bit products, immediates of 64
-bits, carries beyond 32 bits, registers that nvcc leaves half undefined, ties to even in float16, prmt of negative words, bfi of 64 bits,
-shuffles in other warps than the first. `played.h` is for instructions that it lacks. A launch has a process of its own (`launch.py`).
+`clustersim.patch` gives it entry points for PTX text, and mends what it got wrong: the high half of 64-bit products,
+immediates of 64 bits, carries beyond 32 bits, registers that nvcc leaves half undefined, ties to even in float16, prmt
+of negative words, bfi of 64 bits, shuffles in other warps than the first. `played.h` is for instructions that it lacks.
+A launch has a process of its own (`launch.py`).
 """
 
 import hashlib
@@ -46,13 +48,18 @@ def is_lacking(opcodes: set[str]) -> bool:
 
 
 def build(source: str, folder: Path) -> "Simulator":
-    """The simulator of a checkout, or of what `git clone` takes; a quarter of an hour at the first time, on one core."""
+    """The simulator of a checkout, or of what `git clone` takes; a quarter of an hour at the first time, on one
+    core.
+    """
     patch = _HERE / "clustersim.patch"
     checkout = folder / f"clustersim-{hashlib.sha256(patch.read_bytes()).hexdigest()[:8]}"
     library = checkout / "build" / "lib" / "libcudart.so"
     if not library.exists():
         if missing := [name for name in NEEDED if not shutil.which(name)]:
-            raise SimulatorError(f"not on PATH: {', '.join(missing)}; the simulator's build needs {', '.join(NEEDED)}, and zlib's headers")
+            raise SimulatorError(
+                f"not on PATH: {', '.join(missing)}; the simulator's build needs {', '.join(NEEDED)}, and zlib's "
+                "headers"
+            )
         shutil.rmtree(checkout, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         _run(["git", "clone", "--quiet", source, str(checkout)], folder)
@@ -64,7 +71,9 @@ def build(source: str, folder: Path) -> "Simulator":
 
 
 def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
     if done.returncode:
         raise SimulatorError(f"{' '.join(command)}\n{done.stdout[-3000:]}")
 
@@ -80,7 +89,10 @@ class Simulator:
         self.launch(self.ptx(source), entry, geometry.grid, geometry.block, geometry.shared_bytes, args)
 
     def ptx(self, source: Source) -> Path:
-        """PTX by nvcc. Statements of inline PTX that the simulator lacks become calls of `played.h`; the others stay."""
+        """PTX by nvcc.
+
+        Statements of inline PTX that the simulator lacks become calls of `played.h`; the others stay.
+        """
         text = translate(source.text, only=is_lacking)
         is_played = text != source.text
         if is_played:
@@ -93,7 +105,9 @@ class Simulator:
             nvcc = find_compiler("nvcc")
             assert isinstance(nvcc, Nvcc)
             options = ["-ptx", "-std=c++17", "-O3", f"-arch={target}"]
-            _run([nvcc.path, *options, str(place.with_suffix(".cu")), "-o", str(place.with_suffix(".new"))], place.parent)
+            _run(
+                [nvcc.path, *options, str(place.with_suffix(".cu")), "-o", str(place.with_suffix(".new"))], place.parent
+            )
             place.with_suffix(".new").rename(place)
         return place
 
@@ -108,15 +122,19 @@ class Simulator:
         for key, array in arrays.items():
             array.reshape(-1).view(np.uint8).tofile(work / f"{numbers[key]}.bin")
         job = {
-            "library": str(self.library), "ptx": str(ptx), "entry": entry, "grid": grid, "block": block, "shared_bytes": shared_bytes,
+            "library": str(self.library), "ptx": str(ptx), "entry": entry, "grid": grid, "block": block,
+            "shared_bytes": shared_bytes,
             "arrays": [[array.nbytes, array.ctypes.data % 16] for array in arrays.values()],
             "arguments": [["array", numbers[id(arg)]] if isinstance(arg, np.ndarray) else _value(arg) for arg in args],
         }  # fmt: skip
         (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
         command = [sys.executable, str(_HERE / "launch.py"), str(work)]
-        surroundings = os.environ | {"GPUSIM_CONFIG": str(self.config), "PTX_SIM_MODE_FUNC": "1"}  # what is computed, without timing
+        # what is computed, without timing
+        surroundings = os.environ | {"GPUSIM_CONFIG": str(self.config), "PTX_SIM_MODE_FUNC": "1"}
         with (work / "log.txt").open("wb") as log:
-            done = subprocess.run(command, cwd=work, env=surroundings, stdout=log, stderr=log, timeout=LAUNCH_SECONDS, check=False)
+            done = subprocess.run(
+                command, cwd=work, env=surroundings, stdout=log, stderr=log, timeout=LAUNCH_SECONDS, check=False
+            )
         if done.returncode:
             words = (work / "log.txt").read_text(errors="replace")[-1500:]
             raise SimulatorError(f"{entry}: the simulator ended with {done.returncode}\n{words}")

@@ -70,7 +70,9 @@ def test_a_file_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "huge.yaml"
     with path.open("wb") as file:
         file.truncate(2**23)
-    with pytest.raises(SpecError, match=r"huge\.yaml: cannot be read \(more than 4194304 bytes\); accepted: the path of a YAML spec"):
+    with pytest.raises(
+        SpecError, match=r"huge\.yaml: cannot be read \(more than 4194304 bytes\); accepted: the path of a YAML spec"
+    ):
         load(path)
 
 

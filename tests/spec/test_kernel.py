@@ -9,7 +9,17 @@ import pytest
 from ksgen.errors import SpecError
 from ksgen.pattern import Pattern
 from ksgen.quantized import PER, Per
-from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STORAGES, ByteStorage, Epilogue, KernelSpec, PrecisionName, WeightStorage
+from ksgen.spec import (
+    ACTIVATIONS,
+    LAYOUTS,
+    PRECISIONS,
+    STORAGES,
+    ByteStorage,
+    Epilogue,
+    KernelSpec,
+    PrecisionName,
+    WeightStorage,
+)
 from ksgen.spec.kernel import Stated, StatedOptions, activations_of
 from ksgen.spec.storage import SAME, STORED, Same
 

@@ -68,12 +68,18 @@ def test_any_document_is_a_spec_or_a_spec_error(document: dict[str, Any], flow: 
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("[" + "{}," * 300_000 + "]", 1), ("kernels:\n" + "- 1,2,3,4\n" * 90_000, 32765), ("kernels: [" + "1," * 400_000 + "]", 1)],
+    [
+        ("[" + "{}," * 300_000 + "]", 1),
+        ("kernels:\n" + "- 1,2,3,4\n" * 90_000, 32765),
+        ("kernels: [" + "1," * 400_000 + "]", 1),
+    ],
 )
 def test_a_text_of_too_many_values_is_refused_before_all_are_read(text: str, line: int) -> None:
     with pytest.raises(SpecError) as caught:
         read_nodes(text, "spec.yaml")
-    assert str(caught.value) == (f"spec.yaml:{line}: spec: more than 32768 YAML values; accepted: fewer, as lists of options multiply out")
+    assert str(caught.value) == (
+        f"spec.yaml:{line}: spec: more than 32768 YAML values; accepted: fewer, as lists of options multiply out"
+    )
 
 
 def test_a_text_of_as_many_values_as_are_taken_is_read() -> None:

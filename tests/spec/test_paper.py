@@ -35,7 +35,14 @@ def test_fewer_are_a_prefix_of_more(n: int) -> None:
 
 
 def test_the_order_is_fixed() -> None:
-    assert [str(pattern) for pattern in ORDER[:6]] == ["1,48,48,4", "2,192,768,16", "1,384,96,4", "3,96,96,64", "4,64,64,16", "1,512,512,4"]
+    assert [str(pattern) for pattern in ORDER[:6]] == [
+        "1,48,48,4",
+        "2,192,768,16",
+        "1,384,96,4",
+        "3,96,96,64",
+        "4,64,64,16",
+        "1,512,512,4",
+    ]
     assert [str(pattern) for pattern in ORDER[39:60:20]] == ["1,1024,1024,3", "1,1024,256,8"]
 
 

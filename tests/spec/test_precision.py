@@ -1,4 +1,6 @@
-"""What the records of precisions say; and that a precision is one record and its template, by one that only this file knows."""
+"""What the records of precisions say; and that a precision is one record and its template, by one that only this
+file knows.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -27,13 +29,15 @@ from tests.support.kernels import in_emulator, kernel_of
 
 SM_80 = cuda_limits("sm_80")
 ALL_TILES = Limits(2**18, is_cpu=True, tiles=tuple(OPERANDS))
-TOY = Precision("toy", "float32", 4, 2.0**-8, BF16, gradient="tf32", aliases=("trifle",))  # float32 arrays, multiplied as bfloat16
+# float32 arrays, multiplied as bfloat16
+TOY = Precision("toy", "float32", 4, 2.0**-8, BF16, gradient="tf32", aliases=("trifle",))
 TOY_BLOCKS = """{% block pack_weights__toy %}
 DEVICE unsigned pack_weights(const float (&values)[2], const int) { return pack_bf16(values[0], values[1]); }
 {% endblock %}
 {% block keep_operand__toy %}
 template <int WORDS>
-DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
+DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first,
+    const int second) {
     x[0][word] = pack_bf16(__uint_as_float(words[first]), __uint_as_float(words[second]));
 }
 {% endblock %}
@@ -89,7 +93,10 @@ def test_a_record_agrees_with_itself(precision: Precision) -> None:
     )
     for job in ("multiply", "chain", "gradient") if precision.families else ():
         factors = [Pattern(1, 512, 8, 1), Pattern(2, 48, 64, 4)][0 if job == "chain" else 1 :]
-        assert any(FAMILIES[name].serves(KernelSpec(factors, precision.name, job=job), ALL_TILES) for name in precision.families)
+        assert any(
+            FAMILIES[name].serves(KernelSpec(factors, precision.name, job=job), ALL_TILES)
+            for name in precision.families
+        )
     for alias in precision.aliases:
         assert alias not in PRECISIONS
         assert named_otherwise(alias) == precision.name
@@ -128,9 +135,14 @@ def test_families_serve_it_by_what_its_record_says(toy: str) -> None:
     kernel = KernelSpec(Pattern(2, 48, 64, 4), toy)
     assert family_for(kernel, SM_80).name == "mma"
     assert family_for(kernel, cuda_limits("sm_75")).name == "simt"
-    assert family_for(replace(kernel, job="gradient"), SM_80).default(replace(kernel, job="gradient"), SM_80).on_tensor_cores
+    assert (
+        family_for(replace(kernel, job="gradient"), SM_80)
+        .default(replace(kernel, job="gradient"), SM_80)
+        .on_tensor_cores
+    )
     assert [family.name for family in families_for(kernel, cuda_limits("sm_90a"))] == ["wgmma", "mma", "simt", "gemv"]
-    assert not family_named("wgmma_registers").serves(replace(kernel, layout="bsl"), cuda_limits("sm_90a"))  # its operands are narrower
+    # its operands are narrower
+    assert not family_named("wgmma_registers").serves(replace(kernel, layout="bsl"), cuda_limits("sm_90a"))
     assert operand_of(kernel, FAMILIES["mma"].default(kernel, SM_80)) == "bf16"
     assert operand_of(kernel, FAMILIES["simt"].default(kernel, SM_80)) is None
 
@@ -148,7 +160,9 @@ def test_its_gradient_is_that_of_the_precision_it_names(toy: str) -> None:
     kernel = replace(kernel_of((2, 37, 13, 5), toy, "bsf"), job="gradient")
     source, other = render(kernel), render(replace(kernel, precision="tf32"))
     assert (source.family, source.constants.on_tensor_cores) == ("gradient", True)
-    assert source.text.splitlines()[5:] == [line.replace(other.entry, source.entry) for line in other.text.splitlines()[5:]]
+    assert source.text.splitlines()[5:] == [
+        line.replace(other.entry, source.entry) for line in other.text.splitlines()[5:]
+    ]
 
 
 def test_it_compiles(toy: str, tmp_path: Path) -> None:

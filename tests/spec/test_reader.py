@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from ksgen.errors import SpecError
 from ksgen.paths import resource
 from ksgen.pattern import Chain, Pattern, monarch
-from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STRIDES, Epilogue, KernelSpec, LayerOptions, load, paper_patterns, parse, reader
+from ksgen.spec import (
+    ACTIVATIONS,
+    LAYOUTS,
+    PRECISIONS,
+    STRIDES,
+    Epilogue,
+    KernelSpec,
+    LayerOptions,
+    load,
+    paper_patterns,
+    parse,
+    reader,
+)
 from ksgen.spec.kernel import activations_of
 
 SMALL = Pattern(6, 64, 64, 1)
@@ -110,7 +122,9 @@ def test_the_activation_between_factors_is_that_of_all_but_a_layers_last() -> No
 
 def test_what_gives_another_layout_has_the_kernels_of_both() -> None:
     """Factors before the one that turns have that of x, others that of y."""
-    spec = parse("layers: {up: {chain: [[6,64,64,1], [1,768,192,2], [1,4,1536,1]], layout: [bsf, bsl], out_layout: bsl}}")
+    spec = parse(
+        "layers: {up: {chain: [[6,64,64,1], [1,768,192,2], [1,4,1536,1]], layout: [bsf, bsl], out_layout: bsl}}"
+    )
     first, second, third = spec.layers["up"]
     expected = [(first, "bsf"), (first, "bsl"), (second, "bsl"), (third, "bsl")]
     assert [(each.pattern, each.layout) for each in spec.kernels] == expected
@@ -175,7 +189,12 @@ def test_a_group_has_the_kernels_of_all_its_chains() -> None:
     spec = parse(text)
     pair, alone = Chain((Pattern(1, 6, 4, 2), Pattern(1, 5, 12, 1))), Chain((Pattern(2, 3, 4, 1),))
     assert (spec.groups, spec.layers) == ({"heads": (pair, alone, pair)}, {"up": alone})
-    assert names(text) == ["1x6x4x2_float32_bsf", "1x5x12x1_float32_bsf_bias", "2x3x4x1_float32_bsf_bias", "2x3x4x1_float32_bsf"]
+    assert names(text) == [
+        "1x6x4x2_float32_bsf",
+        "1x5x12x1_float32_bsf_bias",
+        "2x3x4x1_float32_bsf_bias",
+        "2x3x4x1_float32_bsf",
+    ]
 
 
 def test_a_layer_is_one_launch_too_unless_it_says_no() -> None:
@@ -187,7 +206,10 @@ def test_a_layer_is_one_launch_too_unless_it_says_no() -> None:
           apart: {chain: [[1,6,4,2], [1,5,12,1]], fuse: no}
           up: [[2,3,4,1]]
         """
-    found = {name: [kernel.name.removeprefix("ks_") for kernel in launches] for name, launches in parse(text).launches.items()}
+    found = {
+        name: [kernel.name.removeprefix("ks_") for kernel in launches]
+        for name, launches in parse(text).launches.items()
+    }
     assert found == {
         "heads": ["1x6x4x2_1x5x12x1_and_2x3x4x1_float32_bsf_silu_between_bias_batch5"],
         "transposed": ["1x6x4x2_1x5x12x1_float32_bsf_to_bsl_strided", "1x6x4x2_1x5x12x1_float32_bsl_strided"],
@@ -203,7 +225,8 @@ def test_only_a_layers_first_factor_meets_x_in_eight_bits() -> None:
         layers: {up: {chain: [[1,6,4,2], [1,5,12,1], [1,3,5,1]]}, alone: [[2,3,4,1]]}
         """
     assert names(text) == [
-        "1x6x4x2_bfloat16_e4m3_inputs_bsf", "1x5x12x1_bfloat16_e4m3_bsf", "1x3x5x1_bfloat16_e4m3_bsf", "2x3x4x1_bfloat16_e4m3_inputs_bsf",
+        "1x6x4x2_bfloat16_e4m3_inputs_bsf", "1x5x12x1_bfloat16_e4m3_bsf", "1x3x5x1_bfloat16_e4m3_bsf",
+        "2x3x4x1_bfloat16_e4m3_inputs_bsf",
     ]  # fmt: skip
     [whole] = parse(text).launches["up"]
     assert whole.name == "ks_1x6x4x2_1x5x12x1_1x3x5x1_bfloat16_e4m3_inputs_bsf"
@@ -374,7 +397,8 @@ WRONG = [
     ("kernels:\n-", "2: kernels[0]: '' is not a pattern; accepted"),
     (
         "kernels:\n- {layout: bsf}",
-        "2: kernels[0]: needs pattern; accepted: pattern, precision, layout, batch, bias, activation, residual, gradients, stride",
+        "2: kernels[0]: needs pattern; accepted: pattern, precision, layout, batch, bias, activation, residual, "
+        "gradients, stride",
     ),
     ("kernels:\n- {pattern: {a: 1}}", "2: kernels[0].pattern: got a mapping; accepted: a pattern"),
     (
@@ -439,9 +463,15 @@ WRONG = [
     ),
     ("layers:\n  q: {bias: true}", "2: layers.q: needs chain; accepted: chain, between, out_layout, fuse, precision"),
     ("layers:\n  q: {chain: [[1,2,3,4]], fuse: never}", "2: layers.q.fuse: got 'never'; accepted: auto, yes, no"),
-    ("layers:\n  q: {group: [[[1,2,3,4]]], out_layout: bsl}", "2: layers.q.out_layout: got bsl of a group; accepted: of a chain"),
+    (
+        "layers:\n  q: {group: [[[1,2,3,4]]], out_layout: bsl}",
+        "2: layers.q.out_layout: got bsl of a group; accepted: of a chain",
+    ),
     ("layers:\n  q: {chain: [[1,2,3,4]], out_layout: same}", "2: layers.q.out_layout: got 'same'; accepted: bsf, bsl"),
-    ("layers:\n  q: {chain: [[1,2,3,4]], between: relu}", "2: layers.q.between: got relu where there is one factor; accepted: none"),
+    (
+        "layers:\n  q: {chain: [[1,2,3,4]], between: relu}",
+        "2: layers.q.between: got relu where there is one factor; accepted: none",
+    ),
     (
         "layers:\n  q: {chain: [[1,2,3,4], [1,2,2,4]], between: rely}",
         "2: layers.q.between: got 'rely'; did you mean relu? accepted: none, relu, gelu, gelu_tanh, silu",

@@ -37,7 +37,9 @@ def test_what_is_refused() -> None:
         words = f"precision={precision} with weights=int8; accepted: precision=float32, float16, bfloat16"
         with pytest.raises(SpecError, match=words):
             replace(KERNEL, precision=precision)
-    with pytest.raises(SpecError, match="job=gradient with weights=int8; accepted: weights=same, which alone are trained"):
+    with pytest.raises(
+        SpecError, match="job=gradient with weights=int8; accepted: weights=same, which alone are trained"
+    ):
         replace(KERNEL, job="gradient")
     assert x_precisions() == ("float32", "float16", "bfloat16")
 
@@ -45,7 +47,9 @@ def test_what_is_refused() -> None:
 def test_a_spec_asks_for_it() -> None:
     spec = parse("kernels:\n  - {pattern: [6,64,64,1], weights: [same, e4m3], precision: float16}\n", "a.yaml")
     assert [kernel.name for kernel in spec.kernels] == ["ks_6x64x64x1_float16_bsf", "ks_6x64x64x1_float16_e4m3_bsf"]
-    layers = parse("defaults: {weights: int8}\nlayers:\n  up: {chain: [[6,64,64,1], [1,64,64,6]], bias: true}\n", "a.yaml")
+    layers = parse(
+        "defaults: {weights: int8}\nlayers:\n  up: {chain: [[6,64,64,1], [1,64,64,6]], bias: true}\n", "a.yaml"
+    )
     assert {kernel.weights for kernel in layers.kernels} == {"int8"}
     assert set(WEIGHTS) == {"same", *STORAGES, "bfloat16"}
 
@@ -103,7 +107,8 @@ def test_wisdom_keeps_it() -> None:
 
 def test_specs_say_how_x_is_stored() -> None:
     found = parse(
-        "kernels:\n  - {pattern: [6,64,64,1], weights: [same, e4m3], inputs: [same, e4m3], precision: bfloat16}\n", "a.yaml"
+        "kernels:\n  - {pattern: [6,64,64,1], weights: [same, e4m3], inputs: [same, e4m3], precision: bfloat16}\n",
+        "a.yaml",
     ).kernels
     assert [(each.weights, each.inputs) for each in found] == [("same", "same"), ("e4m3", "same"), ("e4m3", "e4m3")]
     assert found[2].name == "ks_6x64x64x1_bfloat16_e4m3_inputs_bsf"

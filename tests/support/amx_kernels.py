@@ -5,7 +5,9 @@ from ksgen.families.amx import Amx
 from ksgen.pattern import Pattern
 
 FAMILY = Amx()
-CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), multiprocessors=2, async_copies=False)
+CPU = Limits(
+    2**18, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), multiprocessors=2, async_copies=False
+)
 PRECISIONS = ("bfloat16", "bf16x6", "float16", "tf32x3")
 PATTERNS = {
     "one": (1, 1, 1, 1),

@@ -24,7 +24,8 @@ def row(pattern: str = "1,48,48,2", implementation: str = OURS, **values: object
     """A row of an accurate result. Arguments replace its fields."""
     usual: dict[str, object] = {
         "pattern": pattern, "precision": "float32", "layout": "bsl", "batch": 25088, "implementation": implementation,
-        "arithmetic": "float32", "status": OK, "measurements": 10, "runs": 10, "median_us": 100.0, "error": 1e-7, "tolerance": 1e-6,
+        "arithmetic": "float32", "status": OK, "measurements": 10, "runs": 10, "median_us": 100.0, "error": 1e-7,
+        "tolerance": 1e-6,
         "checked": 48, "device": "Abacus", "runtime": "driver", "date": "2026-01-02", "commit": "c0ffee",
     }  # fmt: skip
     return Row(**{name: values.get(name, usual.get(name, absent(name))) for name in COLUMNS})  # type: ignore[arg-type]
@@ -43,13 +44,35 @@ def rows_of(patterns: list[Pattern], precisions: tuple[str, ...] = ("float32", "
                 common = {"precision": precision, "layout": layout, "floor_us": floor}
                 ours = max(bmm / gain, 1.05 * floor)
                 found.append(
-                    row(str(pattern), OURS, variant="default", median_us=ours, share_of_floor=floor / ours, joule=ours * 4e-4, **common)
+                    row(
+                        str(pattern),
+                        OURS,
+                        variant="default",
+                        median_us=ours,
+                        share_of_floor=floor / ours,
+                        joule=ours * 4e-4,
+                        **common,
+                    )
                 )
                 for name in OTHERS:
                     if name == "strided" and layout == "bsf" and pattern.d > 1:
-                        found.append(row(str(pattern), name, status="unsupported", reason="no view", median_us=None, error=None, **common))
+                        found.append(
+                            row(
+                                str(pattern),
+                                name,
+                                status="unsupported",
+                                reason="no view",
+                                median_us=None,
+                                error=None,
+                                **common,
+                            )
+                        )
                         continue
                     us = bmm / SPEEDS[name] * (pattern.a * pattern.d if name == "dense" else 1)
-                    found.append(row(str(pattern), name, median_us=us, share_of_floor=floor / us, joule=us * 5e-4, **common))
-                found.append(row(str(pattern), "rewriting", median_us=bmm - floor, error=None, tolerance=None, **common))
+                    found.append(
+                        row(str(pattern), name, median_us=us, share_of_floor=floor / us, joule=us * 5e-4, **common)
+                    )
+                found.append(
+                    row(str(pattern), "rewriting", median_us=bmm - floor, error=None, tolerance=None, **common)
+                )
     return found

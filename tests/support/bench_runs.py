@@ -26,7 +26,9 @@ def lines_of(path: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, whole.splitlines()) if line["kind"] == kind]
 
 
-def measure(device: Any, path: Path, jobs: list[Job], deadline: float = float("inf"), **changes: Any) -> tuple[int, list[Row]]:
+def measure(
+    device: Any, path: Path, jobs: list[Job], deadline: float = float("inf"), **changes: Any
+) -> tuple[int, list[Row]]:
     protocol = Protocol(**({"names": FAST, "measurements": 2, "runs": 2} | changes))  # type: ignore[arg-type]
     with Log(path) as log:
         facts = FACTS | {"device": device.name}

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 OWN = "tests and their kernels on the host"
 EMULATION = "emulation"
-PROGRAMS = EMULATION if "KSGEN_DRIVER_REGISTRY" in os.environ else "other programs"  # the stand-in driver starts the emulator itself
+# the stand-in driver starts the emulator itself
+PROGRAMS = EMULATION if "KSGEN_DRIVER_REGISTRY" in os.environ else "other programs"
 
 seconds: Counter[str] = Counter()
 calls: Counter[str] = Counter()
@@ -18,7 +19,10 @@ _seen: dict[str, float] = {}  # what is booked already of this process, and of i
 
 @contextmanager
 def booked(cause: str, own: bool = False) -> Iterator[None]:
-    """Books the programs that end meanwhile, or this process itself. Of threads that do so at once, only the sum is exact."""
+    """Books the programs that end meanwhile, or this process itself.
+
+    Of threads that do so at once, only the sum is exact.
+    """
     flush()
     try:
         yield

@@ -1,5 +1,5 @@
-"""Imported by the tuner's child processes in tests: breaks the emitted OpenCL text of candidates, by their `min_blocks`,
-which changes nothing on a processor."""
+"""Imported by the tuner's child processes in tests: breaks the emitted OpenCL text of candidates, by their
+`min_blocks`, which changes nothing on a processor."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""A program that plays nvcc, one that stands before the host's compiler, and a search for compilers that finds nothing known before."""
+"""A program that plays nvcc, one that stands before the host's compiler, and a search for compilers that finds
+nothing known before.
+"""
 
 import os
 import shlex
@@ -37,7 +39,8 @@ exec {real} "$@"
 # What nvcc says where it, and not the source, is to blame.
 NEW_HOST = (
     "In file included from <command-line>:\n"
-    "/usr/include/crt/host_config.h:139:2: error: #error -- unsupported GNU version! gcc versions later than 11 are not supported!"
+    "/usr/include/crt/host_config.h:139:2: error: #error -- unsupported GNU version! gcc versions later than 11 are "
+    "not supported!"
 )
 OLD_LIBRARY = "/usr/include/c++/11/bits/std_function.h:435:145: error: parameter packs not expanded with '...'"
 NO_GPP = "gcc: fatal error: cannot execute 'cc1plus': execvp: No such file or directory"
@@ -46,9 +49,13 @@ OF_THE_MACHINE = [NEW_HOST, OLD_LIBRARY, NO_GPP, NO_OPTION]
 MAKE = 'while [ "$1" != -o ]; do shift; done; printf "\\0.text.scale\\0" > "$2"'  # what passes for a binary
 
 
-def fake_nvcc(folder: Path, action: str = "exit 0", release: str = "13.0", targets: str = "sm_75\\nsm_90\\nsm_100\\ncompute_90\\n") -> Path:
+def fake_nvcc(
+    folder: Path, action: str = "exit 0", release: str = "13.0", targets: str = "sm_75\\nsm_90\\nsm_100\\ncompute_90\\n"
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    return write_program(folder / "nvcc", FAKE_NVCC.format(journal=folder / "journal", action=action, release=release, targets=targets))
+    return write_program(
+        folder / "nvcc", FAKE_NVCC.format(journal=folder / "journal", action=action, release=release, targets=targets)
+    )
 
 
 def says(text: str) -> str:
@@ -56,8 +63,8 @@ def says(text: str) -> str:
 
 
 def hasty(folder: Path, level: str = "-O1") -> Path:
-    """The host's compiler with -O1 in place of more, which takes two thirds as long: for tests of what calls kernels, not of kernels.
-    Its version separates its binaries from others in caches.
+    """The host's compiler with -O1 in place of more, which takes two thirds as long: for tests of what calls kernels,
+    not of kernels. Its version separates its binaries from others in caches.
     """
     real = shlex.join(find_host_compiler().command)
     return write_program(folder / "hasty-c++", HASTY.format(real=real, level=level))
@@ -69,11 +76,12 @@ def program(folder: Path, name: str, said: str) -> Path:
 
 
 def write_program(path: Path, text: str) -> Path:
-    """Write a program by another process: one that a thread of this process starts meanwhile would keep the file open for writing, and
-    the system refuses to run such a file.
+    """Write a program by another process: one that a thread of this process starts meanwhile would keep the file open
+    for writing, and the system refuses to run such a file.
     """
     command = ["/bin/sh", "-c", 'cat > "$0" && chmod +x "$0"', str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env={"PATH": os.defpath}) as shell:  # tests replace `run`
+    # tests replace `run`
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env={"PATH": os.defpath}) as shell:
         shell.communicate(text)
     assert shell.returncode == 0
     return path

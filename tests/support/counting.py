@@ -1,4 +1,7 @@
-"""Counts of a family's launches in the emulator: the kernel's own, and those before and after it. Packing is left out."""
+"""Counts of a family's launches in the emulator: the kernel's own, and those before and after it.
+
+Packing is left out.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -23,7 +26,9 @@ class Counting:
 
     def __call__(self, source: Source, entry: str, geometry: Geometry, args: list[Any]) -> None:
         launched = (geometry.launched(ENOUGH), geometry.block, geometry.shared_bytes)
-        self.by_entry[entry] += count_cuda(source.text, entry, *launched, args, early=geometry.starts_early, timeout_s=self.timeout_s)
+        self.by_entry[entry] += count_cuda(
+            source.text, entry, *launched, args, early=geometry.starts_early, timeout_s=self.timeout_s
+        )
 
 
 def count_kernel(source: Source, batch: int, timeout_s: int = 300) -> tuple[Counts, Counts]:
@@ -40,7 +45,9 @@ def compared(source: Source, batch: int, own: Counts, around: Counts) -> dict[st
     kernel = source.kernel
     work = family_named(source.family).work(kernel, source.constants, batch)
     # The sums that a gradient's parts leave in a workspace pass the cache, and need not reach memory.
-    memory = own.memory_read_bytes + (around if kernel.job == "gradient" and around.blocks else own).memory_written_bytes
+    memory = (
+        own.memory_read_bytes + (around if kernel.job == "gradient" and around.blocks else own).memory_written_bytes
+    )
     rows = {
         "blocks": (work.blocks, own.blocks),
         "bytes of memory": (work.memory_bytes, memory),
@@ -49,5 +56,7 @@ def compared(source: Source, batch: int, own: Counts, around: Counts) -> dict[st
         "cycles of shared memory": ((work.shared_bytes + work.returned_bytes) / CYCLE_BYTES, own.shared_cycles),
     }
     return rows | (
-        {"multiply-adds": (work.multiply_adds * source.kernel.arithmetic.multiply_adds, own.multiply_adds)} if own.multiply_adds else {}
+        {"multiply-adds": (work.multiply_adds * source.kernel.arithmetic.multiply_adds, own.multiply_adds)}
+        if own.multiply_adds
+        else {}
     )

@@ -24,16 +24,36 @@ MARKS = [
     b"*a",
 ]
 # Values of other types than what a JSON file holds in their place.
-JUNK: list[Any] = [None, True, -1, 0, 10**400, 0.5, float("nan"), float("inf"), "", "a\nb", "\ud800", [], {}, [[]], {"a\nb": 1}]
+JUNK: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    10**400,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "a\nb",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    {"a\nb": 1},
+]
 
 
 def fuzzing(examples: int) -> settings:
-    return settings(max_examples=examples * OFTEN, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+    return settings(
+        max_examples=examples * OFTEN, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    )
 
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """The same bytes after one to three accidents: cut short, lost, doubled, swapped, overwritten, inserted, flipped."""
+    """The same bytes after one to three accidents: cut short, lost, doubled, swapped, overwritten, inserted,
+    flipped.
+    """
     data = whole
     for _ in range(draw(st.integers(1, 3))):
         first, last = sorted((draw(st.integers(0, len(data))), draw(st.integers(0, len(data)))))
@@ -59,7 +79,11 @@ def with_junk(draw: st.DrawFn, content: Any) -> Any:
         key = draw(st.sampled_from(sorted(content)))
         rest = {name: value for name, value in content.items() if name != key}
         way = draw(st.sampled_from(["deeper", "deeper", "gone", "renamed"]))
-        return rest if way == "gone" else rest | ({f"{key}\n": 1} if way == "renamed" else {key: draw(with_junk(content[key]))})
+        return (
+            rest
+            if way == "gone"
+            else rest | ({f"{key}\n": 1} if way == "renamed" else {key: draw(with_junk(content[key]))})
+        )
     if isinstance(content, list) and content and draw(st.integers(0, 9)):
         place = draw(st.integers(0, len(content) - 1))
         return [*content[:place], draw(with_junk(content[place])), *content[place + 1 :]]

@@ -1,4 +1,7 @@
-"""Arrays on a CUDA device as other libraries show them: by CUDA's array interface, or DLPack. Their memory is that of ksgen's devices."""
+"""Arrays on a CUDA device as other libraries show them: by CUDA's array interface, or DLPack.
+
+Their memory is that of ksgen's devices.
+"""
 
 from operator import index
 from typing import Any

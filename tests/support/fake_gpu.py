@@ -73,14 +73,18 @@ class FakeGpu:
     def launch(self, kernel: Any, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Any) -> None:
         text, entry, early = kernel
         self.launches.append((entry, stream))
-        given = [arg if arg is None or isinstance(arg, TensorMap) else self._memory.get(index(arg), arg) for arg in args]
+        given = [
+            arg if arg is None or isinstance(arg, TensorMap) else self._memory.get(index(arg), arg) for arg in args
+        ]
         to = self._queue(stream) if self.graph is None else self.graph
         to.append(lambda: run_cuda(text, entry, grid, block, shared_bytes, given, early=early, target=self.target))
 
     def encode_map(self, described: Any, pointer: int) -> Any:
         self.encoded.append(pointer)
         array = self._memory[pointer]
-        return TensorMap(array, described.sizes, described.strides, described.box, described.swizzle, described.item_bytes)
+        return TensorMap(
+            array, described.sizes, described.strides, described.box, described.swizzle, described.item_bytes
+        )
 
     def workspace(self, nbytes: int, stream: Any) -> Memory:
         return self.allocate(nbytes)
@@ -215,4 +219,6 @@ class FakeTensor:
     def read(self, name: str, stream: Any) -> ArrayView:
         content = self.data.content
         pointer = self.gpu.own(content)
-        return ArrayView("torch", pointer, content.shape, str(content.dtype), None, ("cuda", 0), self.stream, self, True)
+        return ArrayView(
+            "torch", pointer, content.shape, str(content.dtype), None, ("cuda", 0), self.stream, self, True
+        )

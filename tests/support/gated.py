@@ -66,9 +66,14 @@ def finish():
 def run_gated(folder: Path, program: str, action: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program that starts with `START`, with an empty cache and a compiler that waits for the file "gate"."""
     compiler = write_program(
-        folder / "c++", GATED.format(real=shlex.join(find_host_compiler().command), folder=shlex.quote(str(folder)), action=action)
+        folder / "c++",
+        GATED.format(real=shlex.join(find_host_compiler().command), folder=shlex.quote(str(folder)), action=action),
     )
     own = {name: value for name, value in os.environ.items() if name != "KSGEN_COMPILE"}
-    own |= {"KSGEN_CACHE_DIR": str(folder / "cache"), "KSGEN_CXX": shlex.quote(str(compiler)), "KSGEN_DEVICE": "native"} | environment
+    own |= {
+        "KSGEN_CACHE_DIR": str(folder / "cache"),
+        "KSGEN_CXX": shlex.quote(str(compiler)),
+        "KSGEN_DEVICE": "native",
+    } | environment
     command = [sys.executable, "-c", START + textwrap.dedent(program), str(folder)]
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=200, check=False)

@@ -17,19 +17,28 @@ from tests.support.kernels import Array, Run, as_bits, in_rows, shifted, spaced
 from tests.support.kernels import pack as packed_by
 
 EVEN = (Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2))  # 128 -> 96 -> 128: nothing ragged
-RAGGED = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1), Pattern(1, 19, 74, 1))  # 210 -> 120 -> 74 -> 19: every size with a rest
-PLANES = (Pattern(1, 24, 40, 24), Pattern(6, 33, 96, 1), Pattern(2, 5, 33, 3))  # 960 -> 576 -> 198 -> 30: j in several tiles
-NARROW = (Pattern(4, 3, 20, 3), Pattern(2, 33, 18, 1), Pattern(1, 20, 66, 1))  # 240 -> 36 -> 66 -> 20: the second factor turns
+# 210 -> 120 -> 74 -> 19: every size with a rest
+RAGGED = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1), Pattern(1, 19, 74, 1))
+# 960 -> 576 -> 198 -> 30: j in several tiles
+PLANES = (Pattern(1, 24, 40, 24), Pattern(6, 33, 96, 1), Pattern(2, 5, 33, 3))
+# 240 -> 36 -> 66 -> 20: the second factor turns
+NARROW = (Pattern(4, 3, 20, 3), Pattern(2, 33, 18, 1), Pattern(1, 20, 66, 1))
 GAP_OF_X, GAP = 5, 3  # elements between rows: of X, and of others
 BAD = np.array([np.nan, np.inf, -np.inf])
 
 
-def chain_of(patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, **more: Any) -> KernelSpec:
+def chain_of(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, **more: Any
+) -> KernelSpec:
     return KernelSpec(patterns, precision, layout, epilogue or Epilogue(), **more)
 
 
 def group_of(
-    chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue | None = None, stride: str = "dense"
+    chains: tuple[tuple[Pattern, ...], ...],
+    precision: str,
+    layout: str,
+    epilogue: Epilogue | None = None,
+    stride: str = "dense",
 ) -> KernelSpec:
     return KernelSpec(chains, precision, layout, epilogue or Epilogue(), stride=stride)
 
@@ -47,7 +56,10 @@ def factor_sources(source: Source) -> list[Source]:
 
 
 def run_chain(source: Source, arrays: dict[str, Array], run: Run, *, behind: int = 64) -> Array:
-    """Y of one launch, NaN before. Inf and NaN lie behind X and between its rows; what lies behind Y and between its rows must stay."""
+    """Y of one launch, NaN before.
+
+    Inf and NaN lie behind X and between its rows; what lies behind Y and between its rows must stay.
+    """
     [y] = run_group(source, arrays, run, behind=behind)
     return y
 
@@ -69,15 +81,25 @@ def run_group(source: Source, arrays: dict[str, Array], run: Run, *, behind: int
         given[f"weights_{number + 1}"] = packed_by(problem, packing, run)
     given |= {name: as_bits(shifted(arrays[name])) for name in each_chains(kernel, "bias") if name in arrays}
     given |= {pitch: pitches[name] for name, pitch in pitches_of(kernel).items()}
-    before, batch = {name: given[name].copy() for name in results}, arrays["x"].shape[0 if kernel.layout == "bsf" else 1]
+    before, batch = (
+        {name: given[name].copy() for name in results},
+        arrays["x"].shape[0 if kernel.layout == "bsf" else 1],
+    )
     order = family.operands(kernel, source.constants)
-    run(source, source.entry, family.geometry(kernel, source.constants, batch), [*(given[name] for name in order), batch])
+    run(
+        source,
+        source.entry,
+        family.geometry(kernel, source.constants, batch),
+        [*(given[name] for name in order), batch],
+    )
     found = []
     for name in results:
         place = rows[name].shape, pitches[name]
         found.append(in_rows(given[name].view(rows[name].dtype), *place).copy())
         in_rows(given[name], *place)[...] = in_rows(before[name], *place)
-        np.testing.assert_array_equal(given[name], before[name], err_msg=f"the kernel wrote behind {name}, or between its rows")
+        np.testing.assert_array_equal(
+            given[name], before[name], err_msg=f"the kernel wrote behind {name}, or between its rows"
+        )
     return found
 
 
@@ -92,7 +114,9 @@ def one_by_one(source: Source, arrays: dict[str, Array], run: Run, constants: li
         problem = replace(make_problem(kernel, batch), x=x, weights=arrays[f"weights {number}"])
         packed = packed_by(problem, each, run)
         y = np.full((batch, kernel.pattern.out_features)[:: 1 if kernel.layout == "bsf" else -1], np.nan, x.dtype)
-        extras = [as_bits(arrays[name]) for name in ("bias", "residual") if name in arrays and getattr(kernel.epilogue, name)]
+        extras = [
+            as_bits(arrays[name]) for name in ("bias", "residual") if name in arrays and getattr(kernel.epilogue, name)
+        ]
         arguments = [as_bits(shifted(x)), packed, as_bits(y), *extras, batch]
         run(each, each.entry, alone.geometry(kernel, own, batch), arguments)
         x = y

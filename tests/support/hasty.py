@@ -1,4 +1,6 @@
-"""Fixtures that compile a processor's kernels in less time: for tests of what calls them, and for played matrix tiles."""
+"""Fixtures that compile a processor's kernels in less time: for tests of what calls them, and for played matrix
+tiles.
+"""
 
 import shlex
 from collections.abc import Iterator

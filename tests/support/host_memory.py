@@ -1,4 +1,6 @@
-"""Host memory for arrays of a device that uses them in place: poisoned around them, or between pages that nothing may touch."""
+"""Host memory for arrays of a device that uses them in place: poisoned around them, or between pages that nothing
+may touch.
+"""
 
 import ctypes
 import mmap
@@ -50,11 +52,14 @@ def nothing(nbytes: int) -> Array:
 
 
 def placed(arrays: list[Array], dtype: str, boundary: int = 1, behind: int = 0) -> tuple[Array, list[Array]]:
-    """One memory with copies of the arrays, flat, each from such a boundary on or some elements behind it, with guards before,
-    between and behind them.
+    """One memory with copies of the arrays, flat, each from such a boundary on or some elements behind it, with guards
+    before, between and behind them.
     """
     kind = numpy_dtype(dtype)
-    memory = nothing((sum(each.size for each in arrays) + (GAP + behind) * (len(arrays) + 1)) * kind.itemsize + boundary * len(arrays))
+    memory = nothing(
+        (sum(each.size for each in arrays) + (GAP + behind) * (len(arrays) + 1)) * kind.itemsize
+        + boundary * len(arrays)
+    )
     places, begin = [], GAP * kind.itemsize
     for array in arrays:
         begin += -begin % boundary + behind * kind.itemsize
@@ -65,7 +70,9 @@ def placed(arrays: list[Array], dtype: str, boundary: int = 1, behind: int = 0) 
 
 
 def spread(array: Array, gap: int) -> Array:
-    """A matrix's rows with so many NaNs between them, flat: what a slice of a larger matrix reaches from its first element to its last."""
+    """A matrix's rows with so many NaNs between them, flat: what a slice of a larger matrix reaches from its first
+    element to its last.
+    """
     rows, length = array.shape
     wide = np.full((rows, length + gap), np.nan, array.dtype)
     wide[:, :length] = array

@@ -32,7 +32,8 @@ Run = Callable[[Source, str, Geometry, list[Any]], None]
 
 LIMITS = cuda_limits("sm_90a")
 PLAIN = Epilogue()
-PATTERNS = {  # every branch: d = 1, all of d in a block, d in several blocks, d with a rest; b and c smaller and ragged; a > 1
+# every branch: d = 1, all of d in a block, d in several blocks, d with a rest; b and c smaller and ragged; a > 1
+PATTERNS = {
     "dense": (1, 70, 50, 1),
     "tiny": (1, 1, 1, 1),
     "flat": (2, 37, 13, 5),
@@ -89,7 +90,9 @@ def _job(family: str) -> str | None:
 JOB_OF = {family: job for family in VARIANTS if (job := _job(family))}
 
 
-def kernel_of(pattern: tuple[int, ...], precision: str, layout: str, epilogue: Epilogue = PLAIN, batch: int | None = None) -> KernelSpec:
+def kernel_of(
+    pattern: tuple[int, ...], precision: str, layout: str, epilogue: Epilogue = PLAIN, batch: int | None = None
+) -> KernelSpec:
     """Without an activation where none is defined for its numbers."""
     if epilogue.activation not in activations_of(precision):
         epilogue = replace(epilogue, activation="none")
@@ -151,14 +154,18 @@ def _served() -> list[tuple[str, str, str]]:
     for family, precision, layout in product(JOB_OF, PRECISIONS, LAYOUTS):
         kernels = (kernel_of(pattern, precision, layout) for pattern in patterns_of(family, precision).values())
         if kernel := next((each for each in kernels if serves(family, each)), None):
-            constants = next(iter(VARIANTS[family].space(job_of(family, kernel), LIMITS)))  # any, and at once: a default is searched for
+            # any, and at once: a default is searched for
+            constants = next(iter(VARIANTS[family].space(job_of(family, kernel), LIMITS)))
             found.setdefault(_body(source_of(family, kernel, constants)), (family, precision, layout))
     return list(found.values())
 
 
 SERVED = _served()
 MATRIX = [
-    (*each, name) for each in SERVED for name, pattern in patterns_of(*each[:2]).items() if serves(each[0], kernel_of(pattern, *each[1:]))
+    (*each, name)
+    for each in SERVED
+    for name, pattern in patterns_of(*each[:2]).items()
+    if serves(each[0], kernel_of(pattern, *each[1:]))
 ]
 
 
@@ -193,7 +200,9 @@ def launch(device: Device, text: str, built_as: str, entry: str, geometry: Geome
     for key, array in arrays.items():
         device.upload(buffers[key], array)
     given = tuple(_given(device, buffers, arg) for arg in args)
-    device.launch(handle, geometry.launched(device.limits.multiprocessors), geometry.block, geometry.shared_bytes, given, None)
+    device.launch(
+        handle, geometry.launched(device.limits.multiprocessors), geometry.block, geometry.shared_bytes, given, None
+    )
     for key, array in arrays.items():
         if array.flags.writeable:
             device.download(array, buffers[key])
@@ -208,7 +217,9 @@ def _load(device: Device, text: str, built_as: str, entry: str, shared_bytes: in
 def _given(device: Device, buffers: dict[int, Any], arg: Any) -> Any:
     """An argument as a device takes it: signed, at most 64 bits."""
     if isinstance(arg, TensorMap):
-        described = families.TensorMap("x", arg.element_bytes, tuple(arg.sizes), tuple(arg.strides), tuple(arg.box), arg.swizzle)
+        described = families.TensorMap(
+            "x", arg.element_bytes, tuple(arg.sizes), tuple(arg.strides), tuple(arg.box), arg.swizzle
+        )
         return device.encode_map(described, int(buffers[id(arg.array)]))
     return buffers.get(id(arg), arg.view(np.int64) if isinstance(arg, np.uint64) else arg)
 
@@ -236,7 +247,9 @@ def in_rows(flat: Array, shape: tuple[int, ...], pitch: int) -> Array:
 
 
 def spaced(array: Array, gap: int, fill: Array) -> Array:
-    """The rows of an array in memory that ends with the last of them, with `gap` elements between two, which `fill` is repeated in."""
+    """The rows of an array in memory that ends with the last of them, with `gap` elements between two, which `fill`
+    is repeated in.
+    """
     rows, columns = array.shape
     flat = np.resize(fill.astype(array.dtype), (rows - 1) * (columns + gap) + columns)
     in_rows(flat, array.shape, columns + gap)[...] = array
@@ -249,13 +262,15 @@ def pack(problem: Problem, source: Source, run: Run) -> Array:
     packed = shifted(np.full(family.packed_bytes(kernel, source.constants), 0xFF, np.uint8))
     geometry = family.pack_geometry(kernel, source.constants)
     run(source, source.pack_entry, geometry, [as_bits(problem.given[-1]), packed])
-    if problem.quantized:  # of which all bits are values: what nothing wrote differs where other memory was there before
+    # of which all bits are values: what nothing wrote differs where other memory was there before
+    if problem.quantized:
         again = shifted(np.zeros(packed.size, np.uint8))
         run(source, source.pack_entry, geometry, [problem.given[-1], again])
         assert (again == packed).all(), "packing left bytes unwritten"
         return packed
     word = np.uint16 if problem.x.itemsize == 2 else np.uint32
-    assert (packed.view(word) != np.iinfo(word).max).all(), "packing left elements unwritten"  # all ones: NaN in every format
+    # all ones: NaN in every format
+    assert (packed.view(word) != np.iinfo(word).max).all(), "packing left elements unwritten"
     return packed
 
 
@@ -301,7 +316,13 @@ def multiply(
     ]
     given = [workspace] if geometry.workspace_bytes else []
     told = [pitches[name] for name in pitches_of(problem.kernel)]
-    _run_all(source, geometry, maps, [arrays["x"], pack(problem, source, run), arrays["y"], *given, *extras, *told, problem.batch], run)
+    _run_all(
+        source,
+        geometry,
+        maps,
+        [arrays["x"], pack(problem, source, run), arrays["y"], *given, *extras, *told, problem.batch],
+        run,
+    )
     is_beside = np.ones(y.shape, bool)
     in_rows(is_beside, problem.y_shape, pitches["y"])[...] = False
     assert (y[is_beside].view(np.uint8) == 0xFF).all(), "the kernel wrote behind Y, or between its rows"
@@ -334,7 +355,9 @@ def result(problem: Problem, source: Source, run: Run, **options: Any) -> Array:
 
 
 def check(source: Source, batch: int, run: Run, **options: Any) -> Array:
-    """The kernel agrees with the float64 reference on random arrays, at the batch or the next that its family takes; what it gave."""
+    """The kernel agrees with the float64 reference on random arrays, at the batch or the next that its family takes;
+    what it gave.
+    """
     problem = make_problem(source.kernel, batch_for(source, batch))
     y = result(problem, source, run, **options)
     error, _ = compare(problem, y)
@@ -345,7 +368,9 @@ def check(source: Source, batch: int, run: Run, **options: Any) -> Array:
 def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
     """Small integers: every sum is exact in every precision, in any order."""
     random, problem = np.random.default_rng(batch), make_problem(kernel, batch)
-    assert kernel.job == "gradient" or 2 * kernel.pattern.c + 4 <= MOST_EXACT, f"c={kernel.pattern.c} is too large for exact sums"
+    assert kernel.job == "gradient" or 2 * kernel.pattern.c + 4 <= MOST_EXACT, (
+        f"c={kernel.pattern.c} is too large for exact sums"
+    )
 
     def integers(like: Array | None, most: int = 2) -> Array | None:
         if like is None:
@@ -374,8 +399,9 @@ def _by_entry(array: Array, layout: str) -> Array:
 
 
 def _check_leaks_of_product(source: Source, batch: int, run: Run) -> None:
-    """Inf and NaN in X stay in their batch entry and (i, j) block, those in the weights in their output. They are planted in
-    half of the blocks and a tenth of the outputs, so next to everything, and behind X, where padding would be read from."""
+    """Inf and NaN in X stay in their batch entry and (i, j) block, those in the weights in their output. They are
+    planted in half of the blocks and a tenth of the outputs, so next to everything, and behind X, where padding would
+    be read from."""
     kernel, batch = source.kernel, batch_for(source, batch)
     random = np.random.default_rng(batch)
     a, b, c, d = kernel.pattern.shape
@@ -400,8 +426,8 @@ def _check_leaks_of_product(source: Source, batch: int, run: Run) -> None:
 
 
 def _check_leaks_of_gradient(source: Source, batch: int, run: Run) -> None:
-    """Inf and NaN in X stay in their input and (i, j) block, those in dY in their output. They are planted in a third of both,
-    so next to everything, and behind both, where padding would be read from."""
+    """Inf and NaN in X stay in their input and (i, j) block, those in dY in their output. They are planted in a third
+    of both, so next to everything, and behind both, where padding would be read from."""
     kernel, random = source.kernel, np.random.default_rng(batch)
     a, b, c, d = kernel.pattern.shape
     clean = make_problem(kernel, batch)

@@ -1,4 +1,7 @@
-"""Libraries that `make test` does not install. Tests that need one carry the marker `libraries`, and `make test-torch` runs them."""
+"""Libraries that `make test` does not install.
+
+Tests that need one carry the marker `libraries`, and `make test-torch` runs them.
+"""
 
 import sys
 from importlib.util import find_spec

@@ -13,7 +13,9 @@ def mounted(folder: Path, options: str = "size=64k") -> Iterator[Path]:
     """A disk at the folder, which is made. Skips the test if nothing may be mounted."""
     folder.mkdir(exist_ok=True)
     try:
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True, check=False
+        )
     except OSError as error:
         pytest.skip(f"no disk can be mounted here: {error}")
     if done.returncode:

@@ -1,4 +1,6 @@
-"""The instructions of matrix tiles as Intel's manual states them, in exact arithmetic; and as texts play them, in a library."""
+"""The instructions of matrix tiles as Intel's manual states them, in exact arithmetic; and as texts play them, in a
+library.
+"""
 
 import ctypes
 import math
@@ -14,7 +16,8 @@ from ksgen.build.host import TILES, WORDS, find_host_compiler, host_target, proc
 from ksgen.errors import ToolchainError
 
 Array = np.ndarray[Any, Any]
-LEAST, DIGITS, BEYOND = -126, 24, Fraction(2) ** 128  # of float32: its least normal exponent, digits, and the first number beyond
+# of float32: its least normal exponent, digits, and the first number beyond
+LEAST, DIGITS, BEYOND = -126, 24, Fraction(2) ** 128
 CALLS = """
 extern "C" {
 void read_state(TileState* to) { host::tiles_bf16::read_state(to); }
@@ -90,7 +93,9 @@ def multiply_add(a: float, b: float, c: float) -> float:
 
 
 def product(a: Array, b: Array, c: Array) -> Array:
-    """The instruction on operands as float32: (16, 32) by pairs in rows (16 pairs, 16 columns, 2), added to (16, 16)."""
+    """The instruction on operands as float32: (16, 32) by pairs in rows (16 pairs, 16 columns, 2), added to (16,
+    16).
+    """
     found = c.copy()
     for m in range(16):
         for n in range(16):

@@ -1,4 +1,7 @@
-"""Processes of one gloo group on this machine, which run functions of a test together. They start once and wait for the next function."""
+"""Processes of one gloo group on this machine, which run functions of a test together.
+
+They start once and wait for the next function.
+"""
 
 import multiprocessing
 import os
@@ -12,7 +15,10 @@ LIMIT_S = 120  # for one function
 
 
 class Processes:
-    """`run` calls a function of a test module in each of them. Where one fails, all end, and the next call starts new ones."""
+    """`run` calls a function of a test module in each of them.
+
+    Where one fails, all end, and the next call starts new ones.
+    """
 
     def __init__(self, count: int, folder: Path) -> None:
         self.count, self._folder, self._starts, self._found = count, folder, 0, []  # type: ignore[var-annotated]
@@ -62,7 +68,9 @@ def _serve(line: Any, meet: str, rank: int, count: int) -> None:
     from torch import distributed
 
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=meet, rank=rank, world_size=count, timeout=timedelta(seconds=LIMIT_S / 2))
+    distributed.init_process_group(
+        "gloo", init_method=meet, rank=rank, world_size=count, timeout=timedelta(seconds=LIMIT_S / 2)
+    )
     while True:
         try:
             function, given = line.recv()

@@ -1,4 +1,6 @@
-"""Small cases of the processors' families, on any OpenCL device, whether it shares the host's memory or not: run and compared."""
+"""Small cases of the processors' families, on any OpenCL device, whether it shares the host's memory or not: run and
+compared.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -40,7 +42,8 @@ class Case:
     def __str__(self) -> str:
         own = "_".join(map(str, (self.constants or {}).values())).replace(", ", "+").replace(" ", "-")
         shape = "_".join("x".join(map(str, each)) for each in (*self.before, self.pattern, *chain(*self.others)))
-        return f"{self.family}_{shape}_{self.precision}_{self.layout}_{self.epilogue[1]}_{own}{'+'.join(map(str, self.gaps or ()))}"
+        gaps = "+".join(map(str, self.gaps or ()))
+        return f"{self.family}_{shape}_{self.precision}_{self.layout}_{self.epilogue[1]}_{own}{gaps}"
 
     @property
     def kernel(self) -> KernelSpec:
@@ -75,9 +78,12 @@ def slices_pass(device: Device, case: Case, batch: int) -> bool:
 
     kernel = case.kernel
     problem, constants = make_problem(kernel, batch), case.choice(kernel, device, batch).constants
-    source = planner.render(kernel, constants, family=case.family, dialect=device.dialect)  # by its name there, which a test may change
+    # by its name there, which a test may change
+    source = planner.render(kernel, constants, family=case.family, dialect=device.dialect)
     gaps = dict(zip(("x", "y", "residual"), case.gaps or (), strict=True))
-    return compare(problem, multiply(problem, source, on_device(device), gaps=gaps))[0] <= tolerance(kernel.precision, problem.terms)
+    return compare(problem, multiply(problem, source, on_device(device), gaps=gaps))[0] <= tolerance(
+        kernel.precision, problem.terms
+    )
 
 
 def chain_passes(device: Device, case: Case, batch: int) -> bool:
@@ -91,8 +97,12 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
     rows = {name: spread(arrays[name], gap) for name, gap in gaps.items()}
     at: dict[str, Any] = {name: uploaded(device, array) for name, array in (arrays | rows).items()}
     at |= {pitch: arrays[name].shape[1] + gaps[name] for name, pitch in pitches_of(kernel).items()}
-    for name, number, factor, own in zip(weights_of(kernel), count(), factor_kernels(kernel), choice.constants.parsed, strict=False):
-        plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice(case.family, own, "a test's"))
+    for name, number, factor, own in zip(
+        weights_of(kernel), count(), factor_kernels(kernel), choice.constants.parsed, strict=False
+    ):
+        plan = PLANNER.plan_of(
+            device, replace(factor, epilogue=Epilogue()), batch, Choice(case.family, own, "a test's")
+        )
         at[name] = plan.pack(at[f"weights {number}"], None)
     at["workspace"] = uploaded(device, np.full(whole.workspace_bytes, 0xFF, np.uint8))
     whole.launch(whole.arguments(at), None)
@@ -103,10 +113,21 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
     return True
 
 
-def tiles(along: str, lanes: int, height: int, width: int, block: int, parts: int, last: int, name: str = "panel") -> dict[str, Any]:
+def tiles(
+    along: str, lanes: int, height: int, width: int, block: int, parts: int, last: int, name: str = "panel"
+) -> dict[str, Any]:
     """Constants of the vector families. They end with `panel` and `streaming` or, for a gradient, `pieces`."""
     streaming = {"streaming": int(lanes == 8)} if name == "panel" else {}
-    return {"along": along, "lanes": lanes, "height": height, "width": width, "block": block, "parts": parts, name: last, **streaming}
+    return {
+        "along": along,
+        "lanes": lanes,
+        "height": height,
+        "width": width,
+        "block": block,
+        "parts": parts,
+        name: last,
+        **streaming,
+    }
 
 
 SLICES = [  # a row's end within a group, and rows of whole groups, which wide accesses move
@@ -116,22 +137,84 @@ SLICES = [  # a row's end within a group, and rows of whole groups, which wide a
     Case((1, 8, 8, 1), "float32", "bsl", (False, "none", True), (8,), gaps=(8, 4, 12)),
 ]
 VECTOR = [
-    Case((2, 5, 3, 2), batches=(14,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 2, 0), epilogue=(True, "relu", True)),
+    Case(
+        (2, 5, 3, 2),
+        batches=(14,),
+        family="vector",
+        constants=tiles("outputs", 8, 3, 2, 6, 2, 0),
+        epilogue=(True, "relu", True),
+    ),
     Case((2, 5, 3, 1), "float16", "bsl", batches=(14,), family="vector", constants=tiles("outputs", 4, 3, 1, 6, 2, 1)),
     Case((1, 3, 2, 7), "bfloat16", batches=(7,), family="vector", constants=tiles("outputs", 4, 2, 2, 6, 2, 1)),
-    Case((2, 5, 3, 3), batches=(14,), family="vector", constants=tiles("batch", 8, 2, 1, 8, 1, 1), epilogue=(True, "gelu", True)),
+    Case(
+        (2, 5, 3, 3),
+        batches=(14,),
+        family="vector",
+        constants=tiles("batch", 8, 2, 1, 8, 1, 1),
+        epilogue=(True, "gelu", True),
+    ),
     Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1)),
     Case((2, 3, 3, 1), "float64", batches=(5,), family="vector", constants=tiles("batch", 2, 2, 2, 4, 1, 1)),
-    Case((1, 16, 5, 1), batches=(9,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 1, 0)),  # whose outputs wait
+    # whose outputs wait
+    Case((1, 16, 5, 1), batches=(9,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 1, 0)),
     Case((1, 6, 9, 1), layout="bsl", batches=(40,), family="vector", constants=tiles("batch", 8, 2, 2, 32, 1, 1)),
-    Case((2, 5, 3, 2), "bfloat16", batches=(14,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 2, 1) | {"pairs": 1}),
-    Case((2, 5, 3, 3), "bfloat16", batches=(14,), family="vector", constants=tiles("batch", 8, 2, 1, 8, 1, 1) | {"pairs": 1}),
-    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1) | {"pairs": 1}),
-    Case((2, 5, 3, 3), batches=(5,), family="vector", constants=tiles("outputs", 8, 2, 3, 6, 2, 1), epilogue=(True, "relu", True)),
-    Case((2, 5, 3, 6), "bfloat16", batches=(5,), family="vector", constants=tiles("outputs", 8, 2, 3, 6, 2, 1) | {"pairs": 1}),
-    Case((2, 5, 3, 2), "float32", "bsf", (True, "relu", True), (14,), "vector", tiles("outputs", 8, 3, 2, 6, 2, 0), gaps=(3, 5, 1)),
-    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1), gaps=(5, 2, 0)),
-    Case((2, 5, 3, 3), batches=(9,), family="vector", constants=tiles("outputs", 8, 2, 3, 4, 1, 0)),  # the last entry is copied
+    Case(
+        (2, 5, 3, 2),
+        "bfloat16",
+        batches=(14,),
+        family="vector",
+        constants=tiles("outputs", 8, 3, 2, 6, 2, 1) | {"pairs": 1},
+    ),
+    Case(
+        (2, 5, 3, 3),
+        "bfloat16",
+        batches=(14,),
+        family="vector",
+        constants=tiles("batch", 8, 2, 1, 8, 1, 1) | {"pairs": 1},
+    ),
+    Case(
+        (2, 5, 3, 3),
+        "bfloat16",
+        "bsl",
+        batches=(14,),
+        family="vector",
+        constants=tiles("batch", 4, 2, 2, 8, 3, 1) | {"pairs": 1},
+    ),
+    Case(
+        (2, 5, 3, 3),
+        batches=(5,),
+        family="vector",
+        constants=tiles("outputs", 8, 2, 3, 6, 2, 1),
+        epilogue=(True, "relu", True),
+    ),
+    Case(
+        (2, 5, 3, 6),
+        "bfloat16",
+        batches=(5,),
+        family="vector",
+        constants=tiles("outputs", 8, 2, 3, 6, 2, 1) | {"pairs": 1},
+    ),
+    Case(
+        (2, 5, 3, 2),
+        "float32",
+        "bsf",
+        (True, "relu", True),
+        (14,),
+        "vector",
+        tiles("outputs", 8, 3, 2, 6, 2, 0),
+        gaps=(3, 5, 1),
+    ),
+    Case(
+        (2, 5, 3, 3),
+        "bfloat16",
+        "bsl",
+        batches=(14,),
+        family="vector",
+        constants=tiles("batch", 4, 2, 2, 8, 3, 1),
+        gaps=(5, 2, 0),
+    ),
+    # the last entry is copied
+    Case((2, 5, 3, 3), batches=(9,), family="vector", constants=tiles("outputs", 8, 2, 3, 4, 1, 0)),
 ]
 FIRST, LAST = ((3, 5, 4, 2),), (1, 7, 10, 3)
 ALONG_BATCH = {"block": 12, "tiles": "batch 4 2 1 1, batch 4 2 1 1", "streaming": 0}
@@ -169,7 +252,14 @@ CHAIN = [
 ]
 VECTOR_GRADIENT = [
     Case((2, 5, 3, 2), batches=(14,), family="cpu_gradient", constants=tiles("outputs", 8, 3, 2, 6, 2, 1, "pieces")),
-    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="cpu_gradient", constants=tiles("batch", 4, 2, 2, 8, 2, 2, "pieces")),
+    Case(
+        (2, 5, 3, 3),
+        "bfloat16",
+        "bsl",
+        batches=(14,),
+        family="cpu_gradient",
+        constants=tiles("batch", 4, 2, 2, 8, 2, 2, "pieces"),
+    ),
 ]
 AMX = [
     Case(
@@ -189,7 +279,13 @@ AMX = [
         family="amx",
         constants={"block": 32, "outputs": 32, "parts": 2, "panel": 1, "streaming": 1, "depth": 1},
     ),
-    Case((1, 17, 33, 3), "bf16x6", batches=(70,), family="cpu_gradient", constants={"block": 32, "outputs": 32, "parts": 3, "pieces": 1}),
+    Case(
+        (1, 17, 33, 3),
+        "bf16x6",
+        batches=(70,),
+        family="cpu_gradient",
+        constants={"block": 32, "outputs": 32, "parts": 3, "pieces": 1},
+    ),
     Case(
         (2, 20, 7, 2),
         "bfloat16",

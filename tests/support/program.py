@@ -18,7 +18,8 @@ SMALL = 'defaults: {precision: [float32, float16]}\nkernels: ["2,9,5,3"]\n'
 def ksgen(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
-        [sys.executable, "-m", "tests.support.short_series", *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": path, **environment},
+        [sys.executable, "-m", "tests.support.short_series", *arguments], cwd=cwd, env={**os.environ,
+            "PYTHONPATH": path, **environment},
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""A device whose launches are programs: kernels for another processor under its emulator, or under a sanitizer of the compiler's.
+"""A device whose launches are programs: kernels for another processor under its emulator, or under a sanitizer of the
+compiler's.
 
 Fulfils `Device`, so that whatever checks kernels on devices checks them here. Arrays pass through files.
 """
@@ -57,10 +58,14 @@ class ProgramCompiler:
             finished = current_children.get().run(command, folder)
             if finished.returncode == 0:
                 return Binary(Path(folder, "made").read_bytes(), entry, target)
-        raise refusal(f"{entry}: refused", "kernel.cpp", source, finished.log, lambda kept: (*self.options(target), kept))
+        raise refusal(
+            f"{entry}: refused", "kernel.cpp", source, finished.log, lambda kept: (*self.options(target), kept)
+        )
 
     def _shared(self, target: str) -> bytes:
-        return build(THREADS.read_text() + PROGRAM.read_text(), "shared", target, ObjectCompiler(self.command, self.flags)).data
+        return build(
+            THREADS.read_text() + PROGRAM.read_text(), "shared", target, ObjectCompiler(self.command, self.flags)
+        ).data
 
 
 class ObjectCompiler(ProgramCompiler):
@@ -120,12 +125,18 @@ class ProgramDevice:
             program.chmod(0o700)
         return program, entry + WALKS
 
-    def launch(self, kernel: tuple[Path, str], grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
+    def launch(
+        self, kernel: tuple[Path, str], grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream
+    ) -> None:
         assert (block, shared_bytes, stream) == (1, 0, None)
         program, walk = kernel
-        given = [f"i:{arg or 0}" if arg is None or isinstance(arg, int) else f"b:{arg.path}:{arg.offset}" for arg in args]
+        given = [
+            f"i:{arg or 0}" if arg is None or isinstance(arg, int) else f"b:{arg.path}:{arg.offset}" for arg in args
+        ]
         command = [*self.starter, str(program), walk, str(grid), str(self.threads), str(LAUNCHES), *given]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment or None, timeout=SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=self.environment or None, timeout=SECONDS
+        )
         if done.returncode or done.stderr:
             raise ProgramError(f"{walk} ends with {done.returncode}: {done.stderr}")
         self.launched += 1

@@ -25,13 +25,27 @@ _TARGET = re.compile(r"(0x[0-9a-f]+) ;$")  # where a branch goes
 _WIDTHS = {"8", "U8", "S8", "16", "U16", "S16", "64", "128"}  # how an access of other than 32 bits is marked
 
 
-PRODUCTS = {"FFMA": 1, "FFMA2": 2, "DFMA": 1, "HMMA": 1, "HGMMA": 1, "QGMMA": 1}  # how many an instruction is, of floats or tiles
+# how many an instruction is, of floats or tiles
+PRODUCTS = {"FFMA": 1, "FFMA2": 2, "DFMA": 1, "HMMA": 1, "HGMMA": 1, "QGMMA": 1}
 KINDS = {  # of instructions, by how their opcodes begin; what none of them names computes addresses and branches
     "products": tuple(PRODUCTS),
     "shared": ("LDS", "STS", "SHFL"),
     "global": ("LDG", "STG", "UTMALDG", "UTMASTG", "UBLKCP", "ATOM", "RED"),
     "rounding": ("F2F", "HADD", "I2F", "F2I"),
-    "waiting": ("BAR", "DEPBAR", "LDGDEPBAR", "SYNCS", "WARP", "MEMBAR", "ERRBAR", "CGAERRBAR", "FENCE", "CCTL", "UCGABAR", "B2R"),
+    "waiting": (
+        "BAR",
+        "DEPBAR",
+        "LDGDEPBAR",
+        "SYNCS",
+        "WARP",
+        "MEMBAR",
+        "ERRBAR",
+        "CGAERRBAR",
+        "FENCE",
+        "CCTL",
+        "UCGABAR",
+        "B2R",
+    ),
 }
 
 
@@ -138,12 +152,16 @@ def software_rounding(listing: str, entry: str) -> int:
 
 def _instructions(listing: str, entry: str) -> list[tuple[int, str]]:
     """Address and words of each instruction of an entry."""
-    (text,) = [part for part in re.split(r"^\s*Function : ", listing, flags=re.MULTILINE)[1:] if part.split()[0] == entry]
+    (text,) = [
+        part for part in re.split(r"^\s*Function : ", listing, flags=re.MULTILINE)[1:] if part.split()[0] == entry
+    ]
     return [(int(address, 16), words) for address, words in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?;)", text)]
 
 
 def _reached(listing: str, entry: str, begin: str = "", end: str = "nothing") -> list[str]:
-    """Every instruction of an entry that a warp can reach from the first with `begin` in it, not going past any with `end`."""
+    """Every instruction of an entry that a warp can reach from the first with `begin` in it, not going past any with
+    `end`.
+    """
     found = _instructions(listing, entry)
     places = {address: number for number, (address, _) in enumerate(found)}
     start = next(number for number, (_, words) in enumerate(found) if begin in words)
@@ -178,7 +196,11 @@ def count(counts: Counter[str], wanted: str) -> int:
 def wide_fences(counts: Counter[str]) -> list[str]:
     """Fences that wait until the whole GPU, or the system, sees what was written, and what comes with them."""
     waits = {"ERRBAR", "CGAERRBAR"}
-    return [name for name in counts if name in waits or (name.startswith("MEMBAR") and not {"GPU", "SYS"}.isdisjoint(name.split(".")))]
+    return [
+        name
+        for name in counts
+        if name in waits or (name.startswith("MEMBAR") and not {"GPU", "SYS"}.isdisjoint(name.split(".")))
+    ]
 
 
 def local_accesses(counts: Counter[str]) -> int:

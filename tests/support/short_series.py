@@ -1,7 +1,8 @@
-"""Series of blocks that end early, and probes of a processor that copy little, as tests do not ask how fast a kernel is: on a busy
-machine each series would take its full time, and each probe half a gigabyte of memory.
+"""Series of blocks that end early, and probes of a processor that copy little, as tests do not ask how fast a kernel
+is: on a busy machine each series would take its full time, and each probe half a gigabyte of memory.
 
-`python -m tests.support.short_series` is `python -m ksgen` with them. `tests.support.short_probes` is for the children of searches.
+`python -m tests.support.short_series` is `python -m ksgen` with them. `tests.support.short_probes` is for the children
+of searches.
 """
 
 import sys
@@ -15,7 +16,9 @@ from ksgen.measure import trust
 SERIES_S = 0.1
 
 
-def shorten(set_attribute: Callable[[Any, str, Any], None], with_probes: bool = True, with_searches: bool = True) -> None:
+def shorten(
+    set_attribute: Callable[[Any, str, Any], None], with_probes: bool = True, with_searches: bool = True
+) -> None:
     """Shorten the series of commands. Importing what probes and searches need takes a quarter of a second each."""
     set_attribute(trust, "MOST_SECONDS", SERIES_S)
     if with_probes:
@@ -27,9 +30,14 @@ def shorten(set_attribute: Callable[[Any, str, Any], None], with_probes: bool = 
 
         for module, runs in ((search, "FIRST"), (search, "FINAL"), (noise, "RUNS")):
             set_attribute(module, runs, replace(getattr(module, runs), seconds=SERIES_S))
-        set_attribute(engine, "usable_cores", lambda: 1)  # one child that compiles: starting one takes longer than compiling
+        # one child that compiles: starting one takes longer than compiling
+        set_attribute(engine, "usable_cores", lambda: 1)
         worker = engine.Worker
-        set_attribute(engine, "Worker", lambda device, preload, limit_s: worker(device, (*preload, "tests.support.short_probes"), limit_s))
+        set_attribute(
+            engine,
+            "Worker",
+            lambda device, preload, limit_s: worker(device, (*preload, "tests.support.short_probes"), limit_s),
+        )
 
 
 if __name__ == "__main__":

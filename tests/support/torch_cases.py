@@ -47,15 +47,21 @@ def matrix(batch: int, features: int, layout: str, dtype: Any, requires_grad: bo
     """A standard normal tensor."""
     import torch
 
-    return torch.randn((batch, features) if layout == "bsf" else (features, batch)).to(dtype).requires_grad_(requires_grad)
+    return (
+        torch.randn((batch, features) if layout == "bsf" else (features, batch)).to(dtype).requires_grad_(requires_grad)
+    )
 
 
 def truth(x: Any, weights: Any, layout: str, bias: Any = None, activation: str = "none", residual: Any = None) -> Any:
     """The product in float64."""
     import torch
 
-    x, weights, bias, residual = (None if each is None else each.detach().double().numpy() for each in (x, weights, bias, residual))
-    found = reference.multiply(Pattern(*weights.shape), x, weights, layout, bias=bias, activation=activation, residual=residual)
+    x, weights, bias, residual = (
+        None if each is None else each.detach().double().numpy() for each in (x, weights, bias, residual)
+    )
+    found = reference.multiply(
+        Pattern(*weights.shape), x, weights, layout, bias=bias, activation=activation, residual=residual
+    )
     return torch.from_numpy(found)
 
 

@@ -1,4 +1,6 @@
-"""Tools for tests of searches: a private cache, store and wisdom, a small space, an idle machine, one with invented times."""
+"""Tools for tests of searches: a private cache, store and wisdom, a small space, an idle machine, one with invented
+times.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +40,9 @@ def time_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_cache(folder: Path) -> dict[str, str]:
-    """Variables of a user with a cache in the folder, for whom nothing is compiled that tests compiled before: own are its trials."""
+    """Variables of a user with a cache in the folder, for whom nothing is compiled that tests compiled before: own
+    are its trials.
+    """
     cache = folder / "cache"
     (compiled := cache_dir() / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
     cache.mkdir(mode=0o700)
@@ -54,7 +58,13 @@ def without_doubts(device: str, store: TrialStore | None = None) -> None:
     if store is None:
         own.close()
     found = load_wisdom(device).entries()
-    save(device, [replace(each, measured={name: value for name, value in each.measured.items() if name != "note"}) for each in found])
+    save(
+        device,
+        [
+            replace(each, measured={name: value for name, value in each.measured.items() if name != "note"})
+            for each in found
+        ],
+    )
     PLANNER.forget()
 
 
@@ -63,7 +73,9 @@ class TimedEngine(Engine):
 
     def __init__(self, gpu: FakeGpu, time_of: Callable[[KernelSpec, Candidate], float], compilers: int = 1) -> None:
         digests = tuple(map(template_digest, FAMILIES))
-        self.facts = Facts(gpu.name, gpu.target, gpu.dialect, gpu.kind, gpu.driver_version, gpu.limits, __version__, digests)
+        self.facts = Facts(
+            gpu.name, gpu.target, gpu.dialect, gpu.kind, gpu.driver_version, gpu.limits, __version__, digests
+        )
         self.time_of = time_of
         super().__init__(compilers, devices=1)
 
@@ -72,7 +84,9 @@ class TimedEngine(Engine):
         return Binary(source.text.encode(), source.entry, self.facts.target, Resources())
 
     def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
-        return [Outcome("measured", "", (self.time_of(job.kernel, candidate),) * LEAST_BLOCKS) for candidate, _ in entries]
+        return [
+            Outcome("measured", "", (self.time_of(job.kernel, candidate),) * LEAST_BLOCKS) for candidate, _ in entries
+        ]
 
     def _ceilings(self, *_: Any) -> Ceilings:
         return Ceilings(4e12, 6e13)

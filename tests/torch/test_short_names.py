@@ -25,7 +25,8 @@ PICKLED = {  # classes of layers and reports, by the names under which they were
 }
 
 
-@pytest.mark.parametrize("name", [name for name in PLACES if not name.endswith(".pretrained")])  # which needs transformers
+# which needs transformers
+@pytest.mark.parametrize("name", [name for name in PLACES if not name.endswith(".pretrained")])
 def test_a_short_name_is_the_same_module(name: str) -> None:
     module = import_module(name)
     assert module is sys.modules[PLACES[name]]

@@ -35,5 +35,7 @@ def test_other_orders_of_bytes_and_longer_numbers_of_numpy() -> None:
     z = np.random.default_rng(0).standard_normal((3, 24)) + 1j
     for x in (z.astype(">c16"), z.astype(np.clongdouble), z.real.astype(np.longdouble), z.real.astype(">f8")):
         np.testing.assert_allclose(transforms.dft(24)(x), np.fft.fft(x.astype(np.complex128)), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(transforms.rdft(24)(z.real.astype(np.longdouble)), np.fft.rfft(z.real), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        transforms.rdft(24)(z.real.astype(np.longdouble)), np.fft.rfft(z.real), rtol=0, atol=1e-12
+    )
     assert transforms.hadamard(8)(np.ones(8, ">f4")).dtype == np.float32

@@ -28,7 +28,12 @@ def test_any_axes_of_a_batch_and_either_layout() -> None:
     [
         ([1.0] * 8, {}, LaunchError, r"rdft\(8\): x=\[1.0, .*; accepted: a NumPy or CuPy array, or a PyTorch tensor"),
         (np.zeros((2, 7)), {}, LaunchError, r"rdft\(8\): got x of shape \(2, 7\); layout bsf wants \(..., 8\)"),
-        (np.zeros((2, 8)), {"layout": "bsl"}, LaunchError, r"rdft\(8\): got x of shape \(2, 8\); layout bsl wants \(8, ...\)"),
+        (
+            np.zeros((2, 8)),
+            {"layout": "bsl"},
+            LaunchError,
+            r"rdft\(8\): got x of shape \(2, 8\); layout bsl wants \(8, ...\)",
+        ),
         (np.float64(1), {}, LaunchError, "accepted: a NumPy or CuPy array"),
         (np.zeros((2, 8), complex), {}, LaunchError, r"rdft\(8\): got x of complex128; accepted: real numbers"),
         (np.full((2, 8), "a"), {}, LaunchError, r"rdft\(8\): x is of <U1; accepted: numbers"),
@@ -49,9 +54,20 @@ def test_which_way_a_transform_goes_is_no_word(make: Any) -> None:
 
 @needs_device
 @pytest.mark.parametrize(
-    "make", [transforms.dft, transforms.rdft, transforms.irdft, transforms.dct, transforms.hartley, transforms.haar, transforms.daubechies]
+    "make",
+    [
+        transforms.dft,
+        transforms.rdft,
+        transforms.irdft,
+        transforms.dct,
+        transforms.hartley,
+        transforms.haar,
+        transforms.daubechies,
+    ],
 )
-@pytest.mark.parametrize("again", [lambda transform: pickle.loads(pickle.dumps(transform)), copy.deepcopy], ids=["pickled", "copied"])
+@pytest.mark.parametrize(
+    "again", [lambda transform: pickle.loads(pickle.dumps(transform)), copy.deepcopy], ids=["pickled", "copied"]
+)
 def test_a_transform_goes_to_another_process_as_the_call_that_made_it(make: Any, again: Any) -> None:
     transform = make(16 if make is transforms.haar else 12)
     found = again(transform)

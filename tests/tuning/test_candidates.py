@@ -15,7 +15,9 @@ from ksgen.tuning.trials import Trial
 from tests.support.tuning_pools import pool_of
 
 H200 = cuda_limits("sm_90a")
-CPU = Machine("a processor", Limits(256 * 1024, 8192, 0, is_cpu=True, async_copies=False), 2, {"simt": Ceilings(1e10, 9e10)})
+CPU = Machine(
+    "a processor", Limits(256 * 1024, 8192, 0, is_cpu=True, async_copies=False), 2, {"simt": Ceilings(1e10, 9e10)}
+)
 KERNEL = KernelSpec(Pattern(1, 192, 48, 2))
 CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 
@@ -40,7 +42,11 @@ def test_only_trials_of_other_jobs_that_were_timed_are_learned_from() -> None:
     other = replace(KERNEL, layout="bsl")
     constants = replace(CONSTANTS, tile_d=1)
     trial = Trial(other, 392, "d", "simt", constants, "t", "measured", median_us=8.0, predicted_us=4.0)
-    useless = [replace(trial, kernel=KERNEL), replace(trial, median_us=None, state="wrong"), replace(trial, family="mma")]
+    useless = [
+        replace(trial, kernel=KERNEL),
+        replace(trial, median_us=None, state="wrong"),
+        replace(trial, family="mma"),
+    ]
     pool = pool_of(KERNEL, 392, CPU, (), [*useless, trial])
     assert pool.others.tolist() == [3.0]
     assert len(pool.points.jobs) == len(pool) + 1
@@ -54,7 +60,18 @@ def test_a_row_has_what_was_measured_of_a_candidate_and_nothing_where_nothing_wa
     )  # fmt: skip
     pruned = Trial(KERNEL, 392, "d", "simt", replace(CONSTANTS, stages=2), "t", "pruned", "it spills registers")
     table = table_of([pruned, measured], measured)
-    assert table.titles == ("#", "µs", "spread", "runs", "of floor", "predicted µs", "registers", "shared bytes", "stages", "fate")
+    assert table.titles == (
+        "#",
+        "µs",
+        "spread",
+        "runs",
+        "of floor",
+        "predicted µs",
+        "registers",
+        "shared bytes",
+        "stages",
+        "fate",
+    )
     assert [(row.is_winner, row.cells[:-1]) for row in table.rows] == [
         (True, ("2", "8", "2.1%", "20", "50%", "7.5", "64", "2048", "3")),
         (False, ("1", "", "", "", "", "", "", "", "2")),

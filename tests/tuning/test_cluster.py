@@ -1,4 +1,6 @@
-"""A search on a real Dask cluster on this machine: a scheduler, workers that measure and one that only compiles, one lost on the way."""
+"""A search on a real Dask cluster on this machine: a scheduler, workers that measure and one that only compiles, one
+lost on the way.
+"""
 
 import os
 import re
@@ -115,7 +117,9 @@ def test_a_search_survives_the_loss_of_a_worker(start: Start, scheduler: str, st
 def test_without_a_worker_that_measures_the_search_says_how_to_start_one(start: Start, scheduler: str) -> None:
     start("worker", scheduler, "--nthreads", "1", "--no-nanny", "--no-dashboard")
     wait_for_workers(scheduler, 1)
-    with pytest.raises(DeviceError, match="no worker of the cluster measures; start some with: dask worker ADDRESS --resources GPU=1"):
+    with pytest.raises(
+        DeviceError, match="no worker of the cluster measures; start some with: dask worker ADDRESS --resources GPU=1"
+    ):
         ClusterEngine(scheduler)
 
 
@@ -143,7 +147,9 @@ def test_when_the_last_worker_is_lost_the_search_ends_and_says_so(
 def test_a_worker_that_comes_in_the_place_of_the_last_one_goes_on(
     start: Start, scheduler: str, store: TrialStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last one is lost at the worst moment: it has done a task and is seen to be there, but its result was not asked for."""
+    """The last one is lost at the worst moment: it has done a task and is seen to be there, but its result was not
+    asked for.
+    """
     only = measuring_worker(start, scheduler)
     wait_for_workers(scheduler, 1)
     engine = ClusterEngine(scheduler)
@@ -179,11 +185,16 @@ def test_a_scheduler_that_does_not_answer_is_the_users_mistake(monkeypatch: pyte
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("address", "why"), [("dask", "missing port number"), ("tcp://dask:port", "invalid literal"), ("no://dask:1", "")])
+@pytest.mark.parametrize(
+    ("address", "why"), [("dask", "missing port number"), ("tcp://dask:port", "invalid literal"), ("no://dask:1", "")]
+)
 def test_an_address_that_is_none_is_refused_at_once_and_alone(address: str, why: str) -> None:
     """A client of such an address prints a traceback, 40 seconds later."""
     done = subprocess.run(
-        [sys.executable, "-m", "ksgen", "tune", "--pattern", "1,2,3,4", "--scheduler", address], capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "ksgen", "tune", "--pattern", "1,2,3,4", "--scheduler", address],
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert done.returncode == 2
     assert done.stderr.startswith(f"ksgen: --scheduler {address}: no Dask scheduler answers there ({why}")

@@ -1,5 +1,5 @@
-"""A search on a GPU whose candidates hang, lie and fault, are very short, or launch several layers: the stand-in machine's driver makes
-them so, through both runtimes."""
+"""A search on a GPU whose candidates hang, lie and fault, are very short, or launch several layers: the stand-in
+machine's driver makes them so, through both runtimes."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,8 @@ FATES = {  # of candidates, by what tells them apart
     "refused": replace(RIGHT, min_blocks=3),
 }
 STATES = {"right": "measured", "hangs": "hung", "lies": "wrong", "faults": "failed", "refused": "failed"}
-FAULTS = {"hangs": "hang", "lies": "wrong", "faults": "700", "refused": "701"}  # CUDA_ERROR_ILLEGAL_ADDRESS, _LAUNCH_OUT_OF_RESOURCES
+# CUDA_ERROR_ILLEGAL_ADDRESS, _LAUNCH_OUT_OF_RESOURCES
+FAULTS = {"hangs": "hang", "lies": "wrong", "faults": "700", "refused": "701"}
 
 SEARCH = """
 import json
@@ -47,7 +48,8 @@ try:
     (found,) = Tuner(engine, store, SearchOptions(strategy="exhaustive")).run([Job(KERNEL, 70)], lambda each: None)
 finally:
     engine.close()
-fates = {name: [(trial.state, trial.reason) for trial in store.trials() if trial.constants == own] for name, own in FATES.items()}
+fates = {name: [(trial.state, trial.reason) for trial in store.trials() if trial.constants == own] for name,
+    own in FATES.items()}
 print(json.dumps({"fates": fates, "best": repr(found.best.constants), "state": found.best.state}))
 """
 
@@ -101,7 +103,8 @@ LocalEngine._ceilings = lambda self, precision, operand: Ceilings(4e12, 6e13)
 Simt.space = lambda self, kernel, limits: iter(SHORT)
 engine, store = LocalEngine(preload=["tests.support.few_arrays"]), TrialStore(Path("trials.sqlite"))
 try:
-    (found,) = Tuner(engine, store, SearchOptions(strategy="exhaustive", family="simt")).run([Job(KERNEL, 70)], lambda each: None)
+    (found,) = Tuner(engine, store, SearchOptions(strategy="exhaustive", family="simt")).run([Job(KERNEL, 70)],
+        lambda each: None)
 finally:
     engine.close()
 us = [next(trial.median_us for trial in store.trials() if trial.constants == own) for own in SHORT]
@@ -124,7 +127,9 @@ def test_a_search_tells_kernels_of_two_microseconds_apart_by_three_hundredths(
     assert SHORT[told["best"]] == min(SHORT_US, key=SHORT_US.__getitem__)
 
 
-GROUP = KernelSpec(((Pattern(2, 24, 16, 1),), (Pattern(2, 9, 16, 1), Pattern(1, 4, 18, 1))), "float16", "bsf", Epilogue())
+GROUP = KernelSpec(
+    ((Pattern(2, 24, 16, 1),), (Pattern(2, 9, 16, 1), Pattern(1, 4, 18, 1))), "float16", "bsf", Epilogue()
+)
 OF_GROUP = [each for each in FAMILIES["gemv"].space(GROUP, cuda_limits("sm_90a")) if each.tile_batch == 2][-3:]
 GROUP_US = (1.0, 2.0, 3.0)  # the first of them lies
 
@@ -147,12 +152,14 @@ LocalEngine._ceilings = lambda self, precision, operand: Ceilings(4e12, 6e13)
 Gemv.space = lambda self, kernel, limits: iter(OF_GROUP)
 engine, store = LocalEngine(preload=["tests.support.few_arrays"]), TrialStore(Path("trials.sqlite"))
 try:
-    (found,) = Tuner(engine, store, SearchOptions(strategy="exhaustive", family="gemv")).run([Job(GROUP, 2)], lambda each: None)
+    (found,) = Tuner(engine, store, SearchOptions(strategy="exhaustive", family="gemv")).run([Job(GROUP, 2)],
+        lambda each: None)
 finally:
     engine.close()
 states = {OF_GROUP.index(each.constants): each.state for each in store.trials() if each.constants in OF_GROUP}
 chosen = PLANNER.choice(find_device(), GROUP, 2)
-print(json.dumps({"states": states, "us": found.best.median_us, "chosen": [chosen.family, OF_GROUP.index(chosen.constants), chosen.why]}))
+print(json.dumps({"states": states, "us": found.best.median_us, "chosen": [chosen.family,
+    OF_GROUP.index(chosen.constants), chosen.why]}))
 """
 
 
@@ -164,7 +171,8 @@ def test_a_launch_of_several_layers_is_searched_and_what_wins_is_planned(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     entries = [render(GROUP, constants, family="gemv").entry for constants in OF_GROUP]
-    durations = ",".join([*(f"{entry}:{us}" for entry, us in zip(entries, GROUP_US, strict=True)), "ks_2x24x16x1_*:4"])  # the default
+    # the default
+    durations = ",".join([*(f"{entry}:{us}" for entry, us in zip(entries, GROUP_US, strict=True)), "ks_2x24x16x1_*:4"])
     variables = {"KSGEN_DRIVER_FAULTS": f"{entries[0]}:wrong", "KSGEN_DRIVER_DURATIONS": durations}
     told = told_by(GROUP_SEARCH, runtime, **variables, KSGEN_WISDOM_DIR=str(tmp_path))
     assert told["states"] == {"0": "wrong", "1": "measured", "2": "measured"}

@@ -1,4 +1,6 @@
-"""How a search keeps a GPU's compilers and device busy: on an engine whose binaries and times are made up, for a GPU that is not there."""
+"""How a search keeps a GPU's compilers and device busy: on an engine whose binaries and times are made up, for a GPU
+that is not there.
+"""
 
 import threading
 import time
@@ -30,7 +32,14 @@ from ksgen.tuning.tuner import SearchOptions, Tuner
 from ksgen.wisdom.store import load_wisdom
 
 FACTS = Facts(
-    "NVIDIA Imagined", "sm_90a", "cuda", "cuda", "580", Limits(227 * 1024, 1024, 132), __version__, tuple(map(template_digest, FAMILIES))
+    "NVIDIA Imagined",
+    "sm_90a",
+    "cuda",
+    "cuda",
+    "580",
+    Limits(227 * 1024, 1024, 132),
+    __version__,
+    tuple(map(template_digest, FAMILIES)),
 )
 JOBS = [Job(KernelSpec(Pattern(1, b, 48, 2), "float16", "bsl"), 25088) for b in (192, 96)]
 
@@ -127,9 +136,14 @@ def test_several_devices_measure_at_once(store: TrialStore) -> None:
 def test_what_spills_or_is_refused_is_kept_with_the_reason_and_never_measured(store: TrialStore) -> None:
     engine = ImaginedEngine()
     tune(engine, store, JOBS[:1], strategy="random", budget=Budget(candidates=60))
-    states = {stages: {trial.state for trial in store.trials() if trial.constants.stages == stages} for stages in (2, 3, 4, 5)}
+    states = {
+        stages: {trial.state for trial in store.trials() if trial.constants.stages == stages} for stages in (2, 3, 4, 5)
+    }
     assert states == {2: {"measured"}, 3: {"measured"}, 4: {"failed"}, 5: {"pruned"}}
-    assert {trial.reason for trial in store.trials() if trial.state != "measured"} == {"compiling: no", "spills 16 bytes per thread"}
+    assert {trial.reason for trial in store.trials() if trial.state != "measured"} == {
+        "compiling: no",
+        "spills 16 bytes per thread",
+    }
     assert not any(candidate.constants.stages in (4, 5) for candidate in engine.measured)
     assert all(trial.registers == 64 for trial in store.trials() if trial.state in ("measured", "pruned"))
 
@@ -149,7 +163,9 @@ def test_one_family_alone(store: TrialStore) -> None:
         ("gradient", 25088, {"gradient"}),
     ],
 )
-def test_only_families_of_the_job_that_take_its_batch_are_looked_at(store: TrialStore, job: str, batch: int, families: set[str]) -> None:
+def test_only_families_of_the_job_that_take_its_batch_are_looked_at(
+    store: TrialStore, job: str, batch: int, families: set[str]
+) -> None:
     kernel = KernelSpec(Pattern(1, 192, 48, 2), "float16", "bsl", job=job)
     (found,) = tune(ImaginedEngine(), store, [Job(kernel, batch)], budget=Budget(candidates=4))
     assert {trial.family for trial in store.trials()} == families
@@ -157,9 +173,13 @@ def test_only_families_of_the_job_that_take_its_batch_are_looked_at(store: Trial
     assert [entry.kernel for entry in load_wisdom(FACTS.name).entries()] == [kernel]
 
 
-def test_a_search_for_a_gradient_looks_at_plain_products_and_at_tensor_cores_by_ceilings_of_each(store: TrialStore) -> None:
+def test_a_search_for_a_gradient_looks_at_plain_products_and_at_tensor_cores_by_ceilings_of_each(
+    store: TrialStore,
+) -> None:
     job = Job(KernelSpec(Pattern(1, 192, 48, 2), "float16", "bsl", job="gradient"), 25088)
-    both, one = (Tuner(ImaginedEngine(), store, SearchOptions(family=name)).machine(job) for name in (None, "gradient_mma"))
+    both, one = (
+        Tuner(ImaginedEngine(), store, SearchOptions(family=name)).machine(job) for name in (None, "gradient_mma")
+    )
     assert (set(both.ceilings), set(both.plain)) == ({"gradient"}, {"gradient"})
     assert (set(one.ceilings), set(one.plain)) == ({"gradient"}, set())
     tune(ImaginedEngine(), store, [job], budget=Budget(candidates=4))
@@ -207,7 +227,11 @@ class Child:
     """A process that compiles or measures until an event ends it; `log` lists each begin and end in order."""
 
     def __init__(self, facts: Facts) -> None:
-        self._facts, self.log, self.may_end = facts, list[str](), {"compile": threading.Event(), "measure": threading.Event()}
+        self._facts, self.log, self.may_end = (
+            facts,
+            list[str](),
+            {"compile": threading.Event(), "measure": threading.Event()},
+        )
         self.begun = {"compile": threading.Semaphore(0), "measure": threading.Semaphore(0)}
 
     def _work(self, what: str) -> None:
@@ -238,7 +262,9 @@ class Child:
 
 @pytest.mark.parametrize("is_cpu", [True, False])
 @pytest.mark.parametrize("what", ["measure", "ceilings"])
-def test_a_processor_never_measures_while_a_compiler_runs(what: str, is_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_never_measures_while_a_compiler_runs(
+    what: str, is_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     child = Child(replace(FACTS, kind="native", limits=replace(FACTS.limits, is_cpu=is_cpu)))
     monkeypatch.setattr(engine_module, "Worker", lambda *_: child)
     engine = LocalEngine(compilers=2)

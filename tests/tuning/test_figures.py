@@ -13,7 +13,11 @@ def test_a_figure_shows_the_best_of_each_value() -> None:
     from ksgen.tuning import figures
 
     svg = ElementTree.fromstring(figures.constant("stages", [2, 3, 2, 3, 4], [10.0, 12.0, 20.0, 6.0, 30.0], 3))
-    lines = [path for path in svg.iter("{http://www.w3.org/2000/svg}path") if f"stroke: {figures.BEST}" in path.get("style", "")]
+    lines = [
+        path
+        for path in svg.iter("{http://www.w3.org/2000/svg}path")
+        if f"stroke: {figures.BEST}" in path.get("style", "")
+    ]
     heights = [float(word) for word in lines[0].get("d", "").split()[2::3]]
     assert len(heights) == 3
     assert heights[1] > heights[0] > heights[2]  # downwards is faster

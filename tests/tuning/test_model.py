@@ -20,7 +20,9 @@ from tests.support.tuning_pools import pool_of
 
 H200 = cuda_limits("sm_90a")
 GPU = Machine("sm_90a", H200, 132, {"simt": Ceilings(4.3e12, 60e12), "mma": Ceilings(4.3e12, 790e12)})
-CPU = Machine("a processor", Limits(256 * 1024, 8192, 0, is_cpu=True, async_copies=False), 2, {"simt": Ceilings(1e10, 9e10)})
+CPU = Machine(
+    "a processor", Limits(256 * 1024, 8192, 0, is_cpu=True, async_copies=False), 2, {"simt": Ceilings(1e10, 9e10)}
+)
 KERNEL = KernelSpec(Pattern(1, 192, 48, 2))
 CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 SIMT = FAMILIES["simt"]
@@ -45,8 +47,13 @@ SIMT_ONLY = replace(GPU, ceilings={"simt": GPU.ceilings["simt"]})
         ("sm_90a", 128, 32, 228 * 1024, 0),
     ],
 )
-def test_blocks_that_share_a_multiprocessor(target: str, threads: int, registers: int, shared_bytes: int, blocks: int) -> None:
-    assert resident_blocks(target, cuda_limits(target) if target == "sm_86" else H200, threads, registers, shared_bytes) == blocks
+def test_blocks_that_share_a_multiprocessor(
+    target: str, threads: int, registers: int, shared_bytes: int, blocks: int
+) -> None:
+    assert (
+        resident_blocks(target, cuda_limits(target) if target == "sm_86" else H200, threads, registers, shared_bytes)
+        == blocks
+    )
 
 
 def test_a_prediction_is_never_below_the_floor_and_grows_with_the_batch() -> None:
@@ -130,5 +137,7 @@ def test_what_spills_or_fits_nowhere_is_not_measured() -> None:
     assert misfit(GPU, SIMT, KERNEL, CONSTANTS, Resources(96, 0, 0, 0)) == ""
     assert misfit(GPU, SIMT, KERNEL, CONSTANTS, Resources(255, 0, 64, 64)) == "spills 64 bytes per thread"
     wide = replace(CONSTANTS, tile_batch=256, tile_out=128, tile_in=4, tile_d=1, stages=2, thread_out=4)
-    assert misfit(GPU, SIMT, KERNEL, wide, Resources(128, 0, 0, 0)).startswith("no block fits a multiprocessor: 1024 threads of 128")
+    assert misfit(GPU, SIMT, KERNEL, wide, Resources(128, 0, 0, 0)).startswith(
+        "no block fits a multiprocessor: 1024 threads of 128"
+    )
     assert misfit(CPU, SIMT, KERNEL, CONSTANTS, Resources(shared_bytes=18464)) == ""

@@ -20,7 +20,10 @@ SIMT = FAMILIES["simt"]
 
 def test_a_pool_begins_with_the_guesses_and_goes_on_by_predicted_time() -> None:
     kernel = replace(KERNEL, precision="float16")
-    guess, misguided = Candidate("simt", SIMT.default(kernel, H200)), Candidate("simt", replace(CONSTANTS, thread_batch=3))
+    guess, misguided = (
+        Candidate("simt", SIMT.default(kernel, H200)),
+        Candidate("simt", replace(CONSTANTS, thread_batch=3)),
+    )
     pool = pool_of(kernel, 25088, GPU, [guess, misguided, guess])
     assert pool.candidates[0] == guess
     assert pool.guesses == 1

@@ -53,6 +53,7 @@ def test_a_child_that_hangs_ends_by_itself_when_its_parent_was_killed() -> None:
 def test_a_folder_for_temporary_files_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with pytest.raises(
-        DeviceError, match=r"^the process that measures: no room for temporary files \(.*none.*\); TMPDIR names another folder$"
+        DeviceError,
+        match=r"^the process that measures: no room for temporary files \(.*none.*\); TMPDIR names another folder$",
     ):
         Worker("native").facts()

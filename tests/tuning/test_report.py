@@ -1,4 +1,6 @@
-"""The report's page: it is whole and alone, everything is in it, it trusts no text, and the same trials give the same bytes."""
+"""The report's page: it is whole and alone, everything is in it, it trusts no text, and the same trials give the
+same bytes.
+"""
 
 import hashlib
 import os
@@ -78,7 +80,9 @@ def test_the_page_is_whole_and_needs_nothing_else(text: str) -> None:
     assert "url(" not in text.replace("url(#", "")
     names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(names) == len(set(names))
-    asked = {attributes[name] for _, attributes in page.elements for name in ("href", "xlink:href") if name in attributes}
+    asked = {
+        attributes[name] for _, attributes in page.elements for name in ("href", "xlink:href") if name in attributes
+    }
     assert asked <= {f"#{name}" for name in names}
 
 
@@ -89,7 +93,8 @@ def test_every_job_its_winner_and_every_constant_are_in_it(text: str) -> None:
     wanted: Counter[str] = Counter()
     for section in sections_of(some_trials()):
         assert section.winner
-        assert page.text.count(f"{section.winner.family}: {section.winner.constants}") == 2  # among all jobs, and with its own
+        # among all jobs, and with its own
+        assert page.text.count(f"{section.winner.family}: {section.winner.constants}") == 2
         assert section.title in page.text
         assert section.kernel.name in page.text
         wanted.update(["best so far", "cost model", "roofline, TFLOP/s"])
@@ -104,7 +109,10 @@ def test_every_job_its_winner_and_every_constant_are_in_it(text: str) -> None:
 def test_text_of_others_stays_text(text: str) -> None:
     page = Page(text)
     assert [tag for tag, _ in page.elements].count("script") == 1
-    assert "failed: </td><script>alert('x')</script><img src=http://example.org/x> & \"quoted\" $\\frac{1}{2}$; </td>" in page.text
+    assert (
+        "failed: </td><script>alert('x')</script><img src=http://example.org/x> & \"quoted\" $\\frac{1}{2}$; </td>"
+        in page.text
+    )
     assert "alert('x')" not in text
 
 
@@ -120,7 +128,9 @@ def test_the_same_trials_give_the_same_bytes_whatever_the_user_prefers(text: str
         assert matplotlib.rcParams["font.size"] == 20
     program = "import hashlib; from tests.tuning.test_report import some_trials; from ksgen.tuning.report import page; "
     program += "print(hashlib.sha256(page(some_trials()).encode()).hexdigest())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "7"})
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "7"}
+    )
     assert done.stdout.strip() == hashlib.sha256(again.encode()).hexdigest(), done.stderr
 
 
@@ -153,7 +163,9 @@ def test_mistakes_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KsgenError, match=r"r\.html: there is nothing to report, as no candidate was looked at"):
         write_report([], tmp_path / "r.html")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(KsgenError, match=r"pictures need matplotlib, which cannot be imported \(.*\); pip install .*\[tune\]"):
+    with pytest.raises(
+        KsgenError, match=r"pictures need matplotlib, which cannot be imported \(.*\); pip install .*\[tune\]"
+    ):
         write_report(some_trials(4), tmp_path / "r.html")
     with pytest.raises(KsgenError, match="pictures need matplotlib"):
         check_report(tmp_path / "r.html")
@@ -166,7 +178,10 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
     check_report(tmp_path / "r.html")
     for path in (tmp_path, tmp_path / "no" / "r.html"):
-        with pytest.raises(KsgenError, match=": no file can be written there; name one in a folder that exists and is yours to write to"):
+        with pytest.raises(
+            KsgenError,
+            match=": no file can be written there; name one in a folder that exists and is yours to write to",
+        ):
             check_report(path)
     with pytest.raises(KsgenError, match=r"no/r\.html: cannot be written \(No such file or directory\)"):
         write_report(some_trials(4)[:1], tmp_path / "no" / "r.html")
@@ -174,6 +189,13 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @needs_matplotlib
 def test_ksgen_tune_refuses_a_place_before_it_searches() -> None:
-    caught = CliRunner().invoke(cli, ["tune", "--pattern", "1,2,3,1", "--device", "abacus", "--report", "/no/such/r.html"]).exception
+    caught = (
+        CliRunner()
+        .invoke(cli, ["tune", "--pattern", "1,2,3,1", "--device", "abacus", "--report", "/no/such/r.html"])
+        .exception
+    )
     assert isinstance(caught, KsgenError)
-    assert str(caught) == "/no/such/r.html: no file can be written there; name one in a folder that exists and is yours to write to"
+    assert (
+        str(caught)
+        == "/no/such/r.html: no file can be written there; name one in a folder that exists and is yours to write to"
+    )

@@ -1,4 +1,6 @@
-"""Searches on a real device: who wins, what is kept, what a bad candidate costs, and how a search goes on after it was stopped."""
+"""Searches on a real device: who wins, what is kept, what a bad candidate costs, and how a search goes on after it
+was stopped.
+"""
 
 import multiprocessing
 import os
@@ -55,7 +57,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     time_shortly(monkeypatch)
 
 
-def search(engine: LocalEngine, store: TrialStore, say: Callable[[Progress], None] = lambda each: None, **options: object) -> Tuned:
+def search(
+    engine: LocalEngine, store: TrialStore, say: Callable[[Progress], None] = lambda each: None, **options: object
+) -> Tuned:
     (found,) = Tuner(engine, store, SearchOptions(**{"family": "simt", **options})).run([JOB], say)
     if isinstance(found, KsgenError):
         raise found
@@ -64,7 +68,9 @@ def search(engine: LocalEngine, store: TrialStore, say: Callable[[Progress], Non
 
 @pytest.mark.slow
 @needs_opencl
-def test_the_fastest_right_candidate_wins_and_is_wisdom(engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_right_candidate_wins_and_is_wisdom(
+    engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bad = (broken.WRONG, broken.CRASHES, broken.HANGS, broken.REFUSED, broken.CRASHES_COMPILER)
     space_of(monkeypatch, *(replace(CONSTANTS, min_blocks=each) for each in (2, *bad)), replace(CONSTANTS, tile_out=32))
     told: list[Progress] = []
@@ -96,7 +102,9 @@ def test_the_fastest_right_candidate_wins_and_is_wisdom(engine: LocalEngine, sto
 
 
 @needs_opencl
-def test_what_is_known_is_not_measured_again(engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_is_not_measured_again(
+    engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space_of(monkeypatch, *(replace(CONSTANTS, tile_in=each) for each in (4, 8, 16)))
     assert search(engine, store, budget=Budget(candidates=2)).measured_now == 2
     without_doubts(engine.facts.name, store)
@@ -166,7 +174,9 @@ def test_a_family_and_a_time_bound_the_search(engine: LocalEngine, store: TrialS
     found = search(engine, store, budget=Budget(seconds=1.0), strategy="random")
     assert time.monotonic() - begin < 60
     assert 1 <= found.looked < 500
-    with pytest.raises(KsgenError, match=r"ks_2x24x9x3_float32_bsf, batch 70: mma does not serve it on .* \(it is for: tensor cores"):
+    with pytest.raises(
+        KsgenError, match=r"ks_2x24x9x3_float32_bsf, batch 70: mma does not serve it on .* \(it is for: tensor cores"
+    ):
         search(engine, store, family="mma")
     with pytest.raises(ConstantsError, match=r"unknown kernel family 'magic'; known: .*mma, .*simt"):
         search(engine, store, family="magic")
@@ -175,7 +185,9 @@ def test_a_family_and_a_time_bound_the_search(engine: LocalEngine, store: TrialS
 
 
 @needs_opencl
-def test_a_job_of_which_nothing_can_be_measured_says_why(engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_which_nothing_can_be_measured_says_why(
+    engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = replace(CONSTANTS, min_blocks=broken.WRONG)
     space_of(monkeypatch, wrong)
     monkeypatch.setattr(Simt, "default", lambda self, kernel, limits, batch=None: wrong)
@@ -185,7 +197,9 @@ def test_a_job_of_which_nothing_can_be_measured_says_why(engine: LocalEngine, st
 
 
 @needs_opencl
-def test_damaged_wisdom_is_refused_before_anything_is_measured(engine: LocalEngine, store: TrialStore, tmp_path: Path) -> None:
+def test_damaged_wisdom_is_refused_before_anything_is_measured(
+    engine: LocalEngine, store: TrialStore, tmp_path: Path
+) -> None:
     path = save(engine.facts.name, [])
     path.write_text("my own notes")
     with pytest.raises(KsgenError, match="not a wisdom file"):
@@ -258,8 +272,13 @@ def _tune_twice(variables: dict[str, str], batch: int) -> None:
 
 @pytest.mark.slow
 @needs_opencl
-def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spawn, variables = multiprocessing.get_context("spawn"), own_cache(tmp_path) | {"KSGEN_WISDOM_DIR": str(tmp_path / "wisdom")}
+def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn, variables = (
+        multiprocessing.get_context("spawn"),
+        own_cache(tmp_path) | {"KSGEN_WISDOM_DIR": str(tmp_path / "wisdom")},
+    )
     tuners = [spawn.Process(target=_tune_twice, args=(variables, batch)) for batch in (50, 60)]
     for tuner in tuners:
         tuner.start()
@@ -270,7 +289,12 @@ def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(tmp_path: Path
     assert len(trials) == 8
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
     entries = load_wisdom(trials[0].device).entries()
-    assert sorted((entry.kernel.layout, entry.batch) for entry in entries) == [("bsf", 50), ("bsf", 60), ("bsl", 50), ("bsl", 60)]
+    assert sorted((entry.kernel.layout, entry.batch) for entry in entries) == [
+        ("bsf", 50),
+        ("bsf", 60),
+        ("bsl", 50),
+        ("bsl", 60),
+    ]
 
 
 MOVED = "clocks moved"
@@ -283,7 +307,9 @@ MOVED = "clocks moved"
 )
 def test_a_sound_time_wins_over_a_shorter_one_in_doubt(times: dict[int, tuple[float, str]], best: int) -> None:
     search: Any = object.__new__(Search)
-    search.trials = {index: SimpleNamespace(median_us=median_us, note=note) for index, (median_us, note) in times.items()}
+    search.trials = {
+        index: SimpleNamespace(median_us=median_us, note=note) for index, (median_us, note) in times.items()
+    }
     search._front = [0, 1]
     assert search._best() is search.trials[best]
 
@@ -292,14 +318,17 @@ def test_a_sound_time_wins_over_a_shorter_one_in_doubt(times: dict[int, tuple[fl
     ("others", "defaults", "is_so"),
     [
         ([9.0] * 6, [10.0] * 6, True),
-        ([9.9, 19.8, 9.9, 9.9, 39.6, 9.9], [10.0, 20.0, 10.0, 10.0, 40.0, 10.0], True),  # what disturbs both says nothing
+        # what disturbs both says nothing
+        ([9.9, 19.8, 9.9, 9.9, 39.6, 9.9], [10.0, 20.0, 10.0, 10.0, 40.0, 10.0], True),
         ([9.0, 10.1, 9.0, 9.0, 9.0, 9.0], [10.0] * 6, False),
         ([9.0, 10.1, *[9.0] * 10], [10.0] * 12, True),
         ([10.0] * 6, [10.0] * 6, False),
         ([9.0], [10.0], True),
     ],
 )
-def test_a_candidate_is_faster_if_it_is_so_turn_by_turn(others: list[float], defaults: list[float], is_so: bool) -> None:
+def test_a_candidate_is_faster_if_it_is_so_turn_by_turn(
+    others: list[float], defaults: list[float], is_so: bool
+) -> None:
     one, other = (Outcome("measured", "", tuple(us)) for us in (others, defaults))
     assert is_faster(one, other) == is_so
 
@@ -316,14 +345,22 @@ def test_the_default_is_in_the_last_round_and_gives_way_to_what_beats_it_turn_by
     search.budget = Budget()
     search.trials, search._front, search._binaries, search.store = {}, [], dict.fromkeys(range(8)), store
     monkeypatch.setattr(store, "add", lambda trial: None)
-    search._tell, search._build, search._finalists = (lambda phase: None), (lambda indexes: None), lambda: list(range(8))
-    search._trial_of = lambda index, outcome: SimpleNamespace(median_us=outcome.median_us, note=outcome.note, index=index)
+    search._tell, search._build, search._finalists = (
+        (lambda phase: None),
+        (lambda indexes: None),
+        lambda: list(range(8)),
+    )
+    search._trial_of = lambda index, outcome: SimpleNamespace(
+        median_us=outcome.median_us, note=outcome.note, index=index
+    )
 
     def measured(indexes: Sequence[int], runs: Runs) -> Future[list[Outcome]]:
         rounds.append(list(indexes))
         done: Future[list[Outcome]] = Future()
         slower = 1.0 if beaten else 1.1  # in one turn of six
-        done.set_result([Outcome("measured", "", (*[us[each]] * 5, us[each] * (slower if each == 3 else 1.0))) for each in indexes])
+        done.set_result(
+            [Outcome("measured", "", (*[us[each]] * 5, us[each] * (slower if each == 3 else 1.0))) for each in indexes]
+        )
         return done
 
     search._measured = measured
@@ -333,7 +370,9 @@ def test_the_default_is_in_the_last_round_and_gives_way_to_what_beats_it_turn_by
     assert Tuned(JOB, search._best(), None, 8, 8, 1.0, True).default_won is False
 
 
-@pytest.mark.parametrize(("budget_s", "seconds"), [(None, 1.0), (600.0, 1.0), (30.0, 0.5), (0.001, LEAST_BLOCKS * BLOCK_SECONDS)])
+@pytest.mark.parametrize(
+    ("budget_s", "seconds"), [(None, 1.0), (600.0, 1.0), (30.0, 0.5), (0.001, LEAST_BLOCKS * BLOCK_SECONDS)]
+)
 def test_a_finalist_has_enough_blocks_however_small_the_budget(
     budget_s: float | None, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,10 @@ from tests.support.tuning_trials import KERNELS, some_trials
 
 def test_a_section_is_one_job_of_the_last_template_version() -> None:
     trials = some_trials()
-    stale = [replace(each, template="ffffffff", median_us=1.0, state="measured", measured_at="2026-11-20") for each in trials[:3]]
+    stale = [
+        replace(each, template="ffffffff", median_us=1.0, state="measured", measured_at="2026-11-20")
+        for each in trials[:3]
+    ]
     of_old_driver = replace(trials[4], driver="1", median_us=1.0, state="measured", measured_at="2026-11-20")
     present = [replace(each, measured_at="2026-11-21") for each in trials]
     first, second = sections_of([*stale, *present, of_old_driver])

@@ -14,7 +14,9 @@ from ksgen.tuning.pool import Pool
 from ksgen.tuning.strategies import STRATEGIES, Strategy
 from tests.support.tuning_pools import pool_of
 
-CPU = Machine("a processor", Limits(256 * 1024, 8192, 0, is_cpu=True, async_copies=False), 2, {"simt": Ceilings(1e10, 9e10)})
+CPU = Machine(
+    "a processor", Limits(256 * 1024, 8192, 0, is_cpu=True, async_copies=False), 2, {"simt": Ceilings(1e10, 9e10)}
+)
 KERNEL = KernelSpec(Pattern(1, 192, 48, 2))
 SIMT = FAMILIES["simt"]
 

@@ -20,7 +20,8 @@ from ksgen.tuning.trials import Trial, TrialStore
 KERNEL = KernelSpec(Pattern(1, 64, 48, 2), "float16", "bsl", Epilogue(True, "gelu"), 64)
 CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 TRIAL = Trial(
-    KERNEL, 64, "a device", "simt", CONSTANTS, "01234567", "measured", "", 12.5, 0.02, 30, 11.0, 9.0, 1e12, 2e13, 96, 4096, "clocks moved",
+    KERNEL, 64, "a device", "simt", CONSTANTS, "01234567", "measured", "", 12.5, 0.02, 30, 11.0, 9.0, 1e12, 2e13, 96,
+    4096, "clocks moved",
     "a driver", "nvcc 13.0", "2026-01-02T03:04:05+00:00",
 )  # fmt: skip
 
@@ -41,7 +42,9 @@ def test_a_trial_comes_back_as_it_was_added_also_to_another_process_view(tmp_pat
 def test_a_chains_trial_comes_back_and_others_are_kept_as_before_there_were_chains(tmp_path: Path) -> None:
     chain = KernelSpec((Pattern(2, 3, 4, 1), Pattern(1, 8, 6, 1)))
     trials = [
-        replace(TRIAL, kernel=chain, family="vector", constants=VectorChainConstants(48, "batch 8 3 2 1, batch 8 3 2 1", 0)),
+        replace(
+            TRIAL, kernel=chain, family="vector", constants=VectorChainConstants(48, "batch 8 3 2 1, batch 8 3 2 1", 0)
+        ),
         TRIAL,
     ]
     store = TrialStore(tmp_path / "trials.sqlite")
@@ -58,7 +61,14 @@ def test_a_chains_trial_comes_back_and_others_are_kept_as_before_there_were_chai
 def test_trials_are_those_of_a_job_in_the_order_of_their_first_look(tmp_path: Path) -> None:
     store = TrialStore(tmp_path / "trials.sqlite")
     other = replace(TRIAL, kernel=replace(KERNEL, layout="bsf"))
-    for trial in (stages(2), stages(3), replace(TRIAL, batch=65), replace(TRIAL, device="another"), other, stages(2, median_us=1.0)):
+    for trial in (
+        stages(2),
+        stages(3),
+        replace(TRIAL, batch=65),
+        replace(TRIAL, device="another"),
+        other,
+        stages(2, median_us=1.0),
+    ):
         store.add(trial)
     assert store.trials(KERNEL, 64, "a device") == [stages(2, median_us=1.0), stages(3)]
     assert store.trials(batch=65) == [replace(TRIAL, batch=65)]

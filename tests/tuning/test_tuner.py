@@ -29,7 +29,9 @@ CONSTANTS = SimtConstants(32, 16, 8, 1, 4, 4, 2, 1, "registers")
 
 @pytest.mark.slow
 @needs_opencl
-def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_from_python_and_the_same_process_launches_what_was_found(
+    wisdom: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
     chosen = replace(CONSTANTS, tile_in=4)
     space_of(monkeypatch, chosen)
@@ -59,11 +61,15 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
     assert PLANNER.generation > generation
     assert "wisdom, measured at batch 70" in launcher.explain(70)
     x, weights = np.ones((70, 54), np.float32), np.ones((2, 24, 9, 3), np.float32)
-    np.testing.assert_allclose(launcher(x, weights), reference.multiply(Pattern(2, 24, 9, 3), x, weights, "bsf"), rtol=1e-6)
+    np.testing.assert_allclose(
+        launcher(x, weights), reference.multiply(Pattern(2, 24, 9, 3), x, weights, "bsf"), rtol=1e-6
+    )
 
 
 class SlowEngine(TimedEngine):
-    """One whose measurements take all the time that they may, on a clock that is a number, and are noisy if `note` says so."""
+    """One whose measurements take all the time that they may, on a clock that is a number, and are noisy if `note`
+    says so.
+    """
 
     note = ""
 
@@ -78,7 +84,9 @@ class SlowEngine(TimedEngine):
 
 
 @pytest.mark.parametrize(("note", "compilers"), [("", 1), ("others took 50% of the processors", 1), ("", 16)])
-def test_a_budget_of_time_is_used_and_kept(note: str, compilers: int, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_of_time_is_used_and_kept(
+    note: str, compilers: int, store: TrialStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All candidates take the same time, so that none promises a gain."""
     engine = SlowEngine(FakeGpu(), lambda kernel, candidate: 10.0, compilers)
     engine.note = note
@@ -101,7 +109,13 @@ def test_a_budget_of_time_is_used_and_kept(note: str, compilers: int, store: Tri
 
 @pytest.mark.parametrize(
     ("text", "budget"),
-    [(None, Budget()), ("60s", Budget(seconds=60)), ("1.5m", Budget(seconds=90)), ("2h", Budget(seconds=7200)), ("200", Budget(None, 200))],
+    [
+        (None, Budget()),
+        ("60s", Budget(seconds=60)),
+        ("1.5m", Budget(seconds=90)),
+        ("2h", Budget(seconds=7200)),
+        ("200", Budget(None, 200)),
+    ],
 )
 def test_budgets(text: str | None, budget: Budget) -> None:
     assert parse_budget(text) == budget
@@ -117,5 +131,7 @@ def test_mistakes_of_batches(batch: object, store: TrialStore) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "1.5", "-3", "10 minutes", "1e9s", "9" * 30])
 def test_mistakes_of_budgets(text: str) -> None:
-    with pytest.raises(KsgenError, match="accepted: a time such as 60s, 5m or 1h, or a number of candidates such as 200"):
+    with pytest.raises(
+        KsgenError, match="accepted: a time such as 60s, 5m or 1h, or a number of candidates such as 200"
+    ):
         parse_budget(text)

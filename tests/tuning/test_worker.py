@@ -63,7 +63,9 @@ def test_right_candidates_are_timed_in_turns(worker: Worker, facts: Facts) -> No
 def test_a_candidate_far_behind_the_best_gets_no_more_than_the_first_blocks(worker: Worker, facts: Facts) -> None:
     binary = worker.compile(JOB.kernel, candidate(1), facts)
     block_s = 2 * LEAST_SECONDS  # after one the load is known
-    (outcome,) = worker.measure(JOB, [(candidate(1), binary)], replace(RUNS, seconds=60.0, block_s=block_s, give_up_us=1e-3))
+    (outcome,) = worker.measure(
+        JOB, [(candidate(1), binary)], replace(RUNS, seconds=60.0, block_s=block_s, give_up_us=1e-3)
+    )
     assert len(outcome.microseconds) == HOPELESS_BLOCKS
 
 
@@ -106,7 +108,9 @@ def test_a_device_that_is_not_there_is_the_users_mistake() -> None:
         absent.facts()
     absent.close()
     broken_child = Worker("opencl:0", ["no.such.module"])
-    with pytest.raises(DeviceError, match=r"the process that measures: the process died of it: exit status 1 .*No module named 'no'"):
+    with pytest.raises(
+        DeviceError, match=r"the process that measures: the process died of it: exit status 1 .*No module named 'no'"
+    ):
         broken_child.facts()
     broken_child.close()
 
@@ -123,7 +127,9 @@ def test_candidates_that_stay_loaded_share_one_workspace(monkeypatch: pytest.Mon
     entries: list[Any] = []
     for constants in islice(family.space(job.kernel, cuda_limits("sm_90a")), 3):
         source = render(job.kernel, constants, family=family.name)
-        entries.append((Candidate(family.name, constants), TextCompiler().compile(source.text, source.entry, gpu.target)))
+        entries.append(
+            (Candidate(family.name, constants), TextCompiler().compile(source.text, source.entry, gpu.target))
+        )
     bencher = child.Bencher(None, 0, lambda *message: None)  # no time limit, whose alarm would end the tests
     assert [outcome.state for outcome in bencher.measure(job, entries, RUNS)] == ["measured"] * 3
     assert len(bencher._arrays[job].ready) == 3

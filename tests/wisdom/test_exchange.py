@@ -10,7 +10,16 @@ from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.exchange import better, differences, folders, improvements, known_devices, merge, merge_devices, only_device
+from ksgen.wisdom.exchange import (
+    better,
+    differences,
+    folders,
+    improvements,
+    known_devices,
+    merge,
+    merge_devices,
+    only_device,
+)
 from ksgen.wisdom.store import Entry, Wisdom
 
 KERNEL = KernelSpec(Pattern(2, 9, 5, 3))
@@ -18,7 +27,13 @@ CONSTANTS = FAMILIES["simt"].default(KERNEL, cuda_limits("sm_80"))
 
 
 def entry(median_us: float | None = 5.0, batch: int = 40, template: str = "", **measured: Any) -> Entry:
-    return Entry(KERNEL, batch, "simt", CONSTANTS, {"median_us": median_us, "template": template or template_digest("simt"), **measured})
+    return Entry(
+        KERNEL,
+        batch,
+        "simt",
+        CONSTANTS,
+        {"median_us": median_us, "template": template or template_digest("simt"), **measured},
+    )
 
 
 def test_fresh_comes_before_stale_and_then_the_faster_one() -> None:
@@ -46,17 +61,26 @@ def test_merging_keeps_every_job_once_and_the_first_where_neither_is_better() ->
     same, other = entry(5.0, date="first"), entry(5.0, date="second")
     assert merge([same], [other, entry(7.0, batch=50)]) == [same, entry(7.0, batch=50)]
     merged = merge_devices({"A": Wisdom([entry(9.0)])}, {"B": Wisdom([entry()]), "A": Wisdom([entry(5.0)])})
-    assert {name: [each.median_us for each in wisdom.entries()] for name, wisdom in merged.items()} == {"A": [5.0], "B": [5.0]}
+    assert {name: [each.median_us for each in wisdom.entries()] for name, wisdom in merged.items()} == {
+        "A": [5.0],
+        "B": [5.0],
+    }
 
 
 def test_what_an_offer_brings_is_new_or_better() -> None:
-    known, offered = Wisdom([entry(5.0), entry(5.0, batch=50)]), Wisdom([entry(6.0), entry(4.0, batch=50), entry(3.0, batch=60)])
+    known, offered = (
+        Wisdom([entry(5.0), entry(5.0, batch=50)]),
+        Wisdom([entry(6.0), entry(4.0, batch=50), entry(3.0, batch=60)]),
+    )
     new, improved = improvements(known, offered)
     assert ([each.batch for each in new], [each.batch for each in improved]) == ([60], [50])
 
 
 def test_every_job_on_which_two_files_differ_is_told() -> None:
-    first, second = {"A": Wisdom([entry(4.0), entry(5.0, batch=50)])}, {"A": Wisdom([entry(6.0)]), "B": Wisdom([entry()])}
+    first, second = (
+        {"A": Wisdom([entry(4.0), entry(5.0, batch=50)])},
+        {"A": Wisdom([entry(6.0)]), "B": Wisdom([entry()])},
+    )
     found = differences(first, second)
     assert [(each.device, each.batch, each.what, each.ratio) for each in found] == [
         ("A", 40, "measured", 1.5), ("A", 50, "only in the first", None), ("B", 40, "only in the second", None),
@@ -76,5 +100,7 @@ def test_a_file_under_another_devices_name_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     assert folders()[1] == tmp_path
     (tmp_path / "wrong.json").write_text('{"device": "Abacus", "entries": []}')
-    with pytest.raises(KsgenError, match=r"wrong\.json is for Abacus, which launchers look for in abacus\.json; rename it"):
+    with pytest.raises(
+        KsgenError, match=r"wrong\.json is for Abacus, which launchers look for in abacus\.json; rename it"
+    ):
         known_devices()

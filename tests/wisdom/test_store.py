@@ -59,18 +59,31 @@ def test_the_choice_says_who_made_it() -> None:
     assert choose(KERNEL, 1000, GPU, known).why == "wisdom, measured at batch 1000"
     assert choose(KERNEL, 900, GPU, known).why == "wisdom, measured at batch 1000, the nearest to 900"
     assert choose(KERNEL, 900, GPU, known).constants.stages == 4
-    assert [choose(KERNEL, batch, GPU, known).is_measured for batch in (512, 513, 900, 1024, 1025)] == [False, True, True, True, False]
+    assert [choose(KERNEL, batch, GPU, known).is_measured for batch in (512, 513, 900, 1024, 1025)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
     default = choose(KERNEL, 900, GPU, Wisdom())
     assert default.constants == FAMILIES["simt"].default(KERNEL, GPU, 900)
     assert default.why.startswith("the family's default: no search")
 
 
-@pytest.mark.parametrize("limits", [GPU, Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, async_copies=False)], ids=["gpu", "cpu"])
-@pytest.mark.parametrize("batches", [(17, 32), (33, 64), (129, 256), (257, 512), (1025, 2048), (16392, 25088), (16392, 10**6)])
+@pytest.mark.parametrize(
+    "limits", [GPU, Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, async_copies=False)], ids=["gpu", "cpu"]
+)
+@pytest.mark.parametrize(
+    "batches", [(17, 32), (33, 64), (129, 256), (257, 512), (1025, 2048), (16392, 25088), (16392, 10**6)]
+)
 def test_all_batches_of_a_class_have_the_default_that_the_winner_beat(limits: Limits, batches: tuple[int, int]) -> None:
     first, last = batches
-    patterns = [*stratified(6), Pattern(1, 2, 8, 1)]  # the last has so few outputs that only huge batches leave the cache
-    for kernel in (KernelSpec(pattern, precision, "bsl") for pattern in patterns for precision in ("float32", "float16")):
+    # the last has so few outputs that only huge batches leave the cache
+    patterns = [*stratified(6), Pattern(1, 2, 8, 1)]
+    for kernel in (
+        KernelSpec(pattern, precision, "bsl") for pattern in patterns for precision in ("float32", "float16")
+    ):
         some = (first, (first + last) // 16 * 8, last)
         assert len({family_for(kernel, limits, batch).default(kernel, limits, batch) for batch in some}) == 1
     assert wisdoms.are_alike(*batches)
@@ -86,7 +99,13 @@ def test_a_small_batch_is_a_class_of_its_own() -> None:
     assert few.why == "the family's default: what was searched, at batch 1, 1000, says nothing of batch 16"
     of_few = replace(entry(32), family="gemv", constants=FAMILIES["gemv"].default(KERNEL, GPU, 32))
     both = Wisdom([of_few, entry(25088)])
-    assert [(found := both.lookup(KERNEL, batch)) and found.batch for batch in (16, 17, 32, 33, 25000)] == [None, 32, 32, None, 25088]
+    assert [(found := both.lookup(KERNEL, batch)) and found.batch for batch in (16, 17, 32, 33, 25000)] == [
+        None,
+        32,
+        32,
+        None,
+        25088,
+    ]
 
 
 def test_a_time_counts_near_the_batch_of_the_present_text_and_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +177,17 @@ def test_a_stale_entry_wins_over_no_fresh_one() -> None:
 def test_a_time_in_doubt_is_said_and_wins_over_no_sound_one() -> None:
     doubtful, sound, stale = entry(64, 4, note="clocks moved"), entry(64, 3), entry(64, 2, template="0a0b0c0d")
     assert (doubtful.doubt, sound.doubt) == ("clocks moved", "")
-    for entries, stages in (([doubtful, sound], 3), ([sound, doubtful], 3), ([stale, doubtful], 4), ([doubtful, stale], 4)):
+    for entries, stages in (
+        ([doubtful, sound], 3),
+        ([sound, doubtful], 3),
+        ([stale, doubtful], 4),
+        ([doubtful, stale], 4),
+    ):
         assert [each.constants.stages for each in Wisdom(entries).entries()] == [stages]
-    assert choose(KERNEL, 64, GPU, Wisdom([doubtful])).why == "wisdom, measured at batch 64; its time cannot be trusted: clocks moved"
+    assert (
+        choose(KERNEL, 64, GPU, Wisdom([doubtful])).why
+        == "wisdom, measured at batch 64; its time cannot be trusted: clocks moved"
+    )
     text = dump("NVIDIA H200", Wisdom([doubtful]))
     assert [each.doubt for each in parse(text, "file")] == ["clocks moved"]
 
@@ -180,7 +207,9 @@ def test_a_sound_time_near_by_hides_behind_no_doubtful_one_nearer() -> None:
     assert Wisdom([doubtful, stale]).lookup(KERNEL, 1500) == doubtful
     told = "wisdom, measured at batch 1100, the nearest to 1500, as that one's time cannot be trusted"
     assert choose(KERNEL, 1500, GPU, known).why == told
-    of_another_text = told.replace("1500", "1600").replace("that one's time cannot be trusted", "that one is of another template version")
+    of_another_text = told.replace("1500", "1600").replace(
+        "that one's time cannot be trusted", "that one is of another template version"
+    )
     assert choose(KERNEL, 1600, GPU, known).why == of_another_text
     assert Wisdom([doubtful, entry(2048, 3)]).lookup(KERNEL, 1500).batch == 2048
     assert Wisdom([doubtful, entry(2049, 3)]).lookup(KERNEL, 1500) == doubtful
@@ -193,8 +222,12 @@ def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
     known = Wisdom([hopper, Entry(kernel, 600, "mma", found["mma"], {"template": template_digest("mma")})])
     assert choose(kernel, 1000, GPU, known).family == "wgmma"
     for batch, aligned in ((1001, True), (1000, False), (1024, False)):  # rows of 2002 bytes; arrays off their 16 bytes
-        assert choose(kernel, batch, GPU, known, aligned).why == f"wisdom, measured at batch 600, the nearest to {batch}"
-    assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith("the family's default: what was searched, at batch 1024")
+        assert (
+            choose(kernel, batch, GPU, known, aligned).why == f"wisdom, measured at batch 600, the nearest to {batch}"
+        )
+    assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith(
+        "the family's default: what was searched, at batch 1024"
+    )
     assert "does not run on this device" in choose(kernel, 1024, cuda_limits("sm_100"), Wisdom([hopper])).why
 
 
@@ -205,7 +238,9 @@ def test_wisdom_that_does_not_fit_the_device_is_passed_over_and_said() -> None:
     assert FAMILIES["simt"].shared_bytes(KERNEL, chosen.constants) <= small.shared_bytes
 
 
-def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shipped, own = tmp_path / "shipped", tmp_path / "own"
     for folder, stages in ((shipped, 2), (own, 4)):
         folder.mkdir()
@@ -227,7 +262,10 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path
         (lambda text: text[:40], "file: not a wisdom file"),
         (lambda text: "[]", "file: not a wisdom file (entries is None, not a list)"),
         (lambda text: "5", "file: not a wisdom file (entries is None, not a list)"),
-        (lambda text: '{"device": "gpu", "entries": [5]}', "file: entry 1: 5 is not an entry; delete that line and tune again"),
+        (
+            lambda text: '{"device": "gpu", "entries": [5]}',
+            "file: entry 1: 5 is not an entry; delete that line and tune again",
+        ),
         (
             lambda text: text.replace('"simt"', '"magic"'),
             f"file: entry 1: unknown kernel family 'magic'; known: {', '.join(FAMILIES)}; delete",
@@ -243,12 +281,21 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path
             lambda text: text.replace('"batch": 64', '"batch": 1' + "0" * 400),
             "file: entry 1: batch=a number of 1329 bits is no whole number",
         ),
-        (lambda text: text.replace('"stages": 3', '"stages": 1' + "0" * 400), "file: entry 1: a constant above 2147483647"),
+        (
+            lambda text: text.replace('"stages": 3', '"stages": 1' + "0" * 400),
+            "file: entry 1: a constant above 2147483647",
+        ),
         (lambda text: text.replace('"bias": false', '"a\\nb": 1'), "file: entry 1: "),
         (lambda text: text.replace('"measured": {', '"measured": [], "more": {'), "file: entry 1: {'batch': 64, "),
         (lambda text: text.replace("1.5", "-1.5"), "file: entry 1: median_us=-1.5 is no time in microseconds; delete"),
-        (lambda text: text.replace('"a day"', '"a day", "note": 5'), "file: entry 1: note=5 is no text in one line; delete"),
-        (lambda text: text.replace('"a day"', '"a day", "note": "a\\nb"'), "file: entry 1: note='a\\nb' is no text in one line; delete"),
+        (
+            lambda text: text.replace('"a day"', '"a day", "note": 5'),
+            "file: entry 1: note=5 is no text in one line; delete",
+        ),
+        (
+            lambda text: text.replace('"a day"', '"a day", "note": "a\\nb"'),
+            "file: entry 1: note='a\\nb' is no text in one line; delete",
+        ),
         (lambda text: text.replace("1.5", '"soon"'), "file: entry 1: median_us='soon' is no time"),
         (
             lambda text: text.replace('"pattern"', '"job": "chain", "pattern"', 1),
@@ -269,7 +316,9 @@ def test_a_damaged_file_is_one_clear_error(damage: object, message: str) -> None
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_an_entry_from_before_a_constant_with_a_default_means_that_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_from_before_a_constant_with_a_default_means_that_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Older files without any such constant can still be read and extended."""
     monkeypatch.setattr(wisdoms, "wisdom_dir", lambda: tmp_path)
     kernel = replace(KERNEL, precision="float16")
@@ -292,7 +341,9 @@ def test_damage_costs_launchers_only_the_damaged_entries(
     for folder in (shipped, own):
         folder.mkdir()
     (shipped / "gpu.json").write_text(dump("gpu", Wisdom([entry(64, 2)])))
-    (own / "gpu.json").write_text(dump("gpu", Wisdom([entry(1, 3), entry(128, 3), entry(1000, 4)])).replace('"stages": 3', '"stages": 1'))
+    (own / "gpu.json").write_text(
+        dump("gpu", Wisdom([entry(1, 3), entry(128, 3), entry(1000, 4)])).replace('"stages": 3', '"stages": 1')
+    )
     monkeypatch.setattr(wisdoms, "resource", lambda name: shipped)
     monkeypatch.setattr(wisdoms, "wisdom_dir", lambda: own)
     known = load_wisdom("gpu")
@@ -323,11 +374,17 @@ def test_a_bundle_serves_a_machine_that_may_not_compile(tmp_path: Path, monkeypa
         planner.plan(gpu, KERNEL, 100)
     tuned = render(KERNEL, CONSTANTS)
     packed = Binary(
-        tuned.text.encode(), tuned.entry, "sm_90a", Resources(), {"compiler": "nvcc", "compiler_version": "13.0", "options": "[]"}
+        tuned.text.encode(),
+        tuned.entry,
+        "sm_90a",
+        Resources(),
+        {"compiler": "nvcc", "compiler_version": "13.0", "options": "[]"},
     )
     known = Wisdom([entry(100)])
     write_bundle(
-        tmp_path / "b.ksb", [(Request(tuned.text, tuned.entry, "sm_90a"), packed)], {file_name(gpu.name): dump(gpu.name, known).encode()}
+        tmp_path / "b.ksb",
+        [(Request(tuned.text, tuned.entry, "sm_90a"), packed)],
+        {file_name(gpu.name): dump(gpu.name, known).encode()},
     )
     planner.use_bundle(tmp_path / "b.ksb")
     plan = planner.plan(gpu, KERNEL, 100)
@@ -359,7 +416,9 @@ def test_saving_replaces_the_same_job_and_keeps_the_others(tmp_path: Path, monke
     assert [(each.batch, each.constants.stages) for each in load_wisdom("gpu").entries()] == [(64, 4), (128, 2)]
 
 
-def test_saving_into_a_damaged_file_or_folder_is_refused_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_into_a_damaged_file_or_folder_is_refused_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     (tmp_path / "gpu.json").write_text("my own notes")
     with pytest.raises(KsgenError, match=r"gpu\.json: not a wisdom file"):
@@ -381,7 +440,8 @@ def test_winners_are_saved_where_a_file_system_has_no_locks_and_that_is_said_bef
     assert list((tmp_path / "wisdom").iterdir()) == []
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.warns(
-        KsgenWarning, match=r"wisdom: its file system has no locks: of two searches that save at once, one can lose its winners"
+        KsgenWarning,
+        match=r"wisdom: its file system has no locks: of two searches that save at once, one can lose its winners",
     ):
         check_writable()
     save("gpu", [entry(64)])
@@ -419,7 +479,9 @@ def test_wisdom_that_others_can_write_is_passed_over_and_not_added_to(
     save("gpu", [entry(64)])
     (folder / name).chmod(0o777)
     assert load_wisdom("gpu").entries() == []
-    assert "every user can write to it; take that right away (chmod o-w), or accept it with KSGEN_TRUST=all" in caplog.text
+    assert (
+        "every user can write to it; take that right away (chmod o-w), or accept it with KSGEN_TRUST=all" in caplog.text
+    )
     with pytest.raises(KsgenError, match=r"every user can write to it; take that right away"):
         save("gpu", [entry(128)])
     monkeypatch.setenv("KSGEN_TRUST", "all")

@@ -1,5 +1,5 @@
-"""Constants and sizes of all factors of one launch by matrix tiles, and its expected cycles. A factor alone is a chain of
-one.
+"""Constants and sizes of all factors of one launch by matrix tiles, and its expected cycles. A factor alone is a chain
+of one.
 
 The factors are applied to a block of the batch while it is in a core's second-level cache.
 """
@@ -40,7 +40,10 @@ class AmxChainConstants(Constants):
     def parsed(self) -> list[AmxConstants]:
         """Constants of each factor by itself. Intermediates are read at once, so they stay in the cache."""
         each = ((numbers_of(self.tiles, words, _WORDS), is_last) for words, is_last in listed(self.tiles))
-        return [AmxConstants(block=self.block, parts=1, streaming=self.streaming if is_last else 0, **numbers) for numbers, is_last in each]
+        return [
+            AmxConstants(block=self.block, parts=1, streaming=self.streaming if is_last else 0, **numbers)
+            for numbers, is_last in each
+        ]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,9 @@ class AmxChainTiling(LaunchTiling):
     @cached_property
     def factors(self) -> Sequence[AmxTiling]:
         own = own_of_factors(self.kernel, self.constants)
-        return [AmxFactor(*each, not number) for number, each in enumerate(own)] if self.is_chain else [AmxTiling(*own[0])]
+        return (
+            [AmxFactor(*each, not number) for number, each in enumerate(own)] if self.is_chain else [AmxTiling(*own[0])]
+        )
 
     @property
     def pitch(self) -> int:
@@ -94,7 +99,10 @@ class AmxChainTiling(LaunchTiling):
         """Bytes that a block passes over: the private buffer, inputs and outputs, and the weights of all factors."""
         if not self.is_chain:
             return held_of(self.factors[0])
-        return Held(self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.streaming), self.packed_bytes)
+        return Held(
+            self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.streaming),
+            self.packed_bytes,
+        )
 
 
 def passing_bytes(kernel: KernelSpec, block: int, streaming: int) -> int:

@@ -29,7 +29,12 @@ TASKS = 4  # work groups per core, at least
 
 def reads_in_place(kernel: KernelSpec) -> bool:
     """Whether rows of X can be operands in place: they are 16-bit, and contiguous in memory."""
-    return kernel.layout == "bsf" and kernel.pattern.d == 1 and products_of(kernel).parts == 1 and kernel.pattern.c >= INPUTS
+    return (
+        kernel.layout == "bsf"
+        and kernel.pattern.d == 1
+        and products_of(kernel).parts == 1
+        and kernel.pattern.c >= INPUTS
+    )
 
 
 def least_of(kernel: KernelSpec) -> AmxTiling:
@@ -48,7 +53,10 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
         return _with_parts(AmxTiling(kernel, min(_options(kernel, batch), key=cycles)), limits, batch)
     # a long block exceeds the second-level cache, and for a short one all weights pass more often
     most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has one
-    return min((of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in CHAIN_BLOCKS)), key=cycles)
+    return min(
+        (of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in CHAIN_BLOCKS)),
+        key=cycles,
+    )
 
 
 def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
@@ -88,14 +96,18 @@ def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
     possible."""
     b, steps = kernel.pattern.b, divide_up(kernel.pattern.c, INPUTS)
     depths = dict.fromkeys(divide_up(steps, divide_up(steps, depth)) for depth in DEPTHS)
-    outputs = dict.fromkeys(round_up(divide_up(b, groups), PAIR) for groups in range(divide_up(b, MOST_OUTPUTS), divide_up(b, PAIR) + 1))
+    outputs = dict.fromkeys(
+        round_up(divide_up(b, groups), PAIR) for groups in range(divide_up(b, MOST_OUTPUTS), divide_up(b, PAIR) + 1)
+    )
     return product(outputs, depths)
 
 
 def _lie_ready(kernel: KernelSpec, block: int) -> bool:
     """Whether rows of X can be read in place, and do not evict each other from the first-level cache."""
     apart = kernel.in_features * kernel.item_bytes
-    sets = next(SETS_BYTES // step for step in (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if apart % step == 0)
+    sets = next(
+        SETS_BYTES // step for step in (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if apart % step == 0
+    )
     return reads_in_place(kernel) and block <= WAYS * sets
 
 

@@ -1,8 +1,8 @@
-"""The amx family: a processor's matrix tiles, for every pattern, batch and layout, and for all factors of a layer in one
-launch.
+"""The amx family: a processor's matrix tiles, for every pattern, batch and layout, and for all factors of a layer in
+one launch.
 
-Decides the tiles of `amx.cl.j2`; its design is docs/kernels/amx.md. Never renders, compiles or runs. Weights are packed as
-for each factor alone.
+Decides the tiles of `amx.cl.j2`; its design is docs/kernels/amx.md. Never renders, compiles or runs. Weights are packed
+as for each factor alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,18 +30,33 @@ AnyAmxConstants = AmxConstants | AmxChainConstants
 
 RULES: tuple[Rule[AmxConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
-    Rule("precision is one that matrix tiles multiply", lambda k, c: k.arithmetic.tiles is not None, lambda k, c: ", ".join(on_tiles())),
-    Rule("every constant but panel and streaming is at least 1", lambda k, c: min(c.block, c.outputs, c.parts, c.depth) >= 1),
+    Rule(
+        "precision is one that matrix tiles multiply",
+        lambda k, c: k.arithmetic.tiles is not None,
+        lambda k, c: ", ".join(on_tiles()),
+    ),
+    Rule(
+        "every constant but panel and streaming is at least 1",
+        lambda k, c: min(c.block, c.outputs, c.parts, c.depth) >= 1,
+    ),
     Rule("panel is 0, 1 or 2", lambda k, c: c.panel in (0, 1, 2)),
     Rule("streaming is 0 or 1", lambda k, c: c.streaming in (0, 1)),
-    Rule("depth is at most the tiles along the inputs", lambda k, c: c.depth <= AmxTiling(k, c).steps, lambda k, c: AmxTiling(k, c).steps),
+    Rule(
+        "depth is at most the tiles along the inputs",
+        lambda k, c: c.depth <= AmxTiling(k, c).steps,
+        lambda k, c: AmxTiling(k, c).steps,
+    ),
     Rule("block is a multiple of 32", lambda k, c: c.block % PAIR == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
     Rule(
         "panel is 1 or 2 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved",
         lambda k, c: c.panel >= 1 or reads_in_place(k),
     ),
-    Rule("parts is at most the groups of outputs", lambda k, c: c.parts <= AmxTiling(k, c).columns, lambda k, c: AmxTiling(k, c).columns),
+    Rule(
+        "parts is at most the groups of outputs",
+        lambda k, c: c.parts <= AmxTiling(k, c).columns,
+        lambda k, c: AmxTiling(k, c).columns,
+    ),
 )
 
 
@@ -67,7 +82,12 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     by_default = False  # no machine with tiles has timed it
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job != "gradient" and _is_one_layer(kernel) and not kernel.is_quantized and has_tiles_for(kernel, limits)
+        return (
+            kernel.job != "gradient"
+            and _is_one_layer(kernel)
+            and not kernel.is_quantized
+            and has_tiles_for(kernel, limits)
+        )
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return not kernel.is_strided
@@ -193,7 +213,9 @@ def factor_words(shape: AmxTiling) -> dict[str, Any]:
 def tile_picture(shape: AmxTiling) -> str:
     rows, columns = ("rows s of the batch", "outputs k") if shape.is_bsf else ("outputs k", "rows s of the batch")
     heading = "Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all j of a plane sequentially."
-    return draw(heading, DrawnSide(PAIR, rows, 2), DrawnSide(PAIR, columns, 2), lambda row, column: f"tile {2 * row + column}")
+    return draw(
+        heading, DrawnSide(PAIR, rows, 2), DrawnSide(PAIR, columns, 2), lambda row, column: f"tile {2 * row + column}"
+    )
 
 
 def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:

@@ -37,7 +37,9 @@ class AmxConstants(Constants):
 def products_of(kernel: KernelSpec) -> TileProducts:
     """Products by which tiles multiply the elements of a kernel's arrays."""
     if kernel.arithmetic.tiles is None:
-        raise ConstantsError(f"{kernel.name}: matrix tiles have no products in {kernel.precision}; accepted: {', '.join(on_tiles())}")
+        raise ConstantsError(
+            f"{kernel.name}: matrix tiles have no products in {kernel.precision}; accepted: {', '.join(on_tiles())}"
+        )
     return kernel.arithmetic.tiles
 
 
@@ -274,7 +276,13 @@ class AmxTiling(TilePlanes):
     @property
     def plane_shares(self) -> int:
         """Shares of steps in which a plane is multiplied."""
-        return self.shares * self.run * divide_up(self.kernel.pattern.b, PAIR) * (self.constants.block // PAIR) * self.steps
+        return (
+            self.shares
+            * self.run
+            * divide_up(self.kernel.pattern.b, PAIR)
+            * (self.constants.block // PAIR)
+            * self.steps
+        )
 
     @property
     def copied_meanwhile(self) -> float:

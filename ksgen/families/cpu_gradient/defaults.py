@@ -16,7 +16,8 @@ from ksgen.spec import KernelSpec
 TASKS = 4  # work groups per core, so that a late one leaves its neighbours' work to others
 COLUMN_BYTES = 24 * 1024  # bytes of dY that stay in a first-level cache while lanes are along the outputs
 PANEL_BYTES = 512 * 1024  # per block, so that they stay in a second-level cache
-KEPT_BYTES = 768 * 1024  # bytes of a work group's private buffer by tiles: with its sums it stays in the second-level cache
+# bytes of a work group's private buffer by tiles: with its sums it stays in the second-level cache
+KEPT_BYTES = 768 * 1024
 MOST_OUTPUTS = 256  # per j that share a copy of its inputs
 BLOCKS = (512, 384, 256, 192, 128, 96, 64, 32)  # by tiles: longer ones add to the sums in memory less often
 # per block along the batch: enough to amortize adding up across lanes, few enough for a first-level cache

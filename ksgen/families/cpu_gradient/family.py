@@ -13,7 +13,13 @@ from typing import Any
 from ksgen.families.amx.shape import INPUTS, PAIR, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
 from ksgen.families.chains import rules_for
-from ksgen.families.cpu_gradient.defaults import TASKS, default_by_tiles, default_by_vectors, multiplies_pairs, tile_sizes
+from ksgen.families.cpu_gradient.defaults import (
+    TASKS,
+    default_by_tiles,
+    default_by_vectors,
+    multiplies_pairs,
+    tile_sizes,
+)
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
 from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
 from ksgen.families.rules import Rule
@@ -26,7 +32,8 @@ from ksgen.spec.precision import BF16, on_tiles
 AnyGradientConstants = VectorGradientConstants | AmxGradientConstants
 
 LEAST_VECTORS = 8  # a tile of a search, where a pattern has as many
-SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16)) if parts * pieces == 16]  # among work groups
+# among work groups
+SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16)) if parts * pieces == 16]
 
 _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
     Rule("job is gradient", lambda k, c: k.job == "gradient"),
@@ -44,7 +51,9 @@ _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
     Rule(
         "pairs is 0 but in bfloat16 with four lanes or more, and in batch-size-last with lanes along the outputs",
-        lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16 and (k.layout == "bsf" or c.along == "batch")),
+        lambda k, c: (
+            not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16 and (k.layout == "bsf" or c.along == "batch"))
+        ),
     ),
     Rule(
         "block is even with pairs, and along the batch a multiple of twice the lanes",
@@ -63,7 +72,11 @@ _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
 
 _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
     Rule("job is gradient", lambda k, c: k.job == "gradient"),
-    Rule("precision is one that matrix tiles multiply", lambda k, c: k.arithmetic.tiles is not None, lambda k, c: ", ".join(on_tiles())),
+    Rule(
+        "precision is one that matrix tiles multiply",
+        lambda k, c: k.arithmetic.tiles is not None,
+        lambda k, c: ", ".join(on_tiles()),
+    ),
     Rule("every constant is at least 1", lambda k, c: min(asdict(c).values()) >= 1),
     Rule("block is a multiple of 32", lambda k, c: c.block % INPUTS == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
@@ -93,7 +106,11 @@ class CpuGradient(Shaped[AnyGradientConstants]):
         self.only = only
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return limits.is_cpu and kernel.job == "gradient" and (self.only is not AmxGradientConstants or has_tiles_for(kernel, limits))
+        return (
+            limits.is_cpu
+            and kernel.job == "gradient"
+            and (self.only is not AmxGradientConstants or has_tiles_for(kernel, limits))
+        )
 
     def runs(self, kernel: KernelSpec, constants: AnyGradientConstants, limits: Limits) -> bool:
         by_tiles = isinstance(constants, AmxGradientConstants)
@@ -106,7 +123,9 @@ class CpuGradient(Shaped[AnyGradientConstants]):
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyGradientConstants:
         by_tiles = self.only is AmxGradientConstants or (not self.only and self.name in kernel.arithmetic.families)
-        return (default_by_tiles if by_tiles and has_tiles_for(kernel, limits) else default_by_vectors)(kernel, limits, batch)
+        return (default_by_tiles if by_tiles and has_tiles_for(kernel, limits) else default_by_vectors)(
+            kernel, limits, batch
+        )
 
     def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[AnyGradientConstants]:
         found = self.default(kernel, limits, batch)
@@ -127,7 +146,9 @@ class CpuGradient(Shaped[AnyGradientConstants]):
             wide = [(height, width) for height, width in sizes if height * width >= least]
             pairs = (1, 0) if multiplies_pairs(kernel, limits, along) else (0,)
             for (height, width), block, (parts, pieces), paired in product(wide, (96, 192, 384), SHARED_OUT, pairs):
-                constants = VectorGradientConstants(along, lanes, height, width, round_up(block, lanes), parts, pieces, paired)
+                constants = VectorGradientConstants(
+                    along, lanes, height, width, round_up(block, lanes), parts, pieces, paired
+                )
                 if self.keeps_rules(kernel, constants):
                     yield constants
 
@@ -146,7 +167,8 @@ class CpuGradient(Shaped[AnyGradientConstants]):
         shape = self.shape(kernel, constants)
         parts = shape.parts(batch)
         return Geometry(
-            parts * constants.pieces, 1, 0, parts * shape.part_bytes, at_once=TASKS, group_bytes=shape.slot * kernel.real_bytes,
+            parts * constants.pieces, 1, 0, parts * shape.part_bytes, at_once=TASKS,
+            group_bytes=shape.slot * kernel.real_bytes,
             after=(Pass("sum", self.pack_geometry(kernel, constants)),),
         )  # fmt: skip
 
@@ -157,7 +179,8 @@ class CpuGradient(Shaped[AnyGradientConstants]):
         shape, moved = self.shape(kernel, constants), kernel.bytes(batch)
         parts = shape.parts(batch)
         return Work(
-            parts * constants.pieces, moved, moved + shape.sums_bytes(batch), 0, shape.multiply_adds(batch), cycles=shape.cycles(batch),
+            parts * constants.pieces, moved, moved + shape.sums_bytes(batch), 0, shape.multiply_adds(batch),
+            cycles=shape.cycles(batch),
             passed_bytes=parts * shape.part_bytes,
         )  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""Gradients by matrix tiles: constants, sizes derived from them, expected cycles, and variables of the template. Columns
-are a plane's inputs with one group of its outputs. Nothing here was measured.
+"""Gradients by matrix tiles: constants, sizes derived from them, expected cycles, and variables of the template.
+Columns are a plane's inputs with one group of its outputs. Nothing here was measured.
 """
 
 from dataclasses import dataclass
@@ -114,7 +114,8 @@ class AmxGradientTiling(TilePlanes):
         """Cycles of all cores together, for one launch."""
         constants, pattern = self.constants, self.kernel.pattern
         blocks, parts = divide_up(batch, constants.block), self.parts(batch)
-        inputs = self.dots(batch) / 2 * TILE_BYTES * self.products.parts / self.products.products  # outputs stay in the first-level cache
+        # outputs stay in the first-level cache
+        inputs = self.dots(batch) / 2 * TILE_BYTES * self.products.parts / self.products.products
         sums = blocks * self.units * self.tiles * TILE_SUMS * 4 * 2
         sharing = max(1.0, constants.pieces / self.planes)  # pieces that each copy a plane's inputs
         copied = ITEM * batch * (sharing * pattern.in_features + pattern.out_features)
@@ -138,9 +139,11 @@ class AmxGradientTiling(TilePlanes):
             "mending": "split" if is_split else "none",
             "picture": draw(
                 "Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all rows of a block.",
-                DrawnSide(PAIR, "outputs k", 2), DrawnSide(PAIR, "inputs l", 2), lambda row, column: f"tile {2 * row + column}",
+                DrawnSide(PAIR, "outputs k", 2),
+                DrawnSide(PAIR, "inputs l", 2),
+                lambda row, column: f"tile {2 * row + column}",
             ),
-        }  # fmt: skip
+        }
 
     @property
     def constexprs(self) -> list[Constexpr]:
@@ -170,6 +173,8 @@ class AmxGradientTiling(TilePlanes):
             Constexpr("PART", self.part, "sums per part of the batch", "long long"),
             Constexpr("SLOT", self.slot, "elements of a work group's private buffer", "long long"),
             *row_constexprs(self.kernel, "dY"),
-            Constexpr("IS_BATCH_LAST", self.kernel.layout != "bsf", "whether the rows of the batch are contiguous per feature"),
+            Constexpr(
+                "IS_BATCH_LAST", self.kernel.layout != "bsf", "whether the rows of the batch are contiguous per feature"
+            ),
             Constexpr("ROWS", ROWS, "rows of a tile"),
         ]

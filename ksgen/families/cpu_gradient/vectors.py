@@ -1,5 +1,5 @@
-"""Gradients from vector registers full of sums: constants, sizes derived from them, expected cycles, and variables of the
-template. Columns are tiles that share their outputs.
+"""Gradients from vector registers full of sums: constants, sizes derived from them, expected cycles, and variables of
+the template. Columns are tiles that share their outputs.
 """
 
 from dataclasses import dataclass
@@ -7,7 +7,17 @@ from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
-from ksgen.families.vector.cycles import COPY, ELEMENT, FIRST_LEVEL_BYTES, LAUNCH, SECOND_LEVEL_BYTES, TASK, TILE, TRANSPOSE, tile_of
+from ksgen.families.vector.cycles import (
+    COPY,
+    ELEMENT,
+    FIRST_LEVEL_BYTES,
+    LAUNCH,
+    SECOND_LEVEL_BYTES,
+    TASK,
+    TILE,
+    TRANSPOSE,
+    tile_of,
+)
 from ksgen.families.vector.planes import Planes, round_up, tile_picture
 from ksgen.families.vector.shape import LINE_BYTES
 from ksgen.spec import KernelSpec
@@ -50,7 +60,11 @@ class VectorGradientTiling(Planes):
     def tiles(self) -> int:
         """Columns per (i, j), or per plane if lanes are along the outputs."""
         _, b, _, d = self.kernel.pattern.shape
-        return divide_up(b * d, self.tile_lanes) if self.is_along_outputs and self.is_short else divide_up(b, self.constants.width)
+        return (
+            divide_up(b * d, self.tile_lanes)
+            if self.is_along_outputs and self.is_short
+            else divide_up(b, self.constants.width)
+        )
 
     @property
     def columns(self) -> int:
@@ -181,7 +195,8 @@ class VectorGradientTiling(Planes):
         """Cycles of all cores together, for one launch."""
         constants, pattern = self.constants, self.kernel.pattern
         blocks, tiles = divide_up(batch, constants.block), self.columns * self.rows
-        block = min(divide_up(divide_up(batch, self.unit), blocks) * self.unit, batch)  # the kernel divides them in the same way
+        # the kernel divides them in the same way
+        block = min(divide_up(divide_up(batch, self.unit), blocks) * self.unit, batch)
         tile, lanes = tile_of(self), constants.lanes
         steps = divide_up(block, self.unit)
         after = 2 if self.is_along_outputs else ACROSS  # sums are read and written, or added up first
@@ -189,7 +204,8 @@ class VectorGradientTiling(Planes):
         inputs = steps * constants.height * (1 if self.is_along_outputs else lanes) * self.real_bytes
         again = 1 if outputs + inputs <= FIRST_LEVEL_BYTES else self.rows
         missed = self.columns * outputs * again + tiles * inputs
-        sharing = max(1.0, constants.pieces / divide_up(self.columns, self.plane_columns))  # pieces that each copy a plane's inputs
+        # pieces that each copy a plane's inputs
+        sharing = max(1.0, constants.pieces / divide_up(self.columns, self.plane_columns))
         moved = block * (sharing * pattern.in_features + pattern.out_features)
         is_scattered = self.is_along_outputs and self.kernel.layout == "bsl"
         copied = moved * (ELEMENT if is_scattered else (TRANSPOSE if self.is_transposed else COPY) / lanes)
@@ -203,7 +219,9 @@ class VectorGradientTiling(Planes):
     @property
     def words(self) -> dict[str, Any]:
         """Variables of the template."""
-        picture = tile_picture("A tile of dW", self.constants, ("inputs l", "inputs l"), ("outputs (k, j)", "outputs k"))
+        picture = tile_picture(
+            "A tile of dW", self.constants, ("inputs l", "inputs l"), ("outputs (k, j)", "outputs k")
+        )
         return super().words | {
             "n": "",
             "source": "stored",
@@ -225,7 +243,9 @@ class VectorGradientTiling(Planes):
             *pattern_constexprs(self.kernel),
             Constexpr("LANES", constants.lanes, "lanes per vector register"),
             Constexpr("HEIGHT", constants.height, "inputs per tile"),
-            Constexpr("WIDTH", constants.width, "vectors of outputs per tile" if self.is_along_outputs else "outputs per tile"),
+            Constexpr(
+                "WIDTH", constants.width, "vectors of outputs per tile" if self.is_along_outputs else "outputs per tile"
+            ),
             Constexpr("BLOCK", constants.block, "rows of the batch whose sums stay in registers, at most"),
             Constexpr("TOGETHER", self.together, "rows of the batch per element of a vector"),
             Constexpr("UNIT", self.unit, "rows of the batch of which blocks are whole multiples"),

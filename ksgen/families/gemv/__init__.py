@@ -5,4 +5,12 @@ from ksgen.families.gemv.family import Gemv
 from ksgen.families.gemv.group import GemvGroupConstants, GemvGroupTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 
-__all__ = ["Gemv", "GemvChainConstants", "GemvChainTiling", "GemvConstants", "GemvGroupConstants", "GemvGroupTiling", "GemvTiling"]
+__all__ = [
+    "Gemv",
+    "GemvChainConstants",
+    "GemvChainTiling",
+    "GemvConstants",
+    "GemvGroupConstants",
+    "GemvGroupTiling",
+    "GemvTiling",
+]

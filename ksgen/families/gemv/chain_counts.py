@@ -26,7 +26,9 @@ def cache_bytes(shape: GemvChainTiling, batch: int) -> float:
     tiles = divide_up(batch, own.tile_batch)
     covers = last.tiles_out * last.tiles_d * first.planes_d // first.own.d  # times that all blocks together read X
     needed = replace(first.kernel, chains=Pattern(first.kernel.pattern.a, 1, first.planes_i * first.own.c, first.own.d))
-    x = covers * run_bytes_of(needed, needed.pattern.c, needed.pattern.c, first.planes_d, batch, own.tile_batch, needed.x_item_bytes)
+    x = covers * run_bytes_of(
+        needed, needed.pattern.c, needed.pattern.c, first.planes_d, batch, own.tile_batch, needed.x_item_bytes
+    )
     outputs = first.kernel.pattern.b
     rows = last.tiles_out * row_bytes(first, outputs, outputs, own.tile_d)
     rows += row_bytes(last, last.kernel.pattern.b, own.tile_out, own.tile_d)
@@ -102,7 +104,9 @@ def first_read_cycles(first: First, tile_d: int) -> int:
     """Shared-memory cycles of one warp whose lanes each read one piece of X."""
     size, lanes = first.kernel.x_item_bytes, first.constants.lanes_in
     piece, apart = first.vector * size, first.x_plane * size
-    return read_cycles([plane * apart + lane % lanes * piece for lane, plane in enumerate(_planes(first, tile_d))], piece)
+    return read_cycles(
+        [plane * apart + lane % lanes * piece for lane, plane in enumerate(_planes(first, tile_d))], piece
+    )
 
 
 @lru_cache(REMEMBERED)

@@ -51,7 +51,10 @@ def options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[Gem
             continue
         constants = GemvChainConstants.of(last, *first)
         shape = GemvChainTiling(kernel, constants)
-        if shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads) and shape.shared_bytes <= limits.shared_bytes:
+        if (
+            shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads)
+            and shape.shared_bytes <= limits.shared_bytes
+        ):
             yield constants
 
 
@@ -68,10 +71,15 @@ def _best_first(kernel: KernelSpec, last: GemvConstants) -> tuple[int, int, int]
         if thread_out > 1 and alike != inf and alike % thread_out:
             continue
         shape = GemvChainTiling(kernel, GemvChainConstants.of(last, thread_out, lanes_in, steps))
-        if shape.first.x_copies > MOST_COPIES * shape.threads or shape.registers > min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads):
+        if shape.first.x_copies > MOST_COPIES * shape.threads or shape.registers > min(
+            MOST_REGISTERS, MOST_OF_BLOCK // shape.threads
+        ):
             continue
         issued, shared = _first_cycles(shape)
-        cost = max(issued * divide_up(shape.threads // WARP, SCHEDULERS), shared) + shape.passes * shape.first.stages * WAIT_CYCLES
+        cost = (
+            max(issued * divide_up(shape.threads // WARP, SCHEDULERS), shared)
+            + shape.passes * shape.first.stages * WAIT_CYCLES
+        )
         if found is None or cost < found[0]:
             found = cost, (thread_out, lanes_in, steps)
     return found and found[1]

@@ -47,7 +47,9 @@ class GemvChainConstants(Constants):
 
     @property
     def last(self) -> GemvConstants:
-        return GemvConstants(self.tile_batch, self.tile_out, self.tile_d, self.thread_out, self.lanes_in, self.warps_in, self.steps)
+        return GemvConstants(
+            self.tile_batch, self.tile_out, self.tile_d, self.thread_out, self.lanes_in, self.warps_in, self.steps
+        )
 
     @property
     def threads(self) -> int:

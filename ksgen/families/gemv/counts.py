@@ -20,10 +20,16 @@ def cache_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> flo
     shape, own, (_, b, c, _) = GemvTiling(kernel, constants), constants, kernel.pattern.shape
     inputs = run_bytes_of(kernel, c, c, own.tile_d, batch, own.tile_batch, kernel.x_item_bytes)
     outputs = output_bytes(kernel, constants, batch)
-    return shape.tiles_out * inputs + divide_up(batch, own.tile_batch) * row_bytes(shape, b, own.tile_out, own.tile_d) + outputs
+    return (
+        shape.tiles_out * inputs
+        + divide_up(batch, own.tile_batch) * row_bytes(shape, b, own.tile_out, own.tile_d)
+        + outputs
+    )
 
 
-def run_bytes_of(kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, size: int) -> float:
+def run_bytes_of(
+    kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, size: int
+) -> float:
     """Bytes of X or Y, moved once.
 
     If a tile holds the whole batch of an array in batch-size-last, neighbouring j are contiguous.
@@ -37,7 +43,9 @@ def run_bytes_of(kernel: KernelSpec, features: int, tile: int, tile_d: int, batc
 def output_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> float:
     """Bytes of Y, and of the residual if there is one."""
     arrays, own = 2 if kernel.epilogue.residual else 1, constants
-    return arrays * run_bytes_of(kernel, kernel.pattern.b, own.tile_out, own.tile_d, batch, own.tile_batch, kernel.item_bytes)
+    return arrays * run_bytes_of(
+        kernel, kernel.pattern.b, own.tile_out, own.tile_d, batch, own.tile_batch, kernel.item_bytes
+    )
 
 
 def row_bytes(shape: GemvTiling, outputs: int, tile_out: int, tile_d: int) -> float:
@@ -95,7 +103,10 @@ def copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
         return (s * shape.x_entry + j * shape.x_plane + inputs * step) * size
 
     every = range(constants.tile_batch * constants.tile_d * runs)
-    return sum(write_cycles([place(at) for at in every[first : first + WARP]], shape.x_vector * size) for first in every[::WARP])
+    return sum(
+        write_cycles([place(at) for at in every[first : first + WARP]], shape.x_vector * size)
+        for first in every[::WARP]
+    )
 
 
 @lru_cache(REMEMBERED)
@@ -107,7 +118,11 @@ def part_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
 
     def place(group: int, at: int) -> int:
         k, j, s = group // own.tile_d * own.thread_out + at // own.tile_batch, group % own.tile_d, at % own.tile_batch
-        return (s * own.tile_out + k) * own.tile_d + j if kernel.layout == "bsf" else (k * own.tile_d + j) * own.tile_batch + s
+        return (
+            (s * own.tile_out + k) * own.tile_d + j
+            if kernel.layout == "bsf"
+            else (k * own.tile_d + j) * own.tile_batch + s
+        )
 
     cycles = 0
     for first in range(0, shape.warps_out * shape.groups, shape.groups):

@@ -47,7 +47,11 @@ def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
         if (sharers * steps >= 2 * pieces and sharers * steps > 1) or (warps_in > 1 and lanes_in < WARP):
             continue
         for thread_out, warps_out in product((1, 2, 4, 8), (1, 2, 4, 8, 16)):
-            if max(thread_out, steps) > max(1, MOST_SUMS // tile_batch) or thread_out >= 2 * b or warps_in * warps_out > MOST_WARPS:
+            if (
+                max(thread_out, steps) > max(1, MOST_SUMS // tile_batch)
+                or thread_out >= 2 * b
+                or warps_in * warps_out > MOST_WARPS
+            ):
                 continue
             groups = warps_out * WARP // lanes_in
             for tile_d in sorted({min(d, groups, most) for most in (1, 2, 4, 8, 16, groups)}):
@@ -81,7 +85,9 @@ def expected_cycles(kernel: KernelSpec, constants: GemvConstants, limits: Limits
 def stage_instructions(shape: GemvTiling) -> int:
     """Instructions of one thread to multiply the pieces of one stage."""
     own, widening = shape.constants, WIDENING if shape.kernel.is_quantized else 1
-    step = shape.sums * shape.vector + own.tile_batch * (1 + shape.vector) + own.thread_out * (2 + widening * shape.vector)
+    step = (
+        shape.sums * shape.vector + own.tile_batch * (1 + shape.vector) + own.thread_out * (2 + widening * shape.vector)
+    )
     return own.steps * step
 
 
@@ -100,4 +106,6 @@ def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> GemvConstants:
     found = list(shapes(kernel, tile_batch))
     if not found:  # with so few rows, too few threads copy X
         return best(kernel, limits, tile_batch // 2)
-    return min(found, key=lambda each: (expected_cycles(kernel, each, limits, tile_batch), GemvTiling(kernel, each).threads))
+    return min(
+        found, key=lambda each: (expected_cycles(kernel, each, limits, tile_batch), GemvTiling(kernel, each).threads)
+    )

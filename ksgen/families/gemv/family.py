@@ -41,7 +41,8 @@ class Gemv(Packing[AnyGemvConstants]):
     )
     for_small_batches = True
     why = (
-        "small batches, as in decoding: each weight is read once, to registers, for plain multiply-adds; one factor, two of a layer, or "
+        "small batches, as in decoding: each weight is read once, to registers, for plain multiply-adds; one factor, "
+        "two of a layer, or "
         "several layers on one X in one launch; from sm_80 on"
     )
 
@@ -95,7 +96,9 @@ class Gemv(Packing[AnyGemvConstants]):
 
     def work(self, kernel: KernelSpec, constants: AnyGemvConstants, batch: int) -> Work:
         if isinstance(constants, GemvGroupConstants):  # X is read from memory once
-            each = [self.work(layer, own, batch) for layer, own in zip(layer_kernels(kernel), constants.layers, strict=True)]
+            each = [
+                self.work(layer, own, batch) for layer, own in zip(layer_kernels(kernel), constants.layers, strict=True)
+            ]
             again = (len(each) - 1) * kernel.x_item_bytes * batch * kernel.in_features
             found = Work(*map(sum, zip(*map(astuple, each), strict=True)))
             return replace(found, memory_bytes=found.memory_bytes - again)

@@ -75,7 +75,10 @@ class GemvGroupTiling:
     def layers(self) -> list[GemvTiling | GemvChainTiling]:
         """Sizes of each layer in a launch of its own."""
         each = zip(layer_kernels(self.kernel), self.constants.layers, strict=True)
-        return [GemvChainTiling(layer, own) if isinstance(own, GemvChainConstants) else GemvTiling(layer, own) for layer, own in each]
+        return [
+            GemvChainTiling(layer, own) if isinstance(own, GemvChainConstants) else GemvTiling(layer, own)
+            for layer, own in each
+        ]
 
     @property
     def threads(self) -> int:
@@ -129,7 +132,9 @@ def _with_shares(kernel: KernelSpec, limits: Limits) -> list[tuple[KernelSpec, L
     """Each layer with its share of the multiprocessors, in proportion to its weights."""
     layers = layer_kernels(kernel)
     shares = [layer.weight_bytes * limits.multiprocessors // kernel.weight_bytes for layer in layers]
-    return [(layer, replace(limits, multiprocessors=max(1, share))) for layer, share in zip(layers, shares, strict=True)]
+    return [
+        (layer, replace(limits, multiprocessors=max(1, share))) for layer, share in zip(layers, shares, strict=True)
+    ]
 
 
 def _common(ranked: Sequence[dict[int, tuple[tuple[float, OfLayer], ...]]]) -> list[int]:
@@ -138,7 +143,9 @@ def _common(ranked: Sequence[dict[int, tuple[tuple[float, OfLayer], ...]]]) -> l
 
 
 @lru_cache(REMEMBERED)
-def _by_threads(layer: KernelSpec, limits: Limits, size: int, entries: int) -> dict[int, tuple[tuple[float, OfLayer], ...]]:
+def _by_threads(
+    layer: KernelSpec, limits: Limits, size: int, entries: int
+) -> dict[int, tuple[tuple[float, OfLayer], ...]]:
     """Best constants of a layer, and their estimated cycles for a batch of `entries` rows, per number of threads in a
     block."""
     found: dict[int, list[tuple[float, OfLayer]]] = {}

@@ -12,22 +12,37 @@ from ksgen.spec.kernel import CHAIN
 
 RULES: tuple[Rule[GemvConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
-    Rule("every constant is at least 1", lambda k, c: all(value >= 1 for name, value in vars(c).items() if name != "early")),
+    Rule(
+        "every constant is at least 1",
+        lambda k, c: all(value >= 1 for name, value in vars(c).items() if name != "early"),
+    ),
     Rule("early is 0 or 1", lambda k, c: c.early in (0, 1)),
     Rule("tile_batch is at most 32", lambda k, c: c.tile_batch <= MOST_BATCH),
     Rule("thread_out is at most 8", lambda k, c: c.thread_out <= 8),
     Rule("steps is at most 8", lambda k, c: c.steps <= 8),
     Rule("lanes_in is a power of two up to 32", lambda k, c: WARP % c.lanes_in == 0),
-    Rule("tile_out is a multiple of thread_out", lambda k, c: c.tile_out % c.thread_out == 0, lambda k, c: c.thread_out),
+    Rule(
+        "tile_out is a multiple of thread_out", lambda k, c: c.tile_out % c.thread_out == 0, lambda k, c: c.thread_out
+    ),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
-    Rule("a block has at most 1024 threads", lambda k, c: GemvTiling(k, c).threads <= MOST_THREADS, lambda k, c: GemvTiling(k, c).threads),
+    Rule(
+        "a block has at most 1024 threads",
+        lambda k, c: GemvTiling(k, c).threads <= MOST_THREADS,
+        lambda k, c: GemvTiling(k, c).threads,
+    ),
 )
 
 CHAIN_RULES: tuple[Rule[GemvChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
     Rule("a chain of two factors is one layer's", lambda k, c: len(k.factors) == 2 and not k.is_group),
-    Rule("the second factor's a divides the first one's a, and the first one's d the second one's", lambda k, c: is_narrow(k)),
-    Rule("every constant is at least 1", lambda k, c: all(value >= 1 for name, value in vars(c).items() if name != "early")),
+    Rule(
+        "the second factor's a divides the first one's a, and the first one's d the second one's",
+        lambda k, c: is_narrow(k),
+    ),
+    Rule(
+        "every constant is at least 1",
+        lambda k, c: all(value >= 1 for name, value in vars(c).items() if name != "early"),
+    ),
     Rule("early is 0 or 1", lambda k, c: c.early in (0, 1)),
     Rule("a block has at most 1024 threads", lambda k, c: c.threads <= MOST_THREADS, lambda k, c: c.threads),
     Rule(
@@ -37,7 +52,9 @@ CHAIN_RULES: tuple[Rule[GemvChainConstants], ...] = (
     ),
     Rule(
         "first_thread_out is 1, or divides how many rows read the same X",
-        lambda k, c: c.first_thread_out == 1 or most_alike(k) % c.first_thread_out == 0 or most_alike(k) == float("inf"),
+        lambda k, c: (
+            c.first_thread_out == 1 or most_alike(k) % c.first_thread_out == 0 or most_alike(k) == float("inf")
+        ),
         lambda k, c: most_alike(k),
     ),
 )
@@ -45,7 +62,12 @@ CHAIN_RULES: tuple[Rule[GemvChainConstants], ...] = (
 
 def is_group(kernel: KernelSpec) -> bool:
     """Whether layers of one or two factors multiply one X, and none of them changes the layout."""
-    return kernel.job == CHAIN and kernel.is_group and kernel.out_layout is None and all(len(each) <= 2 for each in kernel.chains)
+    return (
+        kernel.job == CHAIN
+        and kernel.is_group
+        and kernel.out_layout is None
+        and all(len(each) <= 2 for each in kernel.chains)
+    )
 
 
 def _refused_layer(kernel: KernelSpec, constants: GemvGroupConstants) -> str:

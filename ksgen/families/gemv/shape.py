@@ -120,7 +120,9 @@ class GemvTiling(Tiled):
     @cached_property
     def x_vector(self) -> int:
         """Neighbouring l of X that a thread copies at a time."""
-        is_whole = self.kernel.layout == "bsf" and self.kernel.pattern.d == 1 and self.kernel.pattern.c % self.vector == 0
+        is_whole = (
+            self.kernel.layout == "bsf" and self.kernel.pattern.d == 1 and self.kernel.pattern.c % self.vector == 0
+        )
         return self.vector if is_whole else 1
 
     @property
@@ -202,7 +204,10 @@ class GemvTiling(Tiled):
 
     @property
     def shared_bytes(self) -> int:
-        return max(self.panels * self.panel * self.kernel.x_item_bytes, self.constants.warps_in * self.part * self.kernel.real_bytes)
+        return max(
+            self.panels * self.panel * self.kernel.x_item_bytes,
+            self.constants.warps_in * self.part * self.kernel.real_bytes,
+        )
 
     @property
     def registers(self) -> int:
@@ -217,7 +222,9 @@ class GemvTiling(Tiled):
         """
         own, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.x_item_bytes
         piece = max(1, self.vector * size // 4)
-        weights = (2 if self.stages > 1 else 1) * own.steps * own.thread_out * max(1, self.vector * self.weight_bytes // 4)
+        weights = (
+            (2 if self.stages > 1 else 1) * own.steps * own.thread_out * max(1, self.vector * self.weight_bytes // 4)
+        )
         is_widened = self.kernel.is_quantized or (size == 2 and own.tile_batch > 1)
         widened = self.vector * own.thread_out if is_widened else 0
         held = rounds * max(1, self.x_vector * size // 4)

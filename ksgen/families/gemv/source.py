@@ -1,5 +1,5 @@
-"""Template variables and constants of sources for small batches: of one factor, of two factors of a layer, and of several
-layers on one X."""
+"""Template variables and constants of sources for small batches: of one factor, of two factors of a layer, and of
+several layers on one X."""
 
 from itertools import accumulate
 from typing import Any
@@ -19,11 +19,25 @@ from ksgen.words import counted
 AnyGemvTiling = GemvTiling | GemvChainTiling | GemvGroupTiling
 
 _OF_BOTH = (  # constants of a factor alone that the source has for either of two, unchanged
-    "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "SHARERS", "TILE_IN", "STAGES", "SUMS", "SHUFFLES", "HALVINGS", "HELD", "SAME",
-    "SCALES",
+    "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "SHARERS", "TILE_IN", "STAGES", "SUMS", "SHUFFLES",
+    "HALVINGS", "HELD", "SAME", "SCALES",
 )  # fmt: skip
 INPUT = "Input"  # name of the type of a factor's inputs, if the two factors read different types
-_OF_LAST = ("A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TILES_OUT", "TILES_D", "PART", "X_PLANE", "X_ENTRY")
+_OF_LAST = (
+    "A",
+    "B",
+    "C",
+    "D",
+    "TILE_OUT",
+    "TILE_D",
+    "WARPS_IN",
+    "GROUPS",
+    "TILES_OUT",
+    "TILES_D",
+    "PART",
+    "X_PLANE",
+    "X_ENTRY",
+)
 
 
 def words_of(shape: AnyGemvTiling) -> dict[str, Any]:
@@ -69,7 +83,9 @@ def constexprs_of(shape: AnyGemvTiling) -> list[Constexpr]:
     if isinstance(shape, GemvChainTiling):
         return found
     tiles = enumerate(accumulate(each.grid(1) for each in shape.layers), 2)
-    return found + [Constexpr(f"BEFORE_{number}", each, f"tiles of the layers before layer {number}") for number, each in tiles]
+    return found + [
+        Constexpr(f"BEFORE_{number}", each, f"tiles of the layers before layer {number}") for number, each in tiles
+    ]
 
 
 def picture(shape: GemvTiling) -> str:
@@ -77,11 +93,13 @@ def picture(shape: GemvTiling) -> str:
     own = shape.constants
     tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
     return draw(
-        f"The weights of a tile of Y, in {counted(shape.stages, 'stage')}. There are {tiles}, and as many along s as the batch has.",
+        f"The weights of a tile of Y, in {counted(shape.stages, 'stage')}. There are {tiles}, and as many along s as "
+        "the batch has.",
         DrawnSide(own.tile_out * own.tile_d, "rows (k, j)", shape.warps_out),
         DrawnSide(shape.tile_in, "inputs l of a stage", own.warps_in),
         lambda row, column: f"warp {row * own.warps_in + column}",
-        f"A warp: {shape.groups} groups of {counted(own.lanes_in, 'lane')}, each with {counted(own.thread_out, 'row')} of one j.",
+        f"A warp: {shape.groups} groups of {counted(own.lanes_in, 'lane')}, each with "
+        f"{counted(own.thread_out, 'row')} of one j.",
     )
 
 
@@ -137,7 +155,9 @@ def _words_of_layers(shape: GemvGroupTiling) -> dict[str, Any]:
     drawn = [each.last if isinstance(each, GemvChainTiling) else each for each in kinds]
     pictures = zip(kinds, map(picture, drawn), strict=True)
     return {
-        "picture": "//\n".join(f"// Kind {number}, {each.kernel.factors}:\n{text}" for number, (each, text) in enumerate(pictures, 1)),
+        "picture": "//\n".join(
+            f"// Kind {number}, {each.kernel.factors}:\n{text}" for number, (each, text) in enumerate(pictures, 1)
+        ),
         "extra_arguments": ", bias, residual",  # named like the arguments of a single layer
         "extra_pitches": ", residual_pitch",
         "of_pairs": ("pair",) * (most - 1),
@@ -149,16 +169,22 @@ def _words_of_layers(shape: GemvGroupTiling) -> dict[str, Any]:
     }
 
 
-def _kind(shape: GemvGroupTiling, number: int, numbers: list[int], layer: GemvTiling | GemvChainTiling) -> dict[str, Any]:
+def _kind(
+    shape: GemvGroupTiling, number: int, numbers: list[int], layer: GemvTiling | GemvChainTiling
+) -> dict[str, Any]:
     """Template variables of equal layers: their source, and the arguments of its call."""
     of = [str(at) for at, each in enumerate(numbers, 1) if each == number]
-    found = {"number": number, "layers": f"{layer.kernel.factors}, of {'layers' if len(of) > 1 else 'layer'} {', '.join(of)}"}
+    found = {
+        "number": number,
+        "layers": f"{layer.kernel.factors}, of {'layers' if len(of) > 1 else 'layer'} {', '.join(of)}",
+    }
     if isinstance(layer, GemvChainTiling):
         weights = "layer.weights_1, layer.weights_2"
         return found | {"alone": (), "pair": [_factors(layer)], "within": "factor_2::", "weights": weights}
     known = {each.name for each in constexprs_of(shape)}
     constexprs = [each for each in constexprs_of_factor(layer) if each.name not in known]
-    factor = {"kernel": layer.kernel, "constexprs": constexprs, "variants": ("bsf",)}  # tiles of several j, in both layouts
+    # tiles of several j, in both layouts
+    factor = {"kernel": layer.kernel, "constexprs": constexprs, "variants": ("bsf",)}
     return found | {"alone": [factor], "pair": (), "within": "", "weights": "layer.weights_1"}
 
 
@@ -182,7 +208,9 @@ def constexprs_of_factor(shape: GemvTiling) -> list[Constexpr]:
         Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
         Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
         Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block"),
-        Constexpr("THREAD_OUT", constants.thread_out, "rows of weights, of neighbouring k, that a lane reads at a time"),
+        Constexpr(
+            "THREAD_OUT", constants.thread_out, "rows of weights, of neighbouring k, that a lane reads at a time"
+        ),
         Constexpr("LANES_IN", constants.lanes_in, "lanes of a warp that share a row"),
         Constexpr("WARPS_IN", constants.warps_in, "warps that share a row"),
         Constexpr("STEPS", constants.steps, "pieces of each of its rows that a lane loads at a time"),

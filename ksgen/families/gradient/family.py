@@ -63,7 +63,9 @@ class Gradient(Shaped[Any]):
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> Any:
         """Default of the tiling that is expected to be the fastest; of tensor cores if times are unknown."""
         if not (found := self.defaults(kernel, limits, batch)):
-            raise ConstantsError(f"{kernel.name}: {self.name} does not serve it on such a device (it is for: {self.why})")
+            raise ConstantsError(
+                f"{kernel.name}: {self.name} does not serve it on such a device (it is for: {self.why})"
+            )
 
         def cost(constants: Any) -> float:
             us = expected_us(self, kernel, limits, batch, constants)
@@ -85,7 +87,10 @@ class Gradient(Shaped[Any]):
             if not self.keeps_rules(kernel, tile):
                 continue
             shape = self.shape(kernel, tile)
-            most, parts = max((n for n in range(1, MOST_BLOCKS + 1) if fits(shape, limits, n)), default=0), shape.parts_for(limits)
+            most, parts = (
+                max((n for n in range(1, MOST_BLOCKS + 1) if fits(shape, limits, n)), default=0),
+                shape.parts_for(limits),
+            )
             counts = sorted({divide_up(parts, 2), parts, 2 * parts})
             for blocks, count in product(sorted({1, divide_up(most, 2), most} if most else ()), counts):
                 constants = replace(tile, parts=count, min_blocks=blocks)
@@ -107,7 +112,9 @@ class Gradient(Shaped[Any]):
 
     def pack_geometry(self, kernel: KernelSpec, constants: Any) -> Geometry:
         shape = self.shape(kernel, constants)
-        return Geometry(shape.tiles * shape.tile_weights // SUM_COLUMNS, shape.sum_threads, shape.sum_threads * shape.real_bytes)
+        return Geometry(
+            shape.tiles * shape.tile_weights // SUM_COLUMNS, shape.sum_threads, shape.sum_threads * shape.real_bytes
+        )
 
     def work(self, kernel: KernelSpec, constants: Any, batch: int) -> Work:
         shape = self.shape(kernel, constants)
@@ -169,4 +176,6 @@ def _default_of(tiling: Any, kernel: KernelSpec, limits: Limits) -> Any:
         pair = next((shape for shape in choices if fits(shape, budget, 2)), lone)
         chosen = pair if pair.cost() <= LONE * lone.cost() else lone
         return replace(chosen.constants, parts=chosen.parts_for(limits), min_blocks=chosen.blocks_for(budget))
-    raise ConstantsError(f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads")
+    raise ConstantsError(
+        f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads"
+    )

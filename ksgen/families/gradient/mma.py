@@ -123,7 +123,9 @@ class GradientMmaTiling(Parts):
 
     @property
     def copy(self) -> str:
-        """16-bit elements that must change their order go through registers: there are no 2-byte asynchronous copies."""
+        """16-bit elements that must change their order go through registers: there are no 2-byte asynchronous
+        copies.
+        """
         return "registers" if self.is_bsf and self.kernel.item_bytes == 2 else "async"
 
     @property
@@ -261,14 +263,19 @@ class GradientMmaTiling(Parts):
             DrawnSide(own.tile_out, "outputs k", own.warps_out),
             DrawnSide(own.tile_in, "inputs l", own.warps_in),
             lambda row, column: f"warp {column + own.warps_in * row}",
-            f"A warp: {rows} x {columns} sums, by {self.row_tiles} x {self.column_tiles} instructions of {ROWS} x {COLUMNS}.",
+            f"A warp: {rows} x {columns} sums, by {self.row_tiles} x {self.column_tiles} instructions of {ROWS} x "
+            f"{COLUMNS}.",
         )
 
     def own_words(self) -> dict[str, Any]:
         operand = {"float16": "f16", "bfloat16": "bf16"}.get(self.operand, self.operand)
         load = "gradient_mma/load_registers" if self.copy == "registers" else "gradient/load_async"
         split = {"complex_split": self.kernel.arithmetic.is_complex, "split": True} if self.components == 2 else {}
-        variants = (self.operand, *(name for name, is_so in split.items() if is_so), *(["spread"] if self.is_spread else []))
+        variants = (
+            self.operand,
+            *(name for name, is_so in split.items() if is_so),
+            *(["spread"] if self.is_spread else []),
+        )
         own = "tf32" if self.components == 2 else operand
         conjugated = ", conjugated" if self.kernel.arithmetic.is_complex else ""
         return {"copy": self.copy, "load": load, "operand": own, "variants": variants, "conjugated": conjugated}
@@ -284,7 +291,9 @@ class GradientMmaTiling(Parts):
             Constexpr("COMPONENTS", self.components, "parts into which an operand is split"),
             Constexpr("ROW_TILES", self.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
             Constexpr("COLUMN_TILES", self.column_tiles, "matrix instructions of a warp along its inputs, 8 each"),
-            Constexpr("SHARED_REALS", self.shared_bytes // self.real_bytes, "sums that a block's shared memory can hold"),
+            Constexpr(
+                "SHARED_REALS", self.shared_bytes // self.real_bytes, "sums that a block's shared memory can hold"
+            ),
         ]
 
     # ---- constants
@@ -300,7 +309,9 @@ class GradientMmaTiling(Parts):
             if 4 * kernel.arithmetic.halves * rows * columns > DEFAULT_SUMS or max(tile_out, tile_in) > 128:
                 continue
             for stages in (2,) if goes_through_registers else (4, 3, 2):
-                found = GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1)
+                found = GradientMmaConstants(
+                    tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1
+                )
                 if GradientMmaTiling(kernel, found).registers <= MOST_REGISTERS:
                     yield found
 
@@ -313,10 +324,15 @@ class GradientMmaTiling(Parts):
             (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5)
         ):
             tile_out, tile_in = ROWS * row_tiles * warps_out, COLUMNS * column_tiles * warps_in
-            if max(tile_out, tile_in) > MOST_TILE or 4 * kernel.arithmetic.halves * row_tiles * column_tiles > MOST_SUMS:
+            if (
+                max(tile_out, tile_in) > MOST_TILE
+                or 4 * kernel.arithmetic.halves * row_tiles * column_tiles > MOST_SUMS
+            ):
                 continue
             tile_batch = STRETCH // kernel.item_bytes * stretches
-            yield GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1)
+            yield GradientMmaConstants(
+                tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1
+            )
 
     def cost(self) -> float:
         """Relative cost: matrix instructions, padding included, and the reads, copies and waits per instruction."""
@@ -345,8 +361,16 @@ RULES: tuple[Rule[GradientMmaConstants], ...] = (
         lambda k, c: ", ".join(on_tensor_cores()),
     ),
     Rule("every constant is at least 1", lambda k, c: all(value >= 1 for value in asdict(c).values())),
-    Rule("tile_out is a multiple of 16 * warps_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0, lambda k, c: ROWS * c.warps_out),
-    Rule("tile_in is a multiple of 8 * warps_in", lambda k, c: c.tile_in % (COLUMNS * c.warps_in) == 0, lambda k, c: COLUMNS * c.warps_in),
+    Rule(
+        "tile_out is a multiple of 16 * warps_out",
+        lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0,
+        lambda k, c: ROWS * c.warps_out,
+    ),
+    Rule(
+        "tile_in is a multiple of 8 * warps_in",
+        lambda k, c: c.tile_in % (COLUMNS * c.warps_in) == 0,
+        lambda k, c: COLUMNS * c.warps_in,
+    ),
     Rule(
         "tile_batch is a multiple of 64 bytes",
         lambda k, c: c.tile_batch * k.item_bytes % STRETCH == 0,
@@ -359,13 +383,19 @@ RULES: tuple[Rule[GradientMmaConstants], ...] = (
         lambda k, c: GradientMmaTiling(k, c).threads <= MOST_THREADS,
         lambda k, c: GradientMmaTiling(k, c).threads,
     ),
-    Rule("a thread has at most 96 sums", lambda k, c: GradientMmaTiling(k, c).sums <= MOST_SUMS, lambda k, c: GradientMmaTiling(k, c).sums),
+    Rule(
+        "a thread has at most 96 sums",
+        lambda k, c: GradientMmaTiling(k, c).sums <= MOST_SUMS,
+        lambda k, c: GradientMmaTiling(k, c).sums,
+    ),
     Rule(
         "min_blocks blocks have at most 1536 threads",
         lambda k, c: GradientMmaTiling(k, c).threads * c.min_blocks <= PORTABLE.threads,
         lambda k, c: GradientMmaTiling(k, c).threads * c.min_blocks,
     ),
-    Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: _registers(k, c) <= REGISTERS, _registers),
+    Rule(
+        "the registers of min_blocks blocks are at most 65536", lambda k, c: _registers(k, c) <= REGISTERS, _registers
+    ),
     Rule(
         "stages is at least 2, and 2 in 16-bit bsf",
         lambda k, c: c.stages == 2 or (c.stages > 2 and GradientMmaTiling(k, c).copy == "async"),

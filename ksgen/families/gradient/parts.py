@@ -59,7 +59,9 @@ class Side:
         yield Constexpr(f"{name}_LINES", plan.lines * self.together, "lines of the tile")
         yield Constexpr(f"{name}_VECTOR", plan.vector, "neighbours that one copy moves")
         yield Constexpr(f"{name}_LANE_RUN", plan.lane_run, "lanes of a warp along a line")
-        yield Constexpr(f"{name}_LANE_LINES", plan.lane_lines, "lines that a warp copies at once, TOGETHER counted as one")
+        yield Constexpr(
+            f"{name}_LANE_LINES", plan.lane_lines, "lines that a warp copies at once, TOGETHER counted as one"
+        )
         yield Constexpr(f"{name}_WARPS_RUN", plan.warps_run, "warps along a line")
         yield Constexpr(f"{name}_LINE_STEP", plan.line_step, "lines that the block copies at once, counted alike")
         yield Constexpr(f"{name}_LINE_ROUNDS", plan.line_rounds, "rounds until all lines are copied")
@@ -186,13 +188,22 @@ class Parts(Tiled):
         """
         own, plan = side.image, side.plan
         if self.is_bsf:
-            image = Image(self.constants.tile_d, own.plane, own.next_entry * side.together, own.next_feature, self.kept_bytes, self.chunk)
+            image = Image(
+                self.constants.tile_d,
+                own.plane,
+                own.next_entry * side.together,
+                own.next_feature,
+                self.kept_bytes,
+                self.chunk,
+            )
         else:
             image = Image(1, 0, own.next_feature, own.next_entry, self.kept_bytes)
         wide = plan.vector if image.planes == image.next_run == 1 else 1
         size = wide * side.together * self.kept_bytes
         lines = [step * plan.lane_lines if image.chunk else 0 for step in range(plan.warp_steps)]
-        return sum(line_cycles(write_cycles, image, plan.lane_run, plan.vector, size, plan.run, wide, line) for line in lines)
+        return sum(
+            line_cycles(write_cycles, image, plan.lane_run, plan.vector, size, plan.run, wide, line) for line in lines
+        )
 
     def read_bytes_moved(self, batch: int) -> float:
         """Bytes of X and dY that all blocks read, one block per tile and part."""
@@ -208,7 +219,9 @@ class Parts(Tiled):
         parts = self.parts(batch)
         if parts == 1:
             return a * b * entry_bytes(c, d, own.tile_in, own.tile_d, self.kernel.item_bytes)
-        return 2 * parts * self.part_bytes + a * b * entry_bytes(c, d, gcd(own.tile_in, SUM_COLUMNS), 1, self.kernel.item_bytes)
+        return 2 * parts * self.part_bytes + a * b * entry_bytes(
+            c, d, gcd(own.tile_in, SUM_COLUMNS), 1, self.kernel.item_bytes
+        )
 
     def tile_constexprs(self) -> list[Constexpr]:
         """Constants that the shared parts of the templates use."""
@@ -248,4 +261,6 @@ def planes_of_search(kernel: KernelSpec) -> list[int]:
 def heading(shape: Parts) -> str:
     """Heading of the drawing of a tile."""
     tiles = counted(shape.tiles, "tile")
-    return f"A tile of dW, for one of its {shape.constants.tile_d} j. There are {tiles}, each by every part of the batch."
+    return (
+        f"A tile of dW, for one of its {shape.constants.tile_d} j. There are {tiles}, each by every part of the batch."
+    )

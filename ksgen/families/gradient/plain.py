@@ -249,13 +249,17 @@ class GradientTiling(Parts):
         """Yield the tiles from which a default is chosen."""
         copy = "registers" if is_narrow(kernel) or not limits.async_copies else "async"
         most_sums = MOST_SUMS[copy] // max(2 if limits.is_cpu else 1, kernel.real_bytes // 4)
-        for thread_out, thread_in, warps_out, warps_in, tile_batch in product(THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), (16, 8)):
+        for thread_out, thread_in, warps_out, warps_in, tile_batch in product(
+            THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), (16, 8)
+        ):
             if thread_out * thread_in > most_sums:
                 continue
             tile_out, tile_in = LANES_OUT * thread_out * warps_out, LANES_IN * thread_in * warps_in
             if max(tile_out, tile_in) <= MOST_TILE:
                 stages = 3 if copy == "async" else 2
-                yield GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy)
+                yield GradientConstants(
+                    tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy
+                )
 
     @staticmethod
     def tiles_of_search(kernel: KernelSpec, limits: Limits) -> Iterator[GradientConstants]:
@@ -282,7 +286,9 @@ class GradientTiling(Parts):
 RULES: tuple[Rule[GradientConstants], ...] = (
     Rule("job is gradient", lambda k, c: k.job == "gradient"),
     Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
-    Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))),
+    Rule(
+        "every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))
+    ),
     Rule("thread_in is at most 16", lambda k, c: c.thread_in <= 16),
     Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),
     Rule(

@@ -1,5 +1,5 @@
-"""Constants and sizes of all factors of one launch: a block takes a tile of the batch through all factors of a layer, or
-of several layers on one X. The intermediates stay in its shared memory.
+"""Constants and sizes of all factors of one launch: a block takes a tile of the batch through all factors of a layer,
+or of several layers on one X. The intermediates stay in its shared memory.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,9 @@ class MmaChainConstants(GpuChainConstants):
 
     @property
     def parsed(self) -> list[MmaConstants]:
-        return [MmaConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, **each) for each in self.numbers(_WORDS)]
+        return [
+            MmaConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, **each) for each in self.numbers(_WORDS)
+        ]
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,11 @@ class MmaChainTiling(GpuChainShape[MmaFactor]):
     @property
     def copying(self) -> list[MmaFactor]:
         """Factors that copy X from memory."""
-        return ends_of(self.kernel, self.factors)[0] if self.constants.stream else [self.factors[at] for _, at in self.orders.values()]
+        return (
+            ends_of(self.kernel, self.factors)[0]
+            if self.constants.stream
+            else [self.factors[at] for _, at in self.orders.values()]
+        )
 
     @property
     def waits(self) -> float:
@@ -185,8 +191,8 @@ CHAIN_RULES: tuple[Rule[MmaChainConstants], ...] = (
 
 
 def options(kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
-    """Yield the best tiles for every tile of the batch, number of warps and length of a stage, with all numbers of stages and
-    blocks."""
+    """Yield the best tiles for every tile of the batch, number of warps and length of a stage, with all numbers of
+    stages and blocks."""
     for tile_batch, warps, stretches in product(TILES_BATCH, WARPS_OF_BLOCK, STRETCHES):
         if best := _best_of_all(kernel, limits, tile_batch, warps, stretches):
             tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _WORDS) for own in best))
@@ -214,7 +220,12 @@ def _best_of_all(kernel: KernelSpec, limits: Limits, tile_batch: int, warps: int
 
 @lru_cache(REMEMBERED)
 def best_of_factor(
-    kernel: KernelSpec, promote: int, tile_batch: int, warps: int, stretches: int, orders: tuple[tuple[int, ...], ...] = ()
+    kernel: KernelSpec,
+    promote: int,
+    tile_batch: int,
+    warps: int,
+    stretches: int,
+    orders: tuple[tuple[int, ...], ...] = (),
 ) -> MmaConstants | None:
     """Tile of a factor with the least padding and the most products per fragment read; None if there is none.
 
@@ -231,7 +242,9 @@ def best_of_factor(
     return min((own for own in found if not orders or MmaFactor(kernel, own).order in orders), key=cost, default=None)
 
 
-def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: int, stretches: int) -> Iterator[MmaConstants]:
+def _tiles_of_factor(
+    kernel: KernelSpec, promote: int, tile_batch: int, warps: int, stretches: int
+) -> Iterator[MmaConstants]:
     chunk, whole = CHUNK // kernel.item_bytes, planes(kernel)
     unit = COLUMNS * (1 if kernel.layout == "bsf" else chunk)
     threads = [each for each in (*WARPS, (1, 8, 1), (2, 4, 1)) if each[0] * each[1] * each[2] == warps]
@@ -241,11 +254,15 @@ def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: i
         warp_d = whole if along_d == 1 else chunk
         if along_d > 1 and (kernel.layout == "bsl" or warp_d * along_d > kernel.pattern.d):
             continue
-        own = MmaConstants(tile_batch, ROWS * rows * along_out, 0, warp_d * along_d, along_batch, along_out, 2, promote, 1, along_d)
+        own = MmaConstants(
+            tile_batch, ROWS * rows * along_out, 0, warp_d * along_d, along_batch, along_out, 2, promote, 1, along_d
+        )
         least = MmaFactor(kernel, own).super_in
         for count in range(1, stretches + 1):
             found = replace(own, tile_in=count * least)
             shape = MmaFactor(kernel, found)
-            fits = shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS and shape.threads <= MOST_THREADS
+            fits = (
+                shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS and shape.threads <= MOST_THREADS
+            )
             if fits and all(rule.holds(kernel, found) for rule in RULES):
                 yield found

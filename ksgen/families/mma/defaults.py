@@ -95,7 +95,9 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
         wide = _of_warps(tile, warps_batch, warps_out, warps_d)
         inputs = dict.fromkeys((tile.tile_in, max(tile.tile_in // 2, MmaTiling(kernel, tile).super_in)))
         variants = product((0, 1) if reads_again else (0,), inputs)
-        shapes = [MmaTiling(kernel, replace(wide, resident=resident, tile_in=tile_in)) for resident, tile_in in variants]
+        shapes = [
+            MmaTiling(kernel, replace(wide, resident=resident, tile_in=tile_in)) for resident, tile_in in variants
+        ]
         lean = [each for each in shapes if tile.tile_d < MANY_PLANES or each.registers <= MOST_OF_MANY]
         for blocks, shape in product((1, 2), lean):
             stages = _most_stages(shape, limits.shared_bytes_for(blocks))
@@ -141,8 +143,12 @@ def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaCo
     for rows, column in product((1, 2, 3, 4), columns):
         constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, warp_d, 1, 1, 4, promote, 1)
         shape = MmaTiling(kernel, constants)
-        constants = replace(constants, tile_in=_inputs(kernel.pattern.c, shape.super_in, STAGE_BYTES // kernel.x_item_bytes))
-        if (rows, column) == (1, columns[0]) or (shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS):
+        constants = replace(
+            constants, tile_in=_inputs(kernel.pattern.c, shape.super_in, STAGE_BYTES // kernel.x_item_bytes)
+        )
+        if (rows, column) == (1, columns[0]) or (
+            shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS
+        ):
             yield constants
 
 
@@ -153,7 +159,9 @@ def _inputs(c: int, least: int, wanted: int) -> int:
 
 
 def _most_stages(shape: MmaTiling, budget: int) -> int:
-    """Number of stages that fit shared memory of so many bytes, at most those of the constants; below two, none fits."""
+    """Number of stages that fit shared memory of so many bytes, at most those of the constants; below two, none
+    fits.
+    """
     stages = shape.constants.stages
     each = shape.w_bytes + (0 if shape.constants.resident else shape.x_bytes)
     return min(stages, (budget - shape.shared_bytes) // each + stages)

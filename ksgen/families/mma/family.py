@@ -26,10 +26,10 @@ from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
 _OF_FACTOR = (  # constants of a single factor that its part of a chain's source has unchanged
-    "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "WARPS_BATCH", "WARPS_OUT", "WARP_D", "X_VECTOR", "Y_VECTOR", "K_STEP",
-    "LANE_INPUTS", "HALVES", "WORD_INPUTS", "COMPONENTS", "PACKED_PARTS", "ROW_TILES", "COLUMN_TILES", "SUPER_IN", "SUPER_STEPS", "RUN_OUT",
-    "STEPS", "TILES_OUT",
-    "TILES_D", "X_LINES", "X_RUN", "W_BYTES", "VECTOR", "GROUP_CHUNKS", "GROUP_INPUTS", "SUPER_GROUPS", "PROMOTE",
+    "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "WARPS_BATCH", "WARPS_OUT", "WARP_D", "X_VECTOR", "Y_VECTOR",
+    "K_STEP", "LANE_INPUTS", "HALVES", "WORD_INPUTS", "COMPONENTS", "PACKED_PARTS", "ROW_TILES", "COLUMN_TILES",
+    "SUPER_IN", "SUPER_STEPS", "RUN_OUT", "STEPS", "TILES_OUT", "TILES_D", "X_LINES", "X_RUN", "W_BYTES", "VECTOR",
+    "GROUP_CHUNKS", "GROUP_INPUTS", "SUPER_GROUPS", "PROMOTE",
 )  # fmt: skip
 LEAST_COPIED = 4  # bytes of the smallest asynchronous copy
 
@@ -64,7 +64,8 @@ class Mma(GpuProduct[AnyMmaConstants]):
     other_types = (MmaChainConstants,)
     listed = (*rules_for(MmaConstants, RULES), *rules_for(MmaChainConstants, CHAIN_RULES))
     why = (
-        "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2; all factors of layers in one "
+        "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2; all "
+        "factors of layers in one "
         "launch; from sm_80 on"
     )
 
@@ -76,7 +77,11 @@ class Mma(GpuProduct[AnyMmaConstants]):
         return all(is_precise(each, limits) for each in factor_kernels(kernel)) and self.has_chain(kernel, limits)
 
     def shape(self, kernel: KernelSpec, constants: AnyMmaConstants) -> Any:
-        return MmaChainTiling(kernel, constants) if isinstance(constants, MmaChainConstants) else MmaTiling(kernel, constants)
+        return (
+            MmaChainTiling(kernel, constants)
+            if isinstance(constants, MmaChainConstants)
+            else MmaTiling(kernel, constants)
+        )
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyMmaConstants:
         options = self.space if kernel.job == CHAIN else self._options
@@ -91,14 +96,20 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     def space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
         d, vector = kernel.pattern.d, CHUNK // kernel.x_item_bytes
-        runs = [(1, 1)] if kernel.layout == "bsl" else [(run, 1) for run in sorted({d, *(run for run in (vector, 2 * vector) if run < d)})]
+        runs = (
+            [(1, 1)]
+            if kernel.layout == "bsl"
+            else [(run, 1) for run in sorted({d, *(run for run in (vector, 2 * vector) if run < d)})]
+        )
         if kernel.layout == "bsf":
             runs += [(vector * warps, warps) for warps in (2, 3, 4) if vector * warps <= d]
         promote = promotion(kernel, limits)  # less often would be faster, but less precise than promised
         shapes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64), (0, 1))
         for (tile_d, warps_d), row_tiles, column_tiles, warps_batch, warps_out, tile_in, resident in shapes:
             tile_batch, tile_out = COLUMNS * column_tiles * warps_batch, ROWS * row_tiles * warps_out
-            least = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1, warps_d, resident)
+            least = MmaConstants(
+                tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1, warps_d, resident
+            )
             if not self.is_able(kernel, least, limits):
                 continue  # constants that need more are not valid either
             for stages, min_blocks in product((2, 3, 4, 5), (1, 2, 3)):
@@ -108,9 +119,12 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     def work(self, kernel: KernelSpec, constants: AnyMmaConstants, batch: int) -> Work:
         shape, runs = self.shape(kernel, constants), divide_up(batch, constants.tile_batch)
-        last, written = ends_of(kernel, shape.factors)[1], list(shape.copying)  # factors whose inputs are written to shared memory, once
+        # factors whose inputs are written to shared memory, once
+        last, written = ends_of(kernel, shape.factors)[1], list(shape.copying)
         written += [each for each, at in zip(shape.factors, places(kernel), strict=True) if at.at]
-        moved = sum(each.x_bytes_moved(batch) * each.readings for each in shape.copying) + sum(each.y_bytes_moved(batch) for each in last)
+        moved = sum(each.x_bytes_moved(batch) * each.readings for each in shape.copying) + sum(
+            each.y_bytes_moved(batch) for each in last
+        )
         weights = sum(stages_of(each) * each.w_bytes for each in shape.factors)
         read = sum(stages_of(each) * each.read_bytes for each in shape.factors)
         multiply_adds = runs * sum(each.multiply_adds for each in shape.factors) * kernel.arithmetic.products
@@ -154,7 +168,8 @@ class Mma(GpuProduct[AnyMmaConstants]):
             DrawnSide(constants.tile_out, "outputs k", constants.warps_out),
             DrawnSide(constants.tile_batch, "rows s of the batch", constants.warps_batch),
             lambda row, column: f"warp {column + constants.warps_batch * row}",
-            f"A warp: {rows} x {columns} sums for each of {own.warp_d} j, by {own.row_tiles} x {own.column_tiles} instructions "
+            f"A warp: {rows} x {columns} sums for each of {own.warp_d} j, by {own.row_tiles} x {own.column_tiles} "
+            "instructions "
             f"of {ROWS} x {COLUMNS}.",
         )
 
@@ -254,7 +269,9 @@ class Mma(GpuProduct[AnyMmaConstants]):
             Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
             Constexpr("X_LINES", shape.x_lines, "lines of the X tile"),
             Constexpr("X_RUN", shape.x_run, "elements per line"),
-            Constexpr("X_PITCH", shape.x_pitch, "bytes of shared memory from one line to the next, free of bank conflicts"),
+            Constexpr(
+                "X_PITCH", shape.x_pitch, "bytes of shared memory from one line to the next, free of bank conflicts"
+            ),
             Constexpr("PASSES", shape.passes, "tiles of outputs per block, computed sequentially"),
             Constexpr("X_STAGES", shape.x_stages, "stages of X in shared memory"),
             Constexpr("X_STAGE", shape.x_stage, "bytes from one stage of X to the next"),

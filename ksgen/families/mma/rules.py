@@ -48,7 +48,11 @@ RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("tile_d is at most 16 for each of warps_d", lambda k, c: c.tile_d <= 16 * c.warps_d),
     Rule("warps_d is 1, or each warp has 16 bytes of the tile's j", _warps_d_rule),
     Rule("resident is 0, or 1 in bsf with tile_out less than b", _resident_rule),
-    Rule("tile_out is a multiple of 16 * warps_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0, lambda k, c: ROWS * c.warps_out),
+    Rule(
+        "tile_out is a multiple of 16 * warps_out",
+        lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0,
+        lambda k, c: ROWS * c.warps_out,
+    ),
     Rule(
         "tile_batch is a multiple of 8 * warps_batch (in bsl of as many 16-byte chunks)",
         lambda k, c: c.tile_batch % _batch_unit(k, c) == 0,
@@ -59,11 +63,20 @@ RULES: tuple[Rule[MmaConstants], ...] = (
         lambda k, c: c.tile_in % MmaTiling(k, c).super_in == 0,
         lambda k, c: MmaTiling(k, c).super_in,
     ),
-    Rule("a block has at most 1024 threads", lambda k, c: MmaTiling(k, c).threads <= MOST_THREADS, lambda k, c: MmaTiling(k, c).threads),
     Rule(
-        "a thread has at most 192 sums", lambda k, c: MmaTiling(k, c).promoted_sums <= MOST_SUMS, lambda k, c: MmaTiling(k, c).promoted_sums
+        "a block has at most 1024 threads",
+        lambda k, c: MmaTiling(k, c).threads <= MOST_THREADS,
+        lambda k, c: MmaTiling(k, c).threads,
+    ),
+    Rule(
+        "a thread has at most 192 sums",
+        lambda k, c: MmaTiling(k, c).promoted_sums <= MOST_SUMS,
+        lambda k, c: MmaTiling(k, c).promoted_sums,
     ),
     *rules_of_blocks(MmaTiling),
     Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
-    Rule("X is read from shared memory with no bank conflicts", lambda k, c: MmaTiling(k, c).x_wavefronts == FREE_OF_CONFLICTS),
+    Rule(
+        "X is read from shared memory with no bank conflicts",
+        lambda k, c: MmaTiling(k, c).x_wavefronts == FREE_OF_CONFLICTS,
+    ),
 )

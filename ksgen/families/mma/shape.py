@@ -182,7 +182,9 @@ class MmaTiling(TensorTile):
     def packed_parts(self) -> int:
         """Parts in which weights are packed; 1, to be split by lanes, if the parts would take more bytes than the
         weights."""
-        return self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
+        return (
+            self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
+        )
 
     @property
     def widens_bytes(self) -> bool:
@@ -262,7 +264,9 @@ class MmaTiling(TensorTile):
         if self.kernel.has_bytes_in:  # widened sequentially before they are multiplied, if no instruction takes them
             fragments += 8
         addresses = 48 if self.is_bsf else 36
-        return self.promoted_sums + fragments + chunks * copies + 4 * self.components + addresses + self.residual_registers
+        return (
+            self.promoted_sums + fragments + chunks * copies + 4 * self.components + addresses + self.residual_registers
+        )
 
     @property
     def residual_registers(self) -> int:

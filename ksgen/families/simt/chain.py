@@ -1,5 +1,5 @@
-"""Constants and sizes of all factors of one launch: a block takes a tile of the batch through all factors of a layer, or
-of several layers on one X. The intermediates stay in its shared memory.
+"""Constants and sizes of all factors of one launch: a block takes a tile of the batch through all factors of a layer,
+or of several layers on one X. The intermediates stay in its shared memory.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,10 @@ class SimtChainConstants(GpuChainConstants):
     @property
     def parsed(self) -> list[SimtConstants]:
         each = self.numbers(_WORDS)
-        return [SimtConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, copy="async", **numbers) for numbers in each]
+        return [
+            SimtConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, copy="async", **numbers)
+            for numbers in each
+        ]
 
 
 @dataclass(frozen=True)
@@ -128,14 +131,19 @@ CHAIN_RULES: tuple[Rule[SimtChainConstants], ...] = (
 
 
 def options(kernel: KernelSpec) -> Iterator[SimtChainConstants]:
-    """Yield the best tiles for every tile of the batch, number of warps and size of a stage, with all numbers of stages and
-    blocks."""
+    """Yield the best tiles for every tile of the batch, number of warps and size of a stage, with all numbers of stages
+    and blocks."""
     least, factors = LANES_BATCH * 16 // kernel.real_bytes, factor_kernels(kernel)
     for times, warps, most in product(TILES_BATCH, WARPS, MOST_STAGE):
-        best = [best_of_factor(each, ends, times * least, warps, most) for each, ends in zip(factors, _ends(kernel), strict=True)]
+        best = [
+            best_of_factor(each, ends, times * least, warps, most)
+            for each, ends in zip(factors, _ends(kernel), strict=True)
+        ]
         if None not in best:
             tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _WORDS) for own in best))
-            yield from (SimtChainConstants(times * least, tiles, stages, blocks) for stages, blocks in product(STAGES, BLOCKS))
+            yield from (
+                SimtChainConstants(times * least, tiles, stages, blocks) for stages, blocks in product(STAGES, BLOCKS)
+            )
 
 
 def _ends(kernel: KernelSpec) -> list[tuple[bool, bool]]:
@@ -144,7 +152,9 @@ def _ends(kernel: KernelSpec) -> list[tuple[bool, bool]]:
 
 
 @lru_cache(REMEMBERED)
-def best_of_factor(kernel: KernelSpec, ends: tuple[bool, bool], tile_batch: int, warps: int, most: int) -> SimtConstants | None:
+def best_of_factor(
+    kernel: KernelSpec, ends: tuple[bool, bool], tile_batch: int, warps: int, most: int
+) -> SimtConstants | None:
     """Tile of a factor that takes a block the fewest cycles; None if there is none.
 
     Tiles have `tile_batch` rows of the batch, `warps` warps and stages of at most `most` bytes. `ends` says whether the
@@ -163,7 +173,9 @@ def best_of_factor(kernel: KernelSpec, ends: tuple[bool, bool], tile_batch: int,
     return min(_tiles_of_factor(kernel, is_first, tile_batch, warps, most), key=cost, default=None)
 
 
-def _tiles_of_factor(kernel: KernelSpec, is_first: bool, tile_batch: int, warps: int, most: int) -> Iterator[SimtConstants]:
+def _tiles_of_factor(
+    kernel: KernelSpec, is_first: bool, tile_batch: int, warps: int, most: int
+) -> Iterator[SimtConstants]:
     c, d = kernel.pattern.c, kernel.pattern.d
     planes = [1] if kernel.layout == "bsl" else [each for each in range(1, warps + 1) if d % each == 0]
     inputs = [each for each in range(1, MOST_IN + 1) if c % each == 0 or (is_first and each in (8, 16))]
@@ -173,7 +185,9 @@ def _tiles_of_factor(kernel: KernelSpec, is_first: bool, tile_batch: int, warps:
         if over or not warps_out or tile_batch % (LANES_BATCH * thread_batch):
             continue
         for tile_in in inputs:
-            own = SimtConstants(tile_batch, LANES_OUT * thread_out * warps_out, tile_in, tile_d, thread_batch, thread_out, 2, 1, "async")
+            own = SimtConstants(
+                tile_batch, LANES_OUT * thread_out * warps_out, tile_in, tile_d, thread_batch, thread_out, 2, 1, "async"
+            )
             stage = SimtFactor(kernel, own, is_first).stage
             if stage * kernel.real_bytes <= most and all(rule.holds(kernel, own) for rule in RULES):
                 yield own

@@ -48,12 +48,19 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     warps = 8 if doubles else 12 if copy == "registers" or more else 16
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
     tile_out, thread_out = _outputs(pattern.b, most, threads=THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))
-    tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 and (thread_out < 12 or copy == "registers") else 8
+    tile_in = (
+        16
+        if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 and (thread_out < 12 or copy == "registers")
+        else 8
+    )
     stages = 3 if copy == "async" else 2
-    chosen = SimtConstants(LANES_BATCH * thread_batch * warps_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
+    chosen = SimtConstants(
+        LANES_BATCH * thread_batch * warps_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy
+    )
     shape = SimtTiling(kernel, chosen)
     fit = limits.registers // ((shape.registers + more) * shape.threads)
-    # For Hopper ptxas needs the bound of six blocks: without it, it takes 217 registers for two warps. Elsewhere it spills then.
+    # For Hopper ptxas needs the bound of six blocks: without it, it takes 217 registers for two warps. Elsewhere it
+    # spills then.
     blocks = 2 if doubles else 6 if shape.warps == 2 and copy == "async" and limits.warpgroups else 3
     return replace(chosen, min_blocks=max(1, min(blocks, fit)))
 
@@ -67,7 +74,9 @@ def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> S
     takes_all = kernel.layout == "bsf" and more_registers(kernel, limits.target) > 0
     is_plain = chosen.stages == 3 and kernel.real_bytes == 4 and not takes_all
     is_better = is_plain and deeper.steps % 3 and deeper.steps % 4 == 0 and deeper.steps > 4
-    return deeper.constants if is_better and deeper.shared_bytes <= limits.shared_bytes_for(chosen.min_blocks) else chosen
+    return (
+        deeper.constants if is_better and deeper.shared_bytes <= limits.shared_bytes_for(chosen.min_blocks) else chosen
+    )
 
 
 def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterator[SimtConstants]:
@@ -75,9 +84,18 @@ def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterato
     more = more_registers(kernel, limits.target)
     planes = dict.fromkeys((chosen.tile_d, max(1, chosen.tile_d // 2), 1))
     threads_batch = dict.fromkeys((chosen.thread_batch, 4))
-    for thread_batch, warps_batch, thread_out, warps_out, tile_d in product(threads_batch, (1, 2), (2, 4, 8), (1, 2, 3, 4), planes):
+    for thread_batch, warps_batch, thread_out, warps_out, tile_d in product(
+        threads_batch, (1, 2), (2, 4, 8), (1, 2, 3, 4), planes
+    ):
         tile_batch, tile_out = LANES_BATCH * thread_batch * warps_batch, LANES_OUT * thread_out * warps_out
-        found = replace(chosen, tile_batch=tile_batch, tile_out=tile_out, tile_d=tile_d, thread_batch=thread_batch, thread_out=thread_out)
+        found = replace(
+            chosen,
+            tile_batch=tile_batch,
+            tile_out=tile_out,
+            tile_d=tile_d,
+            thread_batch=thread_batch,
+            thread_out=thread_out,
+        )
         registers = (SimtTiling(kernel, found).registers + more) * SimtTiling(kernel, found).threads
         if registers <= limits.registers and (warps_out - 1) * LANES_OUT * thread_out < kernel.pattern.b:
             yield replace(found, min_blocks=max(1, min(3, limits.registers // registers)))

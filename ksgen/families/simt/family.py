@@ -1,7 +1,8 @@
-"""The SIMT family: plain fused multiply-adds, for every pattern, batch, layout and device, and for all factors of a layer
-in one launch.
+"""The SIMT family: plain fused multiply-adds, for every pattern, batch, layout and device, and for all factors of a
+layer in one launch.
 
-Decides the tiles of `simt.cu.j2` and `simt_chain.cu.j2`; its design is docs/kernels/simt.md. Never renders, compiles or runs.
+Decides the tiles of `simt.cu.j2` and `simt_chain.cu.j2`; its design is docs/kernels/simt.md. Never renders, compiles or
+runs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,16 +21,25 @@ from ksgen.families.simt.chain import CHAIN_RULES, SimtChainConstants, SimtChain
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller, whole_rounds
 from ksgen.families.simt.rules import RULES
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, SimtTiling, is_narrow, products_of
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.families.tiles import (
+    MOST_THREADS,
+    PACK_THREADS,
+    WARP,
+    divide_up,
+    epilogue_constexprs,
+    given_scales,
+    pattern_constexprs,
+)
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
 _OF_FACTOR = (  # constants of a single factor that its part of a chain's source has unchanged
-    "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH", "WARPS_PER_PLANE",
-    "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR", "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN",
-    "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS", "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN",
-    "Y_LINE_STEP", "Y_LINE_ROUNDS", "Y_RUN_STEP", "Y_RUN_ROUNDS",
+    "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH",
+    "WARPS_PER_PLANE", "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR",
+    "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN", "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS",
+    "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN", "Y_LINE_STEP", "Y_LINE_ROUNDS", "Y_RUN_STEP",
+    "Y_RUN_ROUNDS",
 )  # fmt: skip
 LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; chains of 16-bit types use tensor cores instead
 
@@ -44,7 +54,8 @@ class Simt(GpuProduct[AnySimtConstants]):
     other_types = (SimtChainConstants,)
     listed = (*rules_for(SimtConstants, RULES), *rules_for(SimtChainConstants, CHAIN_RULES))
     why = (
-        "plain multiply-adds: every device, and all there is for float32 and float64; there also all factors of layers in one launch, from "
+        "plain multiply-adds: every device, and all there is for float32 and float64; there also all factors of "
+        "layers in one launch, from "
         "sm_80 on"
     )
 
@@ -55,7 +66,11 @@ class Simt(GpuProduct[AnySimtConstants]):
         return has_copies and not kernel.arithmetic.is_complex and self.has_chain(kernel, limits)
 
     def shape(self, kernel: KernelSpec, constants: AnySimtConstants) -> Any:
-        return SimtChainTiling(kernel, constants) if isinstance(constants, SimtChainConstants) else SimtTiling(kernel, constants)
+        return (
+            SimtChainTiling(kernel, constants)
+            if isinstance(constants, SimtChainConstants)
+            else SimtTiling(kernel, constants)
+        )
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnySimtConstants:
         if kernel.job == CHAIN:
@@ -111,9 +126,16 @@ class Simt(GpuProduct[AnySimtConstants]):
         first, last = ends_of(kernel, shape.factors)
         stages = [runs * stages_of(each) for each in shape.factors]
         inside = [each.inside(count) for each, count in zip(shape.factors, stages, strict=True)]
-        inside += [each.keep_traffic(runs) for each, at in zip(shape.factors, places(kernel), strict=True) if not at.is_last]
-        inside += [each.transpose_traffic(runs * each.tiles_of_batch, batch * each.kernel.pattern.out_features) for each in last]
-        moved = sum(each.tiles_out * each.x_bytes_moved(batch) for each in first) + sum(each.y_bytes_moved(batch) for each in last)
+        inside += [
+            each.keep_traffic(runs) for each, at in zip(shape.factors, places(kernel), strict=True) if not at.is_last
+        ]
+        inside += [
+            each.transpose_traffic(runs * each.tiles_of_batch, batch * each.kernel.pattern.out_features)
+            for each in last
+        ]
+        moved = sum(each.tiles_out * each.x_bytes_moved(batch) for each in first) + sum(
+            each.y_bytes_moved(batch) for each in last
+        )
         shared, cycles = map(sum, zip(*inside, strict=True))
         multiply_adds = sum(count * each.multiply_adds for each, count in zip(shape.factors, stages, strict=True))
         return Work(
@@ -139,7 +161,9 @@ class Simt(GpuProduct[AnySimtConstants]):
         constants = own.constants
         tiles = f"{counted(own.tiles_out, 'tile')} along k, {own.tiles_d} along j, {own.kernel.pattern.a} along i"
         return draw(
-            heading or f"A tile of Y, for one of its {constants.tile_d} j. There are {tiles}, and as many along s as the batch has.",
+            heading
+            or f"A tile of Y, for one of its {constants.tile_d} j. There are {tiles}, and as many along s as the "
+            "batch has.",
             DrawnSide(constants.tile_batch, "rows s of the batch", own.warps_batch),
             DrawnSide(constants.tile_out, "outputs k", own.warps_out),
             lambda row, column: f"warp {row + own.warps_batch * column}",
@@ -209,7 +233,9 @@ class Simt(GpuProduct[AnySimtConstants]):
             derived.append(Constexpr("X_HELD", held, "elements of X that a thread holds while it copies them"))
         if kernel.layout == "bsf":
             derived += [
-                Constexpr("Y_PLANE", shape.y_plane, "elements of shared memory from one j of a stored slice to the next"),
+                Constexpr(
+                    "Y_PLANE", shape.y_plane, "elements of shared memory from one j of a stored slice to the next"
+                ),
                 Constexpr("Y_LANE_RUN", y.lane_run, "lanes of a warp along a line of Y"),
                 Constexpr("Y_LANE_LINES", y.lane_lines, "rows of the batch that a warp stores at once"),
                 Constexpr("Y_WARPS_RUN", y.warps_run, "warps along a line"),

@@ -25,10 +25,17 @@ RULES: tuple[Rule[SimtConstants], ...] = (
         lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0,
         lambda k, c: LANES_OUT * c.thread_out,
     ),
-    Rule("a block has at most 1024 threads", lambda k, c: SimtTiling(k, c).threads <= MOST_THREADS, lambda k, c: SimtTiling(k, c).threads),
+    Rule(
+        "a block has at most 1024 threads",
+        lambda k, c: SimtTiling(k, c).threads <= MOST_THREADS,
+        lambda k, c: SimtTiling(k, c).threads,
+    ),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
     Rule("stages is 2 with copy=registers", lambda k, c: c.copy != "registers" or c.stages == 2),
-    Rule("copy is registers in a 16-bit precision, and with X in eight bits", lambda k, c: c.copy != "async" or not is_narrow(k)),
+    Rule(
+        "copy is registers in a 16-bit precision, and with X in eight bits",
+        lambda k, c: c.copy != "async" or not is_narrow(k),
+    ),
 )

@@ -10,7 +10,8 @@ from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
 
 LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
-ADDRESS = 2  # instructions that find the address of a copy; none where its distance from another one's is a constant of some bytes
+# instructions that find the address of a copy; none where its distance from another one's is a constant of some bytes
+ADDRESS = 2
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,9 @@ class RunPlan(CopyPlan):
         def instructions(warps_run: int) -> int:
             step = warps_run * self.lane_run * self.vector
             of_a_copy = 1 if step % self.repeats == 0 else 1 + ADDRESS
-            return divide_up(self.lines, self.warps // warps_run * self.lane_lines) * (ADDRESS + self.run // step * of_a_copy)
+            return divide_up(self.lines, self.warps // warps_run * self.lane_lines) * (
+                ADDRESS + self.run // step * of_a_copy
+            )
 
         return min((each for each in range(1, most + 1) if most % each == 0), key=instructions)
 
@@ -199,7 +202,9 @@ class SimtTiling(Moved, Tiled):
     @property
     def y_plan(self) -> CopyPlan:
         run = self.slice_out * self.constants.tile_d
-        return CopyPlan(self.constants.tile_batch, run, 1, power_of_two_in(run, 8 if self.stored_bytes > 2 else 16), self.warps)
+        return CopyPlan(
+            self.constants.tile_batch, run, 1, power_of_two_in(run, 8 if self.stored_bytes > 2 else 16), self.warps
+        )
 
     # ---- cycles of shared memory
 
@@ -252,7 +257,9 @@ class SimtTiling(Moved, Tiled):
         constants = self.constants
         reads = stages * self.warps * constants.tile_in  # by warps, each for one input
         lanes = LANES_BATCH * constants.thread_batch + LANES_OUT * constants.thread_out
-        return (stages * self.copied + reads * lanes) * self.real_bytes, stages * self.copy_cycles + reads * self.read_cycles
+        return (
+            stages * self.copied + reads * lanes
+        ) * self.real_bytes, stages * self.copy_cycles + reads * self.read_cycles
 
     def keep_traffic(self, blocks: int) -> tuple[int, int]:
         """Bytes and cycles of shared memory in which blocks write an intermediate."""
@@ -278,10 +285,19 @@ class SimtTiling(Moved, Tiled):
         if constants.copy == "registers":
             plan = self.x_plan
             elements = plan.line_rounds * plan.run_rounds * plan.vector
-            held = (elements if self.kernel.has_bytes_in else elements * self.kernel.item_bytes // 4) + self.w_rounds * 4  # bytes: one each
-        addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72  # the transposing copy takes more
+            # bytes: one each
+            held = (
+                elements if self.kernel.has_bytes_in else elements * self.kernel.item_bytes // 4
+            ) + self.w_rounds * 4
+        # the transposing copy takes more
+        addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72
         sets = 1 if self.kernel.arithmetic.is_complex else 2
-        return words * (sums + sets * (constants.thread_batch + constants.thread_out)) + held + addresses + (16 if words > 1 else 0)
+        return (
+            words * (sums + sets * (constants.thread_batch + constants.thread_out))
+            + held
+            + addresses
+            + (16 if words > 1 else 0)
+        )
 
 
 def _lane_batch(lane: int) -> int:
@@ -313,7 +329,11 @@ def _sum_cycles(next_out: int, size: int) -> int:
 
 def products_of(kernel: KernelSpec, copy: str) -> str:
     """Variant of the products: `pairs` for float32 sums with asynchronous copies, which only CUDA has; else `each`."""
-    return "pairs" if copy == "async" and kernel.arithmetic.sums == "float32" and not kernel.arithmetic.is_complex else "each"
+    return (
+        "pairs"
+        if copy == "async" and kernel.arithmetic.sums == "float32" and not kernel.arithmetic.is_complex
+        else "each"
+    )
 
 
 def is_narrow(kernel: KernelSpec) -> bool:

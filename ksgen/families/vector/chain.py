@@ -1,5 +1,5 @@
-"""Constants and sizes of all factors of one launch: intermediates and the private buffer of a work group. A factor alone
-is a chain of one.
+"""Constants and sizes of all factors of one launch: intermediates and the private buffer of a work group. A factor
+alone is a chain of one.
 
 The factors are applied to a block of the batch while it is in a processor's cache.
 """
@@ -44,9 +44,13 @@ class VectorChainConstants(Constants):
         streaming = self.streaming if is_last else 0  # an intermediate is read at once: it stays in the cache
         try:
             along, lanes, height, width, panel = words.split()
-            return VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), streaming, self.pairs)
+            return VectorConstants(
+                along, int(lanes), int(height), int(width), self.block, 1, int(panel), streaming, self.pairs
+            )
         except ValueError:
-            raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel") from None
+            raise ConstantsError(
+                f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel"
+            ) from None
 
 
 @dataclass(frozen=True)

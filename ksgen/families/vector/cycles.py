@@ -15,7 +15,8 @@ from ksgen.families.vector.shape import LINE_BYTES, VectorTiling
 
 LATENCY = 4  # cycles until a sum can be added to again
 AT_ONCE = 2  # vector operations, and loads, per cycle
-FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096  # size of a first-level cache; lines at this distance share one set
+# size of a first-level cache; lines at this distance share one set
+FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096
 SECOND_LEVEL_BYTES, BEYOND_BYTES = 64, 8  # per cycle, from the second-level cache and from the memory behind it
 SECOND_LEVEL = 1024 * 1024  # bytes that it holds, without outputs and weights
 TILE, TASK, LAUNCH = 12, 300, 5000  # additional cycles to begin a tile, a block of the batch, a launch
@@ -64,7 +65,8 @@ def registers(shape: Planes) -> int:
 def multiply_cycles(shape: VectorTiling, batch: int) -> float:
     """Cycles of all cores together, for one launch of a factor."""
     blocks = divide_up(batch, shape.constants.block)
-    block = min(divide_up(divide_up(batch, shape.step), blocks) * shape.step, batch)  # the kernel divides them in the same way
+    # the kernel divides them in the same way
+    block = min(divide_up(divide_up(batch, shape.step), blocks) * shape.step, batch)
     tasks = blocks * shape.constants.parts
     return blocks * (max(_tiles(shape, block), _missed(shape, block)) + _moved(shape, block)) + TASK * tasks + LAUNCH
 
@@ -99,9 +101,13 @@ def _missed(shape: VectorTiling, block: int) -> float:
     held = block * row + weights <= FIRST_LEVEL_BYTES and not conflicts(shape)
     rows_again = 1 if held else shape.tiles
     planes = divide_up(shape.columns, shape.tiles)
-    lost = shape.columns * tiles * shape.constants.height * shape.kernel.pattern.c * LINE_BYTES if conflicts(shape) else 0
+    lost = (
+        shape.columns * tiles * shape.constants.height * shape.kernel.pattern.c * LINE_BYTES if conflicts(shape) else 0
+    )
     rate = _rate(block * (row if shape.constants.panel else shape.kernel.in_features * shape.real_bytes))
-    return shape.columns * weights * weights_again / SECOND_LEVEL_BYTES + (planes * block * row * rows_again + lost) / rate
+    return (
+        shape.columns * weights * weights_again / SECOND_LEVEL_BYTES + (planes * block * row * rows_again + lost) / rate
+    )
 
 
 def _rate(held_bytes: int) -> int:

@@ -8,7 +8,14 @@ from ksgen.families.chains import FactorPlace, factor_kernels, places, transpose
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.chain import VectorChainConstants
 from ksgen.families.vector.planes import lanes_of, round_up
-from ksgen.families.vector.shape import CONFLICTING_BYTES, LINE_BYTES, VectorConstants, VectorTiling, lie_in_pairs, needs_panel
+from ksgen.families.vector.shape import (
+    CONFLICTING_BYTES,
+    LINE_BYTES,
+    VectorConstants,
+    VectorTiling,
+    lie_in_pairs,
+    needs_panel,
+)
 from ksgen.families.vector.spread import period_of
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -74,10 +81,14 @@ def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> VectorC
     copied = [each.layout == "bsl" or (pairs and at.at == 0 and kernel.stride != "dense") for at, each in factors]
     alone = [replace(each, panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]
     shapes = [VectorTiling(factor, own) for (_, factor), own in zip(factors, alone, strict=True)]
-    return VectorChainConstants.of(kernel, _common_block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors)), alone)
+    return VectorChainConstants.of(
+        kernel, _common_block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors)), alone
+    )
 
 
-def _default_in_chain(kernel: KernelSpec, at: FactorPlace, factor: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
+def _default_in_chain(
+    kernel: KernelSpec, at: FactorPlace, factor: KernelSpec, limits: Limits, batch: int
+) -> VectorConstants:
     """Default constants of a factor by itself; lanes are along the batch in the factor that changes the layout."""
     found = _default_of_factor(factor, limits, batch)
     if not transposes(kernel, at) or found.along == "batch":
@@ -160,7 +171,12 @@ def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
     for.
     """
     _, b, c, d = kernel.pattern.shape
-    if kernel.layout == "bsl" or limits.vector_bytes < LINE_BYTES or kernel.is_quantized or not spread_sizes(kernel, limits):
+    if (
+        kernel.layout == "bsl"
+        or limits.vector_bytes < LINE_BYTES
+        or kernel.is_quantized
+        or not spread_sizes(kernel, limits)
+    ):
         return False
     is_short = d < lanes or kernel.real_bytes == 4
     is_long_enough = d >= SPREAD_RUN or not multiplies_pairs(kernel, limits)
@@ -177,7 +193,9 @@ def spread_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
     period = period_of(d, lanes)
     if lanes % d == 0 or d % lanes == 0 or kernel.arithmetic.is_complex or period > 5:
         return []
-    return [(20 // width, width) for width in (2 * period, 3 * period, period)] + ([(3, 3 * period)] if period == 3 else [])
+    return [(20 // width, width) for width in (2 * period, 3 * period, period)] + (
+        [(3, 3 * period)] if period == 3 else []
+    )
 
 
 def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
@@ -296,7 +314,8 @@ def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, 
     memory."""
     blocks = divide_up(batch, constants.block)
     shape = VectorTiling(kernel, constants)
-    shares = shape.is_along_outputs and constants.panel and shape.planes < limits.multiprocessors * 4  # each part copies a plane's inputs
+    # each part copies a plane's inputs
+    shares = shape.is_along_outputs and constants.panel and shape.planes < limits.multiprocessors * 4
     few = limits.multiprocessors * (1 if shares else 4)
     is_heavy = kernel.pattern.weight_count >= SPLIT_WEIGHTS
     is_split = shape.transposes and shape.planes * blocks < limits.multiprocessors and is_heavy

@@ -35,7 +35,10 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, *LANES)),
     Rule("lanes is at most 8 in complex numbers", lambda k, c: c.lanes <= 8 or not k.arithmetic.is_complex),
-    Rule("every constant but panel and streaming is at least 1", lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1),
+    Rule(
+        "every constant but panel and streaming is at least 1",
+        lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1,
+    ),
     Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
     Rule("streaming is 0 or 1", lambda k, c: c.streaming in (0, 1)),
     Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
@@ -53,7 +56,10 @@ RULES: tuple[Rule[VectorConstants], ...] = (
         lambda k, c: c.panel == 1 or not (c.along == "batch" or needs_panel(k, c.pairs)),
     ),
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
-    Rule("pairs is 0 but in bfloat16 with four lanes or more", lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16)),
+    Rule(
+        "pairs is 0 but in bfloat16 with four lanes or more",
+        lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16),
+    ),
     Rule("pairs is 0 with weights in eight bits", lambda k, c: not (c.pairs and k.is_quantized)),
     Rule(
         "parts is at most the tiles of all outputs",
@@ -112,7 +118,9 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     def _space_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
         usual = self.default(kernel, limits)
         unit = VectorChainTiling(kernel, usual).unit
-        for block in sorted({max(unit, entries // unit * unit) for entries in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}):
+        for block in sorted(
+            {max(unit, entries // unit * unit) for entries in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}
+        ):
             yield from (replace(usual, block=block, streaming=streaming) for streaming in (0, 1))
 
     def _space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
@@ -122,9 +130,13 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         for both, along, panel, streaming, parts, block in product(
             pairs, ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
         ):
-            for height, width in dict.fromkeys((*tile_sizes(kernel, limits), *few_sizes(kernel, limits), *spread_sizes(kernel, limits))):
+            for height, width in dict.fromkeys(
+                (*tile_sizes(kernel, limits), *few_sizes(kernel, limits), *spread_sizes(kernel, limits))
+            ):
                 unit = height if along == "outputs" else lanes
-                constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, streaming, both)
+                constants = VectorConstants(
+                    along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, streaming, both
+                )
                 # only the default decides when to split
                 if self.keeps_rules(kernel, constants) and not VectorTiling(kernel, constants).is_split:
                     yield constants
@@ -133,7 +145,8 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         each = [VectorTiling(*own) for own in own_of_factors(kernel, constants)]
         moved = kernel.bytes(batch) + output_reads(kernel, constants.streaming, batch)
         return Work(
-            divide_up(batch, constants.block) * each[0].constants.parts, moved, moved, 0, sum(multiply_adds(own, batch) for own in each),
+            divide_up(batch, constants.block) * each[0].constants.parts, moved, moved, 0, sum(multiply_adds(own,
+                batch) for own in each),
             cycles=sum(multiply_cycles(own, batch) for own in each),
         )  # fmt: skip
 
@@ -144,9 +157,20 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         shape = VectorChainTiling(kernel, constants)
         words = factor_words(last := shape.factors[-1])  # its activation is that of every last factor
         between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
-        is_shifted = kernel.layout == "bsl" and last.constants.along == "batch" and bool(constants.streaming) and not shape.is_chain
-        names = [f"A tile of factor {number}" if shape.is_chain else "A tile of Y" for number in range(1, len(shape.factors) + 1)]
-        tiles = [tile_picture(name, each.constants, OF_ROWS, OF_LANES) for name, each in zip(names, shape.factors, strict=True)]
+        is_shifted = (
+            kernel.layout == "bsl"
+            and last.constants.along == "batch"
+            and bool(constants.streaming)
+            and not shape.is_chain
+        )
+        names = [
+            f"A tile of factor {number}" if shape.is_chain else "A tile of Y"
+            for number in range(1, len(shape.factors) + 1)
+        ]
+        tiles = [
+            tile_picture(name, each.constants, OF_ROWS, OF_LANES)
+            for name, each in zip(names, shape.factors, strict=True)
+        ]
         return words | {
             "variants": (*words["variants"], *(between if kernel.between != "none" else ())),
             "is_chain": shape.is_chain,
@@ -181,8 +205,12 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             "part": "0" if shape.is_chain else "(int)(task / blocks)",
             # an intermediate's buffer has room behind it
             "is_last_block": "last == batch" if is_first else "false",
-            "from_there": f"{x_of_block(shape.kernel)}, x_pitch" if is_first else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
-            "to_there": out_of_block(shape.kernel, at.chain) if is_last else f"{place.format(at.at % 2)}, {pitch_out}, 0, 0, 0",
+            "from_there": f"{x_of_block(shape.kernel)}, x_pitch"
+            if is_first
+            else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
+            "to_there": out_of_block(shape.kernel, at.chain)
+            if is_last
+            else f"{place.format(at.at % 2)}, {pitch_out}, 0, 0, 0",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: AnyVectorConstants) -> list[Constexpr]:
@@ -220,7 +248,10 @@ def factor_words(shape: VectorTiling) -> dict[str, Any]:
             "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
             "is_quantized": shape.kernel.is_quantized,
             "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
-            "variants": (*variants_of(shape, shape.kernel.epilogue.activation), *(("pairs",) if shape.constants.pairs else ())),
+            "variants": (
+                *variants_of(shape, shape.kernel.epilogue.activation),
+                *(("pairs",) if shape.constants.pairs else ()),
+            ),
         }
         | (_words_of_pairs(shape) if shape.constants.pairs else {})
     )
@@ -228,7 +259,8 @@ def factor_words(shape: VectorTiling) -> dict[str, Any]:
 
 def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
     """Names of the variants of snippets for an activation that vectors have of their own, if they do."""
-    own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # gelu's erf is vectors' own
+    # gelu's erf is vectors' own
+    own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}
     return own.get(activation, ())
 
 
@@ -260,7 +292,11 @@ def out_of_block(kernel: KernelSpec, chain: int = 0) -> str:
 
 
 def _from_first(kernel: KernelSpec, array: str) -> str:
-    return f"{array} + first * {array}_pitch" if layout_of(kernel, "x" if array == "x" else "y") == "bsf" else f"{array} + first"
+    return (
+        f"{array} + first * {array}_pitch"
+        if layout_of(kernel, "x" if array == "x" else "y") == "bsf"
+        else f"{array} + first"
+    )
 
 
 def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
@@ -272,7 +308,9 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
         Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored unchanged"),
         Constexpr("INPUTS", shape.inputs, "pairs of l per sum" if constants.pairs else "inputs l per sum"),
-        Constexpr("HEIGHT", constants.height, f"{'rows of the batch' if shape.is_along_outputs else 'outputs'} per tile"),
+        Constexpr(
+            "HEIGHT", constants.height, f"{'rows of the batch' if shape.is_along_outputs else 'outputs'} per tile"
+        ),
         Constexpr("WIDTH", constants.width, "vectors per row of a tile"),
         Constexpr("PARTS", constants.parts, "parts of a block's columns, one per work group"),
         Constexpr("TILES", shape.tiles, "tiles that share their inputs"),
@@ -307,14 +345,22 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
             Constexpr("PERIOD", shape.period, "vectors of a tile after which the inputs repeat"),
             Constexpr("RUN", shape.run, "neighbouring j per plane"),
             Constexpr("PLANES_J", shape.planes_j, "planes per i"),
-            Constexpr("STEP_OUT", constants.lanes if shape.is_short else pattern.d, "features from one vector of a tile to the next"),
+            Constexpr(
+                "STEP_OUT",
+                constants.lanes if shape.is_short else pattern.d,
+                "features from one vector of a tile to the next",
+            ),
             Constexpr("X_ROW", shape.x_row, "elements from one row of the batch to the next"),
             Constexpr(
                 "COLUMNS_AT_ONCE",
                 shape.columns_at_once,
                 "columns that are multiplied with a tile's rows before the next rows",
             ),
-            Constexpr("REACHES", shape.reaches, "whether vectors of inputs reach beyond a row's end: the last block's are copied"),
+            Constexpr(
+                "REACHES",
+                shape.reaches,
+                "whether vectors of inputs reach beyond a row's end: the last block's are copied",
+            ),
         ]
     return [
         *always,
@@ -322,6 +368,12 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         Constexpr("SCOPE", shape.scope if shape.transposes else 1, "blocks on the diagonal per plane"),
         Constexpr("PLANE_COLUMNS", shape.plane_columns, "tiles per plane"),
         Constexpr("COLUMN_UNIT", shape.column_unit, "tiles that one work group takes together"),
-        Constexpr("IS_SPLIT", shape.is_split, "whether work groups take parts of a plane, and store outputs one by one"),
-        Constexpr("TRANSPOSED", shape.transposed if kernel.layout == "bsf" else 0, "offset of a chunk's outputs in the private buffer"),
+        Constexpr(
+            "IS_SPLIT", shape.is_split, "whether work groups take parts of a plane, and store outputs one by one"
+        ),
+        Constexpr(
+            "TRANSPOSED",
+            shape.transposed if kernel.layout == "bsf" else 0,
+            "offset of a chunk's outputs in the private buffer",
+        ),
     ]

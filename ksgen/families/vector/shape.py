@@ -28,7 +28,8 @@ class VectorConstants(Constants):
     parts: int  # parts of a block's columns, one per work group
     panel: int  # 1: inputs are first copied to contiguous memory; 0: they are read in place
     streaming: int  # 1: outputs leave by streaming stores; 0: they go into the caches
-    pairs: int = 0  # 1: inputs are multiplied two at a time, by dot products of pairs; 0: one at a time, as the sums' type
+    # 1: inputs are multiplied two at a time, by dot products of pairs; 0: one at a time, as the sums' type
+    pairs: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ class VectorTiling(Planes):
 
     @property
     def is_short(self) -> bool:
-        """Whether lanes along the outputs are neighbouring (k, j): vectors hold all j, or the vectors of a tile do together."""
+        """Whether lanes along the outputs are neighbouring (k, j): vectors hold all j, or the vectors of a tile do
+        together.
+        """
         d, lanes = self.kernel.pattern.d, self.constants.lanes
         return d <= lanes or (d % lanes > 0 and self.tile_lanes % d == 0)
 
@@ -229,7 +232,9 @@ class VectorTiling(Planes):
         if self.x_layout == "bsl":
             chunks = divide_up(self.constants.block, self.tile_lanes)
             return Ahead(divide_up(c, self.tiles * chunks), divide_up(self.constants.block, line), line, self.inputs)
-        return Ahead(self.tile_lanes, divide_up(divide_up(self.scope * c * d, line), self.plane_columns), line, self.inputs)
+        return Ahead(
+            self.tile_lanes, divide_up(divide_up(self.scope * c * d, line), self.plane_columns), line, self.inputs
+        )
 
     # ---- how outputs leave
 

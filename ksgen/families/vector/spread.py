@@ -24,7 +24,10 @@ def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) ->
         return ["each[0] = (lanes)(*at);" if d == 1 else f"each[0] = {_repeated(d, lanes, at)};"]
     # loaded vectors, from which shuffles make the others
     kept = {0: "head", d - lanes: "tail"} if d > lanes else {0: "head"}
-    loads = [f"const lanes {name} = in_register(vload{lanes}(0, {at}{f' + {first}' if first else ''}));" for first, name in kept.items()]
+    loads = [
+        f"const lanes {name} = in_register(vload{lanes}(0, {at}{f' + {first}' if first else ''}));"
+        for first, name in kept.items()
+    ]
     if 2 * d <= lanes:  # fewer bytes are less often parts of two lines
         loads = [f"const lanes head = in_register({_repeated(1 << (d - 1).bit_length(), lanes, at)});"]
 
@@ -36,7 +39,10 @@ def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) ->
         wanted = [(first + lane) % d for lane in range(lanes)]
         if d < lanes:
             return f"in_register(shuffle2(head, head, ({mask})({_listed(wanted)})))"
-        return f"in_register(shuffle2(tail, head, ({mask})({_listed([j - d + lanes if j >= first else lanes + j for j in wanted])})))"
+        return (
+            "in_register(shuffle2(tail, head, "
+            f"({mask})({_listed([j - d + lanes if j >= first else lanes + j for j in wanted])})))"
+        )
 
     return [*loads, *(f"each[{number}] = {vector(first)};" for number, first in enumerate(firsts))]
 

@@ -8,5 +8,6 @@ from ksgen.families.wgmma.shared import SharedBlock, SharedConstants
 X_FROM = tuple(BLOCKS)
 
 __all__ = [
-    "X_FROM", "PermutedBlock", "PermutedConstants", "RegistersBlock", "RegistersConstants", "SharedBlock", "SharedConstants", "Wgmma",
+    "X_FROM", "PermutedBlock", "PermutedConstants", "RegistersBlock", "RegistersConstants", "SharedBlock",
+    "SharedConstants", "Wgmma",
 ]  # fmt: skip

@@ -22,7 +22,8 @@ LINE = 128  # bytes of a box's row, where its rows are as long as its swizzle's 
 SWIZZLE_PERIOD = 1024  # bytes after which the widest swizzle repeats: what boxes are aligned to
 MOST_COLUMNS = 256  # outputs of one instruction
 MOST_BOX = 256  # elements of a box in one dimension
-MOST_EXTENT = 2**31 - 2**16  # a coordinate is a signed number of 32 bits, and a cluster's tiles reach over an array's end
+# a coordinate is a signed number of 32 bits, and a cluster's tiles reach over an array's end
+MOST_EXTENT = 2**31 - 2**16
 MOST_STRIDE = 2**40 - 1  # bytes, of a tensor map
 REGISTERS = {  # per thread of the copying warpgroup and of the multiplying ones, by the number of the latter
     1: (0, 0),  # as they were launched: 255
@@ -38,8 +39,8 @@ class Block(TensorTile):
     """Sizes of a block, wherever X comes from.
 
     Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d, stages, cluster_batch, cluster_out and
-    x_from. For each x_from, a subclass says which kernels it is for (`is_for`), and has its instruction, rules, constants
-    to choose from (`options`, `tiles`) and template variables.
+    x_from. For each x_from, a subclass says which kernels it is for (`is_for`), and has its instruction, rules,
+    constants to choose from (`options`, `tiles`) and template variables.
     """
 
     signature: ClassVar[tuple[str, ...]] = PRODUCT
@@ -166,7 +167,9 @@ class Block(TensorTile):
 
     @property
     def x_bytes(self) -> int:
-        return int(self.constants.tile_batch * self.constants.tile_in * self.constants.tile_d) * self.kernel.x_item_bytes
+        return (
+            int(self.constants.tile_batch * self.constants.tile_in * self.constants.tile_d) * self.kernel.x_item_bytes
+        )
 
     @property
     def step_bytes(self) -> int:
@@ -221,7 +224,9 @@ class Block(TensorTile):
         if not self.is_bsf:  # two neighbouring inputs of four rows of the batch
             return [[(2 * t + e) * LINE + (g ^ (2 * t + e) % 8) * CHUNK for g, t in lanes] for e in range(2)]
         chunks = self.group_chunks
-        rounds = [(group, q) for group in range(self.constants.tile_in // self.group_inputs // 4) for q in range(chunks)]
+        rounds = [
+            (group, q) for group in range(self.constants.tile_in // self.group_inputs // 4) for q in range(chunks)
+        ]
         return [[self.chunk_at(self.row_of(g), (4 * group + t) * chunks + q) for g, t in lanes] for group, q in rounds]
 
     # ---- tensor maps

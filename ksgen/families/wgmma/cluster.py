@@ -15,7 +15,8 @@ from ksgen.families.wgmma.block import Block
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 8  # that every GPU with clusters can launch
-ALONG_BATCH, ALONG_OUT = (1, 2, 4, 8), (1, 2, 3, 4, 8)  # what a search tries; any stage of weights has that many parts of 16 bytes
+# what a search tries; any stage of weights has that many parts of 16 bytes
+ALONG_BATCH, ALONG_OUT = (1, 2, 4, 8), (1, 2, 3, 4, 8)
 BOX_ROWS = 8  # after which a box's swizzle repeats: parts are whole multiples of these rows
 WORTH_SHARING = 0.2  # least part of a block's reads through the cache that pays to share
 
@@ -24,7 +25,9 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
     """`of`: a kernel's and its constants' block."""
 
     def has_parts(kernel: KernelSpec, constants: Any) -> bool:
-        return constants.cluster_out == 1 or of(kernel, constants).box_rows % (BOX_ROWS * int(constants.cluster_out)) == 0
+        return (
+            constants.cluster_out == 1 or of(kernel, constants).box_rows % (BOX_ROWS * int(constants.cluster_out)) == 0
+        )
 
     return (
         Rule("a cluster is at most 8 blocks, of them 1, 2, 4 or 8 along the batch", lambda k, c: _is_cluster(of(k, c))),
@@ -69,7 +72,9 @@ def constexprs(block: Block) -> list[Constexpr]:
     if block.cluster == 1:
         return []
     own = block.constants
-    beside = Constexpr("BESIDE", block.tiles_d if block.is_bsf else 1, "tiles along j, where they are neighbours in the order of tiles")
+    beside = Constexpr(
+        "BESIDE", block.tiles_d if block.is_bsf else 1, "tiles along j, where they are neighbours in the order of tiles"
+    )
     return [
         Constexpr("CLUSTER_BATCH", own.cluster_batch, "blocks of a cluster along the batch: they share W"),
         Constexpr("CLUSTER_OUT", own.cluster_out, "blocks of a cluster along the outputs: they share X"),

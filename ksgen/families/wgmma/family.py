@@ -1,7 +1,7 @@
 """The family of Hopper's warpgroups: the kernels that it serves, its rules, defaults, launches and work.
 
-X reaches the tensor cores from shared memory, from registers, or from shared memory between two permutations (`x_from`).
-Decides the tiles of `wgmma.cu.j2`; its design is docs/kernels/wgmma.md. Never renders, compiles or runs.
+X reaches the tensor cores from shared memory, from registers, or from shared memory between two permutations
+(`x_from`). Decides the tiles of `wgmma.cu.j2`; its design is docs/kernels/wgmma.md. Never renders, compiles or runs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,9 +17,26 @@ from ksgen.families.ptx import Box
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.signature import operands_of
-from ksgen.families.tiles import PACK_THREADS, WARP, divide_up, epilogue_constexprs, given_scales, pattern_constexprs, read_constants
+from ksgen.families.tiles import (
+    PACK_THREADS,
+    WARP,
+    divide_up,
+    epilogue_constexprs,
+    given_scales,
+    pattern_constexprs,
+    read_constants,
+)
 from ksgen.families.wgmma import cluster
-from ksgen.families.wgmma.block import MOST_BOX, MOST_COLUMNS, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, WARPGROUP, Block
+from ksgen.families.wgmma.block import (
+    MOST_BOX,
+    MOST_COLUMNS,
+    MOST_EXTENT,
+    MOST_STRIDE,
+    REGISTERS,
+    ROWS,
+    WARPGROUP,
+    Block,
+)
 from ksgen.families.wgmma.permuted import PermutedBlock, PermutedConstants
 from ksgen.families.wgmma.registers import RegistersBlock, RegistersConstants
 from ksgen.families.wgmma.shared import SharedBlock, SharedConstants
@@ -76,7 +93,11 @@ class Wgmma(Packing[Any]):
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes
         extents = (batch, pattern.in_features, pattern.out_features)
-        stride = max(extents[1:]) * item_bytes if kernel.layout == "bsf" else max(pattern.c, pattern.b) * pattern.d * batch * item_bytes
+        stride = (
+            max(extents[1:]) * item_bytes
+            if kernel.layout == "bsf"
+            else max(pattern.c, pattern.b) * pattern.d * batch * item_bytes
+        )
         whole = kernel.layout == "bsf" or batch * item_bytes % MAP_ALIGNMENT == 0
         return aligned and whole and not kernel.is_strided and max(extents) <= MOST_EXTENT and stride <= MOST_STRIDE
 
@@ -87,17 +108,30 @@ class Wgmma(Packing[Any]):
             return int(ROWS * constants.groups_batch)
 
         return (
-            Rule("x_from is that of its constants", lambda k, c: c.x_from == type(c).x_from, lambda k, c: type(c).x_from),
+            Rule(
+                "x_from is that of its constants", lambda k, c: c.x_from == type(c).x_from, lambda k, c: type(c).x_from
+            ),
             Rule(
                 "the kernel is one that x_from is for",
                 lambda k, c: BLOCKS[c.x_from].is_for(k),
                 lambda k, c: BLOCKS[c.x_from].why,
             ),
             Rule("every constant but promote and resident is at least 1", _positive_rule),
-            Rule("one to three warpgroups multiply", lambda k, c: of(k, c).groups in REGISTERS, lambda k, c: of(k, c).groups),
-            Rule("tile_batch is a multiple of 64 * groups_batch", lambda k, c: c.tile_batch % group_batches(k, c) == 0, group_batches),
+            Rule(
+                "one to three warpgroups multiply",
+                lambda k, c: of(k, c).groups in REGISTERS,
+                lambda k, c: of(k, c).groups,
+            ),
+            Rule(
+                "tile_batch is a multiple of 64 * groups_batch",
+                lambda k, c: c.tile_batch % group_batches(k, c) == 0,
+                group_batches,
+            ),
             Rule("tile_batch is at most 256 in bsf", lambda k, c: of(k, c).box_batch <= MOST_BOX),
-            Rule("tile_out is a multiple of 8, up to 256", lambda k, c: c.tile_out % 8 == 0 and c.tile_out <= MOST_COLUMNS),
+            Rule(
+                "tile_out is a multiple of 8, up to 256",
+                lambda k, c: c.tile_out % 8 == 0 and c.tile_out <= MOST_COLUMNS,
+            ),
             Rule("tile_in is at most 256", lambda k, c: c.tile_in <= MOST_BOX),
             Rule("stages is 2 to 16", lambda k, c: 2 <= c.stages <= MOST_STAGES),
             Rule("the registers that warpgroups take are there", lambda k, c: of(k, c).fits_registers),
@@ -109,8 +143,12 @@ class Wgmma(Packing[Any]):
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> Any:
         """Default of the block that is expected to be the fastest."""
         if not (found := self.defaults(kernel, limits, batch)):
-            raise ConstantsError(f"{kernel.name}: {self.name} does not serve it on such a device (it is for: {self.why})")
-        return found[0] if len(found) == 1 else min(found, key=lambda each: expected_us(self, kernel, limits, batch, each))
+            raise ConstantsError(
+                f"{kernel.name}: {self.name} does not serve it on such a device (it is for: {self.why})"
+            )
+        return (
+            found[0] if len(found) == 1 else min(found, key=lambda each: expected_us(self, kernel, limits, batch, each))
+        )
 
     def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[Any]:
         """Default of each block that serves the kernel."""
@@ -155,8 +193,10 @@ class Wgmma(Packing[Any]):
         tile = block.constants.tile_batch * block.constants.tile_out * block.constants.tile_d
         groups_batch = block.constants.groups_batch * block.row_tiles
         x_moved = block.tiles_out // block.passes * block.x_bytes_moved(batch) / block.constants.cluster_out
-        read = w * groups_batch * kernel.arithmetic.products // kernel.arithmetic.parts  # an instruction reads all of its operand B
-        ways = 4 if block.kernel.epilogue.residual else 2  # Y's tile is written and read; with a residual, the residual's too
+        # an instruction reads all of its operand B
+        read = w * groups_batch * kernel.arithmetic.products // kernel.arithmetic.parts
+        # Y's tile is written and read; with a residual, the residual's too
+        ways = 4 if block.kernel.epilogue.residual else 2
         multiply_adds = tiles * tile * block.steps * block.constants.tile_in * kernel.arithmetic.products
         return Work(
             blocks,
@@ -209,8 +249,14 @@ class Wgmma(Packing[Any]):
             Constexpr("GROUPS", block.groups, "warpgroups that multiply"),
             Constexpr("STAGES", own.stages, "stages in shared memory, of what is brought step by step"),
             Constexpr("THREADS", block.threads, "threads per block: one more warpgroup copies"),
-            Constexpr("COPYING_REGISTERS", copying, "registers per thread of the warpgroup that copies; 0: as launched"),
-            Constexpr("MULTIPLYING_REGISTERS", multiplying, "registers per thread of the warpgroups that multiply; 0: as launched"),
+            Constexpr(
+                "COPYING_REGISTERS", copying, "registers per thread of the warpgroup that copies; 0: as launched"
+            ),
+            Constexpr(
+                "MULTIPLYING_REGISTERS",
+                multiplying,
+                "registers per thread of the warpgroups that multiply; 0: as launched",
+            ),
             Constexpr("ROW_TILES", block.row_tiles, "instructions of a warpgroup along the batch, 64 entries each"),
             Constexpr("K_STEP", block.k_step, "inputs of one instruction"),
             Constexpr("COMPONENTS", block.components, "parts that an operand is split into"),

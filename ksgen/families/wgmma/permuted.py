@@ -43,7 +43,9 @@ class PermutedConstants(SharedConstants):
 
 @dataclass(frozen=True)
 class PermutedBlock(SharedBlock):
-    """Block of the kernel between the permutations, which is its `kernel`; `whole` is that of the arrays of the call."""
+    """Block of the kernel between the permutations, which is its `kernel`; `whole` is that of the arrays of the
+    call.
+    """
 
     whole: KernelSpec
 
@@ -60,13 +62,20 @@ class PermutedBlock(SharedBlock):
         _, b, c, d = kernel.pattern.shape
         vector = CHUNK // kernel.item_bytes
         has_chunks = b % vector == c % vector == 0 and (1 < d <= MOST_FLAT or d % vector == 0)
-        return SharedBlock.is_for(with_blocks_apart(kernel)) and not kernel.is_quantized and kernel.layout == "bsf" and has_chunks
+        return (
+            SharedBlock.is_for(with_blocks_apart(kernel))
+            and not kernel.is_quantized
+            and kernel.layout == "bsf"
+            and has_chunks
+        )
 
     def with_passes(self, geometry: Geometry, batch: int) -> Geometry:
         pattern, item_bytes = self.whole.pattern, self.whole.item_bytes
         x_bytes, y_bytes = (batch * features * item_bytes for features in (pattern.in_features, pattern.out_features))
         part_bytes = CHUNK * part_d(pattern.d)
-        x_pass, y_pass = (Geometry(divide_up(size // part_bytes, PERMUTE_THREADS), PERMUTE_THREADS, 0) for size in (x_bytes, y_bytes))
+        x_pass, y_pass = (
+            Geometry(divide_up(size // part_bytes, PERMUTE_THREADS), PERMUTE_THREADS, 0) for size in (x_bytes, y_bytes)
+        )
         return replace(
             geometry,
             workspace_bytes=divide_up(x_bytes, WORKSPACE_LINE) * WORKSPACE_LINE + y_bytes,
@@ -78,13 +87,19 @@ class PermutedBlock(SharedBlock):
         return tuple(replace(each, operand="workspace") for each in super().maps(batch))
 
     def passed_bytes(self, batch: int) -> int:
-        outputs = 3 if self.whole.epilogue.residual else 2  # arrays of Y's size: sums and residual are read, Y is written
+        # arrays of Y's size: sums and residual are read, Y is written
+        outputs = 3 if self.whole.epilogue.residual else 2
         features = 2 * self.whole.pattern.in_features + outputs * self.whole.pattern.out_features
         return batch * features * self.whole.item_bytes
 
     def own_words(self, variants: tuple[str, ...]) -> dict[str, Any]:
         common = super().own_words(variants)
-        return {**common, "store": "workspace", "out": "workspace", "variants": ("later", "permuted", *common["variants"])}
+        return {
+            **common,
+            "store": "workspace",
+            "out": "workspace",
+            "variants": ("later", "permuted", *common["variants"]),
+        }
 
     def own_constexprs(self) -> list[Constexpr]:
         d, epilogue, own = self.whole.pattern.d, self.whole.epilogue, part_d(self.whole.pattern.d)
@@ -95,7 +110,11 @@ class PermutedBlock(SharedBlock):
             Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads per block of the permuting kernels"),
             Constexpr("PART_D", own, "neighbouring j that a thread permutes, of 8 features"),
             Constexpr("NEIGHBOURS", neighbours, "threads side by side along j"),
-            Constexpr("FINISHES", epilogue != Epilogue(), "whether something follows the product, in the entry that permutes Y"),
+            Constexpr(
+                "FINISHES",
+                epilogue != Epilogue(),
+                "whether something follows the product, in the entry that permutes Y",
+            ),
             Constexpr("ADDS_BIAS", epilogue.bias, "whether the entry that permutes Y adds a bias"),
             Constexpr("ADDS_RESIDUAL", epilogue.residual, "whether it adds a residual"),
         ]

@@ -187,24 +187,34 @@ class RegistersBlock(Block):
             Constexpr("PLANES", self.planes, "neighbouring j of a warpgroup"),
             Constexpr("SUPER_IN", self.super_in, "inputs after which the lanes' order starts again"),
             Constexpr("SUPER_STEPS", self.super_steps, "instructions in them, for each j"),
-            Constexpr("FRAGMENT_SETS", self.fragment_sets, "fragments of X in registers: 2 are read and multiplied in turn"),
+            Constexpr(
+                "FRAGMENT_SETS", self.fragment_sets, "fragments of X in registers: 2 are read and multiplied in turn"
+            ),
         ]
         if self.is_bsf:
             found += [
                 Constexpr("PANEL_BYTES", self.panel_bytes, "bytes of a row of X's image"),
                 Constexpr("SPAN", self.span, "bytes over which the image's 16-byte chunks are permuted"),
-                Constexpr("SWAPS_ROWS", self.swaps_rows, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
+                Constexpr(
+                    "SWAPS_ROWS", self.swaps_rows, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"
+                ),
                 Constexpr("GROUP_CHUNKS", self.group_chunks, "neighbouring chunks of a row that hold whole inputs"),
                 Constexpr("OWN_CHUNKS", self.own_chunks, "of them, those that a lane reads"),
                 Constexpr("GROUP_INPUTS", self.group_inputs, "inputs in them, each with its TILE_D j"),
-                Constexpr("SUPER_GROUPS", self.super_groups, "groups of chunks that a lane reads until its order starts again"),
+                Constexpr(
+                    "SUPER_GROUPS", self.super_groups, "groups of chunks that a lane reads until its order starts again"
+                ),
                 Constexpr("Y_VECTOR", self.y_vector, "neighbours that one store of Y moves"),
             ]
         else:
             found.append(Constexpr("Y_VECTOR", self.y_vector, "rows of the batch that one store of Y moves"))
         if constants.resident:
             found += [
-                Constexpr("RESIDENT", constants.resident, "tiles of X in shared memory, for all outputs: stages are of W alone"),
+                Constexpr(
+                    "RESIDENT",
+                    constants.resident,
+                    "tiles of X in shared memory, for all outputs: stages are of W alone",
+                ),
                 Constexpr("X_START", self.x_start, "byte at which they begin"),
                 Constexpr("X_BARRIERS", self.x_barriers, "byte at which their barriers begin"),
             ]
@@ -219,9 +229,9 @@ class RegistersBlock(Block):
         """Yield the rule's choice, then alternatives for every division of two or three warpgroups and j, streaming and
         resident.
 
-        The rule takes the fewest tiles along the outputs, since each reads X again; then the least padding, and stages that
-        fill the memory. One warpgroup multiplies while another reads. An alternative has the widest tile and the deepest stages that
-        fit, in all clusters that pay.
+        The rule takes the fewest tiles along the outputs, since each reads X again; then the least padding, and stages
+        that fill the memory. One warpgroup multiplies while another reads. An alternative has the widest tile and the
+        deepest stages that fit, in all clusters that pay.
         """
         start, promote = _start(family, kernel, limits), promotion(kernel, limits)
         if start is None:
@@ -247,7 +257,9 @@ class RegistersBlock(Block):
             (0, 1, 2), _runs(kernel), GROUPS, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)
         ):
             if width < kernel.pattern.b + 8:
-                yield RegistersConstants(ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote, resident)
+                yield RegistersConstants(
+                    ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote, resident
+                )
 
 
 def _planes_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
@@ -268,14 +280,20 @@ def _groups_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
     return constants.groups_d == 1 or (kernel.layout == "bsf" and constants.tile_d % (vector * constants.groups_d) == 0)
 
 
-def _widest(family: Any, kernel: KernelSpec, start: RegistersConstants, limits: Limits, spare: int = 0) -> RegistersConstants:
+def _widest(
+    family: Any, kernel: KernelSpec, start: RegistersConstants, limits: Limits, spare: int = 0
+) -> RegistersConstants:
     """Tile that covers the outputs with the fewest tiles, then with the least padding, among those that leave
     `spare` registers."""
     b = kernel.pattern.b
     widths = [replace(start, tile_out=width) for width in range(8, min(MOST_COLUMNS, b + 7) + 1, 8)]
     most = HELD[RegistersBlock(kernel, start).groups] - spare
-    able = [each for each in widths if family.is_able(kernel, each, limits) and RegistersBlock(kernel, each).held <= most]
-    return min(able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out), default=start)
+    able = [
+        each for each in widths if family.is_able(kernel, each, limits) and RegistersBlock(kernel, each).held <= most
+    ]
+    return min(
+        able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out), default=start
+    )
 
 
 def _start(family: Any, kernel: KernelSpec, limits: Limits) -> RegistersConstants | None:
@@ -297,7 +315,11 @@ def _deepened(family: Any, kernel: KernelSpec, constants: RegistersConstants, li
     stages as fit."""
     c, unit = kernel.pattern.c, constants.tile_in
     deeper = [replace(constants, tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
-    able = [each for each in deeper if family.is_able(kernel, each, limits) and RegistersBlock(kernel, each).x_bytes <= STAGE_TARGET]
+    able = [
+        each
+        for each in deeper
+        if family.is_able(kernel, each, limits) and RegistersBlock(kernel, each).x_bytes <= STAGE_TARGET
+    ]
     chosen = min(able or [constants], key=lambda each: (divide_up(c, each.tile_in) * each.tile_in, -each.tile_in))
     stages = [replace(chosen, stages=stages) for stages in range(2, MOST_STAGES + 1)]
     return max((each for each in stages if family.fits(kernel, each, limits)), key=lambda each: each.stages)

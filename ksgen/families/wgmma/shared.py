@@ -1,5 +1,5 @@
-"""X from shared memory: 16-bit types in batch-size-last and, for d = 1, in batch-size-first. In batch-size-first it also
-multiplies X and weights in eight bits.
+"""X from shared memory: 16-bit types in batch-size-last and, for d = 1, in batch-size-first. In batch-size-first it
+also multiplies X and weights in eight bits.
 
 The boxes of X are operand A unchanged: along the batch in batch-size-last, along the inputs in batch-size-first.
 """
@@ -59,7 +59,8 @@ class SharedBlock(Block):
     constants: SharedConstants
 
     why = (
-        "wgmma of sm_90a with X from shared memory: 16-bit types in bsl, and in bsf with d = 1; there also X and weights in e4m3 or e5m2, "
+        "wgmma of sm_90a with X from shared memory: 16-bit types in bsl, and in bsf with d = 1; there also X and "
+        "weights in e4m3 or e5m2, "
         "with y in 16 bits; rows of X in whole 16 bytes; not measured yet"
     )
     constants_type = SharedConstants
@@ -77,7 +78,9 @@ class SharedBlock(Block):
         return (
             Rule("tile_out is a multiple of 16 in bsl", lambda k, c: k.layout == "bsf" or c.tile_out % 16 == 0),
             Rule("tile_in is 128 with X in eight bits", lambda k, c: not k.has_bytes_in or c.tile_in == BYTES_PROMOTE),
-            Rule("tile_in is a multiple of 16 in bsl, of 64 in bsf", lambda k, c: c.tile_in % cls.of(k, c).unit_in == 0),
+            Rule(
+                "tile_in is a multiple of 16 in bsl, of 64 in bsf", lambda k, c: c.tile_in % cls.of(k, c).unit_in == 0
+            ),
             Rule(
                 "sums fit a thread's registers",
                 lambda k, c: cls.of(k, c).held <= MOST_SUMS[c.groups_batch],
@@ -120,7 +123,10 @@ class SharedBlock(Block):
         item_bytes = self.kernel.item_bytes
         sizes, strides = feature_sizes(a, b, d, batch, is_bsf=False)
         box = (ROWS, 1, self.constants.tile_out, 1)
-        return (*super().maps(batch), TensorMap("y", item_bytes, sizes, tuple(each * item_bytes for each in strides), box, LINE))
+        return (
+            *super().maps(batch),
+            TensorMap("y", item_bytes, sizes, tuple(each * item_bytes for each in strides), box, LINE),
+        )
 
     # ---- the source
 
@@ -153,20 +159,24 @@ class SharedBlock(Block):
         """Yield the rule's choice, then tiles with as many sums as registers hold and the most stages that fit, in all
         clusters that pay.
 
-        The rule takes the fewest tiles along the outputs, the least padding, then the most rows of the batch, and stages
-        that fill the memory.
+        The rule takes the fewest tiles along the outputs, the least padding, then the most rows of the batch, and
+        stages that fill the memory.
         """
         chosen = _start(family, cls.constants_type, kernel, limits)
         yield chosen
         for groups, rows, width, tile_in in product((2, 3), (1, 2), WIDTHS, sorted({chosen.tile_in, STAGE_INPUTS})):
-            tile = replace(chosen, tile_batch=ROWS * rows * groups, tile_out=width, tile_in=tile_in, groups_batch=groups, stages=2)
+            tile = replace(
+                chosen, tile_batch=ROWS * rows * groups, tile_out=width, tile_in=tile_in, groups_batch=groups, stages=2
+            )
             if width < kernel.pattern.b + 16 and family.is_able(kernel, tile, limits):
                 yield from family.in_clusters(kernel, _deepest(family, kernel, tile, limits))
 
     @classmethod
     def tiles(cls, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
         """Yield every tile that a search tries if the rules allow it."""
-        for groups, rows, width, tile_in, stages in product((1, 2, 3), (1, 2, 3), WIDTHS, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)):
+        for groups, rows, width, tile_in, stages in product(
+            (1, 2, 3), (1, 2, 3), WIDTHS, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)
+        ):
             if width < kernel.pattern.b + 16:
                 yield cls.constants_type(ROWS * rows * groups, width, tile_in, groups, stages)
 
@@ -178,7 +188,11 @@ def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits:
     depth = min(depths, key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
     sizes = product((2, 1), range(16, 257, 16))
     candidates = [kind(2 * ROWS * rows, width, depth, 2, 2) for rows, width in sizes]
-    able = [each for each in candidates if family.is_able(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256]
+    able = [
+        each
+        for each in candidates
+        if family.is_able(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256
+    ]
     if not able:
         raise ConstantsError(f"{kernel.name}: no tile of {family.name} fits; tried {candidates[-1]}")
 

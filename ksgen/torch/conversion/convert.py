@@ -38,7 +38,8 @@ Rule = Mapping[str, Patterns | RuleEntry] | Spec | str | Path
 
 
 def convert(
-    model: nn.Module, rule: Rule | Iterable[str] | None = None, *, budget: float | None = None, from_weights: bool = True, refine: int = 0,
+    model: nn.Module, rule: Rule | Iterable[str] | None = None, *, budget: float | None = None,
+    from_weights: bool = True, refine: int = 0,
     progress: bool = False, **options: Any,
 ) -> "Report":  # fmt: skip
     """Replace every dense layer that a rule names by a `KSLinear` of its chain, in place.
@@ -128,7 +129,9 @@ def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
         if len({chain.factors for chain in chains}) > 1:
             raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
         if spec.options_of(name).out_layout and any(kernel.layout != "bsf" for kernel in spec.launches[name]):
-            raise SpecError(f"layer {name}: layout=bsl with out_layout; accepted: layout=bsf, in which the layers of a model take x")
+            raise SpecError(
+                f"layer {name}: layout=bsl with out_layout; accepted: layout=bsf, in which the layers of a model take x"
+            )
         found[name] = RuleEntry(chains[0], len(chains), spec.options_of(name).non_defaults)
     return found
 
@@ -136,7 +139,9 @@ def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
 def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool, progress: bool) -> dict[str, RuleEntry]:
     """Select a chain per layer: the fastest training step among those within `NEAR` of the least error."""
     if isinstance(names, str | Path | Mapping | Spec):
-        raise SpecError(f"rule={excerpt(names)} with budget={excerpt(budget)}; accepted: a list of layers' names, or none for all")
+        raise SpecError(
+            f"rule={excerpt(names)} with budget={excerpt(budget)}; accepted: a list of layers' names, or none for all"
+        )
     keys = listed(names) if names is not None else ("*",)
     head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models have this method
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
@@ -152,18 +157,30 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool, p
             continue
         choices[name] = weight, _choices(weight, offers)
         if not choices[name][1]:
-            raise SpecError(f"budget={excerpt(budget)}: no chain from {weight.shape[1]} to {weight.shape[0]} features fits it, for {name}")
+            raise SpecError(
+                f"budget={excerpt(budget)}: no chain from {weight.shape[1]} to {weight.shape[0]} features fits it, "
+                f"for {name}"
+            )
     if not choices and names is None:
         few = f"those with at most {FEW_OUTPUTS} outputs"
-        raise SpecError(f"the model has no linear layers except tied ones, heads, embeddings and {few}; accepted: a list of names")
+        raise SpecError(
+            f"the model has no linear layers except tied ones, heads, embeddings and {few}; accepted: a list of names"
+        )
     if not choices:
-        raise SpecError(f"rule={excerpt(names)} names no layer of the model; its layers: {excerpt([name for name, _ in _layers(model)])}")
+        raise SpecError(
+            f"rule={excerpt(names)} names no layer of the model; its layers: "
+            f"{excerpt([name for name, _ in _layers(model)])}"
+        )
     found: dict[str, RuleEntry] = {}
     steps = sum(entry.count for _, some in choices.values() for _, entry in some) if from_weights else 0
     with progress_bar(progress and from_weights, "choosing chains", steps) as advance:
         for name, (weight, some) in choices.items():
             errors = _errors(weight, [entry for _, entry in some], advance) if from_weights else [0.0] * len(some)
-            near = [(us, error, entry) for (us, entry), error in zip(some, errors, strict=True) if error <= NEAR * min(errors)]
+            near = [
+                (us, error, entry)
+                for (us, entry), error in zip(some, errors, strict=True)
+                if error <= NEAR * min(errors)
+            ]
             *_, found[name] = min(near, key=lambda each: each[:2])
     return exactly(found)
 
@@ -191,7 +208,10 @@ def _errors(weight: Tensor, entries: Sequence[RuleEntry], advance: Callable[[], 
     found: list[float] = []
     for count, alike in groupby(entries, key=lambda entry: entry.count):
         chains = [entry.chain for entry in alike]
-        of_parts = [[float(vector_norm(part)) * error for error in errors_of(part, chains, advance)] for part in weight.chunk(count)]
+        of_parts = [
+            [float(vector_norm(part)) * error for error in errors_of(part, chains, advance)]
+            for part in weight.chunk(count)
+        ]
         found += [hypot(*errors) for errors in zip(*of_parts, strict=True)]
     return found
 
@@ -209,7 +229,9 @@ def _fits(key: str, name: str) -> bool:
     return fnmatchcase(name, key) if set(key) & set("*?[.") else key in name.split(".")
 
 
-def find_layers(model: nn.Module, wanted: Mapping[str, RuleEntry], adapted: bool = False) -> dict[nn.Module, tuple[list[str], str]]:
+def find_layers(
+    model: nn.Module, wanted: Mapping[str, RuleEntry], adapted: bool = False
+) -> dict[nn.Module, tuple[list[str], str]]:
     """Find the layers to replace, each with all its names and the rule's key for it.
 
     With `adapted`, the layers stay in the model, so tied weights are allowed.
@@ -218,8 +240,12 @@ def find_layers(model: nn.Module, wanted: Mapping[str, RuleEntry], adapted: bool
     there = [(name, layer.chain) for name, module in named if (layer := described(module))]
     layers = _layers(model)
     for key, layer in wanted.items():
-        if not any(_fits(key, name) for name, _ in layers) and not any(_fits(key, name) and layer.chain == each for name, each in there):
-            raise SpecError(f"rule {excerpt(key)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}")
+        if not any(_fits(key, name) for name, _ in layers) and not any(
+            _fits(key, name) and layer.chain == each for name, each in there
+        ):
+            raise SpecError(
+                f"rule {excerpt(key)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}"
+            )
     found: dict[nn.Module, tuple[list[str], str]] = {}
     for name, layer in layers:
         if key := next((key for key in wanted if _fits(key, name)), ""):
@@ -235,12 +261,15 @@ def _check_layer(name: str, layer: nn.Module, wanted: RuleEntry) -> None:
     if not name:
         raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear and factorize")
     if type(layer) is not nn.Linear and not _is_conv1d(layer):
-        raise SpecError(f"{name} is a {type(layer).__name__}, which its owner may not call as a layer; accepted: nn.Linear, Conv1D")
+        raise SpecError(
+            f"{name} is a {type(layer).__name__}, which its owner may not call as a layer; accepted: nn.Linear, Conv1D"
+        )
     chain, (rows, columns) = wanted.chain, _dense_weight(layer).shape
     if (rows, columns) != (wanted.count * chain.out_features, chain.in_features):
         several = f"{wanted.count} side by side of " if wanted.count > 1 else ""
         raise SpecError(
-            f"{name} takes {columns} features and gives {rows}; {several}{chain} would take {chain.in_features} and give "
+            f"{name} takes {columns} features and gives {rows}; {several}{chain} would take {chain.in_features} and "
+            "give "
             f"{wanted.count * chain.out_features}"
         )
 
@@ -253,7 +282,9 @@ def _check_not_tied(model: nn.Module, found: Mapping[nn.Module, tuple[list[str],
     for layer, (names, _) in found.items():
         for own, parameter in layer.named_parameters():
             if others := sorted(set(owners[id(parameter)]) - {f"{name}.{own}" for name in names}):
-                raise SpecError(f"{names[0]}.{own} is tied to {', '.join(others)}; untie it, or leave {names[0]} out of the rule")
+                raise SpecError(
+                    f"{names[0]}.{own} is tied to {', '.join(others)}; untie it, or leave {names[0]} out of the rule"
+                )
 
 
 def _is_dense(module: nn.Module) -> bool:
@@ -282,7 +313,9 @@ def _sparse(
         raise SpecError(f"{name} is on the meta device, so that it has no weights; accepted: from_weights=False")
     options = {"device": weight.device, "dtype": weight.dtype, **wanted.options} | options
     if from_weights and (between := options.get("between", "none")) != "none":
-        raise SpecError(f"{name}: between={excerpt(between)}, with which no layer is near a matrix; accepted: from_weights=False")
+        raise SpecError(
+            f"{name}: between={excerpt(between)}, with which no layer is near a matrix; accepted: from_weights=False"
+        )
     biases = [None] * wanted.count if bias is None else bias.chunk(wanted.count)
     parts: list[KSLinear] = []
     factorizations: list[Factorization] = []
@@ -328,7 +361,10 @@ class Replaced:
 
     @property
     def flops(self) -> tuple[int, int]:
-        return 2 * self.chain.in_features * self.chain.out_features * self.count, 2 * self.chain.weight_count * self.count
+        return (
+            2 * self.chain.in_features * self.chain.out_features * self.count,
+            2 * self.chain.weight_count * self.count,
+        )
 
     @property
     def relative_errors(self) -> tuple[float, ...]:
@@ -362,7 +398,9 @@ class Report:
             errors = [error for layer in alike for error in layer.relative_errors]
             shown = (f"{median(errors):.3f}", f"{max(errors):.3f}") if errors else ("drawn", "")
             times = f" x {alike[0].count}" if alike[0].count > 1 else ""
-            rows.append([name, f"x {len(alike)}", f"{alike[0].chain}{times}", f"{after:,}", f"{after / before:.1%}", *shown])
+            rows.append(
+                [name, f"x {len(alike)}", f"{alike[0].chain}{times}", f"{after:,}", f"{after / before:.1%}", *shown]
+            )
         table = table_of(("layers", "", "chain", "parameters", "share", "error, median", "worst"), rows)
         (before, after), (flops_before, flops_after) = self.parameters, self.flops
         replaced = counted(len(self.layers), "layer")
@@ -376,5 +414,7 @@ def _alike(layers: tuple[Replaced, ...]) -> list[tuple[str, list[Replaced]]]:
     """Group layers of one chain whose names differ only in numbers, with * for the numbers."""
     groups: dict[tuple[str, Chain, int], list[Replaced]] = {}
     for layer in layers:
-        groups.setdefault((re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name), layer.chain, layer.count), []).append(layer)
+        groups.setdefault((re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name), layer.chain, layer.count), []).append(
+            layer
+        )
     return [(name if len(alike) > 1 else alike[0].name, alike) for (name, _, _), alike in groups.items()]

@@ -106,10 +106,16 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         weights = [_times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
         seconds, share = perf_counter() - begin, watch.others_share() if matrix.device.type == "cpu" else None
         error = relative_error(scaled, [_times_power(weights[0].double(), -exponent), *weights[1:]])
-        least = error if len(chain) <= 2 else min(error, sqrt(max(squares)) / (float(vector_norm(scaled, dtype=torch.float64)) or 1))
+        least = (
+            error
+            if len(chain) <= 2
+            else min(error, sqrt(max(squares)) / (float(vector_norm(scaled, dtype=torch.float64)) or 1))
+        )
     if method == "refinement" and least:
         guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
-    return Factorization(chain, tuple(weights), error, least, bound, method, guarantee, seconds, doubt([seconds], [share]))
+    return Factorization(
+        chain, tuple(weights), error, least, bound, method, guarantee, seconds, doubt([seconds], [share])
+    )
 
 
 def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], None] = lambda: None) -> list[float]:
@@ -143,7 +149,9 @@ def _scaled(matrix: Tensor) -> tuple[Tensor, int]:
     return _times_power(matrix, -exponent), exponent
 
 
-def _begin(matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None]) -> tuple[list[list[Tensor]], list[float]]:
+def _begin(
+    matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None]
+) -> tuple[list[list[Tensor]], list[float]]:
     """Initial weights, and squared errors that no product goes below.
 
     The weights need no further steps if SVDs give a bound.
@@ -153,7 +161,9 @@ def _begin(matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None
     weights, squares = project(matrix, chain, advance)
     if method != "refinement":
         return [balanced(weights)], squares
-    return [balanced(weights), *(drawn(matrix, chain, seed) for seed in range(STARTS - 1))], [least_squared_error(matrix, chain)]
+    return [balanced(weights), *(drawn(matrix, chain, seed) for seed in range(STARTS - 1))], [
+        least_squared_error(matrix, chain)
+    ]
 
 
 def _times_power(values: Tensor, exponent: float) -> Tensor:
@@ -180,14 +190,20 @@ def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
     """Validate the arguments and return the matrix in the dtype of the computation."""
     check_tensors("factorize", weight=weight)
     if not weight.is_floating_point():
-        raise LaunchError(f"factorize: weight is {weight.dtype}; accepted: a torch.Tensor of real floating-point numbers")
+        raise LaunchError(
+            f"factorize: weight is {weight.dtype}; accepted: a torch.Tensor of real floating-point numbers"
+        )
     wanted = (chain.out_features, chain.in_features)
     if tuple(weight.shape) != wanted:
-        raise LaunchError(f"weight has shape {tuple(weight.shape)}; {chain} wants (out_features, in_features) = {wanted}")
+        raise LaunchError(
+            f"weight has shape {tuple(weight.shape)}; {chain} wants (out_features, in_features) = {wanted}"
+        )
     if (steps := whole_number(refine)) is None or steps < 0:
         raise LaunchError(f"refine={excerpt(refine)}; accepted: a number of steps, from 0 up")
     if weight.is_meta:
-        raise LaunchError("factorize: weight is on the meta device, so that it has no values; accepted: a torch.Tensor with values")
+        raise LaunchError(
+            "factorize: weight is on the meta device, so that it has no values; accepted: a torch.Tensor with values"
+        )
     matrix = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
     if not (finite := matrix.isfinite()).all():
         row, column = (~finite).nonzero()[0].tolist()

@@ -15,7 +15,9 @@ try:
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 except ImportError as error:
-    raise ToolchainError(f"ksgen.torch.pretrained needs transformers 4.50 or later ({error}); pip install transformers") from error
+    raise ToolchainError(
+        f"ksgen.torch.pretrained needs transformers 4.50 or later ({error}); pip install transformers"
+    ) from error
 
 
 @register_quantization_config(METHOD)

@@ -66,7 +66,9 @@ def squared_errors(matrix: Tensor, chain: Chain) -> list[float]:
         whole = rest
     if len(chain) == 1:
         return [float((matrix - to_dense(on_support(matrix, chain[0]))).double().square().sum())]
-    blocks, ranks, *_, outside = _blocks_of(_stacked(values, whole), *(_part(each, whole.a, whole.d) for each in chain.factors[1::-1]))
+    blocks, ranks, *_, outside = _blocks_of(
+        _stacked(values, whole), *(_part(each, whole.a, whole.d) for each in chain.factors[1::-1])
+    )
     return [*errors, outside + _lost(_squares(blocks), ranks)]
 
 
@@ -172,7 +174,9 @@ def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, 
     count = len(stack)
     blocks, ranks, block, term, outside = _blocks_of(stack, left, right)
     columns, rows, squares = nearest_of_rank(blocks, int(ranks.max()))
-    left_weights = columns.mT[:, block, term].reshape(count, left.a, left.c, left.d, left.b).transpose(2, 4).transpose(3, 4)
+    left_weights = (
+        columns.mT[:, block, term].reshape(count, left.a, left.c, left.d, left.b).transpose(2, 4).transpose(3, 4)
+    )
     right_weights = rows[:, block, term].reshape(count, right.a, right.b, right.d, right.c).transpose(3, 4)
     return left_weights, right_weights, outside + _lost(squares, ranks)
 
@@ -269,7 +273,9 @@ def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
     if has_less_rows:
         columns, rows = vectors, vectors.mT @ wide
     else:
-        lengths = squares[..., :kept].clamp_min(max(_NOISE * float(squares.max()), torch.finfo(squares.dtype).tiny)).sqrt()
+        lengths = (
+            squares[..., :kept].clamp_min(max(_NOISE * float(squares.max()), torch.finfo(squares.dtype).tiny)).sqrt()
+        )
         columns, rows = wide @ vectors / lengths[..., None, :], lengths[..., None] * vectors.mT
     return columns.to(blocks.dtype), rows.to(blocks.dtype), squares
 
@@ -350,7 +356,8 @@ def refined(matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable
         return weights
     moving = [each.detach().to(matrix.dtype, copy=True).requires_grad_() for each in weights]
     optimizer = torch.optim.LBFGS(
-        moving, max_iter=1, history_size=_STEPS_REMEMBERED, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0,
+        moving, max_iter=1, history_size=_STEPS_REMEMBERED, line_search_fn="strong_wolfe", tolerance_grad=0,
+        tolerance_change=0,
     )  # fmt: skip
 
     def loss() -> Tensor:

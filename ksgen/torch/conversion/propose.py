@@ -103,7 +103,10 @@ class Proposals:
             cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []
             rows.append(cells)
         doubts = describe_doubts([each.doubt for each in (self.dense, *self)], "measured time")
-        return f"{table_of(titles, rows, width=140)}Times at batch {self.batch}, expected by {self.by}.{' ' * bool(doubts)}{doubts}"
+        return (
+            f"{table_of(titles, rows, width=140)}Times at batch {self.batch}, expected by "
+            f"{self.by}.{' ' * bool(doubts)}{doubts}"
+        )
 
 
 def table_of(titles: Sequence[str], rows: Iterable[Sequence[str]], width: int = 200) -> str:
@@ -115,7 +118,10 @@ def table_of(titles: Sequence[str], rows: Iterable[Sequence[str]], width: int = 
     for title in titles:
         is_name = title in ("family", "layer", "layers", "chain")
         table.add_column(
-            title, justify="left" if is_name else "right", overflow="fold" if width < 200 else "ellipsis", no_wrap=width >= 200
+            title,
+            justify="left" if is_name else "right",
+            overflow="fold" if width < 200 else "ellipsis",
+            no_wrap=width >= 200,
         )
     for row in rows:
         table.add_row(*row)
@@ -182,9 +188,16 @@ def propose(
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
     clock = clock_of(device, precision)
     if measure and clock.where is None:
-        raise SpecError(f"measure=True with device={excerpt(device)}, which is a target; accepted: a device of this machine, such as cpu")
+        raise SpecError(
+            f"measure=True with device={excerpt(device)}, which is a target; accepted: a device of this machine, such "
+            "as cpu"
+        )
     batch = checked_batch((CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
-    rows = [Proposal(DENSE, whole, clock.dense_us(whole, precision, batch), step_us=clock.dense_step_us(whole, precision, batch))]
+    rows = [
+        Proposal(
+            DENSE, whole, clock.dense_us(whole, precision, batch), step_us=clock.dense_step_us(whole, precision, batch)
+        )
+    ]
     for family, chains in candidates(whole.in_features, whole.out_features, budget).items():
         some = sorted((Proposal(family, chain, clock.chain_us(chain, precision, batch)) for chain in chains), key=_rank)
         rows += some[: most if weight is None and not measure else LOOKED_AT * most]
@@ -247,7 +260,11 @@ def candidates(in_features: int, out_features: int, budget: float) -> dict[str, 
         "kaleidoscope": [],
     }
     if in_features == out_features:
-        blocks = (block_butterfly(in_features, block) for block in divisors(in_features) if block > 1 and _is_power(in_features // block))
+        blocks = (
+            block_butterfly(in_features, block)
+            for block in divisors(in_features)
+            if block > 1 and _is_power(in_features // block)
+        )
         found["block_butterfly"] = [chain for chain in blocks if chain.weight_count <= most]
         if _is_power(in_features):
             for name, make in (("square_dyadic", square_dyadic), ("kaleidoscope", kaleidoscope)):
@@ -320,7 +337,9 @@ def _few(found: Iterable[_Shapes], most: int, name: str) -> list[Chain]:
     """Create the best of a family's chains; the others, thousands for large layers, stay numbers."""
     able = [(shapes, count) for shapes in found if (count := sum(map(prod, shapes))) <= most]
     for used, side in WANTED:
-        some = [shapes for shapes, count in able if count >= used * most and min(min(b, c) for _, b, c, _ in shapes) >= side]
+        some = [
+            shapes for shapes, count in able if count >= used * most and min(min(b, c) for _, b, c, _ in shapes) >= side
+        ]
         if some:
             some.sort(key=lambda shapes: sum(a * b * d for a, b, _, d in shapes))
             return [Chain(tuple(Pattern(*each) for each in shapes), name) for shapes in some[:MOST_OF_A_FAMILY]]

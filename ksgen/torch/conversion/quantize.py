@@ -48,7 +48,10 @@ class QuantizedReport:
 
     def __repr__(self) -> str:
         before, after = self.bytes
-        return f"QuantizedReport({counted(len(self.layers), 'layer')} in {self.storage}, {before:,} bytes before and {after:,} after)"
+        return (
+            f"QuantizedReport({counted(len(self.layers), 'layer')} in {self.storage}, {before:,} bytes before and "
+            f"{after:,} after)"
+        )
 
     def __str__(self) -> str:
         rows = []
@@ -112,9 +115,13 @@ def quantize_model(
     if "" in found:
         raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear.quantize")
     if x_too and inputs is None:
-        raise SpecError("x_too=True without inputs; accepted: inputs as the model meets them, from which scales of x are found")
+        raise SpecError(
+            "x_too=True without inputs; accepted: inputs as the model meets them, from which scales of x are found"
+        )
     if inputs is not None and is_word(storage, STORED) and not STORED[storage].is_scaled:
-        raise SpecError(f"inputs were given with storage={storage}, which has no scales; accepted: a model without inputs")
+        raise SpecError(
+            f"inputs were given with storage={storage}, which has no scales; accepted: a model without inputs"
+        )
     met = {} if inputs is None else _met(model, found, inputs)
     new = {name: _quantized_of(name, layer, storage, per, met.get(name), x_too) for name, layer in found.items()}
     layers = tuple(_layer_report(name, layer, new[name], met.get(name)) for name, layer in found.items())
@@ -126,7 +133,9 @@ def quantize_model(
     return QuantizedReport(storage, per, bool(met), layers)
 
 
-def _quantized_of(name: str, layer: KSLinear, storage: WeightStorage, per: Per, x: Tensor | None, x_too: bool) -> QuantizedKSLinear:
+def _quantized_of(
+    name: str, layer: KSLinear, storage: WeightStorage, per: Per, x: Tensor | None, x_too: bool
+) -> QuantizedKSLinear:
     """Quantize one layer of a model; errors name it.
 
     `x` is the layer's input in the calibration call.
@@ -159,7 +168,9 @@ def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[
         for handle in handles:
             handle.remove()
     if missing := sorted(set(layers) - set(met)):
-        raise SpecError(f"inputs reach no {', '.join(missing)}; accepted: inputs that every layer meets, or names of those that do")
+        raise SpecError(
+            f"inputs reach no {', '.join(missing)}; accepted: inputs that every layer meets, or names of those that do"
+        )
     return met
 
 

@@ -56,7 +56,10 @@ def described(module: nn.Module) -> RuleEntry | None:
         return None
     first, *others = (RuleEntry(part.chain, len(parts), _options_of(part)) for part in parts)
     if any(other != first for other in others):
-        raise SpecError(f"the layers side by side differ ({', '.join(str(part.chain) for part in parts)}); only equal ones can be saved")
+        raise SpecError(
+            f"the layers side by side differ ({', '.join(str(part.chain) for part in parts)}); only equal ones can be "
+            "saved"
+        )
     return first
 
 
@@ -65,7 +68,11 @@ def rule_of(model: nn.Module) -> dict[str, RuleEntry]:
     found: dict[str, RuleEntry] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         parent, _, _ = name.rpartition(".")
-        if name and (layer := described(module)) and not (parent and isinstance(model.get_submodule(parent), KSLinears)):
+        if (
+            name
+            and (layer := described(module))
+            and not (parent and isinstance(model.get_submodule(parent), KSLinears))
+        ):
             found[name] = layer
     return found
 
@@ -88,7 +95,9 @@ def from_json(written: object, where: str) -> dict[str, RuleEntry]:
             stored = f"{where}: {name} had weights in {excerpt(layer['weights'])}, which are not read back"
             raise SpecError(f"{stored}; save a model before it is quantized, or its state_dict")
         if not isinstance(layer, dict) or set(layer) - {"chain", "count", *OPTIONS} or "chain" not in layer:
-            raise SpecError(f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(OPTIONS)}")
+            raise SpecError(
+                f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(OPTIONS)}"
+            )
         options = {option: layer[option] for option in OPTIONS if option in layer}
         try:
             chain = Chain.read(layer["chain"])
@@ -101,7 +110,9 @@ def from_json(written: object, where: str) -> dict[str, RuleEntry]:
 def exactly(rule: Mapping[str, RuleEntry]) -> dict[str, RuleEntry]:
     """Convert names to patterns that match these names and no others."""
     patterns = {escape(name): layer for name, layer in rule.items()}
-    return {each if set(each) & set("[.") else f"[{each[0]}]{each[1:]}": layer for each, layer in patterns.items() if each}
+    return {
+        each if set(each) & set("[.") else f"[{each[0]}]{each[1:]}": layer for each, layer in patterns.items() if each
+    }
 
 
 def save_rule(model: nn.Module, path: str | PathLike[str]) -> None:
@@ -150,7 +161,9 @@ def load_rule(path: str | PathLike[str]) -> dict[str, RuleEntry]:
 def check_config(model: nn.Module) -> None:
     """Raise `SpecError` if the config of a transformers model has no place for the rule."""
     if (config := _config_of(model)) is not None and (other := _method(config)) not in (None, METHOD):
-        raise SpecError(f"the model is quantized by {other}, and its config.json has no place for the rule; convert it before")
+        raise SpecError(
+            f"the model is quantized by {other}, and its config.json has no place for the rule; convert it before"
+        )
 
 
 def write_config(model: nn.Module) -> None:

@@ -157,9 +157,15 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
         able = [family for family in FAMILIES.values() if family.serves(kernel, limits)]
         each = ((family, constants) for family in able for constants in family.defaults(kernel, limits, batch))
         speeds = [speed for family, constants in each if (speed := speed_of(family, kernel, limits, constants))]
-        return min((_floor_us(Ceilings(each.bytes_per_s, each.flops_per_s), kernel, batch) for each in speeds), default=None)
+        return min(
+            (_floor_us(Ceilings(each.bytes_per_s, each.flops_per_s), kernel, batch) for each in speeds), default=None
+        )
 
-    by = f"the cost model, for {rates.card} ({limits.target})" if rates else f"no model: the speed of {limits.target} is unknown"
+    by = (
+        f"the cost model, for {rates.card} ({limits.target})"
+        if rates
+        else f"no model: the speed of {limits.target} is unknown"
+    )
     return Clock(where, by, kernel_us, floor_us)
 
 

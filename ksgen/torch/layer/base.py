@@ -101,7 +101,10 @@ class ChainLayer:
 
     def __prepare_scriptable__(self) -> Never:
         """Refuse `torch.jit.script`, which calls this method: it compiles no code that chooses between backends."""
-        raise LaunchError(f"{self._name()}: torch.jit.script cannot compile it; accepted: torch.jit.trace, torch.export or torch.compile")
+        raise LaunchError(
+            f"{self._name()}: torch.jit.script cannot compile it; accepted: torch.jit.trace, torch.export or "
+            "torch.compile"
+        )
 
     def _patiently_multiplied(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Multiply by kernels, which nothing replaces while they are compiled."""
@@ -119,12 +122,15 @@ class ChainLayer:
         own: Any = self
         if own.is_stored or own.backend == "ksgen" or own.fuse == "yes":
             return True
-        return own.precision is not None and own.precision != dtype_name(own._dtype)  # a parametrization computes the latter
+        # a parametrization computes the latter
+        return own.precision is not None and own.precision != dtype_name(own._dtype)
 
     def _as_leaf(self, x: fx.Proxy, residual: Any) -> fx.Proxy:
         """Record the layer as one node of a graph that `torch.fx` traces."""
         if not (path := x.tracer.path_of_module(self)):
-            raise LaunchError(f"{self._name()} is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)")
+            raise LaunchError(
+                f"{self._name()} is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)"
+            )
         return x.tracer.create_proxy("call_module", path, (x,) if residual is None else (x, residual), {})
 
     def _y_shape(self, x: Tensor) -> tuple[int, ...]:
@@ -134,7 +140,9 @@ class ChainLayer:
             wanted = f"(..., {chain.in_features})" if self.layout == "bsf" else f"({chain.in_features}, ...)"
             fits = x.dim() > 1 and x.shape[other] == chain.in_features
             remedy = f"; that fits layout {'bsl' if self.layout == 'bsf' else 'bsf'}" if fits else ""
-            raise LaunchError(f"{self._name()}: got x of shape {tuple(x.shape)}; layout {self.layout} wants {wanted}{remedy}")
+            raise LaunchError(
+                f"{self._name()}: got x of shape {tuple(x.shape)}; layout {self.layout} wants {wanted}{remedy}"
+            )
         batch = x.shape[:-1] if self.layout == "bsf" else x.shape[1:]
         return (*batch, chain.out_features) if self.y_layout == "bsf" else (chain.out_features, *batch)
 
@@ -156,16 +164,24 @@ class ChainLayer:
     def _of_jagged(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Multiply the concatenated rows of sequences of unequal lengths."""
         if "bsl" in (self.layout, self.y_layout):
-            raise LaunchError(f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf', of y too")
+            raise LaunchError(
+                f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf', of y too"
+            )
         if x._ragged_idx == x.dim() - 1:
-            raise LaunchError(f"{self._name()}: x is jagged in its last dimension, {tuple(x.shape)}; accepted: features there")
-        if residual is not None and (getattr(residual, "layout", None) != torch.jagged or residual.shape[:-1] != x.shape[:-1]):
+            raise LaunchError(
+                f"{self._name()}: x is jagged in its last dimension, {tuple(x.shape)}; accepted: features there"
+            )
+        if residual is not None and (
+            getattr(residual, "layout", None) != torch.jagged or residual.shape[:-1] != x.shape[:-1]
+        ):
             raise LaunchError(f"{self._name()}: x is a jagged tensor; accepted: a residual with the same offsets")
         y = self(x.values(), None if residual is None else residual.values())
         known = {}  # before PyTorch 2.5
         if hasattr(x, "_maybe_min_seqlen"):
             known = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}
-        return torch.nested.nested_tensor_from_jagged(y, x.offsets(), lengths=x.lengths(), jagged_dim=x._ragged_idx, **known)
+        return torch.nested.nested_tensor_from_jagged(
+            y, x.offsets(), lengths=x.lengths(), jagged_dim=x._ragged_idx, **known
+        )
 
 
 def freeze(model: nn.Module) -> list[str]:
@@ -193,7 +209,11 @@ def freeze(model: nn.Module) -> list[str]:
         >>> model[0].is_frozen
         True
     """
-    return [name for name, layer in _trained(model) if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())]
+    return [
+        name
+        for name, layer in _trained(model)
+        if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())
+    ]
 
 
 def thaw(model: nn.Module) -> list[str]:
@@ -217,4 +237,6 @@ def thaw(model: nn.Module) -> list[str]:
 
 def _trained(model: nn.Module) -> list[tuple[str, Any]]:
     """Layers with trainable weights, by name: only these need an explicit freeze."""
-    return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, ChainLayer) and not layer.is_stored]
+    return [
+        (name, layer) for name, layer in model.named_modules() if isinstance(layer, ChainLayer) and not layer.is_stored
+    ]

@@ -1,4 +1,7 @@
-"""Compiles the kernels of a model before its first call, in parallel. Chooses no kernel: calls of the model find them."""
+"""Compiles the kernels of a model before its first call, in parallel.
+
+Chooses no kernel: calls of the model find them.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -64,7 +67,9 @@ def _call(model: nn.Module, x: Sequence[Any], options: Mapping[str, Any]) -> Non
             model(*x, **options)
         return
     with torch.enable_grad():
-        y = sum(each.sum() for each in tree_leaves(model(*x, **options)) if isinstance(each, Tensor) and each.requires_grad)
+        y = sum(
+            each.sum() for each in tree_leaves(model(*x, **options)) if isinstance(each, Tensor) and each.requires_grad
+        )
         wanted = [each for each in model.parameters() if each.requires_grad]
         if isinstance(y, Tensor) and wanted:
             torch.autograd.grad(y, wanted, allow_unused=True)

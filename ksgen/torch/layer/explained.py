@@ -18,7 +18,10 @@ def explained(layer: Any, batch: int, processes: int) -> str:
     """Explain how a layer multiplies: one line per factor of this process, and lines about the whole layer."""
     if layer.is_stored:
         if processes > 1:
-            raise LaunchError(f"{layer._name()}: processes={processes}; accepted of weights in {layer.storage}: 1, as no style splits them")
+            raise LaunchError(
+                f"{layer._name()}: processes={processes}; accepted of weights in {layer.storage}: 1, as no style "
+                "splits them"
+            )
         return _explained_stored(layer, batch)
     chain, lines, split, first, has_bias = layer.own_chain, [], layer.split, layer.weights[0], layer.bias is not None
     last = Epilogue() if split is not None and split.is_finished_later else Epilogue(has_bias, layer.activation)
@@ -38,7 +41,13 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         lines.insert(0, f"{'one launch' if found.is_one else 'one launch per factor'}: {found.why}")
     if layer.backend in BACKENDS and layer.precision is None:
         lines += describe_times(
-            patterns, first.dtype, layout_word(layer.layout, layer.out_layout), last.activation, last.bias, batch, layer.between
+            patterns,
+            first.dtype,
+            layout_word(layer.layout, layer.out_layout),
+            last.activation,
+            last.bias,
+            batch,
+            layer.between,
         )
     lines += steps_in_words(layer, batch)
     if layer.intermediates != "keep":
@@ -61,7 +70,10 @@ def _explained_stored(layer: Any, batch: int) -> str:
     last = Epilogue(layer.bias is not None, layer.activation)
     lines, apart = list[str](), [""] * (len(layer.chain) == 1)  # explanation per factor, if each has its own launch
     if has_kernels(device) and len(layer.chain) > 1:
-        own, one = chain_launcher(layer._shapes, layer.between, layer.fuse), {"weights": layer.storage, "inputs": layer._inputs}
+        own, one = (
+            chain_launcher(layer._shapes, layer.between, layer.fuse),
+            {"weights": layer.storage, "inputs": layer._inputs},
+        )
         whole = own.explain(batch, precision=kind, layout=layer.layout, epilogue=last, **one)
         first, *apart = whole.splitlines()
         lines.append(first)
@@ -70,7 +82,10 @@ def _explained_stored(layer: Any, batch: int) -> str:
         stored = f"{each}: {layer.storage} weights with {scales}, {count} of {each.weight_count} saturated"
         has_bytes_in = number == 1 and layer._x_scale is not None
         if has_bytes_in:
-            stored += f"; x in {layer.storage} times {layer._x_scale:.6g}, {layer.saturated_inputs} of its elements saturated so far"
+            stored += (
+                f"; x in {layer.storage} times {layer._x_scale:.6g}, {layer.saturated_inputs} of its elements "
+                "saturated so far"
+            )
         if has_kernels(device) and not apart:
             lines.append(stored)
         elif has_kernels(device):

@@ -83,17 +83,23 @@ class KSLinears(nn.ModuleList):
 
         On a processor, it also gives the measured time of one launch.
         """
-        lines = [f"{number}. {line}" for number, each in enumerate(self, 1) for line in _explained(each, batch).splitlines()]
+        lines = [
+            f"{number}. {line}" for number, each in enumerate(self, 1) for line in _explained(each, batch).splitlines()
+        ]
         if not len(self) or not self._are_plain:
             return "\n".join(lines)
         layer = self._first
         if _place_of(layer.weights[0]) == "cuda" and len(self) > 1:
             found = Verdict(False, "the layers differ in more than their chains")
             if self._are_alike:
-                found = self._verdict(layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch)
+                found = self._verdict(
+                    layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch
+                )
             lines.insert(0, f"{'one launch' if found.is_one else 'layer by layer'}: {found.why}")
         shapes = list(map(prepared.shapes_of, self._linears()))
-        times = describe_times(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
+        times = describe_times(
+            shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between
+        )
         return "\n".join([*lines, *times])
 
     def to_dense(self) -> Tensor:
@@ -123,7 +129,9 @@ class KSLinears(nn.ModuleList):
         split = [each._parallel for each in self if isinstance(each, ChainLayer)]
         if len(self) > 1 and any(each is not None and each.gives_own_features for each in split):
             # Concatenating one process's features of each layer would not give a contiguous shard of the full output.
-            raise LaunchError("a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()")
+            raise LaunchError(
+                "a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()"
+            )
         axis = self._axis()
         return torch.cat([layer(x) for layer in self], dim=axis)
 
@@ -187,7 +195,9 @@ class KSLinears(nn.ModuleList):
 
     def _fastest(self, x: Tensor, ways: Any) -> str:
         layer, shapes = self._first, list(map(prepared.shapes_of, self._linears()))
-        job = job_of("group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between)
+        job = job_of(
+            "group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between
+        )
         batch = x.numel() // layer.in_features
         return faster((job, size_of(batch), *ways), ways)
 
@@ -245,7 +255,11 @@ def _is_usual(layer: Any) -> bool:
 
 def _explained(layer: Any, batch: int) -> str:
     """Explanation of any module: other modules may replace a layer."""
-    return str(layer.explain(batch)) if hasattr(layer, "explain") else f"{type(layer).__name__}: no layer of ksgen, called directly"
+    return (
+        str(layer.explain(batch))
+        if hasattr(layer, "explain")
+        else f"{type(layer).__name__}: no layer of ksgen, called directly"
+    )
 
 
 def _dense(layer: Any, number: int) -> Tensor:
@@ -255,7 +269,8 @@ def _dense(layer: Any, number: int) -> Tensor:
     if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
         return layer.weight
     raise LaunchError(
-        f"layer {number} of the group is a {type(layer).__name__}, whose matrix is not known; accepted: layers of ksgen's, and nn.Linear"
+        f"layer {number} of the group is a {type(layer).__name__}, whose matrix is not known; accepted: layers of "
+        "ksgen's, and nn.Linear"
     )
 
 

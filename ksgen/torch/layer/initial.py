@@ -39,7 +39,8 @@ def _orthogonal(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
     widths = _widths(chain)
     if widths not in (sorted(widths), sorted(widths, reverse=True)):
         raise LaunchError(
-            f"{what} of {_listed(widths)} features, which grow and shrink, so that a product of orthogonal factors is not orthogonal; "
+            f"{what} of {_listed(widths)} features, which grow and shrink, so that a product of orthogonal factors is "
+            "not orthogonal; "
             "accepted: chains whose features only grow or only shrink"
         )
     return [_orthogonal_blocks(pattern, like) for pattern in chain]
@@ -65,7 +66,9 @@ def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
     found = factorize(torch.eye(chain.out_features, chain.in_features, dtype=torch.float64, device=like.device), chain)
     if found.relative_error > _EXACT:
         nearest = f"no product of it is nearer than {found.least_error:.2g} (relative error)"
-        raise LaunchError(f"{what}: {nearest}; accepted: chains through which every feature reaches the output of its number")
+        raise LaunchError(
+            f"{what}: {nearest}; accepted: chains through which every feature reaches the output of its number"
+        )
     return found.weights
 
 
@@ -81,7 +84,9 @@ def _fourier(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
     elif chain.factors == mirrored:  # the transposed product, since a Fourier matrix is symmetric
         found = [each.swapaxes(1, 2) for each in reversed(fourier(radices[::-1], False))]
     else:
-        raise LaunchError(f"{what} of another chain; accepted: that of ksgen.transforms.dft, or ksgen.monarch(n, n, s, s)")
+        raise LaunchError(
+            f"{what} of another chain; accepted: that of ksgen.transforms.dft, or ksgen.monarch(n, n, s, s)"
+        )
     return [torch.from_numpy(each / sqrt(each.shape[1])) for each in found]
 
 

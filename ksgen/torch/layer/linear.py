@@ -23,7 +23,14 @@ from ksgen.torch.layer.splits import checked_processes
 from ksgen.torch.layer.stored import StoredWeights
 from ksgen.torch.layer.weight import Weight
 from ksgen.torch.operators import frozen
-from ksgen.torch.operators.backends import INTERMEDIATES, NAMES, BackendName, Intermediates, is_recomputed, multiply_between
+from ksgen.torch.operators.backends import (
+    INTERMEDIATES,
+    NAMES,
+    BackendName,
+    Intermediates,
+    is_recomputed,
+    multiply_between,
+)
 from ksgen.torch.operators.checks import (
     check_activation,
     check_backend,
@@ -42,7 +49,8 @@ from ksgen.values import excerpt, listed
 
 CALIBRATED_ROWS = 4096  # rows of x for the calibration of a layer's scales
 OPTIONS: dict[str, Any] = {  # options that may be set later, with their defaults
-    "layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto", "intermediates": "keep",
+    "layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto",
+    "intermediates": "keep",
     "out_layout": None,
 }  # fmt: skip
 
@@ -83,7 +91,8 @@ class KSLinear(ChainLayer, nn.Linear):
     Raises:
         PatternError: The patterns are invalid or do not fit each other.
         SpecError: An option is unknown, or is given by position.
-        LaunchError: Options exclude each other, no product of the chain is as `init` says, or the device does not exist.
+        LaunchError: Options exclude each other, no product of the chain is as `init` says, or the device does not
+        exist.
 
     Examples:
         >>> import torch
@@ -131,20 +140,26 @@ class KSLinear(ChainLayer, nn.Linear):
     ) -> None:
         if _unnamed:
             raise SpecError(
-                f"KSLinear: {excerpt(_unnamed[0])} by position; accepted: options by name, such as KSLinear(patterns, layout='bsl')"
+                f"KSLinear: {excerpt(_unnamed[0])} by position; accepted: options by name, such as KSLinear(patterns, "
+                "layout='bsl')"
             )
         nn.Module.__init__(self)  # not nn.Linear's, which creates a dense parameter
         self.chain = Chain.read(patterns)
         options: dict[str, Any] = {
-            "layout": layout, "precision": precision, "backend": backend, "activation": activation, "between": between, "fuse": fuse,
+            "layout": layout, "precision": precision, "backend": backend, "activation": activation, "between": between,
+            "fuse": fuse,
             "intermediates": intermediates, "out_layout": out_layout,
         }  # fmt: skip
         check_device(device)
         dtype = checked_dtype(self.chain, bias, dtype, **options)
         for name, value in options.items():
             self._set(name, value)
-        self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
-        self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None)
+        self.weights = nn.ParameterList(
+            torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain
+        )
+        self.register_parameter(
+            "bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
+        )
         self.init = init
         self.reset_parameters()
 
@@ -173,11 +188,15 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         if not (given := listed(weights)):
             raise PatternError(f"weights={excerpt(weights)}; accepted: one tensor of shape (a, b, c, d) or more")
-        check_tensors("KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(given)})
+        check_tensors(
+            "KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(given)}
+        )
         options = {"device": given[0].device, "dtype": given[0].dtype} | options
         layer = cls([tuple(each.shape) for each in given], bias=bias is not None, **options)
         if bias is not None and bias.shape != layer.bias.shape:
-            raise LaunchError(f"{layer._name()}: got bias of shape {tuple(bias.shape)}; {tuple(layer.bias.shape)} is needed")
+            raise LaunchError(
+                f"{layer._name()}: got bias of shape {tuple(bias.shape)}; {tuple(layer.bias.shape)} is needed"
+            )
         with torch.no_grad():
             for parameter, value in zip([*layer.weights, layer.bias], [*given, bias], strict=True):
                 if value is not None:
@@ -209,7 +228,9 @@ class KSLinear(ChainLayer, nn.Linear):
         if not isinstance(linear, nn.Linear):
             raise LaunchError(f"KSLinear.from_linear: got {type(linear).__name__}; accepted: an nn.Linear")
         if options.get("between", "none") != "none":
-            raise LaunchError(f"KSLinear.from_linear: between={excerpt(options['between'])}, with which no layer is near a matrix")
+            raise LaunchError(
+                f"KSLinear.from_linear: between={excerpt(options['between'])}, with which no layer is near a matrix"
+            )
         found = factorize(linear.weight.detach(), patterns, refine=refine)
         options = {"device": linear.weight.device, "dtype": linear.weight.dtype} | options
         return cls.from_weights(found.weights, linear.bias, **options)
@@ -232,7 +253,8 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         if self.activation != "none":
             raise LaunchError(
-                f"{self._name()}: an nn.Linear has no activation={self.activation!r}; apply it apart, and set it to 'none' first"
+                f"{self._name()}: an nn.Linear has no activation={self.activation!r}; apply it apart, and set it to "
+                "'none' first"
             )
         return dense_layer(self.to_dense(), self.bias).train(self.training)
 
@@ -256,7 +278,9 @@ class KSLinear(ChainLayer, nn.Linear):
                     [0., 1., 0., 1.]])
         """
         if self.between != "none":
-            raise LaunchError(f"{self._name()}: with between={self.between!r} it has no matrix; accepted: a layer without it")
+            raise LaunchError(
+                f"{self._name()}: with between={self.between!r} it has no matrix; accepted: a layer without it"
+            )
         return chain_to_dense(self._factors()).contiguous()
 
     def _factors(self) -> Sequence[Tensor]:
@@ -274,7 +298,8 @@ class KSLinear(ChainLayer, nn.Linear):
     @weight.setter
     def weight(self, value: Any) -> None:
         raise LaunchError(
-            f"{self._name()}: weight is the product of the factors in `weights`, and cannot be set; accepted: KSLinear.from_linear"
+            f"{self._name()}: weight is the product of the factors in `weights`, and cannot be set; accepted: "
+            "KSLinear.from_linear"
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -288,7 +313,8 @@ class KSLinear(ChainLayer, nn.Linear):
             checked_dtype(self.chain, self.bias is not None, self._dtype if is_of_weights else None, **options)
             if self._parallel is not None and options["out_layout"] not in (None, options["layout"]):
                 raise LaunchError(
-                    f"{self._name()}: {name}={value!r} would transpose y of a layer that is split; accepted: y in the layout of x"
+                    f"{self._name()}: {name}={value!r} would transpose y of a layer that is split; accepted: y in the "
+                    "layout of x"
                 )
             self._set(name, value)
             return
@@ -313,7 +339,8 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         if name.startswith("weights."):
             raise LaunchError(
-                f"{self._name()}: {name} cannot be registered; accepted for tensor parallelism: styles of ksgen.torch.parallel"
+                f"{self._name()}: {name} cannot be registered; accepted for tensor parallelism: styles of "
+                "ksgen.torch.parallel"
             )
         super().register_parameter(name, param)
 
@@ -339,7 +366,9 @@ class KSLinear(ChainLayer, nn.Linear):
             return y
         return self._multiply(x, list(self.weights), self.bias, residual, self.activation)
 
-    def _multiply(self, x: Tensor, weights: list[Tensor], bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
+    def _multiply(
+        self, x: Tensor, weights: list[Tensor], bias: Tensor | None, residual: Tensor | None, activation: str
+    ) -> Tensor:
         """Multiply by the weights of this process's own chain."""
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual, self.y_layout)
@@ -347,7 +376,9 @@ class KSLinear(ChainLayer, nn.Linear):
         options |= {"between": self.between, "fuse": self.fuse}
         if self.out_layout is not None:
             options |= {"out_layout": self.out_layout, "turn": self.own_chain.turn}
-        again = self.intermediates != "keep" and is_recomputed(self.intermediates, self.own_chain, (self.between, activation))
+        again = self.intermediates != "keep" and is_recomputed(
+            self.intermediates, self.own_chain, (self.between, activation)
+        )
         y = multiply_between(again, self.backend, rows, weights, bias, added, **options)
         if torch.jit.is_tracing():
             return y.reshape(y_shape)  # records the shape's origin; the operator below records constants
@@ -430,7 +461,9 @@ class KSLinear(ChainLayer, nn.Linear):
     def _freeze(self, name: str) -> bool:
         weights, again = self._own_weights(), self._own_weights()
         if any(weights[each] is not again[each] for each in weights):
-            raise LaunchError(f"{name}: its weights are computed at each use, by a parametrization; such a layer cannot be frozen")
+            raise LaunchError(
+                f"{name}: its weights are computed at each use, by a parametrization; such a layer cannot be frozen"
+            )
         return frozen.freeze(self, name, weights)
 
     def thaw(self) -> Self:
@@ -464,7 +497,9 @@ class KSLinear(ChainLayer, nn.Linear):
         super().train(mode)
         return self
 
-    def quantize(self, storage: WeightStorage, per: Per = "output", *, x: Tensor | None = None, x_too: bool = False) -> "QuantizedKSLinear":
+    def quantize(
+        self, storage: WeightStorage, per: Per = "output", *, x: Tensor | None = None, x_too: bool = False
+    ) -> "QuantizedKSLinear":
         """Create a layer for inference with these weights in eight bits, or in bfloat16. This layer stays unchanged.
 
         Args:
@@ -489,14 +524,22 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         self._refuse_out_layout("a quantized layer")
         own = dtype_name(self._dtype)
-        if isinstance(storage, str) and storage in STORED and not STORED[storage].is_scaled and own not in x_precisions(storage):
+        if (
+            isinstance(storage, str)
+            and storage in STORED
+            and not STORED[storage].is_scaled
+            and own not in x_precisions(storage)
+        ):
             already = f", or this one, whose weights are {own}" if own == storage else ""
             wanted = f"a layer of {', '.join(x_precisions(storage))}{already}"
             raise LaunchError(f"{self._name()}: weights of {own} in {storage}; accepted: {wanted}")
         if type(x_too) is not bool:
             raise LaunchError(f"{self._name()}: x_too={excerpt(x_too)}; accepted: True or False")
         if x_too and x is None:
-            raise LaunchError(f"{self._name()}: x_too=True without x; accepted: x as the layer meets it, from which its scale is found")
+            raise LaunchError(
+                f"{self._name()}: x_too=True without x; accepted: x as the layer meets it, from which its scale is "
+                "found"
+            )
         if self.split is not None:
             raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that one process has whole")
         if self.precision not in (None, own):
@@ -509,7 +552,9 @@ class KSLinear(ChainLayer, nn.Linear):
                 inputs = {"x_scale": quantize_inputs(rows, storage).scale} if x_too and not parts else {}  # type: ignore[arg-type]
                 parts.append(made := quantize(weights, storage, per, x=rows, layout=self.layout, **inputs))
                 if rows is not None:  # input of the next factor
-                    rows = multiply(rows.float(), made.dequantized(), layout=self.layout, activation=self.between, backend="strided")
+                    rows = multiply(
+                        rows.float(), made.dequantized(), layout=self.layout, activation=self.between, backend="strided"
+                    )
             stored = QuantizedKSLinear(self, parts)
         return stored.train(self.training)
 
@@ -556,7 +601,12 @@ class KSLinear(ChainLayer, nn.Linear):
         return explained(self, checked_batch(batch), checked_processes(processes))
 
     def extra_repr(self) -> str:
-        words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
+        words = [
+            str(self.chain),
+            f"in_features={self.in_features}",
+            f"out_features={self.out_features}",
+            f"bias={self.bias is not None}",
+        ]
         words += self._stored_words()
         words += [f"{name}={getattr(self, name)}" for name in self._settable if getattr(self, name) != OPTIONS[name]]
         words += [] if self.split is None else [f"here {self.own_chain}"]
@@ -599,11 +649,14 @@ class QuantizedKSLinear(StoredWeights, KSLinear):
         raise LaunchError("QuantizedKSLinear.from_linear; accepted: KSLinear.from_linear(...).quantize(storage)")
 
     def quantize(self, *_: Any, **__: Any) -> "QuantizedKSLinear":
-        raise LaunchError(f"{self._name()}: its weights are in {self.storage} already; accepted: the KSLinear that it was made of")
+        raise LaunchError(
+            f"{self._name()}: its weights are in {self.storage} already; accepted: the KSLinear that it was made of"
+        )
 
 
 def checked_dtype(
-    chain: Chain, bias: bool, dtype: torch.dtype | None, *, layout: str, precision: str | None, backend: str, activation: str,
+    chain: Chain, bias: bool, dtype: torch.dtype | None, *, layout: str, precision: str | None, backend: str,
+    activation: str,
     between: str, fuse: str, intermediates: str, out_layout: str | None,
 ) -> torch.dtype:  # fmt: skip
     """Type of the weights, by default that of the precision.
@@ -612,7 +665,9 @@ def checked_dtype(
     """
     check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
     if between != "none" and len(chain) < 2:
-        raise LaunchError(f"KSLinear({chain}): between={between!r} where there is one factor; accepted: 'none', or two or more")
+        raise LaunchError(
+            f"KSLinear({chain}): between={between!r} where there is one factor; accepted: 'none', or two or more"
+        )
     check_words(layout=(layout, LAYOUTS))
     check_words(out_layout=(layout if out_layout is None else out_layout, LAYOUTS))
     for pattern in chain:  # refuses unknown words, and sizes beyond memory
@@ -633,7 +688,9 @@ def _draw(parameter: Tensor, bound: float) -> None:
 
     Both parts of a complex number are drawn, so that its variance equals that of a real one.
     """
-    parts, bound = (torch.view_as_real(parameter.detach()), bound / sqrt(2)) if parameter.is_complex() else (parameter, bound)
+    parts, bound = (
+        (torch.view_as_real(parameter.detach()), bound / sqrt(2)) if parameter.is_complex() else (parameter, bound)
+    )
     nn.init.uniform_(parts, -bound, bound)
 
 

@@ -14,7 +14,8 @@ from ksgen.values import excerpt, whole_number
 from ksgen.words import counted, spanned
 
 WHOLE, FEATURES, ROWS, SUMS = "whole", "features", "rows", "sums"  # placement: replicated, sharded, or terms of a sum
-AXES = {None: "whole", 0: "along a", 1: "along k", 2: "along l"}  # axes of a factor's weights: blocks, their outputs, their inputs
+# axes of a factor's weights: blocks, their outputs, their inputs
+AXES = {None: "whole", 0: "along a", 1: "along k", 2: "along l"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Style:
         if not single:
             axis = "k" if self.takes == WHOLE else "l"
             raise PatternError(
-                f"{self.name}: {chain} has no factor with a = 1, to be split along {axis}; accepted: KSBlockwise, which splits along a"
+                f"{self.name}: {chain} has no factor with a = 1, to be split along {axis}; accepted: KSBlockwise, "
+                "which splits along a"
             )
         if self.takes == WHOLE:
             return (None,) * single[-1] + (1,) + (0,) * (len(chain) - 1 - single[-1])
@@ -89,7 +91,8 @@ class Split:
         ]
         share = self.own.weight_count / self.chain.weight_count
         return (
-            f"{self.style.name} over {counted(self.processes, 'process', 'processes')}: {', '.join(parts)}; each multiplies by {self.own}, "
+            f"{self.style.name} over {counted(self.processes, 'process', 'processes')}: {', '.join(parts)}; each "
+            f"multiplies by {self.own}, "
             f"{share:.0%} of the operations"
         )
 
@@ -104,12 +107,18 @@ class Split:
             (_step(self.asked, _gradient(gives)), "y's gradient", y),
             (_step(SUMS if takes == WHOLE else takes, _gradient(self.given)), "x's gradient", x),
             ("all-reduce" if whole else "", f"the gradient of {_factors(whole)}", whole_bytes),
-            ("all-reduce" if has_bias and self.finished == ROWS else "", "the bias's gradient", self.chain.out_features * entry_bytes),
+            (
+                "all-reduce" if has_bias and self.finished == ROWS else "",
+                "the bias's gradient",
+                self.chain.out_features * entry_bytes,
+            ),
         ]
         return f"{self}; forward {self._sent(forward)}; backward {self._sent(backward)}"
 
     def _sent(self, steps: list[tuple[str, str, int]]) -> str:
-        traffic = [f"{step} of {what}, {_size(self._bytes(step, size))} from each" for step, what, size in steps if step]
+        traffic = [
+            f"{step} of {what}, {_size(self._bytes(step, size))} from each" for step, what, size in steps if step
+        ]
         return " and ".join(traffic) or "sends nothing"
 
     def _bytes(self, step: str, size: int) -> float:
@@ -131,12 +140,17 @@ def split(name: str, chain: Chain, processes: int, given: str = "", asked: str =
         if chain[place].shape[axis] % processes:
             size = f"{'abc'[axis]}={chain[place].shape[axis]}"
             fit = [str(each) for each in range(2, common + 1) if common % each == 0][:8]
-            accepted = f"accepted: {', '.join(fit)} processes" if fit else "no number of processes divides all that it splits"
+            accepted = (
+                f"accepted: {', '.join(fit)} processes" if fit else "no number of processes divides all that it splits"
+            )
             raise PatternError(
-                f"{name} over {processes} processes splits factor {place + 1}, {chain[place]}, {AXES[axis]}, and {processes} does "
+                f"{name} over {processes} processes splits factor {place + 1}, {chain[place]}, {AXES[axis]}, and "
+                f"{processes} does "
                 f"not divide {size}; {accepted}"
             )
-    return Split(style, chain, axes, processes, given or style.takes, asked or (WHOLE if style.gives == SUMS else style.gives))
+    return Split(
+        style, chain, axes, processes, given or style.takes, asked or (WHOLE if style.gives == SUMS else style.gives)
+    )
 
 
 def explain(chain: Chain, processes: int, batch: int, entry_bytes: int, has_bias: bool) -> Iterator[str]:

@@ -89,7 +89,13 @@ def multiply_stored(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor
         return by_operators(layer, x, bias, residual, needs_gradient, precision)
     x, residual = rows_of(x), rows_of(residual)
     bias = None if bias is None else contiguous(bias)
-    options = {"layout": layer.layout, "activation": layer.activation, "bias": bias, "residual": residual, "precision": precision}
+    options = {
+        "layout": layer.layout,
+        "activation": layer.activation,
+        "bias": bias,
+        "residual": residual,
+        "precision": precision,
+    }
     own = chain_launcher(layer._shapes, layer.between, layer.fuse)
     if x.device.type == "cuda" and layer.fuse == "auto" and len(layer.chain) > 1:
         return _despite_writes(lambda: on_gpu(layer, own, x, layer._ready_parts(), options))
@@ -114,7 +120,9 @@ def on_gpu(layer: Any, own: ChainLauncher, x: Tensor, parts: Sequence[Quantized]
     return y
 
 
-def by_operators(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, is_apart: bool, precision: str) -> Tensor:
+def by_operators(
+    layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, is_apart: bool, precision: str
+) -> Tensor:
     """Multiply by PyTorch operators, which compilers and autograd see.
 
     With `is_apart`, PyTorch computes each factor's epilogue.
@@ -123,7 +131,9 @@ def by_operators(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | 
     for number, (values, scale, x_scale) in enumerate(zip(layer.values, layer.scales, layer._x_scales, strict=True)):
         epilogue = (bias, layer.activation, residual) if number == last else (None, layer.between, None)
         own_bias, activation, own_residual = (None, "none", None) if is_apart else epilogue
-        x = _operator(x, values, scale, own_bias, own_residual, layout, activation, layer.storage, layer.per, x_scale, precision)
+        x = _operator(
+            x, values, scale, own_bias, own_residual, layout, activation, layer.storage, layer.per, x_scale, precision
+        )
         if is_apart:
             x = finish(x, *epilogue, layout)
     return x
@@ -133,7 +143,8 @@ def by_operators(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | 
 
 
 def _compute(
-    x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None, layout: Layout, activation: Activation,
+    x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None, layout: Layout,
+    activation: Activation,
     storage: str, per: str, x_scale: float | None = None, precision: str | None = None,
 ) -> Tensor:  # fmt: skip
     kind = _kind_of(x, x_scale, precision)
@@ -148,7 +159,11 @@ def _compute(
         wide = (values.to(torch.float32) * scale).to(x.dtype)
         with torch.no_grad():
             return multiply(x, wide, bias, residual, layout=layout, activation=activation)
-    options = {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual), "precision": dtype_name(kind)}
+    options = {
+        "bias": None if bias is None else contiguous(bias),
+        "residual": rows_of(residual),
+        "precision": dtype_name(kind),
+    }
     own, rows, what = launcher(*values.shape), rows_of(x), (values, scale, storage, per, x_scale)
     return _despite_writes(lambda: own(rows, quantized_of(*what), layout=layout, activation=activation, **options))
 
@@ -168,14 +183,16 @@ _operator = torch.library.custom_op(
     "ksgen::multiply_quantized",
     _compute,
     mutates_args=(),
-    schema="(Tensor x, Tensor values, Tensor scale, Tensor? bias, Tensor? residual, str layout, str activation, str storage, "
+    schema="(Tensor x, Tensor values, Tensor scale, Tensor? bias, Tensor? residual, str layout, str activation, str "
+    "storage, "
     "str per, float? x_scale=None, str? precision=None) -> Tensor",
 )
 
 
 @_operator.register_fake
 def _(
-    x: Tensor, values: Tensor, scale: Tensor, bias: Any, residual: Any, layout: str, activation: str, storage: str, per: str,
+    x: Tensor, values: Tensor, scale: Tensor, bias: Any, residual: Any, layout: str, activation: str, storage: str,
+    per: str,
     x_scale: float | None = None, precision: str | None = None,
 ) -> Tensor:  # fmt: skip
     return _empty(x, values, layout, _kind_of(x, x_scale, precision))
@@ -276,7 +293,9 @@ class StoredWeights(ChainLayer, nn.Module):
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         """The weights that the values represent, one (a, b, c, d) per factor."""
-        return [(values.to(torch.float32) * scale).to(dtype) for values, scale in zip(self.values, self.scales, strict=True)]
+        return [
+            (values.to(torch.float32) * scale).to(dtype) for values, scale in zip(self.values, self.scales, strict=True)
+        ]
 
     @property
     def saturated(self) -> list[int]:
@@ -329,7 +348,9 @@ class StoredWeights(ChainLayer, nn.Module):
         self._refuse_training()
 
     def _refuse_training(self) -> None:
-        raise LaunchError(f"{self._name()}: weights in {self.storage} are not trained; train the KSLinear, and quantize it then")
+        raise LaunchError(
+            f"{self._name()}: weights in {self.storage} are not trained; train the KSLinear, and quantize it then"
+        )
 
     # ---- the product
 
@@ -351,7 +372,12 @@ class StoredWeights(ChainLayer, nn.Module):
 
         x and the weights, which have no scales, are cast to autocast's type.
         """
-        options: dict[str, Any] = {"layout": self.layout, "precision": None, "activation": self.activation, "between": self.between}
+        options: dict[str, Any] = {
+            "layout": self.layout,
+            "precision": None,
+            "activation": self.activation,
+            "between": self.between,
+        }
         return multiply_between(False, "auto", x, self.values, self.bias, residual, fuse=self.fuse, **options)
 
     def as_met(self, x: Tensor | None) -> Tensor | None:
@@ -367,7 +393,10 @@ class StoredWeights(ChainLayer, nn.Module):
         to float32 first: rounding only once would take one more pass over x.
         """
         if torch.is_grad_enabled() and (x.requires_grad or (residual is not None and residual.requires_grad)):
-            raise LaunchError(f"{self._name()}: x in eight bits has no gradients; call under torch.no_grad(), or quantize without x_too")
+            raise LaunchError(
+                f"{self._name()}: x in eight bits has no gradients; call under torch.no_grad(), or quantize without "
+                "x_too"
+            )
         if not torch.compiler.is_compiling():
             self._ready_now()  # checks whether the scale was written to
         assert self._x_scale is not None
@@ -383,7 +412,10 @@ class StoredWeights(ChainLayer, nn.Module):
             raise LaunchError(f"{self._name()}: got x of {kind} for weights in {self.storage}; accepted: {accepted}")
         for name, given in (("bias", bias), ("residual", residual)):
             if given is not None and given.dtype != x.dtype:
-                raise LaunchError(f"{self._name()}: got x of {kind} and {name} of {dtype_name(given.dtype)}; give both in one precision")
+                raise LaunchError(
+                    f"{self._name()}: got x of {kind} and {name} of {dtype_name(given.dtype)}; give both in one "
+                    "precision"
+                )
 
     @property
     def _x_scales(self) -> list[float | None]:
@@ -409,14 +441,18 @@ class StoredWeights(ChainLayer, nn.Module):
         It is stored before anything is packed, so that a thaw during another thread's first call drops what that call
         packs.
         """
-        seen = tuple([seen_of(each) for name, each in self._buffers.items() if each is not None and name != "x_saturated"])
+        seen = tuple(
+            [seen_of(each) for name, each in self._buffers.items() if each is not None and name != "x_saturated"]
+        )
         made = self._ready
         if made.seen != seen:
             self._read_x_scale()
             made = self._ready = CachedOperand(seen)
         if not made.parts:
             every = zip(self.values, self.scales, self._x_scales, strict=True)
-            made.parts = [quantized_of(values, scale, self.storage, self.per, x_scale) for values, scale, x_scale in every]
+            made.parts = [
+                quantized_of(values, scale, self.storage, self.per, x_scale) for values, scale, x_scale in every
+            ]
         return made
 
     def _ready_parts(self) -> list[Quantized]:

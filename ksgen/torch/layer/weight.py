@@ -18,12 +18,28 @@ from ksgen.errors import LaunchError
 from ksgen.launch.weights import writes_to
 
 _KNOWN = {
-    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_meta", "is_cuda", "is_cpu")),
-    *(getattr(Tensor, name).__get__ for name in ("is_sparse", "is_quantized", "is_nested", "itemsize", "nbytes", "grad", "grad_fn")),
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "layout", "ndim", "is_meta", "is_cuda", "is_cpu")
+    ),
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("is_sparse", "is_quantized", "is_nested", "itemsize", "nbytes", "grad", "grad_fn")
+    ),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size, Tensor.get_device),
     *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.__len__),
 }
-_WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imatmul__", "__ipow__", "__set__"}
+_WRITES = {
+    "__setitem__",
+    "__iadd__",
+    "__isub__",
+    "__imul__",
+    "__itruediv__",
+    "__ifloordiv__",
+    "__imatmul__",
+    "__ipow__",
+    "__set__",
+}
 _NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}  # to values
 
 
@@ -44,7 +60,10 @@ class Weight(Tensor):
         return made
 
     def __repr__(self, *_: Any, **__: Any) -> str:
-        return f"weight of {self._layer._name()}, as {tuple(self.shape)} of {self.dtype} on {self.device}; its values: to_dense()"
+        return (
+            f"weight of {self._layer._name()}, as {tuple(self.shape)} of {self.dtype} on {self.device}; its "
+            "values: to_dense()"
+        )
 
     @property
     def _is_hf_initialized(self) -> bool:
@@ -62,7 +81,9 @@ class Weight(Tensor):
         return [] if self._layer.is_stored else list(self._layer.weights)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
         named = named or {}
         if function in _KNOWN:
             return super().__torch_function__(function, types, given, named)
@@ -75,7 +96,9 @@ class Weight(Tensor):
             return _called(function, given, named)
 
     @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        cls, operator: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
         """Compute the dense values for calls from PyTorch's own C++ code."""
         return operator(*tree_map(_dense, given), **tree_map(_dense, named or {}))
 
@@ -87,7 +110,8 @@ class Weight(Tensor):
         if self._layer.is_stored:
             stored = f"is made of weights in {self._layer.storage}"
             return LaunchError(
-                f"{self._layer._name()}: {what} would write to weight, which {stored}; accepted: writes to the KSLinear before `quantize`"
+                f"{self._layer._name()}: {what} would write to weight, which {stored}; accepted: writes to the "
+                "KSLinear before `quantize`"
             )
         factors = self._factors
         if self._drawn is not None and self._drawn[1] == _writes(factors):
@@ -96,8 +120,10 @@ class Weight(Tensor):
                     factor.copy_(before)
             self._drawn = None
         return LaunchError(
-            f"{self._layer._name()}: {what} would write to weight, which is the product of the factors in `weights`; accepted: writes to "
-            "those, draws around zero (`nn.init`), zeros, KSLinear(init=...), or KSLinear.from_linear for the nearest product to a matrix"
+            f"{self._layer._name()}: {what} would write to weight, which is the product of the factors in `weights`; "
+            "accepted: writes to "
+            "those, draws around zero (`nn.init`), zeros, KSLinear(init=...), or KSLinear.from_linear for the nearest "
+            "product to a matrix"
         )
 
     def _draw(self, deviation: float, is_uniform: bool, generator: Any) -> Self:
@@ -132,7 +158,9 @@ class _Values(Tensor):
     _weight: Weight
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
         named = named or {}
         _refuse_writes(function, given, named)
         with torch._C.DisableTorchFunctionSubclass():
@@ -171,7 +199,11 @@ def _refuse_writes(function: Any, given: tuple[Any, ...], named: dict[str, Any])
     """Raise `LaunchError` if a function would write to a weight, or to its values."""
     name = getattr(function, "__name__", "")
     written = [named.get("out")]
-    if name in _WRITES or (name.endswith("_") and not name.startswith("__") and name not in _NO_WRITES) or named.get("inplace"):
+    if (
+        name in _WRITES
+        or (name.endswith("_") and not name.startswith("__") and name not in _NO_WRITES)
+        or named.get("inplace")
+    ):
         written += given[:1] or [named.get("tensor")]
     for each in tree_leaves(written):
         if isinstance(each, _Values) and name == "__set__" and function != Tensor.data.__set__:  # such as requires_grad
@@ -209,7 +241,9 @@ def _uniform(weight: Weight, a: float = 0.0, b: float = 1.0, *, generator: Any =
     return weight._draw((high - low) / sqrt(12), True, generator)
 
 
-def _kaiming_uniform(weight: Weight, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Weight:
+def _kaiming_uniform(
+    weight: Weight, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None
+) -> Weight:
     fan = nn.init._calculate_correct_fan(weight, mode)  # refuses other modes
     return weight._draw(nn.init.calculate_gain(nonlinearity, a) / sqrt(fan), True, generator)
 

@@ -50,7 +50,11 @@ class Backend:
         except RuntimeError as error:
             if not self.is_sparse or isinstance(error, LaunchError):
                 raise
-            kind = ", for frozen weights in inference mode" if torch.is_inference_mode_enabled() and is_kept(weights) else ""
+            kind = (
+                ", for frozen weights in inference mode"
+                if torch.is_inference_mode_enabled() and is_kept(weights)
+                else ""
+            )
             raise LaunchError(
                 f"PyTorch has no product with {ready.layout} of {dtype_name(x.dtype)} on {x.device.type}{kind} "
                 f"({str(error).splitlines()[0]}); take another backend, such as backend='bmm'"
@@ -81,10 +85,16 @@ def _as_bsr(weights: Tensor) -> Tensor:
 
 def _multiply_bsr(x: Tensor, blocks: Tensor, layout: str, pattern: Pattern) -> Tensor:
     if torch.is_grad_enabled() and (x.requires_grad or blocks.requires_grad):
-        raise LaunchError("backend='bsr' has no gradients in PyTorch; call under torch.no_grad(), or take another backend")
+        raise LaunchError(
+            "backend='bsr' has no gradients in PyTorch; call under torch.no_grad(), or take another backend"
+        )
     a, _, _, d = pattern.shape
     inputs = permuted(x, layout, a, d)
-    y = functional.linear(inputs.permute(2, 0, 1).flatten(1), blocks).t() if layout == "bsf" else blocks @ inputs.flatten(0, 1)
+    y = (
+        functional.linear(inputs.permute(2, 0, 1).flatten(1), blocks).t()
+        if layout == "bsf"
+        else blocks @ inputs.flatten(0, 1)
+    )
     return permuted_back(y.unflatten(0, (a * d, -1)), layout, a, d)
 
 
@@ -98,9 +108,13 @@ def _multiply_einsum(x: Tensor, weights: Tensor, layout: str, pattern: Pattern) 
 def _as_csr(weights: Tensor) -> Tensor:
     """K in compressed sparse rows, with c nonzeros per row."""
     a, b, c, d = weights.shape
-    columns = torch.arange(a * c * d, device=weights.device).view(a, 1, c, d).expand(a, b, c, d).permute(0, 1, 3, 2).flatten()
+    columns = (
+        torch.arange(a * c * d, device=weights.device).view(a, 1, c, d).expand(a, b, c, d).permute(0, 1, 3, 2).flatten()
+    )
     rows = torch.arange(a * b * d + 1, device=weights.device) * c
-    return torch.sparse_csr_tensor(rows, columns, weights.permute(0, 1, 3, 2).flatten(), (a * b * d, a * c * d), check_invariants=False)
+    return torch.sparse_csr_tensor(
+        rows, columns, weights.permute(0, 1, 3, 2).flatten(), (a * b * d, a * c * d), check_invariants=False
+    )
 
 
 def _multiply_matrix(x: Tensor, matrix: Tensor, layout: str, pattern: Pattern) -> Tensor:
@@ -120,15 +134,19 @@ BACKENDS = {
     "einsum": Backend(_multiply_einsum, "torch.einsum over the axes of the pattern"),
     "dense": Backend(_multiply_matrix, "a product with the whole matrix, zeros included", to_dense),
     "sparse": Backend(_multiply_matrix, "a product with compressed sparse rows", _as_csr, is_sparse=True),
-    "strided": Backend(_multiply_strided, "batched products on views of X and Y, where there are any", products.by_matrix),
+    "strided": Backend(
+        _multiply_strided, "batched products on views of X and Y, where there are any", products.by_matrix
+    ),
 }
 BackendName = Literal["auto", "ksgen", "bmm", "bsr", "einsum", "dense", "sparse", "strided"]
 NAMES = ("auto", "ksgen", *BACKENDS)
 
 
 def multiply_all_by(
-    backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, activation: str,
-    precision: str | None, between: str = "none", fuse: str = "auto", layout: Layout = "bsf", out_layout: Layout | None = None,
+    backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *,
+    activation: str,
+    precision: str | None, between: str = "none", fuse: str = "auto", layout: Layout = "bsf",
+    out_layout: Layout | None = None,
     turn: int = 0,
 ) -> Tensor:  # fmt: skip
     """Multiply by factors sequentially.
@@ -144,7 +162,13 @@ def multiply_all_by(
     for each in (between, activation):
         check_activation(each, x.dtype)
     if backend in ("auto", "ksgen", "strided"):
-        whole: dict[str, Any] = {"activation": activation, "between": between, "fuse": fuse, "backend": backend, "precision": precision}
+        whole: dict[str, Any] = {
+            "activation": activation,
+            "between": between,
+            "fuse": fuse,
+            "backend": backend,
+            "precision": precision,
+        }
         return multiply_chain(x, weights, bias, residual, layout=layout, out_layout=out_layout, turn=turn, **whole)
     for number, (turns, each, own) in enumerate(every, 1):
         own_bias, behind, added = (bias, activation, residual) if number == len(every) else (None, between, None)
@@ -191,7 +215,13 @@ def is_recomputed(intermediates: str, chain: Chain, activations: Activations) ->
 
 
 def multiply_between(
-    recompute: bool, backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, **options: Any
+    recompute: bool,
+    backend: str,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    residual: Tensor | None,
+    **options: Any,
 ) -> Tensor:
     """Multiply like `multiply_all_by`; with `recompute`, store only the arguments for the backward pass."""
 
@@ -212,8 +242,14 @@ def _is_recorded(*tensors: Tensor | None) -> bool:
     return not is_exported and not is_transformed()
 
 
-def describe_intermediates(intermediates: str, chain: Chain, activations: Activations, batch: int, item_bytes: int) -> str:
+def describe_intermediates(
+    intermediates: str, chain: Chain, activations: Activations, batch: int, item_bytes: int
+) -> str:
     """Line of `explain` about intermediates in training."""
     size = f"{between(chain, activations) * batch * item_bytes / 1e6:.3g} MB at batch {batch}"
-    way = "computed again in the backward pass" if is_recomputed(intermediates, chain, activations) else "kept for the backward pass"
+    way = (
+        "computed again in the backward pass"
+        if is_recomputed(intermediates, chain, activations)
+        else "kept for the backward pass"
+    )
     return f"in training, intermediates ({size}) are {way}: intermediates={intermediates}"

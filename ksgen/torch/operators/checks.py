@@ -44,9 +44,13 @@ def check_tensors(caller: str, **given: object) -> None:
             raise LaunchError(f"{caller}: {name} is {type(tensor).__name__}; accepted: a torch.Tensor")
         if tensor.is_nested:
             remedy = f"torch.nested.nested_tensor({name}.unbind(), layout=torch.jagged) as x and residual of a layer"
-            raise LaunchError(f"{caller}: {name} is a nested {tensor.layout} tensor; accepted: a dense one, or {remedy}")
+            raise LaunchError(
+                f"{caller}: {name} is a nested {tensor.layout} tensor; accepted: a dense one, or {remedy}"
+            )
         if tensor.layout is not torch.strided:
-            raise LaunchError(f"{caller}: {name} is a {tensor.layout} tensor; accepted: a dense one, such as {name}.to_dense()")
+            raise LaunchError(
+                f"{caller}: {name} is a {tensor.layout} tensor; accepted: a dense one, such as {name}.to_dense()"
+            )
 
 
 def check_dtype(dtype: object) -> None:
@@ -59,11 +63,14 @@ def check_device(device: Any) -> None:
     try:
         torch.empty(0, device=device)
     except Exception as error:  # PyTorch raises many types here, AssertionError among them
-        raise LaunchError(f"device={excerpt(device)}: no tensors there; accepted: a torch.device of this machine, such as cpu") from error
+        raise LaunchError(
+            f"device={excerpt(device)}: no tensors there; accepted: a torch.device of this machine, such as cpu"
+        ) from error
 
 
 def check(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, layout: str,
+    precision: str | None,
     layouts: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Raise `LaunchError` for the first tensor that does not fit the weights.
@@ -84,10 +91,14 @@ def check(
         shape = (shape[0], a * b * d) if own == "bsf" else (a * b * d, shape[1])
     for name, given, needed in (("bias", bias, (a * b * d,)), ("residual", residual, shape)):
         if given is not None and given.shape != needed:
-            raise LaunchError(f"multiply by {a},{b},{c},{d}: got {name} of shape {tuple(given.shape)}; {tuple(needed)} is needed")
+            raise LaunchError(
+                f"multiply by {a},{b},{c},{d}: got {name} of shape {tuple(given.shape)}; {tuple(needed)} is needed"
+            )
     for name, given in (*[("weights", each) for each in weights], ("bias", bias), ("residual", residual)):
         if given is not None and given.dtype != x.dtype:
-            raise LaunchError(f"got x of {dtype_name(x.dtype)} and {name} of {dtype_name(given.dtype)}; give both in one precision")
+            raise LaunchError(
+                f"got x of {dtype_name(x.dtype)} and {name} of {dtype_name(given.dtype)}; give both in one precision"
+            )
         if given is not None and given.device != x.device:
             raise LaunchError(f"x lies on {x.device} and {name} on {given.device}; give both in one place")
     check_precision(precision, dtype_name(x.dtype))
@@ -111,11 +122,17 @@ def check_activation(activation: str, dtype: Any, word: str = "activation") -> N
 def check_backend(backend: str, precision: str | None, dtype: Any) -> None:
     """Raise `SpecError` if the backend lacks the precision: PyTorch's products support only that of the tensors."""
     if precision not in (None, dtype_name(dtype)) and backend not in ("auto", "ksgen"):
-        raise SpecError(f"precision={excerpt(precision)} with backend={excerpt(backend)}; only ksgen's kernels have it: backend='ksgen'")
+        raise SpecError(
+            f"precision={excerpt(precision)} with backend={excerpt(backend)}; only ksgen's kernels have it: "
+            "backend='ksgen'"
+        )
 
 
 def check_fuse(fuse: str, backend: str) -> None:
     """Raise `SpecError` if the backend has no fused launch of all factors."""
     check_words(fuse=(fuse, FUSES))
     if fuse == "yes" and backend not in ("auto", "ksgen"):
-        raise SpecError(f"fuse='yes' with backend={excerpt(backend)}; only ksgen's kernels have one launch of all factors: backend='ksgen'")
+        raise SpecError(
+            f"fuse='yes' with backend={excerpt(backend)}; only ksgen's kernels have one launch of all factors: "
+            "backend='ksgen'"
+        )

@@ -73,18 +73,26 @@ def launcher(a: int, b: int, c: int, d: int) -> Launcher:
 
 
 @lru_cache(REMEMBERED)
-def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...], between: Activation = "none", fuse: Fuse = "auto") -> ChainLauncher:
-    return ChainLauncher(*(launcher(*pattern) for pattern in patterns), between=between if len(patterns) > 1 else "none", fuse=fuse)
+def chain_launcher(
+    patterns: tuple[tuple[int, int, int, int], ...], between: Activation = "none", fuse: Fuse = "auto"
+) -> ChainLauncher:
+    return ChainLauncher(
+        *(launcher(*pattern) for pattern in patterns), between=between if len(patterns) > 1 else "none", fuse=fuse
+    )
 
 
 @lru_cache(REMEMBERED)
-def group_launcher(chains: tuple[tuple[tuple[int, int, int, int], ...], ...], between: str = "none", fuse: str = "auto") -> GroupLauncher:
+def group_launcher(
+    chains: tuple[tuple[tuple[int, int, int, int], ...], ...], between: str = "none", fuse: str = "auto"
+) -> GroupLauncher:
     return GroupLauncher(*(chain_launcher(chain, between, fuse) for chain in chains))
 
 
 def has_kernels(device: Any) -> bool:
     """Whether ksgen's kernels can multiply tensors on that device."""
-    return device.type in KERNEL_DEVICES and (device.type != "cpu" or _has_processor(os.environ.get("KSGEN_DEVICE", "")))
+    return device.type in KERNEL_DEVICES and (
+        device.type != "cpu" or _has_processor(os.environ.get("KSGEN_DEVICE", ""))
+    )
 
 
 def is_ready(device: Any) -> bool:
@@ -111,7 +119,9 @@ def _has_processor(asked: str) -> bool:
         return False
 
 
-def serve(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, ways: Mapping[str, Way], **what: Any) -> Tensor:
+def serve(
+    own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, ways: Mapping[str, Way], **what: Any
+) -> Tensor:
     """Run one of the methods "ksgen" and "strided", chosen by `backend`.
 
     `what` holds the epilogue, or a job other than a product.
@@ -151,7 +161,9 @@ def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
     return bool(device.type == "cpu" and kernel.precision == kernel.dtype)
 
 
-def run_fastest(job: Hashable, ways: Mapping[str, Way], meanwhile: str, timed: Mapping[str, Way] | None = None) -> Tensor:
+def run_fastest(
+    job: Hashable, ways: Mapping[str, Way], meanwhile: str, timed: Mapping[str, Way] | None = None
+) -> Tensor:
     """Product by the fastest method, or by `meanwhile` until all were compiled and timed.
 
     `timed` are runs that are timed in place of the methods.
@@ -227,7 +239,8 @@ def _describe_doubt(key: Hashable) -> str:
 
 
 def job_of(
-    kind: str, patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool,
+    kind: str, patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool,
+    residual: bool,
     between: str = "none",
 ) -> Hashable:  # fmt: skip
     """Key under which the methods for one or several factors are timed.
@@ -238,7 +251,13 @@ def job_of(
 
 
 def describe_times(
-    patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int, between: str = "none"
+    patterns: Iterable[Iterable[Any]],
+    dtype: torch.dtype,
+    layout: str,
+    activation: str,
+    bias: bool,
+    batch: int,
+    between: str = "none",
 ) -> list[str]:
     """Lines with the measured times of a layer's methods, the fastest first.
 
@@ -249,8 +268,12 @@ def describe_times(
     for (kind, name), residual in product(KINDS.items(), (False, True)):
         job = job_of(kind, patterns, dtype, layout, activation, bias, residual, between), size_of(batch)
         words = WAYS_OF_GROUPS if kind in OF_GROUPS else WAYS_OF_LAYERS if len(patterns) > 1 else {}
-        for key, seconds in [(key, each) for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())]:
-            times = [f"{words.get(way, way)} {seconds[way] * 1e6:.0f} us" for way in sorted(seconds, key=seconds.__getitem__)]
+        for key, seconds in [
+            (key, each) for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())
+        ]:
+            times = [
+                f"{words.get(way, way)} {seconds[way] * 1e6:.0f} us" for way in sorted(seconds, key=seconds.__getitem__)
+            ]
             found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}{_describe_doubt(key)}")
     return found
 
@@ -262,7 +285,11 @@ def size_of(batch: int) -> int:
 
 @lru_cache(REMEMBERED)
 def _kernel(
-    own: Launcher, precision: str, layout: str, epilogue: tuple[bool, str, bool] = (False, "none", False), job: str = "multiply"
+    own: Launcher,
+    precision: str,
+    layout: str,
+    epilogue: tuple[bool, str, bool] = (False, "none", False),
+    job: str = "multiply",
 ) -> KernelSpec:
     return KernelSpec(own.pattern, precision, layout, Epilogue(*epilogue), job=job)
 
@@ -279,7 +306,9 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
         seconds = measured(job)
         first, *others = sorted(seconds, key=seconds.__getitem__)
         slower = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)
-        return BackendChoice(first, f"{seconds[first] * 1e6:.0f} us here, {slower}{_describe_doubt((job, torch.get_num_threads()))}")
+        return BackendChoice(
+            first, f"{seconds[first] * 1e6:.0f} us here, {slower}{_describe_doubt((job, torch.get_num_threads()))}"
+        )
     if kernel in _unbuilt:
         return BackendChoice("strided", f"no kernel can be built: {_unbuilt[kernel]}")
     return _choose(kernel, batch, ("cuda", device.index) if device.type == "cuda" else "host", PLANNER.generation)
@@ -296,7 +325,9 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Back
         return BackendChoice("ksgen", found.why)
     limits = limits_of(device)
     if library_us(kernel, limits, batch) < default_us(family_named(found.family), kernel, limits, batch):
-        return BackendChoice("strided", f"no family uses the tensor cores of {device.name}, and they are expected to be the faster way")
+        return BackendChoice(
+            "strided", f"no family uses the tensor cores of {device.name}, and they are expected to be the faster way"
+        )
     return by_heuristic(kernel)
 
 

@@ -146,16 +146,22 @@ def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
     thaw(layer)
     if made_inside := [each for each, tensor in weights.items() if tensor.is_inference()]:
         how = "make or copy the layer outside it (copy.deepcopy), and freeze that one"
-        warn(f"{name} is not frozen: {made_inside[0]} was made in torch.inference_mode, where writes are not counted; {how}")
+        warn(
+            f"{name} is not frozen: {made_inside[0]} was made in torch.inference_mode, where writes are not counted; "
+            f"{how}"
+        )
         return False
     _watch_optimizers()
     found = {}
     for each, tensor in weights.items():
         if type(tensor) not in (Tensor, nn.Parameter):
-            raise LaunchError(f"{name}: {each} is a {type(tensor).__name__}; only layers of plain tensors can be frozen")
+            raise LaunchError(
+                f"{name}: {each} is a {type(tensor).__name__}; only layers of plain tensors can be frozen"
+            )
         if _is_gathered(tensor):
             raise LaunchError(
-                f"{name}: FSDP2 gathers {each} again after each step or load, which no counter shows; such a layer cannot be frozen"
+                f"{name}: FSDP2 gathers {each} again after each step or load, which no counter shows; such a layer "
+                "cannot be frozen"
             )
         kept = _kept.get(id(tensor))
         if kept is None or not kept.layers or kept.seen.what_happened():
@@ -220,7 +226,9 @@ def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
             if (frozen := _frozen.get(layer)) is None:
                 continue
             weight = next(name for name, each in frozen.weights.items() if each is kept)
-            messages[layer] = f"{frozen.name} is frozen no more: {weight} {what}; freeze() it again once its weights no longer change"
+            messages[layer] = (
+                f"{frozen.name} is frozen no more: {weight} {what}; freeze() it again once its weights no longer change"
+            )
             thaw(layer)
     for message in sorted(messages.values()):
         warn(message)

@@ -1,4 +1,5 @@
-"""What calls do while kernels are missing or methods are not timed yet: PyTorch's products serve, and timing is rationed.
+"""What calls do while kernels are missing or methods are not timed yet: PyTorch's products serve, and timing is
+rationed.
 
 Runs no kernel by itself. Where calls wait instead, as `may_defer` says, they compile and time at once.
 """
@@ -80,11 +81,15 @@ class Trial:
 
     @property
     def seconds(self) -> dict[str, float]:
-        return {name: min(each) / 1e6 if each and name not in self.failed else float("inf") for name, each in self.taken_us.items()}
+        return {
+            name: min(each) / 1e6 if each and name not in self.failed else float("inf")
+            for name, each in self.taken_us.items()
+        }
 
     @property
     def doubt(self) -> str:
-        return next(filter(None, (doubt(each[1:], self._shares) for each in self.taken_us.values())), "")  # the first turn also builds
+        # the first turn also builds
+        return next(filter(None, (doubt(each[1:], self._shares) for each in self.taken_us.values())), "")
 
     def is_settled(self, most_s: float = float("inf")) -> bool:
         """Whether every method was timed often enough: once, if one round takes longer than `most_s`."""
@@ -146,7 +151,8 @@ class Trial:
         """Run a method if the ration allows it; False if it does not, or kernels are missing."""
         expected, left = self._last.get(name, max(self._last.values(), default=0.0)), _ration.left()
         may_serve = self._serves and name not in self._last
-        if expected > left and (may_serve or left < MOST_ADDED_S):  # a full ration suffices after a run that was disturbed
+        # a full ration suffices after a run that was disturbed
+        if expected > left and (may_serve or left < MOST_ADDED_S):
             return False
         start, before = perf_counter(), _unsettled
         try:

@@ -107,7 +107,8 @@ def multiply(
 
 
 def _multiply_factor(
-    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None, activation: str,
+    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
+    activation: str,
     backend: str,
 ) -> Tensor:  # fmt: skip
     """Multiply like `multiply`, with tensors that were cast and checked."""
@@ -127,7 +128,9 @@ def _multiply_factor(
     if backend == "auto" and _is_small_step(*given, layout, precision):
         ways = dict(zip(STEP_WAYS, (by_functions, by_pytorch), strict=True))
         added = bias is not None, residual is not None
-        job = step_job(weights.shape, x.shape[0 if layout == "bsf" else 1], x.dtype, layout, activation, *added, x.requires_grad)
+        job = step_job(
+            weights.shape, x.shape[0 if layout == "bsf" else 1], x.dtype, layout, activation, *added, x.requires_grad
+        )
         timed = {name: partial(_step, way, given) for name, way in ways.items()}
         return run_fastest(job, {name: partial(way, *given) for name, way in ways.items()}, "bmm", timed)
     return by_functions(*given)
@@ -140,7 +143,14 @@ def _lacks_kernels(x: Tensor, precision: str | None, backend: str) -> bool:
 
 
 def step_job(
-    shape: Iterable[int], batch: int, dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool, wants_x: bool
+    shape: Iterable[int],
+    batch: int,
+    dtype: torch.dtype,
+    layout: str,
+    activation: str,
+    bias: bool,
+    residual: bool,
+    wants_x: bool,
 ) -> Hashable:
     """Key under which a small training step is timed.
 
@@ -150,7 +160,9 @@ def step_job(
     return (job_of(kind, [shape], dtype, layout, activation, bias, residual), size_of(batch), *STEP_WAYS)
 
 
-def multiply_by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str) -> Tensor:
+def multiply_by_pytorch(
+    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str
+) -> Tensor:
     """Multiply with plain PyTorch operators, so that autograd can differentiate."""
     y = products.permuted_multiply(x, derived(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
     return finish(y, bias, activation, residual, layout)
@@ -158,7 +170,8 @@ def multiply_by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residua
 
 def multiply_chain(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: Layout,
-    precision: PrecisionName | None, activation: Activation, backend: str, between: Activation = "none", fuse: Fuse = "auto",
+    precision: PrecisionName | None, activation: Activation, backend: str, between: Activation = "none",
+    fuse: Fuse = "auto",
     out_layout: Layout | None = None, turn: int = 0,
 ) -> Tensor:  # fmt: skip
     """Multiply by several factors, with `between` as the activation of all but the last.
@@ -183,15 +196,25 @@ def multiply_chain(
         return one_by_one()
     if not has_kernels(x.device):
         if fuse == "yes":
-            raise LaunchError(f"fuse='yes' of tensors on {x.device.type}, for which there are no kernels; accepted: fuse='auto' or 'no'")
+            raise LaunchError(
+                f"fuse='yes' of tensors on {x.device.type}, for which there are no kernels; accepted: fuse='auto' or "
+                "'no'"
+            )
         return one_by_one()
-    own, batch = chain_launcher(tuple(tuple(each.shape) for each in weights), between, fuse), x.shape[0 if layout == "bsf" else 1]
+    own, batch = (
+        chain_launcher(tuple(tuple(each.shape) for each in weights), between, fuse),
+        x.shape[0 if layout == "bsf" else 1],
+    )
     wanted = precision or dtype_name(x.dtype)
     if not x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(x.dtype)):
         return one_by_one()
 
     def by_launcher() -> Tensor:
-        extras = {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual), "precision": precision}
+        extras = {
+            "bias": None if bias is None else contiguous(bias),
+            "residual": rows_of(residual),
+            "precision": precision,
+        }
         ready = [operand(contiguous(each), False) for each in weights]
         y: Tensor = own(rows_of(x), ready, layout=layout, out_layout=out_layout, activation=activation, **extras)
         return y
@@ -211,7 +234,9 @@ def multiply_chain(
             except ToolchainError as error:
                 disable_fusion(own, error)
         return one_by_one()
-    job = job_of("chain", [each.shape for each in weights], x.dtype, layout_word(layout, out_layout), activation, *added, between)
+    job = job_of(
+        "chain", [each.shape for each in weights], x.dtype, layout_word(layout, out_layout), activation, *added, between
+    )
     ways = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
     return run_fastest((job, size_of(batch), *ways), ways, "each")
 
@@ -232,14 +257,28 @@ def transposed_at(
 
     turns = is_transposed(layout, out_layout)
     own = [out_layout or layout if turns and number >= turn else layout for number in range(len(weights))]
-    return [(transposed if turns and number == turn else unchanged, *each) for number, each in enumerate(zip(weights, own, strict=True))]
+    return [
+        (transposed if turns and number == turn else unchanged, *each)
+        for number, each in enumerate(zip(weights, own, strict=True))
+    ]
 
 
-def _is_small_step(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> bool:
+def _is_small_step(
+    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None
+) -> bool:
     """Whether this is a training step with so few rows that the host overhead of custom functions matters."""
-    if x.device.type != "cpu" or not _needs_gradient(weights) or _is_watched(x, weights, bias, residual) or is_transformed():
+    if (
+        x.device.type != "cpu"
+        or not _needs_gradient(weights)
+        or _is_watched(x, weights, bias, residual)
+        or is_transformed()
+    ):
         return False  # before the batch size is read, which may be symbolic
-    if x.shape[0 if layout == "bsf" else 1] > FEW_ENTRIES or not x.numel() or precision not in (None, dtype_name(x.dtype)):
+    if (
+        x.shape[0 if layout == "bsf" else 1] > FEW_ENTRIES
+        or not x.numel()
+        or precision not in (None, dtype_name(x.dtype))
+    ):
         return False
     return not is_saved_otherwise()  # a checkpoint's second pass could take another path
 
@@ -267,7 +306,9 @@ def autocast(*given: Any) -> Any:
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return given
     dtype = torch.get_autocast_dtype(kind)
-    takes_part = [tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in tensors]
+    takes_part = [
+        tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in tensors
+    ]
     cast = [_cast(tensor, dtype) if takes else tensor for tensor, takes in zip(tensors, takes_part, strict=True)]
     return *cast, None if takes_part[0] else precision
 
@@ -279,7 +320,12 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     cache only to operators. So the weight, which has the shape of a convolution's, is passed to a convolution of an
     empty input.
     """
-    is_cached = type(tensor) is Parameter and tensor.dim() == 4 and _needs_gradient(tensor) and torch.is_autocast_cache_enabled()
+    is_cached = (
+        type(tensor) is Parameter
+        and tensor.dim() == 4
+        and _needs_gradient(tensor)
+        and torch.is_autocast_cache_enabled()
+    )
     if tensor.dtype == dtype or not is_cached or _is_watched(tensor) or is_transformed() or _is_traced():
         return tensor.to(dtype)
     if is_saved_otherwise():  # reading it would trigger a checkpoint's recomputation
@@ -333,7 +379,8 @@ def _without_tangents(compute: Product) -> Product:
     def computed(*given: Any) -> Tensor:
         if _is_forward_mode():
             raise LaunchError(
-                "ksgen's operators in an exported program have no forward-mode derivatives; accepted: torch.func.jvp of the module itself, "
+                "ksgen's operators in an exported program have no forward-mode derivatives; accepted: torch.func.jvp "
+                "of the module itself, "
                 "also inside torch.compile"
             )
         with waiting():
@@ -353,7 +400,15 @@ _multiply = torch.library.custom_op(
 
 @_multiply.register_fake
 def _(
-    x: Tensor, weights: Tensor, bias: Any, residual: Any, layout: str, precision: Any, activation: str, transposed: bool, backend: str
+    x: Tensor,
+    weights: Tensor,
+    bias: Any,
+    residual: Any,
+    layout: str,
+    precision: Any,
+    activation: str,
+    transposed: bool,
+    backend: str,
 ) -> Tensor:
     return _empty(x, weights, layout, transposed)
 
@@ -406,7 +461,14 @@ def _sum(terms: Sequence[Tensor | None]) -> Tensor:
 
 
 def _multiply_batched(
-    call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: Tensor, bias: Any, residual: Any, *options: Any
+    call: Product,
+    info: Any,
+    in_dims: tuple[Any, ...],
+    x: Tensor,
+    weights: Tensor,
+    bias: Any,
+    residual: Any,
+    *options: Any,
 ) -> tuple[Tensor, int]:
     """Rule for `vmap`: fold the mapped dimension into the batch.
 
@@ -428,7 +490,9 @@ def _multiply_batched(
 # ---- the gradient of the weights
 
 
-def _compute_weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str) -> Tensor:
+def _compute_weight_gradient(
+    x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str
+) -> Tensor:
     x, y_gradient = contiguous(x), contiguous(y_gradient)
     shape = _weight_shape(x, y_gradient, a, d, layout)
     if not x.numel():
@@ -486,14 +550,25 @@ def _forward_of_weights(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | 
 
 
 def _weight_gradient_batched(
-    call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, *options: Any
+    call: Product,
+    info: Any,
+    in_dims: tuple[Any, ...],
+    x: Tensor,
+    y_gradient: Tensor,
+    a: int,
+    d: int,
+    layout: str,
+    *options: Any,
 ) -> tuple[Tensor, int]:
     """Rule for `vmap`: fold the mapped dimension into a, for instance the samples of per-sample gradients."""
     axis = 1 if layout == "bsf" else 0
     if not info.batch_size:
         each_x, each_y = (_each(given, dim) for given, dim in zip((x, y_gradient), in_dims[:2], strict=True))
         return x.new_empty((0, *_weight_shape(each_x, each_y, a, d, layout))), 0
-    x, y_gradient = (_folded(each, of_each, info.batch_size, axis) for each, of_each in zip((x, y_gradient), in_dims[:2], strict=True))
+    x, y_gradient = (
+        _folded(each, of_each, info.batch_size, axis)
+        for each, of_each in zip((x, y_gradient), in_dims[:2], strict=True)
+    )
     return call(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
 
 
@@ -577,10 +652,18 @@ def _product_of_pytorch(
     It would take forward-mode derivatives of ksgen's operators as zero.
     """
     blocks = products.blocks_of(weights.transpose(1, 2).conj() if transposed else weights)
-    return finish(products.permuted_multiply(x, blocks, layout, weights.shape[0], weights.shape[3]), bias, activation, residual, layout)
+    return finish(
+        products.permuted_multiply(x, blocks, layout, weights.shape[0], weights.shape[3]),
+        bias,
+        activation,
+        residual,
+        layout,
+    )
 
 
-def _outer_product_of_pytorch(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str) -> Tensor:
+def _outer_product_of_pytorch(
+    x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str
+) -> Tensor:
     """Gradient of the weights with operators that PyTorch can transform."""
     return products.permuted_weight_gradient(x, y_gradient, layout, a, d)
 
@@ -629,7 +712,11 @@ def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Te
     """Merge the mapped dimension into an axis, as its outer part."""
     if tensor is None:
         return None
-    mapped = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], count, *tensor.shape[axis:]) if dim is None else tensor.movedim(dim, axis)
+    mapped = (
+        tensor.unsqueeze(axis).expand(*tensor.shape[:axis], count, *tensor.shape[axis:])
+        if dim is None
+        else tensor.movedim(dim, axis)
+    )
     return mapped.flatten(axis, axis + 1)
 
 
@@ -637,14 +724,23 @@ def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Te
 
 
 @register_flop_formula([torch.ops.ksgen.multiply])
-def _flops_of_product(x_shape: Sequence[int], weights_shape: Sequence[int], *given: Any, out_shape: Any = None, **_: Any) -> int:
+def _flops_of_product(
+    x_shape: Sequence[int], weights_shape: Sequence[int], *given: Any, out_shape: Any = None, **_: Any
+) -> int:
     rows: int = x_shape[0 if given[2] == "bsf" else 1]
     return 2 * rows * prod(weights_shape)
 
 
 @register_flop_formula([torch.ops.ksgen.weight_gradient])
 def _flops_of_weight_gradient(
-    x_shape: Sequence[int], y_shape: Sequence[int], a: int, d: int, layout: str, *_: Any, out_shape: Sequence[int], **__: Any
+    x_shape: Sequence[int],
+    y_shape: Sequence[int],
+    a: int,
+    d: int,
+    layout: str,
+    *_: Any,
+    out_shape: Sequence[int],
+    **__: Any,
 ) -> int:
     rows: int = x_shape[0 if layout == "bsf" else 1]
     return 2 * rows * prod(out_shape)

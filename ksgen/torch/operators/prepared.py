@@ -29,7 +29,16 @@ from ksgen.spec.kernel import layout_word
 from ksgen.torch.operators import choice, frozen, ops, products
 from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import chain_launcher, faster, group_launcher, has_kernels, is_ready, job_of, launcher, size_of
+from ksgen.torch.operators.choice import (
+    chain_launcher,
+    faster,
+    group_launcher,
+    has_kernels,
+    is_ready,
+    job_of,
+    launcher,
+    size_of,
+)
 from ksgen.torch.operators.frozen import derived
 from ksgen.torch.operators.meanwhile import may_defer, note_unsettled
 from ksgen.torch.operators.products import finish
@@ -175,7 +184,9 @@ class _Job(NamedTuple):
         return cls.one(layout, out_layout, rows, added, [each.out_features for each in layers])
 
     @classmethod
-    def one(cls, layout: Layout, out_layout: Layout | None, x: Tensor, residual: Tensor | None, features: Sequence[int]) -> "_Job":
+    def one(
+        cls, layout: Layout, out_layout: Layout | None, x: Tensor, residual: Tensor | None, features: Sequence[int]
+    ) -> "_Job":
         batch, axis = x.shape[0 if layout == "bsf" else 1], 1 if (out_layout or layout) == "bsf" else 0
         y = x.new_empty((batch, sum(features)) if axis else (sum(features), batch))
         return cls(layout, out_layout, x, residual, y, y.split(list(features), axis))
@@ -282,7 +293,9 @@ class _Own(NamedTuple):
     weights: Sequence[Weights]
 
 
-def _call(prepare: Callable[..., Call | None], job: _Job, x: Tensor, weights: Sequence[Any], is_chain: bool, **given: Any) -> _Own | None:
+def _call(
+    prepare: Callable[..., Call | None], job: _Job, x: Tensor, weights: Sequence[Any], is_chain: bool, **given: Any
+) -> _Own | None:
     """Prepare a call whose launches copy nothing; None if there is none.
 
     Arguments that launchers refuse are left to the usual path.
@@ -335,7 +348,12 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> Step | None:
     passed: dict[int, int] = {}  # by operand number: elements of an intermediate; layers share its memory
     for number, (layer, out) in enumerate(zip(layers, job.outs, strict=True), 2):
         chain, packed = chain_launcher(shapes_of(layer), layer.between, layer.fuse), layer._packed()
-        last: Mapping[str, Any] = {"bias": layer.bias, "activation": layer.activation, "residual": job.residual, "out": out}
+        last: Mapping[str, Any] = {
+            "bias": layer.bias,
+            "activation": layer.activation,
+            "residual": job.residual,
+            "out": out,
+        }
         if len(packed) > 1 and not job.is_alone and (whole := _call(chain.prepare, job, job.x, packed, True, **last)):
             own.append(whole)
             places.append({whole.call.plan.result: number})
@@ -344,7 +362,10 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> Step | None:
         for to_go, factor, weights in zip(reversed(range(len(packed))), chain.factors, packed, strict=True):
             given, goes_to = last, number
             if to_go:
-                to, goes_to = x.new_empty(checks.y_shape(factor.pattern, job.layout, job.batch)), 1 + len(layers) + to_go
+                to, goes_to = (
+                    x.new_empty(checks.y_shape(factor.pattern, job.layout, job.batch)),
+                    1 + len(layers) + to_go,
+                )
                 given = {"activation": layer.between, "out": to}
                 passed[goes_to] = max(to.numel(), passed.get(goes_to, 0))
             if (call := _call(factor.prepare, job, x, [weights], False, **given)) is None:
@@ -418,7 +439,8 @@ def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
 
 
 def _factor(
-    job: _Job, packed: Any, weights: Tensor | None, bias: Tensor | None, activation: str, layout_of_job: str, only_kernels: bool
+    job: _Job, packed: Any, weights: Tensor | None, bias: Tensor | None, activation: str, layout_of_job: str,
+    only_kernels: bool
 ) -> Step:  # fmt: skip
     """Fastest method for one factor.
 
@@ -440,12 +462,16 @@ def _factor(
         return finish(products.multiply(x, matrices, layout), bias, activation, residual, layout)
 
     def permuted(x: Tensor, residual: Tensor | None) -> Tensor:
-        return finish(products.permuted_multiply(x, blocks, layout, shape[0], shape[3]), bias, activation, residual, layout)
+        return finish(
+            products.permuted_multiply(x, blocks, layout, shape[0], shape[3]), bias, activation, residual, layout
+        )
 
     ways |= {"strided": on_views, "bmm": permuted}
     if weights.element_size() == 2:  # like in `ksgen.torch.operators.ops`
         ways["dense"] = _by_whole_matrix(derived(weights, products.to_dense), layout, bias, activation)
-    kind = job_of("prepared", [shape], job.x.dtype, layout_of_job, activation, bias is not None, job.residual is not None)
+    kind = job_of(
+        "prepared", [shape], job.x.dtype, layout_of_job, activation, bias is not None, job.residual is not None
+    )
     timed = {name: partial(way, job.x, job.residual) for name, way in ways.items()}
     return ways[faster((kind, size_of(job.batch), *ways), timed)]
 
@@ -531,7 +557,9 @@ def _is_served(layer: Any, x: Tensor, has_bias: bool) -> bool | None:
     *first, last = chain.factors
     steps = [(each, layer.between, False) for each in first] + [(last, layer.activation, has_bias)]
     for number, (pattern, activation, adds) in enumerate(steps):
-        job = ops.step_job(pattern.shape, batch, x.dtype, layout, activation, adds, False, bool(number) or x.requires_grad)
+        job = ops.step_job(
+            pattern.shape, batch, x.dtype, layout, activation, adds, False, bool(number) or x.requires_grad
+        )
         seconds = choice.measured(job)
         if not seconds:
             return None

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-LEAST_ELEMENTS = 2**14  # elements of X per product on views; below, one product of permuted copies costs less than several calls
+# elements of X per product on views; below, one product of permuted copies costs less than several calls
+LEAST_ELEMENTS = 2**14
 
 
 def by_matrix(weights: Tensor) -> Tensor:

@@ -31,12 +31,18 @@ class _KSParallel(ParallelStyle):
     """
 
     def __init__(
-        self, *, input_layouts: Placement | None = None, output_layouts: Placement | None = None, use_local_output: bool = True
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
     ) -> None:
         super().__init__()
         for name, given in (("input_layouts", input_layouts), ("output_layouts", output_layouts)):
             if given is not None and not isinstance(given, (Replicate, Shard)):
-                raise LaunchError(f"{type(self).__name__}: {name}={excerpt(given)}; accepted: Replicate() or Shard(dimension)")
+                raise LaunchError(
+                    f"{type(self).__name__}: {name}={excerpt(given)}; accepted: Replicate() or Shard(dimension)"
+                )
         self.input_layouts, self.output_layouts, self.use_local_output = input_layouts, output_layouts, use_local_output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -46,13 +52,17 @@ class _KSParallel(ParallelStyle):
         elif isinstance(module, KSLinear) and not module.is_stored:
             self._split(module, device_mesh)
         else:
-            raise LaunchError(f"{type(self).__name__}: got {type(module).__name__}; accepted: a KSLinear, or a group of them")
+            raise LaunchError(
+                f"{type(self).__name__}: got {type(module).__name__}; accepted: a KSLinear, or a group of them"
+            )
         return module
 
     def _split(self, layer: KSLinear, mesh: DeviceMesh) -> None:
         name = type(self).__name__
         if layer._parallel is not None or any(isinstance(each, DTensor) for each in layer.parameters()):
-            raise LaunchError(f"{name}: {layer._name()} is sharded already; accepted: plain weights, to which fully_shard comes later")
+            raise LaunchError(
+                f"{name}: {layer._name()} is sharded already; accepted: plain weights, to which fully_shard comes later"
+            )
         layer._refuse_out_layout(f"a layer that {name} splits")
         if mesh.ndim != 1:
             raise LaunchError(f"{name}: a mesh of {mesh.ndim} dimensions; accepted: one dimension, such as mesh['tp']")
@@ -63,7 +73,9 @@ class _KSParallel(ParallelStyle):
         found = split(name, layer.chain, mesh.size(), _lie(given, layer.layout), _lie(asked, layer.layout))
         if layer.between != "none" and 2 in found.axes[:-1]:  # sums over l are not complete before the next factor
             where = f"between={layer.between!r} comes before the sum over processes"
-            raise LaunchError(f"{name}: {layer._name()}: {where}; accepted: KSBlockwise or KSColwise, or a layer without it")
+            raise LaunchError(
+                f"{name}: {layer._name()}: {where}; accepted: KSBlockwise or KSColwise, or a layer without it"
+            )
         layer.thaw()
         for number, (axis, weights) in enumerate(zip(found.axes, list(layer.weights), strict=True)):
             layer.weights[number] = self._distributed(weights, mesh, Replicate() if axis is None else Shard(axis))
@@ -115,13 +127,18 @@ class Parallel:
     def __call__(self, layer: KSLinear, x: Tensor, residual: Tensor | None) -> Tensor:
         for placement in (self.given, self.asked):
             if placement != self.features and self._shards_features(placement, x):
-                raise LaunchError(f"{layer._name()}: {placement} of {x.dim()} dimensions shards the features; accepted: {self.features}")
+                raise LaunchError(
+                    f"{layer._name()}: {placement} of {x.dim()} dimensions shards the features; accepted: "
+                    f"{self.features}"
+                )
         check_activation(layer.activation, layer.weights[0].dtype)
         weights = [self._shard(each) for each in layer.weights]
         bias = None if layer.bias is None else self._shard(layer.bias, is_term=self.split.finished == ROWS)
         x = self._own_part(x, self.given, Replicate() if self.split.style.takes == WHOLE else self.features)
         if residual is not None:
-            residual = self._own_part(residual, self.asked, self.asked if self.split.is_finished_later else self.features)
+            residual = self._own_part(
+                residual, self.asked, self.asked if self.split.is_finished_later else self.features
+            )
         if not self.split.is_finished_later:
             y = layer._multiply(x, weights, bias, residual, layer.activation)
             if self.gives_own_features:
@@ -132,7 +149,9 @@ class Parallel:
         whole = terms.redistribute(placements=[self.asked])
         y = whole.to_local()
         if residual is not None and residual.shape != y.shape:
-            raise LaunchError(f"{layer._name()}: got residual of shape {tuple(residual.shape)}; {tuple(y.shape)} is needed, as of y")
+            raise LaunchError(
+                f"{layer._name()}: got residual of shape {tuple(residual.shape)}; {tuple(y.shape)} is needed, as of y"
+            )
         y, bias, residual, _ = autocast(y, bias, residual, None)
         rows, added = layer._as_matrix(y), None if residual is None else layer._as_matrix(residual)
         y = finish(rows, bias, layer.activation, added, layer.layout).view(y.shape)
@@ -155,9 +174,12 @@ class Parallel:
         """
         if not isinstance(parameter, DTensor):
             raise LaunchError(
-                f"a split KSLinear has a parameter that is a {type(parameter).__name__}; accepted: DTensors, as its style made"
+                f"a split KSLinear has a parameter that is a {type(parameter).__name__}; accepted: DTensors, as its "
+                "style made"
             )
-        if not (torch.is_grad_enabled() and parameter.requires_grad) or not (is_term and parameter.placements == (Replicate(),)):
+        if not (torch.is_grad_enabled() and parameter.requires_grad) or not (
+            is_term and parameter.placements == (Replicate(),)
+        ):
             return parameter.to_local()
         return parameter.redistribute(placements=parameter.placements).to_local(grad_placements=[Partial()])
 
@@ -194,4 +216,6 @@ def shard_placement(parameter: nn.Parameter, count: int | None = None) -> Shard 
     count = torch.distributed.get_world_size() if count is None else count
     if parameter.dim() == 0 or parameter.shape[0] >= count:
         return None
-    return next((Shard(place) for place, size in enumerate(parameter.shape) if size >= count and size % count == 0), None)
+    return next(
+        (Shard(place) for place, size in enumerate(parameter.shape) if size >= count and size % count == 0), None
+    )

@@ -9,7 +9,8 @@ BARRIERS = [
         "mbarrier_arrive(empty + 8 * s);",
         "",
         "deadlock",
-        r"threads 0 wait for mbarrier_wait at line \d+ called from \d+ \(phase 0: 32 of 32 arrivals and 0 bytes are missing\)",
+        r"threads 0 wait for mbarrier_wait at line \d+ called from \d+ \(phase 0: 32 of 32 arrivals and 0 bytes are "
+        r"missing\)",
     ),
     Mistake(
         "too many bytes expected",
@@ -27,9 +28,21 @@ BARRIERS = [
         "deadlock",
         "16 of 16 arrivals",
     ),
-    Mistake("never initialised", "ring", "mbarrier_init(empty + 8 * s, 32);", "", "mbarrier", "nothing was initialised at byte"),
     Mistake(
-        "initialised twice", "ring", "mbarrier_init(empty + 8 * s, 32);", "mbarrier_init(full, 1);", "mbarrier", "holds a barrier already"
+        "never initialised",
+        "ring",
+        "mbarrier_init(empty + 8 * s, 32);",
+        "",
+        "mbarrier",
+        "nothing was initialised at byte",
+    ),
+    Mistake(
+        "initialised twice",
+        "ring",
+        "mbarrier_init(empty + 8 * s, 32);",
+        "mbarrier_init(full, 1);",
+        "mbarrier",
+        "holds a barrier already",
     ),
     Mistake(
         "written over",
@@ -40,6 +53,11 @@ BARRIERS = [
         "the barrier at byte 256 .* was written over",
     ),
     Mistake(
-        "one barrier in two places of the ring", "ring", "row % STAGES;\n            if", "0;\n            if", "mbarrier", "more arrivals"
+        "one barrier in two places of the ring",
+        "ring",
+        "row % STAGES;\n            if",
+        "0;\n            if",
+        "mbarrier",
+        "more arrivals",
     ),
 ]

@@ -28,7 +28,13 @@ CLUSTERS = [
         EITHER,
     ),
     Mistake(
-        "a block leaves too early", "cluster", LAST_WAIT, LAST_WAIT_OF_ONE, "cluster", "block 1, whose threads have", orders=("reverse",)
+        "a block leaves too early",
+        "cluster",
+        LAST_WAIT,
+        LAST_WAIT_OF_ONE,
+        "cluster",
+        "block 1, whose threads have",
+        orders=("reverse",),
     ),
     Mistake(
         "a block leaves too early, as a race",
@@ -66,14 +72,21 @@ CLUSTERS = [
         "cluster",
         "for blocks 0x7 of a cluster of 2",
     ),
-    Mistake("a copy for no block", "cluster", "128, full, 3);", "128, full, 0);", "cluster", "for blocks 0x0 of a cluster of 2"),
+    Mistake(
+        "a copy for no block",
+        "cluster",
+        "128, full, 3);",
+        "128, full, 0);",
+        "cluster",
+        "for blocks 0x0 of a cluster of 2",
+    ),
     Mistake(
         "a copy to one block with the barrier of another",
         "cluster",
         BRING,
-        BRING.replace("_multicast(shared_address(row + 32 * rank)", "(cluster_address(shared_address(row + 32 * rank), 1 - rank)").replace(
-            ", 3)", ")"
-        ),
+        BRING.replace(
+            "_multicast(shared_address(row + 32 * rank)", "(cluster_address(shared_address(row + 32 * rank), 1 - rank)"
+        ).replace(", 3)", ")"),
         "cluster",
         "copy_bulk to cluster block 1 with a barrier of block 0",
     ),

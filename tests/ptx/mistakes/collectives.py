@@ -29,7 +29,14 @@ COLLECTIVES = [
         "warp 3 has come to 1 of 2 wgmma",
         orders=EITHER,
     ),
-    Mistake("lanes with two descriptors", SHARED_A, "b + base +", "b + base + (threadIdx.x == 9) +", "collective", "lanes 0 and 9 differ"),
+    Mistake(
+        "lanes with two descriptors",
+        SHARED_A,
+        "b + base +",
+        "b + base + (threadIdx.x == 9) +",
+        "collective",
+        "lanes 0 and 9 differ",
+    ),
     Mistake(
         "warps with two descriptors",
         SHARED_A,
@@ -56,5 +63,12 @@ COLLECTIVES = [
         "collective",
         "wait for ldmatrix",
     ),
-    Mistake("mma by some lanes", "mma f16", "float sums[4] =", "if (g == 2) return;\n    float sums[4] =", "collective", "wait for mma"),
+    Mistake(
+        "mma by some lanes",
+        "mma f16",
+        "float sums[4] =",
+        "if (g == 2) return;\n    float sums[4] =",
+        "collective",
+        "wait for mma",
+    ),
 ]

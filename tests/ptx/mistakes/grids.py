@@ -12,7 +12,14 @@ STORE = """    for (int i = threadIdx.x; i < bytes; i += 32) image[i] = s[i];
 STORE_OF_ANOTHER = "    fence_proxy_async();\n    __syncthreads();\n    if (threadIdx.x == 1) {\n"
 
 GRIDS = [
-    Mistake("grid before not waited for by a bulk copy", "grids", WAIT, "", "grid", r"copy_bulk before wait_for_previous_grid\(\)"),
+    Mistake(
+        "grid before not waited for by a bulk copy",
+        "grids",
+        WAIT,
+        "",
+        "grid",
+        r"copy_bulk before wait_for_previous_grid\(\)",
+    ),
     Mistake(
         "grid before waited for by one thread alone",
         "grids",
@@ -40,7 +47,9 @@ GRIDS = [
         "no thread of the block has called wait_for_previous_grid",
         orders=EITHER,
     ),
-    Mistake("grid before not waited for by a box", BOX, "full, 1);", "full, 1);  ", "grid", "load_box before", early=True),
+    Mistake(
+        "grid before not waited for by a box", BOX, "full, 1);", "full, 1);  ", "grid", "load_box before", early=True
+    ),
     Mistake(
         "grid before waited for by another thread than stores a box",
         BOX,
@@ -51,7 +60,15 @@ GRIDS = [
         also=(STORE, STORE_OF_ANOTHER),
         early=True,
     ),
-    Mistake("grid before not waited for by a copy", "arrivals", "full, 32);", "full, 32);  ", "grid", "copy_async before", early=True),
+    Mistake(
+        "grid before not waited for by a copy",
+        "arrivals",
+        "full, 32);",
+        "full, 32);  ",
+        "grid",
+        "copy_async before",
+        early=True,
+    ),
     Mistake(
         "barriers used before the block has met",
         "grids",

@@ -28,7 +28,14 @@ MEMORY = [
         "ldmatrix|which",
         "race",
     ),
-    Mistake("bulk copy of 8 bytes", "ring", "x + row * ROW, 4 * ROW, full", "x + row * ROW, 8, full", "misaligned", "copy_bulk of 8 bytes"),
+    Mistake(
+        "bulk copy of 8 bytes",
+        "ring",
+        "x + row * ROW, 4 * ROW, full",
+        "x + row * ROW, 8, full",
+        "misaligned",
+        "copy_bulk of 8 bytes",
+    ),
     Mistake(
         "bulk copy past the end",
         "ring",
@@ -49,7 +56,8 @@ MEMORY = [
         "wgmma of a static array",
         SHARED_A,
         "a + base +",
-        "a + [] {\n            __shared__ uint4 still[512];\n            return shared_address(still) >> 4;\n        }() +",
+        "a + [] {\n            __shared__ uint4 still[512];\n            return shared_address(still) >> 4;\n        "
+        "}() +",
         "static-shared",
         "wgmma at byte 0 of the static shared memory",
     ),
@@ -93,10 +101,33 @@ MEMORY = [
         "compile",
         "invalid initialization",
     ),
-    Mistake("descriptor past the end", SHARED_A, "b + base +", "b + base + 700 +", "out-of-bounds", "wgmma at line .* reads byte"),
-    Mistake("descriptor with an unused bit", SHARED_A, "a + base +", "(a | 1ull << 15) + base +", "descriptor", "its unused bits"),
-    Mistake("leading offset that overflows", SHARED_A, "b + base +", "(b | 1ull << 31) + base +", "descriptor", "B's .* its unused bits"),
-    Mistake("a base offset", SHARED_A, "a + base +", "(a | 1ull << 49) + base +", "descriptor", "base offset is not zero"),
+    Mistake(
+        "descriptor past the end",
+        SHARED_A,
+        "b + base +",
+        "b + base + 700 +",
+        "out-of-bounds",
+        "wgmma at line .* reads byte",
+    ),
+    Mistake(
+        "descriptor with an unused bit",
+        SHARED_A,
+        "a + base +",
+        "(a | 1ull << 15) + base +",
+        "descriptor",
+        "its unused bits",
+    ),
+    Mistake(
+        "leading offset that overflows",
+        SHARED_A,
+        "b + base +",
+        "(b | 1ull << 31) + base +",
+        "descriptor",
+        "B's .* its unused bits",
+    ),
+    Mistake(
+        "a base offset", SHARED_A, "a + base +", "(a | 1ull << 49) + base +", "descriptor", "base offset is not zero"
+    ),
     Mistake(
         "tile along m off its pattern",
         SHARED_A,

@@ -1,4 +1,7 @@
-"""Mistakes in the PTX itself: one string of a function, changed. `nothing` is caught of those that leave a launch as right as before."""
+"""Mistakes in the PTX itself: one string of a function, changed.
+
+`nothing` is caught of those that leave a launch as right as before.
+"""
 
 from tests.ptx.mistakes.mistake import BOX, EITHER, REGISTER_A, SHARED_A, WRONG, Mistake
 
@@ -17,54 +20,194 @@ ALONE = """3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
 NUMBERS = [
     Mistake("halves exchanged", "narrow", "cvt.rn.f16x2.f32 %0, %1, %2;", "cvt.rn.f16x2.f32 %0, %2, %1;", WRONG),
     Mistake("bfloat16s exchanged", "narrow", "cvt.rn.bf16x2.f32 %0, %1, %2;", "cvt.rn.bf16x2.f32 %0, %2, %1;", WRONG),
-    Mistake("bfloat16 cut off", "narrow", "cvt.rn.bf16.f32", "cvt.rz.bf16.f32", REFUSED, "cvt.rz.bf16.f32: no instruction that is known"),
-    Mistake("tf32 to even", "narrow", "cvt.rna.tf32.f32", "cvt.rn.tf32.f32", REFUSED, "cvt.rn.tf32.f32: no instruction that is known"),
+    Mistake(
+        "bfloat16 cut off",
+        "narrow",
+        "cvt.rn.bf16.f32",
+        "cvt.rz.bf16.f32",
+        REFUSED,
+        "cvt.rz.bf16.f32: no instruction that is known",
+    ),
+    Mistake(
+        "tf32 to even",
+        "narrow",
+        "cvt.rna.tf32.f32",
+        "cvt.rn.tf32.f32",
+        REFUSED,
+        "cvt.rn.tf32.f32: no instruction that is known",
+    ),
     Mistake("float16 as bfloat16", "halves", "cvt.rn.f16.f32", "cvt.rn.bf16.f32", WRONG),
-    Mistake("input as result", "halves", "cvt.f32.f16 %0, %1;", "cvt.f32.f16 %1, %0;", REFUSED, r"the operands are h,f; it takes =f,h"),
-    Mistake("the other format of eight bits", "eight bits", "f16x2.e4m3x2", "f16x2.e5m2x2", REFUSED, "cvt.rn.f16x2.e5m2x2: no instr"),
+    Mistake(
+        "input as result",
+        "halves",
+        "cvt.f32.f16 %0, %1;",
+        "cvt.f32.f16 %1, %0;",
+        REFUSED,
+        r"the operands are h,f; it takes =f,h",
+    ),
+    Mistake(
+        "the other format of eight bits",
+        "eight bits",
+        "f16x2.e4m3x2",
+        "f16x2.e5m2x2",
+        REFUSED,
+        "cvt.rn.f16x2.e5m2x2: no instr",
+    ),
     Mistake("inputs of a pair exchanged", "pairs", "x, { %2, %3}", "x, { %3, %2}", WRONG),
     Mistake("weight of one alone", "pairs", "w, { %4, %4}", "w, { %4, %3}", WRONG),
     Mistake("factor and sum exchanged", "pairs", "sums, x, w, sums;", "sums, x, sums, w;", WRONG),
     Mistake("sums of a pair not written", "pairs", '"mov.b64 { %0, %1}, sums;\\n"\n', "", WRONG),
-    Mistake("register not written", "pairs", '"mov.b64 w, { %4, %4};\\n"\n', "", REFUSED, "reads w, which nothing has written"),
+    Mistake(
+        "register not written",
+        "pairs",
+        '"mov.b64 w, { %4, %4};\\n"\n',
+        "",
+        REFUSED,
+        "reads w, which nothing has written",
+    ),
 ]
 
 MATRICES = [
-    Mistake("load not transposed", TRANSPOSED_LOAD, "ldmatrix.sync.aligned.m8n8.x4.trans", "ldmatrix.sync.aligned.m8n8.x4", WRONG),
-    Mistake("load transposed", PLAIN, "ldmatrix.sync.aligned.m8n8.x4.shared", "ldmatrix.sync.aligned.m8n8.x4.trans.shared", WRONG),
-    Mistake("store not transposed", TRANSPOSED_STORE, "stmatrix.sync.aligned.m8n8.x4.trans", "stmatrix.sync.aligned.m8n8.x4", WRONG),
-    Mistake("loaded matrices exchanged", PLAIN, "x4.shared.b16 { %0, %1, %2, %3}", "x4.shared.b16 { %0, %2, %1, %3}", WRONG),
-    Mistake("stored matrices exchanged", PLAIN, "x4.shared.b16 [%0], { %1, %2,", "x4.shared.b16 [%0], { %2, %1,", WRONG),
-    Mistake("two matrices", PLAIN, "ldmatrix.sync.aligned.m8n8.x4.shared", "ldmatrix.sync.aligned.m8n8.x2.shared", REFUSED, "m8n8.x2"),
+    Mistake(
+        "load not transposed",
+        TRANSPOSED_LOAD,
+        "ldmatrix.sync.aligned.m8n8.x4.trans",
+        "ldmatrix.sync.aligned.m8n8.x4",
+        WRONG,
+    ),
+    Mistake(
+        "load transposed",
+        PLAIN,
+        "ldmatrix.sync.aligned.m8n8.x4.shared",
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared",
+        WRONG,
+    ),
+    Mistake(
+        "store not transposed",
+        TRANSPOSED_STORE,
+        "stmatrix.sync.aligned.m8n8.x4.trans",
+        "stmatrix.sync.aligned.m8n8.x4",
+        WRONG,
+    ),
+    Mistake(
+        "loaded matrices exchanged", PLAIN, "x4.shared.b16 { %0, %1, %2, %3}", "x4.shared.b16 { %0, %2, %1, %3}", WRONG
+    ),
+    Mistake(
+        "stored matrices exchanged", PLAIN, "x4.shared.b16 [%0], { %1, %2,", "x4.shared.b16 [%0], { %2, %1,", WRONG
+    ),
+    Mistake(
+        "two matrices",
+        PLAIN,
+        "ldmatrix.sync.aligned.m8n8.x4.shared",
+        "ldmatrix.sync.aligned.m8n8.x2.shared",
+        REFUSED,
+        "m8n8.x2",
+    ),
     Mistake("A's rows exchanged", "mma bf16", "{ %4, %5, %6, %7}", "{ %5, %4, %7, %6}", WRONG),
     Mistake("B's halves exchanged", "mma tf32", "{ %8, %9}", "{ %9, %8}", WRONG),
     Mistake("sums exchanged", "mma f16", "{ %8, %9}, { %0, %1, %2, %3};", "{ %8, %9}, { %0, %1, %3, %2};", WRONG),
-    Mistake("A's registers for the sums", "mma f16", "{ %8, %9}, { %0, %1, %2, %3};", "{ %8, %9}, { %4, %5, %6, %7};", WRONG),
+    Mistake(
+        "A's registers for the sums", "mma f16", "{ %8, %9}, { %0, %1, %2, %3};", "{ %8, %9}, { %4, %5, %6, %7};", WRONG
+    ),
     Mistake("operands of another type", "mma bf16", "f32.bf16.bf16.f32", "f32.f16.f16.f32", WRONG),
     Mistake("operands of another eight bits", "mma e4m3", "f32.e4m3.e4m3.f32", "f32.e5m2.e5m2.f32", WRONG),
-    Mistake("operands of two types", "mma e4m3", "f32.e4m3.e4m3.f32", "f32.e4m3.e5m2.f32", REFUSED, "e4m3.e5m2.f32: no instruction"),
-    Mistake("half of the depth", "mma f16", "mma.sync.aligned.m16n8k16", "mma.sync.aligned.m16n8k8", REFUSED, "m16n8k8.row.col.f32.f16"),
-    Mistake("columns of A", "mma f16", ".row.col.", ".col.col.", REFUSED, "m16n8k16.col.col.f32.f16.f16.f32: no instruction"),
+    Mistake(
+        "operands of two types",
+        "mma e4m3",
+        "f32.e4m3.e4m3.f32",
+        "f32.e4m3.e5m2.f32",
+        REFUSED,
+        "e4m3.e5m2.f32: no instruction",
+    ),
+    Mistake(
+        "half of the depth",
+        "mma f16",
+        "mma.sync.aligned.m16n8k16",
+        "mma.sync.aligned.m16n8k8",
+        REFUSED,
+        "m16n8k8.row.col.f32.f16",
+    ),
+    Mistake(
+        "columns of A", "mma f16", ".row.col.", ".col.col.", REFUSED, "m16n8k16.col.col.f32.f16.f16.f32: no instruction"
+    ),
 ]
 
 PRODUCTS = [
-    Mistake("descriptors exchanged", SHARED_A, "%26, %25, adds", "%25, %26, adds", rf"descriptor|out-of-bounds|{WRONG}"),
-    Mistake("transpositions exchanged", SHARED_A, "1, 1, %27, %28;", "1, 1, %28, %27;", rf"descriptor|out-of-bounds|{WRONG}"),
+    Mistake(
+        "descriptors exchanged", SHARED_A, "%26, %25, adds", "%25, %26, adds", rf"descriptor|out-of-bounds|{WRONG}"
+    ),
+    Mistake(
+        "transpositions exchanged", SHARED_A, "1, 1, %27, %28;", "1, 1, %28, %27;", rf"descriptor|out-of-bounds|{WRONG}"
+    ),
     Mistake("never adds", SHARED_A, "setp.ne.b32 adds, %24, 0;", "setp.ne.b32 adds, 0, 0;", WRONG),
     Mistake("adds from the first step on", SHARED_A, "setp.ne.b32 adds, %24, 0;", "setp.ne.b32 adds, %24, 2;", NOTHING),
     Mistake("adds where it must not", "batched", "setp.ne.b32 adds, %24, 0;", "setp.ne.b32 adds, %24, 2;", WRONG),
-    Mistake("opposite predicate", SHARED_A, "setp.ne.b32 adds", "setp.eq.b32 adds", REFUSED, "setp.eq.b32: no instruction"),
-    Mistake("predicate not set", SHARED_A, '"setp.ne.b32 adds, %24, 0;\\n"\n', "", REFUSED, "reads adds, which nothing has written"),
-    Mistake("sums in another order", SHARED_A, "{%0, %1, %2,", "{%1, %0, %2,", "wgmma", "sums: operand 1 lies not behind operand 0"),
-    Mistake("A in another order", REGISTER_A, "{%14, %15, %16, %17}", "{%15, %14, %16, %17}", "wgmma", "A: operand 1 lies not behind"),
+    Mistake(
+        "opposite predicate", SHARED_A, "setp.ne.b32 adds", "setp.eq.b32 adds", REFUSED, "setp.eq.b32: no instruction"
+    ),
+    Mistake(
+        "predicate not set",
+        SHARED_A,
+        '"setp.ne.b32 adds, %24, 0;\\n"\n',
+        "",
+        REFUSED,
+        "reads adds, which nothing has written",
+    ),
+    Mistake(
+        "sums in another order",
+        SHARED_A,
+        "{%0, %1, %2,",
+        "{%1, %0, %2,",
+        "wgmma",
+        "sums: operand 1 lies not behind operand 0",
+    ),
+    Mistake(
+        "A in another order",
+        REGISTER_A,
+        "{%14, %15, %16, %17}",
+        "{%15, %14, %16, %17}",
+        "wgmma",
+        "A: operand 1 lies not behind",
+    ),
     Mistake("fewer columns", SHARED_A, "m64n48k16", "m64n40k16", REFUSED, r"24 times =f.*|it takes \{20 times =f\}"),
     Mistake("columns for another type", SHARED_A, "f32.bf16.bf16", "f32.f16.f16", WRONG),
     Mistake("A subtracted", SHARED_A, "adds, 1, 1", "adds, -1, 1", WRONG),
-    Mistake("A doubled", SHARED_A, "adds, 1, 1", "adds, 2, 1", "wgmma", "A times 2 and B times 1; accepted are 1 and -1"),
-    Mistake("registers not fenced", SHARED_A, "wgmma.fence.sync.aligned;", "", "wgmma", "no wgmma_fence since the start", orders=EITHER),
-    Mistake("group not committed", SHARED_A, "wgmma.commit_group.sync.aligned;", "", "async", "exits while wgmma may still be"),
-    Mistake("products not waited for", SHARED_A, "wgmma.wait_group.sync.aligned %0;", "", "async", "exits while wgmma may still be"),
-    Mistake("one group too many under way", SHARED_A, "wait_group.sync.aligned %0;", "wait_group.sync.aligned 1;", "async", "exits while"),
+    Mistake(
+        "A doubled", SHARED_A, "adds, 1, 1", "adds, 2, 1", "wgmma", "A times 2 and B times 1; accepted are 1 and -1"
+    ),
+    Mistake(
+        "registers not fenced",
+        SHARED_A,
+        "wgmma.fence.sync.aligned;",
+        "",
+        "wgmma",
+        "no wgmma_fence since the start",
+        orders=EITHER,
+    ),
+    Mistake(
+        "group not committed",
+        SHARED_A,
+        "wgmma.commit_group.sync.aligned;",
+        "",
+        "async",
+        "exits while wgmma may still be",
+    ),
+    Mistake(
+        "products not waited for",
+        SHARED_A,
+        "wgmma.wait_group.sync.aligned %0;",
+        "",
+        "async",
+        "exits while wgmma may still be",
+    ),
+    Mistake(
+        "one group too many under way",
+        SHARED_A,
+        "wait_group.sync.aligned %0;",
+        "wait_group.sync.aligned 1;",
+        "async",
+        "exits while",
+    ),
     Mistake(
         "statement not volatile",
         SHARED_A,
@@ -74,9 +217,19 @@ PRODUCTS = [
         "not volatile",
     ),
     Mistake(
-        "more registers handed back", "batched", "setmaxnreg.dec.sync.aligned.u32 %0;", "setmaxnreg.inc.sync.aligned.u32 %0;", "registers"
+        "more registers handed back",
+        "batched",
+        "setmaxnreg.dec.sync.aligned.u32 %0;",
+        "setmaxnreg.inc.sync.aligned.u32 %0;",
+        "registers",
     ),
-    Mistake("registers not taken", "batched", "setmaxnreg.inc.sync.aligned.u32 %0;", "setmaxnreg.inc.sync.aligned.u32 36;", "registers"),
+    Mistake(
+        "registers not taken",
+        "batched",
+        "setmaxnreg.inc.sync.aligned.u32 %0;",
+        "setmaxnreg.inc.sync.aligned.u32 36;",
+        "registers",
+    ),
 ]
 
 COPIES = [
@@ -91,16 +244,36 @@ COPIES = [
         "async",
         "cp.async.cg of 8 bytes",
     ),
-    Mistake("places exchanged", "copies", "[%0], [%1], 4, %2;", "[%1], [%0], 4, %2;", REFUSED, r"the operands are \[l\],\[r\],n,r"),
-    Mistake("size of another copy", "copies", "[%0], [%1], 8, %2;", "[%0], [%1], 4, %2;", "async", "copy_async_4 of 8 bytes"),
+    Mistake(
+        "places exchanged",
+        "copies",
+        "[%0], [%1], 4, %2;",
+        "[%1], [%0], 4, %2;",
+        REFUSED,
+        r"the operands are \[l\],\[r\],n,r",
+    ),
+    Mistake(
+        "size of another copy", "copies", "[%0], [%1], 8, %2;", "[%0], [%1], 4, %2;", "async", "copy_async_4 of 8 bytes"
+    ),
     Mistake("groups not committed", "copies", "cp.async.commit_group;", "", WRONG),
     Mistake("wait for nothing", "copies", "cp.async.wait_group %0;", "cp.async.wait_group 2;", WRONG),
     Mistake("wait for all", "copies", "cp.async.wait_group %0;", "cp.async.wait_group 0;", NOTHING),
     Mistake("words exchanged", "copies", "{ %1, %2, %3, %4}", "{ %2, %1, %3, %4}", WRONG),
     Mistake("words of a pair exchanged", "copies", "v2.u32 [%0], { %1, %2}", "v2.u32 [%0], { %2, %1}", WRONG),
-    Mistake("arrival that is counted besides", "arrivals", "arrive.noinc.shared", "arrive.shared", "deadlock", "mbarrier_wait"),
     Mistake(
-        "arrival at another barrier", "arrivals", 'b64 [%0];" ::"r"(barrier)', 'b64 [%0];" ::"r"(barrier + 8)', "mbarrier|out-of-bounds"
+        "arrival that is counted besides",
+        "arrivals",
+        "arrive.noinc.shared",
+        "arrive.shared",
+        "deadlock",
+        "mbarrier_wait",
+    ),
+    Mistake(
+        "arrival at another barrier",
+        "arrivals",
+        'b64 [%0];" ::"r"(barrier)',
+        'b64 [%0];" ::"r"(barrier + 8)',
+        "mbarrier|out-of-bounds",
     ),
 ]
 
@@ -121,7 +294,9 @@ BULK_COPIES = [
         "deadlock",
         "-64 bytes",
     ),
-    Mistake("fewer bytes copied", "ring", BULK, BULK.replace("%2", "64"), "deadlock|async", "bytes are missing|under way"),
+    Mistake(
+        "fewer bytes copied", "ring", BULK, BULK.replace("%2", "64"), "deadlock|async", "bytes are missing|under way"
+    ),
     Mistake(
         "place and barrier exchanged",
         "ring",
@@ -132,7 +307,12 @@ BULK_COPIES = [
     Mistake("coordinates of a load exchanged", BOX, "[%1, { %3, %4, %5, %6}]", "[%1, { %4, %3, %5, %6}]", WRONG),
     Mistake("coordinates of a store exchanged", BOX, "[%0, { %2, %3, %4, %5}]", "[%0, { %3, %2, %4, %5}]", WRONG),
     Mistake(
-        "box without its last coordinate", BOX, "4d.global.shared::cta", "3d.global.shared::cta", REFUSED, r"it takes \[l,\{r,r,r\}\],\[r\]"
+        "box without its last coordinate",
+        BOX,
+        "4d.global.shared::cta",
+        "3d.global.shared::cta",
+        REFUSED,
+        r"it takes \[l,\{r,r,r\}\],\[r\]",
     ),
     Mistake(
         "three of four coordinates",
@@ -142,9 +322,24 @@ BULK_COPIES = [
         "tensor-map",
         "3 coordinates for a map of 4",
     ),
-    Mistake("stores not committed", BOX, "cp.async.bulk.commit_group;", "", "async", "exits while store_box may still read"),
-    Mistake("stores not waited for", BOX, "cp.async.bulk.wait_group.read %0;", "", "async", "exits while store_box may still read"),
-    Mistake("stores waited for until they are written", BOX, "cp.async.bulk.wait_group.read %0;", "cp.async.bulk.wait_group %0;", NOTHING),
+    Mistake(
+        "stores not committed", BOX, "cp.async.bulk.commit_group;", "", "async", "exits while store_box may still read"
+    ),
+    Mistake(
+        "stores not waited for",
+        BOX,
+        "cp.async.bulk.wait_group.read %0;",
+        "",
+        "async",
+        "exits while store_box may still read",
+    ),
+    Mistake(
+        "stores waited for until they are written",
+        BOX,
+        "cp.async.bulk.wait_group.read %0;",
+        "cp.async.bulk.wait_group %0;",
+        NOTHING,
+    ),
     Mistake("prefetch left out", BOX, "prefetch.tensormap [%0];", "", NOTHING),
     Mistake(
         "prefetch of what is no map",
@@ -154,11 +349,20 @@ BULK_COPIES = [
         "tensor-map",
         "not one that the host encoded",
     ),
-    Mistake("writes not shown to the engine", BOX, "fence.proxy.async.shared::cta;", "", "proxy", "store_box", orders=EITHER),
+    Mistake(
+        "writes not shown to the engine", BOX, "fence.proxy.async.shared::cta;", "", "proxy", "store_box", orders=EITHER
+    ),
 ]
 
 BARRIERS = [
-    Mistake("barrier not shown to the engine", "ring", "fence.mbarrier_init.release.cluster;", "", "mbarrier", "no fence_mbarrier_init"),
+    Mistake(
+        "barrier not shown to the engine",
+        "ring",
+        "fence.mbarrier_init.release.cluster;",
+        "",
+        "mbarrier",
+        "no fence_mbarrier_init",
+    ),
     Mistake(
         "one arrival at each barrier",
         "ring",
@@ -180,10 +384,17 @@ BARRIERS = [
     ),
     Mistake("arrival left out", "ring", "mbarrier.arrive.shared::cta.b64 _, [%0];", "", "deadlock"),
     Mistake(
-        "barrier and threads exchanged", "named barriers", "bar.sync %0, %1;", "bar.sync %1, %0;", "barrier", "barrier_sync: barrier 64"
+        "barrier and threads exchanged",
+        "named barriers",
+        "bar.sync %0, %1;",
+        "bar.sync %1, %0;",
+        "barrier",
+        "barrier_sync: barrier 64",
     ),
     Mistake("arrival that waits", "named barriers", "bar.arrive %0, %1;", "bar.sync %0, %1;", NOTHING),
-    Mistake("wait that only arrives", "named barriers", "bar.sync %0, %1;", "bar.arrive %0, %1;", WRONG, orders=("reverse",)),
+    Mistake(
+        "wait that only arrives", "named barriers", "bar.sync %0, %1;", "bar.arrive %0, %1;", WRONG, orders=("reverse",)
+    ),
 ]
 
 CLUSTERS = [
@@ -218,8 +429,22 @@ CLUSTERS = [
         "cluster",
         "by an address",
     ),
-    Mistake("number of the cluster", "cluster", "%%cluster_ctarank", "%%clusterid.x", REFUSED, "mov.u32 %0, %%clusterid.x: the operands"),
-    Mistake("blocks do not wait", "cluster", "\\nbarrier.cluster.wait.acquire.aligned;", "", "mbarrier|cluster", "initialised|exits after"),
+    Mistake(
+        "number of the cluster",
+        "cluster",
+        "%%cluster_ctarank",
+        "%%clusterid.x",
+        REFUSED,
+        "mov.u32 %0, %%clusterid.x: the operands",
+    ),
+    Mistake(
+        "blocks do not wait",
+        "cluster",
+        "\\nbarrier.cluster.wait.acquire.aligned;",
+        "",
+        "mbarrier|cluster",
+        "initialised|exits after",
+    ),
     Mistake(
         "blocks do not arrive",
         "cluster",
@@ -228,7 +453,9 @@ CLUSTERS = [
         "cluster",
         "wait with no barrier.cluster.arrive",
     ),
-    Mistake("a cluster's barrier that orders all memory", "cluster", "arrive.relaxed.aligned", "arrive.aligned", NOTHING),
+    Mistake(
+        "a cluster's barrier that orders all memory", "cluster", "arrive.relaxed.aligned", "arrive.aligned", NOTHING
+    ),
     Mistake("grid before not waited for", "grids", "griddepcontrol.wait;", "", "grid", "before wait_for_previous_grid"),
     Mistake("next grid not let in", "grids", "griddepcontrol.launch_dependents;", "", NOTHING),
 ]

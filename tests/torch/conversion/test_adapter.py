@@ -56,8 +56,17 @@ def test_adapters_begin_as_nothing_train_alone_and_merge() -> None:
 def test_an_adapter_is_like_the_layer_it_adapts() -> None:
     linear = nn.Linear(24, 24).double().eval()
     adapter = KSAdapter(linear, RuleEntry(SQUARE), backend="einsum")
-    assert (adapter.in_features, adapter.out_features, adapter.weight.dtype, adapter.training) == (24, 24, torch.float64, False)
-    assert (adapter.bias is linear.bias, adapter.adapter.backend, adapter.adapter.weights[0].dtype) == (True, "einsum", torch.float64)
+    assert (adapter.in_features, adapter.out_features, adapter.weight.dtype, adapter.training) == (
+        24,
+        24,
+        torch.float64,
+        False,
+    )
+    assert (adapter.bias is linear.bias, adapter.adapter.backend, adapter.adapter.weights[0].dtype) == (
+        True,
+        "einsum",
+        torch.float64,
+    )
 
 
 def test_a_tied_layer_may_be_adapted_and_no_other_mistake_changes_anything() -> None:

@@ -24,7 +24,13 @@ def test_all_fit_the_layer_and_the_budget(in_features: int, out_features: int, b
 
 def test_which_families_there_are() -> None:
     assert set(candidates(384, 1536, 0.3)) == {"low_rank", "monarch", "two_factors", "deformable_butterfly"}
-    assert set(candidates(384, 384, 0.3)) == {"low_rank", "monarch", "two_factors", "deformable_butterfly", "block_butterfly"}
+    assert set(candidates(384, 384, 0.3)) == {
+        "low_rank",
+        "monarch",
+        "two_factors",
+        "deformable_butterfly",
+        "block_butterfly",
+    }
     square = candidates(1024, 1024, 0.3)
     assert {"block_butterfly", "square_dyadic", "kaleidoscope"} < set(square)
     assert (len(square["square_dyadic"][0]), len(square["kaleidoscope"][0])) == (10, 20)

@@ -96,7 +96,9 @@ def test_the_report_counts() -> None:
     sparse = 2 * (24 * 72 + 72 + (6 * 16 + 48 * 24) + 96 + (6 * 64 + 8 * 24)) + 24 * 5 + 5
     assert report.parameters == (dense, sparse)
     assert report.flops == (2 * 2 * 2 * 24 * 96, 2 * 2 * (6 * 16 + 48 * 24 + 6 * 64 + 8 * 24))
-    assert [layer.name for layer in report.layers] == [f"blocks.{n}.mlp.{way}" for n in (0, 1) for way in ("up", "down")]
+    assert [layer.name for layer in report.layers] == [
+        f"blocks.{n}.mlp.{way}" for n in (0, 1) for way in ("up", "down")
+    ]
     shown = str(report)
     assert "blocks.*.mlp.down │ x 2 │ 6,4,16,1 then 1,8,8,3" in shown
     assert f"4 layers replaced: {dense:,} parameters became {sparse:,} in the whole model" in shown
@@ -122,7 +124,8 @@ def test_fresh_weights_and_the_meta_device() -> None:
     assert model["blocks"][0].mlp["up"].weights[0].is_meta
     assert report.layers[0].relative_errors == ()
     with pytest.raises(
-        KsgenError, match=r"blocks\.0\.mlp\.down is on the meta device, so that it has no weights; accepted: from_weights=False"
+        KsgenError,
+        match=r"blocks\.0\.mlp\.down is on the meta device, so that it has no weights; accepted: from_weights=False",
     ):
         convert(model, {"down": DOWN})  # fmt: skip
 
@@ -172,11 +175,17 @@ def test_a_spec_and_its_path(tmp_path: Path) -> None:
 def test_a_specs_layer_has_its_options(tmp_path: Path) -> None:
     square, model = "[[2, 3, 12, 1], [1, 12, 3, 2]]", blocks()
     spec = parse(f"layers: {{qkv: {{group: [{square}, {square}, {square}], between: relu, fuse: no}}}}")
-    with pytest.raises(KsgenError, match=r"qkv: between='relu', with which no layer is near a matrix; accepted: from_weights=False"):
+    with pytest.raises(
+        KsgenError, match=r"qkv: between='relu', with which no layer is near a matrix; accepted: from_weights=False"
+    ):
         convert(model, spec)
     convert(model, spec, from_weights=False)
     assert {(part.between, part.fuse) for block in model["blocks"] for part in block.qkv} == {("relu", "no")}
-    convert(turned := blocks(), parse(f"layers: {{down: {{chain: {[list(each) for each in DOWN]}, out_layout: bsl}}}}"), from_weights=False)
+    convert(
+        turned := blocks(),
+        parse(f"layers: {{down: {{chain: {[list(each) for each in DOWN]}, out_layout: bsl}}}}"),
+        from_weights=False,
+    )
     assert {each.out_layout for each in turned.modules() if isinstance(each, KSLinear)} == {"bsl"}
     back = parse(f"layers: {{down: {{chain: {[list(each) for each in DOWN]}, layout: bsl, out_layout: bsf}}}}")
     with pytest.raises(SpecError, match="layer down: layout=bsl with out_layout; accepted: layout=bsf"):
@@ -197,7 +206,9 @@ def test_a_module_with_two_names_stays_one() -> None:
     model = nn.ModuleDict({"first": shared, "second": shared})
     convert(model, {"first": UP, "second": UP})
     assert model["first"] is model["second"]
-    with pytest.raises(KsgenError, match=r"first\.weight is tied to second\.weight; untie it, or leave first out of the rule"):
+    with pytest.raises(
+        KsgenError, match=r"first\.weight is tied to second\.weight; untie it, or leave first out of the rule"
+    ):
         convert(nn.ModuleDict({"first": shared, "second": shared}), {"first": UP})
 
 
@@ -210,14 +221,30 @@ def tied() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "rule", "message"),
     [
-        (blocks, {"up": DOWN}, "blocks.0.mlp.up takes 24 features and gives 96; 6,4,16,1 then 1,8,8,3 would take 96 and give 24"),
-        (blocks, {"qkv": RuleEntry(SQUARE, 2)}, "blocks.0.qkv takes 24 features and gives 72; 2 side by side of 2,3,12,1"),
-        (blocks, {"up": UP, "upp": UP}, "rule 'upp' names no layer of the model; its layers: ['blocks.0.qkv', 'blocks.0.mlp.up'"),
+        (
+            blocks,
+            {"up": DOWN},
+            "blocks.0.mlp.up takes 24 features and gives 96; 6,4,16,1 then 1,8,8,3 would take 96 and give 24",
+        ),
+        (
+            blocks,
+            {"qkv": RuleEntry(SQUARE, 2)},
+            "blocks.0.qkv takes 24 features and gives 72; 2 side by side of 2,3,12,1",
+        ),
+        (
+            blocks,
+            {"up": UP, "upp": UP},
+            "rule 'upp' names no layer of the model; its layers: ['blocks.0.qkv', 'blocks.0.mlp.up'",
+        ),
         (blocks, {}, "rule={}; accepted: a mapping of names to chains, or a spec with layers"),
         (blocks, {"up": "6,4,4"}, "'6,4,4' is not a pattern; accepted: whole numbers a,b,c,d"),
         (tied, {"up": UP}, "up.weight is tied to embedding.weight; untie it, or leave up out of the rule"),
         (lambda: nn.Linear(24, 96), {"*": UP}, "the model is a single layer, which cannot be replaced in place"),
-        (lambda: nn.MultiheadAttention(24, 2), {"out_proj": SQUARE}, "out_proj is a NonDynamicallyQuantizableLinear, which its owner may"),
+        (
+            lambda: nn.MultiheadAttention(24, 2),
+            {"out_proj": SQUARE},
+            "out_proj is a NonDynamicallyQuantizableLinear, which its owner may",
+        ),
     ],
 )
 def test_mistakes_change_nothing(make: Callable[[], nn.Module], rule: Any, message: str) -> None:
@@ -244,11 +271,16 @@ def test_with_a_budget_every_layer_gets_a_chain_of_its_own(monkeypatch: pytest.M
     nearest = propose(24, 96, budget=0.6, weight=torch.randn(96, 24), device="cpu")
     assert found["blocks.1.mlp.up"].chain in [each.chain for each in nearest.looked_at]
     assert isinstance(model["tied"], nn.Linear)
-    assert [layer.name for layer in convert(blocks(1), ["up"], budget=0.5, from_weights=False).layers] == ["blocks.0.mlp.up"]
+    assert [layer.name for layer in convert(blocks(1), ["up"], budget=0.5, from_weights=False).layers] == [
+        "blocks.0.mlp.up"
+    ]
 
 
 def offers(monkeypatch: pytest.MonkeyPatch, dense_us: float | None, *chains: tuple[float | None, float]) -> list[Chain]:
-    """Let chains of 24 -> 96 features be offered with these times of a training step and errors. Nothing but them decides."""
+    """Let chains of 24 -> 96 features be offered with these times of a training step and errors.
+
+    Nothing but them decides.
+    """
     known = [Chain((Pattern(1, rank, 24, 1), Pattern(1, 96, rank, 1))) for rank in range(1, len(chains) + 1)]
     made = tuple(Proposal("", chain, 1.0, step_us=us) for chain, (us, _) in zip(known, chains, strict=True))
     errors = dict(zip(known, (error for _, error in chains), strict=True))
@@ -282,7 +314,9 @@ def test_a_chain_that_is_slower_than_the_dense_layer_is_not_factorized(monkeypat
     known = offers(monkeypatch, 10.0, (11.0, 0.1), (9.0, 0.2), (8.0, 0.3))
     module, asked, shapes = import_module("ksgen.torch.convert"), list[Chain](), list[tuple[int, int]]()
     errors, own = module.errors_of, module.propose
-    monkeypatch.setattr(module, "errors_of", lambda weight, chains, advance: asked.extend(chains) or errors(weight, chains, advance))
+    monkeypatch.setattr(
+        module, "errors_of", lambda weight, chains, advance: asked.extend(chains) or errors(weight, chains, advance)
+    )
     monkeypatch.setattr(module, "propose", lambda *shape, **options: shapes.append(shape) or own(*shape, **options))
     convert(blocks(2), ["up"], budget=0.5)
     assert asked == known[1:] * 2
@@ -328,7 +362,17 @@ class WithHead(nn.Module):
 
 def test_heads_embeddings_and_few_outputs_stay_dense_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     offers(monkeypatch, 10.0, (9.0, 0.1))
-    dense = ["head", "lm_head", "classifier", "score", "patch_embed", "to_patch_embedding", "embeddings", "fc", "classification_head"]
+    dense = [
+        "head",
+        "lm_head",
+        "classifier",
+        "score",
+        "patch_embed",
+        "to_patch_embedding",
+        "embeddings",
+        "fc",
+        "classification_head",
+    ]
     sparse = ["up", "multi_head", "embedder", "fc1", "c_fc", "heads", "headline", "scores"]
     model = nn.ModuleDict({name: nn.ModuleDict({"1": nn.Linear(24, 96)}) for name in dense[:-2] + sparse})
     model.update({name: nn.Linear(24, 96) for name in dense[-2:]})
@@ -351,12 +395,16 @@ def named_by(model: nn.Module, monkeypatch: pytest.MonkeyPatch, names: list[str]
 
 
 def test_a_model_of_heads_alone_is_refused() -> None:
-    with pytest.raises(SpecError, match="heads, embeddings and those with at most 16 outputs; accepted: a list of names"):
+    with pytest.raises(
+        SpecError, match="heads, embeddings and those with at most 16 outputs; accepted: a list of names"
+    ):
         convert(nn.ModuleDict({"head": nn.Linear(24, 96), "few": nn.Linear(24, 4)}), budget=0.5)
 
 
 @pytest.mark.parametrize(("are_alike", "count"), [(True, 1), (False, 3)])
-def test_a_budget_makes_one_chain_or_three_of_q_k_and_v(are_alike: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_makes_one_chain_or_three_of_q_k_and_v(
+    are_alike: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The budget fits one chain for weights of rank 6 together, and three chains for weights of rank 4 each."""
     monkeypatch.setenv("KSGEN_DEVICE", "no such device")
     torch.manual_seed(0)

@@ -89,7 +89,9 @@ def test_two_factors_are_the_nearest(shapes: list[tuple[int, int, int, int]]) ->
     matrix = random_matrix(chain)
     found = factorize(matrix, chain)
     assert found.relative_error == pytest.approx(least_error(matrix.numpy(), *chain), abs=1e-12)
-    assert found.relative_error == pytest.approx(float(np.linalg.norm(matrix.numpy() - dense_product(found)) / matrix.norm()), abs=1e-12)
+    assert found.relative_error == pytest.approx(
+        float(np.linalg.norm(matrix.numpy() - dense_product(found)) / matrix.norm()), abs=1e-12
+    )
     assert (found.method, found.bound, found.least_error) == ("projection", 1.0, found.relative_error)
     assert factorize(matrix.float(), shapes).relative_error == pytest.approx(found.relative_error, abs=1e-6)
 
@@ -136,7 +138,9 @@ def test_a_chain_without_guarantee_is_named_and_refined() -> None:
 
 
 def test_what_no_product_of_a_chain_that_is_not_chainable_can_do_is_said() -> None:
-    """All pass six features: at best the error of rank 6, here to the digit, as the matrix is a product but for what has other ranks."""
+    """All pass six features: at best the error of rank 6, here to the digit, as the matrix is a product but for what
+    has other ranks.
+    """
     chain = chain_of(NARROW)
     matrix = random_product(chain, torch.float64)
     columns, lengths, rows = torch.linalg.svd(matrix)
@@ -145,7 +149,9 @@ def test_what_no_product_of_a_chain_that_is_not_chainable_can_do_is_said() -> No
     assert not chain.is_chainable
     assert found.least_error == pytest.approx(float(lengths[6:].norm() / noisy.norm()), rel=1e-9)
     assert found.bound == found.relative_error / found.least_error
-    assert found.guarantee.startswith("no guarantee, as the chain is not chainable; no product of its factors has an error below 0.")
+    assert found.guarantee.startswith(
+        "no guarantee, as the chain is not chainable; no product of its factors has an error below 0."
+    )
 
 
 @pytest.mark.parametrize("features", [64, 256, pytest.param(1024, marks=pytest.mark.slow)])
@@ -169,7 +175,10 @@ def test_values_at_both_ends_of_their_type(chain: Chain, dtype: "torch.dtype", e
         assert found.relative_error < 5e-7
         assert all(each.isfinite().all() for each in found.weights)
         assert (
-            relative_error(usual, [each * 2.0 ** (-power / len(chain) / 2) * 2.0 ** (-power / len(chain) / 2) for each in found.weights])
+            relative_error(
+                usual,
+                [each * 2.0 ** (-power / len(chain) / 2) * 2.0 ** (-power / len(chain) / 2) for each in found.weights],
+            )
             < 5e-7
         )
 
@@ -269,11 +278,15 @@ def test_a_gpu_finds_what_the_processor_does(chain: Chain, dtype: "torch.dtype")
     ("weight", "options", "message"),
     [
         (np.ones((384, 1536)), {}, "factorize: weight is ndarray; accepted: a torch.Tensor"),
-        (torch.ones(384, 1536, dtype=torch.int32), {}, "factorize: weight is torch.int32; accepted: a torch.Tensor of real"),
-        (torch.ones(1536, 384), {}, "weight has shape (1536, 384); 6,64,256,1 then 1,128,128,3 wants (out_features, in_features) = (384"),
+        (torch.ones(384, 1536, dtype=torch.int32), {}, "factorize: weight is torch.int32; accepted: a torch.Tensor of "
+                                                       "real"),
+        (torch.ones(1536, 384), {}, "weight has shape (1536, 384); 6,64,256,1 then 1,128,128,3 wants (out_features, "
+                                    "in_features) = (384"),
         (torch.ones(384, 1536), {"refine": -1}, "refine=-1; accepted: a number of steps, from 0 up"),
-        (torch.ones(384, 1536).to_sparse(), {}, "factorize: weight is a torch.sparse_coo tensor; accepted: a dense one"),
-        (torch.ones(384, 1536, device="meta"), {}, "factorize: weight is on the meta device, so that it has no values; accepted:"),
+        (torch.ones(384, 1536).to_sparse(), {},
+            "factorize: weight is a torch.sparse_coo tensor; accepted: a dense one"),
+        (torch.ones(384, 1536, device="meta"), {}, "factorize: weight is on the meta device, so that it has no "
+                                                   "values; accepted:"),
         (torch.full((384, 1536), torch.nan), {}, "weight[0, 0]=nan; accepted: finite numbers"),
     ],
 )  # fmt: skip
@@ -286,4 +299,6 @@ def test_mistakes(weight: object, options: dict[str, int], message: str) -> None
 def test_seconds_that_others_took_are_marked() -> None:
     found = Factorization(chain_of([(1, 4, 4, 1)]), (), 0.25, 0.25, 1.0, "projection", "none", 0.5)
     assert str(found) == "1,4,4,1: relative error 0.25 by projection in 0.5 s; none"
-    assert " in 0.5 s? (others took 60% of the processors); " in str(replace(found, doubt="others took 60% of the processors"))
+    assert " in 0.5 s? (others took 60% of the processors); " in str(
+        replace(found, doubt="others took 60% of the processors")
+    )

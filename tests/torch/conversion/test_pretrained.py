@@ -1,4 +1,6 @@
-"""Models of transformers: converted, initialised, saved by save_pretrained, and loaded by from_pretrained in a fresh process."""
+"""Models of transformers: converted, initialised, saved by save_pretrained, and loaded by from_pretrained in a fresh
+process.
+"""
 
 import copy
 import json
@@ -25,14 +27,21 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 def t5() -> Any:
     torch.manual_seed(0)
-    config = transformers.T5Config(vocab_size=50, d_model=24, d_kv=12, d_ff=96, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    config = transformers.T5Config(
+        vocab_size=50, d_model=24, d_kv=12, d_ff=96, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
     return transformers.T5ForConditionalGeneration(config).eval()
 
 
 def bert() -> Any:
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=96, initializer_range=0.3
+        vocab_size=50,
+        hidden_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=96,
+        initializer_range=0.3,
     )
     return transformers.BertForSequenceClassification(config).eval()
 
@@ -61,7 +70,9 @@ def test_weights_in_eight_bits_are_not_drawn_anew_where_they_are_loaded(tmp_path
     convert(model, BERT_RULE)
     ksgen.torch.quantize(model, "int8", names=["*.intermediate.dense"])
     model.save_pretrained(tmp_path)
-    with pytest.raises(SpecError, match=r"intermediate.dense had weights in 'int8', which are not read back; save a model before"):
+    with pytest.raises(
+        SpecError, match=r"intermediate.dense had weights in 'int8', which are not read back; save a model before"
+    ):
         type(model).from_pretrained(tmp_path)
 
 
@@ -112,9 +123,14 @@ def test_a_loaded_model_is_like_any_other(tmp_path: Path) -> None:
     assert not getattr(again, "is_quantized", False)
     assert copy.deepcopy(again).half().float().dtype == torch.float32
     again.save_pretrained(tmp_path / "second")
-    rules = [json.loads((tmp_path / name / "config.json").read_text())["quantization_config"] for name in ("first", "second")]
+    rules = [
+        json.loads((tmp_path / name / "config.json").read_text())["quantization_config"] for name in ("first", "second")
+    ]
     assert rules[0] == rules[1]
-    assert rules[0]["layers"]["bert.encoder.layer.0.intermediate.dense"] == {"chain": ["6,4,4,1", "1,48,12,2"], "backend": "bmm"}
+    assert rules[0]["layers"]["bert.encoder.layer.0.intermediate.dense"] == {
+        "chain": ["6,4,4,1", "1,48,12,2"],
+        "backend": "bmm",
+    }
     torch.testing.assert_close(logits_of(type(model).from_pretrained(tmp_path / "second").eval()), logits_of(model))
 
 
@@ -126,13 +142,17 @@ def test_with_a_head_or_without(tmp_path: Path) -> None:
     expected = model.bert(IDS).last_hidden_state
     torch.testing.assert_close(body(IDS).last_hidden_state, expected)
     body.save_pretrained(tmp_path / "body")
-    torch.testing.assert_close(type(model).from_pretrained(tmp_path / "body").eval().bert(IDS).last_hidden_state, expected)
+    torch.testing.assert_close(
+        type(model).from_pretrained(tmp_path / "body").eval().bert(IDS).last_hidden_state, expected
+    )
 
 
 def test_a_quantized_model_has_no_place_for_the_rule() -> None:
     model = bert()
     model.config.quantization_config = {"quant_method": "gptq"}
-    with pytest.raises(SpecError, match=r"the model is quantized by gptq, and its config\.json has no place for the rule"):
+    with pytest.raises(
+        SpecError, match=r"the model is quantized by gptq, and its config\.json has no place for the rule"
+    ):
         convert(model, BERT_RULE)
     assert not any(isinstance(module, KSLinear) for module in model.modules())
 
@@ -144,7 +164,9 @@ def test_it_trains_in_the_trainer(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)
     rows = [{"input_ids": IDS[0], "labels": torch.tensor(1)} for _ in range(4)]
-    options = transformers.TrainingArguments(output_dir=str(tmp_path), max_steps=2, report_to=[], save_strategy="no", use_cpu=True)
+    options = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, report_to=[], save_strategy="no", use_cpu=True
+    )
     before = again.bert.encoder.layer[0].intermediate.dense.weights[0].clone()
     transformers.Trainer(model=again, args=options, train_dataset=rows).train()
     assert not again.bert.encoder.layer[0].intermediate.dense.weights[0].equal(before)

@@ -26,7 +26,9 @@ class Terminal:
         pass
 
 
-@pytest.mark.parametrize(("is_wanted", "is_terminal", "is_shown"), [(True, True, True), (True, False, False), (False, True, False)])
+@pytest.mark.parametrize(
+    ("is_wanted", "is_terminal", "is_shown"), [(True, True, True), (True, False, False), (False, True, False)]
+)
 def test_a_bar_is_shown_where_it_is_wanted_and_can_be_seen(
     is_wanted: bool, is_terminal: bool, is_shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

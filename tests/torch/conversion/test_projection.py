@@ -46,7 +46,12 @@ def test_the_support_of_a_product_is_where_it_is_not_zero() -> None:
 
 @pytest.mark.parametrize(
     ("left", "right"),
-    [((2, 4, 3, 3), (6, 3, 2, 1)), ((6, 5, 2, 2), (4, 2, 3, 3)), ((1, 2, 2, 3), (6, 1, 4, 1)), ((4, 2, 3, 6), (6, 3, 2, 4))],
+    [
+        ((2, 4, 3, 3), (6, 3, 2, 1)),
+        ((6, 5, 2, 2), (4, 2, 3, 3)),
+        ((1, 2, 2, 3), (6, 1, 4, 1)),
+        ((4, 2, 3, 6), (6, 3, 2, 4)),
+    ],
 )
 def test_of_any_pair_the_support_holds_the_products(left: tuple[int, ...], right: tuple[int, ...]) -> None:
     whole = product_of([torch.ones(right), torch.ones(left)]) != 0
@@ -65,7 +70,8 @@ def test_no_product_has_an_error_below_the_least() -> None:
     least = least_squared_error(product + noise, chain)
     assert 0 < least < float(noise.square().sum())
     assert least_squared_error(product, chain) < 1e-20
-    narrow_late = Chain((Pattern(6, 4, 4, 1), Pattern(6, 1, 4, 1), Pattern(2, 12, 3, 1)))  # nothing is lost before the second
+    # nothing is lost before the second
+    narrow_late = Chain((Pattern(6, 4, 4, 1), Pattern(6, 1, 4, 1), Pattern(2, 12, 3, 1)))
     ways = Chain((Pattern(6, 4, 4, 1), Pattern(2, 12, 12, 1))), Chain((Pattern(6, 1, 4, 1), Pattern(2, 12, 3, 1)))
     least = [project(noise, way, lambda: None)[1][0] for way in ways]
     assert least_squared_error(noise, narrow_late) == pytest.approx(least[1])

@@ -57,7 +57,10 @@ def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(layers: list[Any], x: torch.Tensor) -> list[tuple[float, str]]:
         asked.append((type(layers[0]).__name__, [layer.chain for layer in layers[1:]], tuple(x.shape), x.dtype))
         assert all(layer.is_frozen and layer(x).shape == (3, 80) for layer in layers[1:])
-        return [(float(len(layers) - place), "others took 50% of the processors" * (place == 1)) for place in range(len(layers))]
+        return [
+            (float(len(layers) - place), "others took 50% of the processors" * (place == 1))
+            for place in range(len(layers))
+        ]
 
     monkeypatch.setattr(import_module("ksgen.torch.propose"), "measured_us", measured)
     monkeypatch.setenv("KSGEN_DEVICE", "no such device")  # PyTorch's own products
@@ -97,8 +100,14 @@ def test_the_table() -> None:
         ({"most": 0}, "most=0; accepted: a whole number from 1 up, of chains of a family"),
         ({"batch": 0}, "batch=0; accepted: a whole number from 1 up"),
         ({"precision": "fp16"}, "precision='fp16'"),
-        ({"measure": True}, "measure=True with device='sm_80', which is a target; accepted: a device of this machine, such as cpu"),
-        ({"weight": torch.ones(96, 80)}, "propose: weight has shape (96, 80); (out_features, in_features) = (80, 96) is needed"),
+        (
+            {"measure": True},
+            "measure=True with device='sm_80', which is a target; accepted: a device of this machine, such as cpu",
+        ),
+        (
+            {"weight": torch.ones(96, 80)},
+            "propose: weight has shape (96, 80); (out_features, in_features) = (80, 96) is needed",
+        ),
         ({"weight": [1.0]}, "propose: weight is list; accepted: a torch.Tensor"),
     ],
     ids=str,

@@ -50,8 +50,13 @@ def test_a_models_layers_are_replaced_and_groups_go_on() -> None:
     assert report.bytes[1] < report.bytes[0] / 2
     assert all(0 < each.error < 0.02 for each in report.layers)
     assert "error of y" in str(report)
-    assert str(report).endswith(f"3 layers in int8, a scale per output: {report.bytes[0]:,} bytes became {report.bytes[1]:,}.")
-    assert repr(report) == f"QuantizedReport(3 layers in int8, {report.bytes[0]:,} bytes before and {report.bytes[1]:,} after)"
+    assert str(report).endswith(
+        f"3 layers in int8, a scale per output: {report.bytes[0]:,} bytes became {report.bytes[1]:,}."
+    )
+    assert (
+        repr(report)
+        == f"QuantizedReport(3 layers in int8, {report.bytes[0]:,} bytes before and {report.bytes[1]:,} after)"
+    )
     assert "1. 6,8,6,1: int8 weights" in model[2].explain(1)
 
 
@@ -77,7 +82,9 @@ def test_names_say_which_layers() -> None:
     ):
         with pytest.raises(SpecError, match=message):
             quantize(model, "int8", **options)
-    with pytest.raises(SpecError, match=r"the model is a single layer, which cannot be replaced in place; use KSLinear\.quantize"):
+    with pytest.raises(
+        SpecError, match=r"the model is a single layer, which cannot be replaced in place; use KSLinear\.quantize"
+    ):
         quantize(KSLinear(CHAIN), "int8")
     with pytest.raises(SpecError, match=r"model='model'; accepted: a torch\.nn\.Module"):
         quantize("model", "int8")
@@ -103,11 +110,21 @@ def test_nothing_is_changed_where_inputs_miss_a_layer() -> None:
 @pytest.mark.parametrize(
     ("storage", "inputs", "message"),
     [
-        ("bfloat16", torch.ones(2, 48), "inputs were given with storage=bfloat16, which has no scales; accepted: a model without inputs"),
-        ("int8", torch.full((2, 48), torch.nan), "layer 0: x holds numbers that are not finite; accepted: inputs as the layer meets them"),
+        (
+            "bfloat16",
+            torch.ones(2, 48),
+            "inputs were given with storage=bfloat16, which has no scales; accepted: a model without inputs",
+        ),
+        (
+            "int8",
+            torch.full((2, 48), torch.nan),
+            "layer 0: x holds numbers that are not finite; accepted: inputs as the layer meets them",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_models_inputs_is_told_in_the_users_words(storage: str, inputs: Tensor, message: str) -> None:
+def test_what_is_wrong_with_a_models_inputs_is_told_in_the_users_words(
+    storage: str, inputs: Tensor, message: str
+) -> None:
     model = nn.Sequential(KSLinear(CHAIN))
     with pytest.raises(KsgenError, match=f"^{message}$"):
         quantize(model, storage, inputs=inputs)

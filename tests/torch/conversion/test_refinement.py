@@ -14,7 +14,9 @@ CHAIN = Chain((Pattern(2, 3, 4, 1), Pattern(1, 4, 3, 2)))
 def test_a_product_is_the_dense_matrix_of_its_factors() -> None:
     for chain in (CHAIN, Chain((Pattern(6, 1, 4, 1), Pattern(1, 2, 2, 3), Pattern(2, 12, 3, 1))), square_dyadic(8)):
         weights = [torch.randn(pattern.shape, dtype=torch.float64) for pattern in chain]
-        dense = [torch.from_numpy(to_dense(pattern, each.numpy())) for pattern, each in zip(chain, weights, strict=True)]
+        dense = [
+            torch.from_numpy(to_dense(pattern, each.numpy())) for pattern, each in zip(chain, weights, strict=True)
+        ]
         torch.testing.assert_close(product_of(weights), torch.linalg.multi_dot(dense[::-1]))
 
 

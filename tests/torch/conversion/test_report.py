@@ -32,7 +32,11 @@ def test_layers_that_differ_only_in_a_number_share_a_row() -> None:
         replaced("blocks.0.fc2"),
         replaced("head", count=3, has_errors=False),
     )
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in str(Report(layers, (1000, 500))).splitlines() if "│" in line]
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in str(Report(layers, (1000, 500))).splitlines()
+        if "│" in line
+    ]
     assert [row[:5] for row in rows] == [
         ["blocks.*.up", "x 2", str(CHAIN), "96", "75.0%"],
         ["blocks.0.fc1", "x 1", str(CHAIN), "48", "75.0%"],  # the digit is a part of its name
@@ -42,5 +46,6 @@ def test_layers_that_differ_only_in_a_number_share_a_row() -> None:
     error = f"{layers[0].relative_errors[0]:.3f}"
     assert [row[5:] for row in rows] == [[error, error]] * 3 + [["drawn", ""]]
     assert str(Report(layers, (1000, 500))).endswith(
-        "5 layers replaced: 1,000 parameters became 500 in the whole model, and 896 operations a row 672 in these layers."
+        "5 layers replaced: 1,000 parameters became 500 in the whole model, and 896 operations a row 672 in these "
+        "layers."
     )

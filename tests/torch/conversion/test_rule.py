@@ -42,7 +42,10 @@ def converted() -> nn.Module:
 
 def test_what_a_rule_says(tmp_path: Path) -> None:
     model = converted()
-    assert rule_of(model) == {"0": RuleEntry(SQUARE, 3), "2.0": RuleEntry(UP, 1, {"backend": "einsum", "activation": "gelu"})}
+    assert rule_of(model) == {
+        "0": RuleEntry(SQUARE, 3),
+        "2.0": RuleEntry(UP, 1, {"backend": "einsum", "activation": "gelu"}),
+    }
     save_rule(model, tmp_path / "rule.json")
     assert json.loads((tmp_path / "rule.json").read_text()) == {
         "layers": {
@@ -112,7 +115,9 @@ def test_a_fresh_process_gives_the_same_back(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "state.pt")
     torch.save((x, model(x).detach()), tmp_path / "xy.pt")
     save_rule(model, tmp_path / "rule.json")
-    done = subprocess.run([sys.executable, "-c", FRESH, str(tmp_path), *kinds], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, str(tmp_path), *kinds], capture_output=True, text=True, cwd=ROOT
+    )
     assert (done.stdout.splitlines(), done.returncode) == ([f"{kind} True" for kind in kinds], 0), done.stderr
 
 
@@ -127,7 +132,10 @@ def test_a_fresh_process_gives_the_same_back(tmp_path: Path) -> None:
         ),
         ('{"layers": {"0": {"chain": ["6,4,4"]}}}', r"rule\.json: 0: '6,4,4' is not a pattern"),
         ('{"layers": {"0": {"chain": []}}}', r"rule\.json: 0: factors=\[\]; accepted: one Pattern or more"),
-        ('{"layers": {"0": {"chain": ["6,4,4,1"], "count": 0}}}', r"rule\.json: 0: count=0; accepted: a whole number of at least 1"),
+        (
+            '{"layers": {"0": {"chain": ["6,4,4,1"], "count": 0}}}',
+            r"rule\.json: 0: count=0; accepted: a whole number of at least 1",
+        ),
     ],
 )
 def test_what_is_no_rule_is_refused(content: str, message: str, tmp_path: Path) -> None:

@@ -41,10 +41,14 @@ def test_of_a_target_the_model_predicts_each_factor_and_all_in_one_launch() -> N
     step += sum(expected(KernelSpec(pattern, job="gradient")) for pattern in CHAIN)
     assert clock.step_us(CHAIN, "float32", 25088) == pytest.approx(step)
     whole = dense(384, 384)
-    assert clock.dense_step_us(whole, "float32", 25088) == pytest.approx(3 * (clock.dense_us(whole, "float32", 25088) or 0))
+    assert clock.dense_step_us(whole, "float32", 25088) == pytest.approx(
+        3 * (clock.dense_us(whole, "float32", 25088) or 0)
+    )
     assert (clock.where, clock.is_processor) == (None, False)
     assert clock.by == "the cost model, for A100 (sm_80)"
-    assert clock.dense_us(dense(384, 384), "float32", 25088) == pytest.approx(2e6 * 384 * 384 * 25088 / (2 * 64 * 108 * 1.41e9))
+    assert clock.dense_us(dense(384, 384), "float32", 25088) == pytest.approx(
+        2e6 * 384 * 384 * 25088 / (2 * 64 * 108 * 1.41e9)
+    )
 
 
 def test_of_a_processor_by_its_measured_rates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +84,10 @@ def test_of_a_processor_by_its_measured_rates(monkeypatch: pytest.MonkeyPatch) -
 def test_a_training_step_writes_and_reads_wide_intermediates() -> None:
     """A Monarch product of 384 by 1536 features passes 9,216 on, two factors as in the paper 384."""
     clock = clock_of("sm_80", "float32")
-    wide, narrow = Chain((Pattern(48, 192, 8, 1), Pattern(1, 8, 48, 192))), Chain((Pattern(2, 192, 192, 1), Pattern(1, 192, 48, 8)))
+    wide, narrow = (
+        Chain((Pattern(48, 192, 8, 1), Pattern(1, 8, 48, 192))),
+        Chain((Pattern(2, 192, 192, 1), Pattern(1, 192, 48, 8))),
+    )
     assert wide[0].out_features == 24 * narrow[0].out_features
     assert clock.step_us(narrow, "float32", 25088) < clock.dense_step_us(dense(384, 1536), "float32", 25088)
     assert clock.step_us(wide, "float32", 25088) > 2 * clock.step_us(narrow, "float32", 25088)
@@ -114,7 +121,8 @@ def test_layers_take_turns_without_gradients(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(trust, "Watch", lambda: SimpleNamespace(look=lambda: None, has_looked=True, shares=[0.5]))
     monkeypatch.setattr(trust, "MOST_RUNS", 1)
     monkeypatch.setattr(trust, "MOST_SECONDS", 2.0)
-    seconds = {"a": iter([1000.0] * 3 + [1.0] * 10**4), "b": iter([1000.0] * 3 + [2.0] * 10**4)}  # the first runs warm up
+    # the first runs warm up
+    seconds = {"a": iter([1000.0] * 3 + [1.0] * 10**4), "b": iter([1000.0] * 3 + [2.0] * 10**4)}
     monkeypatch.setattr(times, "_on_processor", lambda layer, x: (layer(x), next(seconds[layer.name]))[1])
     clock = count()  # a second per look
     monkeypatch.setattr(trust, "monotonic", lambda: float(next(clock)))

@@ -48,6 +48,8 @@ def test_ways_to_split_come_last() -> None:
 
 def test_on_a_processor_it_says_what_was_asked_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     use_kernels(monkeypatch)
-    told = {fuse: KSLinear(UP, fuse=fuse, backend="ksgen").explain(10).splitlines()[0] for fuse in ("auto", "yes", "no")}
+    told = {
+        fuse: KSLinear(UP, fuse=fuse, backend="ksgen").explain(10).splitlines()[0] for fuse in ("auto", "yes", "no")
+    }
     assert told.pop("auto").startswith("6,64,64,1: ")
     assert told == {"yes": "one launch: fuse='yes'", "no": "one launch per factor: fuse='no'"}

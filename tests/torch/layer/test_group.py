@@ -69,7 +69,11 @@ def test_values_are_those_of_each_alone(launched: list[int], layout: str, bias: 
     together = KSLinear.group(own)
     assert isinstance(together, KSLinears)
     with torch.no_grad():
-        for x in (rows(MANY, layout=layout), rows(6, 20, layout=layout), rows(3, 40, layout=layout).clone()[..., :] * 2):
+        for x in (
+            rows(MANY, layout=layout),
+            rows(6, 20, layout=layout),
+            rows(3, 40, layout=layout).clone()[..., :] * 2,
+        ):
             alone = [layer(x) for layer in own]
             for y, wanted in zip(together.parts(x), alone, strict=True):
                 torch.testing.assert_close(y, wanted)
@@ -210,7 +214,9 @@ def test_other_modules_in_a_layers_place() -> None:
     torch.testing.assert_close(together(x), x @ together.to_dense().T)
     together[1] = nn.Sequential(nn.Linear(24, 6), nn.ReLU())
     assert "2. Sequential: no layer of ksgen, called directly" in together.explain(5)
-    with pytest.raises(LaunchError, match="layer 2 of the group is a Sequential, whose matrix is not known; accepted: layers"):
+    with pytest.raises(
+        LaunchError, match="layer 2 of the group is a Sequential, whose matrix is not known; accepted: layers"
+    ):
         together.to_dense()
     assert KSLinears([]).explain() == ""
 
@@ -230,7 +236,10 @@ def test_compiled_and_exported(launched: list[int]) -> None:
 def test_layers_that_are_turned_later_are_refused(launched: list[int]) -> None:
     """The refusal includes shapes that would fit: x with as many rows as features."""
     for transposed in ((1,), (0, 1)):
-        together, x = KSLinear.group([KSLinear([(2, 8, 4, 3)], fuse="yes", backend="ksgen") for _ in range(2)]).eval(), rows(48)
+        together, x = (
+            KSLinear.group([KSLinear([(2, 8, 4, 3)], fuse="yes", backend="ksgen") for _ in range(2)]).eval(),
+            rows(48),
+        )
         together.freeze()
         with torch.no_grad():
             for _ in range(3):
@@ -239,7 +248,9 @@ def test_layers_that_are_turned_later_are_refused(launched: list[int]) -> None:
                 together[number].out_layout = "bsl"
             launched.clear()
             for _ in range(3):
-                with pytest.raises(LaunchError, match="out_layout='bsl' of a layer of a group; accepted: layers without it"):
+                with pytest.raises(
+                    LaunchError, match="out_layout='bsl' of a layer of a group; accepted: layers without it"
+                ):
                     together(x)
                 assert [y.shape for y in together.parts(x)] == [(48, 48)] * 2
                 torch.testing.assert_close(together.parts(x)[1], together[1](x))

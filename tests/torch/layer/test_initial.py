@@ -30,7 +30,9 @@ def dense_of(layer: KSLinear) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex128, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("chain", [GROWING, SHRINKING, square_dyadic(16), monarch(24, 12, 4, 4), [(1, 5, 3, 2)]], ids=str)
+@pytest.mark.parametrize(
+    "chain", [GROWING, SHRINKING, square_dyadic(16), monarch(24, 12, 4, 4), [(1, 5, 3, 2)]], ids=str
+)
 def test_an_orthogonal_product(chain: Any, dtype: Any) -> None:
     torch.manual_seed(0)
     layer = KSLinear(chain, init="orthogonal", dtype=dtype, bias=False)
@@ -51,7 +53,13 @@ def test_draws_of_orthogonal_blocks_have_no_preferred_sign() -> None:
 
 @pytest.mark.parametrize(
     "chain",
-    [square_dyadic(16), GROWING, WIDER, [(1, 12, 24, 2), (6, 4, 4, 1)], deformable_butterfly(24, [(2, 2), (3, 3), (8, 4)])],
+    [
+        square_dyadic(16),
+        GROWING,
+        WIDER,
+        [(1, 12, 24, 2), (6, 4, 4, 1)],
+        deformable_butterfly(24, [(2, 2), (3, 3), (8, 4)]),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex64], ids=str)
@@ -70,7 +78,9 @@ def test_a_fourier_transform_and_its_mirror(n: int) -> None:
     expected = np.fft.fft(np.eye(n), norm="ortho")
     layer = KSLinear(dft.chain, init="fourier", dtype=torch.complex128, bias=False)
     np.testing.assert_allclose(dense_of(layer)[dft.order], expected, atol=1e-14)
-    mirrored = KSLinear([each.transpose for each in reversed(dft.chain.factors)], init="fourier", dtype=torch.complex128)
+    mirrored = KSLinear(
+        [each.transpose for each in reversed(dft.chain.factors)], init="fourier", dtype=torch.complex128
+    )
     np.testing.assert_allclose(dense_of(mirrored)[:, dft.order], expected, atol=1e-14)
     again = KSLinear(monarch(n, n, 2, 2), init="fourier", dtype=torch.complex128)
     even_then_odd = [*range(0, n, 2), *range(1, n, 2)]
@@ -96,18 +106,27 @@ def test_it_is_drawn_again_after_the_meta_device_and_in_converted_models() -> No
             "orthogonal",
             "of 24 -> 4 -> 16 features, whose products have rank 4 at most; accepted: at least 16 features",
         ),
-        (low_rank(24, 16, 4), "identity", "of 24 -> 4 -> 16 features, whose products have rank 4 at most; accepted: at least 16 features"),
+        (
+            low_rank(24, 16, 4),
+            "identity",
+            "of 24 -> 4 -> 16 features, whose products have rank 4 at most; accepted: at least 16 features",
+        ),
         (
             WIDER,
             "orthogonal",
-            "of 24 -> 48 -> 24 features, which grow and shrink, so that .*; accepted: chains whose features only grow or",
+            "of 24 -> 48 -> 24 features, which grow and shrink, so that .*; accepted: chains whose features only grow "
+            "or",
         ),
         (
             "2,3,2,1",
             "identity",
             r"no product of it is nearer than [0-9.]+ \(relative error\); accepted: chains thr",
         ),
-        (["6,4,4,1", "1,8,8,3", "4,12,6,1"], "identity", "of a chain that is not chainable; accepted: chainable ones, or two factors"),
+        (
+            ["6,4,4,1", "1,8,8,3", "4,12,6,1"],
+            "identity",
+            "of a chain that is not chainable; accepted: chainable ones, or two factors",
+        ),
         (square_dyadic(16), "fourier", r"of torch.float32; accepted: dtype=torch.complex64 or torch.complex128$"),
     ],
     ids=str,
@@ -119,7 +138,8 @@ def test_what_a_chain_cannot_be(chain: Any, init: Any, message: str) -> None:
 
 def test_other_mistakes() -> None:
     with pytest.raises(
-        LaunchError, match=r"init='fourier' of another chain; accepted: that of ksgen.transforms.dft, or ksgen.monarch\(n, n"
+        LaunchError,
+        match=r"init='fourier' of another chain; accepted: that of ksgen.transforms.dft, or ksgen.monarch\(n, n",
     ):
         KSLinear([(4, 4, 4, 1), (4, 4, 4, 1)], init="fourier", dtype=torch.complex64)
     with pytest.raises(SpecError, match="init='orthogonl'; did you mean orthogonal"):

@@ -149,9 +149,15 @@ def test_y_in_another_layout(backend: str, layout: str, monkeypatch: pytest.Monk
     use_kernels(monkeypatch)
     other = LAYOUTS[1 - LAYOUTS.index(layout)]
     for chain in ([(2, 9, 5, 3), (1, 4, 18, 3)], [(2, 9, 5, 3)]):
-        options: dict[str, Any] = {"layout": layout, "activation": "gelu", "between": "relu" if len(chain) > 1 else "none"}
+        options: dict[str, Any] = {
+            "layout": layout,
+            "activation": "gelu",
+            "between": "relu" if len(chain) > 1 else "none",
+        }
         plain = KSLinear(chain, backend="bmm", dtype=torch.float64, **options)
-        turned = KSLinear(chain, backend=backend, dtype=torch.float64, out_layout=other, intermediates="recompute", **options)
+        turned = KSLinear(
+            chain, backend=backend, dtype=torch.float64, out_layout=other, intermediates="recompute", **options
+        )
         turned.load_state_dict(plain.state_dict())
         features = turned.out_features
         for shape in ((70,), (5, 7)):
@@ -192,7 +198,9 @@ def test_fuse_says_how_many_launches(is_frozen: bool, monkeypatch: pytest.Monkey
     launched: list[str] = []
     for name in ("launch", "launches"):  # the latter of what is recorded, once, and launched again and again
         own = getattr(Plan, name)
-        monkeypatch.setattr(Plan, name, lambda plan, *given, own=own: launched.append(plan.kernel.job) or own(plan, *given))
+        monkeypatch.setattr(
+            Plan, name, lambda plan, *given, own=own: launched.append(plan.kernel.job) or own(plan, *given)
+        )
     for fuse, batch, job in (("yes", 3, "chain"), ("no", 800, "multiply")):
         layer, x = make(fuse=fuse, backend="ksgen"), torch.randn(batch, 24)
         expected = layer(x)
@@ -214,7 +222,9 @@ def test_so_it_is_of_matrix_tiles(is_frozen: bool, monkeypatch: pytest.MonkeyPat
         launched: list[str] = []
         for name in ("launch", "launches"):
             own = getattr(Plan, name)
-            monkeypatch.setattr(Plan, name, lambda plan, *given, own=own: launched.append(plan.kernel.job) or own(plan, *given))
+            monkeypatch.setattr(
+                Plan, name, lambda plan, *given, own=own: launched.append(plan.kernel.job) or own(plan, *given)
+            )
         x, found = torch.randn(200, 24), []
         for fuse, job in (("yes", "chain"), ("no", "multiply")):
             layer = make(fuse=fuse, backend="ksgen", precision="bf16x6")
@@ -229,7 +239,9 @@ def test_so_it_is_of_matrix_tiles(is_frozen: bool, monkeypatch: pytest.MonkeyPat
 def test_one_launch_that_cannot_be_had_is_an_error() -> None:
     with (
         torch.no_grad(),
-        pytest.raises(LaunchError, match="fuse='yes' of tensors on meta, for which there are no kernels; accepted: fuse="),
+        pytest.raises(
+            LaunchError, match="fuse='yes' of tensors on meta, for which there are no kernels; accepted: fuse="
+        ),
     ):
         make(fuse="yes", device="meta")(torch.empty(3, 24, device="meta"))
 
@@ -285,7 +297,10 @@ def test_options_are_given_by_name() -> None:
 
 def test_types_say_what_is_returned() -> None:
     layer = make()
-    for method, found in ((KSLinear.group, KSLinear.group([layer, layer])), (KSLinear.quantize, layer.quantize("int8"))):
+    for method, found in (
+        (KSLinear.group, KSLinear.group([layer, layer])),
+        (KSLinear.quantize, layer.quantize("int8")),
+    ):
         assert get_type_hints(method)["return"] is type(found)
 
 
@@ -297,7 +312,8 @@ def test_torchscript_compiles_no_layer_and_the_message_says_what_does() -> None:
     layer = make()
     for module in (layer, nn.Sequential(layer), KSLinear.group([layer, layer]), layer.quantize("int8")):
         with pytest.raises(
-            LaunchError, match=r"torch\.jit\.script cannot compile it; accepted: torch\.jit\.trace, torch\.export or torch\.c"
+            LaunchError,
+            match=r"torch\.jit\.script cannot compile it; accepted: torch\.jit\.trace, torch\.export or torch\.c",
         ):
             torch.jit.script(module)
 
@@ -306,7 +322,8 @@ def test_torchscript_compiles_no_layer_and_the_message_says_what_does() -> None:
 def test_muon_trains_matrices_next_to_an_optimizer_of_the_factors() -> None:
     model = nn.Sequential(make(), nn.Linear(24, 24))
     with pytest.raises(
-        ValueError, match=r"Muon only supports 2D parameters whereas we found a parameter with size: torch\.Size\(\[2, 8, 4, 3\]"
+        ValueError,
+        match=r"Muon only supports 2D parameters whereas we found a parameter with size: torch\.Size\(\[2, 8, 4, 3\]",
     ):
         torch.optim.Muon([each for each in model.parameters() if each.ndim > 1])
     before = [each.detach().clone() for each in model.parameters()]
@@ -344,7 +361,10 @@ def test_jagged_tensors_that_do_not_fit() -> None:
     x = torch.nested.nested_tensor([torch.randn(3, 24), torch.randn(5, 24)], layout=torch.jagged)
     with pytest.raises(LaunchError, match=r"x is a jagged tensor, whose features come last; accepted: layout='bsf'"):
         make(layout="bsl")(x)
-    for residual in (torch.randn(8, 24), torch.nested.nested_tensor([torch.randn(4, 24), torch.randn(4, 24)], layout=torch.jagged)):
+    for residual in (
+        torch.randn(8, 24),
+        torch.nested.nested_tensor([torch.randn(4, 24), torch.randn(4, 24)], layout=torch.jagged),
+    ):
         with pytest.raises(LaunchError, match="x is a jagged tensor; accepted: a residual with the same offsets"):
             make()(x, residual)
     with pytest.raises(LaunchError, match=r"got x of shape \(8, 23\)"):
@@ -353,13 +373,26 @@ def test_jagged_tensors_that_do_not_fit() -> None:
 
 def test_jagged_tensors_of_ragged_features() -> None:
     x = torch.nested.nested_tensor([torch.randn(10, 24), torch.randn(14, 24)], layout=torch.jagged).transpose(1, 2)
-    with pytest.raises(LaunchError, match=r"x is jagged in its last dimension, \(2, 24, j\d+\); accepted: features there"):
+    with pytest.raises(
+        LaunchError, match=r"x is jagged in its last dimension, \(2, 24, j\d+\); accepted: features there"
+    ):
         make()(x)
 
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
-    "kind", ["layer", "frozen", "group", "frozen group", "quantized", "residual", "residual of a jagged tensor", "multiply", "factorize"]
+    "kind",
+    [
+        "layer",
+        "frozen",
+        "group",
+        "frozen group",
+        "quantized",
+        "residual",
+        "residual of a jagged tensor",
+        "multiply",
+        "factorize",
+    ],
 )
 def test_strided_nested_tensors_are_refused(kind: str, grad: bool) -> None:
     x, layer = torch.nested.nested_tensor([torch.randn(3, 24), torch.randn(5, 24)]), make().eval()
@@ -374,7 +407,10 @@ def test_strided_nested_tensors_are_refused(kind: str, grad: bool) -> None:
         "multiply": lambda x: multiply(x, layer.weights[0]),
         "factorize": lambda x: factorize(x, CHAIN),
     }
-    message = r"(x|residual|weight) is a nested torch.strided tensor; accepted: a dense one, or torch.nested.nested_tensor\((x|r|w).*jagged"
+    message = (
+        r"(x|residual|weight) is a nested torch.strided tensor; accepted: a dense one, or "
+        r"torch.nested.nested_tensor\((x|r|w).*jagged"
+    )
     if "jagged" in kind:
         message = "x is a jagged tensor; accepted: a residual with the same offsets"
     with torch.set_grad_enabled(grad):
@@ -387,7 +423,9 @@ def test_strided_nested_tensors_are_refused(kind: str, grad: bool) -> None:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("kind", ["layer", "gelu", "between", "bsl", "ksgen", "recompute", "frozen", "group", "frozen group", "quantized"])
+@pytest.mark.parametrize(
+    "kind", ["layer", "gelu", "between", "bsl", "ksgen", "recompute", "frozen", "group", "frozen group", "quantized"]
+)
 def test_a_trace_is_the_same_with_and_without_gradients(kind: str, grad: bool) -> None:
     """`torch.jit.trace` traces twice, the second time without gradients, and compares all that was recorded."""
     options = {
@@ -428,7 +466,9 @@ def test_transforms_of_empty_batches(options: dict[str, Any]) -> None:
     stacked = {name: each.detach()[None][:0] for name, each in state.items()}
     assert func.vmap(of_weights, (0, None))(stacked, several[0]).shape == (0, *several.shape[1:])
     per_sample = func.vmap(func.grad(lambda state, x: of_weights(state, x).sum()), (None, 0))(state, several[:0])
-    assert {name: each.shape[1:] for name, each in per_sample.items()} == {name: each.shape for name, each in state.items()}
+    assert {name: each.shape[1:] for name, each in per_sample.items()} == {
+        name: each.shape for name, each in state.items()
+    }
 
 
 # ---- state, copies, moves
@@ -512,7 +552,8 @@ def test_checkpointing() -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("backend", [name for name in NAMES if name not in ("bsr", "sparse")])  # which PyTorch has in float32 alone
+# which PyTorch has in float32 alone
+@pytest.mark.parametrize("backend", [name for name in NAMES if name not in ("bsr", "sparse")])
 def test_autocast(backend: str) -> None:
     layer, x = make(activation="gelu", backend=backend), x_of()
     expected = copy.deepcopy(layer).to(torch.bfloat16)(x.bfloat16())
@@ -553,7 +594,8 @@ def test_compiled_by_inductor() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("backend", [name for name in NAMES if name not in ("bsr", "sparse")])  # torch.compile makes no sparse tensors
+# torch.compile makes no sparse tensors
+@pytest.mark.parametrize("backend", [name for name in NAMES if name not in ("bsr", "sparse")])
 def test_every_dense_backend_compiles(backend: str) -> None:
     layer, x = make(backend=backend), x_of()
     torch._dynamo.reset()
@@ -591,7 +633,9 @@ except Exception: print("refused")
 import ksgen.torch
 torch.export.load(sys.argv[1])
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "layer.pt2")], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "layer.pt2")], capture_output=True, text=True, cwd=ROOT
+    )
     assert (done.stdout, done.returncode) == ("refused\n", 0), done.stderr
     assert "needs: import ksgen.torch" in done.stderr
 
@@ -616,7 +660,9 @@ def test_a_graph_of_fx_has_the_layer_as_a_leaf() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("layout", "activation"), [("bsf", "gelu"), ("bsl", "silu")])
-def test_onnx_holds_standard_operators(layout: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_holds_standard_operators(
+    layout: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("onnx", reason="pip install -e '.[interop]'")
     pytest.importorskip("onnxscript", reason="pip install -e '.[interop]'")
     runtime = pytest.importorskip("onnxruntime", reason="pip install -e '.[interop]'")
@@ -639,7 +685,11 @@ def test_a_layer_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "bmm, as there are no kernels for tensors on cpu: permute, one batched product, permute back"
     for backend in ("auto", "ksgen"):
         assert make(backend=backend).explain() == f"2,8,4,3: {words}\n4,6,12,1: {words}"
-    assert make(backend="dense").explain().startswith("2,8,4,3: dense, as asked for: a product with the whole matrix, zeros included\n")
+    assert (
+        make(backend="dense")
+        .explain()
+        .startswith("2,8,4,3: dense, as asked for: a product with the whole matrix, zeros included\n")
+    )
 
 
 def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -662,9 +712,19 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("patterns", "options", "kind", "message"),
     [
-        ([(2, 8, 4, 3), (6, 64, 64, 1)], {}, PatternError, "2,8,4,3 gives 48 features and 6,64,64,1, next in the chain, takes 384"),
+        (
+            [(2, 8, 4, 3), (6, 64, 64, 1)],
+            {},
+            PatternError,
+            "2,8,4,3 gives 48 features and 6,64,64,1, next in the chain, takes 384",
+        ),
         ([], {}, PatternError, r"accepted: one Pattern or more"),
-        ([(2, 8, 4)], {}, PatternError, r"factors\[0\]=\(2, 8, 4\); accepted: a Pattern, four numbers \(a, b, c, d\), or text"),
+        (
+            [(2, 8, 4)],
+            {},
+            PatternError,
+            r"factors\[0\]=\(2, 8, 4\); accepted: a Pattern, four numbers \(a, b, c, d\), or text",
+        ),
         ("2,8,4", {}, PatternError, "'2,8,4' is not a pattern; accepted: whole numbers a,b,c,d"),
         ([(2, 0, 4, 3)], {}, PatternError, "b=0; accepted: a whole number from 1"),
         (CHAIN, {"layout": "bfs"}, SpecError, r"layout='bfs'; did you mean bsl\? accepted: bsf, bsl"),
@@ -672,18 +732,45 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
         (CHAIN, {"precision": "tf32x"}, SpecError, "precision='tf32x'; did you mean tf32"),
         (CHAIN, {"activation": "geluu"}, SpecError, "activation='geluu'; did you mean gelu"),
         (CHAIN, {"fuse": "never"}, SpecError, "fuse='never'; accepted: auto, yes, no"),
-        (CHAIN, {"fuse": "yes", "backend": "bmm"}, SpecError, "fuse='yes' with backend='bmm'; only ksgen's kernels have one launch of all"),
+        (
+            CHAIN,
+            {"fuse": "yes", "backend": "bmm"},
+            SpecError,
+            "fuse='yes' with backend='bmm'; only ksgen's kernels have one launch of all",
+        ),
         (CHAIN, {"between": "geluu"}, SpecError, "between='geluu'; did you mean gelu"),
-        (CHAIN[:1], {"between": "relu"}, LaunchError, "between='relu' where there is one factor; accepted: 'none', or two or more"),
-        (CHAIN, {"between": "relu", "dtype": torch.complex64}, SpecError, "between=relu of complex numbers, complex64; accepted: none"),
+        (
+            CHAIN[:1],
+            {"between": "relu"},
+            LaunchError,
+            "between='relu' where there is one factor; accepted: 'none', or two or more",
+        ),
+        (
+            CHAIN,
+            {"between": "relu", "dtype": torch.complex64},
+            SpecError,
+            "between=relu of complex numbers, complex64; accepted: none",
+        ),
         (CHAIN, {"bias": "yes"}, SpecError, "bias='yes'; accepted: True or False"),
         (CHAIN, {"dtype": torch.int64}, LaunchError, "tensors of int64; accepted: float32, float64, float16, bfloat16"),
-        (CHAIN, {"precision": "tf32", "dtype": torch.float16}, LaunchError, "precision='tf32' for tensors of float16; accepted: float16"),
-        (CHAIN, {"precision": "tf32", "backend": "bmm"}, SpecError, "precision='tf32' with backend='bmm'; only ksgen's kernels have it"),
+        (
+            CHAIN,
+            {"precision": "tf32", "dtype": torch.float16},
+            LaunchError,
+            "precision='tf32' for tensors of float16; accepted: float16",
+        ),
+        (
+            CHAIN,
+            {"precision": "tf32", "backend": "bmm"},
+            SpecError,
+            "precision='tf32' with backend='bmm'; only ksgen's kernels have it",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else None,
 )
-def test_what_cannot_be_built_is_refused(patterns: Any, options: dict[str, Any], kind: type[KsgenError], message: str) -> None:
+def test_what_cannot_be_built_is_refused(
+    patterns: Any, options: dict[str, Any], kind: type[KsgenError], message: str
+) -> None:
     with pytest.raises(kind, match=message):
         KSLinear(patterns, **options)
 
@@ -693,13 +780,19 @@ def test_what_does_not_fit_is_refused(backend: str) -> None:
     layer, x = make(backend=backend), x_of()
     with pytest.raises(LaunchError, match=r"got x of shape \(5, 3, 23\); layout bsf wants \(\.\.\., 24\)"):
         layer(x[..., :23])
-    with pytest.raises(LaunchError, match=r"got x of shape \(24, 5, 3\); layout bsf wants \(\.\.\., 24\); that fits layout bsl"):
+    with pytest.raises(
+        LaunchError, match=r"got x of shape \(24, 5, 3\); layout bsf wants \(\.\.\., 24\); that fits layout bsl"
+    ):
         layer(x_of("bsl"))
-    with pytest.raises(LaunchError, match=r"got x of shape \(5, 3, 24\); layout bsl wants \(24, \.\.\.\); that fits layout bsf"):
+    with pytest.raises(
+        LaunchError, match=r"got x of shape \(5, 3, 24\); layout bsl wants \(24, \.\.\.\); that fits layout bsf"
+    ):
         make(backend=backend, layout="bsl")(x)
     with pytest.raises(LaunchError, match=r"got x of shape \(\)"):
         layer(torch.tensor(1.0))
-    with pytest.raises(LaunchError, match=r"got residual of shape \(5, 2, 24\) with x of shape \(5, 3, 24\); \(5, 3, 24\) is needed"):
+    with pytest.raises(
+        LaunchError, match=r"got residual of shape \(5, 2, 24\) with x of shape \(5, 3, 24\); \(5, 3, 24\) is needed"
+    ):
         layer(x, x[:, :2])
     with pytest.raises(LaunchError, match="got x of float64 and weights of float32; give both in one precision"):
         layer(x.double())
@@ -718,16 +811,33 @@ def test_what_does_not_fit_is_refused(backend: str) -> None:
         ({}, "layout", "bfs", r"layout='bfs'; did you mean bsl\? accepted: bsf, bsl"),
         ({}, "out_layout", "x", "out_layout='x'; accepted: bsf, bsl"),
         ({}, "backend", "einsums", "backend='einsums'; did you mean einsum"),
-        ({"precision": "tf32x3"}, "backend", "einsum", "precision='tf32x3' with backend='einsum'; only ksgen's kernels have it"),
-        ({"backend": "bmm"}, "fuse", "yes", "fuse='yes' with backend='bmm'; only ksgen's kernels have one launch of all"),
+        (
+            {"precision": "tf32x3"},
+            "backend",
+            "einsum",
+            "precision='tf32x3' with backend='einsum'; only ksgen's kernels have it",
+        ),
+        (
+            {"backend": "bmm"},
+            "fuse",
+            "yes",
+            "fuse='yes' with backend='bmm'; only ksgen's kernels have one launch of all",
+        ),
         ({}, "intermediates", "drop", "intermediates='drop'; accepted: keep, recompute, auto"),
         ({}, "precision", "tf33", "precision='tf33'; did you mean tf32"),
         ({"dtype": torch.float16}, "precision", "tf32", "precision='tf32' for tensors of float16; accepted: float16"),
-        ({"dtype": torch.complex64}, "activation", "relu", "activation=relu of complex numbers, complex64; accepted: none"),
+        (
+            {"dtype": torch.complex64},
+            "activation",
+            "relu",
+            "activation=relu of complex numbers, complex64; accepted: none",
+        ),
         ({}, "chain", CHAIN[:1], "chain cannot be set; accepted: a new KSLinear"),
     ],
 )
-def test_an_option_that_is_set_later_is_checked_at_once(options: dict[str, Any], name: str, value: Any, message: str) -> None:
+def test_an_option_that_is_set_later_is_checked_at_once(
+    options: dict[str, Any], name: str, value: Any, message: str
+) -> None:
     layer = KSLinear(CHAIN, **options)
     before = getattr(layer, name)
     with pytest.raises(KsgenError, match=message):
@@ -757,7 +867,10 @@ def test_without_pytorch_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", "import ksgen.torch"], env=environment, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: ksgen.torch needs PyTorch 2.4 or later: {install_line('torch')}"
+    assert (
+        done.stderr.splitlines()[-1]
+        == f"ModuleNotFoundError: ksgen.torch needs PyTorch 2.4 or later: {install_line('torch')}"
+    )
     (tmp_path / "torch.py").write_text("class library: pass\n__version__ = '2.3.1'\n")
     done = subprocess.run([sys.executable, "-c", "import ksgen.torch"], env=environment, capture_output=True, text=True)
     assert "ImportError: ksgen.torch needs PyTorch 2.4 or later, and 2.3.1 is installed" in done.stderr

@@ -32,7 +32,9 @@ THREE = chain((4, 3, 2, 2), (1, 5, 8, 3), (1, 4, 5, 3), (4, 5, 3, 1))
         ("KSRowwise", THREE, 4, (0, 2, None, None), chain((1, 3, 2, 2), (1, 5, 2, 3), (1, 4, 5, 3), (4, 5, 3, 1))),
     ],
 )
-def test_the_axes_and_what_each_process_has(name: str, given: Chain, processes: int, axes: tuple[int | None, ...], own: Chain) -> None:
+def test_the_axes_and_what_each_process_has(
+    name: str, given: Chain, processes: int, axes: tuple[int | None, ...], own: Chain
+) -> None:
     found = split(name, given, processes)
     assert (found.axes, found.own) == (axes, own)
     if name != "KSRowwise":
@@ -48,7 +50,8 @@ def test_the_axes_and_what_each_process_has(name: str, given: Chain, processes: 
             "KSBlockwise",
             UP,
             2,
-            "factor 2, 1,768,192,2, along a, and 2 does not divide a=1; no number of processes divides all that it splits",
+            "factor 2, 1,768,192,2, along a, and 2 does not divide a=1; no number of processes divides all that it "
+            "splits",
         ),
         (
             "KSBlockwise",
@@ -56,8 +59,19 @@ def test_the_axes_and_what_each_process_has(name: str, given: Chain, processes: 
             3,
             "factor 1, 8,3,2,5, along a, and 3 does not divide a=8; accepted: 2, 4 processes",
         ),
-        ("KSColwise", UP, 5, "factor 2, 1,768,192,2, along k, and 5 does not divide b=768; accepted: 2, 3, 4, 6, 8, 12, 16, 24 processes"),
-        ("KSRowwise", UP.transpose, 5, "factor 1, 1,192,768,2, along l, and 5 does not divide c=768; accepted: 2, 3, 4,"),
+        (
+            "KSColwise",
+            UP,
+            5,
+            "factor 2, 1,768,192,2, along k, and 5 does not divide b=768; accepted: 2, 3, 4, 6, 8, 12, 16, 24 "
+            "processes",
+        ),
+        (
+            "KSRowwise",
+            UP.transpose,
+            5,
+            "factor 1, 1,192,768,2, along l, and 5 does not divide c=768; accepted: 2, 3, 4,",
+        ),
         ("KSRowwise", UP, 4, "factor 1, 6,64,64,1, along a, and 4 does not divide a=6; accepted: 2, 3, 6 processes"),
         (
             "KSColwise",
@@ -87,7 +101,8 @@ def test_what_does_not_divide_is_refused(name: str, given: Chain, processes: int
             "KSColwise",
             {"asked": ROWS},
             "all-to-all of y, 15.4 kB",
-            "all-to-all of y's gradient, 15.4 kB; all-reduce of x's gradient, 15.4 kB; all-reduce of the gradient of factor 1, 98.3 kB",
+            "all-to-all of y's gradient, 15.4 kB; all-reduce of x's gradient, 15.4 kB; all-reduce of the gradient of "
+            "factor 1, 98.3 kB",
         ),
         ("KSRowwise", {}, "all-reduce of y, 61.4 kB", ""),
         ("KSRowwise", {"given": WHOLE}, "all-reduce of y, 61.4 kB", "all-gather of x's gradient, 7.68 kB"),
@@ -107,7 +122,11 @@ def test_what_is_sent(name: str, lies: dict[str, str], forward: str, backward: s
 
 
 def test_bias_and_residual_come_after_a_sum() -> None:
-    assert [split("KSRowwise", UP, 2, asked=each).finished for each in (WHOLE, ROWS, FEATURES)] == [WHOLE, ROWS, FEATURES]
+    assert [split("KSRowwise", UP, 2, asked=each).finished for each in (WHOLE, ROWS, FEATURES)] == [
+        WHOLE,
+        ROWS,
+        FEATURES,
+    ]
     assert [split("KSColwise", UP, 2, asked=each).finished for each in (WHOLE, ROWS)] == [FEATURES, FEATURES]
     assert split("KSRowwise", UP, 2).style.gives == SUMS
 
@@ -117,10 +136,12 @@ def test_a_layer_explains_how_it_could_be_split() -> None:
     *_, blocks, columns, rows = layer.explain(10, processes=2).splitlines()
     assert blocks.startswith("not KSBlockwise over 2 processes splits factor 2, 1,768,192,2, along a")
     assert columns.startswith(
-        "KSColwise over 2 processes: factor 1 whole, factor 2 along k; each multiplies by 6,64,64,1 then 1,384,192,2, 54%"
+        "KSColwise over 2 processes: factor 1 whole, factor 2 along k; each multiplies by 6,64,64,1 then 1,384,192,2, "
+        "54%"
     )
     assert rows.startswith(
-        "KSRowwise over 2 processes: factor 1 along a, factor 2 along l; each multiplies by 3,64,64,1 then 1,768,96,2, 50%"
+        "KSRowwise over 2 processes: factor 1 along a, factor 2 along l; each multiplies by 3,64,64,1 then "
+        "1,768,96,2, 50%"
     )
     assert "over" not in layer.explain(10)
     three = layer.explain(7, processes=3)

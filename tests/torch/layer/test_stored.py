@@ -46,7 +46,9 @@ def wide_of(made: QuantizedKSLinear) -> KSLinear:
     """A layer with the weights that the values stand for, and nothing else of the quantized one's, in float64."""
     bias = None if made.bias is None else made.bias.double()
     weights = made.dequantized(torch.float64)
-    return KSLinear.from_weights(weights, bias, layout=made.layout, activation=made.activation, between=made.between, backend="bmm")
+    return KSLinear.from_weights(
+        weights, bias, layout=made.layout, activation=made.activation, between=made.between, backend="bmm"
+    )
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
@@ -129,14 +131,23 @@ def test_an_option_that_is_set_later_is_checked_at_once() -> None:
 def test_an_option_of_the_layer_that_it_was_made_of_is_refused() -> None:
     """No code would read the attribute."""
     _, made = layer_of()
-    for name, value in {"out_layout": "bsl", "backend": "strided", "precision": "float16", "intermediates": "recompute"}.items():
-        with pytest.raises(LaunchError, match=f"{name} is no option of it; accepted: layout, activation, between, fuse"):
+    for name, value in {
+        "out_layout": "bsl",
+        "backend": "strided",
+        "precision": "float16",
+        "intermediates": "recompute",
+    }.items():
+        with pytest.raises(
+            LaunchError, match=f"{name} is no option of it; accepted: layout, activation, between, fuse"
+        ):
             setattr(made, name, value)
         assert getattr(made, name, None) != value
 
 
 def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a call is prepared, another thread writes unseen, thaws and calls: what that call leaves behind is never used."""
+    """While a call is prepared, another thread writes unseen, thaws and calls: what that call leaves behind is never
+    used.
+    """
     _, made = layer_of(bias=False)
     x, prepare = torch.randn(4, 48), prepared._prepared
 
@@ -238,7 +249,10 @@ def test_an_activation_between_factors_stays_there(fuse: str) -> None:
             assert relative(made(x), wanted) < 2e-6  # prepared
             assert relative(stored.by_operators(made, x, made.bias, None, False, "float32"), wanted) < 2e-6
     x.requires_grad_()
-    of_x, other = (torch.autograd.grad(layer(x.to(kind)).square().sum(), x)[0] for layer, kind in ((made, x.dtype), (wide, torch.float64)))
+    of_x, other = (
+        torch.autograd.grad(layer(x.to(kind)).square().sum(), x)[0]
+        for layer, kind in ((made, x.dtype), (wide, torch.float64))
+    )
     assert relative(of_x, other) < 1e-5
     assert "between=gelu" in repr(made)
     assert ("with gelu between factors at batch 1" if fuse != "no" else "_gelu at batch 1") in made.explain(1)
@@ -266,7 +280,9 @@ def test_a_write_a_load_and_a_move_are_seen() -> None:
         assert relative(other(x), before) > 0.1
         other.load_state_dict(made.state_dict())
         torch.testing.assert_close(other(x), before, rtol=0, atol=0)
-        with pytest.raises(RuntimeError, match="values_1 is int8, and this layer's float8_e4m3fn; quantize the layer as that one was"):
+        with pytest.raises(
+            RuntimeError, match="values_1 is int8, and this layer's float8_e4m3fn; quantize the layer as that one was"
+        ):
             layer.quantize("e4m3").load_state_dict(made.state_dict())
         made.scale_2.mul_(2)
         bias = made.bias
@@ -286,7 +302,8 @@ def test_a_cast_is_about_x() -> None:
         _, made = layer_of(storage)
         state = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in made.state_dict().items()}
         assert {name: shape for name, (_, shape) in state.items()} == {
-            "bias": (36,), "values_1": (3, 8, 16, 1), "scale_1": (3, 8, 1, 1), "values_2": (2, 6, 4, 3), "scale_2": (2, 6, 1, 3),
+            "bias": (36,), "values_1": (3, 8, 16, 1), "scale_1": (3, 8, 1, 1), "values_2": (2, 6, 4, 3), "scale_2": (2,
+                6, 1, 3),
             "saturated_of_each": (2,),
         }  # fmt: skip
         kinds = {name: tensor.dtype for name, tensor in copy.deepcopy(made).bfloat16().state_dict().items()}
@@ -322,7 +339,10 @@ def test_autocast_has_weights_in_bfloat16_multiply_as_those_of_an_nn_linear(dtyp
     with torch.autocast("cpu", dtype=dtype):
         made(x).float().sum().backward()
     assert x.grad is not None
-    with torch.no_grad(), pytest.raises(LaunchError, match=f"got x of {str(dtype)[6:]} for weights in bfloat16; accepted: float32"):
+    with (
+        torch.no_grad(),
+        pytest.raises(LaunchError, match=f"got x of {str(dtype)[6:]} for weights in bfloat16; accepted: float32"),
+    ):
         made(x.to(dtype))
 
 
@@ -343,7 +363,10 @@ def test_it_says_what_it_is() -> None:
     made.fuse = "yes"
     one, *each = made.explain(1).splitlines()
     assert ": one launch, by vector, " in one
-    assert each == [f"{pattern}: int8 weights with a scale per output, 0 of {pattern.weight_count} saturated" for pattern in made.chain]
+    assert each == [
+        f"{pattern}: int8 weights with a scale per output, 0 of {pattern.weight_count} saturated"
+        for pattern in made.chain
+    ]
     assert first.startswith(
         "3,8,16,1: int8 weights with a scale per output, 0 of 384 saturated; ks_3x8x16x1_float32_int8_bsf at batch 1 on"
     )
@@ -354,7 +377,10 @@ def test_it_says_what_it_is() -> None:
 
 
 def test_writes_to_its_weight_are_refused() -> None:
-    """They would be lost, as the weight is made of the stored values. Reads of its shape, type and device make no matrix."""
+    """They would be lost, as the weight is made of the stored values.
+
+    Reads of its shape, type and device make no matrix.
+    """
     _, made = layer_of(activation="none", between="none")
     writes: list[Any] = [
         lambda: made.weight.data.add_(1), lambda: made.weight.mul_(2), lambda: nn.init.normal_(made.weight),
@@ -364,7 +390,9 @@ def test_writes_to_its_weight_are_refused() -> None:
     for write in writes:
         with (
             torch.no_grad(),
-            pytest.raises(LaunchError, match="would write to weight, which is made of weights in int8; accepted: writes to"),
+            pytest.raises(
+                LaunchError, match="would write to weight, which is made of weights in int8; accepted: writes to"
+            ),
         ):
             write()
     torch.testing.assert_close(made.to_dense(), before, rtol=0, atol=0)
@@ -409,7 +437,10 @@ def test_it_is_a_layer_as_others_are() -> None:
     refused: list[tuple[Any, str]] = [
         (made.reset_parameters, "weights in int8 are not trained; train the KSLinear, and quantize it then"),
         (partial(made.explain, processes=2), "processes=2; accepted of weights in int8: 1, as no style splits them"),
-        (partial(KSBlockwise()._apply, made, None), "KSBlockwise: got QuantizedKSLinear; accepted: a KSLinear, or a group of them"),
+        (
+            partial(KSBlockwise()._apply, made, None),
+            "KSBlockwise: got QuantizedKSLinear; accepted: a KSLinear, or a group of them",
+        ),
         (partial(KSLinear.group, [made]), "accepted: a list of KSLinear, one or more"),
     ]
     for call, message in refused:
@@ -420,7 +451,11 @@ def test_it_is_a_layer_as_others_are() -> None:
 def test_what_is_refused() -> None:
     layer, made = layer_of()
     cases: list[tuple[Any, tuple[Any, ...], str]] = [
-        (made, (torch.randn(2, 48, dtype=torch.float64),), "got x of float64 for weights in int8; accepted: float32, float16, bfloat16"),
+        (
+            made,
+            (torch.randn(2, 48, dtype=torch.float64),),
+            "got x of float64 for weights in int8; accepted: float32, float16, bfloat16",
+        ),
         (made, (torch.randn(2, 48).half(),), "got x of float16 and bias of float32; give both in one precision"),
         (made, (torch.randn(2, 36),), r"QuantizedKSLinear.*got x of shape \(2, 36\); layout bsf wants \(..., 48\)"),
         (made, (torch.randn(2, 48), torch.randn(3, 36)), r"got residual of shape \(3, 36\) with x"),
@@ -428,7 +463,11 @@ def test_what_is_refused() -> None:
         (layer.quantize, ("int4",), "storage='int4'"),
         (layer.quantize, (["int8"],), r"storage=\['int8'\]"),
         (KSLinear(CHAIN, dtype=torch.complex64).quantize, ("int8",), "got complex numbers; accepted: real ones"),
-        (KSLinear(CHAIN, precision="tf32x3").quantize, ("int8",), "precision=tf32x3; accepted of a layer to quantize: None"),
+        (
+            KSLinear(CHAIN, precision="tf32x3").quantize,
+            ("int8",),
+            "precision=tf32x3; accepted of a layer to quantize: None",
+        ),
     ]
     for call, given, message in cases:
         with pytest.raises(LaunchError, match=message):
@@ -446,20 +485,41 @@ def test_weights_in_bfloat16() -> None:
     with torch.no_grad():
         for _ in range(2):  # the second time as it was prepared
             assert relative(made(x), wide_of(made)(x.double())) < 2e-6
-        assert relative(made.bfloat16().float()(x), wide_of(made)(x.double())) < 2e-2  # its bias was rounded, and nothing else
+        # its bias was rounded, and nothing else
+        assert relative(made.bfloat16().float()(x), wide_of(made)(x.double())) < 2e-2
     assert x.grad is not None
     assert (made.weight_bytes, made.saturated) == (2 * 528 + 4 * 2, [0, 0])
     assert "weights=bfloat16, no scales, 0 of 528 saturated" in repr(made)
     made.fuse = "no"
-    assert made.explain(1).splitlines()[1].startswith("3,8,16,1: bfloat16 weights with no scales, 0 of 384 saturated; ks_3x8x16x1_float32")
+    assert (
+        made.explain(1)
+        .splitlines()[1]
+        .startswith("3,8,16,1: bfloat16 weights with no scales, 0 of 384 saturated; ks_3x8x16x1_float32")
+    )
     again = KSLinear(CHAIN).quantize("bfloat16")
     again.load_state_dict(made.state_dict())
     assert torch.equal(again.to_dense(), made.to_dense())
     cases: list[tuple[Any, tuple[Any, ...], str]] = [
-        (made, (x.bfloat16(),), "got x of bfloat16 for weights in bfloat16; accepted: float32, or weights that are bfloat16 as x is"),
-        (KSLinear(CHAIN).bfloat16().quantize, ("bfloat16",), "weights of bfloat16 in bfloat16; accepted: a layer of float32, or this one"),
-        (KSLinear(CHAIN).half().quantize, ("bfloat16",), "weights of float16 in bfloat16; accepted: a layer of float32$"),
-        (partial(layer.quantize, x=x), ("bfloat16",), "x was given with storage=bfloat16, which has no scales; accepted: weights alone"),
+        (
+            made,
+            (x.bfloat16(),),
+            "got x of bfloat16 for weights in bfloat16; accepted: float32, or weights that are bfloat16 as x is",
+        ),
+        (
+            KSLinear(CHAIN).bfloat16().quantize,
+            ("bfloat16",),
+            "weights of bfloat16 in bfloat16; accepted: a layer of float32, or this one",
+        ),
+        (
+            KSLinear(CHAIN).half().quantize,
+            ("bfloat16",),
+            "weights of float16 in bfloat16; accepted: a layer of float32$",
+        ),
+        (
+            partial(layer.quantize, x=x),
+            ("bfloat16",),
+            "x was given with storage=bfloat16, which has no scales; accepted: weights alone",
+        ),
     ]
     for call, given, message in cases:
         with pytest.raises(LaunchError, match=message):
@@ -510,7 +570,8 @@ def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
     with torch.no_grad():
         torch.testing.assert_close(again(x), made(x), rtol=0, atol=0)
         made.x_scale.mul_(1.3)
-        assert 1e-3 < relative(made(x), again(x)) < 0.15  # rounded otherwise, by the scale that the weights are multiplied by too
+        # rounded otherwise, by the scale that the weights are multiplied by too
+        assert 1e-3 < relative(made(x), again(x)) < 0.15
         torch.testing.assert_close(copy.deepcopy(made)(x), made(x), rtol=0, atol=0)
 
 
@@ -548,9 +609,13 @@ def test_what_is_refused_of_x_in_eight_bits() -> None:
     with pytest.raises(LaunchError, match="x_too='yes'; accepted: True or False"):
         layer.quantize("int8", x=x, x_too="yes")  # type: ignore[arg-type]
     made = layer.quantize("int8", x=x, x_too=True)
-    with pytest.raises(LaunchError, match=r"x in eight bits has no gradients; call under torch.no_grad\(\), or quantize without x_too"):
+    with pytest.raises(
+        LaunchError, match=r"x in eight bits has no gradients; call under torch.no_grad\(\), or quantize without x_too"
+    ):
         made(x.requires_grad_())
-    with pytest.raises(LaunchError, match="its weights are in int8 already; accepted: the KSLinear that it was made of"):
+    with pytest.raises(
+        LaunchError, match="its weights are in int8 already; accepted: the KSLinear that it was made of"
+    ):
         made.quantize("int8")
     model = nn.Sequential(layer)
     with pytest.raises(SpecError, match="x_too=True without inputs; accepted: inputs as the model meets them"):
@@ -582,4 +647,17 @@ def test_a_chain_that_cannot_be_built_goes_factor_by_factor(monkeypatch: pytest.
     for _ in range(2):
         torch.testing.assert_close(stored.on_gpu(made, whole, x, made._ready_parts(), options), wanted)
     assert told == [(whole, "no compiler")]
-    assert asked == [{"precision": "float32", "layout": "bsf", "epilogue": Epilogue(), "batch": 4, "weights": "int8", "inputs": "same"}] * 2
+    assert (
+        asked
+        == [
+            {
+                "precision": "float32",
+                "layout": "bsf",
+                "epilogue": Epilogue(),
+                "batch": 4,
+                "weights": "int8",
+                "inputs": "same",
+            }
+        ]
+        * 2
+    )

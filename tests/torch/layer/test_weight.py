@@ -1,4 +1,6 @@
-"""The weight of a KSLinear: known without its values, dense where they are asked for, drawn, and refused to be written."""
+"""The weight of a KSLinear: known without its values, dense where they are asked for, drawn, and refused to be
+written.
+"""
 
 import copy
 import pickle
@@ -27,10 +29,24 @@ def test_what_is_known_without_the_values(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(KSLinear, "to_dense", lambda _: pytest.fail("the values were asked for"))
     weight = layer.weight
     assert isinstance(weight, torch.Tensor)
-    assert (weight.shape, weight.dtype, weight.device.type, weight.requires_grad) == ((48, 48), torch.float64, "cpu", True)
-    assert (weight.dim(), weight.size(1), weight.numel(), len(weight), weight.is_floating_point()) == (2, 48, 48 * 48, 48, True)
+    assert (weight.shape, weight.dtype, weight.device.type, weight.requires_grad) == (
+        (48, 48),
+        torch.float64,
+        "cpu",
+        True,
+    )
+    assert (weight.dim(), weight.size(1), weight.numel(), len(weight), weight.is_floating_point()) == (
+        2,
+        48,
+        48 * 48,
+        48,
+        True,
+    )
     assert weight.data.dtype == torch.float64
-    assert repr(weight) == "weight of KSLinear(2,16,8,3 then 4,12,24,1), as (48, 48) of torch.float64 on cpu; its values: to_dense()"
+    assert (
+        repr(weight)
+        == "weight of KSLinear(2,16,8,3 then 4,12,24,1), as (48, 48) of torch.float64 on cpu; its values: to_dense()"
+    )
     weight.requires_grad_(False)
     assert not any(each.requires_grad for each in layer.weights)
     weight.requires_grad = True
@@ -43,7 +59,9 @@ def test_its_values_are_the_factors_product() -> None:
     for y in (nn.functional.linear(x, layer.weight, layer.bias), x @ layer.weight.T + layer.bias):
         torch.testing.assert_close(y, expected)
     gradients = torch.autograd.grad((x @ layer.weight.T).square().sum(), list(layer.weights))
-    for one, other in zip(gradients, torch.autograd.grad((layer(x) - layer.bias).square().sum(), list(layer.weights)), strict=True):
+    for one, other in zip(
+        gradients, torch.autograd.grad((layer(x) - layer.bias).square().sum(), list(layer.weights)), strict=True
+    ):
         torch.testing.assert_close(one, other)
     for apart in (copy.deepcopy(layer.weight), pickle.loads(pickle.dumps(layer.weight)), layer.weight.detach().clone()):
         assert type(apart) is torch.Tensor
@@ -124,7 +142,9 @@ def test_an_initializer_that_is_refused_changes_nothing(initialize: Callable[[An
     """The initializers write at once, after drawing the factors, or through a view of the values."""
     layer = make()
     before = [each.clone() for each in layer.weights]
-    with pytest.raises(LaunchError, match=r"would write to weight, which is the product of the factors in `weights`; accepted: "):
+    with pytest.raises(
+        LaunchError, match=r"would write to weight, which is the product of the factors in `weights`; accepted: "
+    ):
         initialize(layer.weight)
     assert all(each.equal(old) for each, old in zip(layer.weights, before, strict=True))
 
@@ -144,7 +164,11 @@ def test_views_of_the_values_are_read_as_tensors() -> None:
     layer, x = make(dtype=torch.float64), torch.randn(5, 48, dtype=torch.float64)
     values, dense = layer.weight.detach(), layer.to_dense().detach()
     assert (
-        type(values + 1) is type(values.clone()) is type(copy.deepcopy(values)) is type(pickle.loads(pickle.dumps(values))) is torch.Tensor
+        type(values + 1)
+        is type(values.clone())
+        is type(copy.deepcopy(values))
+        is type(pickle.loads(pickle.dumps(values)))
+        is torch.Tensor
     )
     assert values.numpy().tolist() == values.tolist() == dense.tolist()
     torch.testing.assert_close(nn.functional.linear(x, layer.weight[:16]), nn.functional.linear(x, dense[:16]))
@@ -200,14 +224,18 @@ def set_an_entry(layer: KSLinear) -> None:
 def test_other_writes_are_refused_and_change_nothing(write: Callable[[KSLinear], Any], what: str) -> None:
     layer = make()
     before = layer.to_dense()
-    with pytest.raises(LaunchError, match=rf"KSLinear\(.*\): {what}.* would write to weight, which is the product of the factors"):
+    with pytest.raises(
+        LaunchError, match=rf"KSLinear\(.*\): {what}.* would write to weight, which is the product of the factors"
+    ):
         write(layer)
     assert layer.to_dense().equal(before)
 
 
 @pytest.mark.parametrize("write", [set_parameter, lambda layer: setattr(layer, "weight", torch.zeros(48, 48))])
 def test_it_cannot_be_set(write: Callable[[KSLinear], Any]) -> None:
-    with pytest.raises(LaunchError, match=r"weight is the product of the factors in `weights`, and cannot be set; accepted: KSL"):
+    with pytest.raises(
+        LaunchError, match=r"weight is the product of the factors in `weights`, and cannot be set; accepted: KSL"
+    ):
         write(make())
 
 

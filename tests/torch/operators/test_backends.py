@@ -30,7 +30,10 @@ def test_the_type_of_the_option_lists_the_backends() -> None:
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 12, 8, 3)], ids=str)
 def test_products(shape: tuple[int, ...], name: str, layout: str) -> None:
     torch.manual_seed(0)
-    x, weights = matrix(BATCH, shape[0] * shape[2] * shape[3], layout, torch.float64), torch.randn(shape, dtype=torch.float64)
+    x, weights = (
+        matrix(BATCH, shape[0] * shape[2] * shape[3], layout, torch.float64),
+        torch.randn(shape, dtype=torch.float64),
+    )
     y = BACKENDS[name](x, weights, layout)
     torch.testing.assert_close(y, truth(x, weights, layout))
     weights.mul_(-2)
@@ -81,7 +84,10 @@ def test_many_layers_at_once(name: str, layout: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", ["bsr", "sparse"])
 def test_forward_mode_of_sparse_tensors(name: str, layout: str) -> None:
     torch.manual_seed(0)
-    layer, x = KSLinear([(2, 8, 4, 3)], backend=name, layout=layout, bias=False), matrix(BATCH, 24, layout, torch.float32)
+    layer, x = (
+        KSLinear([(2, 8, 4, 3)], backend=name, layout=layout, bias=False),
+        matrix(BATCH, 24, layout, torch.float32),
+    )
     with torch.no_grad():
         torch.testing.assert_close(torch.func.jvp(layer, (x,), (2 * x,))[1], 2 * layer(x))
 
@@ -89,11 +95,17 @@ def test_forward_mode_of_sparse_tensors(name: str, layout: str) -> None:
 @pytest.mark.parametrize("name", ["bsr", "sparse"])
 def test_what_pytorch_has_no_sparse_product_for_is_refused_in_words(name: str) -> None:
     x = matrix(BATCH, 24, "bsf", torch.bfloat16)
-    words = rf"PyTorch has no product with torch.sparse_{'bsr' if name == 'bsr' else 'csr'} of bfloat16 on cpu \(.*\); take another backend"
+    words = (
+        rf"PyTorch has no product with torch.sparse_{'bsr' if name == 'bsr' else 'csr'} of bfloat16 on cpu "
+        rf"\(.*\); take another backend"
+    )
     with torch.no_grad(), pytest.raises(LaunchError, match=words):
         KSLinear([(2, 8, 4, 3)], backend=name, dtype=torch.bfloat16)(x)
     layer = KSLinear([(2, 8, 4, 3)], backend=name).freeze()
-    with torch.inference_mode(), pytest.raises(LaunchError, match=r"of float32 on cpu, for frozen weights in inference mode \("):
+    with (
+        torch.inference_mode(),
+        pytest.raises(LaunchError, match=r"of float32 on cpu, for frozen weights in inference mode \("),
+    ):
         layer(x.float())
 
 
@@ -107,7 +119,9 @@ def test_dense_is_the_references(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("name", NAMES)
-def test_layers_agree_whoever_multiplies(name: str, activation: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_agree_whoever_multiplies(
+    name: str, activation: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A chain with bias, activation and residual; "ksgen" by its kernels."""
     torch.manual_seed(0)
     if name == "ksgen":
@@ -141,7 +155,9 @@ def trained(name: str, layout: str, steps: int = 60) -> list[float]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["PyTorch", "kernels", "strided", "bmm", "einsum", "sparse"])
-def test_training_reaches_what_the_masked_dense_layers_reach(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_reaches_what_the_masked_dense_layers_reach(
+    name: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = trained("dense", layout)
     if name == "kernels":
         use_kernels(monkeypatch)

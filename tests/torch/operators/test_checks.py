@@ -15,15 +15,35 @@ BATCH = 7
 def mistakes() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
     x, y = torch.randn(BATCH, 30), torch.randn(BATCH, 54)
     return [
-        ("features", {"x": x[:, :29]}, LaunchError, r"multiply by 2,9,5,3: got x of shape \(7, 29\); layout bsf wants \(batch, 30\)"),
+        (
+            "features",
+            {"x": x[:, :29]},
+            LaunchError,
+            r"multiply by 2,9,5,3: got x of shape \(7, 29\); layout bsf wants \(batch, 30\)",
+        ),
         ("axes", {"x": x[0]}, LaunchError, r"got x of shape \(30,\)"),
         ("layout of x", {"layout": "bsl"}, LaunchError, r"got x of shape \(7, 30\); layout bsl wants \(30, batch\)"),
         ("weights", {"weights": x}, LaunchError, r"got weights of shape \(7, 30\); \(a, b, c, d\) is needed"),
         ("bias", {"bias": y[0, :5]}, LaunchError, r"got bias of shape \(5,\); \(54,\) is needed"),
         ("residual", {"residual": y[:3]}, LaunchError, r"got residual of shape \(3, 54\); \(7, 54\) is needed"),
-        ("dtypes", {"x": x.double()}, LaunchError, "got x of float64 and weights of float32; give both in one precision"),
-        ("dtype", {"x": x.int(), "weights": torch.ones(2, 9, 5, 3, dtype=torch.int32)}, LaunchError, "tensors of int32; accepted: float32"),
-        ("devices", {"bias": torch.empty(54, device="meta")}, LaunchError, "x lies on cpu and bias on meta; give both in one place"),
+        (
+            "dtypes",
+            {"x": x.double()},
+            LaunchError,
+            "got x of float64 and weights of float32; give both in one precision",
+        ),
+        (
+            "dtype",
+            {"x": x.int(), "weights": torch.ones(2, 9, 5, 3, dtype=torch.int32)},
+            LaunchError,
+            "tensors of int32; accepted: float32",
+        ),
+        (
+            "devices",
+            {"bias": torch.empty(54, device="meta")},
+            LaunchError,
+            "x lies on cpu and bias on meta; give both in one place",
+        ),
         (
             "precision",
             {"precision": "float16"},
@@ -42,7 +62,9 @@ def mistakes() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
     ]
 
 
-@pytest.mark.parametrize(("changes", "kind", "message"), [case[1:] for case in mistakes()], ids=[case[0] for case in mistakes()])
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"), [case[1:] for case in mistakes()], ids=[case[0] for case in mistakes()]
+)
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], kind: type[Exception], message: str) -> None:
     given = {"x": torch.randn(BATCH, 30), "weights": torch.randn(2, 9, 5, 3), **changes}
     with pytest.raises(kind, match=message):

@@ -25,7 +25,11 @@ from ksgen.torch.operators import choice, meanwhile  # noqa: E402
         (KernelSpec(Pattern(1, 1024, 1024, 4)), "strided", "little to win"),
         (KernelSpec(Pattern(6, 64, 64, 1)), "strided", "nothing to win: d = 1"),
         (KernelSpec(Pattern(6, 64, 64, 4), layout="bsl"), "strided", "nothing to permute in bsl"),
-        (KernelSpec(Pattern(6, 64, 64, 1), epilogue=Epilogue(bias=True, activation="gelu")), "ksgen", "but bias, gelu inside the kernel"),
+        (
+            KernelSpec(Pattern(6, 64, 64, 1), epilogue=Epilogue(bias=True, activation="gelu")),
+            "ksgen",
+            "but bias, gelu inside the kernel",
+        ),
         (KernelSpec(Pattern(6, 64, 64, 1), "tf32x3"), "ksgen", "PyTorch has no tf32x3 of its own"),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -48,7 +52,9 @@ def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.Mo
     kernel, cuda = KernelSpec(Pattern(6, 64, 64, 1)), torch.device("cuda:0")
     device = SimpleNamespace(kind="cuda", name="Tesla T4", target="sm_75", limits=DeviceLimits(64 * 1024, 1024, 40))
     monkeypatch.setattr(choice, "device_for", lambda place: device)
-    known = SimpleNamespace(choice=lambda *given: SimpleNamespace(is_measured=True, why="wisdom, measured at batch 5"), generation=-1)
+    known = SimpleNamespace(
+        choice=lambda *given: SimpleNamespace(is_measured=True, why="wisdom, measured at batch 5"), generation=-1
+    )
     monkeypatch.setattr(choice, "PLANNER", known)
     assert choice.choose(kernel, 5, cuda) == choice.BackendChoice("ksgen", "wisdom, measured at batch 5")
     known.choice, known.generation = lambda *given: SimpleNamespace(is_measured=False, family="simt"), -2
@@ -69,7 +75,9 @@ def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.Mo
     assert choice.choose(kernel, 5, cuda) == choice.BackendChoice("strided", "no kernel can be launched: no driver")
 
 
-def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, calls = [0.0], []
 
     def way(name: str, seconds: float) -> Any:
@@ -89,7 +97,9 @@ def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(
 
 
 @pytest.mark.parametrize(("share", "slow"), [(None, 1.0), (0.5, 1.0), (None, 3.0)])
-def test_times_that_were_disturbed_decide_and_it_is_said(share: float | None, slow: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_that_were_disturbed_decide_and_it_is_said(
+    share: float | None, slow: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel, now = KernelSpec(Pattern(2, 9, 5, 3)), [0.0]
     monkeypatch.setattr(choice, "_measured", {})
     monkeypatch.setattr(choice, "_doubts", {})
@@ -105,14 +115,20 @@ def test_times_that_were_disturbed_decide_and_it_is_said(share: float | None, sl
         return call
 
     assert choice.faster((kernel, 8, "ksgen", "strided"), {"ksgen": way(2.0), "strided": way(1.0)}) == "strided"
-    said = {(None, 1.0): "", (0.5, 1.0): "others took 50% of the processors", (None, 3.0): "the median is uncertain by 67%"}[share, slow]
+    said = {
+        (None, 1.0): "",
+        (0.5, 1.0): "others took 50% of the processors",
+        (None, 3.0): "the median is uncertain by 67%",
+    }[share, slow]
     told = f"; these times cannot be trusted: {said}" if said else ""
     assert choice.choose(kernel, 8, torch.device("cpu")).why == f"1000000 us here, ksgen 2000000 us{told}"
     job = choice.job_of("chain", [(2, 9, 5, 3)], torch.float32, "bsf", "none", False, False)
     key = ((job, 8, "ksgen"), torch.get_num_threads())
     monkeypatch.setattr(choice, "_measured", {key: {"ksgen": 2.0}})
     monkeypatch.setattr(choice, "_doubts", {key: said})
-    assert choice.describe_times([(2, 9, 5, 3)], torch.float32, "bsf", "none", False, 8) == [f"all factors: ksgen 2000000 us{told}"]
+    assert choice.describe_times([(2, 9, 5, 3)], torch.float32, "bsf", "none", False, 8) == [
+        f"all factors: ksgen 2000000 us{told}"
+    ]
 
 
 def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> None:
@@ -128,18 +144,24 @@ def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> 
 
 def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
-    own: Any = type("Own", (), {"_title": "a chain", "parts": "factor", "_verdict": lambda *_: Verdict(True, "it is faster")})()
+    own: Any = type(
+        "Own", (), {"_title": "a chain", "parts": "factor", "_verdict": lambda *_: Verdict(True, "it is faster")}
+    )()
     monkeypatch.setattr(choice, "_not_one", {})
     monkeypatch.setattr(choice, "device_for", lambda place: place)
     job: Any = (own, device, "float16", "bsf", Epilogue(), 64)
     assert choice.is_one_launch(*job).is_one
-    with pytest.warns(UserWarning, match="a chain takes one launch per factor, as one for all cannot be had: no compiler"):
+    with pytest.warns(
+        UserWarning, match="a chain takes one launch per factor, as one for all cannot be had: no compiler"
+    ):
         choice.disable_fusion(own, ToolchainError("no compiler"))
     found = choice.is_one_launch(*job)
     assert (found.is_one, found.why) == (False, "one for all cannot be had: no compiler")
     monkeypatch.setattr(choice, "_not_one", {})
     asked: list[Any] = []
-    noting: Any = type("Own", (), {"_verdict": lambda *job, **more: asked.append((job[2:], more)) or Verdict(True, "it is faster")})()
+    noting: Any = type(
+        "Own", (), {"_verdict": lambda *job, **more: asked.append((job[2:], more)) or Verdict(True, "it is faster")}
+    )()
     assert choice.is_one_launch(noting, *job[1:], weights="int8").is_one
     assert asked == [(("float16", "bsf", Epilogue(), 64), {"weights": "int8", "inputs": "same"})]
 

@@ -35,7 +35,10 @@ def in_layout(rows: Any, layout: str) -> Any:
 def test_the_product_and_its_gradients_are_those_of_einsum(dtype: Any, layout: str, backend: str) -> None:
     a, b, c, d = SHAPE
     x = in_layout(torch.randn(BATCH, a * c * d, dtype=dtype), layout).contiguous().requires_grad_()
-    weights, bias = torch.randn(SHAPE, dtype=dtype, requires_grad=True), torch.randn(a * b * d, dtype=dtype, requires_grad=True)
+    weights, bias = (
+        torch.randn(SHAPE, dtype=dtype, requires_grad=True),
+        torch.randn(a * b * d, dtype=dtype, requires_grad=True),
+    )
     residual = in_layout(torch.randn(BATCH, a * b * d, dtype=dtype), layout).contiguous()
     given = (x, weights, bias)
     y = multiply(x, weights, bias, residual, layout=layout, backend=backend)
@@ -43,7 +46,9 @@ def test_the_product_and_its_gradients_are_those_of_einsum(dtype: Any, layout: s
     truth = in_layout(torch.einsum("silj,iklj->sikj", blocks, weights).reshape(BATCH, -1) + bias, layout) + residual
     gradient = torch.randn_like(truth)
     torch.testing.assert_close(y, truth, rtol=0, atol=DTYPES[dtype])
-    for found, wanted in zip(torch.autograd.grad(y, given, gradient), torch.autograd.grad(truth, given, gradient), strict=True):
+    for found, wanted in zip(
+        torch.autograd.grad(y, given, gradient), torch.autograd.grad(truth, given, gradient), strict=True
+    ):
         torch.testing.assert_close(found, wanted, rtol=0, atol=DTYPES[dtype])
 
 
@@ -64,7 +69,10 @@ def test_a_layer_is_its_dense_matrix_in_training_and_frozen(backend: str) -> Non
     layer = KSLinear([(1, 4, 4, 4), (4, 4, 4, 1)], dtype=torch.complex64, backend=backend)
     x = torch.randn(5, 16, dtype=torch.complex64)
     truth = torch.nn.functional.linear(x, layer.to_dense(), layer.bias)
-    gradients = [torch.autograd.grad(y.abs().square().sum(), list(layer.parameters()), retain_graph=True) for y in (layer(x), truth)]
+    gradients = [
+        torch.autograd.grad(y.abs().square().sum(), list(layer.parameters()), retain_graph=True)
+        for y in (layer(x), truth)
+    ]
     for found, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
@@ -74,10 +82,15 @@ def test_a_layer_is_its_dense_matrix_in_training_and_frozen(backend: str) -> Non
 
 def test_what_is_only_noted_to_be_conjugated_is_so(backend: str) -> None:
     """x, weights, the residual and what comes back in backward, as `z.conj()` and `z.conj().imag` are."""
-    x, weights = torch.randn(5, 16, dtype=torch.complex64, requires_grad=True), torch.randn(1, 4, 4, 4, dtype=torch.complex64)
+    x, weights = (
+        torch.randn(5, 16, dtype=torch.complex64, requires_grad=True),
+        torch.randn(1, 4, 4, 4, dtype=torch.complex64),
+    )
     residual = torch.randn(5, 16, dtype=torch.complex64)
     found = multiply(x.conj(), weights.conj(), None, residual.conj(), backend=backend)
-    truth = multiply(x.conj().resolve_conj(), weights.conj().resolve_conj(), None, residual.conj().resolve_conj(), backend="strided")
+    truth = multiply(
+        x.conj().resolve_conj(), weights.conj().resolve_conj(), None, residual.conj().resolve_conj(), backend="strided"
+    )
     torch.testing.assert_close(found, truth, rtol=0, atol=1e-5)
     gradients = [torch.autograd.grad((y.conj() * residual).real.sum(), x)[0] for y in (found, truth)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-5)
@@ -94,7 +107,9 @@ def test_a_frozen_layer_takes_what_is_conjugated_or_begins_within_an_element(bac
         layer = KSLinear([(1, 4, 4, 4)], dtype=dtype, backend=backend).eval().freeze()
         x = torch.randn(5, 16, dtype=dtype)
         memory = np.zeros(2 * 5 * 16 + 1, np.float32 if real is torch.float32 else np.float64)
-        moved = torch.from_numpy(memory[1:].view(np.complex64 if dtype is torch.complex64 else np.complex128).reshape(5, 16))
+        moved = torch.from_numpy(
+            memory[1:].view(np.complex64 if dtype is torch.complex64 else np.complex128).reshape(5, 16)
+        )
         moved.copy_(x)
         with torch.no_grad():
             truth, conjugated = layer(x), layer(x.conj().resolve_conj())
@@ -104,9 +119,14 @@ def test_a_frozen_layer_takes_what_is_conjugated_or_begins_within_an_element(bac
 
 def test_autocast_leaves_complex_numbers_as_they_are(backend: str) -> None:
     """Autocast does the same in `torch.nn.functional.linear`."""
-    layer, x = KSLinear([(2, 4, 4, 1)], dtype=torch.complex64, backend=backend), torch.randn(3, 8, dtype=torch.complex64)
+    layer, x = (
+        KSLinear([(2, 4, 4, 1)], dtype=torch.complex64, backend=backend),
+        torch.randn(3, 8, dtype=torch.complex64),
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.to_dense(), layer.bias), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            layer(x), torch.nn.functional.linear(x, layer.to_dense(), layer.bias), rtol=0, atol=1e-5
+        )
 
 
 def test_weights_are_drawn_as_wide_as_real_ones() -> None:

@@ -19,7 +19,9 @@ def test_an_activation_is_the_references_and_its_derivative_autograds(name: str)
     values = torch.linspace(-6, 6, 200, dtype=torch.float64).requires_grad_()
     activation = epilogue.ACTIVATIONS[name]
     y = activation.apply(values)
-    np.testing.assert_allclose(y.detach().numpy(), reference._ACTIVATIONS[name](values.detach().numpy()), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        y.detach().numpy(), reference._ACTIVATIONS[name](values.detach().numpy()), rtol=1e-12, atol=1e-12
+    )
     gradient = torch.randn(200, dtype=torch.float64)
     (expected,) = torch.autograd.grad(y, values, gradient)
     torch.testing.assert_close(activation.backward(gradient, values.detach()), expected)

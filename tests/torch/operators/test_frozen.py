@@ -157,7 +157,9 @@ def _one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("write", WRITES)
-def test_whoever_wrote_the_next_product_is_by_the_new_weights(write: str, way: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_wrote_the_next_product_is_by_the_new_weights(
+    write: str, way: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer, x = make(way, monkeypatch, layout), matrix(5, 24, layout, torch.float32)
     check(layer, x)
     for _ in range(2):
@@ -246,7 +248,8 @@ def test_a_write_that_can_be_seen_thaws_in_words_once(write: str, way: str, monk
         for _ in range(2):
             check(layer, x)
     (message,) = [str(each.message) for each in told if "frozen" in str(each.message)]
-    assert [each.filename for each in told if "frozen" in str(each.message)] == [__file__]  # neither ksgen's line nor PyTorch's
+    # neither ksgen's line nor PyTorch's
+    assert [each.filename for each in told if "frozen" in str(each.message)] == [__file__]
     name = NAME.replace("\\", "")
     assert message.startswith(f"{name} is frozen no more: weights.")
     assert message.endswith(f" {what}; freeze() it again once its weights no longer change")
@@ -283,7 +286,11 @@ def test_training_goes_on_as_if_nothing_were_frozen(way: str, monkeypatch: pytes
     """Until a step: while weights take gradients, nothing that was kept is used."""
     if way == "bsr":
         pytest.skip("it has no gradients")
-    layer, plain, x = make(way, monkeypatch), make(way, monkeypatch), matrix(5, 24, "bsf", torch.float32, requires_grad=True)
+    layer, plain, x = (
+        make(way, monkeypatch),
+        make(way, monkeypatch),
+        matrix(5, 24, "bsf", torch.float32, requires_grad=True),
+    )
     check(layer.freeze(), x)
     by_data(layer)  # against the promise: gradients are right even so
     for mine, other in zip(plain.weights, layer.weights, strict=True):
@@ -294,7 +301,9 @@ def test_training_goes_on_as_if_nothing_were_frozen(way: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("way", "forms"), [("kernels", 4), ("auto", 2), ("strided", 2), ("bmm", 2), ("dense", 2)])
-def test_gradients_of_x_alone_take_what_is_kept(way: str, forms: int, monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> None:
+def test_gradients_of_x_alone_take_what_is_kept(
+    way: str, forms: int, monkeypatch: pytest.MonkeyPatch, prepared: list[str]
+) -> None:
     """Transposed ones too."""
     layer, x = make(way, monkeypatch).requires_grad_(False), matrix(5, 24, "bsf", torch.float32, requires_grad=True)
     expected = torch.autograd.grad(layer(x).square().sum(), x)
@@ -302,7 +311,9 @@ def test_gradients_of_x_alone_take_what_is_kept(way: str, forms: int, monkeypatc
     prepared.clear()
     for _ in range(3):
         torch.testing.assert_close(torch.autograd.grad(layer(x).square().sum(), x), expected)
-    assert len([each for each in prepared if each in ("pack", "by_matrix", "blocks_of")]) == (0 if way == "dense" else forms)
+    assert len([each for each in prepared if each in ("pack", "by_matrix", "blocks_of")]) == (
+        0 if way == "dense" else forms
+    )
     assert prepared.count("dense") == (2 if way == "dense" else 0)
 
 
@@ -318,7 +329,9 @@ def test_a_model_is_frozen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (model[0].is_frozen, model[2].is_frozen) == (True, True)
         torch.testing.assert_close(model(x), expected)
         model[2].weights[1].mul_(2)
-        with pytest.warns(UserWarning, match=rf"^2, a {NAME}, is frozen no more: weights.1 was written to; freeze\(\) it again once"):
+        with pytest.warns(
+            UserWarning, match=rf"^2, a {NAME}, is frozen no more: weights.1 was written to; freeze\(\) it again once"
+        ):
             model(x)
         assert (model[0].is_frozen, model[2].is_frozen) == (True, False)
         assert thaw(model) == ["0"]
@@ -471,12 +484,18 @@ def test_transforms_keep_nothing_and_thaw_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it makes first serves outside it, gradients of x included. Weights that were made in it count nothing, and are not frozen."""
+    """What it makes first serves outside it, gradients of x included.
+
+    Weights that were made in it count nothing, and are not frozen.
+    """
     layer, x = make("bmm", monkeypatch).requires_grad_(False).freeze(), torch.randn(5, 24)
     with torch.inference_mode():
         layer(x)
         inside = make("bmm", monkeypatch)
-        told = f"{NAME} is not frozen: weights.0 was made in torch.inference_mode, where writes are not counted; make or copy the layer"
+        told = (
+            f"{NAME} is not frozen: weights.0 was made in torch.inference_mode, where writes are not counted; make "
+            "or copy the layer"
+        )
         with pytest.warns(UserWarning, match=told):
             assert not inside.freeze().is_frozen
         with pytest.warns(UserWarning, match="0, a KSLinear.* is not frozen"):
@@ -501,7 +520,9 @@ def test_autocast_is_right_too(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(layer(x), thawed)  # cast again at each call
 
 
-def test_weights_that_cannot_stay_are_refused_and_a_later_parametrization_thaws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_stay_are_refused_and_a_later_parametrization_thaws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Half(nn.Module):
         def forward(self, weights: Any) -> Any:
             return weights / 2
@@ -510,7 +531,9 @@ def test_weights_that_cannot_stay_are_refused_and_a_later_parametrization_thaws(
     parametrize.register_parametrization(layer.weights, "0", Half())
     with pytest.warns(UserWarning, match="frozen no more: weights.0 was replaced by another tensor"):
         check(layer, x)
-    with pytest.raises(LaunchError, match=f"{NAME}: its weights are computed at each use, by a parametrization; such a layer cannot be"):
+    with pytest.raises(
+        LaunchError, match=f"{NAME}: its weights are computed at each use, by a parametrization; such a layer cannot be"
+    ):
         layer.freeze()
 
     class Other(nn.Parameter):
@@ -525,7 +548,9 @@ def test_weights_that_cannot_stay_are_refused_and_a_later_parametrization_thaws(
 # ---- CUDA graphs, as far as a processor shows
 
 
-def test_what_a_graph_would_make_is_not_kept_and_what_it_reads_stays(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> None:
+def test_what_a_graph_would_make_is_not_kept_and_what_it_reads_stays(
+    monkeypatch: pytest.MonkeyPatch, prepared: list[str]
+) -> None:
     layer, x = make("bmm", monkeypatch).freeze(), torch.randn(5, 24)
     monkeypatch.setattr(frozen, "_is_recorded", lambda device: True)
     check(layer, x)

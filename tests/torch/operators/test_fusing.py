@@ -20,7 +20,9 @@ class Block(nn.Module):
     def __init__(self, activation: nn.Module, layout: str = "bsf", backend: str = "auto") -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.up, self.down = (KSLinear([each], layout=layout, backend=backend) for each in ((2, 8, 4, 3), (4, 6, 12, 1)))
+        self.up, self.down = (
+            KSLinear([each], layout=layout, backend=backend) for each in ((2, 8, 4, 3), (4, 6, 12, 1))
+        )
         self.activation = activation
 
     def forward(self, x: Any) -> Any:
@@ -28,7 +30,9 @@ class Block(nn.Module):
 
 
 def compiled(model: nn.Module, x: Any, **options: Any) -> tuple[Any, list[tuple[str, bool]]]:
-    """The output, and each product's activation and whether it adds a residual, as the graph has them after the pass."""
+    """The output, and each product's activation and whether it adds a residual, as the graph has them after the
+    pass.
+    """
     found: list[tuple[str, bool]] = []
 
     def fuse_and_run(graph: Any, inputs: Any) -> Any:

@@ -23,7 +23,11 @@ def layer_of(chain: list[tuple[int, ...]], intermediates: str, **options: Any) -
 
 
 def x_of(dtype: Any = torch.float32) -> Any:
-    return torch.randn(BATCH, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype).requires_grad_()
+    return (
+        torch.randn(BATCH, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        .to(dtype)
+        .requires_grad_()
+    )
 
 
 def saved_values(layer: KSLinear, x: Any) -> int:
@@ -55,7 +59,9 @@ def saved_values(layer: KSLinear, x: Any) -> int:
         (WIDE[:1], "none", "recompute", 24),
     ],
 )
-def test_what_is_kept_counted(monkeypatch: pytest.MonkeyPatch, chain: list[Any], activation: str, intermediates: str, values: int) -> None:
+def test_what_is_kept_counted(
+    monkeypatch: pytest.MonkeyPatch, chain: list[Any], activation: str, intermediates: str, values: int
+) -> None:
     use_kernels(monkeypatch)
     layer = layer_of(chain, intermediates, activation=activation, backend="ksgen")
     assert saved_values(layer, x_of()) == values
@@ -76,7 +82,10 @@ def test_gradients_are_the_same_of_any_order(monkeypatch: pytest.MonkeyPatch, ba
     use_kernels(monkeypatch)
     found = []
     for intermediates in ("keep", "recompute"):
-        layer, x = layer_of(WIDE, intermediates, activation="gelu", backend=backend, dtype=torch.float64), x_of(torch.float64)
+        layer, x = (
+            layer_of(WIDE, intermediates, activation="gelu", backend=backend, dtype=torch.float64),
+            x_of(torch.float64),
+        )
         given = [x, *layer.parameters()]
         first = torch.autograd.grad(layer(x).square().sum(), given, create_graph=True)
         found.append([*first, *torch.autograd.grad(sum(each.square().sum() for each in first), given)])
@@ -114,6 +123,9 @@ def test_the_choice_is_a_word_that_is_shown_and_saved() -> None:
     assert "intermediates=auto" in repr(layer_of(WIDE, "auto"))
     assert "intermediates" not in repr(layer_of(WIDE, "keep"))
     told = layer_of(WIDE, "auto").explain(1000).splitlines()[-1]
-    assert told == "in training, intermediates (0.288 MB at batch 1000) are computed again in the backward pass: intermediates=auto"
+    assert (
+        told == "in training, intermediates (0.288 MB at batch 1000) are computed again in the backward pass: "
+        "intermediates=auto"
+    )
     assert "are kept for the backward pass" in layer_of(NARROW, "auto").explain(8)
     assert between(Chain((Pattern(1, 15, 24, 1),)), ("none", "none")) == 0

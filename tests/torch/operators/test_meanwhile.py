@@ -1,4 +1,6 @@
-"""Calls whose kernels are missing: PyTorch's products serve, the background compiles, and later calls use the kernels."""
+"""Calls whose kernels are missing: PyTorch's products serve, the background compiles, and later calls use the
+kernels.
+"""
 
 import os
 from pathlib import Path
@@ -204,8 +206,12 @@ def test_when_calls_wait(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(torch.distributed, name, lambda found=found: found)
     else:
         seen: list[bool] = []
-        monkeypatch.setattr(ops, "serve", lambda own, x, *_, **__: seen.append(meanwhile.may_defer()) or x.new_empty(1, 6))
-        torch.ops.ksgen.multiply(torch.ones(1, 4), torch.ones(1, 3, 2, 2), None, None, "bsf", None, "none", False, "auto")
+        monkeypatch.setattr(
+            ops, "serve", lambda own, x, *_, **__: seen.append(meanwhile.may_defer()) or x.new_empty(1, 6)
+        )
+        torch.ops.ksgen.multiply(
+            torch.ones(1, 4), torch.ones(1, 3, 2, 2), None, None, "bsf", None, "none", False, "auto"
+        )
         assert seen == [False]
         return
     assert not meanwhile.may_defer()

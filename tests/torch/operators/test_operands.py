@@ -14,7 +14,11 @@ from ksgen.torch.operators import frozen as operands  # noqa: E402  (after the s
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], Any]]:
     """What was packed, and by the launcher of which pattern."""
     found: list[tuple[tuple[int, ...], Any]] = []
-    monkeypatch.setattr(operands, "launcher", lambda *shape: SimpleNamespace(pack=lambda given: found.append((shape, given)) or "packed"))
+    monkeypatch.setattr(
+        operands,
+        "launcher",
+        lambda *shape: SimpleNamespace(pack=lambda given: found.append((shape, given)) or "packed"),
+    )
     return found
 
 

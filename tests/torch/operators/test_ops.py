@@ -39,7 +39,9 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def tensors(shape: tuple[int, ...], layout: str, dtype: Any = torch.float64, requires_grad: bool = True) -> tuple[Any, ...]:
+def tensors(
+    shape: tuple[int, ...], layout: str, dtype: Any = torch.float64, requires_grad: bool = True
+) -> tuple[Any, ...]:
     """x, weights, bias, residual."""
     a, b, c, d = shape
     options: dict[str, Any] = {"dtype": dtype, "requires_grad": requires_grad}
@@ -70,10 +72,14 @@ def test_slices_are_read_where_they_lie(path: str, layout: str, monkeypatch: pyt
         torch.testing.assert_close(one.grad, other.grad)
     names = []
     prepare = ArgumentChecks.find
-    monkeypatch.setattr(ArgumentChecks, "find", lambda *given: names.append((found := prepare(*given)).kernel.name) or found)
+    monkeypatch.setattr(
+        ArgumentChecks, "find", lambda *given: names.append((found := prepare(*given)).kernel.name) or found
+    )
     with torch.no_grad():
         y = multiply(x, weights, None, residual, layout=layout, backend="auto" if path == "PyTorch" else "ksgen")
-    torch.testing.assert_close(y, finish(truth(x, weights, layout), None, "none", residual, layout).float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        y, finish(truth(x, weights, layout), None, "none", residual, layout).float(), rtol=1e-4, atol=1e-4
+    )
     assert [name.endswith("_strided") for name in names] == ([] if path == "PyTorch" else [True])
 
 
@@ -84,7 +90,9 @@ def in_rings() -> list[Any]:
     """Every shape in float64 and every type of some shapes in the quick ring, and the rest later."""
     some = (torch.float64, SHAPES[2], SHAPES[3])
     return [
-        pytest.param(shape, dtype, id=f"{shape}-{dtype}", marks=[] if dtype in some or shape in some else [pytest.mark.slow])
+        pytest.param(
+            shape, dtype, id=f"{shape}-{dtype}", marks=[] if dtype in some or shape in some else [pytest.mark.slow]
+        )
         for shape in SHAPES
         for dtype in DTYPES
     ]
@@ -150,7 +158,9 @@ def test_the_operator_itself_is_differentiable(path: str, activation: str, layou
 def test_gradients_in_every_precision(path: str, dtype: Any, layout: str) -> None:
     x, weights, bias, _ = tensors((2, 9, 5, 3), layout, dtype)
     y_gradient = matrix(BATCH, 54, layout, dtype)
-    found = torch.autograd.grad(multiply(x, weights, bias, layout=layout, backend="ksgen"), (x, weights, bias), y_gradient)
+    found = torch.autograd.grad(
+        multiply(x, weights, bias, layout=layout, backend="ksgen"), (x, weights, bias), y_gradient
+    )
     x, weights, bias = (each.detach().double().requires_grad_() for each in (x, weights, bias))
     expected = torch.autograd.grad(multiply(x, weights, bias, layout=layout), (x, weights, bias), y_gradient.double())
     for one, other in zip(found, expected, strict=True):
@@ -180,7 +190,9 @@ def test_gradients_of_fp16x3_keep_float32s_range(monkeypatch: pytest.MonkeyPatch
     asked = []
 
     def noted(function: Any) -> Any:
-        return lambda *given, **options: asked.append((function.__name__, options["precision"])) or function(*given, **options)
+        return lambda *given, **options: (
+            asked.append((function.__name__, options["precision"])) or function(*given, **options)
+        )
 
     monkeypatch.setattr(Launcher, "__call__", noted(Launcher.__call__))
     monkeypatch.setattr(Launcher, "gradient", noted(Launcher.gradient))
@@ -195,7 +207,9 @@ def test_the_activation_is_inside_where_no_gradient_is_recorded(
 ) -> None:
     use_kernels(monkeypatch)
     seen, call = [], Launcher.__call__
-    monkeypatch.setattr(Launcher, "__call__", lambda *given, **options: seen.append(options["activation"]) or call(*given, **options))
+    monkeypatch.setattr(
+        Launcher, "__call__", lambda *given, **options: seen.append(options["activation"]) or call(*given, **options)
+    )
     x, weights, bias, residual = tensors((2, 9, 5, 3), "bsf", torch.float32)
     with torch.set_grad_enabled(recorded):
         y = multiply(x, weights, bias, residual, activation="gelu", backend="ksgen")
@@ -210,9 +224,13 @@ def test_the_activation_is_inside_where_no_gradient_is_recorded(
 @pytest.mark.parametrize("activation", ["none", "gelu"])
 def test_opcheck_of_the_product(path: str, activation: str) -> None:
     x, weights, bias, residual = tensors((2, 9, 5, 3), "bsf", torch.float32)
-    torch.library.opcheck(torch.ops.ksgen.multiply.default, (x, weights, bias, residual, "bsf", None, activation, False, "ksgen"))
+    torch.library.opcheck(
+        torch.ops.ksgen.multiply.default, (x, weights, bias, residual, "bsf", None, activation, False, "ksgen")
+    )
     y = matrix(BATCH, 54, "bsl", torch.float32, requires_grad=True)
-    torch.library.opcheck(torch.ops.ksgen.multiply.default, (y, weights, None, None, "bsl", None, "none", True, "ksgen"))
+    torch.library.opcheck(
+        torch.ops.ksgen.multiply.default, (y, weights, None, None, "bsl", None, "none", True, "ksgen")
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -223,19 +241,26 @@ def test_opcheck_of_the_weights_gradient(path: str, layout: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "dims", [(0, None, None, None), (0, 0, None, 0), (None, 0, 0, None), (0, None, 0, 0), (None, None, None, 0)], ids=str
+    "dims",
+    [(0, None, None, None), (0, 0, None, 0), (None, 0, 0, None), (0, None, 0, 0), (None, None, None, 0)],
+    ids=str,
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_vmap(path: str, layout: str, dims: tuple[int | None, ...]) -> None:
     """What it maps over is the first dimension of what is mapped."""
-    several = [torch.stack(each) for each in zip(*(tensors((2, 3, 5, 2), layout, requires_grad=False) for _ in range(3)), strict=True)]
+    several = [
+        torch.stack(each)
+        for each in zip(*(tensors((2, 3, 5, 2), layout, requires_grad=False) for _ in range(3)), strict=True)
+    ]
     given = [each if dim == 0 else each[0] for each, dim in zip(several, dims, strict=True)]
 
     def product(*each: Any) -> Any:
         return multiply(*each, layout=layout, activation="gelu", backend="ksgen")
 
     found = vmap(product, in_dims=dims)(*given)
-    expected = [product(*(each[n] if dim == 0 else each for each, dim in zip(given, dims, strict=True))) for n in range(3)]
+    expected = [
+        product(*(each[n] if dim == 0 else each for each, dim in zip(given, dims, strict=True))) for n in range(3)
+    ]
     torch.testing.assert_close(found, torch.stack(expected))
 
 
@@ -245,7 +270,11 @@ def test_gradients_of_each_sample(path: str, layout: str) -> None:
     x, weights, _, _ = tensors((2, 3, 5, 2), layout, requires_grad=False)
 
     def loss(weights: Any, row: Any) -> Any:
-        return multiply(row[None] if layout == "bsf" else row[:, None], weights, layout=layout, backend="ksgen").square().sum()
+        return (
+            multiply(row[None] if layout == "bsf" else row[:, None], weights, layout=layout, backend="ksgen")
+            .square()
+            .sum()
+        )
 
     found = vmap(grad(loss), in_dims=(None, 0 if layout == "bsf" else 1))(weights, x)
     rows = x if layout == "bsf" else x.t()
@@ -253,10 +282,15 @@ def test_gradients_of_each_sample(path: str, layout: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not hasattr(torch.library.CustomOpDef, "register_vmap"), reason="PyTorch 2.5 and later have rules for operators")
+@pytest.mark.skipif(
+    not hasattr(torch.library.CustomOpDef, "register_vmap"), reason="PyTorch 2.5 and later have rules for operators"
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_vmap_of_the_operators_themselves(layout: str) -> None:
-    several = [torch.stack(each) for each in zip(*(tensors((2, 3, 5, 2), layout, requires_grad=False) for _ in range(3)), strict=True)]
+    several = [
+        torch.stack(each)
+        for each in zip(*(tensors((2, 3, 5, 2), layout, requires_grad=False) for _ in range(3)), strict=True)
+    ]
     x, weights, _, y = several
 
     def product(x: Any, weights: Any) -> Any:
@@ -303,14 +337,18 @@ def test_forward_mode_twice_and_over_itself(path: str) -> None:
         y = multiply(forward_ad.make_dual(x, x), weights, backend="ksgen")
         torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, multiply(x, weights))
     with forward_ad.dual_level():
-        y = multiply(x, weights, forward_ad.make_dual(torch.zeros(12).double(), torch.arange(12.0).double()), backend="ksgen")
+        y = multiply(
+            x, weights, forward_ad.make_dual(torch.zeros(12).double(), torch.arange(12.0).double()), backend="ksgen"
+        )
         torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, torch.arange(12.0).double().expand(BATCH, 12))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_transforms_in_a_compiled_graph(layout: str) -> None:
-    """Forward mode alone, over the backward pass, and over a function that is linear in what changes; and over stacked weights."""
+    """Forward mode alone, over the backward pass, and over a function that is linear in what changes; and over
+    stacked weights.
+    """
     torch.manual_seed(0)
     given = tensors((2, 3, 2, 2), layout, torch.float32, requires_grad=False)
 
@@ -371,7 +409,9 @@ def test_autocast_casts_a_weight_once_in_a_region(path: str) -> None:
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert len(casts() | casts()) == 1
-        with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: pytest.fail("asked in the forward pass")):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda each: each, lambda each: pytest.fail("asked in the forward pass")
+        ):
             assert len(casts() | casts()) == 2
         weights.grad = None
         y = multiply(x, weights, backend="ksgen") + multiply(x, weights, backend="ksgen")
@@ -409,7 +449,9 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_choose", lambda *given: choice.BackendChoice("ksgen", "as this test says"))
 
 
-def test_auto_goes_on_with_pytorch_where_nothing_builds_and_says_so_once(on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_goes_on_with_pytorch_where_nothing_builds_and_says_so_once(
+    on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called: list[Any] = []
 
     def refuse(own: Launcher, x: Any, *_: Any, **__: Any) -> Any:
@@ -430,8 +472,12 @@ def test_auto_goes_on_with_pytorch_where_nothing_builds_and_says_so_once(on_a_gp
         check(2, 9, 5, 3)
         check(1, 4, 3, 5)
     assert len(called) == 2  # each pattern once
-    found = choice.choose(KernelSpec(Pattern(1, 4, 3, 5), "float64", "bsf", Epilogue(True, "relu", True)), 7, torch.device("cpu"))
-    assert found == choice.BackendChoice("strided", "no kernel can be built: 1,4,3,5: no cache holds it, and no CUDA compiler found")
+    found = choice.choose(
+        KernelSpec(Pattern(1, 4, 3, 5), "float64", "bsf", Epilogue(True, "relu", True)), 7, torch.device("cpu")
+    )
+    assert found == choice.BackendChoice(
+        "strided", "no kernel can be built: 1,4,3,5: no cache holds it, and no CUDA compiler found"
+    )
     x, weights, _, _ = tensors((1, 4, 3, 5), "bsf")
     with pytest.raises(ToolchainError, match="no CUDA compiler found"):
         multiply(x, weights, backend="ksgen")
@@ -456,7 +502,9 @@ def test_auto_takes_the_faster_way(taken: str, launches: int, monkeypatch: pytes
     called: list[Any] = []
     for name in ("__call__", "gradient"):
         own = getattr(Launcher, name)
-        monkeypatch.setattr(Launcher, name, lambda *given, own=own, **options: called.append(own) or own(*given, **options))
+        monkeypatch.setattr(
+            Launcher, name, lambda *given, own=own, **options: called.append(own) or own(*given, **options)
+        )
     x, weights, _, _ = tensors(shape, "bsf")
     assert gradcheck(lambda *given: multiply(*given), (x, weights), fast_mode=True)
     called.clear()
@@ -529,8 +577,12 @@ def by_kernels(y: Any) -> bool:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("dtype", "activation", "wants_x"), [(torch.float64, "gelu", True), (torch.float32, "none", False)])
-def test_both_ways_of_a_small_step_are_right(dtype: Any, activation: str, wants_x: bool, layout: str, taken: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "activation", "wants_x"), [(torch.float64, "gelu", True), (torch.float32, "none", False)]
+)
+def test_both_ways_of_a_small_step_are_right(
+    dtype: Any, activation: str, wants_x: bool, layout: str, taken: list[str]
+) -> None:
     x, weights, bias, residual = tensors((2, 9, 5, 3), layout, dtype)
     x.requires_grad_(wants_x)
     wanted = [each for each in (x, weights, bias, residual) if each.requires_grad]
@@ -544,7 +596,9 @@ def test_both_ways_of_a_small_step_are_right(dtype: Any, activation: str, wants_
         assert by_kernels(y) == (way == "ksgen")
         assert y.is_contiguous()
         for got, want in zip((y, *torch.autograd.grad(y, wanted, upstream)), (known, *known_gradients), strict=True):
-            assert error(got.detach(), want.detach()) < tolerance("float64" if dtype == torch.float64 else "float32", 5 * BATCH)
+            assert error(got.detach(), want.detach()) < tolerance(
+                "float64" if dtype == torch.float64 else "float32", 5 * BATCH
+            )
     assert not taken
     assert all(each.grad is None for each in (x, weights, bias, residual))  # what is timed leaves nothing behind
 

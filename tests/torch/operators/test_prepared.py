@@ -1,4 +1,6 @@
-"""Prepared calls of frozen layers: the same outputs as the usual way, and the usual way wherever something is not as it was."""
+"""Prepared calls of frozen layers: the same outputs as the usual way, and the usual way wherever something is not as
+it was.
+"""
 
 import gc
 import re
@@ -19,7 +21,9 @@ from ksgen.torch.operators import frozen, prepared  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 from tests.support.torch_cases import BIAS_CHANGES, change_bias, wrong_in_threads  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="prepared calls are for kernels on the processor")
+pytestmark = pytest.mark.skipif(
+    not has_kernels(torch.device("cpu")), reason="prepared calls are for kernels on the processor"
+)
 CHAINS = ([(2, 24, 16, 1)], [(1, 24, 16, 3)], [(2, 8, 16, 2), (1, 24, 32, 1)])
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 4e-2}
 
@@ -39,7 +43,9 @@ def layer_of(patterns: Any = CHAINS[0], **options: Any) -> KSLinear:
 
 
 def x_of(layer: KSLinear, *shape: int, dtype: Any = torch.float32) -> Any:
-    return torch.randn(*((*shape, layer.in_features) if layer.layout == "bsf" else (layer.in_features, *shape)), dtype=dtype)
+    return torch.randn(
+        *((*shape, layer.in_features) if layer.layout == "bsf" else (layer.in_features, *shape)), dtype=dtype
+    )
 
 
 def both_ways(layer: KSLinear, usual: KSLinear, x: Any, served: list[Any]) -> list[tuple[Any, Any]]:
@@ -73,7 +79,12 @@ def warmed(layer: KSLinear, x: Any, *more: Any) -> Any:
     ],
 )
 def test_the_same_as_the_usual_way(patterns: Any, layout: str, dtype: Any, backend: str, served: list[Any]) -> None:
-    for activation, bias, batch in (("none", False, (1,)), ("gelu", True, (3,)), ("relu", True, (2, 40)), ("none", True, (1, 1))):
+    for activation, bias, batch in (
+        ("none", False, (1,)),
+        ("gelu", True, (3,)),
+        ("relu", True, (2, 40)),
+        ("none", True, (1, 1)),
+    ):
         layer = layer_of(patterns, layout=layout, dtype=dtype, backend=backend, activation=activation, bias=bias)
         usual = layer_of(patterns, layout=layout, dtype=dtype, backend="einsum", activation=activation, bias=bias)
         for y, wanted in both_ways(layer, usual, x_of(layer, *batch, dtype=dtype), served):
@@ -100,7 +111,9 @@ def test_every_way_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPat
         assert torch.allclose(y, wanted, atol=1e-5)
 
 
-def test_one_launch_is_timed_in_batch_size_last_where_entries_are_many(monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
+def test_one_launch_is_timed_in_batch_size_last_where_entries_are_many(
+    monkeypatch: pytest.MonkeyPatch, served: list[Any]
+) -> None:
     """Though launchers take none there by rule."""
     met: list[list[str]] = []
     monkeypatch.setattr(prepared, "faster", lambda job, ways: met.append(list(ways)) or next(iter(ways)))

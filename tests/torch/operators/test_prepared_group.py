@@ -1,4 +1,6 @@
-"""Prepared calls of groups of frozen layers: the same outputs as of each layer, and the usual way wherever something is not as it was."""
+"""Prepared calls of groups of frozen layers: the same outputs as of each layer, and the usual way wherever something
+is not as it was.
+"""
 
 import gc
 import weakref
@@ -19,7 +21,9 @@ from ksgen.torch.operators import frozen, prepared  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 from tests.support.torch_cases import BIAS_CHANGES, change_bias, wrong_in_threads  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="prepared calls are for kernels on the processor")
+pytestmark = pytest.mark.skipif(
+    not has_kernels(torch.device("cpu")), reason="prepared calls are for kernels on the processor"
+)
 CHAINS = ([(3, 5, 4, 2), (1, 7, 10, 3)], [(2, 9, 4, 3)], [(1, 4, 8, 3), (3, 6, 4, 1), (1, 5, 9, 2)])  # 24 -> 21, 54, 10
 WAYS = ("ksgen", "in turn", "each")
 
@@ -92,7 +96,12 @@ def check(group: Any, x: Any, tolerance: float = 1e-5) -> None:
 def test_every_way_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
     """Whichever the clock would have chosen."""
     met = choose(monkeypatch, way)
-    for bias, activation, shape in ((True, "none", (1,)), (False, "gelu", (3,)), (True, "relu", (2, 40)), (True, "silu", (1, 1))):
+    for bias, activation, shape in (
+        (True, "none", (1,)),
+        (False, "gelu", (3,)),
+        (True, "relu", (2, 40)),
+        (True, "silu", (1, 1)),
+    ):
         group = group_of(layout=layout, bias=bias, activation=activation)
         x = x_of(group, *shape)
         warmed(group, x)
@@ -193,7 +202,9 @@ def test_freeze_and_thaw_are_of_all_layers() -> None:
     group.freeze().train()
     assert not group.is_frozen
     nn.utils.parametrize.register_parametrization(group[1].weights, "0", nn.Tanh())
-    with pytest.raises(LaunchError, match=r"1, a KSLinear\(2,9,4,3\),: its weights are computed at each use.* cannot be frozen"):
+    with pytest.raises(
+        LaunchError, match=r"1, a KSLinear\(2,9,4,3\),: its weights are computed at each use.* cannot be frozen"
+    ):
         group.freeze()
 
 

@@ -1,4 +1,6 @@
-"""Small steps of training that PyTorch's products serve at once: the same bits and gradients, and nothing but what was timed so."""
+"""Small steps of training that PyTorch's products serve at once: the same bits and gradients, and nothing but what
+was timed so.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +25,9 @@ BATCH = 5
 
 @pytest.fixture(autouse=True)
 def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
-    """What every way of every step took when it was met: PyTorch's products were the fastest, unless a test says otherwise."""
+    """What every way of every step took when it was met: PyTorch's products were the fastest, unless a test says
+    otherwise.
+    """
     use_kernels(monkeypatch)
     monkeypatch.setattr(ops, "FEW_ENTRIES", 16)
     monkeypatch.setattr(prepared, "_served", {})
@@ -31,7 +35,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
     monkeypatch.setattr(choice, "_measured", {})
 
     def met(job: Any, ways: Any) -> str:
-        found = choice._measured.setdefault((job, torch.get_num_threads()), {way: seconds.get(way, 3.0) for way in ways})
+        found = choice._measured.setdefault(
+            (job, torch.get_num_threads()), {way: seconds.get(way, 3.0) for way in ways}
+        )
         return min(found, key=found.__getitem__)
 
     monkeypatch.setattr(choice, "faster", met)
@@ -62,7 +68,9 @@ def x_of(layer: Any, *more: int) -> Any:
     ("options", "wants_x", "more"),
     [({}, True, ()), ({"between": "relu", "activation": "gelu"}, False, (2,)), ({"bias": False}, True, (1, 2))],
 )
-def test_the_same_bits_and_gradients(layout: str, options: dict[str, Any], wants_x: bool, more: tuple[int, ...], usual: list[str]) -> None:
+def test_the_same_bits_and_gradients(
+    layout: str, options: dict[str, Any], wants_x: bool, more: tuple[int, ...], usual: list[str]
+) -> None:
     layer = KSLinear(FACTORS, layout=layout, **options)
     x = x_of(layer, *more).requires_grad_(wants_x)
     wanted = [*layer.parameters(), *([x] if wants_x else [])]
@@ -72,7 +80,9 @@ def test_the_same_bits_and_gradients(layout: str, options: dict[str, Any], wants
     assert second.is_contiguous()
     assert torch.equal(first, second)
     upstream = torch.randn_like(first)
-    for one, other in zip(torch.autograd.grad(first, wanted, upstream), torch.autograd.grad(second, wanted, upstream), strict=True):
+    for one, other in zip(
+        torch.autograd.grad(first, wanted, upstream), torch.autograd.grad(second, wanted, upstream), strict=True
+    ):
         assert torch.equal(one, other)
 
 

@@ -50,7 +50,9 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     found.end()
 
 
-def compare(style: Any, patterns: Any, layout: str, options: dict[str, Any], activation: str = "gelu", bias: bool = True) -> None:
+def compare(
+    style: Any, patterns: Any, layout: str, options: dict[str, Any], activation: str = "gelu", bias: bool = True
+) -> None:
     """Compare a layer that is split over all processes with the whole layer: values, gradients, and what is sent."""
     torch.manual_seed(0)
     mesh, alone = init_device_mesh("cpu", (4,)), KSLinear(patterns, layout=layout, activation=activation, bias=bias)
@@ -74,7 +76,11 @@ def compare(style: Any, patterns: Any, layout: str, options: dict[str, Any], act
         assert (tensor.shape, tensor.placements) == (y.shape, (Shard(asked.dim % 3) if asked.is_shard() else asked,))
         return tensor.to_local()
 
-    own_x, own_residual, own_dy = part(x, given).requires_grad_(), part(residual, asked).requires_grad_(), part(dy, asked)
+    own_x, own_residual, own_dy = (
+        part(x, given).requires_grad_(),
+        part(residual, asked).requires_grad_(),
+        part(dy, asked),
+    )
     *_, forward, backward = split.explain(32).splitlines()[0].split("; ")
     with CommDebugMode() as sent:
         own_y = local(split(own_x))
@@ -108,7 +114,8 @@ def expected_of(told: str) -> Counter[str]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize(
-    ("style", "patterns"), [(KSBlockwise, BLOCKS), (KSColwise, LAST), (KSColwise, COLUMNS), (KSRowwise, FIRST), (KSRowwise, LINES)]
+    ("style", "patterns"),
+    [(KSBlockwise, BLOCKS), (KSColwise, LAST), (KSColwise, COLUMNS), (KSRowwise, FIRST), (KSRowwise, LINES)],
 )
 def test_as_in_one_process(four: Processes, style: Any, patterns: Any, layout: str) -> None:
     four.run(compare, style, patterns, layout, {})
@@ -138,7 +145,10 @@ def compare_in_autocast() -> None:
     for style, patterns, given in ((KSColwise, LAST, Replicate()), (KSRowwise, FIRST, Shard(-1))):
         torch.manual_seed(0)
         alone = KSLinear(patterns)
-        split, x = parallel.parallelize_module(deepcopy(alone), mesh, style(output_layouts=Replicate())), torch.randn(8, alone.in_features)
+        split, x = (
+            parallel.parallelize_module(deepcopy(alone), mesh, style(output_layouts=Replicate())),
+            torch.randn(8, alone.in_features),
+        )
         residual = torch.randn(8, alone.out_features)
         with torch.autocast("cpu", torch.bfloat16):
             found, expected = split(distribute_tensor(x, mesh, [given]).to_local(), residual), alone(x, residual)
@@ -186,7 +196,9 @@ def step(model: nn.Module, optimizer: Any, number: int, rows: slice) -> Any:
 
 
 def train(is_sharded: bool) -> None:
-    """A model that is split over all processes, or over two, and sharded by FSDP2 over the other two: as alone with the whole batch."""
+    """A model that is split over all processes, or over two, and sharded by FSDP2 over the other two: as alone with
+    the whole batch.
+    """
     mesh, alone, rows = init_device_mesh("cpu", (4,)), made(), slice(None)
     if is_sharded:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -198,10 +210,15 @@ def train(is_sharded: bool) -> None:
         model = split_over(mesh)
     optimizers = [torch.optim.AdamW(each.parameters(), 0.05) for each in (model, alone)]
     for number in range(3):
-        found, expected = step(model, optimizers[0], number, rows), step(alone, optimizers[1], number, slice(None))[rows]
+        found, expected = (
+            step(model, optimizers[0], number, rows),
+            step(alone, optimizers[1], number, slice(None))[rows],
+        )
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     for (name, own), whole in zip(model.named_parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(own.full_tensor(), whole, rtol=1e-4, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}")
+        torch.testing.assert_close(
+            own.full_tensor(), whole, rtol=1e-4, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}"
+        )
     model.eval(), alone.eval()
     x = torch.randn(2, 24, generator=torch.Generator().manual_seed(9))
     with torch.no_grad():
@@ -273,7 +290,10 @@ def test_a_checkpoint_goes_from_two_processes_to_one_to_four(four: Processes, tm
 
 
 def go_on_with_two(folder: str, is_sharded: bool) -> None:
-    """Four processes split a model, or shard it by FSDP2, train a step and save it. The first two split it among them, and go on."""
+    """Four processes split a model, or shard it by FSDP2, train a step and save it.
+
+    The first two split it among them, and go on.
+    """
     (model, rows), alone = over_four(is_sharded), made()
     optimizer, optimizer_alone = (torch.optim.AdamW(each.parameters(), 0.05) for each in (model, alone))
     step(model, optimizer, 0, rows)
@@ -323,7 +343,9 @@ def refusals() -> list[str]:
         lambda: parallel.parallelize_module(KSLinear(FIRST), line, KSRowwise())(torch.zeros(4, 6), torch.zeros(4, 3)),
         lambda: unplain(torch.zeros(3, 12)),
         lambda: split.freeze(),
-        lambda: parallel.parallelize_module(KSLinear.group([KSLinear(LAST), KSLinear(LAST)]), line, KSColwise())(torch.zeros(3, 12)),
+        lambda: parallel.parallelize_module(KSLinear.group([KSLinear(LAST), KSLinear(LAST)]), line, KSColwise())(
+            torch.zeros(3, 12)
+        ),
         lambda: parallel.parallelize_module(KSLinear(LAST), line, parallel.ColwiseParallel()),
         lambda: parallel.parallelize_module(KSLinear(FIRST, between="relu"), line, KSRowwise()),
     ]
@@ -344,8 +366,10 @@ def test_mistakes_are_told(four: Processes) -> None:
         "KSRowwise: output_layouts=Partial(sum); accepted: Replicate() or Shard(dimension)",
         "KSColwise: got Linear; accepted: a KSLinear, or a group of them",
         "KSColwise: KSLinear(3,4,2,2 then 1,8,6,4; here 3,4,2,2 then 1,2,6,4) is sharded already",
-        "KSColwise: KSLinear(3,4,2,2 then 1,8,6,4) is sharded already; accepted: plain weights, to which fully_shard comes later",
-        "KSColwise over 4 processes splits factor 1, 1,6,6,4, along k, and 4 does not divide b=6; accepted: 2, 3, 6 processes",
+        "KSColwise: KSLinear(3,4,2,2 then 1,8,6,4) is sharded already; accepted: plain weights, to which fully_shard "
+        "comes later",
+        "KSColwise over 4 processes splits factor 1, 1,6,6,4, along k, and 4 does not divide b=6; accepted: 2, 3, 6 "
+        "processes",
         "KSColwise: a mesh of 2 dimensions; accepted: one dimension, such as mesh['tp']",
         "KSLinear(3,4,2,2 then 1,8,6,4; here 3,4,2,2 then 1,2,6,4): got x of shape (3, 13); layout bsf wants (..., 12)",
         "got x of shape (3, 40); layout bsf wants (..., 10)",

@@ -18,7 +18,9 @@ from ksgen.torch import KSLinear, freeze  # noqa: E402
 from ksgen.torch.parallel import shard_placement  # noqa: E402
 from tests.support.processes import Processes  # noqa: E402
 
-needs_gloo = pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="PyTorch has no gloo here")
+needs_gloo = pytest.mark.skipif(
+    not distributed.is_available() or not distributed.is_gloo_available(), reason="PyTorch has no gloo here"
+)
 
 
 @pytest.mark.parametrize(
@@ -135,13 +137,19 @@ def freeze_and_train() -> list[str]:
 @needs_gloo
 def test_what_fsdp_gathers_is_never_kept(two: Processes) -> None:
     for told in two.run(freeze_and_train):
-        thawed, others = [each for each in told if "is frozen no more" in each], [each for each in told if "is frozen no more" not in each]
+        thawed, others = (
+            [each for each in told if "is frozen no more" in each],
+            [each for each in told if "is frozen no more" not in each],
+        )
         assert len(thawed) == 2
         assert all("weights.0 was replaced by another tensor" in each for each in thawed)
         sharded, gathered, state = others[:3]
         assert "weights.0 is a " in sharded
         assert "only layers of plain tensors can be frozen" in sharded
-        assert "FSDP2 gathers weights.0 again after each step or load, which no counter shows; such a layer cannot be frozen" in gathered
+        assert (
+            "FSDP2 gathers weights.0 again after each step or load, which no counter shows; such a layer cannot be "
+            "frozen" in gathered
+        )
         assert state == "frozen: False"
         assert others[3:] == others[:3]
 
@@ -155,7 +163,8 @@ def train_in_ddp(options: dict[str, bool]) -> None:
     with torch.no_grad():
         for _ in range(3):
             own(torch.ones(8, 24))
-    model = nn.parallel.DistributedDataParallel(own, **options)  # which overwrites the weights by those of the first process
+    # which overwrites the weights by those of the first process
+    model = nn.parallel.DistributedDataParallel(own, **options)
     assert not own[0].is_frozen
     torch.manual_seed(0)
     alone = nn.Sequential(KSLinear([(1, 8, 6, 4), (1, 6, 4, 8)], activation="gelu"), KSLinear([(1, 6, 12, 4)]))
@@ -182,7 +191,9 @@ def train_in_ddp(options: dict[str, bool]) -> None:
 
 @pytest.mark.exhaustive
 @needs_gloo
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "static_graph": True}], ids=["usual", "static"])
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_as_bucket_view": True, "static_graph": True}], ids=["usual", "static"]
+)
 def test_ddp_trains_as_one_process_with_the_whole_batch(two: Processes, options: dict[str, bool]) -> None:
     two.run(train_in_ddp, options)
 
@@ -197,7 +208,9 @@ def train_in_16_bits() -> None:
     y.square().mean().backward()
     alone(x).square().mean().backward()
     for own, whole in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(own.grad.full_tensor(), whole.grad, rtol=0.05, atol=0.02 * float(whole.grad.abs().max()))
+        torch.testing.assert_close(
+            own.grad.full_tensor(), whole.grad, rtol=0.05, atol=0.02 * float(whole.grad.abs().max())
+        )
 
 
 @needs_gloo
