@@ -14,7 +14,7 @@ from ksgen.spec import Epilogue  # noqa: E402
 from ksgen.torch import KSLinear, freeze  # noqa: E402
 from ksgen.torch.layer import group  # noqa: E402
 from ksgen.torch.layer.group import KSLinears  # noqa: E402
-from ksgen.torch.operators import choice  # noqa: E402
+from ksgen.torch.operators import choice, meanwhile  # noqa: E402
 from tests.support.torch_cases import use_kernels  # noqa: E402
 
 CHAINS = ([(3, 5, 4, 2), (1, 7, 10, 3)], [(2, 9, 4, 3)], [(1, 4, 8, 3), (3, 6, 4, 1), (1, 5, 9, 2)])  # 24 -> 21, 54, 10
@@ -130,7 +130,7 @@ def test_auto_takes_the_faster_and_says_so(launched: list[int], monkeypatch: pyt
     together, x = KSLinears(own), rows(MANY)
     with torch.no_grad():
         together(x)
-        assert len(launched) >= choice.TURNS  # it was timed against each layer alone
+        assert len(launched) >= meanwhile.TURNS  # it was timed against each layer alone
         assert "all layers: " in together.explain(MANY)
         assert {line[0] for line in together.explain(MANY).splitlines()} >= {"1", "2", "3"}
         (key,) = [each for each in choice._measured if isinstance(each[0][0], tuple) and each[0][0][0] == "group"]

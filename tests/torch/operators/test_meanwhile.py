@@ -53,7 +53,7 @@ def test_products_of_pytorch_serve_until_kernels_are_compiled(tmp_path: Path) ->
             for _ in range(4):
                 assert all(map(torch.allclose, call(), wanted))
             if call is values:
-                until(lambda: started())
+                until(lambda: call() and started())
                 assert not launched and choice._measured == {}
             open_gate()
 
