@@ -1,9 +1,11 @@
 """Number of candidates that each strategy of the tuner needs, on the selected device.
 
-    python benchmarks/tuning_strategies.py record tables.json    # measures every candidate of a bounded space, for 12
-    kernels python benchmarks/tuning_strategies.py replay tables.json    # runs strategies on recorded tables: prints
-    Markdown python benchmarks/tuning_strategies.py winners               # searches, then compares each winner with the
-    default
+    # measures every candidate of a bounded space, for 12 kernels
+    python benchmarks/tuning_strategies.py record tables.json
+    # runs strategies on recorded tables: prints Markdown
+    python benchmarks/tuning_strategies.py replay tables.json
+    # searches, then compares each winner with the default
+    python benchmarks/tuning_strategies.py winners
 
 On two quiet cores recording takes about five minutes and replaying one. `record` continues where it was stopped. The
 last column is Optuna's sampler (pip install optuna), on the same tables.

@@ -2,8 +2,7 @@
 no kernel.
 
     python -m tests.compile_matrix [--target sm_90a]... [--family simt]... [--compiler nvrtc] [--every 5] [--sample]
-    [--everything]
-                                   [--instructions]
+                                   [--everything] [--instructions]
 
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
 and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a also: the first SLICED

@@ -4,8 +4,7 @@ The first ring proves each promise once: `make test` and `make test-torch` run i
 cases, and `make test-all` runs both. Two markers decide:
 
 * `exhaustive`: a test with many cases. The first ring takes those in which a word occurs first: each precision, layout,
-family or pattern
-  that several cases name.
+  family or pattern that several cases name.
 * `second`: a test or a case of the second ring alone.
 
 CI runs the first ring and one tenth of the second. `.ci/tenth` names the tenth; each landing advances it.

@@ -1,18 +1,16 @@
 """Describes the sources to generate: a YAML spec, and its kernels and layers.
 
     defaults:                            # any of the ten options; these are the values without one
-      precision: float32  # float32, float64, float16, bfloat16, complex64, complex128, tf32, tf32x3, fp16x3, bf16x6,
-      c64_tf32x3
+      # float32, float64, float16, bfloat16, complex64, complex128, tf32, tf32x3, fp16x3, bf16x6, c64_tf32x3
+      precision: float32
       layout: bsf                        # bsf: x is (batch, features); bsl: (features, batch)
       batch: any                         # any, or a number that the kernel is specialised to
       bias: false                        # then, in this order: + bias,
       activation: none                   #   none, relu, gelu, gelu_tanh, silu,
       residual: false                    #   + residual
-      gradients: false                   # kernels of training too: weights' gradients, and transposed patterns for that
-      of x
+      gradients: false                   # kernels of training too: of weights' gradients, and of that of x
       stride: dense                      # any: slices of larger arrays, whose rows lie apart; [dense, any]: both
-      weights: same                      # same: stored as y; int8, e4m3, e5m2: in eight bits, with scales; bfloat16,
-      with x in float32
+      weights: same                      # int8, e4m3, e5m2: in eight bits, with scales; bfloat16, with x in float32
       inputs: same                       # of x; or in eight bits as weights are
     kernels:
       - 6,64,64,1                        # a pattern a,b,c,d with the defaults
@@ -21,12 +19,10 @@
       qkv: [[2,48,192,1], [1,192,48,2]]
       up: {chain: [[6,64,64,1], [1,768,192,2]], bias: true, activation: gelu}
       mix: {chain: {family: monarch, in_features: 1024, out_features: 1024, split_in: 32, split_out: 32}}
-      heads: {group: [[[2,48,192,1], [1,192,48,2]], [[6,64,64,1]]], bias: true}  # chains that take the same x, side by
-      side
+      heads: {group: [[[2,48,192,1], [1,192,48,2]], [[6,64,64,1]]], bias: true}  # chains that take the same x
       deep: {chain: [[6,64,64,1], [1,768,192,2]], between: relu}  # the activation of each factor but the last
       transposed: {chain: [[6,64,64,1], [1,768,192,2]], out_layout: bsl}  # of y, where it is not that of x
-      whole: {chain: [[6,64,64,1], [1,768,192,2]], fuse: yes}  # auto: one launch where that is faster; yes: always; no:
-      one a factor
+      whole: {chain: [[6,64,64,1], [1,768,192,2]], fuse: yes}  # one launch: auto, where faster; yes: always; or no
     patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults
 
 An option that is a list multiplies out. Layers share kernels; under `kernels`, asking for one twice is a mistake.

@@ -8,11 +8,12 @@ it came from. `library/` is the driver. What a real one leaves open, it does in 
 - streams run late: when they are waited for, asked whether they are done, or the host copies and waits; legacy default
   stream, blocking and non-blocking streams, events and captures order as CUDA says and no more;
 - device memory starts as NaN, is of exact size, and faults where the host touches it; a freed address is never used
-again;
+  again;
 - calls need a context current on their thread; after a kernel that failed, each returns that error for good;
 - launches that may begin before the work before them has ended do: arrays are not there until a thread has waited for
-that; - binaries that are damaged, or for another GPU, are refused; so are launches beyond the device's or the kernel's
-limits.
+  that;
+- binaries that are damaged, or for another GPU, are refused; so are launches beyond the device's or the kernel's
+  limits.
 
 Its time is a model's, the same at every run: the host takes 6 to 8 us for a launch, a kernel begins when the host has
 queued it, and events tell half a microsecond. A launch that was played before, on the same memory, is not played again.

@@ -1,7 +1,8 @@
 """A second opinion on what the emulator proves: nvcc's PTX of emitted sources, on an independent simulator.
 
-python -m tests.second_opinion SOURCE      SOURCE is what `git clone` takes: a folder or an address of ClusterSim's
-repository
+python -m tests.second_opinion SOURCE
+
+SOURCE is what `git clone` takes: a folder or an address of ClusterSim's repository.
 
 It needs nvcc and ptxas, and to build the simulator git, cmake, make, g++, flex, bison and zlib's headers: a quarter of
 an hour, once. Each text's result is held to float64, and to the emulator's bits. Results go to `report.txt` in the
