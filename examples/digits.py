@@ -20,12 +20,10 @@ GLYPHS = ["75557", "26227", "71747", "71717", "55711", "74717", "74757", "71222"
 DOTS = torch.tensor([[[int(row) >> bit & 1 for bit in (2, 1, 0)] for row in glyph] for glyph in GLYPHS])
 
 
-def digits(count: int) -> tuple[Tensor, Tensor]:
-    """Draw digits at random places in noise, as (count, 8 x 8), with their labels."""
-    labels, x = torch.randint(10, (count,)), 0.25 * torch.randn(count, 8, 8)
-    for image, label, row, column in zip(
-        x, labels, torch.randint(1, 3, (count,)), torch.randint(2, 4, (count,)), strict=True
-    ):
+def digits(n: int) -> tuple[Tensor, Tensor]:
+    """Draw n digits at random places in noise, as (n, 8 x 8), with their labels."""
+    labels, x = torch.randint(10, (n,)), 0.25 * torch.randn(n, 8, 8)
+    for image, label, row, column in zip(x, labels, torch.randint(1, 3, (n,)), torch.randint(2, 4, (n,)), strict=True):
         image[row : row + 5, column : column + 3] += DOTS[label]
     return x.flatten(1), labels
 

@@ -60,16 +60,8 @@ def main() -> None:
     features, layers, steps = (64, 1, 5) if options.short else (options.features, options.layers, options.steps)
 
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=NUMBERS,
-        n_positions=LENGTH,
-        n_embd=features,
-        n_layer=layers,
-        n_head=4,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = GPT2LMHeadModel(config)
+    sizes = {"vocab_size": NUMBERS, "n_positions": LENGTH, "n_embd": features, "n_layer": layers, "n_head": 4}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
     print(f"dense, at first:     {told(model)}")
     train(model, steps)
     print(f"dense, trained:      {told(model)}")

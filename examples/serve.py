@@ -57,16 +57,14 @@ def serve(path: Path, port: int, is_short: bool) -> None:
     if find_device().kind != "native":  # native devices compile a small launch function on the machine
         os.environ["KSGEN_NO_COMPILE"] = "1"  # a kernel that the bundle lacks is an error
     ksgen.use_bundle(path)
-    random, launchers = np.random.default_rng(0), [ksgen.Launcher(*pattern.shape) for pattern in CHAIN]
-    Up.factors = [
-        (each, each.pack(random.standard_normal(each.pattern.shape, dtype="f4") / each.pattern.c)) for each in launchers
-    ]
+    draws, launchers = np.random.default_rng(0), [ksgen.Launcher(*pattern.shape) for pattern in CHAIN]
+    Up.factors = [(ks, ks.pack(draws.standard_normal(ks.pattern.shape, dtype="f4") / ks.pattern.c)) for ks in launchers]
     server = HTTPServer(("127.0.0.1", port), Up)
     print(url := f"http://127.0.0.1:{server.server_port}/up", f"takes rows of {CHAIN.in_features} numbers")
     if not is_short:
         server.serve_forever()
     Thread(target=server.serve_forever, daemon=True).start()
-    rows = json.dumps(random.standard_normal((ROWS, CHAIN.in_features)).tolist()).encode()
+    rows = json.dumps(draws.standard_normal((ROWS, CHAIN.in_features)).tolist()).encode()
     for _ in range(5):
         y = json.load(urlopen(url, rows))
         print(f"an answer of {len(y)} x {len(y[0])} numbers")

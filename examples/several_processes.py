@@ -23,9 +23,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--features", type=int, default=256, help="a multiple of 64")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--short", action="store_true", help="few features, a few steps")
-distributed.is_torchelastic_launched() or parser.exit(
-    2, "torchrun --nproc-per-node 2 examples/several_processes.py starts it\n"
-)
+if not distributed.is_torchelastic_launched():
+    parser.exit(2, "torchrun --nproc-per-node 2 examples/several_processes.py starts it\n")
 options, ROWS = parser.parse_args(), 256  # batch size over all processes
 features, steps = (64, 8) if options.short else (options.features, options.steps)
 UP = [(1, 64, 64, features // 64), (16, features // 4, features // 16, 1)]  # to four times the features
@@ -61,10 +60,7 @@ rows = slice(rank * ROWS // count, (rank + 1) * ROWS // count)
 ways = {
     "DDP": (lambda model: nn.parallel.DistributedDataParallel(model), rows),
     "FSDP2": (lambda model: fully_shard(model, mesh=mesh, shard_placement_fn=shard_placement), rows),
-    "tensor parallel": (
-        lambda model: parallelize_module(model, mesh, {"0": KSColwise(), "2": KSRowwise()}),
-        slice(None),
-    ),
+    "tensor parallel": (lambda own: parallelize_module(own, mesh, {"0": KSColwise(), "2": KSRowwise()}), slice(None)),
 }
 for name, (prepare, own) in ways.items():
     model = prepare(drawn(2))
@@ -73,8 +69,7 @@ for name, (prepare, own) in ways.items():
     if rank == 0:
         print(f"{name}: loss {losses[0]:.5f}, then {losses[-1]:.5f}; {held:,} parameters on each of {count}")
 distributed.broadcast_object_list(folder := [None if rank else mkdtemp()])
-# in shards, which any number of processes may load
-checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder[0])
+checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder[0])  # any number of processes may load it
 alone, x = drawn(3), torch.ones(ROWS, features, device=kind)
 checkpoint.load({"model": alone.state_dict()}, checkpoint_id=folder[0])
 apart = float((alone(x) - model(x)).abs().max())
