@@ -273,7 +273,8 @@ class BaseLauncher(Explainable):
     def _weights_of_each(self, weights: Any) -> Sequence[Any]:
         """Weights of each factor; quantized ones are packed at their first call."""
         own = listed(weights) if self.takes_lists else (weights,)
-        if own is None:
+        # an array of the first factor is iterable too, along its first axis
+        if own is None or (self.takes_lists and getattr(weights, "shape", None) == self.chains[0][0].shape):
             raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
         if len(own) != len(self.names.weights):
             raise LaunchError(

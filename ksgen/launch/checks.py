@@ -35,7 +35,7 @@ STORED_OTHERWISE = "weights of one factor are stored otherwise than another's"
 
 
 class ArrayNames(NamedTuple):
-    """ArrayNames of a call's arrays in messages: weights of each factor, the others of each chain."""
+    """Names of a call's arrays in messages: weights of each factor, the others of each chain."""
 
     weights: tuple[str, ...] = ("weights",)
     bias: tuple[str, ...] = ("bias",)
@@ -44,7 +44,7 @@ class ArrayNames(NamedTuple):
 
     @property
     def plain(self) -> dict[str, tuple[str, ...]]:
-        """ArrayNames for each chain, by the name in a call of that chain alone."""
+        """Names for each chain, by the name in a call of that chain alone."""
         every = len(self.out)
         return {
             "x": ("x",) * every,
@@ -59,7 +59,7 @@ ONE = ArrayNames()  # of one factor
 
 
 def names_of(chains: Sequence[Chain]) -> ArrayNames:
-    """ArrayNames of the arrays of a call of these chains."""
+    """Names of the arrays of a call of these chains."""
     if len(chains) > 1:
         weights = (
             f"weights {at} of layer {number}"

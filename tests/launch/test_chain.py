@@ -370,6 +370,15 @@ def test_a_chain_of_one_takes_a_list_and_a_pattern_an_array() -> None:
             own(x, [weights, weights])
 
 
+@pytest.mark.parametrize("chain", [Chain((PATTERN,)), PAIR])
+def test_a_chain_refuses_the_array_of_its_first_factor(chain: Chain) -> None:
+    """Its items along a would be taken for arrays of one factor each."""
+    x, weights = inputs()
+    for own in (Launcher(chain), ChainLauncher(chain)):
+        with pytest.raises(LaunchError, match=r"weights=array\(\[.*; accepted: a list of arrays, one a factor"):
+            own(x, weights)
+
+
 def test_a_launcher_of_several_factors_is_flat_in_a_chain_and_a_group() -> None:
     own = Launcher(PAIR, batches=[5], bias=True)
     assert own.factors[0].batches == {5}

@@ -1,5 +1,5 @@
-"""Shared parts of gradient families: tiles of weights, parts of the batch that are summed separately, and copies of
-operands."""
+"""Shared parts of the tilings of gradients: tiles of weights, parts of the batch that are summed separately, and
+copies of operands."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
