@@ -1,16 +1,17 @@
-// ks_1x128x128x3_float16_bsf   ksgen 0.1.0, mma.cu.j2 c3b69fa2, spec c2f20090
+// ks_1x128x128x3_float16_bsf   ksgen 0.1.0, mma.cu.j2 22b6a53f, spec c2f20090
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float16, batch-size-first.
 // Edit the template, not this file.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes a tile on tensor cores: TILE_OUT outputs k x TILE_BATCH batch rows s for each of TILE_D
-// neighbouring j of one i. Packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage
-// of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is resident, its
-// stages stay there, and the block walks over all tiles of outputs, PASSES of them. Lanes read X in 16-byte chunks as
-// it lies: an instruction's k-index and row may mean any input and any output, as long as both operands agree, and A
-// was packed to agree (`input_of`, `out_of`). Lane 4g + t of a warp has g and t below. The kernel comes first: place,
-// load, multiply, store; what it calls is below it, in that order.
+// Every block computes a tile on tensor cores: TILE_OUT outputs k x TILE_BATCH rows s of the batch, for each of TILE_D
+// neighbouring j of one i. Packed weights are operand A, X is operand B. The block walks over l in steps of TILE_IN: a
+// stage of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is resident, its
+// stages stay there, and the block walks over all PASSES tiles of outputs. Lanes read X in 16-byte chunks, unchanged.
+// An instruction's k-index may stand for any input, and its row for any output, if both operands agree. A is packed so
+// that they do (`input_of`, `out_of`). Below, g and t of a lane are PTX's groupID and threadID_in_group: it is lane
+// 4g + t of its warp. The kernel comes first: place, load, multiply, store. The functions that it calls follow, in that
+// order.
 //
 // A tile of Y. There are 1 tile along k, 1 along j, 1 along i, and as many along s as the batch has.
 //
@@ -25,8 +26,8 @@
 //
 // A warp: 48 x 24 sums for each of 3 j, by 3 x 3 instructions of 16 x 8.
 
-// Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 bytes of shared
-// memory are allowed first, by the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES.
+// To launch by hand: grid and block have one dimension. Pass arrays as pointers, and the batch as a 64-bit integer.
+// For more than 49152 bytes of shared memory, set the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES first.
 //   ks_1x128x128x3_float16_bsf_pack<<<108, 256>>>(w, packed): w is (A, B, C, D) of float16, packed has 110592 bytes
 //   ks_1x128x128x3_float16_bsf<<<1 * tiles, 96, 96768>>>(x, packed, y, batch): tiles = batch / 24, rounded up
 
@@ -53,9 +54,9 @@ constexpr int Y_VECTOR         =        2;  // neighbours that one store of Y mo
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
 constexpr int LANE_INPUTS      =        4;  // inputs of one instruction that a lane holds per row of the batch
 constexpr int HALVES           =        1;  // real numbers per element
-constexpr int WORD_INPUTS      =        2;  // inputs per word of an operand; of complex numbers, a word is half of one
+constexpr int WORD_INPUTS      =        2;  // inputs per word of an operand; a complex number fills two words
 constexpr int COMPONENTS       =        1;  // parts into which an operand is split
-constexpr int PACKED_PARTS     =        1;  // parts in which weights are packed; 1 of 2: lanes split them
+constexpr int PACKED_PARTS     =        1;  // parts in which weights are packed; fewer than COMPONENTS: lanes split them
 constexpr int ROW_TILES        =        3;  // matrix instructions of a warp along its outputs, 16 each
 constexpr int COLUMN_TILES     =        3;  // matrix instructions of a warp along its rows of the batch, 8 each
 constexpr int SUPER_IN         =       32;  // inputs after which the lanes' order repeats
@@ -100,7 +101,7 @@ typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
-    int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
+    int weights;         // number of the tile of packed weights, counted over (i, planes, outputs)
     extent first_batch;  // s of its first row of the batch
     int batch_left;      // rows of the batch from there on, at most TILE_BATCH
 } Tile;
@@ -119,7 +120,8 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbour
     return tile;
 }
 
-typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][HALVES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+// A lane's four sums of a matrix instruction, at (row, column): (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1).
+typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][HALVES][4];
 DEVICE void clear_sums(Sums& sums) {
     UNROLL for (int j = 0; j < WARP_D; ++j)
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
@@ -154,7 +156,7 @@ void ks_1x128x128x3_float16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT 
     const auto load_stage = [&](const int at) {
         if (at < STEPS) load_x(shared_memory + at % X_STAGES * X_STAGE, x, tile, x_pitch, at * TILE_IN, wide);
         if (at < PASSES * STEPS) load_packed(shared_memory + W_BASE + at % STAGES * W_BYTES, tile_weights + static_cast<extent>(at) * (W_BYTES / 16));
-        copy_async_commit();  // empty or not: it keeps the count right
+        copy_async_commit();  // empty or not, because the wait counts groups
     };
 
     // STAGES - 1 stages are on their way while one is multiplied; with several passes, also while a tile is stored.
@@ -176,7 +178,7 @@ void ks_1x128x128x3_float16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT 
 }
 
 // ---- definitions that the functions below use
-#define GLOBAL  // OpenCL has words for where a pointer points to
+#define GLOBAL  // only OpenCL names a pointer's address space
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 
 DEVICE float half_to_float(unsigned short value) {
@@ -189,7 +191,7 @@ DEVICE unsigned short float_to_half(float value) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
     return narrow;
 }
-DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
+DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // writes zeros if not valid
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }
@@ -200,7 +202,8 @@ DEVICE void mma_f16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsig
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// One wide store: nvcc may split four stores, or that of a vector type. No load here depends on it, so loads may pass it.
+// One wide store: nvcc may split four stores, or one of a vector type. No load in this kernel depends on it, so the
+// compiler may move loads across it.
 DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
     asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
 }
@@ -223,11 +226,11 @@ DEVICE real finish(real value, const stored bias, const stored residual) {
 }
 
 DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpret_cast<size_t>(pointer) % bytes == 0; }
-DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
+DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // smaller than an asynchronous copy
     *static_cast<stored*>(to) = valid ? *from : stored(0);
 }
 struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, the bias or the residual
-// The first `count` of them; all in one load where they are aligned.
+// Read the first `count` elements. If `wide`, they are aligned, and one load reads all Y_VECTOR.
 DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VECTOR) {
     if (wide) return *reinterpret_cast<const Run*>(from);
     Run run = {};
@@ -247,7 +250,8 @@ DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
     if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word(0);
 }
 
-// Two elements a word. A word of X has neighbours of one chunk: pick one of each of two words.
+// A word holds two elements. Words of X hold neighbours of one chunk, so an operand's word takes one element from each
+// of two words.
 DEVICE unsigned pair(const unsigned first, const bool first_upper, const unsigned second, const bool second_upper) {
     return __byte_perm(first, second, (first_upper ? 0x32 : 0x10) | (second_upper ? 0x7600 : 0x5400));
 }
@@ -256,14 +260,14 @@ DEVICE unsigned pack_weights(const float (&values)[2], const int) {
 }
 DEVICE float unscaled(const float sum) { return sum; }
 DEVICE float half_of(const real value, const int) { return value; }
-// One of a lane's sums: of row g or g + 8, and column 2t or 2t + 1.
+// A lane's sum at row g (`row` is 0) or g + 8 (1), and at column 2t (`column` is 0) or 2t + 1 (1).
 DEVICE real sum_of(const float (&sums)[HALVES][4], const int row, const int column) { return unscaled(sums[0][row * 2 + column]); }
-// One word of a lane's operand: two of its inputs, which lie at these places of the chunks it has read.
+// Set one word of a lane's operand: two inputs, taken from elements `first` and `second` of the chunks it has read.
 template <int WORDS>
 DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
     x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
-// Four words a lane, of each part: operand A of one instruction.
+// Read operand A of one instruction: four words per lane, for each part.
 DEVICE void load_weights(unsigned (&w)[COMPONENTS][4], const Chunk* from) {
     UNROLL for (int part = 0; part < COMPONENTS; ++part) {
         const Chunk chunk = from[part * (TILE_OUT / 16) * 32];
@@ -280,13 +284,13 @@ DEVICE int warp_batch() { return thread_index() / 32 % WARPS_BATCH * (TILE_BATCH
 DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH % WARPS_OUT * (TILE_OUT / WARPS_OUT); }
 DEVICE int warp_plane() { return thread_index() / 32 / (WARPS_BATCH * WARPS_OUT) * WARP_D; }
 
-// The output, among its warp's, of a lane's sums in one half (rows g, or g + 8) of a row tile.
+// The output, counted within the warp, of a lane's sums in one half of a row tile: 0 is row g, 1 is row g + 8.
 DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
     const int q = 2 * row_tile + half;
     return (q / RUN_OUT * 8 + g) * RUN_OUT + q % RUN_OUT;
 }
 
-// ---- place and read: where X lies in this layout, in memory and in a stage, and which part of it is a lane's
+// ---- place and read: where X lies in memory and in a stage, and which part of it a lane reads
 // X[s * x_pitch + (i * C + l) * D + j]: a line of the X tile is one batch row, a run goes along l and the tile's j.
 DEVICE bool x_is_wide(const stored* x, const extent, const extent x_pitch) {
     return X_VECTOR * sizeof(stored) >= 4 && x_pitch % X_VECTOR == 0 && is_aligned(x, X_VECTOR * sizeof(stored));
@@ -300,13 +304,14 @@ DEVICE bool run_is_inside(const Tile tile, const int first_in, const int run) {
     return first_in + run / TILE_D < C && tile.first_j + run % TILE_D < D;
 }
 DEVICE int lines_inside(const Tile tile, const int) { return tile.batch_left; }
-// The input, within a stage, that element e of lane t's operands belongs to in one matrix instruction.
+// The input, counted within its stage, of element e of lane t's operands. The matrix instruction is that of `in_stage`.
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
-    const int held = in_stage % SUPER_IN / K_STEP * LANE_INPUTS + e;  // which of the lane's inputs since the order started
+    // inputs that the lane holds before this one, since its order last began
+    const int held = in_stage % SUPER_IN / K_STEP * LANE_INPUTS + e;
     return in_stage / SUPER_IN * SUPER_IN + (held / GROUP_INPUTS * 4 + t) * GROUP_INPUTS + held % GROUP_INPUTS;
 }
-// A column is one batch row; a lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs, each
-// with its warp's j.
+// A column is one row of the batch. A lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs,
+// each with its warp's j.
 DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
     constexpr int GROUP_WORDS = 4 * GROUP_CHUNKS;
     const int run = first * TILE_D + warp_plane();
@@ -321,7 +326,8 @@ DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMP
         UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
             UNROLL for (int j = 0; j < WARP_D; ++j)
                 UNROLL for (int half = 0; half < 2; ++half) {
-                    const int one = s * LANE_INPUTS + half * WORD_INPUTS / HALVES, other = one + WORD_INPUTS - 1;  // of the lane's inputs
+                    // the first and the last of the lane's inputs in this word
+                    const int one = s * LANE_INPUTS + half * WORD_INPUTS / HALVES, other = one + WORD_INPUTS - 1;
                     keep_operand(x[s][j][n], half, words, one * WARP_D + j, other * WARP_D + j);
                 }
     }
@@ -339,11 +345,11 @@ DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, c
     constexpr int SIZE = static_cast<int>(sizeof(stored));
     int line = thread_index() * WIDTH / X_RUN, run = thread_index() * WIDTH % X_RUN;
     const int lines = lines_inside(tile, first_in);
-    if constexpr (STEP % X_RUN == 0) {  // a round takes whole lines: all else stays the same
+    if constexpr (STEP % X_RUN == 0) {  // a round copies whole lines, so only the line changes
         const stored* from = x_at(x, tile, x_pitch, first_in, line, run);
         unsigned char* to = stage + line * X_PITCH + run * SIZE;
         const bool inside = run_is_inside(tile, first_in, run);
-        constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // more would take the registers of the sums
+        constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // more would take registers from the sums
         _Pragma("unroll AT_ONCE") for (; line < X_LINES; line += STEP / X_RUN) {
             copy_x<WIDTH>(to, from, inside && line < lines);
             from += STEP / X_RUN * next_line(x_pitch);
@@ -391,8 +397,9 @@ DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsig
 }
 
 // ---- store: from the sums to Y
-// A lane has RUN_OUT neighbouring outputs with all its warp's j: a run of Y's row, stored Y_VECTOR elements at a time. Bias and
-// residual are read likewise: the bias once for all rows of the batch, the residual before the first of it is needed.
+// A lane has RUN_OUT neighbouring outputs with all its warp's j: a run of Y's row. It stores Y_VECTOR elements at a
+// time, and reads bias and residual as many at a time. The bias is read once for all rows of the batch. All rows of the
+// residual are read before the first one is needed.
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent, const extent y_pitch, const stored* bias,
                        const stored* residual, const extent residual_pitch) {
     constexpr int RUN = RUN_OUT * WARP_D, BYTES = Y_VECTOR * static_cast<int>(sizeof(stored));
@@ -432,14 +439,16 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
         }
 }
 
-// ---- pack: W (A, B, C, D) into operand A of every instruction, four words a lane, zeros beyond the ragged edges
+// ---- pack: W (A, B, C, D) into operand A of every instruction, four words per lane, zeros beyond the ragged edges
 DEVICE float weight_at(const given* w, const extent i, const int k, const int l, const int j, const int half) {
     return k < B && l < C && j < D ? half_of(weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j), half) : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
 void ks_1x128x128x3_float16_bsf_pack(const given* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
-    const int word = static_cast<int>(at % 4);  // of operand A: rows g and g + 8 for the lower k, then for the upper k (of complex numbers: real, imaginary)
+    // A lane's words of operand A are rows g and g + 8 for the lower k, then for the upper k. Complex numbers have
+    // their real parts at the lower k, and their imaginary parts at the upper k.
+    const int word = static_cast<int>(at % 4);
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));
     const int part = static_cast<int>(at / (8 * TILE_OUT) % PACKED_PARTS);

@@ -1,13 +1,13 @@
-// ks_1x768x192x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 a6011183, spec d7bd2296
+// ks_1x768x192x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 9d0cb036, spec d7bd2296
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes a tile: TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It walks over l in
-// steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is multiplied. Sums live in
-// registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first: place, load and multiply, store; what it calls is
-// below it, in that order.
+// Every block computes a tile: TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It walks over
+// l in steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is multiplied. Sums live
+// in registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first: place, load and multiply, store. The
+// functions that it calls follow, in that order.
 //
 // A tile of Y, for one of its 2 j. There are 6 tiles along k, 1 along j, 1 along i, and as many along s as the batch has.
 //
@@ -20,8 +20,8 @@
 //
 // A warp: 8 lanes along s by 4 along k, with 8 x 8 sums each.
 
-// Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 bytes of shared
-// memory are allowed first, by the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES.
+// To launch by hand: grid and block have one dimension. Pass arrays as pointers, and the batch as a 64-bit integer.
+// For more than 49152 bytes of shared memory, set the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES first.
 //   ks_1x768x192x2_float32_bsf_pack<<<1152, 256>>>(w, packed): w is (A, B, C, D) of float32, packed has 1179648 bytes
 //   ks_1x768x192x2_float32_bsf<<<6 * tiles, 512, 67584>>>(x, packed, y, batch): tiles = batch / 128, rounded up
 
@@ -81,7 +81,7 @@ constexpr int Y_RUN_ROUNDS     =        1;  // rounds until a line is stored
 #define RESTRICT __restrict__
 #define ALIGNED(BYTES) __align__(BYTES)
 #define UNROLL _Pragma("unroll")
-#define GLOBAL  // OpenCL has words for where a pointer points to
+#define GLOBAL  // only OpenCL names a pointer's address space
 #define SHARED
 extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
 #define SHARED_MEMORY(NAME)                                                                               \
@@ -98,7 +98,7 @@ typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
-    int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
+    int weights;         // number of the tile of packed weights, counted over (i, planes, outputs)
     extent first_batch;  // s of its first row of the batch
     int batch_left;      // rows of the batch from there on, at most TILE_BATCH
 } Tile;
@@ -117,7 +117,7 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbour
     return tile;
 }
 
-typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;  // what one access of shared memory moves
+typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;  // one access to shared memory
 DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
                           const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w);
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
@@ -132,12 +132,13 @@ void ks_1x768x192x2_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const re
     const extent x_pitch = 384;
     const extent y_pitch = 1536;
     const Tile tile = find_tile(block_index(), batch);
-    // A warp is 8 lanes along the batch by 4 along the outputs. Lanes n and n + 1 (n even) read the same X, lanes n and n + 2 (n / 2 even)
-    // the same W: shared memory gives 16 bytes to as many lanes at a time only where such neighbours share them.
+    // A warp is 8 lanes along the batch by 4 along the outputs. Lanes n and n + 1 (n even) read the same X, lanes n and
+    // n + 2 (n / 2 even) the same W. If such neighbours share their 16 bytes, shared memory answers a warp's read in
+    // two cycles instead of four.
     const int lane = thread_index() % 32;
     const int lane_batch = lane / 2 % 8, lane_out = lane % 2 + lane / 16 * 2;
     const int warp = thread_index() / 32;
-    const int plane = warp / WARPS_PER_PLANE;           // which of the tile's j
+    const int plane = warp / WARPS_PER_PLANE;           // the warp's j, among the tile's
     const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;  // first of the tile's rows of the batch
     const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane_out * GROUP_OUT;  // first of the tile's outputs
 
@@ -152,7 +153,8 @@ void ks_1x768x192x2_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const re
 // ---- definitions that the functions below use
 DEVICE void wait_for_block() { __syncthreads(); }
 
-// Two neighbouring sums. On sm_100 and sm_103 one instruction does both, which nvcc does not use by itself; sm_120 has it as two.
+// Update two neighbouring sums. On sm_100 and sm_103, one instruction does both, but nvcc does not emit it by itself.
+// On sm_120 it becomes two.
 DEVICE void multiply_add_pair(float* sums, const float* x, const float w) {
 #if __CUDA_ARCH__ >= 1000
     asm("{\n"
@@ -168,11 +170,11 @@ DEVICE void multiply_add_pair(float* sums, const float* x, const float w) {
     sums[1] = fmaf(x[1], w, sums[1]);
 #endif
 }
-DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
+DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {  // writes zeros if not valid
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(valid ? 4 : 0) : "memory");
 }
-DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
+DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // writes zeros if not valid
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }
@@ -195,7 +197,7 @@ DEVICE real finish(real value, const stored bias, const stored residual) {
 
 DEVICE void copy_element(void* to, const stored* from, const bool valid) { copy_async_4(to, from, valid); }
 
-typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // what one wide access of X or Y moves
+typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // one wide access to X or Y
 typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
 
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
@@ -221,7 +223,7 @@ DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch, const extent x
     return X_VECTOR > 1 && x_pitch % X_VECTOR == 0 && is_aligned(x);
 }
 DEVICE int x_place(const int line, const int run) { return run * X_PLANE + line; }
-// A warp copies X_LANE_LINES lines of X_LANE_RUN lanes at a time; the block's warps stand X_WARPS_RUN along a run.
+// A warp copies X_LANE_LINES lines at a time, by X_LANE_RUN lanes each. Along a run there are X_WARPS_RUN warps.
 DEVICE int x_line(const int round) {
     const int warp = thread_index() / 32;
     return warp / X_WARPS_RUN * X_LANE_LINES + thread_index() % 32 / X_LANE_RUN + round * X_LINE_STEP;
@@ -246,12 +248,12 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent n
             else
                 UNROLL for (int e = 0; e < X_VECTOR; ++e) copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
         }
-        from += X_LINE_STEP * next_line;  // a multiple of it for each round would take twice the instructions
+        from += X_LINE_STEP * next_line;  // computing each round's multiple would take twice the instructions
     }
 }
 DEVICE void copy_weights(real* to, const real* from) {
     const int warp = thread_index() / 32;
-    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // 512 bytes of a warp after the other: the instruction holds such a distance
+    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart: an offset within the instruction
         const int at = ((warp * W_ROUNDS + q) * 32 + thread_index() % 32) * GROUP;
         if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) copy_async_16(to + at, from + at, true);
     }
@@ -274,13 +276,17 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
             UNROLL for (int m = 0; m < THREAD_BATCH; m += 2) multiply_add_pair(sums[n] + m, own_x + m, own_w[n]);
     }
 }
-// All stages of aligned rows, in copies as wide as a group, or of others: each has a loop of its own, without branches for the other.
+// Multiply all stages. If WIDE, rows are aligned, and each copy moves a group. Either case has its own loop, without
+// branches for the other.
 template <bool WIDE>
 DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared, const Tile tile,
                             const extent x_pitch, const int own_x, const int own_w) {
     const extent next_step = x_next_step(x_pitch);
-    constexpr bool BY_MULTIPLES = X_VECTOR > 1;  // of it in batch-size-last, by steps in batch-size-first: the other way round ptxas spills
-    // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
+    // In batch-size-last, addresses are computed as multiples of next_step. In batch-size-first, they advance by it.
+    // The other way round ptxas spills.
+    constexpr bool BY_MULTIPLES = X_VECTOR > 1;
+    // STAGES - 1 stages are on their way while one is multiplied. Every step commits one group, empty or not, because
+    // the wait counts groups.
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
             copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_next_line(x_pitch), step * TILE_IN, WIDE);
@@ -290,9 +296,9 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
         }
         copy_async_commit();
     }
-    // In float32 unrolled by the stages where they divide the steps, so that their places in shared memory are constants.
-    // Elsewhere ptxas spills.
-    constexpr bool IS_UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 && (WIDE || X_VECTOR == 1);  // unaligned rows are rare
+    // In float32, the loop is unrolled by the stages if they divide the steps, except for unaligned rows: they are rare.
+    // Stages of an unrolled loop have constant addresses in shared memory. In other cases unrolling makes ptxas spill.
+    constexpr bool IS_UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 && (WIDE || X_VECTOR == 1);
     constexpr int UNROLLED = IS_UNROLLED ? STAGES : 1;
     _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)
         UNROLL for (int e = 0; e < UNROLLED; ++e) {
@@ -300,7 +306,8 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
             const int read = IS_UNROLLED ? e : step % STAGES, written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
-            if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {  // unrolled: one condition for all but the first
+            // if unrolled, the first step always copies, and the others share one condition
+            if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;
                 copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN, WIDE);
                 copy_weights(to + W_BASE, weights);
@@ -321,8 +328,9 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 }
 
 // ---- store: from the sums to Y
-// Through shared memory, GROUP_OUT outputs of every thread at a time: written with the batch contiguous, read
-// along (k, j), so that a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES rows of the batch. A run is (output of the slice, j).
+// Sums go through shared memory in slices: GROUP_OUT outputs of every thread. They are written with the batch
+// contiguous, and read along (k, j). So a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES rows of the batch. A run is
+// (output of the slice, j).
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
                        const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
                        GLOBAL const stored* residual, const extent residual_pitch) {

@@ -9,9 +9,8 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
 _BY_HAND = (
-    "Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 "
-    "bytes of shared",
-    "memory are allowed first, by the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES.",
+    "To launch by hand: grid and block have one dimension. Pass arrays as pointers, and the batch as a 64-bit integer.",
+    "For more than 49152 bytes of shared memory, set the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES first.",
 )
 
 

@@ -247,13 +247,13 @@ class Mma(GpuProduct[AnyMmaConstants]):
             Constexpr(
                 "WORD_INPUTS",
                 shape.word_inputs,
-                "inputs per word of an operand; of complex numbers, a word is half of one",
+                "inputs per word of an operand; a complex number fills two words",
             ),
             Constexpr("COMPONENTS", shape.components, "parts into which an operand is split"),
             Constexpr(
                 "PACKED_PARTS",
                 shape.packed_parts,
-                "parts in which weights are packed; 1 of 2: lanes split them",
+                "parts in which weights are packed; fewer than COMPONENTS: lanes split them",
             ),
             Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
             Constexpr(
