@@ -530,7 +530,7 @@ NAMED_CHAINS: dict[str, Callable[..., Chain]] = {
 
 
 def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
-    """The factors of blocks of 2 `block` x 2 `block`, neighbours first."""
+    """Factors of a block butterfly, of 2 `block` x 2 `block` each; the first combines neighbouring blocks."""
     features, block = _counts(features=features, block=block)
     count, rest = divmod(features, block)
     if rest or count < 2 or count & (count - 1):

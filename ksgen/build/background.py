@@ -23,7 +23,7 @@ from ksgen.values import excerpt
 
 MOST_WORKERS = 16
 FORK_WAIT_S = 5.0  # how long a fork waits for work that imports modules, whose locks a child would find taken for ever
-NOTICE_S = 2.0  # of waiting, after which a caller gets a warning with the reason
+NOTICE_S = 2.0  # seconds of waiting until a caller gets a warning with the reason
 Result = TypeVar("Result")
 
 

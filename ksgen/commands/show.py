@@ -213,8 +213,7 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice
 
 
 def _faster(kernel: KernelSpec, batch: int) -> dict[str, Any]:
-    """For each kind of device, the family that the cost model expects to be faster than the default, and by what
-    factor."""
+    """The family that the cost model expects to be faster than the default, and by what factor, per kind of device."""
     from ksgen.families import family_for, faster_family
 
     found = {

@@ -85,7 +85,7 @@ def _row(progress: "Progress") -> list[str]:
 
 
 def _caption(running: Sequence["Progress"]) -> str:
-    """The constants of the best of each search that runs."""
+    """Constants of the best candidate of each running search."""
     return "\n".join(f"{name_of(each.job)}: {each.best.family}: {each.best.constants}" for each in running if each.best)
 
 

@@ -17,7 +17,7 @@ from ksgen.ownership import check_folder, keep_from_others, make_folder
 from ksgen.paths import cache_dir
 
 FOLDER = "templates"  # in the cache
-MOST_BYTES = 2**24  # of a compiled template, which has kilobytes
+MOST_BYTES = 2**24  # bytes of the largest compiled template that is read; usual ones have kilobytes
 _SEAL_BYTES = hashlib.sha256().digest_size
 
 

@@ -16,7 +16,7 @@ WORD = 4  # bytes of a bank
 
 
 def read_cycles(addresses: Sequence[int], size: int) -> int:
-    """For one read by each lane, of `size` bytes at its address, which is a multiple of them."""
+    """Cycles of a warp's read of shared memory: `size` bytes per lane, at addresses that are multiples of `size`."""
     unit = max(size, WORD)
     lanes = CYCLE_BYTES // unit
     is_shared = any(all(addresses[lane] == addresses[lane ^ distance] for lane in range(WARP)) for distance in (1, 2))

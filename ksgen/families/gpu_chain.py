@@ -23,7 +23,7 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.values import cached_property
 
-BLOCKS = (3, 2, 1)  # per multiprocessor
+BLOCKS = (3, 2, 1)  # blocks per multiprocessor that a search tries
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class GpuChainConstants(Constants):
     """Constants that a search may change; a family defines the words that `tiles` has per factor."""
 
     tile_batch: int  # rows of the batch per block
-    tiles: str  # of each factor
-    stages: int  # of packed weights in shared memory
+    tiles: str  # constants of each factor, as words
+    stages: int  # stages of packed weights in shared memory
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
 
     @property

@@ -2,7 +2,7 @@
 
 A factor is a chain of one, and a chain a group of one. Arrays are read and checked, device and stream are found, a plan
 is looked up, weights are packed, and one launch computes everything. If several launches serve better, each part takes
-this path by itself. Never searches, and records no gradients: `ksgen.torch` does.
+this path by itself. It never searches for constants. It records no gradients; `ksgen.torch` does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
 WITHIN_AN_ELEMENT = "an array begins within one of its elements"
-_NEVER = object()  # instead of a plan that was never looked up
+_NEVER = object()  # marks a plan that was never looked up
 
 
 class Given(NamedTuple):
@@ -53,7 +53,7 @@ class BaseLauncher(Explainable):
     """
 
     accepted = "fuse='auto' or 'no'"
-    gives_list = False  # of outputs, one per layer
+    gives_list = False  # whether a call returns a list of outputs, one per layer
 
     def _set_up(
         self, chains: tuple[Chain, ...], factors: Sequence[Any], stated: StatedOptions, options: LayerOptions
@@ -66,7 +66,7 @@ class BaseLauncher(Explainable):
 
     @property
     def layers(self) -> tuple[Any, ...]:
-        """Launchers of each chain."""
+        """Launchers, one per chain."""
         return (self,)
 
     @property
@@ -115,14 +115,14 @@ class BaseLauncher(Explainable):
             activation: "none", "relu", "gelu", "gelu_tanh" or "silu", after the last factor. None: the stated one,
                 "none" by default.
             residual: Array like y that is added after the activation. False omits a stated residual.
-            out: Array for y; of a group also one for all outputs. None: a new one.
+            out: Array for y. A group takes a list, or one array for all outputs. None: new arrays.
             stream: CUDA stream or pyopencl queue to launch on. None: the stream of the arrays, which is the current one
                 for PyTorch and CuPy.
             precision: Arithmetic of the products. None: the stated one, else that of the arrays. float32 arrays accept
                 "tf32x3", "tf32" and "fp16x3" for tensor cores, and "bf16x6" for a processor's matrix tiles. complex64
                 arrays accept "c64_tf32x3" for tensor cores. In "fp16x3", an overflow of float16 is NaN, and an error
                 for host arrays.
-            out_layout: Layout of y and the residual, except of a group. None: the launcher's, else that of x.
+            out_layout: Layout of y and the residual; in a group, that of x. None: the launcher's, else that of x.
 
         Returns:
             y of shape (batch, out_features) in "bsf", or (out_features, batch) in "bsl", an array of the same library
@@ -313,7 +313,7 @@ class BaseLauncher(Explainable):
             call = on_host(self, plan, views, packed, out, stream)
         else:
             plan = self._plan(fit, device, stream, is_host or is_aligned or are_aligned(views))
-            if plan is None:  # the reason takes time, which separate launches would pay at each call
+            if plan is None:  # finding the reason takes time, which separate launches would pay at each call
                 return self._several(
                     fit, verdict(device, fit.kernel, fit.batch, self.fuse).why if self.fuse == "yes" else ""
                 )
@@ -348,7 +348,7 @@ class BaseLauncher(Explainable):
         return plan
 
     def _several(self, fit: CheckedArguments, why: str) -> CheckedArguments:
-        """Raise `LaunchError` if one launch was asked for, and is unavailable."""
+        """Return checked arguments for several launches; `LaunchError` if one launch is required, but unavailable."""
         if why and self.fuse == "yes":
             raise LaunchError(f"{self!r}: {why}; accepted: {self.accepted}")
         return fit

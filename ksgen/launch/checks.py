@@ -55,7 +55,7 @@ class ArrayNames(NamedTuple):
         }
 
 
-ONE = ArrayNames()  # of one factor
+ONE = ArrayNames()  # names for one factor
 
 
 def names_of(chains: Sequence[Chain]) -> ArrayNames:

@@ -1,4 +1,4 @@
-"""What a launcher says of itself: the options that it states, its docstring, and which kernels serve a call and why.
+"""Describes a launcher: the options that it states, its docstring, and which kernels serve a call and why.
 
 Never launches.
 """
@@ -119,7 +119,7 @@ class Explainable:
     out_layout: Layout | None
     batches: frozenset[int] = frozenset()  # batch sizes with their own kernels
     parts = "factor"  # unit of a separate launch: "factor" or "layer"
-    takes_lists = True  # of weights, one array per factor
+    takes_lists = True  # whether weights are a list with one array per factor
     _factors: tuple[Any, ...]  # empty for a launcher that is its only factor
 
     @property

@@ -65,7 +65,7 @@ class Plan:
     arrays: tuple[tuple[str, str], ...] = field(init=False)
     # operands that are row pitches of them, each with the array's name
     pitches: tuple[tuple[str, str], ...] = field(init=False)
-    out_shape: tuple[int, ...] = field(init=False)  # of one array that holds all outputs
+    out_shape: tuple[int, ...] = field(init=False)  # shape of one array that holds all outputs
     out_dtype: str | None = field(init=False)  # None if it is that of x
     _ordered: Callable[[Mapping[str, Any]], tuple[Any, ...]] = field(init=False)  # the operands in order
     _described: tuple[int, ...] = field(init=False)  # indices of the operands that the maps describe

@@ -26,7 +26,7 @@ _Place = tuple[Any, Device, str]  # address of an array, device, and a plan's pa
 
 
 class WeightForm(NamedTuple):
-    """What decides whether weights fit a call: storage, and shape and dtype of packed ones."""
+    """Properties by which weights fit a call or not: storage, and shape and dtype of packed weights."""
 
     stored: str = SAME
     inputs: str = SAME  # storage of the X that they multiply
@@ -34,7 +34,7 @@ class WeightForm(NamedTuple):
     dtype: str | None = None
 
 
-PLAIN = WeightForm()  # of an array
+PLAIN = WeightForm()  # form of an array that is not packed
 
 
 class Seen:

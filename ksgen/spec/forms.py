@@ -298,7 +298,7 @@ def _schema_of_family(name: str, family: Callable[..., Chain]) -> Schema:
 
 
 def _schema_of_numbers(annotation: Any) -> Schema:
-    """The schema of an argument of a family: a whole number, or a list of such, as deep as it goes."""
+    """The schema of an argument of a family: a whole number, or lists of whole numbers, nested to any depth."""
     if annotation is int:
         return _COUNT
     return {"type": "array", "items": _schema_of_numbers(*get_args(annotation)), "minItems": 1}

@@ -27,8 +27,7 @@ Entries = Sequence[tuple[Candidate, Binary]]
 
 
 class Shared:
-    """Keeps compiling and measuring on one processor apart: any number of threads compile, or one measures; others
-    wait."""
+    """Lock between compiling and measuring on one processor: either any number of threads compile, or one measures."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(new_reentrant_lock())

@@ -40,7 +40,7 @@ class Machine:
     limits: Limits
     multiprocessors: int
     ceilings: Mapping[str, Ceilings]  # by family
-    # of plain multiply-adds, for families that also use tensor cores
+    # ceilings of plain multiply-adds, for families that also use tensor cores
     plain: Mapping[str, Ceilings] = field(default_factory=dict)
 
     def ceilings_of(self, family: str, kernel: KernelSpec, constants: Any) -> Ceilings:

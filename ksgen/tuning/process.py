@@ -51,7 +51,7 @@ class Worker:
         return ceilings
 
     def compile(self, kernel: KernelSpec, candidate: Candidate, facts: Facts) -> Binary:
-        """`ToolchainError` if the compiler refuses it, `LostError` if it hangs or crashes."""
+        """Compile a candidate; `ToolchainError` if the compiler refuses it, `LostError` if it hangs or crashes."""
         binary: Binary = self._call("compile", kernel, candidate, facts.target, facts.dialect)
         return binary
 

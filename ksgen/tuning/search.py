@@ -57,7 +57,7 @@ class Progress:
     looked: int  # completed candidates
     left: int  # candidates that may follow
     best: Trial | None
-    last: Trial | None  # of the candidate completed last
+    last: Trial | None  # trial of the candidate completed last
 
     def __str__(self) -> str:
         best = f"; best {self.best.median_us:.1f} us by {self.best.family}" if self.best else ""

@@ -192,7 +192,7 @@ def _says_something(entry: Entry, kernel: KernelSpec, batch: int, aligned: bool)
 
 
 def file_name(device_name: str) -> str:
-    """`NVIDIA H200` -> `nvidia-h200.json`."""
+    """Name of a device's wisdom file: `nvidia-h200.json` for `NVIDIA H200`."""
     return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") + ".json"
 
 

@@ -300,8 +300,7 @@ class AmxTiling(TilePlanes):
 
     @property
     def copy_lines(self) -> int:
-        """Cache lines that are prefetched with each copy: rows of the batch 32 later, or in batch-size-last a block
-        later."""
+        """Cache lines that each copy prefetches: 32 rows of the batch ahead, or in batch-size-last one block ahead."""
         line = LINE_BYTES // self.kernel.item_bytes
         if self.constants.panel < 2:
             return 0

@@ -188,7 +188,10 @@ class GemvChainTiling:
 
     @property
     def between(self) -> int:
-        """Byte offset of the intermediate in shared memory, behind X and later the partial sums of a row's warps."""
+        """Byte offset of the intermediate in shared memory.
+
+        X lies before it, and later the partial sums of a row's warps.
+        """
         parts = self.constants.warps_in * self.last.part * self.kernel.real_bytes
         return divide_up(max(self.first.panel * self.kernel.x_item_bytes, parts), ALIGNMENT) * ALIGNMENT
 

@@ -18,8 +18,9 @@ from ksgen.values import cached_property
 SIZES = (32, 16, 8, 4, 2, 1)  # rows of the batch per block
 REMEMBERED = 1024  # cached layers, and groups
 RANKS = 4  # constants of a layer that a search tries, for each tile of the batch and number of threads
-_WORDS = ("tile_out", "tile_d", "thread_out", "lanes_in", "warps_in", "steps")  # of a layer's last factor, in `tiles`
-_FIRST_WORDS = ("thread_out", "lanes_in", "steps")  # of the first factor of two
+# words of a layer's last factor in `tiles`
+_WORDS = ("tile_out", "tile_d", "thread_out", "lanes_in", "warps_in", "steps")
+_FIRST_WORDS = ("thread_out", "lanes_in", "steps")  # words of the first factor of two
 OfLayer = GemvConstants | GemvChainConstants
 
 
@@ -34,7 +35,7 @@ class GemvGroupConstants(Constants):
     template: ClassVar[str] = "gemv_group"
 
     tile_batch: int  # rows of the batch per block
-    tiles: str  # of each factor
+    tiles: str  # constants of each factor, as words
     # 1: the launch begins while the grid before it ends, and waits for that grid itself: sm_90 and later
     early: int = 0
 

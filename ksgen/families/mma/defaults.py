@@ -14,12 +14,12 @@ from ksgen.spec import KernelSpec
 
 MOST_SUMS = 128  # accumulators per thread
 MOST_REGISTERS = 236  # estimated, of 255 per thread
-# with so many planes, the cost model gets constants of fewer registers: 228 spilled on sm_90a
+# with so many planes, the cost model compares constants of fewer registers only: 228 spilled on sm_90a
 MANY_PLANES, MOST_OF_MANY = 8, 212
-STAGE_BYTES = 64  # of a row's inputs per stage, approximately
+STAGE_BYTES = 64  # bytes of a row's inputs per stage, approximately
 BYTES_PROMOTE = 128  # inputs in eight bits after which tensor-core sums are added to plain ones, where there are more
-WARP_TILES = 8  # that the cost model gets
-WARPS = [  # of a block: along the batch, along the outputs and along j
+WARP_TILES = 8  # warp tiles that the cost model compares
+WARPS = [  # warps of a block: along the batch, along the outputs and along j
     (along_batch, along_out, along_d)
     for along_batch, along_out, along_d in product((1, 2, 4, 8), (1, 2, 3, 4), (1, 2, 3, 4))
     if along_batch * along_out * along_d in (1, 2, 3, 4, 6, 8)

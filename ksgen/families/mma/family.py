@@ -25,7 +25,7 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
-_OF_FACTOR = (  # constants of a single factor that its part of a chain's source has unchanged
+_OF_FACTOR = (  # constants of a factor's own source that a chain's source repeats for it
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "WARPS_BATCH", "WARPS_OUT", "WARP_D", "X_VECTOR", "Y_VECTOR",
     "K_STEP", "LANE_INPUTS", "HALVES", "WORD_INPUTS", "COMPONENTS", "PACKED_PARTS", "ROW_TILES", "COLUMN_TILES",
     "SUPER_IN", "SUPER_STEPS", "RUN_OUT", "STEPS", "TILES_OUT", "TILES_D", "X_LINES", "X_RUN", "W_BYTES", "VECTOR",
@@ -57,7 +57,7 @@ def wide_bytes(shape: MmaTiling) -> int:
 
 
 class Mma(GpuProduct[AnyMmaConstants]):
-    """Products by warp-wide matrix instructions, with float32 sums: of one factor, or of all factors of a layer."""
+    """Multiply by one factor, or by all factors of a layer, with warp-wide matrix instructions and float32 sums."""
 
     name = "mma"
     constants_type: type[AnyMmaConstants] = MmaConstants

@@ -15,7 +15,7 @@ from ksgen.families.operands import BANKS, CHUNK, TensorTile, tensor_operand, wa
 from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.spec import KernelSpec
 
-ROWS, COLUMNS = 16, 8  # of one matrix instruction: outputs, and rows of the batch
+ROWS, COLUMNS = 16, 8  # outputs and rows of the batch of one matrix instruction
 
 
 @dataclass(frozen=True)

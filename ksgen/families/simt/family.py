@@ -1,7 +1,7 @@
 """The SIMT family: plain fused multiply-adds, for every pattern, batch, layout and device, and for all factors of a
 layer in one launch.
 
-Decides the tiles of `simt.cu.j2` and `simt_chain.cu.j2`; its design is docs/kernels/simt.md. Never renders, compiles or
+Decides the tiles of `simt.cu.j2` and `simt_chain.cu.j2`; docs/kernels/simt.md explains them. Never renders, compiles or
 runs.
 """
 
@@ -34,7 +34,7 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
-_OF_FACTOR = (  # constants of a single factor that its part of a chain's source has unchanged
+_OF_FACTOR = (  # constants of a factor's own source that a chain's source repeats for it
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH",
     "WARPS_PER_PLANE", "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR",
     "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN", "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS",
@@ -47,7 +47,7 @@ AnySimtConstants = SimtConstants | SimtChainConstants
 
 
 class Simt(GpuProduct[AnySimtConstants]):
-    """Fused multiply-adds on CUDA cores, or on any OpenCL device: of one factor, or of all factors of a layer."""
+    """Multiply by one factor, or by all factors of a layer, with fused multiply-adds on CUDA cores or by OpenCL."""
 
     name = "simt"
     constants_type: type[AnySimtConstants] = SimtConstants
@@ -101,10 +101,10 @@ class Simt(GpuProduct[AnySimtConstants]):
         for constants in self._shapes(kernel, limits):
             if not self.keeps_rules(kernel, constants):
                 continue
-            for min_blocks in (1,) if limits.is_cpu else (1, 2, 3):  # a processor knows no launch bounds
+            for min_blocks in (1,) if limits.is_cpu else (1, 2, 3):  # processors have no launch bounds
                 bounded = replace(constants, min_blocks=min_blocks)
                 if not self.fits(kernel, bounded, limits):
-                    break  # nor do more blocks
+                    break  # more blocks do not fit either
                 yield bounded
 
     def _shapes(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:

@@ -55,7 +55,7 @@ class Block(TensorTile):
         return True
 
     def with_passes(self, geometry: Geometry, batch: int) -> Geometry:
-        """The launch with those before and after it."""
+        """Geometry of the launch, with the launches before and after it."""
         return geometry
 
     def passed_bytes(self, batch: int) -> int:

@@ -14,15 +14,15 @@ from ksgen.families.rules import Rule
 from ksgen.families.wgmma.block import Block
 from ksgen.spec import KernelSpec
 
-MOST_BLOCKS = 8  # that every GPU with clusters can launch
-# what a search tries; any stage of weights has that many parts of 16 bytes
+MOST_BLOCKS = 8  # largest cluster that every GPU with clusters can launch
+# sizes that a search tries; any stage of weights has that many parts of 16 bytes
 ALONG_BATCH, ALONG_OUT = (1, 2, 4, 8), (1, 2, 3, 4, 8)
-BOX_ROWS = 8  # after which a box's swizzle repeats: parts are whole multiples of these rows
+BOX_ROWS = 8  # rows after which a box's swizzle repeats; parts are whole multiples of them
 WORTH_SHARING = 0.2  # least part of a block's reads through the cache that pays to share
 
 
 def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
-    """`of`: a kernel's and its constants' block."""
+    """Rules of clusters. `of` gives the block of a kernel and its constants."""
 
     def has_parts(kernel: KernelSpec, constants: Any) -> bool:
         return (

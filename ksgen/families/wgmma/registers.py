@@ -25,7 +25,7 @@ HELD = {1: 208, 2: 220, 3: 132}
 SPARE = 16  # registers that blocks in clusters need for addresses; with fewer, ptxas spills some
 STAGE_TARGET = 32 * 1024  # bytes of X per stage, approximately: few barriers, several stages
 TOGETHER = [(2, 1), (3, 1), (1, 2), (1, 3)]  # warpgroups of a block, along the batch and along j
-GROUPS = [(1, 1), *TOGETHER]  # what a search tries
+GROUPS = [(1, 1), *TOGETHER]  # groups that a search tries
 WANTED_STAGES, MOST_STAGES = 4, 6  # by default
 
 

@@ -244,7 +244,7 @@ WANTED = (  # for large families, the first criterion that any member meets: sha
     (0.75, 16), (0.75, 8), (0.5, 16), (0.5, 8), (0.75, 4), (0.5, 4), (0.0, 1),
 )  # fmt: skip
 MOST_OF_A_FAMILY = 48  # chains with the fewest features of intermediates, which are written and read again
-_Shapes = tuple[tuple[int, int, int, int], ...]  # of a chain's factors
+_Shapes = tuple[tuple[int, int, int, int], ...]  # patterns of a chain's factors
 
 
 def candidates(in_features: int, out_features: int, budget: float) -> dict[str, list[Chain]]:

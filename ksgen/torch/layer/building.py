@@ -14,7 +14,7 @@ from ksgen.build.background import deferred, unfinished
 from ksgen.torch.conversion.factorize import progress_bar
 from ksgen.torch.operators.meanwhile import building, times_unsettled
 
-LAST_CALLS = 2  # that find nothing missing: a frozen layer is prepared by its second call
+LAST_CALLS = 2  # calls in a row that must find nothing missing: the second call prepares a frozen layer
 
 
 def build(model: nn.Module, *x: Any, **options: Any) -> None:

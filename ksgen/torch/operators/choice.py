@@ -57,7 +57,7 @@ WAYS_OF_GROUPS = {
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds per method, by job and threads
 _doubts: dict[Hashable, str] = {}  # for the same keys: why the times are unreliable; empty if they are reliable
 _open: set[str] = set()  # devices that were opened, as the environment names them
-_trials: dict[Hashable, Trial] = {}  # of jobs that are being timed, for the same keys
+_trials: dict[Hashable, Trial] = {}  # trials of jobs that are being timed, for the same keys
 _unbuilt: dict[KernelSpec, str] = {}  # kernels that no compiler here could build, and why; never retried
 
 
@@ -190,7 +190,7 @@ def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
     """Name of the fastest method on this processor.
 
     The methods are timed alternately at the first call of a job; the shortest time of each counts. Where calls do not
-    wait, timing goes on over several of them, and `PendingError` is raised until it is known.
+    wait, timing goes on over several of them, and `PendingError` is raised until the fastest is known.
     """
     key = job, torch.get_num_threads()
     if key not in _measured:

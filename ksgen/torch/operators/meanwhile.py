@@ -1,7 +1,6 @@
-"""What calls do while kernels are missing or methods are not timed yet: PyTorch's products serve, and timing is
-rationed.
+"""Serves calls by PyTorch's products while kernels are missing or methods are not timed yet, and rations timing.
 
-Runs no kernel by itself. Where calls wait instead, as `may_defer` says, they compile and time at once.
+Kernels run only in the methods that callers pass. If `may_defer()` is False, calls compile and time at once instead.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,18 +17,19 @@ from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
 
 Way = Callable[[], Tensor]
 TURNS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
-MOST_TURNS, LONG_S = 100, 1e-2  # more rounds while all together take no longer than this
-MOST_ADDED_S = 0.04  # that timing adds to calls at once
-SHARE = 0.2  # of the time that timing takes on average
+MOST_TURNS, LONG_S = 100, 1e-2  # most rounds, and seconds after which no more than TURNS are run
+MOST_ADDED_S = 0.04  # most seconds that timing adds to calls at once
+SHARE = 0.2  # largest share of the time that timing takes on average
 
 building: ContextVar[bool] = ContextVar("building", default=False)  # calls only find what is missing, and time at once
 _waits: ContextVar[bool] = ContextVar("_waits", default=False)  # calls wait for their kernels
 
 
 def may_defer() -> bool:
-    """Whether PyTorch's products may serve while kernels are compiled, so that results change once in the last bits.
+    """Whether PyTorch's products may serve while kernels are compiled. Results then change once in the last bits.
 
-    Not under deterministic algorithms, in compiled programs, in one of several processes or with KSGEN_COMPILE=wait.
+    They may always serve while `building`. Otherwise they may not under deterministic algorithms, in compiled programs,
+    in one of several processes, or with KSGEN_COMPILE=wait.
     """
     if building.get():
         return True
@@ -40,7 +40,7 @@ def may_defer() -> bool:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Wait for missing kernels, in compiled programs and where layers are timed."""
+    """Make calls wait for missing kernels: in compiled programs, and while layers are timed."""
     token = _waits.set(True)
     try:
         yield
@@ -70,7 +70,7 @@ _unsettled = 0  # products that PyTorch served meanwhile: a run that contains on
 
 
 class Trial:
-    """Times of a job's methods, taken in one call or over several ones."""
+    """Times of a job's methods, measured in one call or over several calls."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.taken_us: dict[str, list[float]] = {name: [] for name in names}
@@ -88,7 +88,7 @@ class Trial:
 
     @property
     def doubt(self) -> str:
-        # the first turn also builds
+        # the first round also builds
         return next(filter(None, (doubt(each[1:], self._shares) for each in self.taken_us.values())), "")
 
     def is_settled(self, most_s: float = float("inf")) -> bool:
@@ -111,7 +111,7 @@ class Trial:
     def serve(self, ways: Mapping[str, Way], meanwhile: str) -> Tensor:
         """Serve a call by the method `meanwhile`, and time others within the ration.
 
-        Where it takes longer than the ration, a method that was not timed yet serves the call itself.
+        If `meanwhile` takes longer than `MOST_ADDED_S`, a method that was not timed yet serves the call itself.
         """
         self._serves = True
         if self._last.get(meanwhile, 0.0) > MOST_ADDED_S:
@@ -151,7 +151,7 @@ class Trial:
         """Run a method if the ration allows it; False if it does not, or kernels are missing."""
         expected, left = self._last.get(name, max(self._last.values(), default=0.0)), _ration.left()
         may_serve = self._serves and name not in self._last
-        # a full ration suffices after a run that was disturbed
+        # a full ration allows every run, since the expected time may be that of a disturbed run
         if expected > left and (may_serve or left < MOST_ADDED_S):
             return False
         start, before = perf_counter(), _unsettled

@@ -207,7 +207,7 @@ def _lie(placement: Placement, layout: str) -> str:
 
 
 def shard_placement(parameter: nn.Parameter, count: int | None = None) -> Shard | None:
-    """For `fully_shard(model, shard_placement_fn=shard_placement)`: the first dimension that divides evenly.
+    """First dimension that divides evenly, for `fully_shard(model, shard_placement_fn=shard_placement)`.
 
     `count` processes share it; by default all processes, unless the mesh shards over fewer. FSDP2's own choice is the
     first dimension, which is a: often 1, so that one process would hold the full factor. It stays the choice (None) if
