@@ -16,8 +16,8 @@ from ksgen.errors import DeviceError, ToolchainError
 from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
 
 Way = Callable[[], Tensor]
-TURNS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
-MOST_TURNS, LONG_S = 100, 1e-2  # most rounds, and seconds after which no more than TURNS are run
+ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
+MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds, and seconds after which no more than ROUNDS are run
 MOST_ADDED_S = 0.04  # most seconds that timing adds to calls at once
 SHARE = 0.2  # largest share of the time that timing takes on average
 
@@ -95,11 +95,11 @@ class Trial:
         """Whether every method was timed often enough: once, if one round takes longer than `most_s`."""
         if not (open_ways := self._open()):
             return True
-        turns = min(len(self.taken_us[name]) for name in open_ways)
+        rounds = min(len(self.taken_us[name]) for name in open_ways)
         once = sum(min(self.taken_us[name], default=0.0) for name in open_ways) / 1e6
-        if turns and once > most_s:
+        if rounds and once > most_s:
             return True
-        return turns >= MOST_TURNS or (turns >= TURNS and turns * once > LONG_S)
+        return rounds >= MOST_ROUNDS or (rounds >= ROUNDS and rounds * once > LONG_S)
 
     def run_all(self, ways: Mapping[str, Way]) -> None:
         """Time all methods now, alternately."""
@@ -126,11 +126,11 @@ class Trial:
 
     def go_on(self, ways: Mapping[str, Way]) -> None:
         """Time methods within the ration. Kernels that are missing are compiled in the background first."""
-        pending = [name for name in self._unmet() if not self._may_run_next(name, ways)]
+        pending = [name for name in self._unmet() if not self._run_if_allowed(name, ways)]
         if pending or is_busy():
             return
         watch = Watch()
-        while not self.is_settled(MOST_ADDED_S) and self._may_run_next(self._next(), ways):
+        while not self.is_settled(MOST_ADDED_S) and self._run_if_allowed(self._next(), ways):
             pass
         self._shares.append(watch.others_share())
 
@@ -147,7 +147,7 @@ class Trial:
         with suppress(DeviceError, ToolchainError):
             self._run(name := self._next(), ways[name])
 
-    def _may_run_next(self, name: str, ways: Mapping[str, Way]) -> bool:
+    def _run_if_allowed(self, name: str, ways: Mapping[str, Way]) -> bool:
         """Run a method if the ration allows it; False if it does not, or kernels are missing."""
         expected, left = self._last.get(name, max(self._last.values(), default=0.0)), _ration.left()
         may_serve = self._serves and name not in self._last

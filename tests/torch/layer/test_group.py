@@ -130,7 +130,7 @@ def test_auto_takes_the_faster_and_says_so(launched: list[int], monkeypatch: pyt
     together, x = KSLinears(own), rows(MANY)
     with torch.no_grad():
         together(x)
-        assert len(launched) >= meanwhile.TURNS  # it was timed against each layer alone
+        assert len(launched) >= meanwhile.ROUNDS  # it was timed against each layer alone
         assert "all layers: " in together.explain(MANY)
         assert {line[0] for line in together.explain(MANY).splitlines()} >= {"1", "2", "3"}
         (key,) = [each for each in choice._measured if isinstance(each[0][0], tuple) and each[0][0][0] == "group"]

@@ -90,10 +90,10 @@ def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(
     monkeypatch.setattr(meanwhile, "perf_counter", lambda: now[0])
     ways = {"ksgen": way("ksgen", 2.0), "strided": way("strided", 1.0)}
     assert choice.faster("a job of this test", ways) == "strided"
-    assert calls == ["ksgen", "strided"] * meanwhile.TURNS
+    assert calls == ["ksgen", "strided"] * meanwhile.ROUNDS
     assert choice.measured("a job of this test") == {"ksgen": 2.0, "strided": 1.0}
     assert choice.faster("a job of this test", ways) == "strided"
-    assert len(calls) == 2 * meanwhile.TURNS
+    assert len(calls) == 2 * meanwhile.ROUNDS
 
 
 @pytest.mark.parametrize(("share", "slow"), [(None, 1.0), (0.5, 1.0), (None, 3.0)])

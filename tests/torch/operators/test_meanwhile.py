@@ -254,7 +254,7 @@ def test_timing_adds_no_more_than_its_ration_to_a_call(at: list[float]) -> None:
         assert trial.serve(ways, "strided") == "strided"  # results change once: when the trial is settled
         assert at[0] - start <= 0.005 + 0.05
     assert 1 < calls < 10
-    assert min(map(runs.count, ways)) >= meanwhile.TURNS
+    assert min(map(runs.count, ways)) >= meanwhile.ROUNDS
     assert trial.seconds == pytest.approx({"ksgen": 0.004, "strided": 0.005})
 
 
