@@ -17,7 +17,7 @@ def new_lock() -> threading.Lock:
 
 
 def new_reentrant_lock() -> Any:
-    """A lock that the thread that holds it may take again."""
+    """Create a reentrant lock: the thread that holds it may take it again."""
     return _kept(threading.RLock())
 
 

@@ -124,7 +124,7 @@ class Explainable:
 
     @property
     def factors(self) -> tuple[Any, ...]:
-        """Launchers of each factor, concatenated for all chains."""
+        """Launchers, one per factor, concatenated for all chains."""
         return self._factors or (self,)
 
     def explain(

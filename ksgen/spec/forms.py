@@ -205,7 +205,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class KeysOrValue:
-    """One of several mappings, which its required key identifies; or the first one's value of that key alone."""
+    """One of several mappings, identified by its required key; or only that key's value, for the first mapping."""
 
     kinds: Mapping[str, Keys]
 
