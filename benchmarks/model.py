@@ -275,7 +275,7 @@ class Ksmm:
     """
 
     name = "ksmm"
-    constants_type = Tiles
+    kinds = (Tiles,)
     by_warpgroups = False
 
     def geometry(self, kernel: KernelSpec, tiles: Tiles, batch: int) -> Geometry:

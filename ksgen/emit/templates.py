@@ -240,13 +240,14 @@ def template_digest(family: str) -> str:
     recursively.
     """
     root, own = resource("templates"), family_named(family)
-    kinds = (own.constants_type, *own.other_types)
-    templates = {template_of(own, kind) for kind in kinds}
+    templates = {template_of(own, kind) for kind in own.kinds}
     found = {
         path for each in templates for path in (root / each, *(root / "include" / each.partition(".")[0]).glob("*.j2"))
     }
     found.update((root / "include").glob("*.j2"))
-    named = {name for kind in kinds for dialect in dialects_of(own, kind) for name in dictionaries(own, kind, dialect)}
+    named = {
+        name for kind in own.kinds for dialect in dialects_of(own, kind) for name in dictionaries(own, kind, dialect)
+    }
     found.update(root / "include" / "words" / f"{name}.j2" for name in named)
     read: set[Path] = set()
     while new := found - read:

@@ -148,9 +148,7 @@ def faster_family(
 
 def family_of(constants: Any) -> Family[Any]:
     """The family whose constants these are."""
-    return next(
-        family for family in FAMILIES.values() if type(constants) in (family.constants_type, *family.other_types)
-    )
+    return next(family for family in FAMILIES.values() if type(constants) in family.kinds)
 
 
 def operand_of(kernel: KernelSpec, constants: Any) -> str | None:

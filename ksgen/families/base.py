@@ -154,8 +154,15 @@ class Modelled(Protocol[ConstantsT_contra]):
     """Interface that the cost model reads: of a family, or of another project's kernel that is compared with ours."""
 
     name: str
-    constants_type: Any  # with `on_tensor_cores`: whether tensor cores multiply, and not plain instructions
-    by_warpgroups: bool  # whether they are asked by wgmma, and not by mma.sync
+    by_warpgroups: bool  # whether tensor cores are asked by wgmma, and not by mma.sync
+
+    @property
+    def kinds(self) -> tuple[type[Any], ...]:
+        """Classes of constants: of one factor, and of chains or of other methods.
+
+        Each says by `on_tensor_cores` whether tensor cores multiply, and not plain instructions.
+        """
+        ...
 
     def registers(self, kernel: KernelSpec, constants: ConstantsT_contra, target: str = LEAST) -> int:
         """Estimated registers per thread, when ptxas compiles the kernel for `target`."""
@@ -169,16 +176,10 @@ class Modelled(Protocol[ConstantsT_contra]):
 class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
     """One method to compute a kernel. `name` is its key in wisdom, and the stem of its first template."""
 
-    constants_type: type[ConstantsT]
     why: str  # its purpose, in a few words
     by_default: bool  # whether launchers may choose it without wisdom; says nothing of what was measured
 
     for_small_batches: bool  # whether it is meant for small batches: larger batches use it only by wisdom or by name
-
-    @property
-    def other_types(self) -> tuple[type[ConstantsT], ...]:
-        """Classes of constants for kernels that `constants_type` does not describe, such as chains."""
-        ...
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...
 

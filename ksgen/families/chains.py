@@ -5,7 +5,7 @@ A chain's `tiles` is one string. It has the words of each factor; commas separat
 the chains of a group.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -147,12 +147,12 @@ def rule_of_tiles(rules: tuple[Rule[Any], ...]) -> Rule[Any]:
     return Rule("tiles holds what each factor's own rules allow", holds, why)
 
 
-def rules_for(kind: type[Any], rules: tuple[Rule[Any], ...]) -> tuple[Rule[Any], ...]:
-    """Rules that hold for all constants but those of one class, which they are tested on."""
+def by_kind(listed: Mapping[Any, tuple[Rule[Any], ...]]) -> tuple[Rule[Any], ...]:
+    """Rules of several classes of constants as rules of any: each is tested on constants of its own class."""
 
-    def narrowed(rule: Rule[Any]) -> Rule[Any]:
+    def narrowed(kind: Any, rule: Rule[Any]) -> Rule[Any]:
         return replace(
             rule, holds=lambda kernel, constants: type(constants) is not kind or rule.holds(kernel, constants)
         )
 
-    return tuple(narrowed(rule) for rule in rules)
+    return tuple(narrowed(kind, rule) for kind, rules in listed.items() for rule in rules)

@@ -106,9 +106,7 @@ def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits, constant
     if rates is None:
         return None
     a_cycle: float = rates.double if kernel.arithmetic.sums == "float64" else rates.plain
-    if (constants or family.constants_type).on_tensor_cores and (
-        operand := multiplied_by(kernel, family.by_warpgroups)
-    ):
+    if (constants or family.kinds[0]).on_tensor_cores and (operand := multiplied_by(kernel, family.by_warpgroups)):
         of_operand = {1: 2 * rates.half, 2: rates.half}.get(operand.item_bytes, rates.tf32)
         a_cycle = of_operand * (rates.warpgroup_gain if family.by_warpgroups else 1)
     flops = 2 * a_cycle * rates.ghz * 1e9 * limits.multiprocessors
@@ -256,7 +254,7 @@ def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits, constant
     """Whether plain multiply-adds are as fast as the products on tensor cores by such constants, or by the family's
     first class of them, counting all products that stand for one."""
     speed, rates = speed_of(family, kernel, limits, constants), gpu_of(limits.target).rates
-    if speed is None or rates is None or not (constants or family.constants_type).on_tensor_cores:
+    if speed is None or rates is None or not (constants or family.kinds[0]).on_tensor_cores:
         return False
     return speed.flops_per_s <= 2 * rates.plain * kernel.arithmetic.products * rates.ghz * 1e9 * limits.multiprocessors
 

@@ -40,8 +40,7 @@ class Shaped(Generic[ConstantsT]):
     """A family whose kernels compute each address themselves, so that they take any batch and any alignment."""
 
     name: str
-    constants_type: type[ConstantsT]
-    other_types: tuple[type[ConstantsT], ...] = ()
+    kinds: tuple[type[ConstantsT], ...]
     why: str
     listed: tuple[Rule[ConstantsT], ...]
     signature: tuple[str, ...] = PRODUCT
@@ -85,7 +84,7 @@ class Shaped(Generic[ConstantsT]):
         return [self.default(kernel, limits, batch)]
 
     def constants(self, values: Mapping[str, Any]) -> ConstantsT:
-        return read_constants(self.name, (self.constants_type, *self.other_types), values)
+        return read_constants(self.name, self.kinds, values)
 
     # ---- resources
 

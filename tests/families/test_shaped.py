@@ -45,7 +45,7 @@ class ToyShape:
 
 class Toy(Packing[ToyConstants]):
     name = "toy"
-    constants_type = ToyConstants
+    kinds = (ToyConstants,)
     listed = (Rule("warps is at most 16", lambda k, c: c.warps <= 16),)
 
     def shape(self, kernel: KernelSpec, constants: ToyConstants) -> Any:

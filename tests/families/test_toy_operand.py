@@ -39,7 +39,7 @@ class Scaled(Simt):
     """SIMT with one operand more."""
 
     name = "scaled"
-    constants_type = ScaledConstants
+    kinds = (ScaledConstants,)
     signature = (*PRODUCT, "scale")
 
     def constants(self, values: Mapping[str, Any]) -> ScaledConstants:

@@ -15,7 +15,7 @@ from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots
 from ksgen.families.amx.defaults import CHAIN_BLOCKS, default, least_of, of_block, reads_in_place
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS, AmxConstants, AmxTiling, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.chains import own_of_factors, rule_of_tiles, rules_for
+from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
@@ -75,9 +75,8 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     """Products of matrix tiles on a processor: of one factor, or of all factors of a layer."""
 
     name = "amx"
-    constants_type = AmxConstants
-    other_types = (AmxChainConstants,)
-    listed = (*rules_for(AmxConstants, RULES), *rules_for(AmxChainConstants, _CHAIN_RULES))
+    kinds = (AmxConstants, AmxChainConstants)
+    listed = by_kind({AmxConstants: RULES, AmxChainConstants: _CHAIN_RULES})
     why = "matrix tiles, of one layer of dense arrays in one layout: processors that have them"
     by_default = False  # no machine with tiles has timed it
 

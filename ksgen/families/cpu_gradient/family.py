@@ -12,7 +12,7 @@ from typing import Any
 
 from ksgen.families.amx.shape import INPUTS, PAIR, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
-from ksgen.families.chains import rules_for
+from ksgen.families.chains import by_kind
 from ksgen.families.cpu_gradient.defaults import (
     TASKS,
     default_by_tiles,
@@ -97,9 +97,8 @@ class CpuGradient(Shaped[AnyGradientConstants]):
 
     name = "cpu_gradient"
     signature = GRADIENT
-    constants_type = VectorGradientConstants
-    other_types = (AmxGradientConstants,)
-    listed = (*rules_for(VectorGradientConstants, _VECTOR_RULES), *rules_for(AmxGradientConstants, _TILE_RULES))
+    kinds = (VectorGradientConstants, AmxGradientConstants)
+    listed = by_kind({VectorGradientConstants: _VECTOR_RULES, AmxGradientConstants: _TILE_RULES})
     why = "the weights' gradient from vector registers full of sums, or by matrix tiles: processors"
 
     def __init__(self, only: type[AnyGradientConstants] | None = None) -> None:

@@ -12,7 +12,7 @@ from dataclasses import astuple, replace
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.chains import layer_kernels, rules_for
+from ksgen.families.chains import by_kind, layer_kernels
 from ksgen.families.gemv import chain_counts, chain_defaults, counts, defaults, group
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, is_narrow
 from ksgen.families.gemv.group import GemvGroupConstants, GemvGroupTiling
@@ -20,7 +20,6 @@ from ksgen.families.gemv.rules import CHAIN_RULES, GROUP_RULES, RULES, is_group
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.gemv.source import constexprs_of, words_of
 from ksgen.families.gpus import begins_early
-from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -32,13 +31,8 @@ class Gemv(Packing[AnyGemvConstants]):
     """Products at the bandwidth of memory for batches of 1 to 32 rows; correct for any batch."""
 
     name = "gemv"
-    constants_type: type[AnyGemvConstants] = GemvConstants
-    other_types = (GemvChainConstants, GemvGroupConstants)
-    listed: tuple[Rule[AnyGemvConstants], ...] = (
-        *rules_for(GemvConstants, RULES),
-        *rules_for(GemvChainConstants, CHAIN_RULES),
-        *rules_for(GemvGroupConstants, GROUP_RULES),
-    )
+    kinds = (GemvConstants, GemvChainConstants, GemvGroupConstants)
+    listed = by_kind({GemvConstants: RULES, GemvChainConstants: CHAIN_RULES, GemvGroupConstants: GROUP_RULES})
     for_small_batches = True
     why = (
         "small batches, as in decoding: each weight is read once, to registers, for plain multiply-adds; one factor, "

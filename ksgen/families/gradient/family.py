@@ -12,7 +12,7 @@ from typing import Any
 from ksgen.errors import ConstantsError
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
-from ksgen.families.chains import rules_for
+from ksgen.families.chains import by_kind
 from ksgen.families.expected import WORTH, expected_us, plain_pays
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient import mma, plain
@@ -37,9 +37,8 @@ class Gradient(Shaped[Any]):
 
     name = "gradient"
     signature = GRADIENT
-    constants_type: type[Any] = GradientConstants
-    other_types = (GradientMmaConstants,)
-    listed = (*rules_for(GradientConstants, plain.RULES), *rules_for(GradientMmaConstants, mma.RULES))
+    kinds = (GradientConstants, GradientMmaConstants)
+    listed = by_kind({GradientConstants: plain.RULES, GradientMmaConstants: mma.RULES})
 
     def __init__(self, only: type[Any] | None = None) -> None:
         self.tilings = [TILINGS[only]] if only else list(TILINGS.values())

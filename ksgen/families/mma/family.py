@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.chains import factor_kernels, places, rules_for
+from ksgen.families.chains import by_kind, factor_kernels, places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import GpuProduct, ends_of, stages_of
@@ -60,9 +60,8 @@ class Mma(GpuProduct[AnyMmaConstants]):
     """Multiply by one factor, or by all factors of a layer, with warp-wide matrix instructions and float32 sums."""
 
     name = "mma"
-    constants_type: type[AnyMmaConstants] = MmaConstants
-    other_types = (MmaChainConstants,)
-    listed = (*rules_for(MmaConstants, RULES), *rules_for(MmaChainConstants, CHAIN_RULES))
+    kinds = (MmaConstants, MmaChainConstants)
+    listed = by_kind({MmaConstants: RULES, MmaChainConstants: CHAIN_RULES})
     why = (
         "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2; all "
         "factors of layers in one "

@@ -12,7 +12,7 @@ from typing import Any
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.chains import places, rules_for
+from ksgen.families.chains import by_kind, places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import WORTH_A_CLASS, fastest
 from ksgen.families.gpu_chain import GpuProduct, ends_of, stages_of
@@ -50,9 +50,8 @@ class Simt(GpuProduct[AnySimtConstants]):
     """Multiply by one factor, or by all factors of a layer, with fused multiply-adds on CUDA cores or by OpenCL."""
 
     name = "simt"
-    constants_type: type[AnySimtConstants] = SimtConstants
-    other_types = (SimtChainConstants,)
-    listed = (*rules_for(SimtConstants, RULES), *rules_for(SimtChainConstants, CHAIN_RULES))
+    kinds = (SimtConstants, SimtChainConstants)
+    listed = by_kind({SimtConstants: RULES, SimtChainConstants: CHAIN_RULES})
     why = (
         "plain multiply-adds: every device, and all there is for float32 and float64; there also all factors of "
         "layers in one launch, from "

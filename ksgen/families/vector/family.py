@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.chains import FactorPlace, own_of_factors, places, rule_of_tiles, rules_for, transposes
+from ksgen.families.chains import FactorPlace, by_kind, own_of_factors, places, rule_of_tiles, transposes
 from ksgen.families.rules import Rule
 from ksgen.families.signature import each_chains, layout_of
 from ksgen.families.tiles import divide_up, epilogue_constexprs, given_scales, pattern_constexprs
@@ -98,9 +98,8 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     """Products by fused multiply-adds on a processor's vector units: of one factor, or of all factors of a layer."""
 
     name = "vector"
-    constants_type = VectorConstants
-    other_types = (VectorChainConstants,)
-    listed = (*rules_for(VectorConstants, RULES), *rules_for(VectorChainConstants, _CHAIN_RULES))
+    kinds = (VectorConstants, VectorChainConstants)
+    listed = by_kind({VectorConstants: RULES, VectorChainConstants: _CHAIN_RULES})
     why = "vector registers full of sums: processors"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work
-from ksgen.families.chains import rules_for
+from ksgen.families.chains import by_kind
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import expected_us, fastest
 from ksgen.families.ptx import Box
@@ -54,16 +54,15 @@ class Wgmma(Packing[Any]):
     """
 
     name = "wgmma"
-    constants_type: type[Any] = SharedConstants
-    other_types = (PermutedConstants, RegistersConstants)
+    kinds = (SharedConstants, PermutedConstants, RegistersConstants)
     by_default = False  # never run on a GPU
     by_warpgroups = True
 
     def __init__(self, only: str = "") -> None:
         self.blocks = {only: BLOCKS[only]} if only else BLOCKS
         self.why = "; ".join(each.why for each in self.blocks.values())
-        own = [rules_for(each.constants_type, each.rules()) for each in BLOCKS.values()]
-        self.listed = (*self._common_rules(), *(rule for rules in own for rule in rules))
+        own = by_kind({each.constants_type: each.rules() for each in BLOCKS.values()})
+        self.listed = (*self._common_rules(), *own)
 
     def shape(self, kernel: KernelSpec, constants: Any) -> Any:
         return BLOCKS[constants.x_from].of(kernel, constants)
