@@ -26,7 +26,7 @@ from ksgen.families.operands import multiplied_by
 from ksgen.families.rules import Rule
 from ksgen.families.simt import Simt
 from ksgen.families.vector import Vector
-from ksgen.families.wgmma import X_FROM, Wgmma
+from ksgen.families.wgmma import Wgmma
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
@@ -57,7 +57,7 @@ ALIASES: dict[str, Family[Any]] = {
     "vector_gradient": CpuGradient(VectorGradientConstants),
     "amx_gradient": CpuGradient(AmxGradientConstants),
     "gradient_mma": Gradient(GradientMmaConstants),
-    **{f"wgmma_{x_from}": Wgmma(x_from) for x_from in X_FROM},
+    **{kind.entry_family: Wgmma(kind) for kind in Wgmma.kinds},
 }
 
 

@@ -236,6 +236,11 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
         ...
 
 
+def not_served(family: Family[Any], kernel: KernelSpec) -> ConstantsError:
+    """Error of a default that is asked for where the family does not serve the kernel."""
+    return ConstantsError(f"{kernel.name}: {family.name} does not serve it on such a device (it is for: {family.why})")
+
+
 def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT, limits: Limits | None = None) -> None:
     """Raise `ConstantsError` on the first rule of the family, or limit of the device, that does not hold."""
     rules = family.rules()

@@ -1,9 +1,10 @@
 """Answers that families have in common, derived from the shape of a kernel. A family overrides what differs."""
 
 from collections.abc import Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from ksgen.families.base import Geometry, Limits, TensorMap
+from ksgen.families.base import Geometry, Limits, TensorMap, not_served
+from ksgen.families.expected import WORTH, expected_us, plain_pays
 from ksgen.families.gpus import LEAST, gpu_of
 from ksgen.families.rules import Rule, first_broken
 from ksgen.families.signature import PRODUCT, operands_of
@@ -95,6 +96,55 @@ class Shaped(Generic[ConstantsT]):
 
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return self.shape(kernel, constants).shared_bytes
+
+
+class OfKinds(Shaped[Any]):
+    """A family with a tiling for each kind of constants, several of which may serve a kernel.
+
+    `only` restricts kernels, defaults and search to one kind.
+    """
+
+    tilings: ClassVar[dict[Any, Any]]  # by kind; the first one that serves is the default if times are unknown
+
+    def __init__(self, only: type[Any] | None = None) -> None:
+        self.asked = [self.tilings[only]] if only else list(self.tilings.values())
+        self.why = "; or ".join(each.why for each in self.asked)
+
+    def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
+        """Whether a tiling serves a kernel on such a device."""
+        raise NotImplementedError
+
+    def able(self, kernel: KernelSpec, limits: Limits) -> list[Any]:
+        """Tilings that serve a kernel on such a device."""
+        return [each for each in self.asked if self.suits(each, kernel, limits)]
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return bool(self.able(kernel, limits))
+
+    def runs(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
+        return self.serves(kernel, limits) and self.tilings[type(constants)] in self.able(kernel, limits)
+
+    def shape(self, kernel: KernelSpec, constants: Any) -> Any:
+        return self.tilings[type(constants)](kernel, constants)
+
+    def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> Any:
+        """Default of one tiling."""
+        raise NotImplementedError
+
+    def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[Any]:
+        return [self.default_of(each, kernel, limits, batch) for each in self.able(kernel, limits)]
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> Any:
+        """Default of the tiling that is expected to be the fastest."""
+        own: Any = self  # a whole family
+        if not (found := self.defaults(kernel, limits, batch)):
+            raise not_served(own, kernel)
+
+        def cost(constants: Any) -> float:
+            us = expected_us(own, kernel, limits, batch, constants)
+            return us * (1 + WORTH) if plain_pays(own, kernel, limits, constants) else us
+
+        return found[0] if len(found) == 1 else min(found, key=cost)
 
 
 class PackedShape(Tiling, Protocol):

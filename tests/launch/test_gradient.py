@@ -115,7 +115,8 @@ def test_explain_names_the_family_of_a_gradient() -> None:
     told = ks.explain(BATCH, job="gradient")
     assert told.startswith("ks_2x9x5x3_float32_bsf_gradient at batch 300 on ")
     assert (
-        "cpu_gradient (the weights' gradient from vector registers full of sums, or by matrix tiles: processors), "
+        "cpu_gradient (the weights' gradient from vector registers full of sums: processors; or the weights' "
+        "gradient by matrix tiles: processors that have them), "
         "along=" in told
     )
     assert ks.explain(7, job="gradient").startswith("ks_2x9x5x3_float32_bsf_batch7_gradient")

@@ -8,7 +8,7 @@ renders, compiles or runs.
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from ksgen.families.amx.shape import INPUTS, PAIR, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
@@ -23,7 +23,7 @@ from ksgen.families.cpu_gradient.defaults import (
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
 from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
 from ksgen.families.rules import Rule
-from ksgen.families.shaped import Shaped
+from ksgen.families.shaped import OfKinds
 from ksgen.families.signature import GRADIENT
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.spec import KernelSpec
@@ -88,54 +88,43 @@ _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
 )
 
 
-class CpuGradient(Shaped[AnyGradientConstants]):
+class CpuGradient(OfKinds):
     """Sums over the batch on a processor: by fused multiply-adds of its vector units, or by its matrix tiles.
 
-    Without wisdom, tiles are used where the precision asks for them. `only` restricts defaults and search to one of
-    the two.
+    Without wisdom, tiles are used where the precision asks for them.
     """
 
     name = "cpu_gradient"
     signature = GRADIENT
-    kinds = (VectorGradientConstants, AmxGradientConstants)
+    tilings: ClassVar[dict[Any, Any]] = {
+        VectorGradientConstants: VectorGradientTiling,
+        AmxGradientConstants: AmxGradientTiling,
+    }
+    kinds = tuple(tilings)
     listed = by_kind({VectorGradientConstants: _VECTOR_RULES, AmxGradientConstants: _TILE_RULES})
-    why = "the weights' gradient from vector registers full of sums, or by matrix tiles: processors"
-
-    def __init__(self, only: type[AnyGradientConstants] | None = None) -> None:
-        self.only = only
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return (
-            limits.is_cpu
-            and kernel.job == "gradient"
-            and (self.only is not AmxGradientConstants or has_tiles_for(kernel, limits))
-        )
+        return limits.is_cpu and super().serves(kernel, limits)
 
-    def runs(self, kernel: KernelSpec, constants: AnyGradientConstants, limits: Limits) -> bool:
-        by_tiles = isinstance(constants, AmxGradientConstants)
-        return self.serves(kernel, limits) and (not by_tiles or has_tiles_for(kernel, limits))
+    def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
+        return kernel.job == "gradient" and (tiling is VectorGradientTiling or has_tiles_for(kernel, limits))
 
     def shape(self, kernel: KernelSpec, constants: AnyGradientConstants) -> VectorGradientTiling | AmxGradientTiling:
-        if isinstance(constants, AmxGradientConstants):
-            return AmxGradientTiling(kernel, constants)
-        return VectorGradientTiling(kernel, constants)
+        found: VectorGradientTiling | AmxGradientTiling = super().shape(kernel, constants)
+        return found
 
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyGradientConstants:
-        by_tiles = self.only is AmxGradientConstants or (not self.only and self.name in kernel.arithmetic.families)
-        return (default_by_tiles if by_tiles and has_tiles_for(kernel, limits) else default_by_vectors)(
-            kernel, limits, batch
-        )
+    def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyGradientConstants:
+        by_rule = default_by_tiles if tiling is AmxGradientTiling else default_by_vectors
+        return by_rule(kernel, limits, batch)
 
     def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[AnyGradientConstants]:
-        found = self.default(kernel, limits, batch)
-        is_alone = self.only or self.name in kernel.arithmetic.families or not has_tiles_for(kernel, limits)
-        return [found] if is_alone else [found, default_by_tiles(kernel, limits, batch)]
+        found = super().defaults(kernel, limits, batch)
+        return found[-1:] if self.name in kernel.arithmetic.families else found
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGradientConstants]:
-        if self.only is not AmxGradientConstants:
-            yield from self._space_by_vectors(kernel, limits)
-        if self.only is not VectorGradientConstants and has_tiles_for(kernel, limits):
-            yield from self._space_by_tiles(kernel)
+        for tiling in self.able(kernel, limits):
+            by_tiles = tiling is AmxGradientTiling
+            yield from self._space_by_tiles(kernel) if by_tiles else self._space_by_vectors(kernel, limits)
 
     def _space_by_vectors(self, kernel: KernelSpec, limits: Limits) -> Iterator[VectorGradientConstants]:
         lanes = lanes_of(kernel, limits)

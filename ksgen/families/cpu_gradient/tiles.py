@@ -34,6 +34,8 @@ class AmxGradientTiling(TilePlanes):
     kernel: KernelSpec
     constants: AmxGradientConstants
 
+    why = "the weights' gradient by matrix tiles: processors that have them"
+
     # ---- columns: a plane's inputs with one group of its outputs
 
     @property

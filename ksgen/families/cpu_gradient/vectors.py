@@ -49,6 +49,8 @@ class VectorGradientTiling(Planes):
     kernel: KernelSpec
     constants: VectorGradientConstants
 
+    why = "the weights' gradient from vector registers full of sums: processors"
+
     @property
     def is_transposed(self) -> bool:
         """Whether copies transpose operands from rows into columns."""

@@ -7,74 +7,59 @@ compiles or runs.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
 from ksgen.families.chains import by_kind
-from ksgen.families.expected import WORTH, expected_us, plain_pays
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient import mma, plain
 from ksgen.families.gradient.mma import GradientMmaConstants, GradientMmaTiling
 from ksgen.families.gradient.parts import SIDES, SUM_COLUMNS, fits
 from ksgen.families.gradient.plain import GradientConstants, GradientTiling
-from ksgen.families.shaped import Shaped
+from ksgen.families.shaped import OfKinds
 from ksgen.families.signature import GRADIENT
 from ksgen.families.tiles import divide_up, pattern_constexprs
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 6  # a multiprocessor, that a search tries
 LONE = 1.25  # factor by which the cost of a block may be worse if it shares its multiprocessor with another
-TILINGS: dict[Any, Any] = {GradientMmaConstants: GradientMmaTiling, GradientConstants: GradientTiling}
 
 
-class Gradient(Shaped[Any]):
-    """Sums over the batch: by fused multiply-adds on any device, or by warp-wide matrix instructions.
-
-    `only` restricts kernels, defaults and search to one of the two.
-    """
+class Gradient(OfKinds):
+    """Sums over the batch: by fused multiply-adds on any device, or by warp-wide matrix instructions."""
 
     name = "gradient"
     signature = GRADIENT
+    tilings: ClassVar[dict[Any, Any]] = {GradientMmaConstants: GradientMmaTiling, GradientConstants: GradientTiling}
     kinds = (GradientConstants, GradientMmaConstants)
     listed = by_kind({GradientConstants: plain.RULES, GradientMmaConstants: mma.RULES})
 
-    def __init__(self, only: type[Any] | None = None) -> None:
-        self.tilings = [TILINGS[only]] if only else list(TILINGS.values())
-        self.why = "; or ".join(each.why for each in self.tilings)
-
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return bool(self._able(kernel, limits))
-
-    def runs(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
-        return TILINGS[type(constants)] in self._able(kernel, limits)
-
-    def _able(self, kernel: KernelSpec, limits: Limits) -> list[Any]:
-        """Tilings that serve a kernel on such a device."""
-        return [each for each in self.tilings if kernel.job == "gradient" and each.is_for(kernel, limits)]
-
-    def shape(self, kernel: KernelSpec, constants: Any) -> Any:
-        return TILINGS[type(constants)](kernel, constants)
+    def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
+        return kernel.job == "gradient" and bool(tiling.is_for(kernel, limits))
 
     # ---- constants
 
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> Any:
-        """Default of the tiling that is expected to be the fastest; of tensor cores if times are unknown."""
-        if not (found := self.defaults(kernel, limits, batch)):
-            raise ConstantsError(
-                f"{kernel.name}: {self.name} does not serve it on such a device (it is for: {self.why})"
-            )
+    def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> Any:
+        """Tile with the least padding, operand reads and copies, and as many parts of the batch as fill the device.
 
-        def cost(constants: Any) -> float:
-            us = expected_us(self, kernel, limits, batch, constants)
-            return us * (1 + WORTH) if plain_pays(self, kernel, limits, constants) else us
-
-        return found[0] if len(found) == 1 else min(found, key=cost)
-
-    def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[Any]:
-        """Default of each tiling that serves the kernel."""
-        return [_default_of(tiling, kernel, limits) for tiling in self._able(kernel, limits)]
+        Two blocks share a multiprocessor, so that one multiplies while the other waits, unless a lone block is much
+        better.
+        """
+        budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE.shared_bytes))
+        for tile_d in dict.fromkeys(tiling.planes(kernel)):
+            choices = [tiling(kernel, constants) for constants in tiling.choices(kernel, tile_d, limits)]
+            choices.sort(key=lambda shape: shape.cost())
+            lone = next((shape for shape in choices if fits(shape, budget, 1)), None)
+            if lone is None:
+                continue
+            pair = next((shape for shape in choices if fits(shape, budget, 2)), lone)
+            chosen = pair if pair.cost() <= LONE * lone.cost() else lone
+            return replace(chosen.constants, parts=chosen.parts_for(limits), min_blocks=chosen.blocks_for(budget))
+        raise ConstantsError(
+            f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads"
+        )
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
         """Every combination that the rules, the shared memory and the registers allow.
@@ -82,7 +67,7 @@ class Gradient(Shaped[Any]):
         Tiles come with one block per multiprocessor, as many as fit, and half of them; and with as many parts as fill
         the device, half and twice as many.
         """
-        for tile in (each for tiling in self._able(kernel, limits) for each in tiling.tiles_of_search(kernel, limits)):
+        for tile in (each for tiling in self.able(kernel, limits) for each in tiling.tiles_of_search(kernel, limits)):
             if not self.keeps_rules(kernel, tile):
                 continue
             shape = self.shape(kernel, tile)
@@ -158,23 +143,3 @@ class Gradient(Shaped[Any]):
             *shape.x.constexprs(shape.copy),
             *shape.dy.constexprs(shape.copy),
         ]
-
-
-def _default_of(tiling: Any, kernel: KernelSpec, limits: Limits) -> Any:
-    """Tile with the least padding, operand reads and copies, and as many parts of the batch as fill the device.
-
-    Two blocks share a multiprocessor, so that one multiplies while the other waits, unless a lone block is much better.
-    """
-    budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE.shared_bytes))
-    for tile_d in dict.fromkeys(tiling.planes(kernel)):
-        choices = [tiling(kernel, constants) for constants in tiling.choices(kernel, tile_d, limits)]
-        choices.sort(key=lambda shape: shape.cost())
-        lone = next((shape for shape in choices if fits(shape, budget, 1)), None)
-        if lone is None:
-            continue
-        pair = next((shape for shape in choices if fits(shape, budget, 2)), lone)
-        chosen = pair if pair.cost() <= LONE * lone.cost() else lone
-        return replace(chosen.constants, parts=chosen.parts_for(limits), min_blocks=chosen.blocks_for(budget))
-    raise ConstantsError(
-        f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads"
-    )

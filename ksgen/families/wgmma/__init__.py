@@ -1,13 +1,11 @@
 """Hopper's family: tensor maps, mbarriers, wgmma."""
 
-from ksgen.families.wgmma.family import BLOCKS, Wgmma
+from ksgen.families.wgmma.family import Wgmma
 from ksgen.families.wgmma.permuted import PermutedBlock, PermutedConstants
 from ksgen.families.wgmma.registers import RegistersBlock, RegistersConstants
 from ksgen.families.wgmma.shared import SharedBlock, SharedConstants
 
-X_FROM = tuple(BLOCKS)
-
 __all__ = [
-    "X_FROM", "PermutedBlock", "PermutedConstants", "RegistersBlock", "RegistersConstants", "SharedBlock",
+    "PermutedBlock", "PermutedConstants", "RegistersBlock", "RegistersConstants", "SharedBlock",
     "SharedConstants", "Wgmma",
 ]  # fmt: skip

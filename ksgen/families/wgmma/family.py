@@ -6,16 +6,16 @@ X reaches the tensor cores from shared memory, from registers, or from shared me
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work
 from ksgen.families.chains import by_kind
 from ksgen.families.drawing import DrawnSide, draw
-from ksgen.families.expected import expected_us, fastest
+from ksgen.families.expected import fastest
 from ksgen.families.ptx import Box
 from ksgen.families.rules import Rule
-from ksgen.families.shaped import Packing
+from ksgen.families.shaped import OfKinds, Packing
 from ksgen.families.signature import operands_of
 from ksgen.families.tiles import (
     PACK_THREADS,
@@ -37,57 +37,48 @@ from ksgen.families.wgmma.block import (
     WARPGROUP,
     Block,
 )
-from ksgen.families.wgmma.permuted import PermutedBlock, PermutedConstants
-from ksgen.families.wgmma.registers import RegistersBlock, RegistersConstants
-from ksgen.families.wgmma.shared import SharedBlock, SharedConstants
+from ksgen.families.wgmma.permuted import PermutedBlock
+from ksgen.families.wgmma.registers import RegistersBlock
+from ksgen.families.wgmma.shared import SharedBlock
 from ksgen.spec import KernelSpec
 from ksgen.values import excerpt
 
 MOST_STAGES = 16
-BLOCKS: dict[str, Any] = {"shared": SharedBlock, "registers": RegistersBlock, "permuted": PermutedBlock}  # by x_from
 
 
-class Wgmma(Packing[Any]):
-    """X by tensor maps to shared memory, from there into wgmma, directly or through registers.
-
-    `only` restricts kernels, defaults and search to one value of `x_from`.
-    """
+class Wgmma(OfKinds, Packing[Any]):
+    """X by tensor maps to shared memory, from there into wgmma, directly or through registers."""
 
     name = "wgmma"
-    kinds = (SharedConstants, PermutedConstants, RegistersConstants)
+    tilings: ClassVar[dict[Any, Any]] = {
+        each.constants_type: each for each in (SharedBlock, RegistersBlock, PermutedBlock)
+    }
+    kinds = tuple(tilings)
     by_default = False  # never run on a GPU
     by_warpgroups = True
 
-    def __init__(self, only: str = "") -> None:
-        self.blocks = {only: BLOCKS[only]} if only else BLOCKS
-        self.why = "; ".join(each.why for each in self.blocks.values())
-        own = by_kind({each.constants_type: each.rules() for each in BLOCKS.values()})
+    def __init__(self, only: type[Any] | None = None) -> None:
+        super().__init__(only)
+        own = by_kind({kind: block.rules() for kind, block in self.tilings.items()})
         self.listed = (*self._common_rules(), *own)
 
     def shape(self, kernel: KernelSpec, constants: Any) -> Any:
-        return BLOCKS[constants.x_from].of(kernel, constants)
+        return self.tilings[type(constants)].of(kernel, constants)
 
     def operands(self, kernel: KernelSpec, constants: Any) -> tuple[str, ...]:
-        return operands_of(BLOCKS[constants.x_from].signature, kernel)
+        return operands_of(self.tilings[type(constants)].signature, kernel)
 
     def constants(self, values: Mapping[str, Any]) -> Any:
         """Read constants. Values from before `x_from` was one of them belong to the only block."""
-        x_from = values.get("x_from", next(iter(self.blocks)) if len(self.blocks) == 1 else None)
-        if x_from not in self.blocks:
-            raise ConstantsError(f"{self.name} constant x_from={excerpt(x_from)}; accepted: {', '.join(self.blocks)}")
-        return read_constants(self.name, (self.blocks[x_from].constants_type,), values)
+        kinds = {each.constants_type.x_from: each.constants_type for each in self.asked}
+        x_from = values.get("x_from", next(iter(kinds)) if len(kinds) == 1 else None)
+        if x_from not in kinds:
+            raise ConstantsError(f"{self.name} constant x_from={excerpt(x_from)}; accepted: {', '.join(kinds)}")
+        return read_constants(self.name, (kinds[x_from],), values)
 
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return bool(self._able(kernel, limits))
-
-    def runs(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
-        return BLOCKS[constants.x_from] in self._able(kernel, limits)
-
-    def _able(self, kernel: KernelSpec, limits: Limits) -> list[Any]:
-        """Blocks that serve a kernel on such a device."""
-        if kernel.job != "multiply" or kernel.is_strided or not limits.warpgroups:
-            return []
-        return [each for each in self.blocks.values() if each.is_for(kernel) and each.has_room(self, kernel, limits)]
+    def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
+        is_usual = kernel.job == "multiply" and not kernel.is_strided and limits.warpgroups
+        return is_usual and tiling.is_for(kernel) and bool(tiling.has_room(self, kernel, limits))
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes
@@ -112,8 +103,8 @@ class Wgmma(Packing[Any]):
             ),
             Rule(
                 "the kernel is one that x_from is for",
-                lambda k, c: BLOCKS[c.x_from].is_for(k),
-                lambda k, c: BLOCKS[c.x_from].why,
+                lambda k, c: self.tilings[type(c)].is_for(k),
+                lambda k, c: self.tilings[type(c)].why,
             ),
             Rule("every constant but promote and resident is at least 1", _positive_rule),
             Rule(
@@ -139,27 +130,13 @@ class Wgmma(Packing[Any]):
 
     # ---- constants
 
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> Any:
-        """Default of the block that is expected to be the fastest."""
-        if not (found := self.defaults(kernel, limits, batch)):
-            raise ConstantsError(
-                f"{kernel.name}: {self.name} does not serve it on such a device (it is for: {self.why})"
-            )
-        return (
-            found[0] if len(found) == 1 else min(found, key=lambda each: expected_us(self, kernel, limits, batch, each))
-        )
-
-    def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[Any]:
-        """Default of each block that serves the kernel."""
-        return [self._default_of(block, kernel, limits, batch) for block in self._able(kernel, limits)]
-
-    def _default_of(self, block: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> Any:
-        row = block.constants_type.entry_family
-        return fastest(self, kernel, limits, batch, lambda: block.options(self, kernel, limits), row=row)
+    def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> Any:
+        row = tiling.constants_type.entry_family
+        return fastest(self, kernel, limits, batch, lambda: tiling.options(self, kernel, limits), row=row)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
         """Yield every combination that the rules and the shared memory allow."""
-        for constants in (each for block in self._able(kernel, limits) for each in block.tiles(kernel, limits)):
+        for constants in (each for block in self.able(kernel, limits) for each in block.tiles(kernel, limits)):
             if self.is_able(kernel, constants, limits):
                 yield from self.in_clusters(kernel, constants)
 
