@@ -29,6 +29,7 @@ UNEVEN = RAGGED[1:]  # 120 -> 74 -> 19: pieces of four bytes, zeros behind the l
 DOWN = (Pattern(6, 16, 24, 1), Pattern(1, 12, 32, 3))  # as vit's: rows of neighbouring l read other blocks of X
 PLANES = (Pattern(2, 24, 20, 2), Pattern(1, 9, 24, 4))  # j of the first factor too
 GPT2 = (Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))
+FEW_BLOCKS = (Pattern(1, 48, 64, 1), Pattern(4, 16, 12, 1))  # the first factor has fewer blocks i than the second
 # warps share the second factor's rows, j stand in tiles that do not divide d
 SPLIT = GemvChainConstants(4, 4, 3, 2, 32, 2, 1, 1, 32, 1)
 
@@ -198,6 +199,24 @@ def test_what_it_serves() -> None:
     for chains in (RAGGED[:2], (*EVEN, *EVEN)):
         assert not FAMILY.serves(KernelSpec(chains, "float16", "bsf"), LIMITS)
     assert not FAMILY.serves(chain_of(GPT2, "complex64", "bsf"), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("chains", "shared_bytes"),
+    [
+        (FEW_BLOCKS, 2**17),
+        (RAGGED[:2], 2**17),
+        ((*EVEN, *EVEN), 2**17),
+        ((RAGGED[:2],) * 2, 2**17),
+        (EVEN, 100),
+        ((EVEN, EVEN), 100),
+    ],
+)
+def test_a_default_where_it_does_not_serve_is_refused(chains: Any, shared_bytes: int) -> None:
+    kernel = KernelSpec(chains, "float16", "bsf")
+    said = rf"^{kernel.name}: gemv does not serve it on such a device \(it is for: small batches, as in decoding"
+    with pytest.raises(ConstantsError, match=said):
+        FAMILY.default(kernel, replace(LIMITS, shared_bytes=shared_bytes), 1)
 
 
 @pytest.mark.exhaustive

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple, replace
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.base import Constexpr, Geometry, Limits, Work, not_served
 from ksgen.families.chains import by_kind, layer_kernels
 from ksgen.families.gemv import chain_counts, chain_defaults, counts, defaults, group
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, is_narrow
@@ -36,8 +36,7 @@ class Gemv(Packing[AnyGemvConstants]):
     for_small_batches = True
     why = (
         "small batches, as in decoding: each weight is read once, to registers, for plain multiply-adds; one factor, "
-        "two of a layer, or "
-        "several layers on one X in one launch; from sm_80 on"
+        "two of a layer, or several layers on one X in one launch; from sm_80 on"
     )
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
@@ -62,9 +61,10 @@ class Gemv(Packing[AnyGemvConstants]):
     # ---- constants
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyGemvConstants:
+        if not self.serves(kernel, limits):
+            raise not_served(self, kernel)
         best: Any = group.best if kernel.is_group else chain_defaults.best if kernel.job == CHAIN else defaults.best
-        found: AnyGemvConstants | None = best(kernel, limits, defaults.entries_for(batch or kernel.batch))
-        assert found is not None, "asked for where it does not serve"
+        found: AnyGemvConstants = best(kernel, limits, defaults.entries_for(batch or kernel.batch))
         return replace(found, early=int(begins_early(limits.target)))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGemvConstants]:

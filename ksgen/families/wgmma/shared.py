@@ -60,8 +60,7 @@ class SharedBlock(Block):
 
     why = (
         "wgmma of sm_90a with X from shared memory: 16-bit types in bsl, and in bsf with d = 1; there also X and "
-        "weights in e4m3 or e5m2, "
-        "with y in 16 bits; rows of X in whole 16 bytes; not measured yet"
+        "weights in e4m3 or e5m2, with y in 16 bits; rows of X in whole 16 bytes; not measured yet"
     )
     constants_type = SharedConstants
 
