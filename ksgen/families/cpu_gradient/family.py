@@ -32,7 +32,7 @@ from ksgen.spec.precision import BF16, on_tiles
 AnyGradientConstants = VectorGradientConstants | AmxGradientConstants
 
 LEAST_VECTORS = 8  # a tile of a search, where a pattern has as many
-# among work groups
+# (parts, pieces) of 16 work groups
 SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16)) if parts * pieces == 16]
 
 _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (

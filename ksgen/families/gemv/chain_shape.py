@@ -1,5 +1,8 @@
-"""Derived sizes of a chain of two factors for small batches: the elements of the intermediate that a block computes,
-the lanes that compute them, and the layout of shared memory."""
+"""Derived sizes of a chain of two factors for small batches.
+
+They tell the elements of the intermediate that a block computes, the lanes that compute them, and the layout of shared
+memory.
+"""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache

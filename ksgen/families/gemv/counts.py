@@ -52,7 +52,7 @@ def row_bytes(shape: GemvTiling, outputs: int, tile_out: int, tile_d: int) -> fl
     """Bytes of all weights and their scales, read once in tiles of `tile_out` outputs k by `tile_d` neighbouring j."""
     a, _, _, d = shape.kernel.pattern.shape
     row = shape.pieces * shape.vector
-    # read again for further rows of the batch, but from the block's own cache
+    # scales count once: for further rows of the batch, the block reads them from its own cache
     scales = a * outputs * d * SCALE_BYTES if shape.kernel.is_quantized else 0
     return a * entry_bytes(outputs, d * row, tile_out, tile_d * row, shape.weight_bytes) + scales
 

@@ -1,8 +1,7 @@
-"""Products for small batches on a GPU: of one factor, of two factors of a layer, or of several layers on one X, in one
-launch.
+"""Products for small batches on a GPU: one launch for a factor, for two factors of a layer, or for layers on one X.
 
 Weights are read once, straight to registers, and lanes share their rows. Of two factors, each block computes the
-elements of the intermediate that it needs, which other blocks may compute again: there is no barrier between blocks.
+elements of the intermediate that it needs. Other blocks may compute them again, so there is no barrier between blocks.
 Several layers share the blocks. Weights are packed as for each factor alone. Decides the tiles of `gemv.cu.j2`,
 `gemv_chain.cu.j2` and `gemv_group.cu.j2`; its design is docs/kernels/gemv.md. Never renders, compiles or runs.
 """

@@ -1,5 +1,7 @@
-"""Several layers on one X for small batches: constants and sizes of each layer in a launch of its own, and the fastest
-combination before any search."""
+"""Several layers on one X for small batches.
+
+Each layer has the constants and sizes of a launch of its own. The fastest combination is chosen before any search.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

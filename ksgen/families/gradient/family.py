@@ -64,8 +64,8 @@ class Gradient(OfKinds):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
         """Every combination that the rules, the shared memory and the registers allow.
 
-        Tiles come with one block per multiprocessor, as many as fit, and half of them; and with as many parts as fill
-        the device, half and twice as many.
+        Tiles come with one block per multiprocessor, as many as fit, and half of them. They come with as many parts
+        as fill the device, half and twice as many.
         """
         for tile in (each for tiling in self.able(kernel, limits) for each in tiling.tiles_of_search(kernel, limits)):
             if not self.keeps_rules(kernel, tile):

@@ -118,7 +118,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     def work(self, kernel: KernelSpec, constants: AnyMmaConstants, batch: int) -> Work:
         shape, runs = self.shape(kernel, constants), divide_up(batch, constants.tile_batch)
-        # factors whose inputs are written to shared memory, once
+        # `written` lists the factors whose inputs are written to shared memory once
         last, written = ends_of(kernel, shape.factors)[1], list(shape.copying)
         written += [each for each, at in zip(shape.factors, places(kernel), strict=True) if at.at]
         moved = sum(each.x_bytes_moved(batch) * each.readings for each in shape.copying) + sum(

@@ -1,5 +1,7 @@
-"""Constants and sizes of all factors of one launch: a block takes a tile of the batch through all factors of a layer,
-or of several layers on one X. The intermediates stay in its shared memory.
+"""Constants and sizes of all factors of one launch.
+
+A block takes a tile of the batch through all factors of a layer, or of several layers on one X. The intermediates stay
+in its shared memory.
 """
 
 from collections.abc import Iterator

@@ -44,7 +44,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     small_batch = kernel.batch is not None and kernel.batch <= 64
     warps_batch = 1 if small_batch or tile_d > 4 else 2
     more = more_registers(kernel, limits.target)
-    # per block: as many as the registers of a multiprocessor serve
+    # warps per block: as many as the registers of a multiprocessor serve
     warps = 8 if doubles else 12 if copy == "registers" or more else 16
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
     tile_out, thread_out = _outputs(pattern.b, most, threads=THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))
@@ -59,8 +59,8 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     )
     shape = SimtTiling(kernel, chosen)
     fit = limits.registers // ((shape.registers + more) * shape.threads)
-    # For Hopper ptxas needs the bound of six blocks: without it, it takes 217 registers for two warps. Elsewhere it
-    # spills then.
+    # For Hopper ptxas needs the bound of six blocks: without it, it takes 217 registers for two warps. On other
+    # targets this bound makes it spill.
     blocks = 2 if doubles else 6 if shape.warps == 2 and copy == "async" and limits.warpgroups else 3
     return replace(chosen, min_blocks=max(1, min(blocks, fit)))
 

@@ -285,11 +285,11 @@ class SimtTiling(Moved, Tiled):
         if constants.copy == "registers":
             plan = self.x_plan
             elements = plan.line_rounds * plan.run_rounds * plan.vector
-            # bytes: one each
+            # inputs of eight bits take a register each
             held = (
                 elements if self.kernel.has_bytes_in else elements * self.kernel.item_bytes // 4
             ) + self.w_rounds * 4
-        # the transposing copy takes more
+        # a copy that transposes takes more registers for addresses
         addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72
         sets = 1 if self.kernel.arithmetic.is_complex else 2
         return (

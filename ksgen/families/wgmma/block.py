@@ -39,7 +39,7 @@ class Block(TensorTile):
     """Sizes of a block, wherever X comes from.
 
     Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d, stages, cluster_batch, cluster_out and
-    x_from. For each x_from, a subclass says which kernels it is for (`is_for`), and has its instruction, rules,
+    x_from. For each x_from, a subclass says by `is_for` which kernels it serves. It has its instruction, rules,
     constants to choose from (`options`, `tiles`) and template variables.
     """
 

@@ -42,8 +42,11 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
 
 
 def tried(block: Block) -> Iterator[tuple[int, int]]:
-    """Yield the clusters that a search tries, if the rules allow them: several blocks along the batch if weights are a
-    good part of each block's reads through the cache, and along the outputs if X is."""
+    """Yield the clusters that a search tries, if the rules allow them.
+
+    They have several blocks along the batch if weights are a good part of each block's reads through the cache. They
+    have several along the outputs if X is.
+    """
     x_bytes, w_bytes = block.x_bytes, block.passes * block.w_bytes
     least = WORTH_SHARING * (x_bytes + w_bytes)
     return product(ALONG_BATCH if w_bytes >= least else (1,), ALONG_OUT if x_bytes >= least else (1,))

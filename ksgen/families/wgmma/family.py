@@ -169,7 +169,7 @@ class Wgmma(OfKinds, Packing[Any]):
         tile = block.constants.tile_batch * block.constants.tile_out * block.constants.tile_d
         groups_batch = block.constants.groups_batch * block.row_tiles
         x_moved = block.tiles_out // block.passes * block.x_bytes_moved(batch) / block.constants.cluster_out
-        # an instruction reads all of its operand B
+        # each instruction reads all of its operand B from shared memory
         read = w * groups_batch * kernel.arithmetic.products // kernel.arithmetic.parts
         # Y's tile is written and read; with a residual, the residual's too
         ways = 4 if block.kernel.epilogue.residual else 2
