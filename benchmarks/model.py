@@ -387,7 +387,7 @@ def published() -> tuple[Published, ...]:
     return tuple(
         Published(
             KernelSpec(Pattern(*(int(row[name]) for name in "abcd")), row["precision"], row["layout"]),
-            Tiles(*(int(row[name]) for name in Tiles.__dataclass_fields__)),
+            Tiles(*(int(row[each.name]) for each in fields(Tiles))),
             float(row["us"]),
         )
         for row in csv.DictReader(StringIO(text))

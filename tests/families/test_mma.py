@@ -1,6 +1,6 @@
 """What is special to the tensor-core family. What holds of every family's kernels is in test_families.py."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 
 import numpy as np
@@ -111,14 +111,14 @@ def test_x_is_resident_only_for_several_tiles_of_outputs_in_bsf() -> None:
 
 
 def test_constants_are_read_and_refused_by_name() -> None:
-    values = {name: getattr(GOOD, name) for name in MmaConstants.__dataclass_fields__}
+    values = asdict(GOOD)
     assert MMA.constants(values) == GOOD
     for newer in ("warps_d", "resident"):  # than some wisdom
         assert MMA.constants({name: value for name, value in values.items() if name != newer}) == GOOD
     with pytest.raises(ConstantsError, match=r"mma constants are tile_batch, .*; got tile"):
         MMA.constants({"tile": 1})
     with pytest.raises(ConstantsError, match="mma constant tile_batch='64' must be an integer"):
-        MMA.constants({**{name: getattr(GOOD, name) for name in MmaConstants.__dataclass_fields__}, "tile_batch": "64"})
+        MMA.constants({**values, "tile_batch": "64"})
 
 
 def test_what_is_read_of_a_residual_has_registers_of_its_own() -> None:
