@@ -122,8 +122,13 @@ def _start(
 
 
 def _finish_on_idle_cores(child: subprocess.Popen[str], group: int, seconds: float) -> None:
-    """Let a command take idle cores only, until it ends or the time is over."""
-    if seconds <= 0 or not hasattr(os, "SCHED_IDLE"):
+    """Let a command take idle cores only, until it ends or the time is over.
+
+    Linux lets few users leave that policy again: the group's guard tries it first.
+    """
+    if seconds <= 0 or not group or not hasattr(os, "SCHED_IDLE"):
+        return
+    if not (_schedule(group, os.SCHED_IDLE) and _schedule(group, os.SCHED_OTHER)):
         return
     _schedule(child.pid, os.SCHED_IDLE)  # before it starts others, which inherit it
     try:
@@ -133,9 +138,12 @@ def _finish_on_idle_cores(child: subprocess.Popen[str], group: int, seconds: flo
             _schedule(each, os.SCHED_OTHER)
 
 
-def _schedule(process: int, policy: int) -> None:
+def _schedule(process: int, policy: int) -> bool:
+    """Whether a process has that policy now."""
     with suppress(OSError):  # it has just ended, or the system forbids it
         os.sched_setscheduler(process, policy, os.sched_param(0))
+        return True
+    return False
 
 
 def _members(group: int) -> list[int]:

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -138,17 +139,37 @@ def test_a_compiler_takes_idle_cores_at_first(monkeypatch: pytest.MonkeyPatch, t
     """Then, after a while, any."""
     policies, real = [], children._schedule
 
-    def schedule(process: int, policy: int) -> None:
-        real(process, policy)
+    def schedule(process: int, policy: int) -> bool:
         policies.append(policy)
-        if policy == os.SCHED_OTHER:
+        if policies[2:] and policy == os.SCHED_OTHER:
             (tmp_path / "any core").touch()
+        return real(process, policy)
 
     monkeypatch.setattr(children, "_schedule", schedule)
     monkeypatch.setattr(children, "IDLE_S", 0.2)
     wait = f"while [ ! -e '{tmp_path}/any core' ]; do sleep 0.01; done; echo ended"
     assert Children(is_background=True).run(("sh", "-c", wait)).log == "ended\n"
-    assert policies[0] == os.SCHED_IDLE
-    assert set(policies[1:]) == {os.SCHED_OTHER}
+    assert policies[:3] == [os.SCHED_IDLE, os.SCHED_OTHER, os.SCHED_IDLE]  # the first two try whether there is a return
+    assert set(policies[3:]) == {os.SCHED_OTHER}
     monkeypatch.setattr(children, "IDLE_S", 60)
     assert Children(is_background=True).run(("echo", "all of it")).log == "all of it\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux alone has such a policy")
+@pytest.mark.parametrize("has_guard", [True, False])
+def test_a_compiler_takes_any_core_where_there_is_no_return(has_guard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most users may not leave the policy of idle cores: on a busy machine their compilers would never end."""
+    changed, real = [], os.sched_setscheduler
+
+    def without_rights(process: int, policy: int, parameter: os.sched_param) -> None:
+        if policy != os.SCHED_IDLE:
+            raise PermissionError(1, "Operation not permitted")
+        real(process, policy, parameter)
+        changed.append(process)
+
+    monkeypatch.setattr(os, "sched_setscheduler", without_rights)
+    if not has_guard:
+        monkeypatch.setattr(children, "_guarded_group", lambda: nullcontext(0))
+    process = Children(is_background=True).run(("sh", "-c", "echo $$")).log
+    assert len(changed) == has_guard
+    assert int(process) not in changed
