@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ksgen.build.background import deferred, unfinished
+from ksgen.build.background import PendingError, deferred, unfinished
 from ksgen.torch.conversion.factorize import progress_bar
-from ksgen.torch.operators.meanwhile import building, times_unsettled
+from ksgen.torch.operators.meanwhile import building, note_unsettled, times_unsettled
 
 LAST_CALLS = 2  # calls in a row that must find nothing missing: the second call prepares a frozen layer
 
@@ -20,8 +20,9 @@ LAST_CALLS = 2  # calls in a row that must find nothing missing: the second call
 def build(model: nn.Module, *x: Any, **options: Any) -> None:
     """Compile all kernels of a call of a model now, in parallel, and time them for `backend="auto"`.
 
-    Later calls on such arguments use the fastest methods at once. The model is called a few times. In training mode,
-    gradients are computed too, but not stored. A terminal shows a progress bar.
+    Later calls on such arguments use the fastest methods at once. The model is called a few times: random numbers and
+    the running statistics of batch norms advance, as in any call. In training mode, gradients are computed too, but not
+    stored. A terminal shows a progress bar.
 
     Args:
         model: Module with `KSLinear` layers, or one such layer.
@@ -50,7 +51,10 @@ def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[s
             while rounds_left:
                 before = times_unsettled()
                 for x, options in calls:
-                    _call(model, x, options)
+                    try:
+                        _call(model, x, options)
+                    except PendingError:  # of an operator that nothing replaces
+                        note_unsettled()
                 jobs = unfinished()
                 with progress_bar(bool(jobs), "compiling", len(jobs)) as advance:
                     for job in jobs:
@@ -67,9 +71,7 @@ def _call(model: nn.Module, x: Sequence[Any], options: Mapping[str, Any]) -> Non
             model(*x, **options)
         return
     with torch.enable_grad():
-        y = sum(
-            each.sum() for each in tree_leaves(model(*x, **options)) if isinstance(each, Tensor) and each.requires_grad
-        )
+        y = [each for each in tree_leaves(model(*x, **options)) if isinstance(each, Tensor) and each.requires_grad]
         wanted = [each for each in model.parameters() if each.requires_grad]
-        if isinstance(y, Tensor) and wanted:
-            torch.autograd.grad(y, wanted, allow_unused=True)
+        if y and wanted:
+            torch.autograd.grad(y, wanted, [torch.ones_like(each) for each in y], allow_unused=True)

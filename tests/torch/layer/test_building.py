@@ -55,6 +55,43 @@ def test_a_layer_compiles_nothing_after_its_build(tmp_path: Path) -> None:
     )
 
 
+def test_a_build_compiles_what_nothing_replaces(tmp_path: Path) -> None:
+    """Gradients of kernels that were asked for, a fused group, an operator, complex numbers."""
+    passes(
+        tmp_path,
+        """
+        from torch import nn
+        from ksgen.torch import build, multiply
+
+        class Operator(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weights = nn.Parameter(torch.randn(1, 2, 4, 2))
+
+            def forward(self, x):
+                return multiply(x, self.weights, backend="ksgen")
+
+        open_gate()
+        models = [
+            KSLinear("1,6,4,2", backend="ksgen"),
+            KSLinear.group([KSLinear(["1,6,4,2", "2,3,6,1"], fuse="yes") for _ in range(2)]).eval(),
+            Operator(),
+            KSLinear("1,3,4,2", dtype=torch.complex64),
+        ]
+        for model in models:
+            x = torch.randn(64, 8, dtype=next(model.parameters()).dtype)
+            build(model, x)
+            before = started()
+            os.environ["KSGEN_COMPILE"] = "wait"  # whatever is missing is compiled at once
+            with torch.set_grad_enabled(model.training):
+                y = model(x)
+            if model.training:
+                y.backward(torch.ones_like(y))
+            assert started() == before > 0
+        """,
+    )
+
+
 def test_kernels_are_compiled_side_by_side(tmp_path: Path) -> None:
     """Every core has a compiler before the first one ends."""
     passes(
