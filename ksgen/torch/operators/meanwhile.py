@@ -17,6 +17,7 @@ from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
 
 Way = Callable[[], Tensor]
 ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
+LONG_ROUNDS = 2  # rounds of timing where one takes longer than the ration
 MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds, and seconds after which no more than ROUNDS are run
 MOST_ADDED_S = 0.04  # most seconds that timing adds to calls at once
 SHARE = 0.2  # largest share of the time that timing takes on average
@@ -92,12 +93,12 @@ class Trial:
         return next(filter(None, (doubt(each[1:], self._shares) for each in self.taken_us.values())), "")
 
     def is_settled(self, most_s: float = float("inf")) -> bool:
-        """Whether every method was timed often enough: once, if one round takes longer than `most_s`."""
+        """Whether every method was timed often enough: twice, if one round takes longer than `most_s`."""
         if not (open_ways := self._open()):
             return True
         rounds = min(len(self.taken_us[name]) for name in open_ways)
         once = sum(min(self.taken_us[name], default=0.0) for name in open_ways) / 1e6
-        if rounds and once > most_s:
+        if rounds >= LONG_ROUNDS and once > most_s:  # a single run may have been disturbed
             return True
         return rounds >= MOST_ROUNDS or (rounds >= ROUNDS and rounds * once > LONG_S)
 
@@ -111,15 +112,13 @@ class Trial:
     def serve(self, ways: Mapping[str, Way], meanwhile: str) -> Tensor:
         """Serve a call by the method `meanwhile`, and time others within the ration.
 
-        If `meanwhile` takes longer than `MOST_ADDED_S`, a method that was not timed yet serves the call itself.
+        If `meanwhile` takes longer than `MOST_ADDED_S`, a method that is not timed yet serves the call itself.
         """
         self._serves = True
         if self._last.get(meanwhile, 0.0) > MOST_ADDED_S:
-            for name in self._unmet():
-                try:
+            for name in (each for each in self._open() if each != meanwhile and self._can_be_timed(each)):
+                with suppress(PendingError, DeviceError, ToolchainError):
                     return self._run(name, ways[name])
-                except (PendingError, DeviceError, ToolchainError):
-                    continue
         y = self._run(meanwhile, ways[meanwhile])
         self.go_on(ways)
         return y
@@ -139,6 +138,9 @@ class Trial:
 
     def _unmet(self) -> list[str]:
         return [name for name in self._open() if name not in self._last]
+
+    def _can_be_timed(self, name: str) -> bool:
+        return name not in self._last or (len(self.taken_us[name]) < LONG_ROUNDS and not is_busy())
 
     def _next(self) -> str:
         return min(self._open(), key=lambda name: len(self.taken_us[name]))

@@ -276,9 +276,26 @@ def test_long_products_are_timed_as_they_serve(at: list[float]) -> None:
     trial = meanwhile.Trial(ways)
     assert [trial.serve(ways, "strided") for _ in range(3)] == ["strided"] * 3
     pending[0] = False
-    assert trial.serve(ways, "strided") == "ksgen"
+    assert [trial.serve(ways, "strided") for _ in range(2)] == ["ksgen"] * 2
     assert trial.is_settled(meanwhile.MOST_ADDED_S)
-    assert runs == ["strided"] * 3 + ["ksgen"]
+    assert runs == ["strided"] * 3 + ["ksgen"] * 2
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.1])
+def test_a_first_run_that_was_disturbed_decides_nothing(at: list[float], seconds: float) -> None:
+    runs: list[str] = []
+    first = [0.5]
+    ways = {"ksgen": way(at, seconds, runs, "ksgen"), "strided": way(at, 2 * seconds, runs, "strided")}
+
+    def disturbed() -> Any:
+        at[0] += first.pop() if first else 0
+        return ways["ksgen"]()
+
+    trial = meanwhile.Trial(ways)
+    while not trial.is_settled(meanwhile.MOST_ADDED_S):
+        trial.serve(ways | {"ksgen": disturbed}, "strided")
+        at[0] += 1
+    assert trial.seconds == pytest.approx({"ksgen": seconds, "strided": 2 * seconds})
 
 
 def test_nothing_is_timed_while_the_background_is_busy(at: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
