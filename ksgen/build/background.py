@@ -88,6 +88,10 @@ class _Background:
                 job = self._todo.popleft()
             job.run()
 
+    def drop(self, key: Hashable) -> None:
+        with self.guard:
+            self.jobs.pop(key, None)
+
     def unfinished(self) -> list[Job]:
         with self.guard:
             return [job for job in self.jobs.values() if not job.done.is_set()]
@@ -156,12 +160,24 @@ class _Notice:
             self._timer.cancel()
 
 
-def outcome(key: Hashable, what: str, work: Callable[[], Any], *, imports: bool = False, must_end: bool = False) -> Any:
+def outcome(
+    key: Hashable,
+    what: str,
+    work: Callable[[], Any],
+    *,
+    at_once: bool = False,
+    imports: bool = False,
+    must_end: bool = False,
+) -> Any:
     """Result of some work, or its error; `PendingError` while the background does it for a caller that defers.
 
-    `what` names the work in warnings. `imports` says that it may import modules, and `must_end` that the process cannot
-    end before it. The caller keeps the result: it is handed out once.
+    `what` names the work in warnings. `at_once` says that the work takes no time, as others have done its slow part.
+    `imports` says that it may import modules, and `must_end` that the process cannot end before it. The caller keeps
+    the result: it is handed out once.
     """
+    if at_once:
+        _background.drop(key)
+        return work()
     policy = _policy.get()
     if policy is None or not policy():
         if notice := _notice.get():
@@ -170,8 +186,7 @@ def outcome(key: Hashable, what: str, work: Callable[[], Any], *, imports: bool 
     job = _background.job(key, lambda: Job(what, work, imports, must_end))
     if not job.done.is_set():
         raise PendingError(what)
-    with _background.guard:
-        _background.jobs.pop(key, None)
+    _background.drop(key)
     if job.error:
         raise job.error
     return job.result

@@ -78,13 +78,12 @@ class Planner:
         if found := self._plans.get(key):
             return found
         generation, choice = self.generation, self.choice(device, kernel, batch, aligned)
+        is_loaded = (device, kernel, choice.family, choice.constants) in self._loaded
+        if before_loading and not is_loaded:
+            before_loading()
         make = partial(self._made, device, kernel, batch, aligned, choice)
-        if (device, kernel, choice.family, choice.constants) in self._loaded:
-            made = make()
-        else:
-            if before_loading:
-                before_loading()
-            made = outcome(key, kernel.name, make, must_end=device.runtime == "opencl")
+        ends = device.runtime == "opencl"
+        made: Plan = outcome((generation, *key), kernel.name, make, at_once=is_loaded, must_end=ends)
         with self._guard:
             if generation != self.generation:  # made from outdated wisdom: it serves this call alone
                 return made
@@ -146,11 +145,8 @@ class Planner:
         check_grid(kernel, choice.family, choice.constants, batch)
         key = (device, kernel, choice.family, choice.constants)
         load_it = partial(self._load, device, kernel, choice, target or device.target)
-        loaded = (
-            load_it()
-            if key in self._loaded
-            else outcome(key, kernel.name, load_it, must_end=device.runtime == "opencl")
-        )
+        ends = device.runtime == "opencl"
+        loaded = outcome(key, kernel.name, load_it, at_once=key in self._loaded, must_end=ends)
         return make_plan(device, kernel, batch, choice, loaded)
 
     def _load(self, device: Device, kernel: KernelSpec, choice: Choice, target: str) -> Loaded:

@@ -5,13 +5,15 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ksgen.build import background
+from ksgen.build.background import PendingError, deferred
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.families import FAMILIES
 from ksgen.launch import planner as planner_module
@@ -36,6 +38,39 @@ def test_compiled_on_first_use_and_from_the_cache_after_that(
     plan_anew(monkeypatch)  # another process
     Launcher(*SHAPE)(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu))
     assert len(compiler.compiled) == 1
+
+
+def deferred_plan(planner: Planner, gpu: FakeGpu, batch: int) -> Any:
+    """The plan, or None while the background makes it."""
+    with suppress(PendingError), deferred(lambda: True):
+        return planner.plan(gpu, KernelSpec(PATTERN, "float32"), batch)
+    return None
+
+
+def finish_background() -> None:
+    for job in background.unfinished():
+        assert job.done.wait(60)
+
+
+def test_plans_of_the_background_are_not_kept_twice(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch has a job; the kernel that they share is loaded when they are asked for again."""
+    monkeypatch.setattr(background, "_background", background._Background())
+    planner = Planner()
+    assert [deferred_plan(planner, gpu, batch) for batch in (33, 35)] == [None, None]
+    finish_background()
+    assert all(deferred_plan(planner, gpu, batch) for batch in (33, 35))
+    assert not background._background.jobs
+
+
+def test_the_background_hands_out_no_plan_of_outdated_wisdom(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, made = Planner(), []
+    monkeypatch.setattr(planner, "_made", lambda *_: made.append(len(made)) or f"plan {len(made)}")
+    assert deferred_plan(planner, gpu, BATCH) is None
+    finish_background()
+    planner.forget()
+    assert deferred_plan(planner, gpu, BATCH) is None
+    finish_background()
+    assert deferred_plan(planner, gpu, BATCH) == "plan 2"
 
 
 def test_a_batch_that_is_new_to_a_loaded_kernel_can_be_captured(gpu: FakeGpu, ks: Launcher) -> None:
