@@ -19,7 +19,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from io import StringIO
 from itertools import product

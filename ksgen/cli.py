@@ -82,7 +82,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without ⊗, and file names that are not text
     _tell_own_warnings()
-    os.environ.setdefault("KSGEN_COMPILE", "wait")  # commands measure kernels, and not what serves meanwhile
+    os.environ["KSGEN_COMPILE"] = "wait"  # commands measure kernels, and not what serves meanwhile
     try:
         cli.main(prog_name="ksgen", standalone_mode=False)
     except click.exceptions.Abort:

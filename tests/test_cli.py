@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen import cli
+from ksgen.build.background import always_waits
 from ksgen.errors import warn
 from tests.support.program import SMALL, ksgen
 
@@ -114,6 +115,16 @@ def commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command
         yield f"{name} {word}", found
         if isinstance(found, click.Group):
             yield from commands(found, f"{name} {word}")
+
+
+@pytest.mark.parametrize("asked", ["", "background"])
+def test_commands_wait_for_kernels_whatever_the_environment_asks(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would measure what serves meanwhile."""
+    monkeypatch.setenv("KSGEN_COMPILE", asked)
+    seen: list[bool] = []
+    monkeypatch.setattr(cli.cli, "main", lambda **_: seen.append(always_waits()))
+    cli.main()
+    assert seen == [True]
 
 
 def test_every_help_has_examples_and_whole_summaries() -> None:
