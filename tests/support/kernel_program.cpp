@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
+#include <thread>
+
 enum { MOST = 64 };
 
 struct Memory {
