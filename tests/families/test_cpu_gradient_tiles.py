@@ -231,8 +231,8 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
 def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Device) -> None:
     kernel = kernel_of((2, 20, 34, 2), precision)
     ks = Launcher(*kernel.pattern.shape)
-    assert "by matrix tiles: processors), block=" in ks.explain(300, job="gradient", precision=precision)
-    assert "by matrix tiles: processors), along=" in ks.explain(300, job="gradient")
+    assert "by matrix tiles: processors that have them), block=" in ks.explain(300, job="gradient", precision=precision)
+    assert "by matrix tiles: processors that have them), along=" in ks.explain(300, job="gradient")
     x, grad_y = arrays_of(kernel, 300)
 
     def error(got: Array) -> float:
@@ -267,7 +267,8 @@ def test_which_processors_it_serves() -> None:
     by_tiles = FAMILY.default(bfloat16, CPU, 300)
     check_fit("cpu_gradient", by_tiles, bfloat16, CPU)
     with pytest.raises(
-        ConstantsError, match=r"cpu_gradient does not run on this device \(.* by matrix tiles: processors\): block="
+        ConstantsError,
+        match=r"cpu_gradient does not run on this device \(.* by matrix tiles: processors that have them\): block=",
     ):
         check_fit("cpu_gradient", by_tiles, bfloat16, replace(CPU, tiles=()))
     space = [type(each) for each in family.space(bfloat16, CPU)]
