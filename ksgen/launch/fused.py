@@ -39,6 +39,7 @@ NO_FAMILY, NO_ROOM = (
     "no family has room for all factors in one launch, in this precision",
 )
 FROM_END_TO_END = "in batch-size-last each factor by itself reads its rows and weights from end to end"
+BEFORE_A_CAPTURE = "call it once before the capture, or build(batch) of a KSLinear"
 REMEMBERED = 1024  # cached plans: one per layer and batch size
 
 
@@ -60,7 +61,7 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
     if kernel.job == CHAIN:
         plan = fused_plan(device, kernel, fit.batch, fuse, stream)
     else:
-        once = "call it once before the capture" if kernel.job == "gradient" else ""  # gradients have no prepare
+        once = BEFORE_A_CAPTURE if kernel.job == "gradient" else ""  # gradients have no prepare
         refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
         plan = PLANNER.plan(device, kernel, fit.batch, aligned, refuse)
     fit.plans[key] = weakref.ref(plan) if plan else None
@@ -76,7 +77,7 @@ def fused_plan(
         found: Plan | None = known
         return found
     if not device.shares_host and verdict(device, kernel, batch, fuse).is_one:
-        refuse_capture(device, stream, "builds and loads its kernel", "call it once before the capture")
+        refuse_capture(device, stream, "builds and loads its kernel", BEFORE_A_CAPTURE)
     found = _plan(device, kernel, batch, fuse)
     if len(PLANNER.derived) >= REMEMBERED:
         PLANNER.derived.clear()
