@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ksgen.bench.models import GPT2_MEDIUM, Language, LanguageModel
 from ksgen.measure.trust import Watch, doubt, with_doubt
-from ksgen.torch import convert, freeze, quantize
+from ksgen.torch import build, convert, freeze, quantize
 
 
 def chains(count: int, size: int) -> dict[str, list[tuple[int, int, int, int]]]:
@@ -60,14 +60,15 @@ def main() -> None:
     given = options.parse_args()
     torch.manual_seed(0)
     count, size, depth = (4, 16, 1) if given.short else (16, 64, given.blocks)
-    model = LanguageModel(
-        replace(GPT2_MEDIUM, features=count * size, depth=depth, heads=count), Language(vocabulary=2000)
-    ).eval()
+    sizes = replace(GPT2_MEDIUM, features=count * size, depth=depth, heads=count)
+    model = LanguageModel(sizes, Language(vocabulary=2000)).eval()
     convert(model, chains(count, size), from_weights=False)
     quantized = deepcopy(model)
     print(quantize(quantized, given.storage))
     freeze(model)  # packs once: the weights stay unchanged
     first = torch.zeros(1, 1, dtype=torch.long)
+    for each in (model, quantized):
+        build(each, first)  # compiles beforehand: first calls would not wait for kernels
     wanted, took = decode(model, first, 4 if given.short else given.tokens)
     _, others_took = decode(quantized, first, 4 if given.short else given.tokens)
     print(f"float32: {took}, {megabytes(model.blocks):.2f} MB of blocks")

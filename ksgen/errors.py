@@ -10,14 +10,28 @@ class KsgenWarning(UserWarning):
     """Category of ksgen's warnings. The command line shows them without the place in the code."""
 
 
-def warn(message: str) -> None:
-    """Point a warning to the line, outside ksgen and PyTorch, that was the cause of it."""
+def warn(message: str, place: tuple[str, int] | None = None) -> None:
+    """Point a warning to the line that was the cause of it: the caller's, or a place that `cause` found earlier."""
+    if place is None:
+        warnings.warn(message, KsgenWarning, stacklevel=_level() + 1)
+    else:
+        warnings.warn_explicit(message, KsgenWarning, *place)
+
+
+def cause() -> tuple[str, int]:
+    """File and line, outside ksgen and PyTorch, whose call led here."""
+    frame = sys._getframe(_level())
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _level() -> int:
+    """Number of the caller's frame that is outside ksgen and PyTorch; 1 is the caller's caller."""
     packages = [sys.modules.get(name) for name in (__package__, "torch")]  # PyTorch calls ksgen's modules and hooks
     passed_over = tuple(f"{os.path.dirname(each.__file__)}{os.sep}" for each in packages if each and each.__file__)
-    frame, level = sys._getframe(1), 2
+    frame, level = sys._getframe(2), 1
     while frame.f_back and frame.f_code.co_filename.startswith(passed_over):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, KsgenWarning, stacklevel=level)
+    return level
 
 
 class KsgenError(Exception):

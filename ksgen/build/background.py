@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ksgen.build.build import MOST_WAIT_S, usable_cores
 from ksgen.build.children import Children, current_children
-from ksgen.errors import ToolchainError, warn
+from ksgen.errors import ToolchainError, cause, warn
 from ksgen.locks import new_lock
 from ksgen.values import excerpt
 
@@ -141,19 +141,21 @@ class _Notice:
     """Warning of a caller that waits for longer than `NOTICE_S`, from the first missing work on."""
 
     def __init__(self, caller: str, remedy: str) -> None:
-        self._caller, self._remedy, self._what = caller, remedy, ""
+        self._caller, self._remedy, self._what, self._cause = caller, remedy, "", ("", 0)
         self._timer: threading.Timer | None = None
 
     def begin(self, what: str) -> None:
         self._what = what
         if self._timer is None:
+            self._cause = cause()  # the timer has a thread of its own
             self._timer = threading.Timer(NOTICE_S, self._tell)
             self._timer.daemon = True
             with suppress(RuntimeError):  # no thread can be started: no warning
                 self._timer.start()
 
     def _tell(self) -> None:
-        warn(f"{self._caller} has waited {NOTICE_S:g} s for {self._what} to compile; {self._remedy}")
+        message = f"{self._caller} has waited {NOTICE_S:g} s for {self._what} to compile; {self._remedy}"
+        warn(message, self._cause)
 
     def end(self) -> None:
         if self._timer is not None:

@@ -177,9 +177,10 @@ def test_what_pytorch_has_not_waits_and_says_so(tmp_path: Path) -> None:
         """
         background.NOTICE_S = 0.1
         layer, x = KSLinear("2,3,4,1", bias=False).quantize("int8"), torch.randn(4, 8)
-        told = []
-        def note(message):
+        told, places = [], []
+        def note(message, place):
             told.append(message)
+            places.append(place)
             open_gate()
         background.warn = note
         y = layer(x)
@@ -188,6 +189,8 @@ def test_what_pytorch_has_not_waits_and_says_so(tmp_path: Path) -> None:
         assert name == "QuantizedKSLinear(2,3,4,1)", name
         assert rest.endswith(" to compile; layer.build(batch=...) compiles beforehand, in parallel"), rest
         assert rest.startswith("ks_2x3x4x1_float32_int8_bsf "), rest
+        ((file, _),) = places
+        assert file == "<string>", file
         assert not told and not threading.active_count() > 2
         """,
     )
