@@ -19,7 +19,6 @@ Way = Callable[[], Tensor]
 ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
 LONG_ROUNDS = 2  # rounds of timing where one takes longer than the ration
 MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds, and seconds after which no more than ROUNDS are run
-DOUBTFUL_S = 0.5  # the same where times over several calls are unreliable: a busy machine may have disturbed all
 MOST_ADDED_S = 0.04  # most seconds that timing adds to calls at once
 SHARE = 0.2  # largest share of the time that timing takes on average
 
@@ -94,19 +93,14 @@ class Trial:
         return next(filter(None, (doubt(each[1:], self._shares) for each in self.taken_us.values())), "")
 
     def is_settled(self, most_s: float = float("inf")) -> bool:
-        """Whether every method was timed often enough, over several calls if `most_s` is given.
-
-        Two rounds are enough if one takes longer than `most_s`.
-        """
+        """Whether every method was timed often enough: twice, if one round takes longer than `most_s`."""
         if not (open_ways := self._open()):
             return True
         rounds = min(len(self.taken_us[name]) for name in open_ways)
         once = sum(min(self.taken_us[name], default=0.0) for name in open_ways) / 1e6
         if rounds >= LONG_ROUNDS and once > most_s:  # a single run may have been disturbed
             return True
-        if rounds < ROUNDS or rounds >= MOST_ROUNDS:
-            return rounds >= MOST_ROUNDS
-        return rounds * once > (DOUBTFUL_S if most_s < float("inf") and self.doubt else LONG_S)
+        return rounds >= MOST_ROUNDS or (rounds >= ROUNDS and rounds * once > LONG_S)
 
     def run_all(self, ways: Mapping[str, Way]) -> None:
         """Time all methods now, alternately."""

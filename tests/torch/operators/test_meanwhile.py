@@ -301,22 +301,6 @@ def test_a_first_run_that_was_disturbed_decides_nothing(at: list[float], seconds
     assert trial.seconds == pytest.approx({"ksgen": seconds, "strided": 2 * seconds})
 
 
-def test_runs_that_a_busy_machine_disturbed_decide_nothing(at: list[float]) -> None:
-    runs: list[str] = []
-    ways = {"ksgen": way(at, 1e-4, runs, "ksgen"), "strided": way(at, 2e-4, runs, "strided")}
-
-    def disturbed() -> Any:
-        so_far = runs.count("ksgen")
-        at[0] += 0.01 + 0.003 * (so_far % 4) if so_far < 2 * meanwhile.ROUNDS else 0
-        return ways["ksgen"]()
-
-    trial = meanwhile.Trial(ways)
-    while not trial.is_settled(meanwhile.MOST_ADDED_S):
-        trial.serve(ways | {"ksgen": disturbed}, "strided")
-        at[0] += 1
-    assert trial.seconds == pytest.approx({"ksgen": 1e-4, "strided": 2e-4})
-
-
 def test_nothing_is_timed_while_the_background_is_busy(at: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
     ways = {"ksgen": way(at, 0.001, runs, "ksgen"), "strided": way(at, 0.001, runs, "strided")}
