@@ -1,7 +1,7 @@
 """A plugin of pytest for `make gpu-check`: a verdict per test, written as it comes, and an end to the time.
 
 Each line of the file that KSGEN_GPU_REPORT names is an object of JSON: the names of all tests, a test that began, or
-its verdict, of which the last counts. It is written before pytest prints it, so that a kill loses none. Tests that
+its verdict; the last one counts. It is written before pytest prints it, so that a kill loses none. Tests that
 would begin after KSGEN_GPU_REPORT_END, seconds of the system's clock, are skipped, for TIME_IS_UP.
 """
 

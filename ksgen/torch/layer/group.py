@@ -4,13 +4,11 @@ One launch computes all of them if that is faster and no gradient is recorded.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ksgen.build.background import PendingError, deferred
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.fused import Verdict, least_rows
 from ksgen.launcher import GroupLauncher
@@ -31,7 +29,7 @@ from ksgen.torch.operators.choice import (
     size_of,
 )
 from ksgen.torch.operators.frozen import operand
-from ksgen.torch.operators.meanwhile import may_defer
+from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
 
 
@@ -165,10 +163,7 @@ class KSLinears(nn.ModuleList):
         if _place_of(x) == "cuda":
             return self._on_gpu(x)
         ways = {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}
-        with suppress(PendingError), deferred(may_defer):
-            if self._fastest(x, ways) == "ksgen":
-                return self._in_one_launch(x)
-        return None
+        return by_kernels(lambda: self._in_one_launch(x) if self._fastest(x, ways) == "ksgen" else None)
 
     def _on_gpu(self, x: Tensor) -> Tensor | None:
         layer = self._first
@@ -176,10 +171,7 @@ class KSLinears(nn.ModuleList):
         if not self._verdict(x.device, wanted, x.numel() // layer.in_features).is_one:
             return None
         try:
-            with deferred(may_defer):
-                return self._in_one_launch(x)
-        except PendingError:
-            return None
+            return by_kernels(lambda: self._in_one_launch(x))
         except ToolchainError as error:
             disable_fusion(self._own_launcher(), error)
             return None

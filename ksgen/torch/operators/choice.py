@@ -24,7 +24,7 @@ from ksgen.pattern import Gain
 from ksgen.spec import Activation, Epilogue, Fuse, KernelSpec
 from ksgen.spec.storage import SAME
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.meanwhile import MOST_ADDED_S, Trial, Way, may_defer, note_unsettled
+from ksgen.torch.operators.meanwhile import MOST_ADDED_S, Trial, Way, by_kernels, may_defer, note_unsettled
 
 _not_one: dict[Any, str] = {}  # layers for which a fused launch failed, and why
 KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices that kernels support, if ksgen finds a matching device
@@ -140,10 +140,8 @@ def serve(
     try:
         if chosen != "ksgen" or kernel.precision != kernel.dtype:
             return ways[chosen]()
-        with deferred(may_defer):
-            return ways["ksgen"]()
-    except PendingError:
-        return ways["strided"]()
+        if (y := by_kernels(ways["ksgen"])) is not None:
+            return y
     except ToolchainError as error:
         if chosen != "ksgen":
             raise
@@ -180,10 +178,8 @@ def run_fastest(
                 trial.go_on(timed)
         _settle(key, trial)
         return y
-    with suppress(PendingError), deferred(may_defer):
-        return ways[faster(job, timed or ways)]()
-    note_unsettled()
-    return ways[meanwhile]()
+    y = by_kernels(lambda: ways[faster(job, timed or ways)]())
+    return ways[meanwhile]() if y is None else y
 
 
 def faster(job: Hashable, ways: Mapping[str, Way]) -> str:

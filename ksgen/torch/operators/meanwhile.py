@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from time import monotonic, perf_counter
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed
 
-from ksgen.build.background import PendingError, always_waits, is_busy
+from ksgen.build.background import PendingError, always_waits, deferred, is_busy
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
 
 Way = Callable[[], Tensor]
+Result = TypeVar("Result")
 ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
 LONG_ROUNDS = 2  # rounds of timing where one takes longer than the ration
 MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds, and seconds after which no more than ROUNDS are run
@@ -47,6 +49,14 @@ def waiting() -> Iterator[None]:
         yield
     finally:
         _waits.reset(token)
+
+
+def by_kernels(run: Callable[[], Result]) -> Result | None:
+    """Result of a run by kernels; None while kernels are compiled in the background, so that PyTorch serves."""
+    with suppress(PendingError), deferred(may_defer):
+        return run()
+    note_unsettled()
+    return None
 
 
 class _Ration:

@@ -12,7 +12,6 @@ in "bsl". Forward-mode derivatives are products too, by the product rule.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from math import prod
 from typing import Any, Literal, get_args
@@ -23,7 +22,6 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter, functional
 from torch.utils.flop_counter import register_flop_formula
 
-from ksgen.build.background import PendingError, deferred
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.spec import LAYOUTS, Activation, Epilogue, Fuse, Layout, PrecisionName
 from ksgen.spec.kernel import is_transposed, layout_word
@@ -43,7 +41,7 @@ from ksgen.torch.operators.choice import (
     size_of,
 )
 from ksgen.torch.operators.frozen import as_trained, derived, is_kept, operand
-from ksgen.torch.operators.meanwhile import may_defer, waiting
+from ksgen.torch.operators.meanwhile import by_kernels, waiting
 from ksgen.torch.operators.products import ACTIVATIONS, finish
 
 Product = Callable[..., Tensor]
@@ -226,11 +224,10 @@ def multiply_chain(
     is_one = is_one_launch(own, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one
     if x.device.type == "cuda":
         if is_one:
+            must_wait = wanted != dtype_name(x.dtype) or backend != "auto"
             try:
-                with deferred(may_defer) if wanted == dtype_name(x.dtype) and backend == "auto" else nullcontext():
-                    return by_launcher()
-            except PendingError:
-                pass
+                if (y := by_launcher() if must_wait else by_kernels(by_launcher)) is not None:
+                    return y
             except ToolchainError as error:
                 disable_fusion(own, error)
         return one_by_one()

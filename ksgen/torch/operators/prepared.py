@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ksgen.build.background import PendingError, deferred
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families.signature import each_chains
 from ksgen.launch import checks
@@ -40,7 +39,7 @@ from ksgen.torch.operators.choice import (
     size_of,
 )
 from ksgen.torch.operators.frozen import derived
-from ksgen.torch.operators.meanwhile import may_defer, note_unsettled
+from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.products import finish
 
 BACKENDS = ("auto", "ksgen")  # backends with prepared calls
@@ -123,11 +122,7 @@ def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None) -> "Pre
         for each in layers:
             _check_fits(each, x)
         job = _Job.of(layers, x, residual)
-        with deferred(may_defer):
-            return MET if job is None else Prepared(layers, x, job)
-    except PendingError:
-        note_unsettled()
-        return MET
+        return MET if job is None else by_kernels(lambda: Prepared(layers, x, job)) or MET
     except NotPreparedError:
         return UNFIT
 
