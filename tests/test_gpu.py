@@ -7,6 +7,7 @@ KSGEN_GPU_COMPARE_EMULATOR=1 runs it.
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -19,6 +20,7 @@ from ksgen.devices import Found, find_device, list_devices
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.emit.render import Source
 from ksgen.errors import LaunchError
+from ksgen.families import families_for
 from ksgen.launch.choice import limits_of
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import measure
@@ -28,7 +30,7 @@ from tests.emulator import is_installed
 from tests.families import test_quantized_inputs, test_wgmma_bytes
 from tests.families import test_slices as slices
 from tests.ptx import on_gpu as ptx
-from tests.support import kernels
+from tests.support import gpu_chains, kernels, wgmma_clusters
 from tests.support.kernels import (
     MATRIX,
     PATTERNS,
@@ -53,6 +55,7 @@ IN_BYTES = [
         for shape, precision, storage, _, batch in test_wgmma_bytes.CASES
     ),
 ]
+CHAINS = [gpu_chains.EVEN, gpu_chains.RAGGED, gpu_chains.PLANES, gpu_chains.NARROW]
 COMPARE_EMULATOR = os.environ.get("KSGEN_GPU_COMPARE_EMULATOR") == "1" and is_installed("none")
 
 pytestmark = [
@@ -127,6 +130,35 @@ def test_slices(family: str, precision: str, layout: str, gpu: Any) -> None:
             slices.check(source, batch, on_device(gpu), rows)
 
 
+@pytest.mark.parametrize("kind", wgmma_clusters.KINDS)
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (2, 2), (4, 2)])
+def test_clusters(kind: str, cluster: tuple[int, int], gpu: Any) -> None:
+    """Fewer batch tiles than a cluster has blocks, as many, and several rounds of whole clusters with a rest."""
+    plain, run = wgmma_clusters.source_of(kind, cluster), on_device(gpu)
+    whole = plain.constants.tile_batch * cluster[0]
+    for batch in (7, whole, whole + 1, 20000):
+        kernels.check_exact(plain, batch, run)
+    source = wgmma_clusters.source_of(kind, cluster, Epilogue(True, "gelu", True))
+    first, *others = (kernels.check(source, 5 * whole + 9, run) for _ in range(3))
+    for y in others:
+        np.testing.assert_array_equal(y, first)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32x3", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("chains", [(each,) for each in CHAINS] + [(CHAINS[0], CHAINS[0][:1])])
+def test_layers_and_groups(chains: tuple[tuple[Pattern, ...], ...], layout: str, precision: str, gpu: Any) -> None:
+    """One launch for all factors, by every family that has one."""
+    kernel, limits, served = KernelSpec(chains, precision, layout), limits_of(gpu), 0
+    for batch in (1, 7, 65, 1000):
+        for family in families_for(kernel, limits, batch):
+            measured = measure(gpu, kernel, batch, runs=0, family=family.name)
+            assert measured.passed, (family.name, batch, measured.error)
+            served += 1
+    if not served:
+        pytest.skip(f"{kernel.name} has no launch of all its factors")
+
+
 @pytest.mark.parametrize(
     ("family", "shape", "precision", "storage", "layout", "batch"), dict.fromkeys(each[:6] for each in IN_BYTES)
 )
@@ -170,9 +202,8 @@ def test_what_the_planner_chooses_agrees_with_float64(precision: str, layout: st
                 (Epilogue(True, "gelu", True), "multiply"),
                 (Epilogue(), "gradient"),
             ):
-                measured = measure(
-                    device, KernelSpec(Pattern(*shape), precision, layout, epilogue, job=job), batch, runs=0
-                )
+                kernel = replace(kernel_of(shape, precision, layout, epilogue), job=job)
+                measured = measure(device, kernel, batch, runs=0)
                 assert measured.passed, (shape, batch, epilogue, job, measured.error)
 
 

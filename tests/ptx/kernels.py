@@ -176,6 +176,10 @@ extern "C" __global__ void box(const __grid_constant__ TensorMap from, const __g
     }
     __syncthreads();
     mbarrier_wait(full, 0);
+    x0 = x0 < 0 ? 0 : x0;  // nothing is stored below 0
+    x1 = x1 < 0 ? 0 : x1;
+    x2 = x2 < 0 ? 0 : x2;
+    x3 = x3 < 0 ? 0 : x3;
     for (int i = threadIdx.x; i < bytes; i += 32) image[i] = s[i];
     for (int i = threadIdx.x; i < bytes; i += 32) s[i] ^= 1;
     fence_proxy_async();
@@ -262,7 +266,7 @@ constexpr int A = 2, B = 48, C = 80, D = 2, DEPTH = 32, STEPS = (C + DEPTH - 1) 
 constexpr unsigned X_BYTES = GROUPS * DEPTH * 128, W_BYTES = B * DEPTH * 2, STAGE = X_BYTES + 4096, Y_BYTES = 7168;
 
 DEVICE unsigned long long descriptor(unsigned address, unsigned leading, unsigned stride, unsigned swizzle) {
-    return static_cast<unsigned long long>(address >> 4) | static_cast<unsigned long long>(leading >> 4) << 16 |
+    return static_cast<unsigned long long>((address & 0x3ffffu) >> 4) | static_cast<unsigned long long>(leading >> 4) << 16 |
            static_cast<unsigned long long>(stride >> 4) << 32 | static_cast<unsigned long long>(swizzle) << 62;
 }
 

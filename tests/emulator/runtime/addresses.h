@@ -12,12 +12,16 @@ inline unsigned address_in_window(const SharedMemory& shared, const unsigned cha
   return dynamic_window() + (byte - shared.data());
 }
 
+// In a cluster its upper bits name the block, as an H100's do: what takes an address in fewer bits has to drop them.
 inline unsigned address_of(const void* pointer) {
   const auto byte = static_cast<const unsigned char*>(pointer);
-  if (static_shared_bytes() > 0 && is_static_shared(pointer, 0)) return SHARED_WINDOW + (byte - __start_simt_shared);
-  const SharedMemory& shared = *scheduler.block().shared;
-  if (!shared.holds(pointer, 0)) fail("out-of-bounds", "%s is not this block's shared memory", describe(pointer).c_str());
-  return address_in_window(shared, byte);
+  const Block& block = scheduler.block();
+  const unsigned window = scheduler.blocks().size() > 1 ? (block.rank + 1) * CLUSTER_WINDOW : 0;
+  if (static_shared_bytes() > 0 && is_static_shared(pointer, 0)) {
+    return window + SHARED_WINDOW + (byte - __start_simt_shared);
+  }
+  if (!block.shared->holds(pointer, 0)) fail("out-of-bounds", "%s is not this block's shared memory", describe(pointer).c_str());
+  return window + address_in_window(*block.shared, byte);
 }
 
 inline const Block& block_at(unsigned address) {
@@ -47,9 +51,11 @@ inline unsigned char* cluster_bytes_at(const char* what, unsigned address, size_
   return pointer;
 }
 
+inline bool is_own(unsigned address) { return &block_at(address) == &scheduler.block(); }
+
 // The same for what takes addresses of the calling block alone.
 inline unsigned char* own_bytes_at(const char* what, unsigned address, size_t bytes, unsigned alignment) {
-  if (address >= CLUSTER_WINDOW) {
+  if (!is_own(address)) {
     fail("cluster", "%s at %s, by an address of the cluster's: it takes the block's own ones alone", what,
          describe(pointer_to(address)).c_str());
   }

@@ -25,7 +25,7 @@ void copy_async(unsigned shared, const void* source, int bytes, unsigned given) 
   Thread& thread = *scheduler.current();
   const void* const destination = pointer_to(shared);
   const bool valid = given != 0;
-  if (shared >= CLUSTER_WINDOW) fail("cluster", "copy_async_%d by an address of the cluster's: it takes the block's own ones alone", bytes);
+  if (!is_own(shared)) fail("cluster", "copy_async_%d by an address of the cluster's: it takes the block's own ones alone", bytes);
   if (given > unsigned(bytes)) fail("async", "copy_async_%d of %u bytes: up to %d are accepted", bytes, given, bytes);
   if (reinterpret_cast<uintptr_t>(destination) % bytes != 0) {
     fail("misaligned", "copy_async_%d to %s", bytes, describe(destination).c_str());

@@ -21,7 +21,10 @@ void store_box(const void* given, const int* corner, int dimensions, unsigned fr
   Thread& thread = *scheduler.current();
   BoxStore store = {};
   store.map = read_map("store_box", given, dimensions);
-  for (int i = 0; i < dimensions; ++i) store.corner[i] = corner[i];
+  for (int i = 0; i < dimensions; ++i) {
+    if (corner[i] < 0) fail("async", "store_box at a negative coordinate, %d; an H100 stops with an illegal instruction", corner[i]);
+    store.corner[i] = corner[i];
+  }
   store.from = own_bytes_at("store_box", from, store.map.box_bytes(), image_alignment(store.map));
   refuse_static("store_box", store.from);
   store.code = thread.code;
