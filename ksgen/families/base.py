@@ -56,6 +56,7 @@ class Limits:
         return (self.shared_bytes + RESERVED_SHARED_BYTES) // blocks - RESERVED_SHARED_BYTES
 
 
+CLUSTERED = 16  # multiprocessors of a group that clusters lie in, at least, on an H100
 MAP_ALIGNMENT = 16  # bytes, of an array that a tensor map describes
 RESERVED_SHARED_BYTES = 1024  # taken by each resident block in addition to its own
 
@@ -103,7 +104,17 @@ class Geometry:
         """Blocks of a launch, as whole clusters. Persistent blocks are at most as many as the multiprocessors hold."""
         if not self.at_once:
             return self.grid
-        return min(self.grid, max(1, self.at_once * multiprocessors // self.cluster) * self.cluster)
+        return min(self.grid, self.at_once * blocks_at_once(multiprocessors, self.cluster))
+
+
+def blocks_at_once(multiprocessors: int, cluster: int) -> int:
+    """Blocks that run at a time in clusters, with a multiprocessor each; at least one cluster.
+
+    A cluster lies within a group of multiprocessors, and one more would run after all others. Pairs always fit.
+    """
+    if cluster <= 2:
+        return max(1, multiprocessors // cluster) * cluster
+    return max(1, multiprocessors // CLUSTERED * (CLUSTERED // cluster)) * cluster
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ GPUS = {  # by compute capability, as targets write it. From sm_100 on there is 
     89: Gpu(99 * 1024, threads=1536, blocks=24, rates=Rates("RTX 4090", 128, 2.52, 910, 4500, half=256, tf32=128)),
     90: Gpu(
         227 * 1024, fine_sums=True, warpgroups=True, suffix="a",
-        rates=Rates("H100", 132, 1.755, 3000, 6000, double=64, half=1270, tf32=635, warpgroup_gain=1.6),
+        rates=Rates("H100", 132, 1.755, 3000, 7900, double=64, half=1270, tf32=635, warpgroup_gain=1.6),
     ),
     100: Gpu(227 * 1024, fine_sums=True, more_registers=24, rates=Rates("B200", 148, 1.85, 7200, 12000, double=64,
         half=1024, tf32=512)),

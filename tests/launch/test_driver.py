@@ -137,17 +137,26 @@ def test_a_thread_has_a_stack_of_contexts(cuda: Cuda) -> None:
     is_new = int(metadata.version("cuda-bindings").partition(".")[0]) >= 13
     other = cuda.cuCtxCreate(*([None] if is_new else []), 0, 0)
     try:
-        with fails("INVALID_HANDLE"):  # a stream, like a module, belongs to the context that it was made in
-            cuda.cuCtxPopCurrent()
-            stream = cuda.cuStreamCreate(0)
-            cuda.cuCtxPushCurrent(other)
-            cuda.cuStreamSynchronize(stream)
+        cuda.cuCtxPopCurrent()
+        cuda.cuCtxPushCurrent(other)
         assert int(cuda.cuCtxGetCurrent()) == int(other)
     finally:
         cuda.cuCtxPopCurrent()
         cuda.cuCtxDestroy(other)
     assert int(cuda.cuCtxGetCurrent()) == before
     assert cuda.read(pointer) == 1
+
+
+def test_a_stream_belongs_to_its_context(cuda: Cuda, stand_in: None) -> None:
+    """The driver of an H100 also waits for another context's stream."""
+    stream, is_new = cuda.cuStreamCreate(0), int(metadata.version("cuda-bindings").partition(".")[0]) >= 13
+    other = cuda.cuCtxCreate(*([None] if is_new else []), 0, 0)
+    try:
+        with fails("INVALID_HANDLE"):
+            cuda.cuStreamSynchronize(stream)
+    finally:
+        cuda.cuCtxPopCurrent()
+        cuda.cuCtxDestroy(other)
 
 
 def test_a_context_has_a_number_until_it_is_destroyed(cuda: Cuda) -> None:

@@ -195,6 +195,18 @@ class Block(TensorTile):
         barriers = 2 * 8 * int(self.constants.stages)
         return int(self.constants.stages) * self.stage_bytes + self.y_bytes + barriers
 
+    # ---- what an H100 was measured to take
+
+    @property
+    def waits(self) -> float:
+        """Least waits of a stage in the cost model, beside that for the stage itself."""
+        return 0.0
+
+    @property
+    def scattered(self) -> int:
+        """Times that a store of Y takes in the second-level cache over one of whole sectors."""
+        return 1
+
     @property
     def fits_registers(self) -> bool:
         """Whether the multiprocessor has the registers that all warpgroups take together; otherwise setmaxnreg would

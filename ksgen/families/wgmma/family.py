@@ -37,6 +37,7 @@ from ksgen.families.wgmma.block import (
     WARPGROUP,
     Block,
 )
+from ksgen.families.wgmma.folded import FoldedBlock
 from ksgen.families.wgmma.permuted import PermutedBlock
 from ksgen.families.wgmma.registers import RegistersBlock
 from ksgen.families.wgmma.shared import SharedBlock
@@ -51,10 +52,9 @@ class Wgmma(OfKinds, Packing[Any]):
 
     name = "wgmma"
     tilings: ClassVar[dict[Any, Any]] = {
-        each.constants_type: each for each in (SharedBlock, RegistersBlock, PermutedBlock)
+        each.constants_type: each for each in (SharedBlock, RegistersBlock, PermutedBlock, FoldedBlock)
     }
     kinds = tuple(tilings)
-    by_default = False  # never run on a GPU
     by_warpgroups = True
 
     def __init__(self, only: type[Any] | None = None) -> None:
@@ -132,7 +132,12 @@ class Wgmma(OfKinds, Packing[Any]):
 
     def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> Any:
         row = tiling.constants_type.entry_family
-        return fastest(self, kernel, limits, batch, lambda: tiling.options(self, kernel, limits), row=row)
+
+        def options() -> Iterator[Any]:
+            found = tiling.options(self, kernel, limits)
+            return (each for each in found if each.cluster_batch * each.cluster_out <= cluster.MOST_BY_DEFAULT)
+
+        return fastest(self, kernel, limits, batch, options, row=row)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
         """Yield every combination that the rules and the shared memory allow."""
@@ -177,10 +182,10 @@ class Wgmma(OfKinds, Packing[Any]):
         return Work(
             blocks,
             self.memory_bytes(block.kernel, constants, batch),
-            round(x_moved + block.y_bytes_moved(batch)) + w // block.constants.cluster_batch,
+            round(x_moved + block.y_bytes_moved(batch) * block.scattered) + w // block.constants.cluster_batch,
             (1 + block.passes) * x + w + read + ways * tiles * block.y_bytes,
             multiply_adds,
-            tiles * block.steps / (block.constants.stages - 1),
+            tiles * block.steps * max(1 / (block.constants.stages - 1), block.waits),
             stages=tiles * block.steps,
             passed_bytes=block.passed_bytes(batch),
             products=multiply_adds * (WARPGROUP // WARP) // (ROWS * block.constants.tile_out * block.k_step),

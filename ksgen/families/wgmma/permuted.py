@@ -49,7 +49,7 @@ class PermutedBlock(SharedBlock):
 
     whole: KernelSpec
 
-    why = "Hopper's wgmma between two permutations: 16-bit types in bsf with d > 1, large b and c; not measured yet"
+    why = "Hopper's wgmma between two permutations: 16-bit types in bsf with d > 1, large b and c"
     constants_type = PermutedConstants
     signature = PRODUCT_WITH_WORKSPACE
 

@@ -26,6 +26,8 @@ SPARE = 16  # registers that blocks in clusters need for addresses; with fewer, 
 STAGE_TARGET = 32 * 1024  # bytes of X per stage, approximately: few barriers, several stages
 TOGETHER = [(2, 1), (3, 1), (1, 2), (1, 3)]  # warpgroups of a block, along the batch and along j
 GROUPS = [(1, 1), *TOGETHER]  # groups that a search tries
+INSTRUCTION_WAITS = 0.15  # of the cost model's waits, for an instruction's fragments and the instruction
+HALF_SECTORS = 8  # times that a store of half a sector takes over one of whole ones
 WANTED_STAGES, MOST_STAGES = 4, 6  # by default
 
 
@@ -60,7 +62,7 @@ class RegistersBlock(Block):
     kernel: KernelSpec
     constants: RegistersConstants
 
-    why = "Hopper's wgmma with X from registers: bsf, and float32 arrays in bsl; not measured yet"
+    why = "Hopper's wgmma with X from registers: bsf, and float32 arrays in bsl"
     constants_type = RegistersConstants
 
     @staticmethod
@@ -157,6 +159,18 @@ class RegistersBlock(Block):
     def shared_bytes(self) -> int:
         resident = self.constants.resident
         return self.x_barriers + 8 * resident * (self.steps + 1) if resident else super().shared_bytes
+
+    @property
+    def waits(self) -> float:
+        """A warpgroup waits for each instruction's fragments, then for the instruction."""
+        return INSTRUCTION_WAITS * int(self.constants.tile_in) / self.k_step
+
+    @property
+    def scattered(self) -> int:
+        """Warpgroups along j store half a sector each; of a part of the j, sectors are apart too."""
+        if self.constants.groups_d == 1:
+            return 1
+        return HALF_SECTORS if self.is_flat else 2 * HALF_SECTORS
 
     @property
     def unit_in(self) -> int:

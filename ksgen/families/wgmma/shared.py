@@ -60,7 +60,7 @@ class SharedBlock(Block):
 
     why = (
         "wgmma of sm_90a with X from shared memory: 16-bit types in bsl, and in bsf with d = 1; there also X and "
-        "weights in e4m3 or e5m2, with y in 16 bits; rows of X in whole 16 bytes; not measured yet"
+        "weights in e4m3 or e5m2, with y in 16 bits; rows of X in whole 16 bytes"
     )
     constants_type = SharedConstants
 
@@ -86,6 +86,11 @@ class SharedBlock(Block):
                 lambda k, c: cls.of(k, c).held,
             ),
         )
+
+    @classmethod
+    def multiplied(cls, kernel: KernelSpec) -> KernelSpec:
+        """Kernel whose b and c the tiles divide."""
+        return kernel
 
     @property
     def instruction(self) -> Wgmma:
@@ -161,13 +166,13 @@ class SharedBlock(Block):
         The rule takes the fewest tiles along the outputs, the least padding, then the most rows of the batch, and
         stages that fill the memory.
         """
-        chosen = _start(family, cls.constants_type, kernel, limits)
+        chosen = cls._start(family, kernel, limits)
         yield chosen
         for groups, rows, width, tile_in in product((2, 3), (1, 2), WIDTHS, sorted({chosen.tile_in, STAGE_INPUTS})):
             tile = replace(
                 chosen, tile_batch=ROWS * rows * groups, tile_out=width, tile_in=tile_in, groups_batch=groups, stages=2
             )
-            if width < kernel.pattern.b + 16 and family.is_able(kernel, tile, limits):
+            if width < cls.multiplied(kernel).pattern.b + 16 and family.is_able(kernel, tile, limits):
                 yield from family.in_clusters(kernel, _deepest(family, kernel, tile, limits))
 
     @classmethod
@@ -176,30 +181,31 @@ class SharedBlock(Block):
         for groups, rows, width, tile_in, stages in product(
             (1, 2, 3), (1, 2, 3), WIDTHS, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)
         ):
-            if width < kernel.pattern.b + 16:
+            if width < cls.multiplied(kernel).pattern.b + 16:
                 yield cls.constants_type(ROWS * rows * groups, width, tile_in, groups, stages)
 
 
-def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits: Limits) -> SharedConstants:
-    b, c = kernel.pattern.b, kernel.pattern.c
-    unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in
-    depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
-    depth = min(depths, key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
-    sizes = product((2, 1), range(16, 257, 16))
-    candidates = [kind(2 * ROWS * rows, width, depth, 2, 2) for rows, width in sizes]
-    able = [
-        each
-        for each in candidates
-        if family.is_able(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256
-    ]
-    if not able:
-        raise ConstantsError(f"{kernel.name}: no tile of {family.name} fits; tried {candidates[-1]}")
+    @classmethod
+    def _start(cls, family: Any, kernel: KernelSpec, limits: Limits) -> SharedConstants:
+        b, c = cls.multiplied(kernel).pattern.b, cls.multiplied(kernel).pattern.c
+        unit = cls.of(kernel, cls.constants_type(ROWS, 16, 64, 1, 2)).unit_in
+        depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
+        depth = min(depths, key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
+        sizes = product((2, 1), range(16, 257, 16))
+        candidates = [cls.constants_type(2 * ROWS * rows, width, depth, 2, 2) for rows, width in sizes]
+        able = [
+            each
+            for each in candidates
+            if family.is_able(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256
+        ]
+        if not able:
+            raise ConstantsError(f"{kernel.name}: no tile of {family.name} fits; tried {candidates[-1]}")
 
-    def cost(constants: SharedConstants) -> tuple[int, int, int]:
-        tiles = divide_up(b, constants.tile_out)
-        return tiles, tiles * constants.tile_out, -constants.tile_batch
+        def cost(constants: SharedConstants) -> tuple[int, int, int]:
+            tiles = divide_up(b, constants.tile_out)
+            return tiles, tiles * constants.tile_out, -constants.tile_batch
 
-    return _deepest(family, kernel, min(able, key=cost), limits)
+        return _deepest(family, kernel, min(able, key=cost), limits)
 
 
 def _deepest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:

@@ -127,6 +127,12 @@ inline TensorMap read_map(const char* what, const void* map, int dimensions) {
   return result;
 }
 
+// An H100 stops with an illegal instruction where a box begins within 16 bytes of a row.
+inline void check_corner(const char* what, const TensorMap& map, const int* corner) {
+  if (corner[0] * map.element_bytes % 16 == 0) return;
+  fail("misaligned", "%s at element %d of a row: a box begins at a multiple of 16 bytes", what, corner[0]);
+}
+
 void prefetch_map(const void* map) {  // it may do nothing; but it takes a map
   const Call call;
   read_map("prefetch_map", map);
@@ -168,6 +174,7 @@ void load_box(unsigned to, const void* given, const int* corner, int dimensions,
   const Call call;
   check_has_waited("load_box");
   const TensorMap map = read_map("load_box", given, dimensions);
+  check_corner("load_box", map, corner);
   const std::vector<int> at(corner, corner + dimensions);
   const BulkTarget target = {to, barrier, map.box_bytes(), image_alignment(map)};
   count_box(map, corner, false);

@@ -21,6 +21,7 @@ void store_box(const void* given, const int* corner, int dimensions, unsigned fr
   Thread& thread = *scheduler.current();
   BoxStore store = {};
   store.map = read_map("store_box", given, dimensions);
+  check_corner("store_box", store.map, corner);
   for (int i = 0; i < dimensions; ++i) {
     if (corner[i] < 0) fail("async", "store_box at a negative coordinate, %d; an H100 stops with an illegal instruction", corner[i]);
     store.corner[i] = corner[i];

@@ -4,6 +4,22 @@ from tests.ptx.mistakes.mistake import BOX, K_MAJOR_A, MATRICES, SHARED_A, WRONG
 
 MEMORY = [
     Mistake(
+        "a box stored below 0",
+        BOX,
+        "    x0 = x0 < 0 ? 0 : x0;  // nothing is stored below 0\n",
+        "",
+        "async",
+        "store_box at a negative coordinate, -4",
+    ),
+    Mistake(
+        "a box from within 16 bytes of a row",
+        BOX,
+        "full, x0, x1, x2, x3);",
+        "full, x0 + 1, x1, x2, x3);",
+        "misaligned",
+        "load_box at element -3 of a row",
+    ),
+    Mistake(
         "ldmatrix of a misaligned row",
         MATRICES,
         "16 * threadIdx.x;",
