@@ -203,8 +203,13 @@ class Block(TensorTile):
         return 0.0
 
     @property
-    def scattered(self) -> int:
+    def scattered(self) -> float:
         """Times that a store of Y takes in the second-level cache over one of whole sectors."""
+        return 1
+
+    @property
+    def apart(self) -> float:
+        """The same of a box of X."""
         return 1
 
     @property

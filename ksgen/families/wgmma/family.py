@@ -182,7 +182,7 @@ class Wgmma(OfKinds, Packing[Any]):
         return Work(
             blocks,
             self.memory_bytes(block.kernel, constants, batch),
-            round(x_moved + block.y_bytes_moved(batch) * block.scattered) + w // block.constants.cluster_batch,
+            round(x_moved * block.apart + block.y_bytes_moved(batch) * block.scattered) + w // block.constants.cluster_batch,
             (1 + block.passes) * x + w + read + ways * tiles * block.y_bytes,
             multiply_adds,
             tiles * block.steps * max(1 / (block.constants.stages - 1), block.waits),

@@ -16,6 +16,7 @@ from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise, wavefr
 from ksgen.families.ptx import Wgmma
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
+from ksgen.families.traffic import SECTOR
 from ksgen.families.wgmma.block import LINE, MOST_BOX, MOST_COLUMNS, ROWS, Block, takes_rows, whole_periods
 from ksgen.spec import KernelSpec
 
@@ -27,7 +28,8 @@ STAGE_TARGET = 32 * 1024  # bytes of X per stage, approximately: few barriers, s
 TOGETHER = [(2, 1), (3, 1), (1, 2), (1, 3)]  # warpgroups of a block, along the batch and along j
 GROUPS = [(1, 1), *TOGETHER]  # groups that a search tries
 INSTRUCTION_WAITS = 0.15  # of the cost model's waits, for an instruction's fragments and the instruction
-HALF_SECTORS = 8  # times that a store of half a sector takes over one of whole ones
+# bytes of whole sectors that take as long as a piece of one that is stored, and as a row of a box; fitted to 73 times
+PIECE, BOX_ROW = 128, 88
 WANTED_STAGES, MOST_STAGES = 4, 6  # by default
 
 
@@ -166,11 +168,18 @@ class RegistersBlock(Block):
         return INSTRUCTION_WAITS * int(self.constants.tile_in) / self.k_step
 
     @property
-    def scattered(self) -> int:
-        """Warpgroups along j store half a sector each; of a part of the j, sectors are apart too."""
-        if self.constants.groups_d == 1:
-            return 1
-        return HALF_SECTORS if self.is_flat else 2 * HALF_SECTORS
+    def scattered(self) -> float:
+        """A lane's store has a piece of a sector if warpgroups divide the j, or if a tile has a part of them."""
+        run_bytes, groups_d = int(self.constants.tile_d) * self.kernel.item_bytes, int(self.constants.groups_d)
+        if self.is_flat or not self.is_bsf:
+            return PIECE * groups_d / run_bytes if groups_d > 1 else 1
+        piece = PIECE * (2 if self.kernel.pattern.d * self.kernel.item_bytes >= LINE else 1)
+        return piece * groups_d / max(SECTOR, run_bytes)
+
+    @property
+    def apart(self) -> float:
+        """A box whose rows have a part of the j takes a row at a time."""
+        return 1 if self.is_flat or not self.is_bsf else max(1, BOX_ROW / max(SECTOR, self.span))
 
     @property
     def unit_in(self) -> int:
