@@ -76,7 +76,7 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     where = f"{machine_of(path) or rows[0].device}, {PRECISION}, batch {BATCH}"
     panels = [panel for name in DRAWN for panel in _bars(compared, name)]
     table = markdown(replace(_families(compared), title="")).partition("\n\n")[2]
-    state = "" if on_gpu(rows) else f"**{NOTHING.strip()}** On a processor:\n\n"
+    state = "" if on_gpu(rows) else f"{_on_gpus(folder) or f'**{NOTHING.strip()}**'} On a processor:\n\n"
     note = (
         "A frozen `KSLinear` is compared with the dense layer, and with the fastest of PyTorch's methods for either "
         "layer. "
@@ -86,6 +86,20 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     )
     picture = f"![dense, the best of PyTorch and ksgen: microseconds of eight layers]({PICTURE})"
     return f"{state}{picture}\n\n{table.strip()}\n\n{note}\n", draw(f"Layers on {where}", panels)
+
+
+def _on_gpus(folder: Path) -> str:
+    """A sentence per GPU: products of the paper's patterns."""
+    sentences = []
+    for path, rows in results(folder, "paper"):
+        if on_gpu(rows):
+            found = [f"{cells[7]} in {cells[1]} {cells[2]}" for cells in overview(rows).rows]
+            sentences.append(
+                f"**{machine_of(path) or rows[0].device}**, batch {rows[0].batch}: products of the paper's patterns, by "
+                f"ksgen's fastest family over the fastest other way, at the median {', '.join(found)} "
+                "([all results](docs/benchmarks.md#results))."
+            )
+    return " ".join(sentences)
 
 
 def _bars(compared: Results, name: str) -> Iterator[Bars]:
@@ -138,7 +152,7 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
     """Tables of every machine for a page, and their pictures."""
     parts, pictures, is_gpu = [], {}, False
     layers = {path.parent: rows for path, rows in results(folder, "layers")}
-    for path, rows in results(folder, "paper"):
+    for path, rows in sorted(results(folder, "paper"), key=lambda found: not on_gpu(found[1])):
         is_gpu |= on_gpu(rows)
         machine = machine_of(path)
         drawn = path.with_suffix(".svg")

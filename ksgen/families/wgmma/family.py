@@ -37,7 +37,6 @@ from ksgen.families.wgmma.block import (
     WARPGROUP,
     Block,
 )
-from ksgen.families.wgmma.folded import FoldedBlock
 from ksgen.families.wgmma.permuted import PermutedBlock
 from ksgen.families.wgmma.registers import RegistersBlock
 from ksgen.families.wgmma.shared import SharedBlock
@@ -52,7 +51,7 @@ class Wgmma(OfKinds, Packing[Any]):
 
     name = "wgmma"
     tilings: ClassVar[dict[Any, Any]] = {
-        each.constants_type: each for each in (SharedBlock, RegistersBlock, PermutedBlock, FoldedBlock)
+        each.constants_type: each for each in (SharedBlock, RegistersBlock, PermutedBlock)
     }
     kinds = tuple(tilings)
     by_warpgroups = True

@@ -22,6 +22,8 @@ from ksgen.spec import KernelSpec
 MOST_SUMS = {1: 200, 2: 200, 3: 120}  # per thread, by the number of warpgroups that multiply
 WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # outputs per tile that a search tries
 STAGE_INPUTS = 64  # by default, approximately
+# of so few stages two are on their way: twice as many of half the inputs took 0.92 to 0.95 of the time on an H100
+FEW_STAGES = 3
 MOST_STAGES = 6  # by default
 
 
@@ -86,11 +88,6 @@ class SharedBlock(Block):
                 lambda k, c: cls.of(k, c).held,
             ),
         )
-
-    @classmethod
-    def multiplied(cls, kernel: KernelSpec) -> KernelSpec:
-        """Kernel whose b and c the tiles divide."""
-        return kernel
 
     @property
     def instruction(self) -> Wgmma:
@@ -166,14 +163,14 @@ class SharedBlock(Block):
         The rule takes the fewest tiles along the outputs, the least padding, then the most rows of the batch, and
         stages that fill the memory.
         """
-        chosen = cls._start(family, kernel, limits)
+        chosen = _start(family, cls.constants_type, kernel, limits)
         yield chosen
         for groups, rows, width, tile_in in product((2, 3), (1, 2), WIDTHS, sorted({chosen.tile_in, STAGE_INPUTS})):
             tile = replace(
                 chosen, tile_batch=ROWS * rows * groups, tile_out=width, tile_in=tile_in, groups_batch=groups, stages=2
             )
-            if width < cls.multiplied(kernel).pattern.b + 16 and family.is_able(kernel, tile, limits):
-                yield from family.in_clusters(kernel, _deepest(family, kernel, tile, limits))
+            if width < kernel.pattern.b + 16 and family.is_able(kernel, tile, limits):
+                yield from family.in_clusters(kernel, _finest(family, kernel, tile, limits))
 
     @classmethod
     def tiles(cls, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
@@ -181,31 +178,38 @@ class SharedBlock(Block):
         for groups, rows, width, tile_in, stages in product(
             (1, 2, 3), (1, 2, 3), WIDTHS, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)
         ):
-            if width < cls.multiplied(kernel).pattern.b + 16:
+            if width < kernel.pattern.b + 16:
                 yield cls.constants_type(ROWS * rows * groups, width, tile_in, groups, stages)
 
 
-    @classmethod
-    def _start(cls, family: Any, kernel: KernelSpec, limits: Limits) -> SharedConstants:
-        b, c = cls.multiplied(kernel).pattern.b, cls.multiplied(kernel).pattern.c
-        unit = cls.of(kernel, cls.constants_type(ROWS, 16, 64, 1, 2)).unit_in
-        depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
-        depth = min(depths, key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
-        sizes = product((2, 1), range(16, 257, 16))
-        candidates = [cls.constants_type(2 * ROWS * rows, width, depth, 2, 2) for rows, width in sizes]
-        able = [
-            each
-            for each in candidates
-            if family.is_able(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256
-        ]
-        if not able:
-            raise ConstantsError(f"{kernel.name}: no tile of {family.name} fits; tried {candidates[-1]}")
+def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits: Limits) -> SharedConstants:
+    b, c = kernel.pattern.b, kernel.pattern.c
+    unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in
+    depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
+    depth = min(depths, key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
+    sizes = product((2, 1), range(16, 257, 16))
+    candidates = [kind(2 * ROWS * rows, width, depth, 2, 2) for rows, width in sizes]
+    able = [
+        each
+        for each in candidates
+        if family.is_able(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256
+    ]
+    if not able:
+        raise ConstantsError(f"{kernel.name}: no tile of {family.name} fits; tried {candidates[-1]}")
 
-        def cost(constants: SharedConstants) -> tuple[int, int, int]:
-            tiles = divide_up(b, constants.tile_out)
-            return tiles, tiles * constants.tile_out, -constants.tile_batch
+    def cost(constants: SharedConstants) -> tuple[int, int, int]:
+        tiles = divide_up(b, constants.tile_out)
+        return tiles, tiles * constants.tile_out, -constants.tile_batch
 
-        return _deepest(family, kernel, min(able, key=cost), limits)
+    return _deepest(family, kernel, min(able, key=cost), limits)
+
+
+def _finest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
+    """The same constants with as many stages as fit, of half the inputs if they are few."""
+    found = _deepest(family, kernel, constants, limits)
+    half = replace(constants, tile_in=constants.tile_in // 2)
+    halves = found.stages <= FEW_STAGES and family.is_able(kernel, half, limits)
+    return _deepest(family, kernel, half, limits) if halves else found
 
 
 def _deepest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
