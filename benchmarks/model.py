@@ -7,6 +7,7 @@
 | `fused` | layers: all factors in one launch compared with one launch per factor, or several layers on one X |
 | `ksmm` | the model replayed on the times that the paper's authors published of their own kernel |
 | `predictions` | predicted times of our kernels on an A100, compared with those times |
+| `measured` | measured times of our kernels over predicted ones, and what launchers' choices lose by them |
 
 `ksmm_times.csv.gz` holds the best times that the authors found, with their constants. They are figures of the public
 repository PascalCarrivain/ksmm at d02b9cc (`kernel_bs_first_float.best` and its three neighbours), those for batch
@@ -17,8 +18,9 @@ limit of that peak, and none is further below.
 import csv
 import gzip
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from io import StringIO
@@ -30,7 +32,9 @@ from typing import Any
 import click
 
 from ksgen.bench.chains import transformers
+from ksgen.bench.rows import read_rows
 from ksgen.commands.common import PATTERN
+from ksgen.errors import ConstantsError
 from ksgen.families import Limits, cuda_limits, families_for, family_for, family_named
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Geometry, Modelled, Work
@@ -498,6 +502,46 @@ def predictions(patterns: tuple[Pattern, ...], brief: bool) -> None:
                 f"median of {len(found):<8} {precision:<9} {layout:<6} gain {middle:.2f} ({low:.2f} to {high:.2f}), a "
                 "prediction"
             )
+
+
+# ---- our own kernels
+
+
+def rows_of(path: Path) -> Iterator[tuple[KernelSpec, Modelled[Any], Any, float]]:
+    """Kernels of a benchmark with their constants and microseconds; earlier constants that are gone are left out."""
+    for row in read_rows(path):
+        if row.implementation == "ksgen" and row.median_us:
+            words = (word.split("=") for word in row.constants.split(", "))
+            values = {name: int(value) if value.lstrip("-").isdigit() else value for name, value in words}
+            family = family_named(row.family)
+            with suppress(ConstantsError):
+                kernel = KernelSpec(Pattern.parse(row.pattern), row.arithmetic, row.layout)
+                yield kernel, family, family.constants(values), row.median_us
+
+
+@main.command("measured")
+@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--target", default="sm_90a", show_default=True, help="Target of the GPU that was measured.")
+def measured(path: Path, target: str) -> None:
+    """Compare a GPU's times of `ksgen bench paper` with predictions."""
+    limits, ratios, jobs = cuda_limits(target), defaultdict(list), defaultdict(list)
+    for kernel, family, constants, us in rows_of(path):
+        found = prediction(_speed(family, kernel, limits, constants), family, kernel, constants, BATCH)
+        if found:
+            ratios[constants.entry_family or family.name, kernel.precision, kernel.layout].append(us / found.us)
+            jobs[kernel].append((us, found.us))
+    click.echo("measured over predicted: times, first twentieth, median, last")
+    for key, each in sorted(ratios.items()):
+        low, middle, high = band(each) if len(each) > 1 else (each[0],) * 3
+        click.echo(f"  {' '.join(key):32} {len(each):4}  {low:.2f}  {middle:.2f}  {high:.2f}")
+    click.echo("the fastest by prediction over the fastest: geometric mean, most")
+    for key in sorted({(kernel.precision, kernel.layout) for kernel in jobs}):
+        lost = [
+            min(each, key=lambda times: times[1])[0] / min(each)[0]
+            for kernel, each in jobs.items()
+            if (kernel.precision, kernel.layout) == key
+        ]
+        click.echo(f"  {' '.join(key):32} {geometric_mean(lost):.3f}  {max(lost):.2f}")
 
 
 if __name__ == "__main__":
