@@ -535,13 +535,13 @@ def measured(path: Path, target: str) -> None:
         low, middle, high = band(each) if len(each) > 1 else (each[0],) * 3
         click.echo(f"  {' '.join(key):32} {len(each):4}  {low:.2f}  {middle:.2f}  {high:.2f}")
     click.echo("the fastest by prediction over the fastest: geometric mean, most")
-    for key in sorted({(kernel.precision, kernel.layout) for kernel in jobs}):
+    for precision, layout in sorted({(kernel.precision, kernel.layout) for kernel in jobs}):
         lost = [
             min(each, key=lambda times: times[1])[0] / min(each)[0]
             for kernel, each in jobs.items()
-            if (kernel.precision, kernel.layout) == key
+            if (kernel.precision, kernel.layout) == (precision, layout)
         ]
-        click.echo(f"  {' '.join(key):32} {geometric_mean(lost):.3f}  {max(lost):.2f}")
+        click.echo(f"  {precision + ' ' + layout:32} {geometric_mean(lost):.3f}  {max(lost):.2f}")
 
 
 if __name__ == "__main__":

@@ -95,9 +95,9 @@ def _on_gpus(folder: Path) -> str:
         if on_gpu(rows):
             found = [f"{cells[7]} in {cells[1]} {cells[2]}" for cells in overview(rows).rows]
             sentences.append(
-                f"**{machine_of(path) or rows[0].device}**, batch {rows[0].batch}: products of the paper's patterns, by "
-                f"ksgen's fastest family over the fastest other way, at the median {', '.join(found)} "
-                "([all results](docs/benchmarks.md#results))."
+                f"**{machine_of(path) or rows[0].device}**, products of the paper's patterns at batch {rows[0].batch}. "
+                "ksgen's fastest family is compared with the fastest other way. "
+                f"Medians: {', '.join(found)} ([all results](docs/benchmarks.md#results))."
             )
     return " ".join(sentences)
 

@@ -46,7 +46,7 @@ def launch(tmp_path: Path) -> Path:
 
 
 def test_a_kernel_stands_beside_its_model() -> None:
-    lines = run("1,192,48,2", "--precision", "float16", "--constant", "stages=3").output.splitlines()
+    lines = run("1,192,48,2", "--precision", "float16", "--family", "mma", "--constant", "stages=3").output.splitlines()
     assert lines[0].startswith("mma, batch 256: ")
     assert "stages=3" in lines[0]
     [expected, counted] = next(line for line in lines if line.startswith("  cycles of shared memory")).split()[-2:]

@@ -228,9 +228,11 @@ def prediction(
     if terms is None:
         return None
     inside = terms.inside * max(1.0, unevenness(terms.blocks_each) / unevenness(terms.waves))
-    taken = (max(terms.moving, inside) + terms.exposed * min(terms.moving, inside) + terms.ends) * unevenness(
-        terms.waves
-    ) * slower(speed, family, kernel)
+    taken = (
+        (max(terms.moving, inside) + terms.exposed * min(terms.moving, inside) + terms.ends)
+        * unevenness(terms.waves)
+        * slower(speed, family, kernel)
+    )
     low, middle, high = ((share * taken + terms.apart) * 1e6 for share in TAKEN)
     return Prediction(low, middle, high)
 

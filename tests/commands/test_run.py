@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.commands import run
-from ksgen.families import faster_family
+from ksgen.families import FAMILIES, faster_family
 from ksgen.launch.choice import choose, limits_of
 from ksgen.measure.roofline import NO_FLOOR, Ceilings, share_of_floor
 from ksgen.measure.trust import Blocks
@@ -140,6 +140,7 @@ def test_a_family_that_is_expected_to_be_faster_is_named(
     precision: str, is_slower: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu: Any = FakeGpu()
+    monkeypatch.setattr(FAMILIES["wgmma"], "by_default", False)
     kernel, batch = KernelSpec(Pattern(2, 192, 768, 16), precision), 25088
     choice = choose(kernel, batch, limits_of(gpu), Wisdom())
     plan: Any = SimpleNamespace(choice=choice, source=SimpleNamespace(entry=kernel.name))

@@ -9,6 +9,7 @@ import pytest
 
 from ksgen.commands import doctor
 from ksgen.errors import KsgenError
+from ksgen.families import FAMILIES
 from tests.support.commands import run
 from tests.support.program import needs_device
 
@@ -185,7 +186,8 @@ def test_mistakes_of_show(arguments: list[str], message: str) -> None:
     assert str(caught).startswith(message)
 
 
-def test_a_family_that_is_expected_to_be_faster_is_shown_of_a_pattern_alone() -> None:
+def test_a_family_that_is_expected_to_be_faster_is_shown_of_a_pattern_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FAMILIES["wgmma"], "by_default", False)
     asked = ("show", "2,192,768,16", "--precision", "bfloat16")
     facts = json.loads(run(*asked, "--json").stdout)["patterns"][0]
     ((target, found),) = facts["expected_faster"].items()

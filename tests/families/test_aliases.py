@@ -140,7 +140,7 @@ ENTRIES = {  # of the time when these families had these names
     "few": "ks_1x64x48x2_bfloat16_bsf_cc986d89",
     "few_chain": "ks_2x48x64x1_1x64x48x2_bfloat16_bsf_ea88a312",
     "few_group": "ks_2x48x64x1_1x64x48x2_and_2x48x64x1_bfloat16_bsf_33324dc9",
-    "mma_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_4ac62e8f",
+    "mma_chain": "ks_1x64x48x2_2x24x64x1_bfloat16_bsf_31fe5659",
     "simt_chain": "ks_1x64x48x2_2x24x64x1_float32_bsf_80283b09",
     "wgmma_shared": "ks_1x64x48x2_bfloat16_bsl_7044759a",
     "wgmma_registers": "ks_1x64x48x2_bfloat16_bsf_b78935c8",

@@ -39,7 +39,7 @@ def found(target: str, precision: str, layout: str, all_families: bool = False) 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("precision", "layout", "least"),
-    [("float16", "bsf", 0.85), ("tf32x3", "bsf", 0.8), ("float16", "bsl", 0.95), ("tf32x3", "bsl", 0.85)],
+    [("float16", "bsf", 0.85), ("tf32x3", "bsf", 0.75), ("float16", "bsl", 0.95), ("tf32x3", "bsl", 0.85)],
 )
 def test_the_defaults_of_hoppers_families_come_near_the_floor(precision: str, layout: str, least: float) -> None:
     assert median(each.share for each in found("sm_90a", precision, layout, all_families=True)) >= least
@@ -237,11 +237,11 @@ def test_what_is_built_beforehand_holds_the_constants_of_every_class() -> None:
         ("mma", "sm_80", "tf32x3", "bsl", (1, 260, 72, 2), 272),
         ("mma", "sm_80", "tf32x3", "bsf", (1, 100, 44, 14), 100),
         ("mma", "sm_90a", "fp16x3", "bsf", (1, 100, 40, 20), 150),
-        ("wgmma_registers", "sm_90a", "float16", "bsf", (1, 200, 72, 8), 300),
+        ("wgmma_registers", "sm_90a", "float16", "bsf", (1, 200, 72, 4), 300),
         ("wgmma_registers", "sm_90a", "tf32x3", "bsf", (1, 130, 52, 2), 270),
         ("wgmma_registers", "sm_90a", "float16", "bsf", (1, 100, 40, 24), 150),
         ("wgmma_registers", "sm_90a", "tf32x3", "bsf", (1, 200, 52, 8), 150),
-        ("wgmma_shared", "sm_90a", "float16", "bsf", (1, 300, 72, 1), 300),
+        ("wgmma_shared", "sm_90a", "float16", "bsf", (1, 300, 200, 1), 300),
     ],
 )
 def test_what_the_model_likes_is_right(
@@ -341,7 +341,8 @@ def test_constants_that_are_as_fast_by_the_longest_term_are_told_apart_by_the_pr
         speed = model.speed_of(own, kernel, limits)
         assert speed is not None
         listed = own._options(kernel, limits) if family == "mma" else RegistersBlock.options(own, kernel, limits)
-        options, chosen = list(listed), own.default(kernel, limits)
+        in_pairs = (each for each in listed if getattr(each, "cluster_batch", 1) * getattr(each, "cluster_out", 1) <= 2)
+        options, chosen = list(in_pairs), own.default(kernel, limits)
         longest = {each: model.gpu_us(speed, own, kernel, each, model.LARGE) for each in options}
         tied = [each for each in options if longest[each] <= (1 + model.WORTH) * min(longest.values())]
         us = {each: found.us for each in tied if (found := model.prediction(speed, own, kernel, each, model.LARGE))}

@@ -154,7 +154,7 @@ ROWS += [
 # in 16-byte chunks straight from registers, or as boxes
 HOPPER = {"UTMALDG": 1, "UBLKCP": 1, "USETMAXREG": 2}
 ROWS += [
-    Row("wgmma_shared", precision, "bsl", ("sm_90a",), HOPPER | {"HGMMA": 4, "STSM": 4, "UTMASTG": 1, "F2FP": 24})
+    Row("wgmma_shared", precision, "bsl", ("sm_90a",), HOPPER | {"HGMMA": 2, "STSM": 4, "UTMASTG": 1, "F2FP": 24})
     for precision in ("float16", "bfloat16")
 ]
 ROWS += [

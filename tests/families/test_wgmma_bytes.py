@@ -199,7 +199,7 @@ def test_what_is_served() -> None:
     assert not served(inputs="same")  # weights alone
     assert not served(precision="float32")
     assert not served(stride="any")
-    assert family_for(kernel_of((2, 37, 48, 1)), GPU, 25088).name == "mma"  # until a GPU has shown what it is worth
+    assert family_for(kernel_of((2, 37, 48, 1)), GPU, 25088).name == "wgmma"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_who_asks_for_it_by_name_is_told_what_it_is_for(changes: dict[str, Any],
     said = (
         r"at batch 64: wgmma_shared does not serve it on this device \(it is for: wgmma of sm_90a .*in bsf with d = "
         r"1; there also X and "
-        r"weights in e4m3 or e5m2, with y in 16 bits; rows of X in whole 16 bytes; not measured yet\)$"
+        r"weights in e4m3 or e5m2, with y in 16 bits; rows of X in whole 16 bytes\)$"
     )
     with pytest.raises(ConstantsError, match=f"^{kernel.name} {said}"):
         choice_by_name("wgmma_shared", kernel, 64, cuda_limits(target))

@@ -23,7 +23,7 @@ def test_a_launch_is_whole_clusters_that_fit_the_device() -> None:
     ]
     assert grids == [[4, 16, 20], [16, 16, 32]]  # two i, two tiles along the outputs, tiles of 64 rows of the batch
     many = family.geometry(source.kernel, source.constants, 25088)
-    assert [many.launched(multiprocessors) for multiprocessors in (132, 131, 5, 3)] == [132, 128, 4, 4]
+    assert [many.launched(multiprocessors) for multiprocessors in (132, 131, 5, 3)] == [128, 128, 4, 4]
     assert family.geometry(source.kernel, source.constants, 1).launched(132) == 16
 
 

@@ -17,6 +17,7 @@ import pytest
 import ksgen
 from ksgen import reference
 from ksgen.errors import KsgenError, LaunchError, SpecError
+from ksgen.families import FAMILIES
 from ksgen.launcher import ChainLauncher, Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import BATCH, PATTERN, SHAPE, check, draw, inputs, needs_opencl, zeros
@@ -94,6 +95,7 @@ def test_explain_names_family_constants_and_reason(ks: Launcher) -> None:
 
 def test_explain_names_a_family_that_is_expected_to_be_faster(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ksgen.launch.explain.find_device", lambda _: gpu)
+    monkeypatch.setattr(FAMILIES["wgmma"], "by_default", False)
     told = Launcher(2, 192, 768, 16).explain(25088, precision="bfloat16")
     assert "mma (" in told
     assert re.search(

@@ -266,7 +266,8 @@ constexpr int A = 2, B = 48, C = 80, D = 2, DEPTH = 32, STEPS = (C + DEPTH - 1) 
 constexpr unsigned X_BYTES = GROUPS * DEPTH * 128, W_BYTES = B * DEPTH * 2, STAGE = X_BYTES + 4096, Y_BYTES = 7168;
 
 DEVICE unsigned long long descriptor(unsigned address, unsigned leading, unsigned stride, unsigned swizzle) {
-    return static_cast<unsigned long long>((address & 0x3ffffu) >> 4) | static_cast<unsigned long long>(leading >> 4) << 16 |
+    return static_cast<unsigned long long>((address & 0x3ffffu) >> 4) |
+           static_cast<unsigned long long>(leading >> 4) << 16 |
            static_cast<unsigned long long>(stride >> 4) << 32 | static_cast<unsigned long long>(swizzle) << 62;
 }
 

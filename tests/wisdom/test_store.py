@@ -84,7 +84,7 @@ def test_all_batches_of_a_class_have_the_default_that_the_winner_beat(limits: Li
     for kernel in (
         KernelSpec(pattern, precision, "bsl") for pattern in patterns for precision in ("float32", "float16")
     ):
-        some = (first, (first + last) // 16 * 8, last)
+        some = (-(-first // 8) * 8, (first + last) // 16 * 8, last)  # rows that tensor maps take
         assert len({family_for(kernel, limits, batch).default(kernel, limits, batch) for batch in some}) == 1
     assert wisdoms.are_alike(*batches)
     assert not wisdoms.are_alike(first - 1, last) or first > 25088 / 2

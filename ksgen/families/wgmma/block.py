@@ -199,7 +199,7 @@ class Block(TensorTile):
 
     @property
     def waits(self) -> float:
-        """Least waits of a stage in the cost model, beside that for the stage itself."""
+        """Least waits of a stage in the cost model, in addition to that for the stage itself."""
         return 0.0
 
     @property

@@ -173,6 +173,7 @@ class Wgmma(OfKinds, Packing[Any]):
         tile = block.constants.tile_batch * block.constants.tile_out * block.constants.tile_d
         groups_batch = block.constants.groups_batch * block.row_tiles
         x_moved = block.tiles_out // block.passes * block.x_bytes_moved(batch) / block.constants.cluster_out
+        y_moved = block.y_bytes_moved(batch)
         # each instruction reads all of its operand B from shared memory
         read = w * groups_batch * kernel.arithmetic.products // kernel.arithmetic.parts
         # Y's tile is written and read; with a residual, the residual's too
@@ -181,7 +182,7 @@ class Wgmma(OfKinds, Packing[Any]):
         return Work(
             blocks,
             self.memory_bytes(block.kernel, constants, batch),
-            round(x_moved * block.apart + block.y_bytes_moved(batch) * block.scattered) + w // block.constants.cluster_batch,
+            round(x_moved * block.apart + y_moved * block.scattered) + w // block.constants.cluster_batch,
             (1 + block.passes) * x + w + read + ways * tiles * block.y_bytes,
             multiply_adds,
             tiles * block.steps * max(1 / (block.constants.stages - 1), block.waits),

@@ -5,6 +5,7 @@
 
 from tests.ptx.mistakes.mistake import BOX, EITHER, REGISTER_A, SHARED_A, WRONG, Mistake
 
+MOVED = f"{WRONG}|misaligned"  # a box that begins elsewhere
 REFUSED = "ptx"
 NOTHING = "nothing"
 TRANSPOSED_LOAD = "matrices load=True store=False"
@@ -304,8 +305,20 @@ BULK_COPIES = [
         BULK.replace("%0", "%8").replace("%3", "%0").replace("%8", "%3"),
         "mbarrier|out-of-bounds",
     ),
-    Mistake("coordinates of a load exchanged", BOX, "[%1, { %3, %4, %5, %6}]", "[%1, { %4, %3, %5, %6}]", WRONG),
-    Mistake("coordinates of a store exchanged", BOX, "[%0, { %2, %3, %4, %5}]", "[%0, { %3, %2, %4, %5}]", WRONG),
+    Mistake(
+        "coordinates of a load exchanged",
+        BOX,
+        "[%1, { %3, %4, %5, %6}]",
+        "[%1, { %4, %3, %5, %6}]",
+        MOVED,
+    ),
+    Mistake(
+        "coordinates of a store exchanged",
+        BOX,
+        "[%0, { %2, %3, %4, %5}]",
+        "[%0, { %3, %2, %4, %5}]",
+        MOVED,
+    ),
     Mistake(
         "box without its last coordinate",
         BOX,
