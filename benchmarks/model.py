@@ -507,37 +507,37 @@ def predictions(patterns: tuple[Pattern, ...], brief: bool) -> None:
 # ---- our own kernels
 
 
-def rows_of(path: Path) -> Iterator[tuple[KernelSpec, Modelled[Any], Any, float]]:
-    """Kernels of a benchmark with their constants and microseconds; earlier constants that are gone are left out."""
+def rows_of(path: Path) -> Iterator[tuple[KernelSpec, Modelled[Any], Any, int, float]]:
+    """Kernels of a benchmark with constants, batch and reliable microseconds; constants that are gone are left out."""
     for row in read_rows(path):
-        if row.implementation == "ksgen" and row.median_us:
+        if row.implementation == "ksgen" and row.median_us and not row.doubt:
             words = (word.split("=") for word in row.constants.split(", "))
             values = {name: int(value) if value.lstrip("-").isdigit() else value for name, value in words}
             family = family_named(row.family)
             with suppress(ConstantsError):
                 kernel = KernelSpec(Pattern.parse(row.pattern), row.arithmetic, row.layout)
-                yield kernel, family, family.constants(values), row.median_us
+                yield kernel, family, family.constants(values), row.batch, row.median_us
 
 
 @main.command("measured")
 @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--target", default="sm_90a", show_default=True, help="Target of the GPU that was measured.")
 def measured(path: Path, target: str) -> None:
-    """Compare a GPU's times of `ksgen bench paper` with predictions."""
+    """Compare a GPU's times of `ksgen bench paper` with predictions, and launchers' choices with the fastest."""
     limits, ratios, jobs = cuda_limits(target), defaultdict(list), defaultdict(list)
-    for kernel, family, constants, us in rows_of(path):
-        found = prediction(_speed(family, kernel, limits, constants), family, kernel, constants, BATCH)
-        if found:
+    for kernel, family, constants, batch, us in rows_of(path):
+        speed = _speed(family, kernel, limits, constants)
+        if found := prediction(speed, family, kernel, constants, batch):
             ratios[constants.entry_family or family.name, kernel.precision, kernel.layout].append(us / found.us)
-            jobs[kernel].append((us, found.us))
+            jobs[kernel].append((gpu_us(speed, family, kernel, constants, batch), us))
     click.echo("measured over predicted: times, first twentieth, median, last")
     for key, each in sorted(ratios.items()):
         low, middle, high = band(each) if len(each) > 1 else (each[0],) * 3
         click.echo(f"  {' '.join(key):32} {len(each):4}  {low:.2f}  {middle:.2f}  {high:.2f}")
-    click.echo("the fastest by prediction over the fastest: geometric mean, most")
+    click.echo("the choice of launchers over the fastest measured: geometric mean, most")
     for precision, layout in sorted({(kernel.precision, kernel.layout) for kernel in jobs}):
         lost = [
-            min(each, key=lambda times: times[1])[0] / min(each)[0]
+            min(each)[1] / min(us for _, us in each)
             for kernel, each in jobs.items()
             if (kernel.precision, kernel.layout) == (precision, layout)
         ]

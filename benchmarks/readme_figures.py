@@ -96,7 +96,7 @@ def _on_gpus(folder: Path) -> str:
             found = [f"{cells[7]} in {cells[1]} {cells[2]}" for cells in overview(rows).rows]
             sentences.append(
                 f"**{machine_of(path) or rows[0].device}**, products of the paper's patterns at batch {rows[0].batch}. "
-                "ksgen's fastest family is compared with the fastest other way. "
+                "ksgen's fastest family is compared with the fastest other method. "
                 f"Medians: {', '.join(found)} ([all results](docs/benchmarks.md#results))."
             )
     return " ".join(sentences)

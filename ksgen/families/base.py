@@ -56,7 +56,7 @@ class Limits:
         return (self.shared_bytes + RESERVED_SHARED_BYTES) // blocks - RESERVED_SHARED_BYTES
 
 
-CLUSTERED = 16  # multiprocessors of a group that clusters lie in, at least, on an H100
+CLUSTERED = 16  # least multiprocessors of a GPC on an H100; a cluster lies within one GPC
 MAP_ALIGNMENT = 16  # bytes, of an array that a tensor map describes
 RESERVED_SHARED_BYTES = 1024  # taken by each resident block in addition to its own
 
@@ -108,9 +108,9 @@ class Geometry:
 
 
 def blocks_at_once(multiprocessors: int, cluster: int) -> int:
-    """Blocks that run at a time in clusters, with a multiprocessor each; at least one cluster.
+    """Number of blocks that run at the same time in clusters, one per multiprocessor; at least one cluster.
 
-    A cluster lies within a group of multiprocessors, and one more would run after all others. Pairs always fit.
+    A cluster lies within one GPC. A cluster that does not fit runs after all others. Pairs always fit.
     """
     if cluster <= 2:
         return max(1, multiprocessors // cluster) * cluster
@@ -155,6 +155,8 @@ class Work:
     # bytes that a GPU's shared memory could have moved in addition to `shared_bytes` in the same cycles
     returned_bytes: int = 0
     passed_bytes: int = 0  # read and written by the launches before and after, which multiply nothing
+    # bytes that a GPU's second-level cache could have moved in the time that parts of sectors take, in addition
+    scattered_bytes: int = 0
     # stages that all blocks copy and multiply; 0: not counted, and all copies are assumed to be asynchronous
     stages: int = 0
     synchronous: int = 0  # stages whose copies pass through registers

@@ -105,7 +105,7 @@ def test_what_is_wrong_is_told_from_what_is_right() -> None:
 def test_on_a_gpu_everything_is_chosen_and_rendered_beforehand() -> None:
     job = LayerJob(Layer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 25088)
     one, each = layer_contenders(job, FakeGpu(), (ONE_LAUNCH, EACH_FACTOR))
-    assert (one.family, each.family.split(", ")[-1][:2]) == ("mma", "mm")
+    assert (one.family, each.family.split(", ")[-1][:2]) == ("mma", "wg")
     assert one.sources
     assert each.sources
     entries = [source.entry for source in one.sources()]

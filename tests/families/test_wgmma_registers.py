@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import check, family_named
 from ksgen.families.wgmma import RegistersConstants
+from tests.support import sass
 from tests.support.wgmma_kernels import GPU, kernel
 
 SHARED, REGISTERS, PERMUTED = map(family_named, ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
@@ -54,6 +56,19 @@ def test_each_rule_of_registers_has_two_sides(changes: dict[str, int], says: str
     check(REGISTERS, kernel(), FLAT, GPU)
     with pytest.raises(ConstantsError, match=says):
         check(REGISTERS, kernel(), replace(FLAT, **changes), GPU)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("resident", [0, 1])
+def test_three_warpgroups_have_as_many_outputs_as_compile(resident: int) -> None:
+    """ptxas refuses one more eight of outputs, for its 128 registers per thread."""
+    each = kernel("bfloat16", pattern=(1, 416, 64, 1))
+    most = RegistersConstants(192, 192, 64, 1, 3, 1, 2, 0, resident)
+    check(REGISTERS, each, most, GPU)
+    source = render(each, most, family="wgmma")
+    assert sass.compiled(source.text, source.entry, "sm_90a").resources.spill_bytes == 0
+    with pytest.raises(ConstantsError, match="tile_out=200 must be at most 192 where three warpgroups multiply; try 192"):
+        check(REGISTERS, each, replace(most, tile_out=200), GPU)
 
 
 @pytest.mark.parametrize(

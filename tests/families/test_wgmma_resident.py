@@ -91,9 +91,9 @@ def test_a_block_computes_all_outputs_of_its_x() -> None:
             250 * each.pattern.out_features * 2,
         )
         work, block = REGISTERS.work(each, constants, 250), REGISTERS.shape(each, constants)
-        moved = times * x * block.apart + w + y * block.scattered
-        assert (block.apart, block.scattered) == (88 / 32, 2 * 128 * 2 / 32)
-        assert (work.blocks, work.cache_bytes) == (blocks, moved)
+        assert (block.in_rows, block.in_pieces) == (88 / 32, 2 * 128 * 2 / 32)
+        assert (work.blocks, work.cache_bytes) == (blocks, times * x + w + y)
+        assert work.scattered_bytes == times * x * (88 / 32 - 1) + y * 15
         staged = 4 * 64 * each.pattern.in_features * 2  # whole tiles
         assert work.shared_bytes == times * staged + 2 * staged + 2 * w  # written, and read for each tile of outputs
         assert work.multiply_adds == 4 * 64 * each.pattern.in_features * 48

@@ -195,29 +195,29 @@ class Block(TensorTile):
         barriers = 2 * 8 * int(self.constants.stages)
         return int(self.constants.stages) * self.stage_bytes + self.y_bytes + barriers
 
-    # ---- what an H100 was measured to take
-
-    @property
-    def waits(self) -> float:
-        """Least waits of a stage in the cost model, in addition to that for the stage itself."""
-        return 0.0
-
-    @property
-    def scattered(self) -> float:
-        """Times that a store of Y takes in the second-level cache over one of whole sectors."""
-        return 1
-
-    @property
-    def apart(self) -> float:
-        """The same of a box of X."""
-        return 1
-
     @property
     def fits_registers(self) -> bool:
         """Whether the multiprocessor has the registers that all warpgroups take together; otherwise setmaxnreg would
         wait for ever."""
         own, theirs = REGISTERS[self.groups]
         return WARPGROUP * (own + self.groups * theirs) <= min(MULTIPROCESSOR, LAUNCHED[self.groups] * self.threads)
+
+    # ---- what an H100 was measured to take
+
+    @property
+    def waits(self) -> float:
+        """Least waits per stage in the cost model, however many stages are in flight."""
+        return 0.0
+
+    @property
+    def in_pieces(self) -> float:
+        """Time of a store of Y in the second-level cache, relative to one of whole sectors."""
+        return 1
+
+    @property
+    def in_rows(self) -> float:
+        """Time of a box of X in the second-level cache, relative to one with rows of whole sectors."""
+        return 1
 
     # ---- reads of X by lanes
 

@@ -182,12 +182,13 @@ class Wgmma(OfKinds, Packing[Any]):
         return Work(
             blocks,
             self.memory_bytes(block.kernel, constants, batch),
-            round(x_moved * block.apart + y_moved * block.scattered) + w // block.constants.cluster_batch,
+            round(x_moved + y_moved) + w // block.constants.cluster_batch,
             (1 + block.passes) * x + w + read + ways * tiles * block.y_bytes,
             multiply_adds,
             tiles * block.steps * max(1 / (block.constants.stages - 1), block.waits),
             stages=tiles * block.steps,
             passed_bytes=block.passed_bytes(batch),
+            scattered_bytes=round(x_moved * (block.in_rows - 1) + y_moved * (block.in_pieces - 1)),
             products=multiply_adds * (WARPGROUP // WARP) // (ROWS * block.constants.tile_out * block.k_step),
         )
 

@@ -23,12 +23,15 @@ from ksgen.spec import KernelSpec
 MOST_FLAT = 12  # j whose sums fit side by side
 # registers per thread for sums and fragments, by the number of warpgroups that multiply
 HELD = {1: 208, 2: 220, 3: 132}
+MOST_OUT_OF_THREE = 192  # outputs of an instruction that fit 128 registers as ptxas allocates them
 SPARE = 16  # registers that blocks in clusters need for addresses; with fewer, ptxas spills some
 STAGE_TARGET = 32 * 1024  # bytes of X per stage, approximately: few barriers, several stages
 TOGETHER = [(2, 1), (3, 1), (1, 2), (1, 3)]  # warpgroups of a block, along the batch and along j
 GROUPS = [(1, 1), *TOGETHER]  # groups that a search tries
-INSTRUCTION_WAITS = 0.15  # of the cost model's waits, for an instruction's fragments and the instruction
-# bytes of whole sectors that take as long as a piece of one that is stored, and as a row of a box; fitted to 73 times
+# of the cost model's waits, for an instruction's fragments and the instruction; fitted to an H100's times
+INSTRUCTION_WAITS = 0.15
+# bytes of whole sectors that take as long as a piece of one that is stored, and as a row of a box. They were fitted to
+# 73 times of kernels, in which a row takes longer than in boxes alone
 PIECE, BOX_ROW = 128, 88
 WANTED_STAGES, MOST_STAGES = 4, 6  # by default
 
@@ -105,6 +108,10 @@ class RegistersBlock(Block):
                 lambda k, c: of(k, c).held,
             ),
             Rule(
+                "tile_out is at most 192 where three warpgroups multiply",
+                lambda k, c: of(k, c).groups < 3 or c.tile_out <= MOST_OUT_OF_THREE,
+            ),
+            Rule(
                 "X is read from shared memory with no bank conflicts",
                 lambda k, c: all(wavefronts(reads) == FREE_OF_CONFLICTS for reads in of(k, c).reads()),
             ),
@@ -168,16 +175,16 @@ class RegistersBlock(Block):
         return INSTRUCTION_WAITS * int(self.constants.tile_in) / self.k_step
 
     @property
-    def scattered(self) -> float:
+    def in_pieces(self) -> float:
         """A lane's store has a piece of a sector if warpgroups divide the j, or if a tile has a part of them."""
         run_bytes, groups_d = int(self.constants.tile_d) * self.kernel.item_bytes, int(self.constants.groups_d)
         if self.is_flat or not self.is_bsf:
-            return PIECE * groups_d / run_bytes if groups_d > 1 else 1
+            return max(1, PIECE * groups_d / run_bytes) if groups_d > 1 else 1
         piece = PIECE * (2 if self.kernel.pattern.d * self.kernel.item_bytes >= LINE else 1)
         return piece * groups_d / max(SECTOR, run_bytes)
 
     @property
-    def apart(self) -> float:
+    def in_rows(self) -> float:
         """A box whose rows have a part of the j takes a row at a time."""
         return 1 if self.is_flat or not self.is_bsf else max(1, BOX_ROW / max(SECTOR, self.span))
 

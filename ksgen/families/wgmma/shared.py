@@ -205,7 +205,7 @@ def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits:
 
 
 def _finest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
-    """The same constants with as many stages as fit, of half the inputs if they are few."""
+    """The same constants with as many stages as fit; if stages are few, with half the inputs per stage."""
     found = _deepest(family, kernel, constants, limits)
     half = replace(constants, tile_in=constants.tile_in // 2)
     halves = found.stages <= FEW_STAGES and family.is_able(kernel, half, limits)
