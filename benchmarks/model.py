@@ -512,7 +512,7 @@ def rows_of(path: Path) -> Iterator[tuple[KernelSpec, Modelled[Any], Any, int, f
     for row in read_rows(path):
         if row.implementation == "ksgen" and row.median_us and not row.doubt:
             words = (word.split("=") for word in row.constants.split(", "))
-            values = {name: int(value) if value.lstrip("-").isdigit() else value for name, value in words}
+            values = {name: int(value) if value.isdecimal() else value for name, value in words}
             family = family_named(row.family)
             with suppress(ConstantsError):
                 kernel = KernelSpec(Pattern.parse(row.pattern), row.arithmetic, row.layout)

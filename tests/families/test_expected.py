@@ -341,8 +341,7 @@ def test_constants_that_are_as_fast_by_the_longest_term_are_told_apart_by_the_pr
         speed = model.speed_of(own, kernel, limits)
         assert speed is not None
         listed = own._options(kernel, limits) if family == "mma" else RegistersBlock.options(own, kernel, limits)
-        in_pairs = (each for each in listed if getattr(each, "cluster_batch", 1) * getattr(each, "cluster_out", 1) <= 2)
-        options, chosen = list(in_pairs), own.default(kernel, limits)
+        options, chosen = list(listed), own.default(kernel, limits)
         longest = {each: model.gpu_us(speed, own, kernel, each, model.LARGE) for each in options}
         tied = [each for each in options if longest[each] <= (1 + model.WORTH) * min(longest.values())]
         us = {each: found.us for each in tied if (found := model.prediction(speed, own, kernel, each, model.LARGE))}

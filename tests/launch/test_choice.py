@@ -51,12 +51,12 @@ def test_a_family_asked_for_by_name_need_not_be_a_default_but_must_serve() -> No
 
 def test_a_default_that_the_model_expects_to_be_slower_is_named_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FAMILIES["wgmma"], "by_default", False)
-    kernel = KernelSpec(Pattern(2, 192, 768, 16), "bfloat16")
+    kernel = KernelSpec(Pattern(1, 1024, 1024, 3), "bfloat16")
     found = choose(kernel, LARGE, HOPPER, Wisdom())
     family, factor = "wgmma", default_us(FAMILIES["mma"], kernel, HOPPER, LARGE)
     factor /= default_us(FAMILIES[family], kernel, HOPPER, LARGE)
     assert found.family == "mma"
-    assert factor > 1.3
+    assert factor > 1.5
     said = (
         f"; the cost model expects {family} to be {factor:.2f} times as fast, which launchers take only by wisdom "
         "or by name"

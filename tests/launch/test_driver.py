@@ -68,6 +68,11 @@ class Cuda:
         library = self.cuLibraryLoadData(data, [], [], 0, [], [], 0)
         return self.cuKernelGetFunction(self.cuLibraryGetKernel(library, name.encode()))
 
+    def context(self) -> Any:
+        """A new context, current from then on."""
+        is_new = int(metadata.version("cuda-bindings").partition(".")[0]) >= 13
+        return self.cuCtxCreate(*([None] if is_new else []), 0, 0)
+
     def ints(self, value: int = 0) -> int:
         """Device memory of so many equal integers."""
         pointer = int(self.cuMemAlloc(4 * COUNT))
@@ -133,9 +138,7 @@ def test_calls_need_a_context_of_their_own_thread(cuda: Cuda) -> None:
 
 
 def test_a_thread_has_a_stack_of_contexts(cuda: Cuda) -> None:
-    before, pointer = int(cuda.cuCtxGetCurrent()), cuda.ints(1)
-    is_new = int(metadata.version("cuda-bindings").partition(".")[0]) >= 13
-    other = cuda.cuCtxCreate(*([None] if is_new else []), 0, 0)
+    before, pointer, other = int(cuda.cuCtxGetCurrent()), cuda.ints(1), cuda.context()
     try:
         cuda.cuCtxPopCurrent()
         cuda.cuCtxPushCurrent(other)
@@ -149,8 +152,7 @@ def test_a_thread_has_a_stack_of_contexts(cuda: Cuda) -> None:
 
 def test_a_stream_belongs_to_its_context(cuda: Cuda, stand_in: None) -> None:
     """The driver of an H100 also waits for another context's stream."""
-    stream, is_new = cuda.cuStreamCreate(0), int(metadata.version("cuda-bindings").partition(".")[0]) >= 13
-    other = cuda.cuCtxCreate(*([None] if is_new else []), 0, 0)
+    stream, other = cuda.cuStreamCreate(0), cuda.context()
     try:
         with fails("INVALID_HANDLE"):
             cuda.cuStreamSynchronize(stream)
@@ -160,8 +162,7 @@ def test_a_stream_belongs_to_its_context(cuda: Cuda, stand_in: None) -> None:
 
 
 def test_a_context_has_a_number_until_it_is_destroyed(cuda: Cuda) -> None:
-    one, is_new = int(cuda.cuCtxGetCurrent()), int(metadata.version("cuda-bindings").partition(".")[0]) >= 13
-    other = cuda.cuCtxCreate(*([None] if is_new else []), 0, 0)
+    one, other = int(cuda.cuCtxGetCurrent()), cuda.context()
     assert context_number(int(other)) not in (None, 0, context_number(one))
     cuda.cuCtxDestroy(other)
     assert context_number(int(other)) is None

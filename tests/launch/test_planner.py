@@ -15,7 +15,6 @@ import pytest
 from ksgen.build import background
 from ksgen.build.background import PendingError, deferred
 from ksgen.errors import LaunchError, ToolchainError
-from ksgen.families import FAMILIES
 from ksgen.launch import planner as planner_module
 from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
@@ -116,7 +115,6 @@ def moved(array: Any, elements: int) -> Any:
 def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FAMILIES["wgmma"], "by_default", True)
     monkeypatch.setattr("ksgen.families.default_us", lambda *asked: 0.0)  # so that the first family takes what it can
     ks = Launcher(2, 24, 16, 3)
     weights = draw(2, 24, 16, 3, precision="float16")

@@ -24,7 +24,6 @@ from ksgen.devices.libcuda import ArgumentBlock
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.families import TensorMap, family_named
 from ksgen.families.gpus import begins_early
-from ksgen.families.wgmma import Wgmma
 from ksgen.launch.choice import Choice, choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER, Planner
 from ksgen.launcher import ChainLauncher, Launcher
@@ -187,12 +186,9 @@ def test_a_tensor_map_of_x_in_eight_bits(device: Any, storage: str, monkeypatch:
 
 @pytest.fixture
 def early_chain(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChainLauncher]:
-    """Two factors in float16 whose launches begin early: Hopper's families as if a GPU had measured them, one of
-    each.
-    """
+    """Two factors in float16 whose launches begin early: by Hopper's families, one of each."""
     if device.target != "sm_90a":
         pytest.skip(f"{device.name} has no launches that begin early")
-    monkeypatch.setattr(Wgmma, "by_default", True)
 
     def choose(_: Planner, on: Any, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
         return choice_by_name(

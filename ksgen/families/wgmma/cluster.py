@@ -42,15 +42,16 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
     )
 
 
-def tried(block: Block) -> Iterator[tuple[int, int]]:
-    """Yield the clusters that a search tries, if the rules allow them.
+def tried(block: Block, most: int) -> Iterator[tuple[int, int]]:
+    """Yield the clusters of at most so many blocks that a search tries, if the rules allow them.
 
     They have several blocks along the batch if weights are a good part of each block's reads through the cache. They
     have several along the outputs if X is.
     """
     x_bytes, w_bytes = block.x_bytes, block.passes * block.w_bytes
     least = WORTH_SHARING * (x_bytes + w_bytes)
-    return product(ALONG_BATCH if w_bytes >= least else (1,), ALONG_OUT if x_bytes >= least else (1,))
+    sizes = product(ALONG_BATCH if w_bytes >= least else (1,), ALONG_OUT if x_bytes >= least else (1,))
+    return (each for each in sizes if each[0] * each[1] <= most)
 
 
 def words(block: Block, image: str) -> dict[str, Any]:

@@ -131,22 +131,17 @@ class Wgmma(OfKinds, Packing[Any]):
 
     def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> Any:
         row = tiling.constants_type.entry_family
-
-        def options() -> Iterator[Any]:
-            found = tiling.options(self, kernel, limits)
-            return (each for each in found if each.cluster_batch * each.cluster_out <= cluster.MOST_BY_DEFAULT)
-
-        return fastest(self, kernel, limits, batch, options, row=row)
+        return fastest(self, kernel, limits, batch, lambda: tiling.options(self, kernel, limits), row=row)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
         """Yield every combination that the rules and the shared memory allow."""
         for constants in (each for block in self.able(kernel, limits) for each in block.tiles(kernel, limits)):
             if self.is_able(kernel, constants, limits):
-                yield from self.in_clusters(kernel, constants)
+                yield from self.in_clusters(kernel, constants, cluster.MOST_BLOCKS)
 
-    def in_clusters(self, kernel: KernelSpec, constants: Any) -> Iterator[Any]:
-        """Yield the constants with the clusters that a search tries."""
-        for batch, out in cluster.tried(self.shape(kernel, constants)):
+    def in_clusters(self, kernel: KernelSpec, constants: Any, most: int = cluster.MOST_BY_DEFAULT) -> Iterator[Any]:
+        """Yield the constants with the clusters of at most so many blocks that a search tries."""
+        for batch, out in cluster.tried(self.shape(kernel, constants), most):
             changed = replace(constants, cluster_batch=batch, cluster_out=out)
             if all(rule.holds(kernel, changed) for rule in cluster.rules(self.shape)):
                 yield changed

@@ -5,7 +5,6 @@
 
 from tests.ptx.mistakes.mistake import BOX, EITHER, REGISTER_A, SHARED_A, WRONG, Mistake
 
-MOVED = f"{WRONG}|misaligned"  # a box that begins elsewhere
 REFUSED = "ptx"
 NOTHING = "nothing"
 TRANSPOSED_LOAD = "matrices load=True store=False"
@@ -310,14 +309,16 @@ BULK_COPIES = [
         BOX,
         "[%1, { %3, %4, %5, %6}]",
         "[%1, { %4, %3, %5, %6}]",
-        MOVED,
+        "misaligned",
+        "_box at element 2 of a row",
     ),
     Mistake(
         "coordinates of a store exchanged",
         BOX,
         "[%0, { %2, %3, %4, %5}]",
         "[%0, { %3, %2, %4, %5}]",
-        MOVED,
+        "misaligned",
+        "_box at element 2 of a row",
     ),
     Mistake(
         "box without its last coordinate",
