@@ -14,10 +14,10 @@ from statistics import geometric_mean, median
 
 import click
 
-from ksgen.bench.charts import LAYER, PRODUCTS_OF_LAYERS
+from ksgen.bench.charts import PRODUCTS_OF_LAYERS
 from ksgen.bench.comparison import Results
 from ksgen.bench.report import machine_of, picture
-from ksgen.bench.roster import AND
+from ksgen.bench.roster import AND, LAYER
 from ksgen.bench.rows import Row, read_rows
 from ksgen.bench.tables import Table, layers_in_short, markdown, overview, percent, processors, times
 from ksgen.devices.base import PROCESSOR_RUNTIMES

@@ -1,27 +1,32 @@
 """Baselines: each converts weights (a, b, c, d) to its own format, ahead of time, and returns a function of X.
 
 The conversion is never timed. All return a contiguous Y, in the layout of X. The paper's five (appendix D.1) and
-`strided` are backends of `ksgen.torch`. Two more are an expert's code with the same library if `strided` has no views
-to work on. Others are torch.compile, and the memory traffic of `bmm` alone. On processors, two other libraries follow
-if they are installed.
+`strided` are backends of `ksgen.torch`. Three more are an expert's code with the same library if `strided` has no views
+to work on. Others are torch.compile, a frozen `KSLinear`, and the memory traffic of `bmm` alone. On processors, two
+other libraries follow if they are installed.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from ksgen.bench.roster import LAYER
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
+from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.backends import BACKENDS
 from ksgen.torch.operators.products import by_matrix, permuted, permuted_back
 
 Product = Callable[[Tensor], Tensor]
 Prepare = Callable[[Pattern, str, Tensor], Product]
 
+PIECES = (64, 128, 256)  # rows of a piece whose permuted copies a processor's cache holds
+PREPARING = 3  # calls of a frozen layer until its call is prepared, see `ksgen.torch.operators.prepared`
 MOST_DENSIFIED = 4  # largest d at which multiplications by zeros in between may pay
 NEEDED = {"lazylinop": ("pandas", "pyopencl")}  # packages that a library needs without declaring them
 
@@ -63,24 +68,61 @@ def strided(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 def three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Multiply like `bmm`, with preallocated memory."""
+    into = _three_passes(pattern, layout, weights)
+
+    def product(x: Tensor) -> Tensor:
+        y = x.new_empty(len(x), pattern.out_features)
+        into(x, y)
+        return y
+
+    return product
+
+
+def pieces(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """Multiply like `three_passes`, some rows at a time: the fastest number of `PIECES`, timed at the first product."""
+    if weights.is_cuda:
+        raise UnsupportedError("pieces are measured on processors alone, whose caches hold them")
+    into = _three_passes(pattern, layout, weights)
+    fastest: dict[int, int] = {}  # rows of a piece, by batch size
+
+    def by(rows: int, x: Tensor) -> Tensor:
+        y = x.new_empty(len(x), pattern.out_features)
+        for own, result in zip(x.split(rows), y.split(rows), strict=True):
+            into(own, result)
+        return y
+
+    def seconds(rows: int, x: Tensor) -> float:
+        by(rows, x)  # the first use allocates
+        begin = perf_counter()
+        by(rows, x)
+        return perf_counter() - begin
+
+    def product(x: Tensor) -> Tensor:
+        if len(x) not in fastest:
+            fastest[len(x)] = min(PIECES, key=lambda rows: seconds(rows, x))
+        return by(fastest[len(x)], x)
+
+    return product
+
+
+def _three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Callable[[Tensor, Tensor], None]:
+    """Function that writes the product of X to Y: permute, multiply, permute back, in memory that it keeps."""
     if layout == "bsl" or pattern.d == 1:
         raise UnsupportedError(f"{pattern} in {layout}: strided needs no passes over memory")
     a, b, c, d = pattern.shape
     matrices = by_matrix(weights).flatten(0, 1).transpose(1, 2)
     kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def product(x: Tensor) -> Tensor:
+    def into(x: Tensor, y: Tensor) -> None:
         batch = len(x)
         if batch not in kept:
             kept[batch] = x.new_empty(a, d, batch, c), x.new_empty(a * d, batch, b)
         moved, result = kept[batch]
         moved.copy_(x.view(batch, a, c, d).permute(1, 3, 0, 2))
         torch.bmm(moved.view(a * d, batch, c), matrices, out=result)
-        y = x.new_empty(batch, a * b * d)
         y.view(batch, a, b, d).copy_(result.view(a, d, batch, b).permute(2, 0, 3, 1))
-        return y
 
-    return product
+    return into
 
 
 def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:
@@ -99,6 +141,22 @@ def compiled(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     torch.compiler.reset()  # code compiled for other shapes would make this one dynamic
     made: Product = torch.compile(backend("einsum")(pattern, layout, weights), dynamic=False)
     return made
+
+
+def layer(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """Multiply with a frozen `KSLinear`, which chooses its backend at its first calls."""
+    made = KSLinear.from_weights([weights], None, layout=layout).eval().requires_grad_(False).freeze()
+    calls = 0
+
+    def product(x: Tensor) -> Tensor:
+        nonlocal calls
+        while calls < PREPARING:
+            calls += 1
+            made(x)
+        y: Tensor = made(x)
+        return y
+
+    return product
 
 
 def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
@@ -207,7 +265,18 @@ BASELINES = {
             _densified_count,
             _densified_count,
         ),
+        Baseline(
+            "pieces",
+            "permute, one batched product, permute back, some rows at a time, which stay in a processor's cache",
+            pieces,
+        ),
         Baseline("compiled", "torch.compile of the einsum", compiled),
+        Baseline(
+            LAYER,
+            "KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products",
+            layer,
+            library="ksgen",
+        ),
         # Derived from PyTorch's matrix, with 32-bit column indices.
         Baseline(
             "scipy",

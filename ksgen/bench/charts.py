@@ -10,14 +10,13 @@ from itertools import product
 from statistics import geometric_mean, median
 
 from ksgen.bench.comparison import Results, comparisons
-from ksgen.bench.roster import OTHERS, OUR_WAYS, OURS, PYTORCH
+from ksgen.bench.roster import LAYER, OTHERS, OUR_WAYS, OURS, PYTORCH
 from ksgen.bench.rows import Row
 from ksgen.bench.tables import LAYOUT_WORDS, layers_by_kind
 from ksgen.figures.charts import Bars, Series, Sorted
 from ksgen.spec import LAYOUTS
 
 MOST_BARS = 10  # jobs with a bar chart each
-LAYER = "layer"
 PRODUCTS_OF_LAYERS = ("bmm", "views", "dense")  # PyTorch's contenders for layers
 OWN_LAYERS = (LAYER, *OUR_WAYS)  # the first one that was measured is compared where there are many layers
 BARS_NOTE = (

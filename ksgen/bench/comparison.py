@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import median
 
-from ksgen.bench.roster import OURS, PYTORCH
+from ksgen.bench.roster import LAYER, OURS, PYTORCH
 from ksgen.bench.rows import OK, Row
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.pattern import Pattern
@@ -128,13 +128,14 @@ class Results:
 class Gains:
     """Results on a processor, per batch, precision and layout.
 
-    They are PyTorch's best times over ours, and our shares of the floor.
+    They are PyTorch's best times over ours and over a frozen `KSLinear`'s, and our shares of the floor.
     """
 
     batch: int
     precision: str
     layout: str
     ratios: tuple[float, ...]
+    layers: tuple[float, ...]
     shares: tuple[float, ...]
 
 
@@ -145,7 +146,8 @@ def gains(rows: Sequence[Row]) -> list[Gains]:
         if ratios := results.over(OURS, PYTORCH, layout):
             shares = results.shares_of_floor(OURS, layout)
             some = tuple(shares[job] for job in ratios if job in shares)
-            found.append(Gains(results.batch, results.precision, layout, tuple(ratios.values()), some))
+            layers = tuple(results.over(LAYER, PYTORCH, layout).values())
+            found.append(Gains(results.batch, results.precision, layout, tuple(ratios.values()), layers, some))
     return found
 
 

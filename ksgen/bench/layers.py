@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksgen import __version__
-from ksgen.bench.baselines import BASELINES, Prepare, Product, UnsupportedError, library_version
+from ksgen.bench.baselines import BASELINES, PREPARING, Prepare, Product, UnsupportedError, library_version
 from ksgen.bench.chains import Layer
 from ksgen.bench.contenders import Contender, Ready, arithmetics, at, by_calls, rendered, torch_device
 from ksgen.bench.problem import COMPARED, Asked, sets_of
-from ksgen.bench.roster import AND, EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_WAYS
+from ksgen.bench.roster import AND, EACH_FACTOR, EACH_LAYER, LAYER, ONE_LAUNCH, OUR_WAYS
 from ksgen.bench.runner import Runner
 from ksgen.devices.base import Device
 from ksgen.emit.render import Source
@@ -39,8 +39,6 @@ from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import CHAIN, is_layer, layer_launch
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, finish
-
-PREPARING = 3  # calls of a frozen layer until its call is prepared, see `ksgen.torch.operators.prepared`
 
 
 @dataclass(frozen=True)
@@ -433,9 +431,7 @@ def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
 
 
 _BASELINES = {
-    "layer": _Baseline(
-        "KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products", _layer
-    ),
+    LAYER: _Baseline(BASELINES[LAYER].says, _layer),
     "bmm": _Baseline(
         "each factor by permuting, one batched product, permuting back",
         partial(_factor_by_factor, BASELINES["bmm"].prepare),

@@ -6,17 +6,18 @@ from ksgen.spec import PRECISIONS
 
 OURS = "ksgen"
 PAPERS = ("bmm", "einsum", "bsr", "dense", "sparse")
-EXPERTS = ("strided", "three_passes", "densified", "compiled")
+EXPERTS = ("strided", "three_passes", "densified", "pieces", "compiled")
 LIBRARIES = ("scipy", "lazylinop")  # measured on processors, if installed
 PARTS = ("rewriting",)  # incomplete products: neither checked nor compared
 COMPILED = ("compiled",)  # compiled at their first run, for seconds
+LAYER = "layer"  # a frozen KSLinear, as a user has it
 PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
 LAYERS = ("qkv", "projection", "up", "down")  # the linear layers of a transformer's block
-NAMES = (OURS, *OTHERS, *PARTS)
+NAMES = (OURS, LAYER, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_WAYS = ("one_launch", "each_factor", "each_layer")  # kinds of layer launches
 AND = " and "  # separates the chains of a group in a row's pattern
-WAYS = (*OUR_WAYS, "layer", "bmm", "views", "dense")  # contenders for layers
+WAYS = (*OUR_WAYS, LAYER, "bmm", "views", "dense")  # contenders for layers
 
 
 @dataclass(frozen=True)

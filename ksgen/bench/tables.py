@@ -14,7 +14,7 @@ from typing import Any
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, gains, group_by
 from ksgen.bench.log import MOST_BYTES_OF_FILE
 from ksgen.bench.published import Claim, claim, published, published_us
-from ksgen.bench.roster import AND, EXPERTS, LAYERS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH, WAYS
+from ksgen.bench.roster import AND, EXPERTS, LAYER, LAYERS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH, WAYS
 from ksgen.bench.rows import OK, Row
 from ksgen.errors import KsgenError
 from ksgen.files import read
@@ -73,7 +73,8 @@ def overview(rows: Sequence[Row]) -> Table:
             shares = results.shares_of_floor(OURS, layout).values()
             beats = (percent(papers.share), times(papers.factor), percent(others.share), times(others.factor))
             floor = percent(median(shares)) if shares else None
-            lines.append((results.batch, results.precision, layout, others.patterns, *beats, floor))
+            layer = times(results.duel(LAYER, OTHERS, layout).factor)
+            lines.append((results.batch, results.precision, layout, others.patterns, *beats, layer, floor))
     columns = (
         "batch",
         "precision",
@@ -83,11 +84,12 @@ def overview(rows: Sequence[Row]) -> Table:
         "median",
         "all beaten",
         "median",
+        "a layer's",
         "of the floor",
     )
     note = (
         "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 "
-        "ours is faster."
+        "ours is faster. A layer is a frozen `KSLinear`, which chooses by itself: its median over all others."
     )
     return Table.of("Ours compared with the others", columns, lines, note, in_doubt(rows), _without_floor(lines))
 
@@ -104,7 +106,10 @@ def processors(rows: Sequence[Row]) -> Table:
         speeds = map(times, (geometric_mean(found.ratios), min(found.ratios), max(found.ratios)))
         floor = (percent(median(found.shares)), percent(min(found.shares))) if found.shares else (None, None)
         duel = Duel(found.ratios)
-        lines.append((found.batch, found.precision, found.layout, duel.patterns, *speeds, percent(duel.share), *floor))
+        layer = times(geometric_mean(found.layers)) if found.layers else None
+        lines.append(
+            (found.batch, found.precision, found.layout, duel.patterns, *speeds, percent(duel.share), layer, *floor)
+        )
     columns = (
         "batch",
         "precision",
@@ -114,12 +119,13 @@ def processors(rows: Sequence[Row]) -> Table:
         "least",
         "most",
         "faster in",
+        "a layer's mean",
         "of the floor",
         "least share",
     )
     note = (
         "Ours against the fastest of PyTorch's ways, pattern by pattern: the geometric mean, least and most. The "
-        "share is the median."
+        "share is the median. A layer is a frozen `KSLinear`, which chooses by itself, with what PyTorch's call costs."
     )
     return Table.of(
         "On a processor: ours compared with the best of PyTorch", columns, lines, note, _without_floor(lines)

@@ -11,7 +11,7 @@ from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
-from ksgen.bench.baselines import BASELINES, UnsupportedError, library_version  # noqa: E402
+from ksgen.bench.baselines import BASELINES, PIECES, UnsupportedError, library_version  # noqa: E402
 from tests.support.bench_runs import JOB  # noqa: E402
 
 
@@ -23,7 +23,7 @@ def test_baselines_multiply(name: str, layout: str) -> None:
     for shape in ((1, 8, 8, 2), (2, 6, 4, 3), (3, 4, 8, 1), (1, 4, 12, 1)):
         pattern = Pattern(*shape)
         weights = torch.randn(shape)
-        x = torch.randn((10, pattern.in_features) if layout == "bsf" else (pattern.in_features, 10))
+        x = torch.randn((150, pattern.in_features) if layout == "bsf" else (pattern.in_features, 150))
         try:
             y = BASELINES[name].prepare(pattern, layout, weights)(x).contiguous()
         except UnsupportedError as unsupported:
@@ -33,7 +33,25 @@ def test_baselines_multiply(name: str, layout: str) -> None:
         computed += 1
     if missing:
         pytest.skip(f"{name} is not installed")
-    assert computed or (name, layout) in {("three_passes", "bsl"), ("densified", "bsl"), ("lazylinop", "bsf")}
+    assert computed or (name, layout) in {
+        *((each, "bsl") for each in ("three_passes", "densified", "pieces")),
+        ("lazylinop", "bsf"),
+    }
+
+
+def test_pieces_have_the_fastest_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([0, 3, 0, 1, 0, 2])  # seconds of each number of rows: the second is the fastest
+    monkeypatch.setattr("ksgen.bench.baselines.perf_counter", lambda: next(ticks))
+    rows: list[int] = []
+    split = torch.Tensor.split
+    monkeypatch.setattr(torch.Tensor, "split", lambda x, own: (rows.append(own), split(x, own))[1])
+    pattern = Pattern(1, 8, 8, 2)
+    product = BASELINES["pieces"].prepare(pattern, "bsf", torch.randn(pattern.shape))
+    x = torch.randn(300, pattern.in_features)
+    product(x)
+    rows.clear()
+    product(x)
+    assert set(rows) == {PIECES[1]}
 
 
 def test_libraries_that_are_missing_or_cannot_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

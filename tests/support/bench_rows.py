@@ -14,6 +14,7 @@ SPEEDS = {
     "strided": 1.5,
     "three_passes": 1.2,
     "densified": 1.1,
+    "pieces": 1.15,
     "compiled": 0.9,
     "scipy": 0.05,
     "lazylinop": 0.02,
