@@ -1,24 +1,30 @@
-# Two commands for a fresh machine: `make demo` and `make test`. Both set up .venv themselves; from the second time on they work offline.
-# `make help` lists all targets: the text behind `##`.
+# Two commands for a fresh machine: `make demo` and `make test`. Both set up .venv themselves; from the second time on
+# they work offline. `make help` lists all targets: the text behind `##`.
 PYTHON ?= python3
 BIN := .venv/bin/python
-# The extras for this machine's GPU and driver, or OpenCL without a C++ compiler; else none: ksgen/install.py says which. It is asked once.
+# The extras for this machine's GPU and driver, or OpenCL without a C++ compiler; else none: ksgen/install.py says
+# which. It is asked once.
 DEVICE ?= $(eval DEVICE := $$(shell "$$(PYTHON)" -m ksgen.install))$(DEVICE)
 EXTRAS = $(addprefix [,$(addsuffix ],$(DEVICE)))
 COMMA := ,
-# Tests start hundreds of processes. Each would compile ksgen's sources anew where the environment forbids Python to keep bytecode.
+# Tests start hundreds of processes. Each would compile ksgen's sources again where the environment forbids Python to
+# keep bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 NO_PYCUDA = $(subst pycuda$(COMMA),,$(DEVICE))
-# What was installed, or OpenCL, which the tests compare with; and cuda-bindings where that lacks it: tests run them over a stand-in driver.
+# What was installed, or OpenCL, which the tests compare with; and cuda-bindings where that lacks it: tests run them
+# over a stand-in driver.
 INSTALLED = $(or $(shell cat .venv/.ready 2>/dev/null),$(DEVICE),cpu)
 BINDINGS = $(if $(filter cuda cuda12,$(subst $(COMMA), ,$(INSTALLED))),,cuda$(COMMA))
 # What `make test-torch` installs where no PyTorch is there.
 TORCH ?= torch
-# A test that waits in a library, where no signal reaches it, ends its worker after the time limit and not the whole run.
-PYTEST = $(BIN) -m pytest -n auto --dist worksteal --timeout-method=thread -p tests.progress -o console_output_style=classic --durations=10
+# A test that waits in a library, where no signal reaches it, ends its worker after the time limit and not the whole
+# run.
+PYTEST = $(BIN) -m pytest -n auto --dist worksteal --timeout-method=thread -p tests.progress \
+    -o console_output_style=classic --durations=10
 INSTALL = $(BIN) -m pip install --quiet --disable-pip-version-check -e
 
-.PHONY: demo test test-torch test-tenth test-all quick check lint types docs pycuda nvrtc matrix gpu-check setup clean help
+.PHONY: demo test test-torch test-tenth test-all quick check lint types docs pycuda nvrtc matrix gpu-check setup
+.PHONY: clean help
 
 demo: .venv/.ready  ## Build, check and time the kernels of specs/vit.yaml on this machine.
 	@$(BIN) -m ksgen demo
@@ -27,10 +33,10 @@ test: .venv/.ready-dev  ## Run the tests: each promise once (tests/rings.py). No
 	-@$(BIN) -m tests.driver
 	@$(PYTEST) --ring first -m "not libraries"
 
-test-torch: .venv/.ready-torch  ## Install PyTorch and other libraries that ksgen works with, and run the tests that need them.
+test-torch: .venv/.ready-torch  ## Install PyTorch and other libraries, and run the tests that need them.
 	@$(PYTEST) --ring first -m libraries
 
-test-tenth: .venv/.ready-torch  ## Run one tenth of the other cases, by the counter in .ci/tenth. Each landing advances it.
+test-tenth: .venv/.ready-torch  ## Run the tenth of the other cases that the counter in .ci/tenth selects.
 	@$(PYTEST) --ring second --tenth "$$(cat .ci/tenth)"
 
 test-all: .venv/.ready-torch  ## Run all tests with all their cases.
@@ -58,13 +64,15 @@ pycuda: .venv/.ready-dev  ## Build PyCUDA and the stand-in driver for the CUDA r
 
 nvrtc: .venv/.ready-dev  ## Download the oldest supported NVRTC, and the newest of CUDA 12, for the tests: 280 MB, once.
 	@for each in cu11==11.8.89 cu12==12.9.86; do [ -d .venv/nvrtc/$${each%%=*} ] || \
-	    $(BIN) -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/nvrtc/$${each%%=*} nvidia-cuda-nvrtc-$$each || exit 1; done
+	    $(BIN) -m pip install --quiet --disable-pip-version-check --no-deps \
+	        --target .venv/nvrtc/$${each%%=*} nvidia-cuda-nvrtc-$$each || exit 1; done
 
-matrix: .venv/.ready-dev  ## Compile every family's defaults for every GPU target: minutes the first time. No GPU is needed.
+matrix: .venv/.ready-dev  ## Compile every family's defaults for every GPU target: minutes the first time.
 	@$(BIN) -m tests.compile_matrix
 
-gpu-check: .venv/.ready-dev  ## On an NVIDIA GPU: tests, benchmarks, compute-sanitizer; results go to benchmarks/results.
-	@$(BIN) -c "import torch" 2>/dev/null || $(INSTALL) ".[bench]" --retries 1 || echo "ksgen: without PyTorch nothing is compared"
+gpu-check: .venv/.ready-dev  ## On an NVIDIA GPU: tests, benchmarks, compute-sanitizer; results in benchmarks/results.
+	@$(BIN) -c "import torch" 2>/dev/null || $(INSTALL) ".[bench]" --retries 1 || \
+	    echo "ksgen: without PyTorch nothing is compared"
 	@$(BIN) -m tests.gpu_check
 
 setup: .venv/.ready-dev  ## Make .venv with all that the tests need.

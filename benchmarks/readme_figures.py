@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean, median
+from textwrap import fill
 
 import click
 
@@ -78,8 +79,8 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     table = markdown(replace(_families(compared), title="")).partition("\n\n")[2]
     state = "" if on_gpu(rows) else f"{_on_gpus(folder) or f'**{NOTHING.strip()}**'} On a processor:\n\n"
     note = (
-        "A frozen `KSLinear` is compared with the dense layer, and with the fastest of PyTorch's methods for either "
-        "layer. "
+        "A `KSLinear`, frozen for inference, is compared with the dense layer, and with the fastest of PyTorch's "
+        "methods for either layer. "
         "Speed-ups are geometric means. The least and the most are over the best of PyTorch. The floor is the time "
         "that memory or arithmetic takes at least; shares of it are medians. "
         f"{where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
@@ -95,9 +96,10 @@ def _on_gpus(folder: Path) -> str:
         if on_gpu(rows):
             found = [f"{cells[7]} in {cells[1]} {cells[2]}" for cells in overview(rows).rows]
             sentences.append(
-                f"**{machine_of(path) or rows[0].device}**, products of the paper's patterns at batch {rows[0].batch}. "
-                "ksgen's fastest family is compared with the fastest other method. "
-                f"Medians: {', '.join(found)} ([all results](docs/benchmarks.md#results))."
+                f"**{machine_of(path) or rows[0].device}**, products of the patterns of the paper cited below, "
+                f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest other method. Median "
+                f"speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results)). In bsf, X is (batch, "
+                "features); in bsl, (features, batch)."
             )
     return " ".join(sentences)
 
@@ -160,7 +162,7 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
         table = (overview if on_gpu(rows) else processors)(rows)
         table = replace(table, title=machine or table.title)
         made = f"{max(rows, key=lambda row: row.date).device}, {_when(rows)}"
-        parts.append(f"{markdown(table)}\n{made}. All of it: `ksgen bench report {path.relative_to(ROOT)}`.\n")
+        parts.append(f"{markdown(table)}\n{made}. All results: `ksgen bench report {path.relative_to(ROOT)}`.\n")
         parts.append(
             f"![speed-ups and shares of the floor, in ascending order]({os.path.relpath(drawn, page.parent)})\n"
         )
@@ -168,7 +170,7 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
             in_short = layers_in_short(own)
             parts.append(markdown(replace(in_short, title=f"{machine or own[0].device}: whole layers")))
             parts.append(
-                f"{_when(own)}. All of it: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n"
+                f"{_when(own)}. All results: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n"
             )
     return "\n".join(parts if is_gpu else [NOTHING, *parts]), pictures
 
@@ -191,7 +193,15 @@ def updated(path: Path, shown: str) -> str:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise click.ClickException(f"{path.name} has no lines {BEGIN.strip()!r} and {END.strip()!r}")
-    return f"{before}{BEGIN}{shown}{END}{after}"
+    return f"{before}{BEGIN}{_wrapped(shown)}{END}{after}"
+
+
+def _wrapped(text: str) -> str:
+    """Wrap paragraphs at 120 columns; tables, headings and pictures stay."""
+    return "\n".join(
+        line if line.startswith(("|", "#", "!")) else fill(line, 120, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
 
 
 def written(root: Path) -> dict[Path, str]:

@@ -81,7 +81,7 @@ def main() -> None:
     """The console script."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without ⊗, and file names that are not text
-    _tell_own_warnings()
+    _print_own_warnings()
     os.environ["KSGEN_COMPILE"] = "wait"  # commands measure kernels, and not what serves meanwhile
     try:
         cli.main(prog_name="ksgen", standalone_mode=False)
@@ -115,7 +115,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _tell_own_warnings() -> None:
+def _print_own_warnings() -> None:
     """Print ksgen's own warnings in one line each, without their place in the code. Other libraries' warnings are
     unchanged."""
     others = warnings.showwarning

@@ -92,5 +92,5 @@ def check_writable(path: Path) -> None:
     is_stream = path.exists() and not path.is_file() and not path.is_dir()
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if is_stream else path.parent, os.W_OK):
         raise KsgenError(
-            f"{shown(path)}: no file can be written there; name one in a folder that exists and is yours to write to"
+            f"{shown(path)}: no file can be written there; choose an existing folder that you can write to"
         )

@@ -145,6 +145,11 @@ class Pattern:
         return "_".join(map(str, self.shape))
 
     @property
+    def support(self) -> str:
+        """Formula of the support, such as `I_1 ⊗ 1_{192x48} ⊗ I_2`."""
+        return f"I_{self.a} ⊗ 1_{{{self.b}x{self.c}}} ⊗ I_{self.d}"
+
+    @property
     def in_features(self) -> int:
         """Number of columns of K: a*c*d."""
         return self.a * self.c * self.d

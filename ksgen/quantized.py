@@ -70,7 +70,7 @@ class Quantized:
 
     @property
     def inputs(self) -> str:
-        """Storage of the x that they multiply."""
+        """Storage of the x that these weights multiply."""
         return SAME if self.x_scale is None else self.storage
 
     @property

@@ -103,7 +103,7 @@ def test_a_warning_is_one_line_without_its_place_in_the_code(
     monkeypatch.setattr(cli.cli, "main", told)
     cli.main()
     own, *others = capsys.readouterr().err.splitlines()
-    assert own == "ksgen: another is taken in its place"
+    assert own == "ksgen: another is used instead"
     assert others == ["theirs: no place of ksgen's"]
 
 

@@ -45,7 +45,7 @@ def launch(tmp_path: Path) -> Path:
 # ---- kernels of ksgen
 
 
-def test_a_kernel_stands_beside_its_model() -> None:
+def test_a_kernel_is_listed_next_to_its_model() -> None:
     lines = run("1,192,48,2", "--precision", "float16", "--family", "mma", "--constant", "stages=3").output.splitlines()
     assert lines[0].startswith("mma, batch 256: ")
     assert "stages=3" in lines[0]

@@ -108,7 +108,8 @@ def test_words_of_sentences_are_counted() -> None:
 
 
 def test_make_help_says_one_line_of_every_target() -> None:
-    targets = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[0].split()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = " ".join(re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)).split()
     said = subprocess.run(
         ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout

@@ -32,7 +32,7 @@ def run(program: str, *arguments: str, cwd: Path, launcher: tuple[str, ...] = ()
 
 
 @pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a program in this process, which has imported PyTorch, and maybe transformers: that takes longer than
     most programs.
     """
@@ -64,7 +64,7 @@ def test_every_program_is_run_here() -> None:
         for name in programs
         if f"(../examples/{name})" not in (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
     ] == []
-    assert [name for name in programs if not re.search(rf'(run|played)\("{name}"', tests)] == []
+    assert [name for name in programs if not re.search(rf'(run|emulated)\("{name}"', tests)] == []
 
 
 @pytest.mark.libraries
@@ -76,7 +76,7 @@ def test_every_program_is_run_here() -> None:
         ("several_processes.py", "torchrun --nproc-per-node 2 examples/several_processes.py starts it\n"),
     ],
 )
-def test_a_program_that_needs_more_says_so_in_one_line(
+def test_a_program_that_needs_more_reports_it_in_one_line(
     program: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -88,8 +88,8 @@ def test_a_program_that_needs_more_says_so_in_one_line(
 
 @pytest.mark.libraries
 @needs_torch
-def test_decode_8bit(played: Callable[..., str]) -> None:
-    out = played("decode_8bit.py", "--short", "--storage", "e4m3")
+def test_decode_8bit(emulated: Callable[..., str]) -> None:
+    out = emulated("decode_8bit.py", "--short", "--storage", "e4m3")
     assert "4 layers in e4m3, a scale per output: 65,536 bytes became 19,712." in out
     sizes = [float(each) for each in re.findall(r"ms a token(?:\? \([^)]*\))?, ([\d.]+) MB of blocks", out)]
     assert sizes[1] < 0.4 * sizes[0]
@@ -98,8 +98,8 @@ def test_decode_8bit(played: Callable[..., str]) -> None:
 
 @pytest.mark.libraries
 @needs_torch
-def test_digits(played: Callable[..., str]) -> None:
-    lines = played("digits.py", "--short").splitlines()
+def test_digits(emulated: Callable[..., str]) -> None:
+    lines = emulated("digits.py", "--short").splitlines()
     found = [re.match(r" *(\w+): accuracy ([\d.]+)%, ([\d.]+) MB", line).groups() for line in lines]  # type: ignore[union-attr]
     assert [name for name, *_ in found] == ["dense", "masked", "KSLinear"]
     assert all(float(accuracy) > 20 for _, accuracy, _ in found)  # a guess is right in 10
@@ -110,8 +110,8 @@ def test_digits(played: Callable[..., str]) -> None:
 @pytest.mark.libraries
 @needs_torch
 @needs_transformers
-def test_fine_tune(played: Callable[..., str]) -> None:
-    out = played("fine_tune.py", "--short")
+def test_fine_tune(emulated: Callable[..., str]) -> None:
+    out = emulated("fine_tune.py", "--short")
     losses = [float(each) for each in re.findall(r"loss ([\d.]+), [\d,]+ parameters", out)]
     sizes = [int(each.replace(",", "")) for each in re.findall(r"loss [\d.]+, ([\d,]+) parameters", out)]
     assert losses[1] < losses[0]
@@ -122,8 +122,8 @@ def test_fine_tune(played: Callable[..., str]) -> None:
 
 @pytest.mark.libraries
 @needs_torch
-def test_learn_fft(played: Callable[..., str]) -> None:
-    out = played("learn_fft.py", "--short", "--size", "16")
+def test_learn_fft(emulated: Callable[..., str]) -> None:
+    out = emulated("learn_fft.py", "--short", "--size", "16")
     assert "1,4,4,4 then 4,4,4,1: 128 weights, where the matrix has 256" in out
     losses = [float(each) for each in re.findall(r"loss ([\d.e+-]+)", out)]
     assert losses[-1] < 0.9 * losses[0]
@@ -141,8 +141,8 @@ def test_serve(tmp_path: Path) -> None:
 
 @pytest.mark.libraries
 @needs_torch
-def test_propose_vit(played: Callable[..., str]) -> None:
-    out = played("propose_vit.py", "--short", "--device", "sm_80", "--most", "1")
+def test_propose_vit(emulated: Callable[..., str]) -> None:
+    out = emulated("propose_vit.py", "--short", "--device", "sm_80", "--most", "1")
     assert "12 layers of 384 to 1152 features, such as blocks.0.attention.qkv" in out
     before, after = (
         int(each.replace(",", "")) for each in reversed(re.findall(r"([\d,]+) of ([\d,]+) parameters", out)[0])

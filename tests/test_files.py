@@ -67,7 +67,7 @@ def test_another_users_link_leads_nowhere(tmp_path: Path) -> None:
     assert ((tmp_path / "victim").read_text(), len(os.listdir(tmp_path))) == ("dear", 3)
 
 
-def test_writing_replaces_keeps_the_mode_and_leaves_nothing_beside(tmp_path: Path) -> None:
+def test_writing_replaces_keeps_the_mode_and_leaves_no_other_file(tmp_path: Path) -> None:
     write(tmp_path / "file", "⊗")
     assert (tmp_path / "file").read_bytes() == "⊗".encode()
     (tmp_path / "file").chmod(0o640)
@@ -117,7 +117,7 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     check_writable(tmp_path / "new")
     check_writable(Path("/dev/null"))
     for path in (tmp_path, tmp_path / "none" / "file", tmp_path / "file" / "file"):
-        with pytest.raises(KsgenError, match="no file can be written there; name one in a folder that exists"):
+        with pytest.raises(KsgenError, match="no file can be written there; choose an existing folder"):
             check_writable(path)
 
 
@@ -180,7 +180,8 @@ def append_without_end(log: Log) -> None:
 def test_a_log_on_a_full_disk_keeps_whole_lines(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk") as disk, Log(disk / "rows.jsonl") as log:
         with pytest.raises(
-            KsgenError, match=r"rows\.jsonl: cannot be written \(No space left on device\); what it holds is whole"
+            KsgenError,
+            match=r"rows\.jsonl: cannot be written \(No space left on device\); its existing lines are intact",
         ):
             append_without_end(log)
         held = (disk / "rows.jsonl").read_bytes()

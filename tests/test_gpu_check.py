@@ -222,7 +222,7 @@ def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.Monk
     }
 
 
-def test_the_sanitizer_is_found_on_path_or_beside_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sanitizer_is_found_on_path_or_next_to_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "bin" / "compute-sanitizer"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\n")

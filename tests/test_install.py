@@ -168,7 +168,7 @@ def made(folder: Path, target: str, device: str, refused: str) -> tuple[int, str
     )
 
 
-def test_without_what_builds_pycuda_make_goes_on_and_says_so(tmp_path: Path) -> None:
+def test_make_goes_on_without_pycuda_and_reports_it(tmp_path: Path) -> None:
     code, told, asked = made(tmp_path, ".venv/.ready-dev", "pycuda,cuda12", refused="pycuda")
     assert code == 0
     assert "ksgen: PyCUDA cannot be installed here, as pip says above; installing ksgen[cuda12] without it" in told

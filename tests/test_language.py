@@ -3,6 +3,7 @@
 import ast
 import io
 import re
+import subprocess
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,13 @@ PHRASES = {
     "as it is": "unchanged, directly",
     "as they are": "unchanged, directly",
 }
+MOST_COLUMNS = 120
+LONGER = (  # files whose lines are not written by hand
+    "benchmarks/results/",  # results as tools wrote them
+    "tests/families/recorded_vector_times.json",  # recorded too
+    "tests/second_opinion/clustersim.patch",  # lines of the program that it changes
+)
+PRAGMA = re.compile(r"\s*# (noqa|type: ignore)\b.*")  # ruff does not count it either
 PHRASE = re.compile(rf"(?<![-\w])({'|'.join(PHRASES)})(?!\w)")
 
 
@@ -86,6 +94,52 @@ def phrases(source: str) -> Iterator[tuple[int, str]]:
         prose = " ".join(re.sub("`[^`]*`", "", text).lower().split())  # without code
         for phrase in PHRASE.findall(prose):
             yield line, f"{phrase!r}; the field writes: {PHRASES[phrase]}"
+
+
+def long_lines(name: str, source: str) -> list[int]:
+    """Numbers of the lines with more than 120 columns, except rows of tables, which Markdown cannot wrap."""
+    found = [number for number, line in enumerate(source.split("\n"), 1) if len(line) > MOST_COLUMNS]
+    lines = source.split("\n") if found else []
+    if name.endswith(".md"):
+        return [number for number in found if not lines[number - 1].startswith("| ")]
+    if name.endswith(".py"):
+        return [number for number in found if len(PRAGMA.sub("", lines[number - 1])) > MOST_COLUMNS]
+    return found
+
+
+def test_lines_have_at_most_120_columns() -> None:
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    found, read = [], 0
+    for name in filter(None, tracked.stdout.split("\0")):
+        if name.startswith(LONGER) or name.endswith(".svg") or not (ROOT / name).is_file():
+            continue
+        try:
+            source = (ROOT / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # no text
+        read += 1
+        found += [f"{name}:{number}" for number in long_lines(name, source)]
+    assert read > 1000
+    assert not found, f"{len(found)} lines of more than 120 columns, such as " + ", ".join(found[:10])
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "is_long"),
+    [
+        ("simt.cu.j2", "x" * 121, True),
+        ("simt.cu.j2", "x" * 120, False),
+        ("simt.cu.j2", "⊗" * 120, False),
+        ("page.md", "| " + "x" * 119, False),
+        ("page.md", "word " * 25, True),
+        ("module.py", "x = 1" + " " * 108 + "  # noqa: E741  the formula's l", False),
+        ("module.py", "x = 1" + " " * 108 + "  # a comment on x", True),
+        ("Makefile", "| " + "x" * 119, True),
+    ],
+)
+def test_long_lines_are_found(name: str, line: str, is_long: bool) -> None:
+    assert long_lines(name, f"first\n{line}\n") == ([2] if is_long else [])
 
 
 def test_prose_is_the_fields() -> None:

@@ -95,7 +95,7 @@ def test_parsing_names_the_number_that_is_out_of_range() -> None:
 
 
 @given(st.text())
-def test_parsing_text_that_is_no_pattern_says_so_in_one_line(text: str) -> None:
+def test_text_that_is_no_pattern_is_reported_in_one_line(text: str) -> None:
     with pytest.raises(PatternError) as caught:
         Pattern.parse(f"{text}!")
     assert "\n" not in str(caught.value)

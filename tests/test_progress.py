@@ -37,7 +37,7 @@ class Terminal:
         self.lines.append(f"\r{line}")
 
 
-def played(known: dict[str, float], seconds: dict[str, float], is_terminal: bool = False) -> list[str]:
+def progress_of(known: dict[str, float], seconds: dict[str, float], is_terminal: bool = False) -> list[str]:
     """The lines of a run whose tests take `seconds`, after one in which they took `known`."""
     now, terminal, kept = [100.0], Terminal(is_terminal), {LAST_RUN: known}
     cache = SimpleNamespace(get=kept.get, set=kept.__setitem__)
@@ -57,17 +57,17 @@ def played(known: dict[str, float], seconds: dict[str, float], is_terminal: bool
 
 
 def test_the_time_left_follows_from_the_last_run() -> None:
-    lines = played({"short": 10, "long": 90}, {"short": 20, "long": 180})
+    lines = progress_of({"short": 10, "long": 90}, {"short": 20, "long": 180})
     assert lines == [" 50% of 2 tests, 3:00 left", "100% of 2 tests, 0:00 left"]
 
 
 def test_unknown_tests_count_as_average_ones() -> None:
-    assert played({}, {"a": 30, "b": 30, "c": 30})[0] == " 33% of 3 tests, 1:00 left"
-    assert played({"a": 10, "b": 30}, {"a": 10, "c": 20})[0] == " 50% of 2 tests, 0:20 left"
+    assert progress_of({}, {"a": 30, "b": 30, "c": 30})[0] == " 33% of 3 tests, 1:00 left"
+    assert progress_of({"a": 10, "b": 30}, {"a": 10, "c": 20})[0] == " 50% of 2 tests, 0:20 left"
 
 
 def test_failures_are_named_as_they_happen() -> None:
-    assert played({}, {"bad": 1, "good": 1}) == [
+    assert progress_of({}, {"bad": 1, "good": 1}) == [
         "FAILED bad",
         " 50% of 2 tests, 1 failed, 0:01 left",
         "100% of 2 tests, 1 failed, 0:00 left",
@@ -75,7 +75,7 @@ def test_failures_are_named_as_they_happen() -> None:
 
 
 def test_a_terminal_has_one_line_that_changes() -> None:
-    lines = played({}, {"good": 1, "bad": 1, "last": 1}, is_terminal=True)
+    lines = progress_of({}, {"good": 1, "bad": 1, "last": 1}, is_terminal=True)
     assert lines[:3] == ["\r 33% of 3 tests, 0:02 left", "\r", "FAILED bad"]
     assert lines[-2:] == ["\r", "100% of 3 tests, 1 failed, 0:00 left"]
 

@@ -115,7 +115,7 @@ def test_tensors_give_tensors_of_the_same_bytes() -> None:
         assert made.error(WEIGHTS, X) == wanted.error(WEIGHTS, X)
 
 
-def test_nobody_writes_to_arrays_that_were_packed() -> None:
+def test_packed_arrays_are_read_only() -> None:
     made = quantize(WEIGHTS, "int8")
     for array in (made.values, made.scale):
         with pytest.raises(ValueError, match="read-only"):
@@ -369,7 +369,8 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
         ([plain, made], "1 as same .* 2 as e4m3"),
     ):
         with pytest.raises(
-            LaunchError, match=f"first weights multiply x in different storage, .*{told}; accepted: one storage"
+            LaunchError,
+            match=f"the first factors of the layers take x in different storage, .*{told}; accepted: one storage",
         ):
             GroupLauncher(own, own)(x, weights)
     with pytest.raises(

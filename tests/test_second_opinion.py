@@ -41,7 +41,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         build("nowhere", tmp_path / "folder")
 
 
-def test_a_source_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_that_cannot_be_cloned_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not shutil.which("git"):
         pytest.skip("no git on PATH")
     monkeypatch.setattr("tests.second_opinion.simulator.NEEDED", ("git",))
@@ -67,7 +67,7 @@ def test_strings_that_the_simulator_executes_stay() -> None:
         ("mma", in_bytes((2, 37, 13, 5), "bsf", "e4m3"), "e4m3.e4m3"),
     ],
 )
-def test_instructions_that_the_simulator_lacks_are_played(
+def test_instructions_that_the_simulator_lacks_are_emulated(
     family: str, kernel: KernelSpec, word: str, tmp_path: Path
 ) -> None:
     source = source_of(family, kernel)

@@ -1,6 +1,8 @@
-// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 b0ed85d9, spec e6e1972c
+// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 5553b5b4, spec e6e1972c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, bfloat16, batch-size-first.
 // Edit the template, not this file.
+//
+// Indices: block i of A on the diagonal, output k of B, input l of C, interleaved matrix j of D, row s of the batch.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
@@ -13,7 +15,7 @@
 // 4g + t of its warp. The kernel comes first: place, load, multiply, store. The functions that it calls follow, in that
 // order.
 //
-// A tile of Y. There are 1 tile along k, 1 along j, 1 along i, and as many along s as the batch has.
+// A tile of Y. Tiles: 1 along k, 1 along j, 1 along i; along s, as many as the batch needs.
 //
 //                24 rows s of the batch
 //                +--------+
@@ -42,7 +44,7 @@ constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an a
 constexpr int TILE_BATCH       =       24;  // rows of the batch per thread block
 constexpr int TILE_OUT         =      144;  // outputs k per thread block, for each of its j
 constexpr int TILE_IN          =       32;  // inputs l per stage
-constexpr int TILE_D           =        3;  // neighbouring j per thread block
+constexpr int TILE_D           =        3;  // neighbouring j per thread block, one plane each
 constexpr int WARPS_BATCH      =        1;  // warps along the batch
 constexpr int WARPS_OUT        =        3;  // warps along the outputs
 constexpr int WARP_D           =        3;  // neighbouring j per warp
@@ -53,10 +55,10 @@ constexpr int X_VECTOR         =        8;  // neighbours that one copy of X mov
 constexpr int Y_VECTOR         =        2;  // neighbours that one store of Y moves
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
 constexpr int LANE_INPUTS      =        4;  // inputs of one instruction that a lane holds per row of the batch
-constexpr int HALVES           =        1;  // real numbers per element
+constexpr int ELEMENT_FLOATS   =        1;  // floats per element: 2 for a complex number
 constexpr int WORD_INPUTS      =        2;  // inputs per word of an operand; a complex number fills two words
 constexpr int COMPONENTS       =        1;  // parts into which an operand is split
-constexpr int PACKED_PARTS     =        1;  // parts in which weights are packed; fewer than COMPONENTS: lanes split them
+constexpr int PACKED_PARTS     =        1;  // parts of packed weights; fewer than COMPONENTS: lanes split them
 constexpr int ROW_TILES        =        3;  // matrix instructions of a warp along its outputs, 16 each
 constexpr int COLUMN_TILES     =        3;  // matrix instructions of a warp along its rows of the batch, 8 each
 constexpr int SUPER_IN         =       32;  // inputs after which the lanes' order repeats
@@ -80,7 +82,8 @@ constexpr int GROUP_INPUTS     =        8;  // inputs per group of chunks, each 
 constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane reads until its order repeats
 
 // ---- definitions that the kernel uses
-#define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
+#define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) \
+    extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
 #define RESTRICT __restrict__
 #define ALIGNED(BYTES) __align__(BYTES)
@@ -116,17 +119,19 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbour
     const TileIndex rest = block / (TILES_D * TILES_OUT);
     const int i = (int)(rest / batch_tiles);
     const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
-    const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
+    const Tile tile =
+        {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch,
+         batch_left(batch, first_batch)};
     return tile;
 }
 
 // A lane's four sums of a matrix instruction, at (row, column): (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1).
-typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][HALVES][4];
+typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][ELEMENT_FLOATS][4];
 DEVICE void clear_sums(Sums& sums) {
     UNROLL for (int j = 0; j < WARP_D; ++j)
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
-                UNROLL for (int half = 0; half < HALVES; ++half)
+                UNROLL for (int half = 0; half < ELEMENT_FLOATS; ++half)
                     UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][half][q] = 0;
 }
 struct Totals {
@@ -138,14 +143,18 @@ struct Totals {
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 
 DEVICE bool x_is_wide(const stored* x, const extent batch, const extent x_pitch);
-DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch, const int first_in, const bool wide);
+DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch,
+                   const int first_in, const bool wide);
 DEVICE void load_packed(unsigned char* to, const Chunk* from);
 DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsigned char* packed);
-DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch, const stored* bias,
-                       const stored* residual, const extent residual_pitch);
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch,
+                       const stored* bias, const stored* residual,
+                       const extent residual_pitch);
 
 ENTRY(THREADS, MIN_BLOCKS)
-void ks_1x128x128x3_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT weights, stored* RESTRICT y,
+void ks_1x128x128x3_bfloat16_bsf(
+    const stored* RESTRICT x, const Chunk* RESTRICT weights,
+    stored* RESTRICT y,
     const extent batch_of_call) {
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
     const extent x_pitch = 384;
@@ -155,7 +164,9 @@ void ks_1x128x128x3_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT
     const bool wide = x_is_wide(x, batch, x_pitch);
     const auto load_stage = [&](const int at) {
         if (at < STEPS) load_x(shared_memory + at % X_STAGES * X_STAGE, x, tile, x_pitch, at * TILE_IN, wide);
-        if (at < PASSES * STEPS) load_packed(shared_memory + W_BASE + at % STAGES * W_BYTES, tile_weights + static_cast<extent>(at) * (W_BYTES / 16));
+        if (at < PASSES * STEPS)
+            load_packed(shared_memory + W_BASE + at % STAGES * W_BYTES,
+                        tile_weights + static_cast<extent>(at) * (W_BYTES / 16));
         copy_async_commit();  // empty or not, because the wait counts groups
     };
 
@@ -169,10 +180,12 @@ void ks_1x128x128x3_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
             load_stage(at + STAGES - 1);
-            multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE, shared_memory + W_BASE + at % STAGES * W_BYTES);
+            multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE,
+                           shared_memory + W_BASE + at % STAGES * W_BYTES);
             sums.end_stage(step);
         }
-        store_tile(y, sums.end(), tile, batch, y_pitch, 0, 0, 0);
+        store_tile(y, sums.end(), tile, batch,
+                   y_pitch, 0, 0, 0);
         tile.first_out += TILE_OUT;
     }
 }
@@ -194,7 +207,8 @@ DEVICE unsigned short float_to_bfloat16(float value) {  // to nearest, ties to e
 }
 DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // writes zeros if not valid
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+                 "r"(valid ? 16 : 0) : "memory");
 }
 // sums (16 x 8) += A (16 x 16) B (16 x 8), two bf16 per register; sm_80 and later.
 DEVICE void mma_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -262,10 +276,13 @@ DEVICE unsigned pack_weights(const float (&values)[2], const int) {
 DEVICE float unscaled(const float sum) { return sum; }
 DEVICE float half_of(const real value, const int) { return value; }
 // A lane's sum at row g (`row` is 0) or g + 8 (1), and at column 2t (`column` is 0) or 2t + 1 (1).
-DEVICE real sum_of(const float (&sums)[HALVES][4], const int row, const int column) { return unscaled(sums[0][row * 2 + column]); }
+DEVICE real sum_of(const float (&sums)[ELEMENT_FLOATS][4], const int row, const int column) {
+    return unscaled(sums[0][row * 2 + column]);
+}
 // Set one word of a lane's operand: two inputs, taken from elements `first` and `second` of the chunks it has read.
 template <int WORDS>
-DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
+DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first,
+                         const int second) {
     x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
 // Read operand A of one instruction: four words per lane, for each part.
@@ -275,7 +292,8 @@ DEVICE void load_weights(unsigned (&w)[COMPONENTS][4], const Chunk* from) {
         UNROLL for (int r = 0; r < 4; ++r) w[part][r] = chunk.word[r];
     }
 }
-DEVICE void multiply_add_tile(float (&sums)[HALVES][4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
+DEVICE void multiply_add_tile(float (&sums)[ELEMENT_FLOATS][4], const unsigned (&w)[COMPONENTS][4],
+                              const unsigned (&x)[COMPONENTS][2]) {
     mma_bf16(sums[0], w[0], x[0][0], x[0][1]);
 }
 
@@ -294,11 +312,14 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
 // ---- place and read: where X lies in memory and in a stage, and which part of it a lane reads
 // X[s * x_pitch + (i * C + l) * D + j]: a line of the X tile is one batch row, a run goes along l and the tile's j.
 DEVICE bool x_is_wide(const stored* x, const extent, const extent x_pitch) {
-    return X_VECTOR * sizeof(stored) >= 4 && x_pitch % X_VECTOR == 0 && is_aligned(x, X_VECTOR * sizeof(stored));
+    return X_VECTOR * sizeof(stored) >= 4 && x_pitch % X_VECTOR == 0 &&
+        is_aligned(x, X_VECTOR * sizeof(stored));
 }
 DEVICE extent next_line(const extent x_pitch) { return x_pitch; }
-DEVICE const stored* x_at(const stored* x, const Tile tile, const extent x_pitch, const int first_in, const int line, const int run) {
-    const extent feature = (static_cast<extent>(tile.block) * C + first_in + run / TILE_D) * D + tile.first_j + run % TILE_D;
+DEVICE const stored* x_at(const stored* x, const Tile tile, const extent x_pitch, const int first_in,
+    const int line, const int run) {
+    const extent feature =
+        (static_cast<extent>(tile.block) * C + first_in + run / TILE_D) * D + tile.first_j + run % TILE_D;
     return x + (tile.first_batch + line) * x_pitch + feature;
 }
 DEVICE bool run_is_inside(const Tile tile, const int first_in, const int run) {
@@ -313,22 +334,27 @@ DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
 }
 // A column is one row of the batch. A lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs,
 // each with its warp's j.
-DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
+DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage,
+                           const int first) {
     constexpr int GROUP_WORDS = 4 * GROUP_CHUNKS;
     const int run = first * TILE_D + warp_plane();
-    const unsigned char* const lines = stage + (warp_batch() + lane_g()) * X_PITCH + run * static_cast<int>(sizeof(stored));
+    const unsigned char* const lines =
+        stage + (warp_batch() + lane_g()) * X_PITCH + run * static_cast<int>(sizeof(stored));
     UNROLL for (int n = 0; n < COLUMN_TILES; ++n) {
         unsigned words[SUPER_GROUPS * GROUP_WORDS];
         UNROLL for (int u = 0; u < SUPER_GROUPS; ++u)
             UNROLL for (int q = 0; q < GROUP_CHUNKS; ++q) {
-                const Chunk chunk = *reinterpret_cast<const Chunk*>(lines + 8 * n * X_PITCH + ((4 * u + lane_t()) * (TILE_D / WARP_D) * GROUP_CHUNKS + q) * 16);
+                const Chunk chunk =
+                    *reinterpret_cast<const Chunk*>(lines + 8 * n * X_PITCH +
+                                                    ((4 * u + lane_t()) * (TILE_D / WARP_D) * GROUP_CHUNKS + q) * 16);
                 UNROLL for (int r = 0; r < 4; ++r) words[u * GROUP_WORDS + q * 4 + r] = chunk.word[r];
             }
         UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
             UNROLL for (int j = 0; j < WARP_D; ++j)
                 UNROLL for (int half = 0; half < 2; ++half) {
                     // the first and the last of the lane's inputs in this word
-                    const int one = s * LANE_INPUTS + half * WORD_INPUTS / HALVES, other = one + WORD_INPUTS - 1;
+                    const int one = s * LANE_INPUTS + half * WORD_INPUTS / ELEMENT_FLOATS;
+                    const int other = one + WORD_INPUTS - 1;
                     keep_operand(x[s][j][n], half, words, one * WARP_D + j, other * WARP_D + j);
                 }
     }
@@ -341,7 +367,8 @@ DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
     else copy_element(to, from, inside);
 }
 template <int WIDTH>
-DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent x_pitch, const int first_in) {
+DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent x_pitch,
+                       const int first_in) {
     constexpr int STEP = THREADS * WIDTH;
     constexpr int SIZE = static_cast<int>(sizeof(stored));
     int line = thread_index() * WIDTH / X_RUN, run = thread_index() * WIDTH % X_RUN;
@@ -366,7 +393,8 @@ DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, c
         }
     }
 }
-DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch, const int first_in, const bool wide) {
+DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch,
+                   const int first_in, const bool wide) {
     if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(to, x, tile, x_pitch, first_in);
     else load_lines<1>(to, x, tile, x_pitch, first_in);
 }
@@ -383,7 +411,8 @@ DEVICE void load_packed(unsigned char* to, const Chunk* from) {
 DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsigned char* packed) {
     constexpr int OPERANDS = PACKED_PARTS * (TILE_OUT / 16), STEPS_OF_STAGE = TILE_IN / K_STEP;
     const Chunk* const weights = reinterpret_cast<const Chunk*>(packed) +
-                                 (warp_plane() * STEPS_OF_STAGE * OPERANDS + warp_out() / 16) * 32 + thread_index() % 32;
+                                 (warp_plane() * STEPS_OF_STAGE * OPERANDS + warp_out() / 16) * 32 +
+                                 thread_index() % 32;
     UNROLL for (int first = 0; first < TILE_IN; first += SUPER_IN) {
         unsigned x[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2];
         load_fragments(x, x_stage, first);
@@ -401,11 +430,14 @@ DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsig
 // A lane has RUN_OUT neighbouring outputs with all its warp's j: a run of Y's row. It stores Y_VECTOR elements at a
 // time, and reads bias and residual as many at a time. The bias is read once for all rows of the batch. All rows of the
 // residual are read before the first one is needed.
-DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent, const extent y_pitch, const stored* bias,
-                       const stored* residual, const extent residual_pitch) {
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent, const extent y_pitch,
+                       const stored* bias, const stored* residual,
+                       const extent residual_pitch) {
     constexpr int RUN = RUN_OUT * WARP_D, BYTES = Y_VECTOR * static_cast<int>(sizeof(stored));
     const bool rows_are_aligned = y_pitch % Y_VECTOR == 0 && residual_pitch % Y_VECTOR == 0;
-    const bool wide = BYTES >= 4 && rows_are_aligned && is_aligned(y, BYTES) && is_aligned(bias, BYTES) && is_aligned(residual, BYTES);
+    const bool wide =
+        BYTES >= 4 && rows_are_aligned && is_aligned(y, BYTES) && is_aligned(bias, BYTES) &&
+        is_aligned(residual, BYTES);
     const int first_line = warp_batch() + 2 * lane_t();
     UNROLL for (int r = 0; r < 2 * ROW_TILES; r += RUN_OUT)
         UNROLL for (int first = 0; first < RUN; first += Y_VECTOR) {
@@ -432,7 +464,8 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
                     UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
                         const int q = r + (first + e) / WARP_D;
                         const real sum = sum_of(sums[(first + e) % WARP_D][q / 2][n], q % 2, column);
-                        values[e] = narrow(finish(sum, own_bias.at[e], own_residual[n][column].at[e]));
+                        values[e] = narrow(finish(sum, own_bias.at[e],
+                                                  own_residual[n][column].at[e]));
                     }
                     if (wide) write_wide(to, values);
                     else UNROLL for (int e = 0; e < Y_VECTOR; ++e) to[e] = values[e];
@@ -442,7 +475,8 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
 
 // ---- pack: W (A, B, C, D) into operand A of every instruction, four words per lane, zeros beyond the ragged edges
 DEVICE float weight_at(const given* w, const extent i, const int k, const int l, const int j, const int half) {
-    return k < B && l < C && j < D ? half_of(weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j), half) : 0.0f;
+    return k < B && l < C && j < D ? half_of(weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j), half)
+        : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
 void ks_1x128x128x3_bfloat16_bsf_pack(const given* RESTRICT w, unsigned* RESTRICT packed) {
@@ -453,7 +487,8 @@ void ks_1x128x128x3_bfloat16_bsf_pack(const given* RESTRICT w, unsigned* RESTRIC
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));
     const int part = static_cast<int>(at / (8 * TILE_OUT) % PACKED_PARTS);
-    const int in_stage = static_cast<int>(at / (8 * TILE_OUT * PACKED_PARTS) % (TILE_IN / K_STEP)) * K_STEP;
+    const int in_stage =
+        static_cast<int>(at / (8 * TILE_OUT * PACKED_PARTS) % (TILE_IN / K_STEP)) * K_STEP;
     const int plane = static_cast<int>(at / (8 * TILE_OUT * PACKED_PARTS * (TILE_IN / K_STEP)) % TILE_D);
     const extent stage = at / (W_BYTES / 4);
     const extent tile = stage / STEPS;
@@ -465,7 +500,9 @@ void ks_1x128x128x3_bfloat16_bsf_pack(const given* RESTRICT w, unsigned* RESTRIC
     const int first = static_cast<int>(stage % STEPS) * TILE_IN;
     float values[WORD_INPUTS];
     UNROLL for (int e = 0; e < WORD_INPUTS; ++e) {
-        values[e] = weight_at(w, i, k, first + input_of(in_stage, lane % 4, word / 2 * WORD_INPUTS / HALVES + e), j, word / 2);
+        values[e] =
+            weight_at(w, i, k, first + input_of(in_stage, lane % 4, word / 2 * WORD_INPUTS / ELEMENT_FLOATS + e), j,
+                      word / 2);
     }
     packed[at] = pack_weights(values, part);
 }

@@ -1,6 +1,8 @@
-// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 81524ede, spec 972405b4
+// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 d8befaf6, spec 972405b4
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-last.
 // Edit the template, not this file.
+//
+// Indices: block i of A on the diagonal, output k of B, input l of C, interleaved matrix j of D, row s of the batch.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
@@ -9,7 +11,7 @@
 // in registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first: place, load and multiply, store. The
 // functions that it calls follow, in that order.
 //
-// A tile of Y, for one of its 1 j. There are 1 tile along k, 3 along j, 1 along i, and as many along s as the batch has.
+// A tile of Y. Tiles: 1 along k, 3 along j, 1 along i; along s, as many as the batch needs.
 //
 //                          128 outputs k
 //                          +--------+--------+--------+--------+
@@ -54,7 +56,7 @@ constexpr int X_PLANE          =      128;  // elements from one j to the next
 constexpr int W_BASE           =     1024;  // offset of a stage's weights, in elements
 constexpr int W_STAGE          =     1024;  // elements of weights per stage
 constexpr int STAGE            =     2048;  // elements per stage
-constexpr int SHARED_REALS     =     8192;  // elements of shared memory per block
+constexpr int SHARED_ELEMENTS  =     8192;  // elements of shared memory per block
 constexpr int X_LINES          =        8;  // lines of the X tile
 constexpr int X_VECTOR         =        4;  // neighbours that one copy of X moves
 constexpr int X_LANE_RUN       =       32;  // lanes of a warp along a line
@@ -68,7 +70,8 @@ constexpr int W_ROUNDS         =        1;  // copies of weights per thread and 
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 
 // ---- definitions that the kernel uses
-#define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
+#define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) \
+    extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
 #define RESTRICT __restrict__
 #define ALIGNED(BYTES) __align__(BYTES)
@@ -77,7 +80,7 @@ constexpr int PACK_THREADS     =      256;  // threads per block of the packing 
 #define SHARED
 extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
 #define SHARED_MEMORY(NAME)                                                                               \
-    static_assert(SHARED_REALS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
+    static_assert(SHARED_ELEMENTS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
     real* const NAME = reinterpret_cast<real*>(shared_memory)
 typedef long long extent;  // offsets into X and Y outgrow 32 bits
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
@@ -98,25 +101,31 @@ typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // outputs fastest, so that X is read from memory once
+// outputs fastest, so that X is read from memory once
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int out = (int)(block % TILES_OUT);
     const TileIndex rest = block / TILES_OUT;
     const int matrix = (int)(rest / batch_tiles);
     const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
-    const Tile tile = {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
+    const Tile tile =
+        {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
 
 typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;  // one access to shared memory
-DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
-                          const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w);
-DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
-                       GLOBAL const stored* residual, const extent residual_pitch);
+DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x,
+                          GLOBAL const real* weights, SHARED real* shared, const Tile tile, const extent batch,
+                          const extent x_pitch, const int own_x, const int own_w);
+DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
+                       const extent batch, const extent y_pitch, const int plane, const int own_batch,
+                       const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual,
+                       const extent residual_pitch);
 
 ENTRY(THREADS, MIN_BLOCKS)
-void ks_1x128x128x3_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const real* RESTRICT weights, GLOBAL stored* RESTRICT y,
+void ks_1x128x128x3_float32_bsl(
+    GLOBAL const stored* RESTRICT x, GLOBAL const real* RESTRICT weights,
+    GLOBAL stored* RESTRICT y,
     const extent batch_of_call) {
     SHARED_MEMORY(shared);
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
@@ -130,15 +139,18 @@ void ks_1x128x128x3_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const re
     const int lane_batch = lane / 2 % 8, lane_out = lane % 2 + lane / 16 * 2;
     const int warp = thread_index() / 32;
     const int plane = warp / WARPS_PER_PLANE;           // the warp's j, among the tile's
-    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;  // first of the tile's rows of the batch
-    const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane_out * GROUP_OUT;  // first of the tile's outputs
+    // first of the tile's rows of the batch
+    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;
+    // first of the tile's outputs
+    const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane_out * GROUP_OUT;
 
     real sums[THREAD_OUT][THREAD_BATCH];
     UNROLL for (int n = 0; n < THREAD_OUT; ++n)
         UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = 0;
-    multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, x_pitch, plane * X_PLANE + own_batch,
-                  W_BASE + plane * (TILE_IN * TILE_OUT) + own_out);
-    store_tile(y, sums, shared, tile, batch, y_pitch, plane, own_batch, own_out, 0, 0, 0);
+    multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, x_pitch,
+                  plane * X_PLANE + own_batch, W_BASE + plane * (TILE_IN * TILE_OUT) + own_out);
+    store_tile(y, sums, shared, tile, batch, y_pitch, plane, own_batch,
+               own_out, 0, 0, 0);
 }
 
 // ---- definitions that the functions below use
@@ -167,7 +179,8 @@ DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {  
 }
 DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // writes zeros if not valid
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+                 "r"(valid ? 16 : 0) : "memory");
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
@@ -209,7 +222,8 @@ typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOu
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
 
 // ---- place: where things lie in this layout
-// X[((i * C + l) * D + j) * x_pitch + s]: the batch is contiguous. A line of the X tile is one l, a run goes along the batch.
+// X[((i * C + l) * D + j) * x_pitch + s]: the batch is contiguous. A line of the X tile is one l, a run goes along the
+// batch.
 DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, const int run) {
     return (((extent)tile.block * C + line) * D + tile.first_j) * x_pitch + tile.first_batch + run;
 }
@@ -234,7 +248,8 @@ DEVICE int x_run(const int round) {
 }
 
 // ---- load: from global to shared memory
-DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in, const bool wide) {
+DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in,
+                   const bool wide) {
     to += x_place(x_line(0), x_run(0));
     UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p) {
         UNROLL for (int q = 0; q < X_RUN_ROUNDS; ++q) {
@@ -246,7 +261,8 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent n
             if (X_VECTOR > 1 && wide)
                 copy_async_16(place, address, x_inside(tile, first_in, line, run));
             else
-                UNROLL for (int e = 0; e < X_VECTOR; ++e) copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
+                UNROLL for (int e = 0; e < X_VECTOR; ++e)
+                    copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
         }
         from += X_LINE_STEP * next_line;  // computing each round's multiple would take twice the instructions
     }
@@ -279,8 +295,8 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
 // Multiply all stages. If WIDE, rows are aligned, and each copy moves a group. Either case has its own loop, without
 // branches for the other.
 template <bool WIDE>
-DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared, const Tile tile,
-                            const extent x_pitch, const int own_x, const int own_w) {
+DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared,
+                            const Tile tile, const extent x_pitch, const int own_x, const int own_w) {
     const extent next_step = x_next_step(x_pitch);
     // In batch-size-last, addresses are computed as multiples of next_step. In batch-size-first, they advance by it.
     // The other way round ptxas spills.
@@ -289,27 +305,31 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
     // the wait counts groups.
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
-            copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_next_line(x_pitch), step * TILE_IN, WIDE);
+            copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_next_line(x_pitch),
+                   step * TILE_IN, WIDE);
             copy_weights(shared + step * STAGE + W_BASE, weights);
             from += BY_MULTIPLES ? 0 : next_step;
             weights += W_STAGE;
         }
         copy_async_commit();
     }
-    // In float32, the loop is unrolled by the stages if they divide the steps, except for unaligned rows: they are rare.
-    // Stages of an unrolled loop have constant addresses in shared memory. In other cases unrolling makes ptxas spill.
+    // In float32, the loop is unrolled by the stages if they divide the steps, except for unaligned rows: they are
+    // rare. Stages of an unrolled loop have constant addresses in shared memory. In other cases unrolling makes ptxas
+    // spill.
     constexpr bool IS_UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 && (WIDE || X_VECTOR == 1);
     constexpr int UNROLLED = IS_UNROLLED ? STAGES : 1;
     _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)
         UNROLL for (int e = 0; e < UNROLLED; ++e) {
             const int step = first + e, ahead = step + STAGES - 1;
-            const int read = IS_UNROLLED ? e : step % STAGES, written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
+            const int read = IS_UNROLLED ? e : step % STAGES,
+                written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
             // if unrolled, the first step always copies, and the others share one condition
             if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;
-                copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN, WIDE);
+                copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN,
+                       WIDE);
                 copy_weights(to + W_BASE, weights);
                 from += BY_MULTIPLES ? 0 : next_step;
                 weights += W_STAGE;
@@ -318,8 +338,8 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
             multiply_stage(sums, shared + read * STAGE + own_x, shared + read * STAGE + own_w);
         }
 }
-DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, const real* weights, real* shared, const Tile tile, const extent batch,
-                          const extent x_pitch, const int own_x, const int own_w) {
+DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, const real* weights, real* shared,
+                          const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w) {
     const stored* const from = x + x_offset(tile, x_pitch, x_line(0), x_run(0));
     if (X_VECTOR > 1 && x_is_wide(x, batch, x_pitch))
         multiply_stages<true>(sums, from, weights, shared, tile, x_pitch, own_x, own_w);
@@ -329,9 +349,10 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 
 // ---- store: from the sums to Y
 // Straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours.
-DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
-                       GLOBAL const stored* residual, const extent residual_pitch) {
+DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
+                       const extent batch, const extent y_pitch, const int plane, const int own_batch,
+                       const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual,
+                       const extent residual_pitch) {
     const bool groups_are_whole = batch % GROUP == 0 && y_pitch % GROUP == 0 && residual_pitch % GROUP == 0;
     const bool wide = is_aligned(residual) && groups_are_whole && is_aligned(y);
     UNROLL for (int n = 0; n < THREAD_OUT; ++n) {
@@ -349,7 +370,8 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
             else
                 UNROLL for (int e = 0; e < GROUP; ++e)
                     own_residual.at[e] = HAS_RESIDUAL && s + e < batch ? residual[residual_offset + e] : (stored)0;
-            UNROLL for (int e = 0; e < GROUP; ++e) group.at[e] = narrow(finish(sums[n][q * GROUP + e], own_bias, own_residual.at[e]));
+            UNROLL for (int e = 0; e < GROUP; ++e)
+                group.at[e] = narrow(finish(sums[n][q * GROUP + e], own_bias, own_residual.at[e]));
             if (wide)
                 store_whole(y + y_offset, group);
             else

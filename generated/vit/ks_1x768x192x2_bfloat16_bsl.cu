@@ -1,6 +1,8 @@
-// ks_1x768x192x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 b0ed85d9, spec eeadb7c2
+// ks_1x768x192x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 5553b5b4, spec eeadb7c2
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, bfloat16, batch-size-last.
 // Edit the template, not this file.
+//
+// Indices: block i of A on the diagonal, output k of B, input l of C, interleaved matrix j of D, row s of the batch.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
@@ -13,7 +15,7 @@
 // 4g + t of its warp. The kernel comes first: place, load, multiply, store. The functions that it calls follow, in that
 // order.
 //
-// A tile of Y. There are 6 tiles along k, 2 along j, 1 along i, and as many along s as the batch has.
+// A tile of Y. Tiles: 6 along k, 2 along j, 1 along i; along s, as many as the batch needs.
 //
 //                128 rows s of the batch
 //                +--------+--------+
@@ -22,7 +24,7 @@
 //                | warp 2 | warp 3 |
 //                +--------+--------+
 //
-// A warp: 64 x 64 sums for each of 1 j, by 4 x 8 instructions of 16 x 8.
+// A warp: 64 x 64 sums, by 4 x 8 instructions of 16 x 8.
 
 // To launch by hand: grid and block have one dimension. Pass arrays as pointers, and the batch as a 64-bit integer.
 // For more than 49152 bytes of shared memory, set the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES first.
@@ -40,7 +42,7 @@ constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an a
 constexpr int TILE_BATCH       =      128;  // rows of the batch per thread block
 constexpr int TILE_OUT         =      128;  // outputs k per thread block, for each of its j
 constexpr int TILE_IN          =       32;  // inputs l per stage
-constexpr int TILE_D           =        1;  // neighbouring j per thread block
+constexpr int TILE_D           =        1;  // neighbouring j per thread block, one plane each
 constexpr int WARPS_BATCH      =        2;  // warps along the batch
 constexpr int WARPS_OUT        =        2;  // warps along the outputs
 constexpr int WARP_D           =        1;  // neighbouring j per warp
@@ -50,10 +52,10 @@ constexpr int THREADS          =      128;  // threads per block
 constexpr int X_VECTOR         =        8;  // neighbours that one copy of X moves
 constexpr int Y_VECTOR         =        8;  // neighbours that one store of Y moves
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
-constexpr int HALVES           =        1;  // real numbers per element
+constexpr int ELEMENT_FLOATS   =        1;  // floats per element: 2 for a complex number
 constexpr int WORD_INPUTS      =        2;  // inputs per word of an operand; a complex number fills two words
 constexpr int COMPONENTS       =        1;  // parts into which an operand is split
-constexpr int PACKED_PARTS     =        1;  // parts in which weights are packed; fewer than COMPONENTS: lanes split them
+constexpr int PACKED_PARTS     =        1;  // parts of packed weights; fewer than COMPONENTS: lanes split them
 constexpr int ROW_TILES        =        4;  // matrix instructions of a warp along its outputs, 16 each
 constexpr int COLUMN_TILES     =        8;  // matrix instructions of a warp along its rows of the batch, 8 each
 constexpr int SUPER_IN         =       16;  // inputs after which the lanes' order repeats
@@ -75,7 +77,8 @@ constexpr int PACK_THREADS     =      256;  // threads per block of the packing 
 constexpr int VECTOR           =        8;  // rows of the batch per 16-byte chunk
 
 // ---- definitions that the kernel uses
-#define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
+#define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) \
+    extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
 #define RESTRICT __restrict__
 #define ALIGNED(BYTES) __align__(BYTES)
@@ -104,23 +107,25 @@ typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // outputs fastest, so that X is read from memory once
+// outputs fastest, so that X is read from memory once
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int out = (int)(block % TILES_OUT);
     const TileIndex rest = block / TILES_OUT;
     const int matrix = (int)(rest / batch_tiles);
     const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
-    const Tile tile = {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
+    const Tile tile =
+        {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
 
 // A lane's four sums of a matrix instruction, at (row, column): (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1).
-typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][HALVES][4];
+typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][ELEMENT_FLOATS][4];
 DEVICE void clear_sums(Sums& sums) {
     UNROLL for (int j = 0; j < WARP_D; ++j)
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
-                UNROLL for (int half = 0; half < HALVES; ++half)
+                UNROLL for (int half = 0; half < ELEMENT_FLOATS; ++half)
                     UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][half][q] = 0;
 }
 struct Totals {
@@ -132,14 +137,18 @@ struct Totals {
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 
 DEVICE bool x_is_wide(const stored* x, const extent batch, const extent x_pitch);
-DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch, const int first_in, const bool wide);
+DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch,
+                   const int first_in, const bool wide);
 DEVICE void load_packed(unsigned char* to, const Chunk* from);
 DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsigned char* packed);
-DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch, const stored* bias,
-                       const stored* residual, const extent residual_pitch);
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch,
+                       const stored* bias, const stored* residual,
+                       const extent residual_pitch);
 
 ENTRY(THREADS, MIN_BLOCKS)
-void ks_1x768x192x2_bfloat16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT weights, stored* RESTRICT y,
+void ks_1x768x192x2_bfloat16_bsl(
+    const stored* RESTRICT x, const Chunk* RESTRICT weights,
+    stored* RESTRICT y,
     const extent batch_of_call) {
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
     const extent x_pitch = batch;
@@ -149,7 +158,9 @@ void ks_1x768x192x2_bfloat16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT
     const bool wide = x_is_wide(x, batch, x_pitch);
     const auto load_stage = [&](const int at) {
         if (at < STEPS) load_x(shared_memory + at % X_STAGES * X_STAGE, x, tile, x_pitch, at * TILE_IN, wide);
-        if (at < PASSES * STEPS) load_packed(shared_memory + W_BASE + at % STAGES * W_BYTES, tile_weights + static_cast<extent>(at) * (W_BYTES / 16));
+        if (at < PASSES * STEPS)
+            load_packed(shared_memory + W_BASE + at % STAGES * W_BYTES,
+                        tile_weights + static_cast<extent>(at) * (W_BYTES / 16));
         copy_async_commit();  // empty or not, because the wait counts groups
     };
 
@@ -163,10 +174,12 @@ void ks_1x768x192x2_bfloat16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
             load_stage(at + STAGES - 1);
-            multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE, shared_memory + W_BASE + at % STAGES * W_BYTES);
+            multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE,
+                           shared_memory + W_BASE + at % STAGES * W_BYTES);
             sums.end_stage(step);
         }
-        store_tile(y, sums.end(), tile, batch, y_pitch, 0, 0, 0);
+        store_tile(y, sums.end(), tile, batch,
+                   y_pitch, 0, 0, 0);
         tile.first_out += TILE_OUT;
     }
 }
@@ -188,7 +201,8 @@ DEVICE unsigned short float_to_bfloat16(float value) {  // to nearest, ties to e
 }
 DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // writes zeros if not valid
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+                 "r"(valid ? 16 : 0) : "memory");
 }
 // sums (16 x 8) += A (16 x 16) B (16 x 8), two bf16 per register; sm_80 and later.
 DEVICE void mma_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -256,10 +270,13 @@ DEVICE unsigned pack_weights(const float (&values)[2], const int) {
 DEVICE float unscaled(const float sum) { return sum; }
 DEVICE float half_of(const real value, const int) { return value; }
 // A lane's sum at row g (`row` is 0) or g + 8 (1), and at column 2t (`column` is 0) or 2t + 1 (1).
-DEVICE real sum_of(const float (&sums)[HALVES][4], const int row, const int column) { return unscaled(sums[0][row * 2 + column]); }
+DEVICE real sum_of(const float (&sums)[ELEMENT_FLOATS][4], const int row, const int column) {
+    return unscaled(sums[0][row * 2 + column]);
+}
 // Set one word of a lane's operand: two inputs, taken from elements `first` and `second` of the chunks it has read.
 template <int WORDS>
-DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
+DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first,
+                         const int second) {
     x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
 // Read operand A of one instruction: four words per lane, for each part.
@@ -269,7 +286,8 @@ DEVICE void load_weights(unsigned (&w)[COMPONENTS][4], const Chunk* from) {
         UNROLL for (int r = 0; r < 4; ++r) w[part][r] = chunk.word[r];
     }
 }
-DEVICE void multiply_add_tile(float (&sums)[HALVES][4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
+DEVICE void multiply_add_tile(float (&sums)[ELEMENT_FLOATS][4], const unsigned (&w)[COMPONENTS][4],
+                              const unsigned (&x)[COMPONENTS][2]) {
     mma_bf16(sums[0], w[0], x[0][0], x[0][1]);
 }
 
@@ -291,7 +309,8 @@ DEVICE bool x_is_wide(const stored* x, const extent batch, const extent x_pitch)
     return batch % X_VECTOR == 0 && x_pitch % X_VECTOR == 0 && is_aligned(x, 16);
 }
 DEVICE extent next_line(const extent x_pitch) { return D * x_pitch; }
-DEVICE const stored* x_at(const stored* x, const Tile tile, const extent x_pitch, const int first_in, const int line, const int run) {
+DEVICE const stored* x_at(const stored* x, const Tile tile, const extent x_pitch, const int first_in,
+    const int line, const int run) {
     const extent first_feature = (static_cast<extent>(tile.block) * C + first_in + line) * D + tile.first_j;
     return x + first_feature * x_pitch + tile.first_batch + run;
 }
@@ -301,10 +320,12 @@ DEVICE int lines_inside(const Tile, const int first_in) { return C - first_in; }
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) { return in_stage + 4 * e + t; }
 // A chunk is one input of VECTOR neighbouring rows of the batch: one column of each of VECTOR matrix instructions.
 // Their column 2t is chunk t, and their column 2t + 1 is chunk 4 + t, so that four lanes store neighbours.
-DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
-    const unsigned char* const own = stage + (warp_batch() + (lane_g() % 2 * 4 + lane_g() / 2) * VECTOR) * static_cast<int>(sizeof(stored));
+DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage,
+                           const int first) {
+    const unsigned char* const own =
+        stage + (warp_batch() + (lane_g() % 2 * 4 + lane_g() / 2) * VECTOR) * static_cast<int>(sizeof(stored));
     UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
-        UNROLL for (int half = 0; half < 2; half += HALVES) {  // a chunk of complex numbers has both
+        UNROLL for (int half = 0; half < 2; half += ELEMENT_FLOATS) {  // a chunk of complex numbers has both
             unsigned words[WORD_INPUTS * 4];
             UNROLL for (int e = 0; e < WORD_INPUTS; ++e) {
                 const int line = input_of(first, lane_t(), half * WORD_INPUTS + e);
@@ -312,7 +333,7 @@ DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMP
                 UNROLL for (int r = 0; r < 4; ++r) words[e * 4 + r] = chunk.word[r];
             }
             UNROLL for (int v = 0; v < VECTOR; ++v)
-                UNROLL for (int also = 0; also < HALVES; ++also)
+                UNROLL for (int also = 0; also < ELEMENT_FLOATS; ++also)
                     keep_operand(x[0][0][group * VECTOR + v], half + also, words, v, (WORD_INPUTS - 1) * VECTOR + v);
         }
 }
@@ -324,7 +345,8 @@ DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
     else copy_element(to, from, inside);
 }
 template <int WIDTH>
-DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent x_pitch, const int first_in) {
+DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent x_pitch,
+                       const int first_in) {
     constexpr int STEP = THREADS * WIDTH;
     constexpr int SIZE = static_cast<int>(sizeof(stored));
     int line = thread_index() * WIDTH / X_RUN, run = thread_index() * WIDTH % X_RUN;
@@ -349,7 +371,8 @@ DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, c
         }
     }
 }
-DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch, const int first_in, const bool wide) {
+DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch,
+                   const int first_in, const bool wide) {
     if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(to, x, tile, x_pitch, first_in);
     else load_lines<1>(to, x, tile, x_pitch, first_in);
 }
@@ -366,7 +389,8 @@ DEVICE void load_packed(unsigned char* to, const Chunk* from) {
 DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsigned char* packed) {
     constexpr int OPERANDS = PACKED_PARTS * (TILE_OUT / 16), STEPS_OF_STAGE = TILE_IN / K_STEP;
     const Chunk* const weights = reinterpret_cast<const Chunk*>(packed) +
-                                 (warp_plane() * STEPS_OF_STAGE * OPERANDS + warp_out() / 16) * 32 + thread_index() % 32;
+                                 (warp_plane() * STEPS_OF_STAGE * OPERANDS + warp_out() / 16) * 32 +
+                                 thread_index() % 32;
     UNROLL for (int first = 0; first < TILE_IN; first += SUPER_IN) {
         unsigned x[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2];
         load_fragments(x, x_stage, first);
@@ -387,8 +411,9 @@ DEVICE constexpr int line_of(const int run, const int column) {
 }
 // A lane has VECTOR neighbouring rows of the batch of an output, from as many matrix instructions: chunks of Y. They
 // share a bias. All chunks of an output's residual are read before the first one is needed.
-DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch, const stored* bias,
-                       const stored* residual, const extent residual_pitch) {
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch,
+                       const stored* bias, const stored* residual,
+                       const extent residual_pitch) {
     const bool chunks_are_whole = batch % Y_VECTOR == 0 && y_pitch % Y_VECTOR == 0 && residual_pitch % Y_VECTOR == 0;
     const bool wide = chunks_are_whole && is_aligned(y, 16) && is_aligned(residual, 16);
     const int first_line = warp_batch() + lane_t() * VECTOR;
@@ -403,7 +428,8 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
         UNROLL for (int run = 0; run < COLUMN_TILES / Y_VECTOR; ++run)
             UNROLL for (int column = 0; column < 2; ++column) {
                 const int line = line_of(run, column), left = tile.batch_left - first_line - line;
-                if (HAS_RESIDUAL && left > 0) own_residual[run][column] = read_run(residual + residual_offset + line, wide, left);
+                if (HAS_RESIDUAL && left > 0)
+                    own_residual[run][column] = read_run(residual + residual_offset + line, wide, left);
             }
         UNROLL for (int run = 0; run < COLUMN_TILES / Y_VECTOR; ++run)
             UNROLL for (int column = 0; column < 2; ++column) {
@@ -412,7 +438,8 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
                 stored values[Y_VECTOR];
                 UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
                     const real sum = sum_of(sums[0][q / 2][run * Y_VECTOR + e], q % 2, column);
-                    values[e] = narrow(finish(sum, own_bias, own_residual[run][column].at[e]));
+                    values[e] = narrow(finish(sum, own_bias,
+                                              own_residual[run][column].at[e]));
                 }
                 if (wide) write_wide(y + y_offset + line, values);
                 else UNROLL for (int e = 0; e < Y_VECTOR; ++e)
@@ -423,7 +450,8 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
 
 // ---- pack: W (A, B, C, D) into operand A of every instruction, four words per lane, zeros beyond the ragged edges
 DEVICE float weight_at(const given* w, const extent i, const int k, const int l, const int j, const int half) {
-    return k < B && l < C && j < D ? half_of(weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j), half) : 0.0f;
+    return k < B && l < C && j < D ? half_of(weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j), half)
+        : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
 void ks_1x768x192x2_bfloat16_bsl_pack(const given* RESTRICT w, unsigned* RESTRICT packed) {
@@ -434,7 +462,8 @@ void ks_1x768x192x2_bfloat16_bsl_pack(const given* RESTRICT w, unsigned* RESTRIC
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));
     const int part = static_cast<int>(at / (8 * TILE_OUT) % PACKED_PARTS);
-    const int in_stage = static_cast<int>(at / (8 * TILE_OUT * PACKED_PARTS) % (TILE_IN / K_STEP)) * K_STEP;
+    const int in_stage =
+        static_cast<int>(at / (8 * TILE_OUT * PACKED_PARTS) % (TILE_IN / K_STEP)) * K_STEP;
     const int plane = static_cast<int>(at / (8 * TILE_OUT * PACKED_PARTS * (TILE_IN / K_STEP)) % TILE_D);
     const extent stage = at / (W_BYTES / 4);
     const extent tile = stage / STEPS;
@@ -446,7 +475,9 @@ void ks_1x768x192x2_bfloat16_bsl_pack(const given* RESTRICT w, unsigned* RESTRIC
     const int first = static_cast<int>(stage % STEPS) * TILE_IN;
     float values[WORD_INPUTS];
     UNROLL for (int e = 0; e < WORD_INPUTS; ++e) {
-        values[e] = weight_at(w, i, k, first + input_of(in_stage, lane % 4, word / 2 * WORD_INPUTS / HALVES + e), j, word / 2);
+        values[e] =
+            weight_at(w, i, k, first + input_of(in_stage, lane % 4, word / 2 * WORD_INPUTS / ELEMENT_FLOATS + e), j,
+                      word / 2);
     }
     packed[at] = pack_weights(values, part);
 }

@@ -1,6 +1,8 @@
-// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 81524ede, spec 2565d987
+// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 d8befaf6, spec 2565d987
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
+//
+// Indices: block i of A on the diagonal, output k of B, input l of C, interleaved matrix j of D, row s of the batch.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
@@ -9,7 +11,7 @@
 // in registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first: place, load and multiply, store. The
 // functions that it calls follow, in that order.
 //
-// A tile of Y, for one of its 1 j. There are 1 tile along k, 1 along j, 6 along i, and as many along s as the batch has.
+// A tile of Y. Tiles: 1 along k, 1 along j, 6 along i; along s, as many as the batch needs.
 //
 //                          64 outputs k
 //                          +--------+--------+
@@ -54,7 +56,7 @@ constexpr int X_PLANE          =      132;  // elements from one j to the next
 constexpr int W_BASE           =     1056;  // offset of a stage's weights, in elements
 constexpr int W_STAGE          =      512;  // elements of weights per stage
 constexpr int STAGE            =     1568;  // elements per stage
-constexpr int SHARED_REALS     =     6272;  // elements of shared memory per block
+constexpr int SHARED_ELEMENTS  =     6272;  // elements of shared memory per block
 constexpr int X_LINES          =      128;  // lines of the X tile
 constexpr int X_VECTOR         =        1;  // neighbours that one copy of X moves
 constexpr int X_LANE_RUN       =        8;  // lanes of a warp along a line
@@ -76,7 +78,8 @@ constexpr int Y_RUN_STEP       =       32;  // elements of a line that the block
 constexpr int Y_RUN_ROUNDS     =        1;  // rounds until a line is stored
 
 // ---- definitions that the kernel uses
-#define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
+#define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) \
+    extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
 #define RESTRICT __restrict__
 #define ALIGNED(BYTES) __align__(BYTES)
@@ -85,7 +88,7 @@ constexpr int Y_RUN_ROUNDS     =        1;  // rounds until a line is stored
 #define SHARED
 extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
 #define SHARED_MEMORY(NAME)                                                                               \
-    static_assert(SHARED_REALS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
+    static_assert(SHARED_ELEMENTS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
     real* const NAME = reinterpret_cast<real*>(shared_memory)
 typedef long long extent;  // offsets into X and Y outgrow 32 bits
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
@@ -113,19 +116,25 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbour
     const TileIndex rest = block / (TILES_D * TILES_OUT);
     const int i = (int)(rest / batch_tiles);
     const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
-    const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
+    const Tile tile =
+        {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch,
+         batch_left(batch, first_batch)};
     return tile;
 }
 
 typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;  // one access to shared memory
-DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
-                          const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w);
-DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
-                       GLOBAL const stored* residual, const extent residual_pitch);
+DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x,
+                          GLOBAL const real* weights, SHARED real* shared, const Tile tile, const extent batch,
+                          const extent x_pitch, const int own_x, const int own_w);
+DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
+                       const extent batch, const extent y_pitch, const int plane, const int own_batch,
+                       const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual,
+                       const extent residual_pitch);
 
 ENTRY(THREADS, MIN_BLOCKS)
-void ks_6x64x256x1_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const real* RESTRICT weights, GLOBAL stored* RESTRICT y,
+void ks_6x64x256x1_float32_bsf(
+    GLOBAL const stored* RESTRICT x, GLOBAL const real* RESTRICT weights,
+    GLOBAL stored* RESTRICT y,
     const extent batch_of_call) {
     SHARED_MEMORY(shared);
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
@@ -139,15 +148,18 @@ void ks_6x64x256x1_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const rea
     const int lane_batch = lane / 2 % 8, lane_out = lane % 2 + lane / 16 * 2;
     const int warp = thread_index() / 32;
     const int plane = warp / WARPS_PER_PLANE;           // the warp's j, among the tile's
-    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;  // first of the tile's rows of the batch
-    const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane_out * GROUP_OUT;  // first of the tile's outputs
+    // first of the tile's rows of the batch
+    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;
+    // first of the tile's outputs
+    const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane_out * GROUP_OUT;
 
     real sums[THREAD_OUT][THREAD_BATCH];
     UNROLL for (int n = 0; n < THREAD_OUT; ++n)
         UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = 0;
-    multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, x_pitch, plane * X_PLANE + own_batch,
-                  W_BASE + plane * (TILE_IN * TILE_OUT) + own_out);
-    store_tile(y, sums, shared, tile, batch, y_pitch, plane, own_batch, own_out, 0, 0, 0);
+    multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, x_pitch,
+                  plane * X_PLANE + own_batch, W_BASE + plane * (TILE_IN * TILE_OUT) + own_out);
+    store_tile(y, sums, shared, tile, batch, y_pitch, plane, own_batch,
+               own_out, 0, 0, 0);
 }
 
 // ---- definitions that the functions below use
@@ -176,7 +188,8 @@ DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {  
 }
 DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // writes zeros if not valid
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+                 "r"(valid ? 16 : 0) : "memory");
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
@@ -203,9 +216,9 @@ typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOu
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
 
 // ---- place: where things lie in this layout
-// X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one row of the batch, a run goes along
-// l and the tile's j. Shared memory holds the batch of each element of a run contiguously, so the copy transposes; X_PLANE
-// puts element (run, line) into bank GROUP * run + line.
+// X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one row of the batch, a run goes
+// along l and the tile's j. Shared memory holds the batch of each element of a run contiguously, so the copy
+// transposes; X_PLANE puts element (run, line) into bank GROUP * run + line.
 DEVICE extent along_run(const int run) { return TILE_D == D ? run : run / TILE_D * (extent)D + run % TILE_D; }
 DEVICE extent x_next_line(const extent x_pitch) { return x_pitch; }
 DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, const int run) {
@@ -217,7 +230,8 @@ DEVICE extent x_next_runs(const int run, const int rounds) {
     return is_constant ? along_run(rounds * X_RUN_STEP) : along_run(run) - along_run(run - rounds * X_RUN_STEP);
 }
 DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const int run) {
-    return (C % TILE_IN == 0 || first_in + run / TILE_D < C) && (D % TILE_D == 0 || tile.first_j + run % TILE_D < D) && line < tile.batch_left;
+    return (C % TILE_IN == 0 || first_in + run / TILE_D < C) && (D % TILE_D == 0 || tile.first_j + run % TILE_D < D) &&
+        line < tile.batch_left;
 }
 DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch, const extent x_pitch) {
     return X_VECTOR > 1 && x_pitch % X_VECTOR == 0 && is_aligned(x);
@@ -234,7 +248,8 @@ DEVICE int x_run(const int round) {
 }
 
 // ---- load: from global to shared memory
-DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in, const bool wide) {
+DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in,
+                   const bool wide) {
     to += x_place(x_line(0), x_run(0));
     UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p) {
         UNROLL for (int q = 0; q < X_RUN_ROUNDS; ++q) {
@@ -246,7 +261,8 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent n
             if (X_VECTOR > 1 && wide)
                 copy_async_16(place, address, x_inside(tile, first_in, line, run));
             else
-                UNROLL for (int e = 0; e < X_VECTOR; ++e) copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
+                UNROLL for (int e = 0; e < X_VECTOR; ++e)
+                    copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
         }
         from += X_LINE_STEP * next_line;  // computing each round's multiple would take twice the instructions
     }
@@ -279,8 +295,8 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
 // Multiply all stages. If WIDE, rows are aligned, and each copy moves a group. Either case has its own loop, without
 // branches for the other.
 template <bool WIDE>
-DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared, const Tile tile,
-                            const extent x_pitch, const int own_x, const int own_w) {
+DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared,
+                            const Tile tile, const extent x_pitch, const int own_x, const int own_w) {
     const extent next_step = x_next_step(x_pitch);
     // In batch-size-last, addresses are computed as multiples of next_step. In batch-size-first, they advance by it.
     // The other way round ptxas spills.
@@ -289,27 +305,31 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
     // the wait counts groups.
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
-            copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_next_line(x_pitch), step * TILE_IN, WIDE);
+            copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_next_line(x_pitch),
+                   step * TILE_IN, WIDE);
             copy_weights(shared + step * STAGE + W_BASE, weights);
             from += BY_MULTIPLES ? 0 : next_step;
             weights += W_STAGE;
         }
         copy_async_commit();
     }
-    // In float32, the loop is unrolled by the stages if they divide the steps, except for unaligned rows: they are rare.
-    // Stages of an unrolled loop have constant addresses in shared memory. In other cases unrolling makes ptxas spill.
+    // In float32, the loop is unrolled by the stages if they divide the steps, except for unaligned rows: they are
+    // rare. Stages of an unrolled loop have constant addresses in shared memory. In other cases unrolling makes ptxas
+    // spill.
     constexpr bool IS_UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 && (WIDE || X_VECTOR == 1);
     constexpr int UNROLLED = IS_UNROLLED ? STAGES : 1;
     _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)
         UNROLL for (int e = 0; e < UNROLLED; ++e) {
             const int step = first + e, ahead = step + STAGES - 1;
-            const int read = IS_UNROLLED ? e : step % STAGES, written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
+            const int read = IS_UNROLLED ? e : step % STAGES,
+                written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
             // if unrolled, the first step always copies, and the others share one condition
             if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;
-                copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN, WIDE);
+                copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN,
+                       WIDE);
                 copy_weights(to + W_BASE, weights);
                 from += BY_MULTIPLES ? 0 : next_step;
                 weights += W_STAGE;
@@ -318,8 +338,8 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
             multiply_stage(sums, shared + read * STAGE + own_x, shared + read * STAGE + own_w);
         }
 }
-DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, const real* weights, real* shared, const Tile tile, const extent batch,
-                          const extent x_pitch, const int own_x, const int own_w) {
+DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, const real* weights, real* shared,
+                          const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w) {
     const stored* const from = x + x_offset(tile, x_pitch, x_line(0), x_run(0));
     if (X_VECTOR > 1 && x_is_wide(x, batch, x_pitch))
         multiply_stages<true>(sums, from, weights, shared, tile, x_pitch, own_x, own_w);
@@ -331,9 +351,10 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 // Sums go through shared memory in slices: GROUP_OUT outputs of every thread. They are written with the batch
 // contiguous, and read along (k, j). So a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES rows of the batch. A run is
 // (output of the slice, j).
-DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
-                       GLOBAL const stored* residual, const extent residual_pitch) {
+DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
+                       const extent batch, const extent y_pitch, const int plane, const int own_batch,
+                       const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual,
+                       const extent residual_pitch) {
     const int warp = thread_index() / 32;
     const int own_in_slice = own_out / (4 * THREAD_OUT) * (4 * GROUP_OUT) + own_out % (4 * THREAD_OUT);
     UNROLL for (int slice = 0; slice < THREAD_OUT / GROUP_OUT; ++slice) {
@@ -342,7 +363,8 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
             UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
                 Group group;
                 UNROLL for (int m = 0; m < GROUP; ++m) group.at[m] = sums[slice * GROUP_OUT + e][q * GROUP + m];
-                *(SHARED Group*)(shared + ((own_in_slice + e) * TILE_D + plane) * Y_PLANE + own_batch + q * 8 * GROUP) = group;
+                *(SHARED Group*)(shared + ((own_in_slice + e) * TILE_D + plane) * Y_PLANE + own_batch + q * 8 * GROUP) =
+                    group;
             }
         wait_for_block();
         for (int p = 0; p < Y_LINE_ROUNDS; ++p)
@@ -350,7 +372,9 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
                 const int line = warp / Y_WARPS_RUN * Y_LANE_LINES + thread_index() % 32 / Y_LANE_RUN + p * Y_LINE_STEP;
                 const int run = warp % Y_WARPS_RUN * Y_LANE_RUN + thread_index() % Y_LANE_RUN + q * Y_RUN_STEP;
                 const int n = run / TILE_D;
-                const int k = tile.first_out + n / (4 * GROUP_OUT) * (4 * THREAD_OUT) + slice * 4 * GROUP_OUT + n % (4 * GROUP_OUT);
+                const int k =
+                    tile.first_out + n / (4 * GROUP_OUT) * (4 * THREAD_OUT) + slice * 4 * GROUP_OUT +
+                    n % (4 * GROUP_OUT);
                 const int j = tile.first_j + run % TILE_D;
                 const extent s = tile.first_batch + line;
                 if (line >= TILE_BATCH || s >= batch || k >= B || j >= D) continue;

@@ -122,7 +122,7 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
 def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
     """Search for constants of our kernels, if wisdom at this batch is missing, stale or unreliable.
 
-    The result is "tuned" from then on. A search that finds nothing warns, and costs only itself. A budget of seconds
+    The result is "tuned" from then on. A search without a result only warns. A budget of seconds
     ends at the deadline, on the clock of `monotonic`.
     """
     from ksgen.tuning import tune

@@ -182,7 +182,7 @@ def joule_a_run(reading: Reading, runs: int, idle: Idle) -> float:
         raise EnergyError(
             f"{runs} runs took {reading.joule:.1f} J in {reading.seconds:.1f} s, no more than the idle GPU's "
             f"{idle.watt:.0f} W: "
-            "something else ran while it should have idled; try again alone"
+            "another process used it in the meantime; measure again on an idle GPU"
         )
     return above / runs
 

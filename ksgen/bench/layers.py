@@ -350,11 +350,11 @@ def _theirs(job: LayerJob, device: Device, name: str) -> Contender:
 
 def _factor_by_factor(prepare: Prepare, arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
     """Multiply by every factor with a PyTorch product, then apply the layer's other operations."""
-    layer, turns = arrays.layer, arrays.y_layout != arrays.layout
+    layer, transposes = arrays.layer, arrays.y_layout != arrays.layout
     between = ACTIVATIONS[layer.between].apply
 
-    def layout_of(number: int, turn: int) -> str:
-        return arrays.layout if number < turn else arrays.y_layout
+    def layout_of(number: int, first_transposed: int) -> str:
+        return arrays.layout if number < first_transposed else arrays.y_layout
 
     products = [
         [
@@ -367,7 +367,7 @@ def _factor_by_factor(prepare: Prepare, arrays: LayerArrays) -> Callable[[Tensor
     def of_chain(place: int, x: Tensor) -> Tensor:
         for number, product in enumerate(products[place]):
             x = between(x) if number else x
-            x = product(x.t().contiguous() if turns and number == layer.chains[place].turn else x)
+            x = product(x.t().contiguous() if transposes and number == layer.chains[place].turn else x)
         y = finish(x, arrays.biases[place], layer.epilogue.activation, arrays.residuals[place], arrays.y_layout)
         return y.contiguous()
 

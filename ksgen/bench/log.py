@@ -119,5 +119,7 @@ class Log:
                 os.ftruncate(self._file, os.fstat(self._file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise KsgenError(f"{self.path}: cannot be written ({error.strerror}); what it holds is whole") from error
+            raise KsgenError(
+                f"{self.path}: cannot be written ({error.strerror}); its existing lines are intact"
+            ) from error
         self.content.take(line)

@@ -193,9 +193,7 @@ def _read_log(path: Path) -> list[Row]:
     try:
         return [row_of(contender) for contender in read_log(path).contenders.values()]
     except (TypeError, KeyError, AttributeError) as error:
-        raise KsgenError(
-            f"{path}: a line lacks what it should hold, or holds something else ({excerpt(str(error))})"
-        ) from error
+        raise KsgenError(f"{path}: a line is incomplete or malformed ({excerpt(str(error))})") from error
 
 
 def _read_csv(path: Path) -> list[Row]:

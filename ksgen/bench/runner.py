@@ -308,7 +308,7 @@ class Runner:
                 torch.cuda.synchronize(self.where)
             except RuntimeError:
                 raise DeviceError(
-                    f"the GPU context is lost ({_one_line(error)}); start again: it goes on after this"
+                    f"the GPU context is lost ({_one_line(error)}); the same command continues after this measurement"
                 ) from error
         return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
 

@@ -88,8 +88,9 @@ def overview(rows: Sequence[Row]) -> Table:
         "of the floor",
     )
     note = (
-        "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 "
-        "ours is faster. A layer is a frozen `KSLinear`, which chooses by itself: its median over all others."
+        "ksgen compared with the fastest of the paper's five methods, and of all others. Medians are over all "
+        "patterns: above x1 ksgen is faster. A layer is a frozen `KSLinear`, which chooses by itself: its median over "
+        "all others."
     )
     return Table.of("Ours compared with the others", columns, lines, note, in_doubt(rows), _without_floor(lines))
 
@@ -124,8 +125,9 @@ def processors(rows: Sequence[Row]) -> Table:
         "least share",
     )
     note = (
-        "Ours against the fastest of PyTorch's ways, pattern by pattern: the geometric mean, least and most. The "
-        "share is the median. A layer is a frozen `KSLinear`, which chooses by itself, with what PyTorch's call costs."
+        "ksgen compared with the fastest of PyTorch's methods, pattern by pattern: geometric mean, least and most. "
+        "The share is the median. A layer is a frozen `KSLinear`, which chooses by itself, with the cost of PyTorch's "
+        "call."
     )
     return Table.of(
         "On a processor: ours compared with the best of PyTorch", columns, lines, note, _without_floor(lines)
@@ -269,7 +271,7 @@ def families(results: Results) -> Table:
         "of the floor",
     )
     note = (
-        "The fastest time of PyTorch's ways, or of our other families, over the family's: the geometric mean, and "
+        "The fastest time of PyTorch's methods, or of our other families, over the family's: the geometric mean, and "
         "the least."
     )
     return Table.of(f"Our families, {results.title}", columns, lines, note)
@@ -344,7 +346,7 @@ def errors(rows: Sequence[Row]) -> Table:
 def in_doubt(rows: Sequence[Row]) -> str:
     """Sentence about the rows with unreliable times; empty if there are none."""
     count, timed = sum(bool(row.doubt) for row in rows), sum(row.median_us is not None for row in rows)
-    return f"{count} of {counted(timed, 'time')} cannot be trusted, and count in no table." if count else ""
+    return f"{count} of {counted(timed, 'time')} are unreliable and count in no table." if count else ""
 
 
 def doubted(rows: Sequence[Row]) -> Table:
@@ -355,7 +357,7 @@ def doubted(rows: Sequence[Row]) -> Table:
         lines.append((row.pattern, row.batch, row.precision, row.layout, row.implementation, *figures))
     columns = ("pattern", "batch", "precision", "layout", "contender", "median, us", "fastest, us", "why")
     note = "They count in no other table. On a quiet machine, measure them again."
-    return Table.of("Times that cannot be trusted", columns, lines, note)
+    return Table.of("Unreliable times", columns, lines, note)
 
 
 def absent(rows: Sequence[Row]) -> Table:
@@ -394,11 +396,11 @@ def layers_in_short(rows: Sequence[Row]) -> Table:
                 lines.append((title, name, f"{len(ratios)} of {len(results.best[layout])}", *spread))
                 title = ""
     note = (
-        "Times as long as one launch takes: the geometric mean over the layers where both times can be trusted, "
-        "the least and the most."
+        "Times as long as one launch takes: the geometric mean over the layers with two reliable times, the least and "
+        "the most."
     )
     return Table.of(
-        "Layers: everyone compared with one launch", ("", "", "layers", "mean", "least", "most"), lines, note
+        "Layers: every contender compared with one launch", ("", "", "layers", "mean", "least", "most"), lines, note
     )
 
 
@@ -421,7 +423,7 @@ def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
         columns = ("layer", "one launch, us", "of the floor", "by", *OTHER_WAYS)
         note = f"{', '.join(OTHER_WAYS)}: times as long as one launch takes; above 1 it is faster."
         if any(figure not in ("", NONE) for _, *figures in lines for figure in figures):
-            yield Table.of(title, columns, lines, note, "Only times that can be trusted, of right results.")
+            yield Table.of(title, columns, lines, note, "Only reliable times of right results.")
 
 
 # ---- full models: results of `ksgen bench model` and `ksgen bench share`
@@ -437,7 +439,7 @@ def tables_of(path: Path) -> list[Table]:
     except OSError as error:
         raise KsgenError(f"{path}: cannot be read ({error.strerror}); {ACCEPTED}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise KsgenError(f"{path}: not such a file ({type(error).__name__}: {error}); {ACCEPTED}") from error
+        raise KsgenError(f"{path}: not a file of this kind ({type(error).__name__}: {error}); {ACCEPTED}") from error
 
 
 def models(content: Mapping[str, Any]) -> list[Table]:
@@ -483,4 +485,4 @@ def shares(content: Mapping[str, Any]) -> Table:
 
 def _why_marked(rows: Sequence[Mapping[str, Any]]) -> str:
     first = next((row["doubt"] for row in rows if row["doubt"]), "")
-    return f"{MARK}: it cannot be trusted ({first})." if first else ""
+    return f"{MARK}: unreliable ({first})." if first else ""

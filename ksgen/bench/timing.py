@@ -12,7 +12,7 @@ from ksgen.measure.trust import Watch
 
 @dataclass(frozen=True)
 class Protocol:
-    """Amount of measurement."""
+    """Contenders to measure, with the number and length of their measurements."""
 
     names: tuple[str, ...]  # contenders' names
     measurements: int = 10

@@ -71,8 +71,8 @@ class Layers:
         if refusals and _first_time(tuple(cache.path for cache in self.writable)):
             places = ", ".join(refusals)
             warn(
-                f"ksgen works without its cache, and compiles again next time: {places}; KSGEN_CACHE_DIR names "
-                "another folder"
+                f"kernels are not cached, and are compiled again next time: {places}; set KSGEN_CACHE_DIR to another "
+                "folder"
             )
 
 

@@ -169,7 +169,7 @@ class Bundle:
         except _ZIP_ERRORS as error:
             raise self._damaged(f"{name}: {shorten(str(error), 400)}") from None  # it can hold the file's own bytes
         if digest and hashlib.sha256(data).hexdigest() != digest:
-            raise self._damaged(f"{name} is not what was stored")
+            raise self._damaged(f"{name} does not match its digest")
         return data
 
     def _damaged(self, what: str) -> KsgenError:

@@ -169,7 +169,7 @@ class Cache:
     def _distrust(self, error: UntrustedError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warn(f"ksgen takes no binaries from the cache {self.path}: {error}")
+            warn(f"ksgen does not use the cache {self.path}: {error}")
 
     def _load(self, path: Path) -> Binary | None:
         try:
@@ -189,7 +189,7 @@ class Cache:
         # An entry leaves by a rename, whole: one that is there without its files is damaged, not about to go.
         damaged = isinstance(error, DamagedError) or getattr(error, "errno", 0) == errno.EFBIG or _has_no_files(path)
         if damaged and not self.read_only:
-            _log.warning("cache entry %s is set aside, to be built again: %s", path, error)
+            _log.warning("cache entry %s is ignored, and is built again: %s", path, error)
             self._remove(path)
 
     def _paths(self) -> Iterator[Path]:

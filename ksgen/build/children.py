@@ -98,7 +98,7 @@ def working_folder(what: str) -> Iterator[str]:
     except OSError as error:
         named = f"TMPDIR={os.environ['TMPDIR']}" if "TMPDIR" in os.environ else "TMPDIR is not set"
         raise ToolchainError(
-            f"{what}: no room for temporary files ({error}); {named}; accepted: a folder that takes files"
+            f"{what}: temporary files cannot be written ({error}); {named}; accepted: a writable folder"
         ) from None
 
 

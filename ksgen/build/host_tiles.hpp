@@ -1,6 +1,7 @@
-// Matrix tiles of a processor (Intel's AMX), for texts that multiply by them: eight tiles, t = 0 to 7, each of 16 rows of 64 bytes.
-// `HostCompiler` puts this behind the words of a text that uses it. Where the compiler has the instructions, each function is one of
-// them. Else it does the same on memory, in the order and with the roundings that Intel's manual states: for tests, and slow.
+// Matrix tiles of a processor (Intel's AMX), for texts that multiply by them: eight tiles, t = 0 to 7, each of 16 rows
+// of 64 bytes. `HostCompiler` puts this behind the words of a text that uses it. Where the compiler has the
+// instructions, each function is one of them. Else it does the same on memory, in the order and with the roundings that
+// Intel's manual states: for tests, and slow.
 
 // how a thread's tiles are configured, as the instructions read and write it
 struct alignas(64) TileState {
@@ -51,96 +52,100 @@ struct tiles_f16 : TileInstructions {
 #if !defined(__FMA__) && !defined(__AMX_TILE__)
 #error "matrix tiles are emulated by the FMA units of an x86 processor: this one has none"
 #endif
-struct PlayedTiles {
+struct EmulatedTiles {
     TileState state;
     alignas(64) uint8_t bytes[8][16][64];
-    alignas(64) float rows[16][2][16], columns[16][2][16];  // an instruction's operands, wide: of pairs of inputs the first and the second
+    // an instruction's operands, wide: of pairs of inputs the first and the second
+    alignas(64) float rows[16][2][16], columns[16][2][16];
 };
-thread_local PlayedTiles played;
+thread_local EmulatedTiles emulated;
 
-// For each of T's rows: two chains of multiply-adds, over the first and over the second of each pair, from the first pair on; then
-// T plus the sum of both. The thread flushes subnormals to zero, in and out, while this runs.
-static __attribute__((noinline)) void multiply_played(const int t, const int pairs) {
-    for (int m = 0; m < played.state.rows[t]; ++m) {
+// For each of T's rows: two chains of multiply-adds, over the first and over the second of each pair, from the first
+// pair on; then T plus the sum of both. The thread flushes subnormals to zero, in and out, while this runs.
+static __attribute__((noinline)) void multiply_emulated(const int t, const int pairs) {
+    for (int m = 0; m < emulated.state.rows[t]; ++m) {
         float first[16] = {}, second[16] = {};
         for (int k = 0; k < pairs; ++k)
             for (int n = 0; n < 16; ++n) {
-                first[n] = __builtin_fmaf(played.rows[m][0][k], played.columns[k][0][n], first[n]);
-                second[n] = __builtin_fmaf(played.rows[m][1][k], played.columns[k][1][n], second[n]);
+                first[n] = __builtin_fmaf(emulated.rows[m][0][k], emulated.columns[k][0][n], first[n]);
+                second[n] = __builtin_fmaf(emulated.rows[m][1][k], emulated.columns[k][1][n], second[n]);
             }
-        for (int n = 0; n < played.state.row_bytes[t] / 4; ++n) {
+        for (int n = 0; n < emulated.state.row_bytes[t] / 4; ++n) {
             float sum;
-            memcpy(&sum, &played.bytes[t][m][4 * n], sizeof sum);
+            memcpy(&sum, &emulated.bytes[t][m][4 * n], sizeof sum);
             sum += first[n] + second[n];
-            memcpy(&played.bytes[t][m][4 * n], &sum, sizeof sum);
+            memcpy(&emulated.bytes[t][m][4 * n], &sum, sizeof sum);
         }
     }
 }
 
 template <float (*WIDEN)(unsigned short)>
-struct TilesPlayed {
-    static void read_state(TileState* to) { *to = played.state; }
+struct TilesEmulated {
+    static void read_state(TileState* to) { *to = emulated.state; }
     static void configure(const TileState* from) {
         if (from->palette > 1) __builtin_trap();
         for (int t = 0; t < 8; ++t)
             if (from->palette && (from->rows[t] > 16 || from->row_bytes[t] > 64)) __builtin_trap();
-        memset(&played, 0, sizeof played);
-        if (from->palette) played.state = *from;
+        memset(&emulated, 0, sizeof emulated);
+        if (from->palette) emulated.state = *from;
     }
-    static void release() { memset(&played, 0, sizeof played); }
+    static void release() { memset(&emulated, 0, sizeof emulated); }
     template <int T>
     static void zero() {
         needs(T);
-        memset(played.bytes[T], 0, sizeof played.bytes[T]);
+        memset(emulated.bytes[T], 0, sizeof emulated.bytes[T]);
     }
     template <int T>
     static void load(const void* from, const long stride) {
         zero<T>();
-        for (int row = 0; row < played.state.rows[T]; ++row)
-            memcpy(played.bytes[T][row], (const char*)from + row * stride, played.state.row_bytes[T]);
+        for (int row = 0; row < emulated.state.rows[T]; ++row)
+            memcpy(emulated.bytes[T][row], (const char*)from + row * stride, emulated.state.row_bytes[T]);
     }
     template <int T>
     static void store(void* to, const long stride) {
         needs(T);
-        for (int row = 0; row < played.state.rows[T]; ++row)
-            memcpy((char*)to + row * stride, played.bytes[T][row], played.state.row_bytes[T]);
+        for (int row = 0; row < emulated.state.rows[T]; ++row)
+            memcpy((char*)to + row * stride, emulated.bytes[T][row], emulated.state.row_bytes[T]);
     }
     template <int T, int A, int B>
     static void dot() {
         static_assert(T != A && T != B && A != B, "three tiles");
         needs(T), needs(A), needs(B);
-        const TileState& state = played.state;
+        const TileState& state = emulated.state;
         const int pairs = state.row_bytes[A] / 4;
-        if (state.rows[T] != state.rows[A] || state.row_bytes[T] != state.row_bytes[B] || state.rows[B] != pairs) __builtin_trap();
+        if (state.rows[T] != state.rows[A] || state.row_bytes[T] != state.row_bytes[B] || state.rows[B] != pairs)
+            __builtin_trap();
         for (int row = 0; row < 16; ++row)
             for (int pair = 0; pair < 16; ++pair)
                 for (int which = 0; which < 2; ++which) {
-                    played.rows[row][which][pair] = item(A, row, 2 * pair + which);
-                    played.columns[row][which][pair] = item(B, row, 2 * pair + which);
+                    emulated.rows[row][which][pair] = item(A, row, 2 * pair + which);
+                    emulated.columns[row][which][pair] = item(B, row, 2 * pair + which);
                 }
-        unsigned before;  // the instructions round to nearest, flush subnormals, raise no flags, and leave the thread's own modes
+        // the instructions round to nearest, flush subnormals, raise no flags, and leave the thread's own modes
+        unsigned before;
         const unsigned mode = 0x9fc0;
         asm volatile("stmxcsr %0\n\tldmxcsr %1" : "=m"(before) : "m"(mode) : "memory");
-        multiply_played(T, pairs);
+        multiply_emulated(T, pairs);
         asm volatile("ldmxcsr %0" ::"m"(before) : "memory");
     }
 
 private:
     static void needs(const int t) {
-        if (!played.state.palette || !played.state.rows[t] || !played.state.row_bytes[t]) __builtin_trap();  // no such tile is configured
+        // no such tile is configured
+        if (!emulated.state.palette || !emulated.state.rows[t] || !emulated.state.row_bytes[t]) __builtin_trap();
     }
     static float item(const int t, const int row, const int at) {
         unsigned short bits;
-        memcpy(&bits, &played.bytes[t][row][2 * at], sizeof bits);
+        memcpy(&bits, &emulated.bytes[t][row][2 * at], sizeof bits);
         return WIDEN(bits);
     }
 };
 static inline float of_bf16(const unsigned short bits) { return same_bits<float>((uint32_t)bits << 16); }
 #ifndef HAS_TILES_OF_BF16
-typedef TilesPlayed<of_bf16> tiles_bf16;
+typedef TilesEmulated<of_bf16> tiles_bf16;
 #endif
 #ifndef HAS_TILES_OF_F16
-typedef TilesPlayed<of_half> tiles_f16;
+typedef TilesEmulated<of_half> tiles_f16;
 #endif
 #endif
 
@@ -181,16 +186,24 @@ static inline Vector<T, N> every_second(const Vector<T, N> a, const Vector<T, N>
 
 #define LANES_OF(N) host::FirstNumbers<N>()
 template <class T, int N>  // a0 b0 a1 b1 ..., of the lower halves
-static inline host::Vector<T, N> weave_low(const host::Vector<T, N> a, const host::Vector<T, N> b) { return host::weave<0>(a, b, LANES_OF(N)); }
+static inline host::Vector<T, N> weave_low(const host::Vector<T, N> a, const host::Vector<T, N> b) {
+    return host::weave<0>(a, b, LANES_OF(N));
+}
 template <class T, int N>  // and of the upper halves
-static inline host::Vector<T, N> weave_high(const host::Vector<T, N> a, const host::Vector<T, N> b) { return host::weave<N / 2>(a, b, LANES_OF(N)); }
+static inline host::Vector<T, N> weave_high(const host::Vector<T, N> a, const host::Vector<T, N> b) {
+    return host::weave<N / 2>(a, b, LANES_OF(N));
+}
 template <class T, int N>  // a0 a2 ... b0 b2 ...
-static inline host::Vector<T, N> evens(const host::Vector<T, N> a, const host::Vector<T, N> b) { return host::every_second<0>(a, b, LANES_OF(N)); }
+static inline host::Vector<T, N> evens(const host::Vector<T, N> a, const host::Vector<T, N> b) {
+    return host::every_second<0>(a, b, LANES_OF(N));
+}
 template <class T, int N>  // a1 a3 ... b1 b3 ...
-static inline host::Vector<T, N> odds(const host::Vector<T, N> a, const host::Vector<T, N> b) { return host::every_second<1>(a, b, LANES_OF(N)); }
+static inline host::Vector<T, N> odds(const host::Vector<T, N> a, const host::Vector<T, N> b) {
+    return host::every_second<1>(a, b, LANES_OF(N));
+}
 
-// Rows of a tile: 32 numbers of 16 bits, or 64 / PIECE pieces of so many bytes. By shuffles of pieces as wide as there are, which take
-// one step of a processor where those of 16 bits take two.
+// Rows of a tile: 32 numbers of 16 bits, or 64 / PIECE pieces of so many bytes. By shuffles of pieces as wide as there
+// are, which take one step of a processor where those of 16 bits take two.
 typedef host::Vector<ushort, 32> TileRow;
 namespace host {
 template <int... I>
@@ -205,7 +218,8 @@ template <int PIECE, class Unit, int FIRST, int... I>
 static inline TileRow pieces(const TileRow a, const TileRow b, Sequence<int, I...>) {
     typedef Unit Units __attribute__((vector_size(64)));
     const int width = PIECE / (int)sizeof(Unit);
-    return (TileRow::Raw)__builtin_shufflevector((Units)a.raw, (Units)b.raw, ((I / width * 2 + FIRST) * width + I % width)...);
+    return (TileRow::Raw)__builtin_shufflevector((Units)a.raw, (Units)b.raw,
+                                                 ((I / width * 2 + FIRST) * width + I % width)...);
 }
 template <int S, int FIRST>
 static inline TileRow pieces(const TileRow a, const TileRow b) {
@@ -213,7 +227,9 @@ static inline TileRow pieces(const TileRow a, const TileRow b) {
     else return pieces<64 / S, uint64_t, FIRST>(a, b, FirstNumbers<8>());
 }
 }  // namespace host
-static inline TileRow tile_row(const ushort16 lower, const ushort16 upper) { return host::both(lower, upper, LANES_OF(32)); }
+static inline TileRow tile_row(const ushort16 lower, const ushort16 upper) {
+    return host::both(lower, upper, LANES_OF(32));
+}
 static inline void store_row(const TileRow row, ushort* to) { *(TileRow::Loose*)to = row.raw; }
 template <int S>
 static inline TileRow sort_row(const TileRow row) { return host::sorted<S>(row, LANES_OF(32)); }

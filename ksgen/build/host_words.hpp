@@ -1,5 +1,5 @@
-// The words of OpenCL C that texts for processors use, for a C++ compiler: GCC from 12 on, or Clang. `HostCompiler` puts this before
-// a text, and behind it an entry that walks through work groups.
+// The words of OpenCL C that texts for processors use, for a C++ compiler: GCC from 12 on, or Clang. `HostCompiler`
+// puts this before a text, and behind it an entry that walks through work groups.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -49,7 +49,9 @@ typedef short __v8hi __attribute__((vector_size(16)));
 typedef char __v16qi __attribute__((vector_size(16)));
 static inline __m128i _mm_loadu_si128(const __m128i_u* from) { return *from; }
 static inline void _mm_storeu_si128(__m128i_u* to, const __m128i value) { *to = value; }
-static inline void _mm_stream_si128(__m128i* to, const __m128i value) { __builtin_ia32_movntdq((__v2di*)to, (__v2di)value); }
+static inline void _mm_stream_si128(__m128i* to, const __m128i value) {
+    __builtin_ia32_movntdq((__v2di*)to, (__v2di)value);
+}
 static inline void _mm_sfence() { __builtin_ia32_sfence(); }
 #endif
 #if defined(OWN_INTRINSICS) && defined(__AVX__)
@@ -85,12 +87,17 @@ static inline V anything() {  // what a mask of all lanes keeps nothing of
     V value = value;
     return value;
 }
-static inline __m512 _mm512_broadcast_f32x4(const __m128 four) { return __builtin_ia32_broadcastf32x4_512(four, anything<__m512>(), -1); }
-static inline __m512d _mm512_broadcast_f64x4(const __m256d four) { return __builtin_ia32_broadcastf64x4_512(four, anything<__m512d>(), -1); }
+static inline __m512 _mm512_broadcast_f32x4(const __m128 four) {
+    return __builtin_ia32_broadcastf32x4_512(four, anything<__m512>(), -1);
+}
+static inline __m512d _mm512_broadcast_f64x4(const __m256d four) {
+    return __builtin_ia32_broadcastf64x4_512(four, anything<__m512d>(), -1);
+}
 static inline __m512 _mm512_cvtph_ps(const __m256i halves) {
     return __builtin_ia32_vcvtph2ps512_mask((Shorts16)halves, anything<__m512>(), -1, 4);  // 4: as the thread rounds
 }
-#define _mm512_cvtps_ph(value, rounding) ((__m256i)__builtin_ia32_vcvtps2ph512_mask(value, rounding, anything<Shorts16>(), -1))
+#define _mm512_cvtps_ph(value, rounding) \
+    ((__m256i)__builtin_ia32_vcvtps2ph512_mask(value, rounding, anything<Shorts16>(), -1))
 typedef int Ints16 __attribute__((vector_size(64)));
 static inline Ints16 _mm512_cvtepi8_epi32(const __m128i bytes) {
     return __builtin_ia32_pmovsxbd512_mask((__v16qi)bytes, anything<Ints16>(), -1);
@@ -116,7 +123,8 @@ static inline To same_bits(const From value) {
 template <class T, int N>
 struct Vector {
     typedef T Raw __attribute__((vector_size(N * sizeof(T))));
-    typedef T Loose __attribute__((vector_size(N * sizeof(T)), aligned(sizeof(T)), may_alias));  // at any element's boundary
+    // at any element's boundary
+    typedef T Loose __attribute__((vector_size(N * sizeof(T)), aligned(sizeof(T)), may_alias));
     Raw raw;
 
     Vector() = default;
@@ -138,7 +146,8 @@ struct Vector {
         else if constexpr (sizeof(Raw) == 32 && sizeof(Wide) == 64) return (Wide)_mm512_broadcast_f64x4((__m256d)raw);
 #endif
 #ifdef __AVX__
-        else if constexpr (sizeof(Raw) == 16 && sizeof(Wide) == 32) return (Wide)_mm256_set_m128((__m128)raw, (__m128)raw);
+        else if constexpr (sizeof(Raw) == 16 && sizeof(Wide) == 32)
+            return (Wide)_mm256_set_m128((__m128)raw, (__m128)raw);
 #endif
         else return picked<M>(FirstNumbers<M>());
     }
@@ -172,9 +181,12 @@ template <int N>
 static inline Vector<float, N> power_of_e(const Vector<float, N> value) {
     typedef Vector<float, N> V;
     typedef int Whole __attribute__((vector_size(N * sizeof(int))));
-    const V x = V(value.raw < V(-87.0f).raw ? V(-87.0f).raw : value.raw > V(88.0f).raw ? V(88.0f).raw : value.raw);  // a NaN stays one
+    // a NaN stays one
+    const V x = V(value.raw < V(-87.0f).raw ? V(-87.0f).raw : value.raw > V(88.0f).raw ? V(88.0f).raw : value.raw);
     const V wanted = x * V(1.44269504f);
-    const Whole n = __builtin_convertvector(V(wanted.raw < V(0.0f).raw ? (wanted - V(0.5f)).raw : (wanted + V(0.5f)).raw).raw, Whole);
+    const Whole n =
+        __builtin_convertvector(V(wanted.raw < V(0.0f).raw ? (wanted - V(0.5f)).raw : (wanted + V(0.5f)).raw).raw,
+                                Whole);
     const V whole = __builtin_convertvector(n, typename V::Raw);
     const V r = x - whole * V(0.693359375f) - whole * V(-2.12194440e-4f);
     V sum = V(1.9875691500e-4f);
@@ -184,43 +196,56 @@ static inline Vector<float, N> power_of_e(const Vector<float, N> value) {
     sum = sum * r + V(1.6666665459e-1f);
     sum = sum * r + V(5.0000001201e-1f);
     const V result = (sum * r * r + r + V(1.0f)) * same_bits<V>((n + 127) << 23);
-    return V(value.raw > V(88.72f).raw ? V(__builtin_inff()).raw : value.raw < V(-87.33f).raw ? V(0.0f).raw : result.raw);
+    return V(value.raw > V(88.72f).raw ? V(__builtin_inff()).raw : value.raw < V(-87.33f).raw ? V(0.0f).raw
+             : result.raw);
 }
 }  // namespace host
 
 template <class T, int N>
-static inline host::Vector<T, N> fma(const host::Vector<T, N> a, const host::Vector<T, N> b, const host::Vector<T, N> c) { return a.raw * b.raw + c.raw; }
+static inline host::Vector<T, N> fma(const host::Vector<T, N> a, const host::Vector<T, N> b,
+                                     const host::Vector<T, N> c) {
+    return a.raw * b.raw + c.raw;
+}
 #if defined(__FMA__) && !defined(__AVX512F__) && !defined(__clang__)
-// Sums that fill 16 registers: GCC would move some of them, and load an operand again for each product, which takes more loads than a
-// core has. So it may choose registers, but no other form.
-static inline host::Vector<float, 8> fma(const host::Vector<float, 8> a, const host::Vector<float, 8> b, host::Vector<float, 8> sum) {
+// Sums that fill 16 registers: GCC would move some of them, and load an operand again for each product, which takes
+// more loads than a core has. So it may choose registers, but no other form.
+static inline host::Vector<float, 8> fma(const host::Vector<float, 8> a, const host::Vector<float, 8> b,
+                                         host::Vector<float, 8> sum) {
     asm("vfmadd231ps %2, %1, %0" : "+x"(sum.raw) : "x"(a.raw), "x"(b.raw));
     return sum;
 }
-static inline host::Vector<double, 4> fma(const host::Vector<double, 4> a, const host::Vector<double, 4> b, host::Vector<double, 4> sum) {
+static inline host::Vector<double, 4> fma(const host::Vector<double, 4> a, const host::Vector<double, 4> b,
+                                          host::Vector<double, 4> sum) {
     asm("vfmadd231pd %2, %1, %0" : "+x"(sum.raw) : "x"(a.raw), "x"(b.raw));
     return sum;
 }
 #endif
 #if defined(__AVX512F__) && !defined(__clang__)
-// GCC would read a vector again for each product that takes it: as many loads as multiply-adds, where a core has half as many.
+// GCC would read a vector again for each product that takes it: as many loads as multiply-adds, where a core has half
+// as many.
 #define IN_REGISTER host::in_register
 namespace host {
 template <class T, int N>
 static inline Vector<T, N> in_register(Vector<T, N> value) {
-    if constexpr (sizeof value >= 16 && sizeof value <= 64) asm("" : "+v"(value.raw));  // others are no register, or several
+    // others are no register, or several
+    if constexpr (sizeof value >= 16 && sizeof value <= 64) asm("" : "+v"(value.raw));
     return value;
 }
 }  // namespace host
 #endif
 template <class T, int N, class M>
-static inline host::Vector<T, N> select(const host::Vector<T, N> a, const host::Vector<T, N> b, const M chosen) { return chosen ? b.raw : a.raw; }
+static inline host::Vector<T, N> select(const host::Vector<T, N> a, const host::Vector<T, N> b, const M chosen) {
+    return chosen ? b.raw : a.raw;
+}
 template <class T, int N>
-static inline host::Vector<T, N> clamp(const host::Vector<T, N> value, const host::Vector<T, N> low, const host::Vector<T, N> high) {
+static inline host::Vector<T, N> clamp(const host::Vector<T, N> value, const host::Vector<T, N> low,
+                                       const host::Vector<T, N> high) {
     return value.raw < low.raw ? low.raw : value.raw > high.raw ? high.raw : value.raw;
 }
 template <class T, int N>
-static inline host::Vector<T, N> fabs(const host::Vector<T, N> value) { return value.raw < host::Vector<T, N>(0).raw ? -value.raw : value.raw; }
+static inline host::Vector<T, N> fabs(const host::Vector<T, N> value) {
+    return value.raw < host::Vector<T, N>(0).raw ? -value.raw : value.raw;
+}
 template <class T, int N>
 static inline host::Vector<T, N> copysign(const host::Vector<T, N> size, const host::Vector<T, N> sign) {
     host::Vector<T, N> result;
@@ -228,22 +253,31 @@ static inline host::Vector<T, N> copysign(const host::Vector<T, N> size, const h
     return result;
 }
 template <int N>
-static inline host::Vector<double, N> exp(const host::Vector<double, N> value) { return host::each<double, N>(exp, value); }
+static inline host::Vector<double, N> exp(const host::Vector<double, N> value) {
+    return host::each<double, N>(exp, value);
+}
 template <int N>
 static inline host::Vector<float, N> exp(const host::Vector<float, N> value) { return host::power_of_e(value); }
 template <int N>
-static inline host::Vector<double, N> tanh(const host::Vector<double, N> value) { return host::each<double, N>(tanh, value); }
+static inline host::Vector<double, N> tanh(const host::Vector<double, N> value) {
+    return host::each<double, N>(tanh, value);
+}
 template <int N>
 static inline host::Vector<float, N> tanh(const host::Vector<float, N> value) {
     typedef host::Vector<float, N> V;
-    const V small = value * value, near = value * (V(1.0f) + small * (V(-0.333333333f) + small * (V(0.133333333f) + small * V(-0.053968254f))));
+    const V small = value * value,
+        near = value * (V(1.0f) + small * (V(-0.333333333f) + small * (V(0.133333333f) + small * V(-0.053968254f))));
     const V far = V(1.0f) - V(2.0f) / (exp(value + value) + V(1.0f));
     return small.raw < V(0.04f).raw ? near.raw : far.raw;
 }
 template <int N>
-static inline host::Vector<double, N> erf(const host::Vector<double, N> value) { return host::each<double, N>(erf, value); }
+static inline host::Vector<double, N> erf(const host::Vector<double, N> value) {
+    return host::each<double, N>(erf, value);
+}
 template <int N>
-static inline host::Vector<float, N> erf(const host::Vector<float, N> value) { return host::each<float, N>(erf, value); }
+static inline host::Vector<float, N> erf(const host::Vector<float, N> value) {
+    return host::each<float, N>(erf, value);
+}
 
 template <class T>
 static inline T min(const T a, const T b) { return b < a ? b : a; }
@@ -254,7 +288,9 @@ static inline T max(const T a, const T b) { return a < b ? b : a; }
 // Sums of products of pairs of bfloat16, and sums as bfloat16; subnormals count as zero.
 #define MULTIPLY_PAIRS multiply_pairs
 #define HOST_PAIRS(N, HALF) \
-    static inline host::Vector<float, N> multiply_pairs(const host::Vector<float, N> a, const host::Vector<float, N> b, host::Vector<float, N> sums) { \
+    static inline host::Vector<float, N> multiply_pairs(const host::Vector<float, N> a, \
+                                                         const host::Vector<float, N> b, \
+                                                         host::Vector<float, N> sums) { \
         asm("vdpbf16ps %2, %1, %0" : "+v"(sums.raw) : "v"(a.raw), "v"(b.raw)); \
         return sums; \
     } \
@@ -298,7 +334,8 @@ static inline half to_half(const float value) {
 static inline float of_half(const half bits) {
     const unsigned size = bits & 0x7fffu, sign = (bits & 0x8000u) << 16;
     const float subnormal = (float)size * 0x1p-24f;
-    const unsigned shift = size < 0x7c00u ? 112u << 23 : 224u << 23;  // what is added to an exponent; infinities and NaNs have the largest
+    // what is added to an exponent; infinities and NaNs have the largest
+    const unsigned shift = size < 0x7c00u ? 112u << 23 : 224u << 23;
     return same_bits<float>(sign | (size < 0x400u ? same_bits<unsigned>(subnormal) : (size << 13) + shift));
 }
 // to nearest, ties to even
@@ -326,15 +363,23 @@ struct Halves {
 #ifdef __F16C__
 template <>
 struct Halves<8> {
-    static inline Vector<float, 8> load(const half* from) { return (Vector<float, 8>::Raw)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from)); }
-    static inline void store(const Vector<float, 8> value, half* to) { _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)value.raw, 0)); }
+    static inline Vector<float, 8> load(const half* from) {
+        return (Vector<float, 8>::Raw)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+    }
+    static inline void store(const Vector<float, 8> value, half* to) {
+        _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)value.raw, 0));
+    }
 };
 #endif
 #ifdef __AVX512F__
 template <>
 struct Halves<16> {
-    static inline Vector<float, 16> load(const half* from) { return (Vector<float, 16>::Raw)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); }
-    static inline void store(const Vector<float, 16> value, half* to) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)value.raw, 0)); }
+    static inline Vector<float, 16> load(const half* from) {
+        return (Vector<float, 16>::Raw)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+    }
+    static inline void store(const Vector<float, 16> value, half* to) {
+        _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)value.raw, 0));
+    }
 };
 #endif
 
@@ -348,7 +393,9 @@ struct Bytes {
         const Ints wide = __builtin_convertvector(__builtin_convertvector(value.raw, Shorts), Ints);
         return __builtin_convertvector(wide, typename Vector<float, N>::Raw);
     }
-    static inline Vector<short, N> to_short(const Vector<signed char, N> value) { return __builtin_convertvector(value.raw, Shorts); }
+    static inline Vector<short, N> to_short(const Vector<signed char, N> value) {
+        return __builtin_convertvector(value.raw, Shorts);
+    }
 };
 #ifdef __AVX512F__
 template <>
@@ -359,7 +406,9 @@ inline Vector<float, 16> Bytes<16>::to_float(const Vector<signed char, 16> value
 #endif
 #ifdef __AVX2__
 template <>
-inline Vector<short, 16> Bytes<16>::to_short(const Vector<signed char, 16> value) { return (Shorts)_mm256_cvtepi8_epi16((__m128i)value.raw); }
+inline Vector<short, 16> Bytes<16>::to_short(const Vector<signed char, 16> value) {
+    return (Shorts)_mm256_cvtepi8_epi16((__m128i)value.raw);
+}
 template <>
 inline Vector<float, 8> Bytes<8>::to_float(const Vector<signed char, 8> value) {
     typedef Vector<float, 8>::Raw Floats;
@@ -379,12 +428,15 @@ static inline void store_streaming(const V value, V* to) {
     const char* from = (const char*)&value;
     size_t done = 0;
 #ifdef __AVX512F__
-    for (; done + 64 <= sizeof value; done += 64) _mm512_stream_si512((__m512i*)(at + done), _mm512_loadu_si512(from + done));
+    for (; done + 64 <= sizeof value; done += 64)
+        _mm512_stream_si512((__m512i*)(at + done), _mm512_loadu_si512(from + done));
 #endif
 #ifdef __AVX__
-    for (; done + 32 <= sizeof value; done += 32) _mm256_stream_si256((__m256i*)(at + done), _mm256_loadu_si256((const __m256i*)(from + done)));
+    for (; done + 32 <= sizeof value; done += 32)
+        _mm256_stream_si256((__m256i*)(at + done), _mm256_loadu_si256((const __m256i*)(from + done)));
 #endif
-    for (; done + 16 <= sizeof value; done += 16) _mm_stream_si128((__m128i*)(at + done), _mm_loadu_si128((const __m128i*)(from + done)));
+    for (; done + 16 <= sizeof value; done += 16)
+        _mm_stream_si128((__m128i*)(at + done), _mm_loadu_si128((const __m128i*)(from + done)));
     if (done < sizeof value) memcpy(at + done, from + done, sizeof value - done);
 #else
     *to = value;
@@ -394,14 +446,16 @@ static inline void store_streaming(const V value, V* to) {
 // ---- work groups
 
 template <class... A, int... I>
-static inline void walk(void (*entry)(A...), const int64_t* arguments, const long first, const long last, Sequence<int, I...>) {
+static inline void walk(void (*entry)(A...), const int64_t* arguments, const long first, const long last,
+                        Sequence<int, I...>) {
     for (group = first; group < last; ++group) entry((A)arguments[I]...);
 #ifdef __SSE2__
     _mm_sfence();  // makes streaming stores visible to all threads
 #endif
 }
 template <class... A>
-static inline void walk(void (*entry)(A...), const int64_t* arguments, const long first, const long last, const long count) {
+static inline void walk(void (*entry)(A...), const int64_t* arguments, const long first, const long last,
+                        const long count) {
     groups = count;
     walk(entry, arguments, first, last, FirstNumbers<sizeof...(A)>());
 }
@@ -422,18 +476,30 @@ static inline void walk(void (*entry)(A...), const int64_t* arguments, const lon
         return V((typename V::Raw) * (const typename V::Loose*)(from + at * N)); \
     } \
     template <class T> \
-    static inline void vstore##N(const host::Vector<T, N> value, const long at, T* to) { *(typename host::Vector<T, N>::Loose*)(to + at * N) = value.raw; } \
-    static inline float##N vload_half##N(const long at, const half* from) { return host::Halves<N>::load(from + at * N); } \
-    static inline void vstore_half##N##_rte(const float##N value, const long at, half* to) { host::Halves<N>::store(value, to + at * N); } \
+    static inline void vstore##N(const host::Vector<T, N> value, const long at, T* to) { \
+        *(typename host::Vector<T, N>::Loose*)(to + at * N) = value.raw; \
+    } \
+    static inline float##N vload_half##N(const long at, const half* from) { \
+        return host::Halves<N>::load(from + at * N); \
+    } \
+    static inline void vstore_half##N##_rte(const float##N value, const long at, half* to) { \
+        host::Halves<N>::store(value, to + at * N); \
+    } \
     static inline float##N as_float##N(const uint##N value) { return host::same_bits<float##N>(value); } \
     static inline uint##N as_uint##N(const float##N value) { return host::same_bits<uint##N>(value); } \
     static inline char##N as_char##N(const uchar##N value) { return host::same_bits<char##N>(value); } \
     static inline ushort##N as_ushort##N(const short##N value) { return host::same_bits<ushort##N>(value); } \
     static inline float##N convert_float##N(const char##N value) { return host::Bytes<N>::to_float(value); } \
     static inline short##N convert_short##N(const char##N value) { return host::Bytes<N>::to_short(value); } \
-    static inline ushort##N convert_ushort##N(const uchar##N value) { return __builtin_convertvector(value.raw, ushort##N::Raw); } \
-    static inline uint##N convert_uint##N(const ushort##N value) { return __builtin_convertvector(value.raw, uint##N::Raw); } \
-    static inline ushort##N convert_ushort##N(const uint##N value) { return __builtin_convertvector(value.raw, ushort##N::Raw); }
+    static inline ushort##N convert_ushort##N(const uchar##N value) { \
+        return __builtin_convertvector(value.raw, ushort##N::Raw); \
+    } \
+    static inline uint##N convert_uint##N(const ushort##N value) { \
+        return __builtin_convertvector(value.raw, uint##N::Raw); \
+    } \
+    static inline ushort##N convert_ushort##N(const uint##N value) { \
+        return __builtin_convertvector(value.raw, ushort##N::Raw); \
+    }
 HOST_WIDTH(2)
 HOST_WIDTH(4)
 HOST_WIDTH(8)
@@ -468,5 +534,7 @@ static inline long get_num_groups(int) { return host::groups; }
 #define shuffle2(A, B, INDICES) lanes(__builtin_shufflevector((A).raw, (B).raw, HOST_LIST_OF INDICES))
 #define __builtin_nontemporal_store(VALUE, TO) host::store_streaming(VALUE, TO)
 #define HOST_WALK(ENTRY_NAME) \
-    void ENTRY_NAME##__walk(const int64_t* arguments, long first, long last, long groups) { host::walk(ENTRY_NAME, arguments, first, last, groups); }
+    void ENTRY_NAME##__walk(const int64_t* arguments, long first, long last, long groups) { \
+        host::walk(ENTRY_NAME, arguments, first, last, groups); \
+    }
 

@@ -198,7 +198,7 @@ def instead_of(unfit: UnfitError, target: str) -> CudaCompiler:
     if not failed.is_found:
         if failed.name == "nvcc" and os.environ.get("KSGEN_NVCC"):
             raise ToolchainError(
-                f"{unfit}; KSGEN_NVCC names it, so no other is taken: unset it, or let it name another"
+                f"{unfit}; KSGEN_NVCC names it, so no other is tried; unset it, or set it to another nvcc"
             ) from None
         raise unfit
     is_new = (failed, target) not in _unfit
@@ -207,7 +207,7 @@ def instead_of(unfit: UnfitError, target: str) -> CudaCompiler:
         if (other, target) in _unfit:
             continue
         if is_new:
-            warn(f"{_reason(unfit)}; {other} is taken in its place")
+            warn(f"{_reason(unfit)}; {other} is used instead")
         return replace(other, starter=failed.starter) if isinstance(failed, Nvcc) and isinstance(other, Nvcc) else other
     reasons = "; ".join(_reason(error) for (_, of), error in _unfit.items() if of == target)
     raise ToolchainError(f"no compiler here builds for {target}: {reasons}; {_install_hint()}")

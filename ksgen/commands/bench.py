@@ -123,8 +123,8 @@ def model_command(
 ) -> None:  # fmt: skip
     """Time a model and its modules with dense and with Kronecker-sparse layers, taking turns, and show the ratios.
 
-    Forward passes use frozen sparse layers; training steps do not. decode is a forward pass of one token per sequence:
-    what linear layers see in decoding. The keys and values of earlier tokens are no part of it.
+    Forward passes use frozen sparse layers; training steps do not. decode is a forward pass of one token per sequence,
+    as in decoding, without the keys and values of earlier tokens.
 
     \b
     Examples:

@@ -92,7 +92,7 @@ _OPTIONS = (
     click.option(
         "--subset",
         type=click.IntRange(min=1),
-        help="Take this many of the patterns: the most telling ones, in a fixed order.",
+        help="Measure only this many of the patterns, the most informative ones, in a fixed order.",
     ),
     click.option(
         "--most-gflop", type=click.FloatRange(min=0, min_open=True), help="Leave out patterns with more GFLOP per run."
@@ -130,7 +130,7 @@ _OPTIONS = (
         "seconds",
         type=duration,
         metavar="TIME",
-        help="Stop after this time, such as 90s, 8m or 1h; what has begun is finished.",
+        help="Stop after this time, such as 90s, 8m or 1h; a measurement that has begun is finished.",
     ),
     device_option,
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays."),
@@ -265,7 +265,7 @@ def print_results(done: Done, as_json: bool, tables: Callable[[Sequence["Row"]],
     if said := in_doubt(rows):
         click.echo(said)
     if done.complete < done.jobs:
-        click.echo("The time was up: the same command goes on from here.")
+        click.echo("The time limit was reached; the same command continues from here.")
     click.echo(f"{done.page} shows them." if done.page else f"ksgen bench report {log} makes a page of them.")
 
 

@@ -63,11 +63,11 @@ _WAYS = words_from(WAYS, "contender")
     "--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help="Precisions.  [default: float32; a spec's own]"
 )
 @click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: both; a spec's own]")
-@click.option("--subset", type=click.IntRange(min=1), help="Take only so many of the layers, the first ones.")
+@click.option("--subset", type=click.IntRange(min=1), help="Measure only this many of the layers, from the first on.")
 @click.option(
     "--group-size",
     type=click.IntRange(min=2),
-    help="Also measure groups of so many of each on one x, such as 3 for q, k and v.",
+    help="Also measure groups of this many equal layers on one x, such as 3 for q, k and v.",
 )
 @click.option("--beside", type=click.IntRange(min=2), hidden=True)
 @click.option("--between", type=ACTIVATION, help="After all factors but the last.  [default: none; a spec's own]")

@@ -6,7 +6,7 @@ from ksgen.commands.bench_common import Selection, check_library, job_options, m
 from ksgen.commands.common import json_option
 
 
-@click.command("paper", short_help="Time our kernels against every baseline, as the paper does.")
+@click.command("paper", short_help="Time ksgen's kernels against every baseline, as the paper does.")
 @job_options
 @click.option(
     "--measurements",
@@ -26,7 +26,7 @@ from ksgen.commands.common import json_option
 def command(
     selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool
 ) -> None:
-    """Time our kernels against PyTorch's ways to compute the same product, taking turns, with errors and floors.
+    """Time our kernels against PyTorch's methods for the same product, taking turns, with errors and floors.
 
     A run that was stopped or killed continues when the same command is run again.
 

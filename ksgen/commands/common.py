@@ -86,7 +86,7 @@ def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:
         type=PATTERN,
         metavar="A,B,C,D",
         multiple=True,
-        help="The same as an argument. May be repeated.",
+        help="A pattern, as the argument. May be repeated.",
     )
     @wraps(function)
     def taking(patterns: tuple[Pattern, ...], named: tuple[Pattern, ...], **options: Any) -> None:

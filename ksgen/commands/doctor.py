@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _OLDEST_CUDA = 12  # kernels are written for compilers of this version or later
 _BUILDER = "kernels are built by"
-_UNSET_NVCC = "unset KSGEN_NVCC, which names it, or let it name another"
+_UNSET_NVCC = "unset KSGEN_NVCC, which names it, or set it to another nvcc"
 
 
 @dataclass(frozen=True)
@@ -220,16 +220,16 @@ def _builder(chosen: "CudaCompiler | None", target: str) -> Finding:
     from ksgen.build.build import compiling_is_forbidden
 
     if compiling_is_forbidden():
-        why = "KSGEN_NO_COMPILE forbids compiling: launchers take what caches and bundles hold"
+        why = "KSGEN_NO_COMPILE forbids compiling: launchers use only binaries of caches and bundles"
         return Finding(_BUILDER, "", why, "unset KSGEN_NO_COMPILE")
     if chosen:
         return Finding(_BUILDER, f"{chosen}, {chosen.version}, for {target}")
     if os.environ.get("KSGEN_NVCC"):
         return Finding(
-            _BUILDER, "", "what KSGEN_NVCC names does not serve here, and nothing is taken in its place", _UNSET_NVCC
+            _BUILDER, "", "the compiler that KSGEN_NVCC names does not work here, and no other is tried", _UNSET_NVCC
         )
     return Finding(
-        _BUILDER, "", "no compiler makes binaries that this GPU and its driver take", install_line(cuda_extra())
+        _BUILDER, "", "no compiler builds binaries that this GPU and its driver can load", install_line(cuda_extra())
     )
 
 
@@ -239,7 +239,7 @@ def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
     from ksgen.devices.base import cuda_driver_version
     from ksgen.errors import ToolchainError
 
-    is_named = compiler.name == "nvcc" and os.environ.get("KSGEN_NVCC")  # then none is taken in its place
+    is_named = compiler.name == "nvcc" and os.environ.get("KSGEN_NVCC")  # then no other is tried
     instead = _UNSET_NVCC if is_named else f"{install_line(cuda_extra())} brings NVRTC"
     try:
         check_target(target, compiler)
@@ -251,7 +251,7 @@ def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
     if is_newer_than_driver(version):
         driver = f"the driver ({cuda_driver_version(served_cuda())})"
         return (
-            f"{version} is newer than {driver}, which loads none of its binaries",
+            f"{version} is newer than {driver}, which cannot load its binaries",
             f"update the driver, or: {instead}",
         )
     if why := trial(compiler, target):

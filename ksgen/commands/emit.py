@@ -13,7 +13,9 @@ from ksgen.words import counted
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"
 )
-@click.option("--dialect", type=OneOf(("cuda", "opencl")), default="cuda", show_default=True, help="Kernels' language.")
+@click.option(
+    "--dialect", type=OneOf(("cuda", "opencl")), default="cuda", show_default=True, help="Language of the kernels."
+)
 @click.option("--family", help="Emit this family's sources for inspection. Launchers still choose their own.")
 @json_option
 def command(spec: Path, output: Path | None, dialect: str, family: str | None, as_json: bool) -> None:

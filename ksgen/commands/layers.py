@@ -101,9 +101,7 @@ class Layer:
     ) -> KernelSpec | None:
         """Kernel of all of the layer in one launch; None for a single product."""
         if self.between != "none" and all(len(chain) < 2 for chain in self.chains):
-            raise SpecError(
-                f"--between {self.between} where there is one factor; accepted: a layer's patterns, two or more"
-            )
+            raise SpecError(f"--between {self.between} with one factor; accepted: a layer's patterns, two or more")
         if self.others and self.out_layout:
             raise SpecError(f"--out-layout {self.out_layout} of a group of chains; accepted: of one chain")
         if not is_layer(self.chains, layout, self.out_layout):
@@ -156,7 +154,7 @@ def takes_layers(function: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--between", type=ACTIVATION, default="none", show_default=True, help="After all factors but the last."
     )
-    @click.option("--out-layout", type=LAYOUT, help="Of a layer's Y, where it is not that of X.")
+    @click.option("--out-layout", type=LAYOUT, help="Layout of a layer's Y, if it differs from that of X.")
     @wraps(function)
     def taking(
         patterns: tuple[Pattern, ...], group_with: tuple[Chain, ...], beside: tuple[Chain, ...], between: str,

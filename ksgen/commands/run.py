@@ -40,16 +40,18 @@ _OF_SPEC = "With --spec: only kernels"
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Run a layer or group of this spec, as it says.")
-@click.option("--layer", "of_spec", metavar="NAME", help="Which one, where the spec has several.")
+@click.option("--layer", "of_spec", metavar="NAME", help="Layer of the spec, if it has several.")
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
-@click.option("--precision", type=PRECISION, help=f"Of the product (default float32). {_OF_SPEC} of this precision.")
+@click.option(
+    "--precision", type=PRECISION, help=f"Precision of the product (default float32). {_OF_SPEC} of this precision."
+)
 @click.option(
     "--layout",
     type=LAYOUT,
     help=f"bsf (default): X is (batch, features); bsl: (features, batch). {_OF_SPEC} of this layout.",
 )
 @click.option(
-    "--stride", type=STRIDE, default="dense", show_default=True, help="any: arrays may be slices, rows apart."
+    "--stride", type=STRIDE, default="dense", show_default=True, help="any: arrays may be slices of larger arrays."
 )
 @click.option(
     "--weights",
@@ -181,7 +183,7 @@ def command(
 def _of_patterns(
     patterns: tuple[Pattern, ...], layer: Layer, wanted: Wanted, epilogue: Epilogue, stride: str, job: str
 ) -> KernelSpec:  # fmt: skip
-    """Kernel of one product or gradient, or of all of a layer or group in one launch."""
+    """Kernel of one product or gradient, or of a whole layer or group in one launch."""
     if not patterns:
         accepted = "one, such as ksgen run 1,192,48,2; one per factor of a layer; or --spec FILE"
         raise PatternError(f"got 0 patterns{' of a layer' if layer.is_asked_for else ''}; accepted: {accepted}")
@@ -235,9 +237,9 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ("share", "{share}"),
     ]
     if each := figures.get("each_factor_us"):
-        turn = cast("float", figures.get("turn_us", 0.0))
-        apart = sum(cast("list[float]", each)) + turn
-        copied = f", with {turn:.1f} us at least for the copy that transposes an intermediate" if turn else ""
+        copy_us = cast("float", figures.get("turn_us", 0.0))
+        apart = sum(cast("list[float]", each)) + copy_us
+        copied = f", with {copy_us:.1f} us at least for the copy that transposes an intermediate" if copy_us else ""
         of_each = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")
         ratio = f"{apart / cast('float', figures['median_us']):.2f} of the time of one launch"
         said = _untrusted(why or of_each) if why or of_each else ratio
@@ -262,4 +264,4 @@ def _print(figures: dict[str, object], chosen: str) -> None:
 
 def _untrusted(why: str) -> str:
     """Text in place of a ratio of unreliable times."""
-    return f"not said, as the time cannot be trusted: {why}"
+    return f"omitted, because the time is unreliable: {why}"

@@ -53,8 +53,10 @@ _OF_SPEC = "With --spec: the first kernel of each pattern"
     show_default=True,
     help="Batch size, to count bytes and operations.",
 )
-@click.option("--precision", type=PRECISION, help=f"Of the patterns (default float32). {_OF_SPEC} of this precision.")
-@click.option("--layout", type=LAYOUT, help=f"Of the patterns (default bsf). {_OF_SPEC} of this layout.")
+@click.option(
+    "--precision", type=PRECISION, help=f"Precision of the patterns (default float32). {_OF_SPEC} of this precision."
+)
+@click.option("--layout", type=LAYOUT, help=f"Layout of the patterns (default bsf). {_OF_SPEC} of this layout.")
 @click.option(
     "--weights", type=STORED, help=f"How weights of the patterns are stored (default same). {_OF_SPEC} with such."
 )

@@ -51,9 +51,11 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @click.option(
     "--precision",
     type=PRECISION,
-    help="Of the patterns (default float32). With --spec: only kernels of this precision.",
+    help="Precision of the patterns (default float32). With --spec: only kernels of this precision.",
 )
-@click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). With --spec: only kernels of this layout.")
+@click.option(
+    "--layout", type=LAYOUT, help="Layout of the patterns (default bsf). With --spec: only kernels of this layout."
+)
 @click.option(
     "--weights",
     type=STORED,
@@ -76,17 +78,17 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
     help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
 )
 @click.option("--family", help="Search only this kernel family, such as simt or mma.")
-@click.option("--budget", metavar="60s|200", help="What to spend per kernel: a time, or a number of candidates.")
+@click.option("--budget", metavar="60s|200", help="Budget per kernel: a time, or a number of candidates.")
 @click.option(
     "--strategy",
     type=STRATEGY,
     default="model",
     show_default=True,
-    help="How candidates are chosen; see docs/tuning.md.",
+    help="Search strategy; see docs/tuning.md.",
 )
 @device_option
 @click.option("--scheduler", metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786.")
-@click.option("--fresh", is_flag=True, help="Measure everything again, even what an earlier search measured.")
+@click.option("--fresh", is_flag=True, help="Measure all candidates again, also those that an earlier search measured.")
 @click.option("--noise", is_flag=True, help="Do not search: report how much repeated measurements differ.")
 @click.option(
     "--report",
@@ -262,7 +264,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
             for outcome, count in Counter(map(outcome_of, found)).items():
                 click.echo(f"{counted(count, 'kernel')}: {outcome}")
             if any(tuned.is_kept for tuned in found):
-                click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
+                click.echo(f"Saved in {wisdom_dir() / file_name(facts.name)}")
     for result in results:
         if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):
             click.echo(f"ksgen: {result}", err=True)
@@ -271,9 +273,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         write_report(trials, report, [tuned.best for tuned in found])
         click.echo(f"{counted(len(trials), 'trial')} in {report}", err=as_json)
     if tuner.stop.is_set():
-        click.echo(
-            "ksgen: interrupted; what was found so far is kept, and the same command goes on from there", err=True
-        )
+        click.echo("ksgen: interrupted; results so far are saved, and the same command continues from there", err=True)
         sys.exit(130)
     if len(found) < len(jobs):
         sys.exit(1)

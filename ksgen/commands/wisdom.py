@@ -62,7 +62,7 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
     if not wanted:
         from ksgen.wisdom.exchange import folders
 
-        click.echo(f"nothing was found yet: no wisdom in {' or '.join(map(str, folders()))}")
+        click.echo(f"no wisdom yet in {' or '.join(map(str, folders()))}")
 
 
 @command.command("merge")
@@ -200,7 +200,7 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
                 f"{_time(entry)}{'  stale' if entry.is_stale else ''}"
             )
             if entry.doubt:
-                click.echo(f"    {MARK} its time cannot be trusted: {entry.doubt}")
+                click.echo(f"    {MARK} its time is unreliable: {entry.doubt}")
             click.echo(f"    {entry.family}: {entry.constants}")
 
 

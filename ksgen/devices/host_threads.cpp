@@ -1,6 +1,7 @@
-// Distributes the work groups of a launch over threads. If a library in the process has OpenMP's threads already, these are
-// used, so that one set of threads does everything. Otherwise the launcher starts its own threads, which sleep while idle.
-// Between launches that were recorded together they do not sleep: they poll, and yield their cores to others.
+// Distributes the work groups of a launch over threads. If a library in the process has OpenMP's threads already, these
+// are used, so that one set of threads does everything. Otherwise the launcher starts its own threads, which sleep
+// while idle. Between launches that were recorded together they do not sleep: they poll, and yield their cores to
+// others.
 
 #include <pthread.h>
 #include <sched.h>
@@ -10,7 +11,8 @@
 #include <new>
 
 typedef void (*Walk)(const int64_t* arguments, long first, long last, long groups);
-typedef void (*Parallel)(void (*function)(void*), void* data, unsigned threads, unsigned flags);  // OpenMP's way to begin a region
+// OpenMP's way to begin a region
+typedef void (*Parallel)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 
 namespace {
 
@@ -36,8 +38,9 @@ struct Progress {
 const long MOST_STEPS = 8;  // for which threads are gathered once
 
 #ifdef __linux__
-// Cores on which the threads of one launch run. The system may wake a thread on the core of another thread and leave both there for many
-// launches, while other cores are idle. Such a thread moves to a core that no thread of the launch has taken.
+// Cores on which the threads of one launch run. The system may wake a thread on the core of another thread and leave
+// both there for many launches, while other cores are idle. Such a thread moves to a core that no thread of the launch
+// has taken.
 class Cores {
 public:
     void take() {
@@ -46,7 +49,8 @@ public:
         if (sched_getaffinity(0, sizeof allowed, &allowed)) return;  // a machine of more cores than a set holds
         CPU_ZERO(&untaken);
         for (int core = 0; core < MOST; ++core)
-            if (CPU_ISSET(core, &allowed) && !(of(core).load(std::memory_order_relaxed) & bit(core))) CPU_SET(core, &untaken);
+            if (CPU_ISSET(core, &allowed) && !(of(core).load(std::memory_order_relaxed) & bit(core)))
+                CPU_SET(core, &untaken);
         if (!CPU_COUNT(&untaken) || sched_setaffinity(0, sizeof untaken, &untaken)) return;
         sched_setaffinity(0, sizeof allowed, &allowed);
         is_first(sched_getcpu());
@@ -121,7 +125,7 @@ public:
             current = &launch;
             wanted = members < threads - 1 ? members : threads - 1;
             busy.store(wanted);
-            turn.fetch_add(1);
+            generation.fetch_add(1);
         }
         pthread_cond_broadcast(&wake);
         take_groups(&launch);
@@ -132,7 +136,8 @@ public:
     }
 
 private:
-    // As many threads as the system allows: a container may limit them. The next launch asks again for those that are missing.
+    // As many threads as the system allows: a container may limit them. The next launch asks again for those that are
+    // missing.
     void start_until(const long count) {
         for (; members < count; ++members) {
             Member* const member = new (std::nothrow) Member{this, members};
@@ -159,12 +164,12 @@ private:
 
     void work(const long number) {
         for (long seen = 0;;) {
-            for (int look = 0; turn.load() == seen && look < LOOKS; ++look) pause_briefly();
+            for (int look = 0; generation.load() == seen && look < LOOKS; ++look) pause_briefly();
             Launch* launch;
             {
                 const Lock lock(guard);
-                while (turn.load() == seen) pthread_cond_wait(&wake, &guard);
-                seen = turn.load();
+                while (generation.load() == seen) pthread_cond_wait(&wake, &guard);
+                seen = generation.load();
                 launch = number < wanted ? current : nullptr;
             }
             if (!launch) continue;
@@ -181,7 +186,7 @@ private:
     pthread_cond_t wake = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
     Launch* current = nullptr;
     long members = 0, wanted = 0;
-    std::atomic<long> busy{0}, turn{0};
+    std::atomic<long> busy{0}, generation{0};
 };
 
 alignas(Crew) char place[sizeof(Crew)];
@@ -213,7 +218,8 @@ extern "C" void ksgen_launch(Walk walk, const int64_t* arguments, long groups, l
 }
 
 // Each begins when the one before it has ended.
-extern "C" void ksgen_launch_all(const Step* steps, long count, const int64_t* arguments, long threads, Parallel parallel) {
+extern "C" void ksgen_launch_all(const Step* steps, long count, const int64_t* arguments, long threads,
+                                 Parallel parallel) {
     for (; count > 0; steps += MOST_STEPS, count -= MOST_STEPS)
         launch_some(steps, count < MOST_STEPS ? count : MOST_STEPS, arguments, threads, parallel);
 }

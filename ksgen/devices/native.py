@@ -77,7 +77,7 @@ def found() -> list[Found]:
 @cache
 def open_device(index: int) -> NativeDevice:
     if os.name != "posix":
-        raise UnavailableError("native: kernels are loaded so on Linux and macOS alone", "")
+        raise UnavailableError("native: kernels are loaded this way on Linux and macOS only", "")
     device = NativeDevice(_compiler_or_none())
     check_index("native", index, [device.name])
     return device
@@ -104,7 +104,7 @@ def _first_serving(compilers: tuple[HostCompiler, ...]) -> HostCompiler:
     for compiler in compilers:
         if not (why := why_not_serving(compiler)):
             if refusals:
-                warn(f"{'; '.join(refusals)}; {compiler} is taken in its place")
+                warn(f"{'; '.join(refusals)}; {compiler} is used instead")
             return compiler
         refusals.append(why)
     named = "KSGEN_CXX names it, so no other is taken; unset it, or let it name another"
@@ -346,7 +346,7 @@ def _check_launch(device: str, kernel: _Kernel, block: int, stream: Stream) -> N
         raise DeviceError(f"launching {kernel.entry}: {device} has no streams; give None")
     if block != 1:
         raise DeviceError(
-            f"launching {kernel.entry}: {block} work items a group need an OpenCL driver; give device=opencl"
+            f"launching {kernel.entry}: {block} work items per group need an OpenCL driver; give device=opencl"
         )
 
 
@@ -400,7 +400,7 @@ def _from_memory(data: bytes, name: str, refused: OSError) -> ctypes.CDLL:
         with os.fdopen(os.dup(file), "wb") as open_file:
             open_file.write(data)
         return ctypes.CDLL(f"/proc/self/fd/{file}")
-    raise DeviceError(f"loading {name}: {refused}; TMPDIR names a folder whose files may be run")
+    raise DeviceError(f"loading {name}: {refused}; set TMPDIR to a folder whose files may be executed")
 
 
 def _unload(handle: int) -> None:

@@ -49,7 +49,7 @@ def drivers_shown() -> Iterator[None]:
             Path(folder, "ksgen-cpu.icd").write_text(f"{driver}\n")
         except OSError as error:
             raise UnavailableError(
-                f"OpenCL: no room for temporary files ({error})", "let TMPDIR name a folder that takes files"
+                f"OpenCL: temporary files cannot be written ({error})", "set TMPDIR to a writable folder"
             ) from None
         os.environ["OCL_ICD_VENDORS"] = folder
         try:

@@ -1,6 +1,7 @@
 """Writes the comment lines at an emitted CUDA source's head that say how to launch it. The family provides the
 figures."""
 
+from textwrap import fill
 from typing import Any
 
 from ksgen.families import Family, Geometry
@@ -87,4 +88,5 @@ def _launch(entry: str, grid: str, geometry: Geometry, given: str) -> str:
 
 
 def _comment(lines: list[str]) -> str:
-    return "".join(f"// {line}\n" for line in lines) + "\n"
+    wrapped = (fill(line, 120, initial_indent="// ", subsequent_indent="//     ") for line in lines)
+    return "".join(f"{line}\n" for line in wrapped) + "\n"

@@ -106,11 +106,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "version": __version__,
         "template": template,
         "template_digest": template_digest(chosen.name),
-        "layout_words": " to ".join(LAYOUT_WORDS[each] for each in dict.fromkeys((kernel.layout, kernel.y_layout))),
-        "epilogue_words": (
-            f", {kernel.weights} {'X and weights' if kernel.has_bytes_in else 'weights'}" if kernel.is_quantized else ""
-        )
-        + "".join(f", {word}" for word in kernel.words if word != kernel.job),
+        "summary": _summary(kernel),
         "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
         "extra_pitches": ", residual_pitch" if kernel.epilogue.residual else ", 0",
@@ -145,6 +141,14 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     in_parts = kernel.job == CHAIN and has_parts(template)
     text = fill(template, words, dictionaries(chosen, type(constants), dialect, in_parts), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
+
+
+def _summary(kernel: KernelSpec) -> str:
+    """Precision, layouts, storage of weights and epilogue, for the second line of the source."""
+    layouts = " to ".join(LAYOUT_WORDS[each] for each in dict.fromkeys((kernel.layout, kernel.y_layout)))
+    stored = "X and weights" if kernel.has_bytes_in else "weights"
+    quantized = (f"{kernel.weights} {stored}",) if kernel.is_quantized else ()
+    return ", ".join((kernel.precision, layouts, *quantized, *(word for word in kernel.words if word != kernel.job)))
 
 
 def _pitch_lines(kernel: KernelSpec) -> str:

@@ -191,7 +191,7 @@ def environment() -> jinja2.Environment:
 
 
 def template_of(family: Family[Any], kind: type[Any]) -> str:
-    """Template of the sources of a family with such constants: in the words of both dialects, or of OpenCL alone."""
+    """Template of the sources of a family with such constants: for both dialects, or for OpenCL alone."""
     stem = kind.template or family.name
     return next(name for name in (f"{stem}.cu.j2", f"{stem}.cl.j2") if (resource("templates") / name).is_file())
 

@@ -117,7 +117,7 @@ def family_for(
         if each.by_default or all_families or each.name in wanted
     ]
     if not able:
-        raise ConstantsError(f"{kernel.name}: no family has room for all factors in one launch here")
+        raise ConstantsError(f"{kernel.name}: no family can run all factors in one launch on this device")
     if len(able) == 1 or limits.is_cpu:
         return able[0]
 

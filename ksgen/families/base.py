@@ -167,13 +167,13 @@ class Modelled(Protocol[ConstantsT_contra]):
     """Interface that the cost model reads: of a family, or of another project's kernel that is compared with ours."""
 
     name: str
-    by_warpgroups: bool  # whether tensor cores are asked by wgmma, and not by mma.sync
+    by_warpgroups: bool  # whether the kernel uses wgmma, and not mma.sync
 
     @property
     def kinds(self) -> tuple[type[Any], ...]:
         """Classes of constants: of one factor, and of chains or of other methods.
 
-        Each says by `on_tensor_cores` whether tensor cores multiply, and not plain instructions.
+        Each says by `on_tensor_cores` whether tensor cores multiply.
         """
         ...
 
@@ -213,8 +213,7 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
         ...
 
     def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[ConstantsT]:
-        """The default, and the best guesses of kinds of constants that it was not chosen from, for searches and
-        benchmarks."""
+        """The default, and the best guess of each other kind of constants, for searches and benchmarks."""
         ...
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]: ...
@@ -250,7 +249,7 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
 
 
 def not_served(family: Family[Any], kernel: KernelSpec) -> ConstantsError:
-    """Error of a default that is asked for where the family does not serve the kernel."""
+    """Error for a default of a kernel that the family does not serve."""
     return ConstantsError(f"{kernel.name}: {family.name} does not serve it on such a device (it is for: {family.why})")
 
 
@@ -267,5 +266,5 @@ def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT,
         )
     if (threads := family.geometry(kernel, constants, 1).block) > limits.threads:
         raise ConstantsError(
-            f"{kernel.name}: needs {threads} threads a block, the device allows {limits.threads}: {constants}"
+            f"{kernel.name}: needs {threads} threads per block, the device allows {limits.threads}: {constants}"
         )

@@ -5,7 +5,9 @@ Never decides a size.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import wrap
 
+MOST_CHARACTERS = 117  # of a line, behind "// "
 MOST_ROWS, MOST_COLUMNS = 4, 6  # limits of a drawing; parts between the last two drawn ones are left out
 
 
@@ -26,11 +28,11 @@ def draw(heading: str, down: DrawnSide, across: DrawnSide, cell: Callable[[int, 
     margin = f"{down.size} {down.what}"
     indent = " " * (len(margin) + 2)
     rule = f"{indent}+{'+'.join(['-' * (width + 2)] * len(columns))}+"
-    lines = [heading, "", f"{indent}{across.size} {across.what}", rule]
+    lines = [*wrap(heading, MOST_CHARACTERS), "", f"{indent}{across.size} {across.what}", rule]
     for number, line in enumerate(cells):
         drawn = "|".join(f" {text:^{width}} " for text in line)
         lines += [f"{margin if number == 0 else indent[:-2]}  |{drawn}|", rule]
-    lines += ["", *below.splitlines()] if below else []
+    lines += ["", *(part for line in below.splitlines() for part in wrap(line, MOST_CHARACTERS))] if below else []
     return "".join(f"// {line}".rstrip() + "\n" for line in lines)
 
 

@@ -277,7 +277,7 @@ class GpuProduct(Packing[ConstantsT]):
         raise NotImplementedError
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
-        """Constants of a factor alone, or of all factors."""
+        """Constants of a source: of its only factor, or of all factors."""
         if kernel.job != CHAIN:
             return self.constexprs_of_factor(kernel, constants)
         shape = self.shape(kernel, constants)

@@ -68,9 +68,7 @@ def view(array: Any, name: str = "array", stream: int | None = None) -> ArrayVie
     except KsgenError:
         raise
     except Exception as error:  # foreign objects may break their protocol anywhere
-        raise LaunchError(
-            f"{name} is {_article(array)}, which does not tell what and where its memory is; give {ACCEPTED}"
-        ) from error
+        raise LaunchError(f"{name} is {_article(array)}, which has no array interface; give {ACCEPTED}") from error
 
 
 def common_device(views: Mapping[str, ArrayView]) -> Place:

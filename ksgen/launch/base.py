@@ -58,7 +58,7 @@ class BaseLauncher(Explainable):
     def _set_up(
         self, chains: tuple[Chain, ...], factors: Sequence[Any], stated: StatedOptions, options: LayerOptions
     ) -> None:
-        """Set what all forms have. Without `factors` a launcher is its only factor."""
+        """Set the attributes of all forms. Without `factors`, the launcher itself is the only factor."""
         self.chains, self.stated, self._factors, self.options = chains, stated, tuple(factors), options
         self.between, self.fuse, self.out_layout = options.between, options.fuse, options.out_layout
         self.names, self._checks = names_of(chains), ArgumentChecks()
@@ -100,8 +100,8 @@ class BaseLauncher(Explainable):
     ) -> Any:
         """Compute Y = X K^T, then add the bias, apply the activation and add the residual.
 
-        The arrays' dtype decides the precision. Arrays are those of NumPy, PyTorch, CuPy, PyCUDA, JAX or pyopencl, all
-        in one place and of one dtype. A group takes lists with one entry per layer, and returns one.
+        The arrays' dtype decides the precision. All arrays have one dtype and are on one device; they may come from
+        NumPy, PyTorch, CuPy, PyCUDA, JAX or pyopencl. A group takes lists with one entry per layer, and returns a list.
 
         Args:
             x: Input, (batch, in_features) in layout "bsf", or (in_features, batch) in "bsl".
@@ -257,7 +257,7 @@ class BaseLauncher(Explainable):
             if array is None and is_stated:
                 one = "an array" if len(names) == 1 else "an array per layer, in a list"
                 remedy = f"{operand}={one}, or {operand}=False to leave it out"
-                raise LaunchError(f"{self!r}: {operand} is missing, which is stated; accepted: {remedy}")
+                raise LaunchError(f"{self!r}: {operand} is missing, but the launcher states it; accepted: {remedy}")
             if array is not None and array is not False:
                 arrays[name] = array
 
@@ -275,10 +275,10 @@ class BaseLauncher(Explainable):
         own = listed(weights) if self.takes_lists else (weights,)
         # an array of the first factor is iterable too, along its first axis
         if own is None or (self.takes_lists and getattr(weights, "shape", None) == self.chains[0][0].shape):
-            raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
+            raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one per factor")
         if len(own) != len(self.names.weights):
             raise LaunchError(
-                f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor"
+                f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one per factor"
             )
         taken = list(own)
         for number, each in enumerate(own):
@@ -322,8 +322,7 @@ class BaseLauncher(Explainable):
                 packed_in(packer, each, views.get(name), factor.buffers, stream)
                 for packer, each, name, factor in each_factor
             ]
-            if out is not None and len(plan.outs) > 1:
-                views |= {operand: views[name] for operand, name in zip(plan.outs, self.names.out, strict=True)}
+            views |= {operand: views[name] for operand, name in self.names.operands if name in views}
             call = (on_shared if is_host else on_device)(plan, views, weights, out, stream)
         if self.gives_list and not isinstance(call.out, list):  # a group of one layer
             call.out = [call.out]

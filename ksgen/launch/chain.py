@@ -71,7 +71,8 @@ def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
         given = Chain.read(given[0]).factors
     if not given:
         raise LaunchError(
-            "factors=(); accepted: Launchers, one an argument, or patterns, from the one that meets X first; or a Chain"
+            "factors=(); accepted: Launchers, one per argument, or patterns, from the one that meets X first; or a "
+            "Chain"
         )
     every = [factor for each in given for factor in (each.factors if isinstance(each, Launcher) else (Launcher(each),))]
     return tuple(map(_plain, every))

@@ -41,6 +41,7 @@ class ArrayNames(NamedTuple):
     bias: tuple[str, ...] = ("bias",)
     residual: tuple[str, ...] = ("residual",)
     out: tuple[str, ...] = ("out",)
+    operands: tuple[tuple[str, str], ...] = ()  # of a group's kernel, with the names of their arrays
 
     @property
     def plain(self) -> dict[str, tuple[str, ...]]:
@@ -61,15 +62,19 @@ ONE = ArrayNames()  # names for one factor
 def names_of(chains: Sequence[Chain]) -> ArrayNames:
     """Names of the arrays of a call of these chains."""
     if len(chains) > 1:
-        weights = (
-            f"weights {at} of layer {number}"
-            for number, chain in enumerate(chains, 1)
-            for at in range(1, len(chain) + 1)
-        )
-        outs = (f"out of layer {number}" for number in range(1, len(chains) + 1))
-        return ArrayNames(tuple(weights), numbered("bias", len(chains)), numbered("residual", len(chains)), tuple(outs))
-    count = len(chains[0])
-    return ArrayNames(tuple(f"weights of factor {number}" for number in range(1, count + 1))) if count > 1 else ONE
+        layers = [f"of layer {number}" for number in range(1, len(chains) + 1)]
+        weights = (f"{each} {layer}" for chain, layer in zip(chains, layers, strict=True) for each in _weights(chain))
+        bias, residual, out = (tuple(f"{name} {layer}" for layer in layers) for name in ("bias", "residual", "out"))
+        arrays = {"bias": bias, "residual": residual, "y": out}
+        operands = ((numbered(operand, len(chains)), names) for operand, names in arrays.items())
+        pairs = (pair for each in operands for pair in zip(*each, strict=True))
+        return ArrayNames(tuple(weights), bias, residual, out, tuple(pairs))
+    return ArrayNames(_weights(chains[0])) if len(chains[0]) > 1 else ONE
+
+
+def _weights(chain: Chain) -> tuple[str, ...]:
+    """Names of the weights of each factor."""
+    return tuple(f"weights of factor {at}" for at in range(1, len(chain) + 1)) if len(chain) > 1 else ONE.weights
 
 
 def per_chain(chains: Sequence[Chain], values: Sequence[T]) -> list[Sequence[T]]:
@@ -230,12 +235,12 @@ def _check_out(caller: object, name: str, residual: str, views: Views) -> None:
     """
     out = views[name]
     if not out.writeable:
-        raise LaunchError(f"{caller!r}: out is read-only; give an array that can be written to")
+        raise LaunchError(f"{caller!r}: {name} is read-only; give an array that can be written to")
     for other, given in views.items():
         if other == name or (other == residual and (given.pointer, given.strides) == (out.pointer, out.strides)):
             continue
         if _overlap(given, out):
-            raise LaunchError(f"{caller!r}: out shares memory with {other}; give memory of its own")
+            raise LaunchError(f"{caller!r}: {name} shares memory with {other}; give memory of its own")
 
 
 def _overlap(one: ArrayView, other: ArrayView) -> bool:
@@ -289,7 +294,9 @@ def check_storage(caller: object, stated: StatedOptions, own: Sequence[Any]) -> 
             stored_as = " and ".join(
                 f"{name}={value}" for name, value in zip(("weights", "inputs"), found, strict=True)
             )
-            raise LaunchError(f"{caller!r}: {which} are stored as {stored_as}; accepted, as is stated: {remedy}")
+            raise LaunchError(
+                f"{caller!r}: {which} are stored as {stored_as}, other than the launcher states; accepted: {remedy}"
+            )
 
 
 @dataclass(eq=False)
@@ -412,7 +419,8 @@ def _inputs(caller: Multiplier, forms: Sequence[WeightForm]) -> str:
     if others := [number for number, each in enumerate(found, 1) if each != found[0]]:
         how = f"those of layer 1 as {found[0]} and those of layer {others[0]} as {found[others[0] - 1]}"
         raise LaunchError(
-            f"{caller!r}: first weights multiply x in different storage, {how}; accepted: one storage for all of them"
+            f"{caller!r}: the first factors of the layers take x in different storage, {how}; accepted: one "
+            "storage for all of them"
         )
     return found[0] if found else SAME
 

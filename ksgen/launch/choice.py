@@ -101,7 +101,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             if found.batch != batch:
                 where += f", the nearest to {batch}{_passed_over(wisdom.of(kernel, batch))}"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
-            doubt = f"; its time cannot be trusted: {found.doubt}" if found.doubt else ""
+            doubt = f"; its time is unreliable: {found.doubt}" if found.doubt else ""
             why = f"{who} measured at {where}{doubt}"
             return Choice(found.family, found.constants, why, from_wisdom=True, is_measured=found.is_sound)
     family = family_for(kernel, limits, batch, aligned)
@@ -127,7 +127,11 @@ def _passed_over(entry: Entry | None) -> str:
     """Reason to prefer another batch's entry to the one of this batch; empty if its time is not the reason."""
     if entry is None or entry.is_sound:
         return ""
-    return ", as that one's time cannot be trusted" if entry.doubt else ", as that one is of another template version"
+    return (
+        ", because that one's time is unreliable"
+        if entry.doubt
+        else ", because that one is of another template version"
+    )
 
 
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:

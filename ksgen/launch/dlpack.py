@@ -80,7 +80,7 @@ class Managed:
         _rename_capsule(capsule, used)
         self._address, self._deleter = address, held.deleter
         if isinstance(held, _Versioned) and held.major != 1:
-            raise LaunchError(f"{name} speaks DLPack {held.major}.{held.minor}; this reads 1.x and older")
+            raise LaunchError(f"{name} speaks DLPack {held.major}.{held.minor}; accepted: 1.x and older")
         self.tensor: _Tensor = held.tensor
         self.writeable = not (isinstance(held, _Versioned) and held.flags & _READ_ONLY)
 

@@ -99,7 +99,7 @@ def _listed(options: Mapping[str, Any]) -> str:
 def layer_options(chain: Chain, between: Any, fuse: Any, out_layout: Any) -> LayerOptions:
     """Validate a layer's options; `LaunchError` on unknown words."""
     if not is_word(between, ACTIVATIONS) or (between != "none" and len(chain) < 2):
-        accepted = ", ".join(ACTIVATIONS) if len(chain) > 1 else "none, where there is one factor"
+        accepted = ", ".join(ACTIVATIONS) if len(chain) > 1 else "none, with one factor"
         raise LaunchError(f"{chain}: between={excerpt(between)}; accepted: {accepted}")
     if not is_word(fuse, FUSES):
         raise LaunchError(f"{chain}: fuse={excerpt(fuse)}; accepted: {', '.join(FUSES)}")
@@ -207,10 +207,10 @@ class Explainable:
         self, batch: int, what: Explained, out_layout: Layout | None, device: str | None, why: str
     ) -> str:
         """Explain one launch per factor."""
-        (chain,), is_turned, each = self.chains, is_transposed(what.layout, out_layout), []
+        (chain,), transposes, each = self.chains, is_transposed(what.layout, out_layout), []
         for number, factor in enumerate(self.factors):
             epilogue = what.epilogue if number + 1 == len(chain) else Epilogue(activation=self.between or "none")
-            layout: Any = out_layout if is_turned and number >= chain.turn else what.layout
+            layout: Any = out_layout if transposes and number >= chain.turn else what.layout
             options: dict[str, Any] = {
                 "precision": what.precision,
                 "layout": layout,
@@ -222,7 +222,7 @@ class Explainable:
                     batch, out_layout=layout, device=device, inputs=SAME if number else what.inputs, **options
                 )
             )
-        once = f", and what factor {chain.turn + 1} takes is transposed by a copy" if is_turned else ""
+        once = f", and what factor {chain.turn + 1} takes is transposed by a copy" if transposes else ""
         return "\n".join([f"{self._describe(what.layout, out_layout)}: one launch per factor{once}; {why}", *each])
 
     @property

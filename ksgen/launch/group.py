@@ -53,7 +53,7 @@ class GroupLauncher(BaseLauncher):
 
     def __init__(self, *layers: Any) -> None:
         if not layers:
-            raise LaunchError("layers=(); accepted: ChainLaunchers, Launchers or chains, one an argument")
+            raise LaunchError("layers=(); accepted: ChainLaunchers, Launchers or chains, one per argument")
         given = tuple(map(layer_of, layers))
         chains, stated = tuple(layer.chain for layer in given), given[0].stated
         if changed := [layer for layer in given if layer.out_layout]:

@@ -119,7 +119,7 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
         return sys.modules["pyopencl.array"].empty(like.owner.queue or like.owner.context, shape, kind)
     if like.device == "host":
         return new_host_array(shape, numpy_dtype(dtype or like.dtype))
-    raise LaunchError("x tells where its memory is, but not how to make more of it; give out=")
+    raise LaunchError("x gives its address, but no way to allocate an output; give out=")
 
 
 def check_transposable(caller: object, found: ArrayView) -> None:
@@ -127,9 +127,8 @@ def check_transposable(caller: object, found: ArrayView) -> None:
     if found.kind not in TRANSPOSING and found.device != "host":
         kind = type(found.owner).__name__
         raise LaunchError(
-            f"{caller!r}: factors are launched one by one here, and nothing turns a {kind} from one layout into the "
-            "other; "
-            "accepted: arrays of NumPy, PyTorch or CuPy, or one layout for x and y"
+            f"{caller!r}: factors are launched one by one here, and nothing transposes a {kind} from one layout "
+            "into the other; accepted: arrays of NumPy, PyTorch or CuPy, or one layout for x and y"
         )
 
 

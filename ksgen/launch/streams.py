@@ -54,7 +54,7 @@ def agreed_stream(caller: object, views: Views) -> Any:
             first, agreed = name, given.stream
         elif not is_same_stream(given.stream, agreed):
             streams = f"{first} works on stream {agreed} and {name} on {given.stream}"
-            raise LaunchError(f"{caller!r}: {streams}; give stream=, on which the work of both is waited for")
+            raise LaunchError(f"{caller!r}: {streams}; give stream=, which waits for the work of both")
     return agreed
 
 
@@ -149,8 +149,8 @@ def in_their_context(caller: object, device: Device, stream: Stream, views: View
         if held is None and views[name].kind not in STREAM_ORDERED:  # these keep freed memory, and use the host's
             at = f"{views[name].pointer:#x}"
             raise LaunchError(
-                f"{caller!r}: {name} lies at {at}, where CUDA knows no memory; it may be freed: give an array with "
-                "memory"
+                f"{caller!r}: {name} lies at {at}, which is no memory of CUDA and may have been freed; give an array "
+                "with memory"
             )
     apart = {name: held for name, held in contexts.items() if held}
     if set(apart.values()) <= {own}:

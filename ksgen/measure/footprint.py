@@ -1,6 +1,6 @@
-"""The memory of this machine that checking one kernel takes at its peak, computed beforehand. Never allocates.
+"""Peak host memory of checking one kernel, computed in advance. Never allocates.
 
-Counts what `verify.py` and `reference.py` hold; the tests compare it with traced memory.
+Counts the arrays of `verify.py` and `reference.py`; the tests compare it with traced memory.
 """
 
 from dataclasses import dataclass

@@ -59,7 +59,7 @@ class _Queue:
             return _Queue(device, _waiting(device))
         except ToolchainError as error:
             why = str(error).partition(";")[0]
-            warn(f"{device.name}: launches are timed together with their host, for want of a compiler ({why})")
+            warn(f"{device.name}: times include the host's launch overhead, because there is no compiler ({why})")
             return _Queue(device, None)
 
     def times(self, launch: Launch, runs: int, warmup: int) -> list[float]:

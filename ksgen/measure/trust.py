@@ -18,7 +18,7 @@ from ksgen.measure.pause import rest
 from ksgen.words import counted
 
 MARK = "?"  # after each unreliable figure, wherever it is printed
-ONE_IN = 20  # intervals does not hold the median: a confidence of 95 %
+ONE_IN = 20  # one of so many intervals misses the median: a confidence of 95 %
 MOST_WIDTH = 0.05  # width of that interval, relative to the median
 MOST_OTHERS = 0.1  # share of the processors' time that others take
 LEAST_BLOCKS = 6  # for an interval of that confidence
@@ -66,7 +66,7 @@ class Blocks:
         return len(self.values) >= LEAST_BLOCKS and not self.doubt
 
     def is_hopeless(self, give_up: float) -> bool:
-        """Whether the fastest of a few blocks is slower than that."""
+        """Whether the fastest of at least two blocks is slower than `give_up`."""
         return len(self.values) >= HOPELESS_BLOCKS and min(self.values) > give_up
 
 
@@ -74,7 +74,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """The median lies between these two values with a confidence of 95 %, whatever their distribution, if they are
     independent."""
     ordered, count = sorted(values), len(values)
-    # values left out at either end; ways, of 2^count, to have at most one more beyond the median
+    # values left out at either end; outcomes, of 2^count, with at most one more beyond the median
     cut, tail = 0, 1 + count
     while 2 * tail * ONE_IN <= 2**count:
         cut += 1
@@ -164,9 +164,7 @@ def with_doubt(figure: str, why: str) -> str:
 def describe_doubts(doubts: Sequence[str], thing: str = "time") -> str:
     """Format the note below figures, each given with its doubt or none; empty if all are reliable."""
     some = list(filter(None, doubts))
-    return (
-        f"{MARK} {len(some)} of {counted(len(doubts), thing)} cannot be trusted; the first: {some[0]}." if some else ""
-    )
+    return f"{MARK} {len(some)} of {counted(len(doubts), thing)} unreliable; the first: {some[0]}." if some else ""
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ class Counts:
 
 
 def counts() -> Counts | None:
-    """Linux's processor time counts now; None elsewhere. Idle time is exact, so all other time counts as busy."""
+    """Present counts of processor time on Linux, else None. Idle time is exact, so all other time counts as busy."""
     try:
         words = (_PROC / "stat").read_text().split("\n", 1)[0].split()
         idle, waiting = map(int, words[4:6])

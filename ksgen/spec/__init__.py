@@ -25,7 +25,7 @@
       whole: {chain: [[6,64,64,1], [1,768,192,2]], fuse: yes}  # one launch: auto, where faster; yes: always; or no
     patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults
 
-An option that is a list multiplies out. Layers share kernels; under `kernels`, asking for one twice is a mistake.
+A list of values asks for one kernel per value. Layers share kernels; under `kernels`, a kernel twice is an error.
 The families and their arguments are the functions of `ksgen.pattern`. `schema` gives all of it as a JSON schema.
 """
 

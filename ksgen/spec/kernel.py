@@ -194,7 +194,7 @@ class KernelSpec:
         check_word("stride", self.stride, ("dense",) if self.job == "gradient" else STRIDES)
         check_word("between", self.between, ACTIVATIONS)
         if self.between != "none" and not any(len(chain) > 1 for chain in self.chains):
-            raise SpecError(f"between={self.between} where there is one factor; accepted: none, or two factors or more")
+            raise SpecError(f"between={self.between} with one factor; accepted: none, or two factors or more")
         check_word("weights", self.weights, WEIGHTS)
         check_word("inputs", self.inputs, INPUTS)
         self._check_weights()

@@ -101,7 +101,9 @@ def _events(text: str, file: str) -> Iterator[yaml.Event]:
     for count, event in enumerate(_parsed(text, file)):
         if count == MOST_EVENTS:
             place = SourcePlace(file, _line(event))
-            raise place.error(f"more than {MOST_EVENTS} YAML values; accepted: fewer, as lists of options multiply out")
+            raise place.error(
+                f"more than {MOST_EVENTS} YAML values; accepted: fewer; a list of values stands for many entries"
+            )
         yield event
 
 

@@ -178,7 +178,9 @@ def _collect(requests: list[SpecRequest]) -> tuple[tuple[KernelSpec, ...], dict[
     listed: dict[KernelSpec, SourcePlace] = {}
     for count, (request, kernel) in enumerate(_multiply_out(requests)):
         if count == MOST_KERNELS:
-            raise request.place.error(f"multiplies out to too many kernels; accepted: {MOST_KERNELS} in one spec")
+            raise request.place.error(
+                f"its lists of values ask for too many kernels; accepted: {MOST_KERNELS} in one spec"
+            )
         if request.is_listed and (before := listed.setdefault(kernel, request.place)) is not request.place:
             raise request.place.error(f"asks for {kernel.name} again, after line {before.line}; accepted: once")
         kernels.setdefault(kernel, request.options.batch_place)
@@ -205,7 +207,7 @@ def _layer(name: str, entry: Entry, defaults: KernelOptions) -> _Layer:
     chains = tuple(replace(chain, name=name) for chain in (values["group"] if is_group else (values["chain"],)))
     options = LayerOptions(**{key: values[key] for key in _LAYER_OPTIONS if key in values})
     if options.between != "none" and all(len(chain) == 1 for chain in chains):
-        raise places["between"].error(f"got {options.between} where there is one factor; accepted: none")
+        raise places["between"].error(f"got {options.between} with one factor; accepted: none")
     if options.out_layout and is_group:
         raise places["out_layout"].error(f"got {options.out_layout} of a group; accepted: of a chain")
     own = _options(entry, defaults)
@@ -308,7 +310,7 @@ _LAYER = KeysOrValue(
 )
 _SPEC = Keys(
     {
-        "defaults": About("Options of all entries. A list of values multiplies out.", Keys(_OPTIONS)),
+        "defaults": About("Options of all entries. A list of values asks for one kernel per value.", Keys(_OPTIONS)),
         "kernels": About("Patterns a,b,c,d, alone or with options.", ListOf(_KERNEL, "a list of patterns")),
         "layers": About("Chains by name, alone or with options.", Named(_LAYER, "a mapping of layer names to chains")),
         "patterns": About("A set of patterns, with the defaults.", Word(_PATTERN_SETS)),

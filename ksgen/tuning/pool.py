@@ -43,7 +43,7 @@ class Pool:
 
 
 def list_space(job: Job, machine: Machine, only: str | None = None) -> list[Candidate]:
-    """Every candidate of the machine's families, or of the family or earlier name `only`."""
+    """List all candidates of the machine's families; `only` restricts them to one family, by any of its names."""
     families = [family_named(only or name) for name in machine.ceilings]
     return [
         Candidate(family.name, constants)

@@ -130,7 +130,7 @@ class Worker:
             try:
                 self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
             except OSError as error:
-                why = f"no room for temporary files ({error}); TMPDIR names another folder"
+                why = f"temporary files cannot be written ({error}); TMPDIR names another folder"
                 raise DeviceError(f"the process that measures: {why}") from None
             self._connection, theirs = Pipe()
             paths = [os.path.abspath(path) for path in sys.path]

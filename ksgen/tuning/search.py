@@ -30,12 +30,12 @@ from ksgen.tuning.strategies import Strategy
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom.store import Entry
 
-FIRST = Runs(seconds=1.0)  # runs of every candidate
+FIRST = Runs(seconds=1.0)  # limits of the first timing of each candidate
 HOPELESS = 1.5  # times the best: a candidate whose first blocks are all slower gets no more
 FINALISTS = 6
 CLOSE = 1.2  # times the best; slower candidates are no finalists
-FINAL = Runs(seconds=1.0)  # runs of every finalist, in each round
-FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # the finals' share of a budget of time: at most what three rounds take
+FINAL = Runs(seconds=1.0)  # limits of the timing of a finalist, per round
+FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # share of a time budget kept for the finals; at most three rounds' time
 AGAIN = 2  # disturbed rounds that a job repeats; later ones count, marked as unreliable
 WAIT_SECONDS = 0.1  # interval of checks whether to stop
 
@@ -66,13 +66,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a search: the fastest trial, and the first guess, measured in turns with it."""
+    """The result of a search: the fastest trial, and the default, measured in turns with it."""
 
     job: Job
     best: Trial
     default: Trial | None  # the family's default, if it could be measured
     looked: int
-    measured_now: int  # those that are not known from an earlier search
+    measured_now: int  # candidates that no earlier search had measured
     seconds: float
     is_complete: bool  # false if the search was stopped
     is_kept: bool = True  # whether it is stored as wisdom; false if the known entry is better
@@ -97,7 +97,7 @@ class Tuned:
         # the least time of the copy that separate launches need in addition
         if transposed := transposed_bytes(best.kernel, best.batch):
             measured["turn_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
-        kernel = replace(best.kernel, stride="dense")  # the wisdom of dense arrays serves slices
+        kernel = replace(best.kernel, stride="dense")  # slices use the wisdom of dense arrays
         return Entry(
             kernel, best.batch, best.family, best.constants, measured | ({"note": best.note} if best.note else {})
         )
@@ -111,7 +111,7 @@ class Setting:
     machine: Machine
     store: TrialStore
     budget: Budget
-    stop: threading.Event  # set: keep what was found, and end
+    stop: threading.Event  # if set, searches end and keep their results
     say: Callable[[Progress], None]
 
 
@@ -126,7 +126,7 @@ class Search:
         self.budget, self.stop, self.say = setting.budget, setting.stop, setting.say
         self.job = pool.job
         self.trials: dict[int, Trial] = {}  # trials of the completed candidates
-        self._front: list[int] = []  # candidates that were measured side by side in the last round
+        self._front: list[int] = []  # candidates of the last round of the finals
         self._binaries: dict[int, Binary] = {}
         self._begin = time.monotonic()
         self._asked = self._measured_now = 0
@@ -177,7 +177,7 @@ class Search:
                     self._done(index, self._trial_of(index, future.result()[0]))
 
     def _ask(self) -> None:
-        """Keep every compiler busy. If the processor itself measures: only between measurements."""
+        """Keep every compiler busy; if the processor itself measures, only between measurements."""
         ahead = self.engine.compilers + self.engine.devices if self.engine.overlaps else 2 * self.engine.compilers
         if not self.engine.overlaps and (self._built or self._measuring):
             return
@@ -242,7 +242,7 @@ class Search:
         self.strategy.tell(index, trial.median_us)
         self._tell("searching")
 
-    # ---- the best of them, side by side
+    # ---- the finals: the best candidates, measured in turns
 
     def _finals(self) -> None:
         """Successive halving: the faster half enters the next round, and so does the default, which the winner must
@@ -279,7 +279,7 @@ class Search:
             self._front = [default]
 
     def _finalists(self) -> list[int]:
-        """The fastest candidates, and the guesses, which launchers would take without this search."""
+        """The fastest candidates, and the guesses: those that launchers would use without this search."""
         timed = sorted((trial.median_us, index) for index, trial in self.trials.items() if trial.median_us is not None)
         if not timed:
             return []
@@ -301,7 +301,7 @@ class Search:
     # ---- what is known
 
     def _best(self) -> Trial | None:
-        """Winner of the last round if there was one, as times of earlier rounds do not compare."""
+        """Winner of the last round if there was one, because times of different rounds are not comparable."""
         timed = [
             trial
             for index, trial in self.trials.items()

@@ -16,7 +16,7 @@ WINDOW = 1500  # candidates of the model's order that are weighed against each o
 LEAST = 12  # candidates that are measured before a search may end by itself
 MOST = 96  # after which it ends without a budget
 WORTH = 0.005  # relative to the best time: a smaller expected gain is not worth another candidate
-BOLDNESS = 0.5  # standard deviations by which an unsure candidate is given the benefit of the doubt
+BOLDNESS = 0.5  # standard deviations subtracted from the expected time, so that uncertain candidates are tried
 
 
 class Strategy(Protocol):

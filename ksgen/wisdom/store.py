@@ -270,8 +270,7 @@ def check_writable() -> None:
         raise KsgenError(f"{folder}: {words} ({error.strerror or error})") from error
     if not is_locked:
         warn(
-            f"{folder}: its file system has no locks: of two searches that save at once, one can lose its winners; "
-            "run one at a time"
+            f"{folder}: its file system has no locks, so searches that save at once can lose results; run one at a time"
         )
 
 
@@ -307,7 +306,7 @@ def _entries_of(source: Path | str, strict: bool) -> Iterator[Entry]:
         raise damage[0]
     if damage:
         others = f" (and {len(damage) - 1} more like it)" if len(damage) > 1 else ""
-        _log.warning("wisdom that cannot be read is passed over: %s%s", damage[0], others)
+        _log.warning("unreadable wisdom is ignored: %s%s", damage[0], others)
 
 
 def _content(text: str, source: str) -> Any:

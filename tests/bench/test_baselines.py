@@ -68,7 +68,7 @@ def test_libraries_that_are_missing_or_cannot_say_so(monkeypatch: pytest.MonkeyP
     assert library_version("no_such_library") == "no_such_library is missing"
 
 
-def test_what_is_made_of_another_format_needs_its_memory_too() -> None:
+def test_a_copy_in_another_format_needs_memory_too() -> None:
     """A process that takes more than there is would be killed."""
     pattern = Pattern(1, 64, 64, 4)
     assert BASELINES["scipy"].elements(pattern) > BASELINES["sparse"].elements(pattern) > 2 * pattern.weight_count

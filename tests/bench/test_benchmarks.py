@@ -29,7 +29,7 @@ def test_each_family_is_measured_by_its_own_default(layout: str, kinds: list[str
 
 
 @pytest.mark.slow
-def test_facts_of_a_device_are_what_the_emulator_plays() -> None:
+def test_facts_of_a_device_are_what_the_emulator_assumes() -> None:
     device_facts = pytest.importorskip("benchmarks.device_facts")
     gpu = FakeGpu()
 

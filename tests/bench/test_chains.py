@@ -63,7 +63,7 @@ layers:
         ("precision: float64", r"layer up has precision=float64; accepted: float32, tf32, float16, bfloat16, fp16x3"),
     ],
 )
-def test_what_nobody_else_computes_is_refused(options: str, message: str, tmp_path: Path) -> None:
+def test_jobs_without_other_contenders_are_refused(options: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "some.yaml").write_text(f"layers: {{up: {{chain: ['2,4,8,1', '1,8,8,1'], {options}}}}}")
     with pytest.raises(SpecError, match=message):
         of_spec(tmp_path / "some.yaml")

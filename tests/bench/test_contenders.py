@@ -155,7 +155,7 @@ def test_a_search_that_finds_nothing_costs_only_itself(
         measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3")
 
 
-def test_unmeasured_tiles_are_contenders_beside_what_launchers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmeasured_tiles_are_contenders_in_addition_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "limits_of", lambda device: WITH_TILES)
     monkeypatch.setattr(module.PLANNER, "choice", lambda *given: SimpleNamespace(from_wisdom=False))
 

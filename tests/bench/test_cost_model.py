@@ -127,7 +127,7 @@ def test_the_replay_is_printed() -> None:
     assert printed[-1].startswith("all")
 
 
-def test_predictions_stand_beside_published_times() -> None:
+def test_predictions_are_compared_with_published_times() -> None:
     printed = CliRunner().invoke(main, ["predictions", "--pattern", "1,192,48,2"]).output.splitlines()
     assert len(printed) == 1 + 2 * 6  # a time and a median for each of three precisions in two layouts
     assert printed[1].split()[:4] == ["1,192,48,2", "float32", "bsf", "simt"]

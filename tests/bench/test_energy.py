@@ -46,7 +46,7 @@ def test_too_short_is_refused_with_how_long_would_do() -> None:
 def test_no_more_than_idle_is_no_result() -> None:
     with pytest.raises(
         EnergyError,
-        match=r"took 100.0 J in 4.0 s, no more than the idle GPU's 70 W: something else ran .*; try again alone",
+        match=r"took 100.0 J in 4.0 s, no more than the idle GPU's 70 W: another process used it",
     ):
         joule_a_run(Reading(100.0, 4.0, 0), 16, Idle(70.0, 0.1))
 

@@ -92,7 +92,7 @@ def test_ksgens_layer_is_fused_as_a_spec_says(fuse: str, monkeypatch: pytest.Mon
     assert [each.fuse for each in made] == [fuse]
 
 
-def test_what_is_wrong_is_told_from_what_is_right() -> None:
+def test_wrong_results_are_distinguished_from_right_ones() -> None:
     arrays = LayerArrays(JOBS[3], torch.device("cpu"), seed=0)
     ways = {each.implementation: each for each in layer_contenders(JOBS[3], find_device("native"), ("dense",))}
     ys = ways["dense"].prepare(arrays).run(0)
@@ -127,7 +127,7 @@ def test_a_group_of_few_entries_on_a_gpu_is_one_launch_or_one_for_each_layer() -
     assert [source.family for source in sources] == ["gemv"] * 7  # each factor packed as for it alone
 
 
-def test_what_has_no_room_says_so() -> None:
+def test_a_lack_of_space_is_reported() -> None:
     job = LayerJob(
         Layer("wide", (Chain((Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1))),)), "float32", "bsf", 1000
     )

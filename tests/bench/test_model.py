@@ -296,7 +296,7 @@ def test_mistakes(arguments: list[str], message: str) -> None:
     assert str(bench(*arguments).exception).startswith(message)
 
 
-def test_rows_are_kept_as_they_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rows_are_saved_while_others_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A run that is killed leaves what it has measured."""
     output, spread = tmp_path / "model.json", Spread(1.0, 2.0, 3.0)
 

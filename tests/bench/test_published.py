@@ -13,7 +13,7 @@ from tests.support.bench_rows import row
 pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install -e '.[bench]'")
 
 
-def test_the_authors_own_times_stand_beside_ours() -> None:
+def test_the_authors_own_times_are_compared_with_ours() -> None:
     some = [row("6,64,64,1", OURS, median_us=61.5, share_of_floor=0.5), row("6,64,64,1", "bmm", median_us=123.0)]
     assert tables.authors(some).rows == (("6,64,64,1", "float32", "bsl", "61.5", "123", "123", "x2.00", "50 %"),)
     assert "another GPU" in tables.authors(some).note

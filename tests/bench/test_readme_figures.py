@@ -44,7 +44,8 @@ def test_the_page_of_benchmarks_has_a_part_per_machine(tmp_path: Path, monkeypat
         machine(tmp_path / name, runtime)
     shown, pictures = figures.benchmarks_figures(tmp_path, page)
     for name in ("abacus", "processor"):
-        assert shown.count(f"Abacus, 2026-01-02, commit c0ffee. All of it: `ksgen bench report {name}/paper.csv`.") == 1
+        command = f"ksgen bench report {name}/paper.csv"
+        assert shown.count(f"Abacus, 2026-01-02, commit c0ffee. All results: `{command}`.") == 1
         assert f"](../{name}/paper.svg)" in shown
         assert pictures[tmp_path / name / "paper.svg"].count('class="bar"') == 2
     assert "| 25088 | float32 | bsl | 1 | 100 % | x2.00 |" in shown
@@ -95,6 +96,10 @@ def test_figures_stand_between_the_marks_of_a_page(tmp_path: Path) -> None:
     figures, page = script(), tmp_path / "README.md"
     page.write_text(f"a\n{figures.BEGIN}old\n{figures.END}b\n")
     assert figures.updated(page, "new\n") == f"a\n{figures.BEGIN}new\n{figures.END}b\n"
+    table, prose = f"| {'cell | ' * 40}\n", "word " * 40
+    wrapped = f"{('word ' * 24).strip()}\n{('word ' * 16).strip()}\n"
+    expected = f"a\n{figures.BEGIN}{table}\n{wrapped}{figures.END}b\n"
+    assert figures.updated(page, f"{table}\n{prose}\n") == expected
     page.write_text("a")
     with pytest.raises(click.ClickException, match=r"README.md has no lines"):
         figures.updated(page, "new\n")

@@ -185,8 +185,9 @@ def test_layers_without_a_reliable_time_have_no_table_of_dashes() -> None:
 
 
 @pytest.mark.slow
-def test_a_processors_results_are_beside_the_best_of_pytorch() -> None:
-    times = {OURS: 50.0, LAYER: 64.0, "bmm": 100.0, "strided": 80.0, "scipy": 10.0}  # SciPy is none of PyTorch's ways
+def test_a_processors_results_are_compared_with_the_best_of_pytorch() -> None:
+    # SciPy is none of PyTorch's methods
+    times = {OURS: 50.0, LAYER: 64.0, "bmm": 100.0, "strided": 80.0, "scipy": 10.0}
     first = [row("1,48,48,2", name, median_us=us, runtime="opencl", share_of_floor=0.5) for name, us in times.items()]
     second = [
         row("1,64,64,4", name, median_us=us, runtime="opencl", share_of_floor=0.7)
@@ -207,7 +208,7 @@ def test_a_processors_results_are_beside_the_best_of_pytorch() -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_is_named_by_a_line_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_is_named_by_a_line_next_to_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, titles = tmp_path / "paper.csv", []
     write_csv([each for each in processor_rows() if each.precision == "float32"], file)
     monkeypatch.setattr(report, "drawn_picture", lambda title, panels: titles.append(title) or "")

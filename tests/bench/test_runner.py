@@ -124,7 +124,7 @@ def test_the_time_limit_leaves_whole_measurements(cpu: Any, tmp_path: Path) -> N
     assert {each.pattern for each in rows} == {"1,8,8,2"}
 
 
-def test_the_time_limit_is_held_within_a_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_is_kept_within_a_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock advances 10 s per check and 3 s per measurement."""
     now, did = [0.0], []
     attempt = Runner._attempt
@@ -232,7 +232,7 @@ def test_what_fails_later_is_a_row_too(
     assert complete == 1
 
 
-def test_a_lost_gpu_ends_the_run_and_says_so(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_gpu_ends_the_run_with_a_report(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(where: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -240,7 +240,9 @@ def test_a_lost_gpu_ends_the_run_and_says_so(cpu: Any, tmp_path: Path, monkeypat
         measuring = Runner(log, cpu, Protocol(FAST), Times(), {"device": cpu.name}, 0.0, lambda done, total, now: None)
         measuring.where = torch.device("cuda")
         monkeypatch.setattr(torch.cuda, "synchronize", lost)
-        with pytest.raises(KsgenError, match=r"the GPU context is lost \(a bug\); start again: it goes on after this"):
+        with pytest.raises(
+            KsgenError, match=r"the GPU context is lost \(a bug\); the same command continues after this measurement"
+        ):
             measuring._refused(RuntimeError("a bug"))
         monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
         assert measuring._refused(RuntimeError("a bug"))["status"] == "failed"

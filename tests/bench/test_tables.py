@@ -52,7 +52,7 @@ def test_markdown_tables(rows: list[Row]) -> None:
     assert all(len(set(counts)) <= 1 for counts in widths)
 
 
-def test_our_families_stand_beside_each_other_and_beside_pytorch() -> None:
+def test_families_are_compared_with_each_other_and_with_pytorch() -> None:
     small = {"precision": "bfloat16", "arithmetic": "bfloat16"}
     rows = [row(pattern, "bmm", median_us=400.0, **small) for pattern in ("1,512,512,2", "1,4,4,512")]
     rows += [row(each.pattern, median_us=300.0, family="vector", **small) for each in rows]

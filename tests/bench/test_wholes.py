@@ -59,7 +59,7 @@ def test_a_table_for_each_precision_and_step(files: list[Path]) -> None:
     assert forward.title == "vit-s16 on an abacus, batch 8, float32, forward"
     assert forward.columns == ("module", "dense, ms", "auto", "bmm", "the paper")
     assert forward.rows[0] == ("block", "2.000", "0.50 (0.45-0.55)", "0.90? (0.81-0.99)", "0.78")
-    assert "?: it cannot be trusted (others took 80% of the processors)." in forward.note
+    assert "?: unreliable (others took 80% of the processors)." in forward.note
     assert "the median of 7 rounds" in forward.note
     assert (training.rows, "?" in training.note) == ((("whole", "2.000", "0.70 (0.63-0.77)", ""),), False)
     assert "with sparse down alone" in tables_of_content(files[0], MODEL | {"layers": ["down"]})[0].title
@@ -94,10 +94,13 @@ def test_they_stand_on_the_page(files: list[Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "not such a file (KeyError: 'rows'); accepted: the JSON of `ksgen bench model` or `ksgen bench share`"),
-        ("[", "not such a file (JSONDecodeError"),
-        ('{"rows": [1]}', "not such a file (TypeError"),
-        ("[]", "not such a file (TypeError"),
+        (
+            "{}",
+            "not a file of this kind (KeyError: 'rows'); accepted: the JSON of `ksgen bench model`",
+        ),
+        ("[", "not a file of this kind (JSONDecodeError"),
+        ('{"rows": [1]}', "not a file of this kind (TypeError"),
+        ("[]", "not a file of this kind (TypeError"),
     ],
 )
 def test_other_files_are_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_lock_ends_with_its_process(compiler):
     assert build("text", "ks_1", "sm_90a", compiler).data == b"1.0 text"
 
 
-def test_lock_held_past_the_limit_compiles_anyway(compiler, monkeypatch):
+def test_a_lock_beyond_the_time_limit_does_not_stop_the_compilation(compiler, monkeypatch):
     holder = multiprocessing.get_context("fork").Process(target=build_for_ever, args=(compiler.journal,))
     holder.start()
     while not compiler.count():
@@ -177,7 +177,7 @@ def test_no_place_for_locks_is_no_obstacle(compiler, monkeypatch, tmp_path):
 
 def test_cache_that_cannot_be_written_warns_once(compiler, monkeypatch, tmp_path):
     (tmp_path / "user").write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match=r"ksgen works without its cache, and compiles again next time: .*/user \("):
+    with pytest.warns(UserWarning, match=r"kernels are not cached, and are compiled again next time: .*/user \("):
         assert build("text", "ks_1", "sm_90a", compiler).data == b"1.0 text"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -194,7 +194,7 @@ def test_full_disk_warns_and_works(compiler, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.warns(UserWarning, match=r"works without its cache.*\(No space left on device\)"):
+    with pytest.warns(UserWarning, match=r"kernels are not cached.*\(No space left on device\)"):
         assert build("text", "ks_1", "sm_90a", compiler).data == b"1.0 text"
 
 

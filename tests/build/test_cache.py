@@ -121,7 +121,7 @@ def test_bad_entry_is_reported_set_aside_and_replaced(cache, caplog, damage, com
     assert bad.reason
     with caplog.at_level(logging.WARNING):
         assert cache.get(REQUEST, compiler) is None
-    assert "is set aside, to be built again" in caplog.text
+    assert "is ignored, and is built again" in caplog.text
     assert os.listdir(cache.path) == []
     cache.put(REQUEST, binary())
     assert cache.get(REQUEST, compiler) == binary()
@@ -157,7 +157,7 @@ def test_entry_under_another_key_is_refused(cache):
     assert cache.get(request(1), COMPILER) is None
 
 
-def test_read_only_cache_is_left_as_it_is(cache):
+def test_read_only_cache_is_left_unchanged(cache):
     cache.put(REQUEST, binary())
     os.utime(files_of(cache) / "meta.json", (1000, 1000))
     read_only = Cache(cache.path, read_only=True)
@@ -395,7 +395,7 @@ def refuses(cache: Cache, why: str) -> None:
     with pytest.warns(KsgenWarning, match=why) as warned:
         assert [cache.get(REQUEST, COMPILER), cache.get(REQUEST), cache.get(REQUEST)] == [None] * 3
     (warning,) = warned
-    assert str(warning.message).startswith(f"ksgen takes no binaries from the cache {cache.path}: {cache.path}")
+    assert str(warning.message).startswith(f"ksgen does not use the cache {cache.path}: {cache.path}")
     assert str(warning.message).endswith("or accept it with KSGEN_TRUST=all")
     assert "\n" not in str(warning.message)
 

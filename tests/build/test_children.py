@@ -105,7 +105,8 @@ def test_full_disk_is_named(tmp_path, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(disk))
         fill(disk)
         with pytest.raises(
-            ToolchainError, match=r"^k: no room for temporary files \(.*No space left.*\); TMPDIR=.*/disk; accepted: a"
+            ToolchainError,
+            match=r"^k: temporary files cannot be written \(.*No space left.*\); TMPDIR=.*/disk; accepted: a",
         ):
             find_host_compiler().compile_whole("int x;" * 10_000, "k", host_target())
 

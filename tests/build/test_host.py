@@ -130,7 +130,7 @@ def test_why_there_is_none(named: str | None, says: str, tmp_path: Path, monkeyp
         find_host_compiler()
 
 
-def test_what_is_no_compiler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_no_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = write_program(tmp_path / "failing", "#!/bin/sh\nexit 3\n")
     monkeypatch.setenv("KSGEN_CXX", str(failing))
     with pytest.raises(ToolchainError, match=r"failing --version ends with 3 and says nothing"):
@@ -182,7 +182,7 @@ def test_inputs_are_repeated_for_all_lanes_from_where_they_lie(compiler: HostCom
 @pytest.mark.parametrize(
     ("pattern", "layout"), [((1, 256, 256, 2), "bsf"), ((1, 48, 48, 3), "bsf"), ((1, 96, 384, 6), "bsl")]
 )
-def test_sums_and_what_they_are_made_of_stay_in_registers(
+def test_sums_and_their_operands_stay_in_registers(
     pattern: tuple[int, int, int, int],
     layout: str,
     precision: str,
@@ -269,7 +269,7 @@ def test_it_is_compiled_once_and_then_found(
         ("pocl on a processor", "ksgen build SPEC, on this device"),
     ],
 )
-def test_a_missing_binary_is_told_with_what_makes_it(target: str, says: str) -> None:
+def test_a_missing_binary_is_reported_with_the_command_that_builds_it(target: str, says: str) -> None:
     why = "no C++ compiler found; install g++"
     told = rf"ks: no cache holds it for {target}, and {re.escape(why)}; prepare it with: {says}$"
     with pytest.raises(ToolchainError, match=told):

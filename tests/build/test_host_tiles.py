@@ -22,14 +22,14 @@ from ksgen.emit.render import render
 from ksgen.families.amx import Amx, AmxChainConstants, AmxConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from tests.support.played_tiles import library, needs_play, product, rounded
+from tests.support.emulated_tiles import library, needs_emulation, product, rounded
 
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 KINDS = ("ordinary", "near the least normal", "subnormal", "near the largest", "not finite")
 
 
 @pytest.fixture
-def played(tmp_path: Path) -> ctypes.CDLL:
+def emulated(tmp_path: Path) -> ctypes.CDLL:
     return library(tmp_path)
 
 
@@ -80,23 +80,23 @@ def arguments(kind: str, operand: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return a, b, c
 
 
-def multiplied(played: Any, operand: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def multiplied(emulated: Any, operand: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     before, result = aligned(), c.copy()
-    played.begin(ctypes.byref(before))
-    getattr(played, f"multiply_{operand}")(a.ctypes, b.ctypes, result.ctypes)
-    played.end(ctypes.byref(before))
+    emulated.begin(ctypes.byref(before))
+    getattr(emulated, f"multiply_{operand}")(a.ctypes, b.ctypes, result.ctypes)
+    emulated.end(ctypes.byref(before))
     return result
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operand", TYPES)
-def test_products_are_those_of_exact_arithmetic_bit_by_bit(operand: str, kind: str, played: ctypes.CDLL) -> None:
+def test_products_are_those_of_exact_arithmetic_bit_by_bit(operand: str, kind: str, emulated: ctypes.CDLL) -> None:
     """Rounded after each multiply-add of two chains, then their sum, then the sum with what was there; subnormals
     are zeros.
     """
     a, b, c = arguments(kind, operand)
-    got = multiplied(played, operand, a, b, c)
+    got = multiplied(emulated, operand, a, b, c)
     with np.errstate(invalid="ignore", over="ignore"):
         wanted = product(a.astype(np.float32), b.astype(np.float32), c)
         np.testing.assert_array_equal(got, wanted)
@@ -122,76 +122,76 @@ def test_what_is_rounded_up_to_the_least_normal_is_no_zero_and_what_is_not_is() 
     assert rounded(least * (1 - Fraction(2) ** -25) * (1 - Fraction(2) ** -60)) == 0
 
 
-def test_the_least_normal_is_decided_as_the_model_decides_it(played: ctypes.CDLL) -> None:
+def test_the_least_normal_is_decided_as_the_model_decides_it(emulated: ctypes.CDLL) -> None:
     """The sums lie one place below the least normal number, at a tie, and next to the tie."""
     a, b, c = np.zeros((16, 32), TYPES["bf16"]), np.zeros((16, 16, 2), TYPES["bf16"]), np.zeros((16, 16), np.float32)
     a[:, 0], a[:, 2] = 2.0**-63, -(2.0**-75)
     b[0, :, 0] = 2.0**-63
     b[1, :, 0] = [2.0 ** -(75 + n) for n in range(16)]
-    got = multiplied(played, "bf16", a, b, c)
+    got = multiplied(emulated, "bf16", a, b, c)
     np.testing.assert_array_equal(got, product(a.astype(np.float32), b.astype(np.float32), c))
     assert {float(each) for each in got.flat} == {0.0, 2.0**-126}
 
 
-def test_a_thread_keeps_its_modes_of_rounding_and_its_flags(played: ctypes.CDLL) -> None:
-    before = played.modes()
+def test_a_thread_keeps_its_modes_of_rounding_and_its_flags(emulated: ctypes.CDLL) -> None:
+    before = emulated.modes()
     try:
-        played.set_modes(0x5F80)  # upwards
+        emulated.set_modes(0x5F80)  # upwards
         a, b, c = arguments("not finite", "bf16")
         with np.errstate(all="ignore"):
             wanted = product(a.astype(np.float32), b.astype(np.float32), c)
-        played.set_modes(0x5F80)
-        got = multiplied(played, "bf16", a, b, c)
-        assert played.modes() == 0x5F80
+        emulated.set_modes(0x5F80)
+        got = multiplied(emulated, "bf16", a, b, c)
+        assert emulated.modes() == 0x5F80
     finally:
-        played.set_modes(before)
+        emulated.set_modes(before)
     np.testing.assert_array_equal(got, wanted)
 
 
-def test_tiles_are_loaded_and_stored_by_rows(played: ctypes.CDLL) -> None:
+def test_tiles_are_loaded_and_stored_by_rows(emulated: ctypes.CDLL) -> None:
     memory, before = np.arange(40 * 16, dtype=np.uint8).reshape(16, 40).repeat(4, 1), aligned()
     into = np.full((16, 100), 7, np.uint8)
-    played.begin(ctypes.byref(before))
-    played.load_and_store(memory.ctypes, ctypes.c_long(160), into.ctypes, ctypes.c_long(100), 0)
+    emulated.begin(ctypes.byref(before))
+    emulated.load_and_store(memory.ctypes, ctypes.c_long(160), into.ctypes, ctypes.c_long(100), 0)
     np.testing.assert_array_equal(into[:, :64], memory[:, :64])
     assert (into[:, 64:] == 7).all()
-    played.load_and_store(memory.ctypes, ctypes.c_long(160), into.ctypes, ctypes.c_long(100), 1)
+    emulated.load_and_store(memory.ctypes, ctypes.c_long(160), into.ctypes, ctypes.c_long(100), 1)
     assert (into[:, :64] == 0).all()
-    played.end(ctypes.byref(before))
+    emulated.end(ctypes.byref(before))
 
 
 # ---- a thread's tiles are as they were found
 
 
-def told(played: Any) -> bytes:
+def state_of(emulated: Any) -> bytes:
     state = aligned()
-    played.read_state(ctypes.byref(state))
+    emulated.read_state(ctypes.byref(state))
     return bytes(state)
 
 
 @pytest.mark.parametrize("found", ["none", "another library's", "the same"])
-def test_tiles_are_left_as_they_were_found(found: str, played: ctypes.CDLL) -> None:
+def test_tiles_are_left_as_they_were_found(found: str, emulated: ctypes.CDLL) -> None:
     other, before = aligned(), aligned()
     if found != "none":
         other.palette = 1
         for tile in range(8):
             other.row_bytes[tile], other.rows[tile] = (64, 16) if found == "the same" else (32, 8)
-        played.configure(ctypes.byref(other))
-    was = told(played)
+        emulated.configure(ctypes.byref(other))
+    was = state_of(emulated)
     assert (was == bytes(64)) == (found == "none")
-    played.begin(ctypes.byref(before))
-    assert told(played)[:1] == b"\x01"
-    assert told(played)[16:32] == (64).to_bytes(2, "little") * 8
-    assert told(played)[48:56] == b"\x10" * 8
-    played.end(ctypes.byref(before))
-    assert told(played) == was
+    emulated.begin(ctypes.byref(before))
+    assert state_of(emulated)[:1] == b"\x01"
+    assert state_of(emulated)[16:32] == (64).to_bytes(2, "little") * 8
+    assert state_of(emulated)[48:56] == b"\x10" * 8
+    emulated.end(ctypes.byref(before))
+    assert state_of(emulated) == was
 
 
-def test_tiles_that_nobody_configured_are_an_illegal_instruction(tmp_path: Path) -> None:
-    needs_play()
+def test_tiles_without_configuration_are_an_illegal_instruction(tmp_path: Path) -> None:
+    needs_emulation()
     code = f"""
 import numpy as np, pathlib
-from tests.support.played_tiles import library
+from tests.support.emulated_tiles import library
 found = library(pathlib.Path({str(tmp_path)!r}))
 found.multiply_bf16(*(np.zeros(1024, np.uint8).ctypes for _ in range(3)))
 """
@@ -200,7 +200,7 @@ found.multiply_bf16(*(np.zeros(1024, np.uint8).ctypes for _ in range(3)))
 
 
 @pytest.mark.parametrize("operand", TYPES)
-def test_where_there_are_tiles_they_do_the_same_bit_by_bit(operand: str, played: ctypes.CDLL, tmp_path: Path) -> None:
+def test_where_there_are_tiles_they_do_the_same_bit_by_bit(operand: str, emulated: ctypes.CDLL, tmp_path: Path) -> None:
     if operand not in NativeDevice(find_host_compiler()).limits.tiles:
         pytest.skip(f"this processor has no tiles of {operand}, or they may not be used")
     (tmp_path / "own").mkdir()
@@ -208,7 +208,7 @@ def test_where_there_are_tiles_they_do_the_same_bit_by_bit(operand: str, played:
     for kind in KINDS:
         a, b, c = arguments(kind, operand)
         np.testing.assert_array_equal(
-            multiplied(own, operand, a, b, c), multiplied(played, operand, a, b, c), err_msg=kind
+            multiplied(own, operand, a, b, c), multiplied(emulated, operand, a, b, c), err_msg=kind
         )
 
 
@@ -222,7 +222,7 @@ def disassembled(kernel: KernelSpec, panel: int, folder: Path, more: tuple[str, 
     """The instructions of a text for tiles, and the jumps among them; at each an address."""
     if not shutil.which("objdump") or platform.machine() != "x86_64":
         pytest.skip("needs objdump (apt-get install binutils), on x86-64")
-    needs_play()
+    needs_emulation()
     compiler: HostCompiler = find_host_compiler()
     constants = AmxConstants(64, 32, 1, panel, 0, (kernel.pattern.c + 31) // 32)
     of_chain = AmxChainConstants(64, f"32 {panel} {constants.depth}, 32 1 2", 0)
@@ -291,7 +291,7 @@ def test_each_tile_that_is_loaded_is_multiplied_twice(
     every = tile_words(lines)
     assert {"sttilecfg", "ldtilecfg", "tilerelease", "tilezero", "tilestored"} <= set(every)
     assert any(re.search(r"vcvtne2?ps2bf16\s+%zmm\d+,%[yz]mm\d+", line) for line in lines)  # by the instruction for it
-    assert not any("EMULATED" in line or "multiply_played" in line for line in lines)
+    assert not any("EMULATED" in line or "multiply_emulated" in line for line in lines)
 
 
 @pytest.mark.exhaustive

@@ -37,7 +37,7 @@ MACOS = {
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Plays a machine: its system, kind, and what it says of its processor."""
+    """Stands in for a machine: its system, kind, and what it says of its processor."""
 
     def play(system: str, kind: str, told: str | dict[str, str]) -> None:
         monkeypatch.setattr("platform.system", lambda: system)

@@ -167,7 +167,7 @@ def version_of_built(target: str = "sm_90a") -> str:
 def test_nvcc_that_does_not_work_here_gives_way_to_the_next(two_toolkits, said, tmp_path):
     on_path, usual = two_toolkits(action=says(said), release="11.5")
     assert find_compiler() == Nvcc(str(on_path))
-    with pytest.warns(UserWarning, match=f"nvcc 11.5.88 refused it .*; {usual} is taken in its place") as told:
+    with pytest.warns(UserWarning, match=f"nvcc 11.5.88 refused it .*; {usual} is used instead") as told:
         assert version_of_built() == "12.8.88"
     assert len(told) == 1
     assert str(on_path) in str(told[0].message)
@@ -189,7 +189,7 @@ def test_nvcc_too_old_for_the_gpu_gives_way_for_that_gpu_alone(two_toolkits):
 def test_a_script_on_path_that_is_no_nvcc_gives_way(two_toolkits):
     on_path, _ = two_toolkits()
     on_path.write_text("#!/bin/sh\necho wrapper of nothing\n")
-    with pytest.warns(UserWarning, match="says 'wrapper of nothing'; that is not nvcc; .* is taken in its place"):
+    with pytest.warns(UserWarning, match="says 'wrapper of nothing'; that is not nvcc; .* is used instead"):
         assert version_of_built() == "12.8.88"
 
 
@@ -199,11 +199,11 @@ def test_nvrtc_is_the_last_that_is_tried(two_toolkits, monkeypatch):
     monkeypatch.setattr(toolchain, "_has_nvrtc", lambda: True)
     monkeypatch.setattr(toolchain, "_nvrtc_version", lambda: "13.1")
     monkeypatch.setattr(Nvrtc, "compile", lambda self, text, entry, target: Binary(b"by NVRTC", entry, target))
-    with pytest.warns(UserWarning, match="is taken in its place") as told:
+    with pytest.warns(UserWarning, match="is used instead") as told:
         assert build(SOURCE, "scale", "sm_90a").data == b"by NVRTC"
     assert [str(each.message).rpartition("; ")[2] for each in told] == [
-        f"{usual} is taken in its place",
-        "NVRTC is taken in its place",
+        f"{usual} is used instead",
+        "NVRTC is used instead",
     ]
 
 
@@ -217,7 +217,7 @@ def test_a_source_that_is_refused_is_not_tried_again(two_toolkits):
 def test_where_none_works_each_is_named_with_its_reason(two_toolkits):
     on_path, usual = two_toolkits(action=says(NEW_HOST))
     fake_nvcc(usual.parent, says(NO_GPP), "12.8")
-    with pytest.warns(UserWarning, match="taken in its place"), pytest.raises(ToolchainError) as caught:
+    with pytest.warns(UserWarning, match="used instead"), pytest.raises(ToolchainError) as caught:
         version_of_built()
     told = str(caught.value)
     assert told.startswith(f"no compiler here builds for sm_90a: {on_path}: ")
@@ -237,7 +237,7 @@ def test_a_compiler_that_the_user_named_is_not_replaced(two_toolkits, monkeypatc
             build(SOURCE, "scale", target, given)
         assert "no compiler here" not in str(caught.value)
         assert str(caught.value).endswith(
-            "; KSGEN_NVCC names it, so no other is taken: unset it, or let it name another"
+            "; KSGEN_NVCC names it, so no other is tried; unset it, or set it to another nvcc"
         )
     assert not (usual.parent / "journal").exists()
 
@@ -248,7 +248,7 @@ def test_a_cached_binary_serves_where_no_compiler_works(two_toolkits, tmp_path):
     for each in (on_path, usual):
         fake_nvcc(each.parent, says(NEW_HOST), "12.1")
     toolchain._nvcc_version.cache_clear()
-    with pytest.warns(UserWarning, match="is taken in its place"):
+    with pytest.warns(UserWarning, match="is used instead"):
         assert version_of_built() == "13.0.88"
     assert len(list(Cache(tmp_path / "cache").entries())) == 1
 
@@ -444,6 +444,6 @@ def test_a_tmpdir_that_is_none_is_passed_over_or_named(tmp_path, monkeypatch):
     toolchain._nvcc_version.cache_clear()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with pytest.raises(
-        ToolchainError, match=r"no room for temporary files \(.*\); TMPDIR=.*none; accepted: a folder that takes files"
+        ToolchainError, match=r"temporary files cannot be written \(.*\); TMPDIR=.*none; accepted: a writable folder"
     ):
         _ = Nvcc(str(nvcc)).version

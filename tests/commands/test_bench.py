@@ -15,7 +15,7 @@ def test_every_benchmark_is_listed_with_what_it_measures() -> None:
     assert CliRunner().invoke(bench.command, ["nothing"]).exit_code == 2
 
 
-def test_help_needs_no_torch_and_the_command_says_so() -> None:
+def test_help_needs_no_torch_and_the_command_reports_it() -> None:
     program = (
         "import sys; sys.modules['torch'] = None; from ksgen.cli import main; sys.argv = ['ksgen', 'bench', "
         "'model', *sys.argv[1:]]; main()"

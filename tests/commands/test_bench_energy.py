@@ -16,7 +16,7 @@ def nvml_module(start: Callable[[], None]) -> Any:
     return SimpleNamespace(NVMLError=Nvml.NVMLError, nvmlInit=start)
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_nvml_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(EnergyError, match=r"measuring energy needs NVML's Python module: pip install .*\[bench\]"):
         open_nvml()

@@ -265,7 +265,7 @@ def test_a_compiler_that_makes_no_such_code_is_named(tmp_path: Path, spec: Path)
     assert (done.returncode, says in done.stderr) == (2, True), done.stderr
 
 
-def test_a_bundle_of_another_version_is_told(sets: list[str], tmp_path: Path) -> None:
+def test_a_bundle_of_another_version_is_reported(sets: list[str], tmp_path: Path) -> None:
     """The bundle's kernels fit this processor, but the code that runs them has changed since."""
     target = INSTRUCTION_SETS[sets[0]].target
     binary = Binary(

@@ -63,9 +63,7 @@ def test_mistakes_of_cache(tmp_path: Path) -> None:
         assert str(caught).startswith(message)
 
 
-def test_a_folder_that_others_can_write_is_refused_and_its_path_is_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_others_can_write_is_refused_with_its_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.chmod(0o777)
     for command in ("ls", "verify", "gc", "clear"):
         refused = run("cache", command, "--folder", str(folder)).exception

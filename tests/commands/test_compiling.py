@@ -27,7 +27,7 @@ ONE = 'kernels: [{pattern: "2,9,5,3", batch: 64}]\n'  # one binary per target
 @pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.parametrize("command", ["build", "bundle"])
-def test_a_device_that_nobody_knows_is_named(command: str, spec: Path, tmp_path: Path) -> None:
+def test_an_unknown_device_is_named(command: str, spec: Path, tmp_path: Path) -> None:
     spec.write_text(ONE)
     wisdom = tmp_path / "wisdom"
     wisdom.mkdir()
@@ -43,7 +43,7 @@ def test_a_device_that_nobody_knows_is_named(command: str, spec: Path, tmp_path:
 
 @pytest.mark.slow
 @needs_compiler
-def test_a_target_that_no_launcher_asks_for_is_told(spec: Path) -> None:
+def test_a_target_that_no_launcher_asks_for_is_reported(spec: Path) -> None:
     spec.write_text(ONE)
     done = ksgen("build", spec.name, "--arch", "sm_90", cwd=spec.parent)
     assert (
@@ -51,7 +51,7 @@ def test_a_target_that_no_launcher_asks_for_is_told(spec: Path) -> None:
     )
 
 
-def test_this_processor_gets_what_was_tuned_for_it_beside_the_defaults(
+def test_this_processor_gets_its_tuned_constants_and_the_defaults(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     device = chosen_native(monkeypatch)

@@ -84,13 +84,13 @@ def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any]) -> str:
     return capsys.readouterr().out
 
 
-def test_times_in_doubt_are_marked_numpys_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreliable_times_are_marked_numpys_too(capsys: pytest.CaptureFixture[str]) -> None:
     load = "others took 50% of the processors"
     said = printed(capsys, {"numpy_doubt": load}, {"doubt": "the median is uncertain by 9%", "ratio_doubt": load})
     first, second = [line for line in said.splitlines() if "2,9,5,3" in line]
     assert [word in first for word in ("12 ", "34?", "2.00x ", "50%")] == [True] * 4
     assert [word in second for word in ("12?", "34 ", "2.00x")] == [True, True, False]
-    assert f"? 2 of 4 times cannot be trusted; the first: {load}." in said
+    assert f"? 2 of 4 times unreliable; the first: {load}." in said
 
 
 def test_speed_ups_are_summed_up_where_they_can_be_trusted(capsys: pytest.CaptureFixture[str]) -> None:

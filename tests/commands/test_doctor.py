@@ -65,7 +65,7 @@ def test_a_compiler_that_does_not_know_the_gpu(machine: tuple[pytest.MonkeyPatch
     told = found()
     why = f"{nvcc} 'sm_90a' is no target of nvcc 11.5.88; it offers sm_75, sm_86"
     assert told["nvcc"] == Finding("nvcc", "", why, f"{NVRTC}, or install a newer toolkit")
-    assert told["kernels are built by"].why == "no compiler makes binaries that this GPU and its driver take"
+    assert told["kernels are built by"].why == "no compiler builds binaries that this GPU and its driver can load"
     assert told["kernels are built by"].remedy == "pip install -e '.[cuda]' in ksgen's checkout"
 
 
@@ -84,7 +84,7 @@ def test_a_compiler_newer_than_the_driver(machine: tuple[pytest.MonkeyPatch, Pat
     new = fake_nvcc(folder / "cuda-13" / "bin", WORKS)
     told = found()
     assert told["nvcc"].why.startswith(f"{new} 13.0.88 is newer than the driver (")
-    assert told["nvcc"].why.endswith("CUDA 12.2), which loads none of its binaries")
+    assert told["nvcc"].why.endswith("CUDA 12.2), which cannot load its binaries")
     assert told["nvcc"].remedy == f"update the driver, or: {NVRTC_12}"
     assert told["kernels are built by"].remedy == "pip install -e '.[cuda12]' in ksgen's checkout"
     old = fake_nvcc(folder / "cuda-12" / "bin", WORKS, "12.8")
@@ -102,15 +102,15 @@ def test_a_compiler_that_is_named_and_does_not_serve(machine: tuple[pytest.Monke
     monkeypatch.setenv("KSGEN_NVCC", str(named))
     told = found()
     assert told["nvcc"].why == f"{named} 'sm_90a' is no target of nvcc 11.5.88; it offers sm_75, sm_86"
-    assert told["nvcc"].remedy == "unset KSGEN_NVCC, which names it, or let it name another"
-    why = "what KSGEN_NVCC names does not serve here, and nothing is taken in its place"
+    assert told["nvcc"].remedy == "unset KSGEN_NVCC, which names it, or set it to another nvcc"
+    why = "the compiler that KSGEN_NVCC names does not work here, and no other is tried"
     assert told["kernels are built by"] == Finding("kernels are built by", "", why, told["nvcc"].remedy)
     monkeypatch.setenv("KSGEN_NVCC", str(folder / "nowhere"))
     told = found()
     assert told["nvcc"] == Finding(
         "nvcc", "", f"KSGEN_NVCC={folder / 'nowhere'} names nothing that runs", "give the path of nvcc, or unset it"
     )
-    assert told["kernels are built by"].remedy == "unset KSGEN_NVCC, which names it, or let it name another"
+    assert told["kernels are built by"].remedy == "unset KSGEN_NVCC, which names it, or set it to another nvcc"
 
 
 def test_no_compiler_at_all(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
@@ -127,7 +127,7 @@ def test_compiling_is_forbidden(machine: tuple[pytest.MonkeyPatch, Path]) -> Non
     with_driver(monkeypatch, 13000)
     fake_nvcc(folder / "cuda-13" / "bin", WORKS)
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
-    why = "KSGEN_NO_COMPILE forbids compiling: launchers take what caches and bundles hold"
+    why = "KSGEN_NO_COMPILE forbids compiling: launchers use only binaries of caches and bundles"
     assert found()["kernels are built by"] == Finding("kernels are built by", "", why, "unset KSGEN_NO_COMPILE")
 
 
@@ -191,7 +191,7 @@ def test_the_driver(served: int, said: list[bool], monkeypatch: pytest.MonkeyPat
         ),
     ],
 )
-def test_pytorchs_build_beside_the_driver(
+def test_pytorchs_build_compared_with_the_driver(
     version: str, served: int, why: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_driver(monkeypatch, served)
@@ -217,7 +217,7 @@ def test_a_cache_folder_that_cannot_be_is_no_traceback() -> None:
         assert "0 entries, 0.0 MB in " in done.stdout
 
 
-def test_folders_that_others_can_write_are_told(tmp_path: Path) -> None:
+def test_folders_that_others_can_write_are_reported(tmp_path: Path) -> None:
     folders = {"cache": tmp_path / "cache", "wisdom": tmp_path / "wisdom"}
     for folder in folders.values():
         folder.mkdir()
@@ -231,7 +231,7 @@ def test_folders_that_others_can_write_are_told(tmp_path: Path) -> None:
         assert (rows[name]["found"], rows[name]["why"]) == ("", told)
 
 
-def test_doctor_without_any_device_says_so_and_exits_1() -> None:
+def test_doctor_without_any_device_reports_it_and_exits_1() -> None:
     done = run("doctor", "--json", KSGEN_DEVICE="abacus")
     chosen = next(row for row in json.loads(done.stdout) if row["what"] == "launchers take")
     assert done.exit_code == 1
@@ -284,7 +284,7 @@ def test_threads_and_vectors_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_what_a_processor_multiplies_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructions_of_a_processor_for_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = devices.Limits(49152, 1024, 2, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), dots=("bf16",))
     taken = SimpleNamespace(
         kind="native", name="it", runtime="native", driver_version="1", limits=limits, target="host"

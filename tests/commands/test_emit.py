@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.support.program import ksgen
 
 
-def test_emit_goes_to_generated_here_unless_told(spec: Path) -> None:
+def test_emit_goes_to_generated_here_by_default(spec: Path) -> None:
     done = ksgen("emit", spec.name, cwd=spec.parent)
     assert done.stdout == "2 kernels of small in generated/small\n"
     assert (spec.parent / "generated" / "small" / "ks_2x9x5x3_float32_bsf.cu").is_file()

@@ -12,7 +12,7 @@ KERNEL = KernelSpec(Pattern(2, 9, 5, 3), "float16", "bsl", Epilogue(bias=True))
 CONSTANTS = FAMILIES["simt"].default(KERNEL, cuda_limits("sm_80"))
 
 
-def test_a_kernel_is_told_by_all_that_makes_it() -> None:
+def test_a_kernel_is_identified_by_all_its_options() -> None:
     assert kernel_figures(KERNEL, None) == {
         "kernel": KERNEL.name,
         "job": "multiply",

@@ -49,7 +49,7 @@ def test_the_earlier_name_of_chain_is_read_and_warns() -> None:
         (("1,2,3,1", "--group-with", " "), "--group-with ' '; accepted: patterns such as '6,64,64,1 1,768,192,2'"),
         (
             ("1,2,3,1", "--between", "relu"),
-            "--between relu where there is one factor; accepted: a layer's patterns, two or more",
+            "--between relu with one factor; accepted: a layer's patterns, two or more",
         ),
         (
             ("1,2,3,1", "--group-with", "1,3,3,1", "--out-layout", "bsl"),

@@ -36,7 +36,7 @@ def test_run_checks_and_times_one_kernel() -> None:
     share = None if figures["doubt"] else share_of_floor(figures["floor_us"], figures["median_us"])
     assert figures["share_of_floor"] == (share and pytest.approx(share, rel=1e-2))
     table = ksgen("run", "--pattern", "2,9,5,3", "--batch", "70", "--runs", "2")
-    assert "the floor" in table.stdout or "cannot be trusted" in table.stdout
+    assert "the floor" in table.stdout or "is unreliable" in table.stdout
     assert "passed" in table.stdout
 
 
@@ -99,7 +99,9 @@ def test_x_in_eight_bits() -> None:
 @pytest.mark.parametrize(
     "doubts", [("others took 50% of the processors", "", ""), ("", "", "others took 50% of the processors")]
 )
-def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_concluded_from_unreliable_times(
+    doubts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     why, *of_each = doubts
     figures = {
         "entry": "ks", "batch": 70, "device": "a device", "runtime": "native", "family": "vector", "why": "a test",
@@ -117,7 +119,7 @@ def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsy
     }
     assert lines["time"] == f"40.0{'?' if why else ''} us median of 8 blocks, between 39.0 and 41.0"
     assert lines["rate"] == ("3.0? GFLOP/s, 4.0? GB/s" if why else "3.0 GFLOP/s, 4.0 GB/s")
-    untrusted = "not said, as the time cannot be trusted: others took 50% of the processors"
+    untrusted = "omitted, because the time is unreliable: others took 50% of the processors"
     assert lines["share"] == (untrusted if why else "50% of the floor")
     assert lines["apart"] == f"80.0{'' if why else '?'} us for one launch per factor: {untrusted}"
     run._print(
@@ -235,7 +237,7 @@ def test_what_is_no_layer_of_a_spec(words: tuple[str, ...], told: str, tmp_path:
 
 @pytest.mark.slow
 @needs_device
-def test_a_batch_beyond_memory_is_told_where_it_was_given(tmp_path: Path) -> None:
+def test_a_batch_beyond_memory_is_reported_with_its_place(tmp_path: Path) -> None:
     """The batch is given in the spec, for one layer or for all, or on the command line."""
     layer = "  up: {chain: [[2,9,5,3], [1,4,18,3]], batch: 9000000000}\n"
     own = spec_in(tmp_path, f"layers:\n{layer}")

@@ -74,7 +74,7 @@ def test_show_of_a_layer_on_a_device_says_why() -> None:
     assert "intermediates stay in the cache" in told
 
 
-def test_without_a_device_the_kernel_is_one_for_the_batch_and_processors_are_told_of() -> None:
+def test_without_a_device_the_kernel_is_one_for_the_batch_and_processors_are_mentioned() -> None:
     for batch, family in ((1, "gemv"), (25088, "simt")):
         (facts,) = json.loads(run("show", "1,192,48,2", "--batch", str(batch), "--json").stdout)["patterns"]
         assert (facts["family"], facts["by_device"]["sm_80"], facts["by_device"]["processor"]) == (
@@ -98,7 +98,7 @@ def test_a_group_is_answered_first_and_in_short() -> None:
 
 
 @needs_device
-def test_a_processors_kernel_is_told_in_its_own_words() -> None:
+def test_a_processors_kernel_is_described_in_its_own_words() -> None:
     gpu, processor = (run("show", "6,64,64,1", *more, COLUMNS="200").stdout for more in ((), ("--device", "native")))
     for words in ("threads", "shared memory", "registers per thread"):
         assert (words in gpu, words in processor) == (True, False)

@@ -56,7 +56,7 @@ def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
         "no winner, as times are unreliable: launchers take these constants until a search on a quiet machine"
     )
     assert re.search(rf"1 of 1 kernel tuned on .*, batch 70\.\n1 kernel: ({outcome})\.\n", done.stdout)
-    assert re.search(r"Kept in \S+/wisdom/\S+\.json", done.stdout)
+    assert re.search(r"Saved in \S+/wisdom/\S+\.json", done.stdout)
     assert "[1/1] 2,24,9,3 float32 bsf: " in done.stderr
     assert "4 candidates" in done.stderr
     assert (home / "out.html").read_text().startswith("<!")
@@ -177,7 +177,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
 
 @pytest.mark.slow
 @needs_opencl
-def test_a_group_is_tuned_beside_its_layers(home: Path) -> None:
+def test_a_group_is_tuned_in_addition_to_its_layers(home: Path) -> None:
     done = tune("2,9,5,3", "--group-with", "2,9,5,3 1,4,18,3", "--batch", "70", "--device", "opencl:0", "--budget", "1")
     assert done.exit_code == 0, done.output
     assert "4 of 4 kernels tuned on " in done.stdout  # all, the second layer, and two factors
@@ -215,7 +215,7 @@ def environment(home: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @needs_opencl
-def test_an_interrupt_keeps_what_was_found_and_says_so(home: Path) -> None:
+def test_an_interrupt_keeps_what_was_found_and_reports_it(home: Path) -> None:
     command = [sys.executable, "-m", "tests.support.short_series", "tune", *SMALL, "--strategy", "exhaustive", "--json"]
     child = subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     store = TrialStore()
@@ -225,7 +225,7 @@ def test_an_interrupt_keeps_what_was_found_and_says_so(home: Path) -> None:
     child.send_signal(signal.SIGINT)
     stdout, stderr = child.communicate(timeout=60)
     assert child.returncode == 130, stderr
-    assert "interrupted; what was found so far is kept, and the same command goes on from there" in stderr
+    assert "interrupted; results so far are saved, and the same command continues from there" in stderr
     told = json.loads(stdout)
     assert told["stopped"]
     (kernel,) = told["kernels"]

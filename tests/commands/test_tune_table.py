@@ -31,7 +31,7 @@ def test_a_search_decides_who_won() -> None:
     assert first.summary[4] == f"{decided.family}: {decided.constants}"
 
 
-def test_a_note_about_the_winners_time_is_said() -> None:
+def test_a_note_about_the_winners_time_is_shown() -> None:
     noted = [replace(each, note="clocks moved") for each in some_trials()[:3]]
     assert "Of its time: clocks moved." in sections_of(noted)[0].said
 
@@ -40,7 +40,7 @@ def test_a_note_about_the_winners_time_is_said() -> None:
     ("notes", "marks"),
     [(("", ""), (False, False)), (("clocks moved", ""), (True, False)), (("", "hot"), (False, True))],
 )
-def test_a_time_in_doubt_is_marked_and_no_gain_or_share_is_said_of_it(
+def test_an_unreliable_time_is_marked_and_gets_no_gain_or_share(
     notes: tuple[str, str], marks: tuple[bool, bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = some_trials()[:2]
@@ -53,7 +53,7 @@ def test_a_time_in_doubt_is_marked_and_no_gain_or_share_is_said_of_it(
     assert ("1.50x" in said) == (not any(notes))
     assert ("50%" in said) == (not notes[0])
     first_note = next(filter(None, notes), "")
-    assert (f"? 1 of 2 times cannot be trusted; the first: {first_note}." in said) == any(notes)
+    assert (f"? 1 of 2 times unreliable; the first: {first_note}." in said) == any(notes)
     assert tune_table.figures(found)["doubt"] == first_note
     assert tune_table.summary(best).startswith(
         "200.0? us, unreliable: clocks moved, " if notes[0] else "200.0 us, 50% of the floor, "
@@ -72,7 +72,9 @@ def test_a_time_without_a_floor_or_below_it_has_no_share(
     assert "%" not in capsys.readouterr().out.replace(f"{best.spread:.1%}", "")
 
 
-def test_each_outcome_is_said_and_counted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_outcome_is_reported_and_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ksgen.paths.wisdom_dir", lambda: Path("wisdom"))
     first, second = some_trials()[:2]
     job = Job(first.kernel, first.batch)
@@ -101,7 +103,7 @@ def test_each_outcome_is_said_and_counted(capsys: pytest.CaptureFixture[str], mo
         )
         for count, outcome in zip(counts, outcomes, strict=True):
             assert (f"{counted(count, 'kernel')}: {outcome}" in said) == (outcome in said) == bool(count)
-        assert ("Kept in " in said) == any(tuned.is_kept for tuned in results)
+        assert ("Saved in " in said) == any(tuned.is_kept for tuned in results)
         assert [tune_table.figures(tuned)["kept"] for tuned in results] == [tuned.is_kept for tuned in results]
 
 

@@ -102,7 +102,7 @@ def test_show_groups_by_the_version_that_measured(folders: tuple[Path, Path]) ->
 def test_show_of_nothing_says_where_it_looked(folders: tuple[Path, Path]) -> None:
     for folder in folders:
         (folder / "nvidia-h200.json").unlink()
-    assert said("show") == f"nothing was found yet: no wisdom in {folders[0]} or {folders[1]}\n"
+    assert said("show") == f"no wisdom yet in {folders[0]} or {folders[1]}\n"
     assert mistake("export") == "nothing to export: this machine knows no wisdom yet (ksgen wisdom show)"
 
 
@@ -274,7 +274,7 @@ def test_show_says_that_wisdom_is_a_first_guess(tmp_path: Path, monkeypatch: pyt
     assert portable["chosen_by"] == "the family's default for sm_80"
 
 
-def test_a_time_in_doubt_is_marked_and_its_doubt_is_told(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_unreliable_time_is_marked_with_its_reason(folders: tuple[Path, Path], tmp_path: Path) -> None:
     sound = entry(8.0, 2000)
     doubtful = replace(sound, measured={**sound.measured, "note": "clocks moved"})
     first, second = file_of(tmp_path, "first.json", sound), file_of(tmp_path, "second.json", doubtful)
@@ -282,7 +282,7 @@ def test_a_time_in_doubt_is_marked_and_its_doubt_is_told(folders: tuple[Path, Pa
     lines = said("show", "--device", "H200").splitlines()
     at = next(number for number, line in enumerate(lines) if "batch 2000" in line)
     assert lines[at].endswith("      8.0 us?")
-    assert lines[at + 1] == "    ? its time cannot be trusted: clocks moved"
+    assert lines[at + 1] == "    ? its time is unreliable: clocks moved"
     assert [row["doubt"] for row in json.loads(said("show", "--json")) if row["batch"] == 2000] == ["clocks moved"]
     assert said("diff", first, second).splitlines()[0].endswith(": measured, 8.0 us and 8.0 us?")
     assert said("import", first) == "NVIDIA H200: 0 new, 1 better, 0 not better than what is known here\n"

@@ -9,7 +9,7 @@ from ksgen.devices import cuda_driver
 from ksgen.devices.base import UnavailableError
 
 
-def test_missing_bindings_are_told(monkeypatch):
+def test_missing_bindings_are_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(
         UnavailableError, match=r"CUDA driver: cuda-bindings cannot be imported .*; pip install .*\[cuda\]"
@@ -17,7 +17,7 @@ def test_missing_bindings_are_told(monkeypatch):
         cuda_driver._driver.__wrapped__()
 
 
-def test_a_missing_driver_is_told(monkeypatch):
+def test_a_missing_driver_is_reported(monkeypatch):
     def no_library(flags):
         raise RuntimeError("libcuda.so.1: cannot open shared object file")
 

@@ -65,7 +65,7 @@ def test_gpus_come_first_then_the_processor_by_its_own_compiler_then_by_opencl(m
     assert chosen() == "opencl:0"
 
 
-def test_opencl_is_not_opened_beside_a_processor_where_it_cannot_have_a_gpu(machine, monkeypatch):
+def test_opencl_is_not_opened_in_addition_to_a_processor_if_it_cannot_have_a_gpu(machine, monkeypatch):
     machine(native=["EPYC"], opencl=["EPYC"])
     opened = []
     monkeypatch.setattr(sys.modules["ksgen.devices.opencl"], "open_device", opened.append)
@@ -110,7 +110,7 @@ def test_the_same_device_comes_back_at_every_call(machine):
         ("cuda", r"no device: pycuda is not here; pip install pycuda\. driver is not here; pip install driver"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_told_with_what_could(machine, asked, told, monkeypatch):
+def test_an_unavailable_device_is_reported_with_the_remedy(machine, asked, told, monkeypatch):
     monkeypatch.setattr(devices, "served_cuda", lambda: 13000)
     machine(opencl=["Radeon", "EPYC"])
     with pytest.raises(DeviceError, match=told):
@@ -127,7 +127,7 @@ def test_a_machine_without_a_driver_says_that_first_of_all(machine, monkeypatch,
         find_device(asked)
 
 
-def test_a_machine_with_nothing_is_told_every_way_to_something(machine):
+def test_a_machine_without_devices_gets_every_remedy(machine):
     machine()
     with pytest.raises(
         DeviceError,

@@ -76,7 +76,7 @@ def test_pairs_are_multiplied_where_the_processor_and_the_compiler_can(monkeypat
     pair_products.cache_clear()
 
 
-def test_without_tiles_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tiles_the_system_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_tiles, "processor_features", lambda: frozenset({"avx2"}))
     monkeypatch.setattr(matrix_tiles, "tiles_are_permitted", lambda: pytest.fail("asked"))
     usable_tiles.cache_clear()

@@ -401,7 +401,7 @@ def test_there_are_no_streams(device: Device) -> None:
     plan = measure(device, KERNEL, 5, runs=0).plan
     with pytest.raises(DeviceError, match=r"launching ks_\w+: .* has no streams; give None"):
         record(device, [Launch(plan.multiply, 1, 1, 0, ())], 7)
-    with pytest.raises(DeviceError, match=r"launching ks_\w+: 32 work items a group need an OpenCL driver"):
+    with pytest.raises(DeviceError, match=r"launching ks_\w+: 32 work items per group need an OpenCL driver"):
         record(device, [Launch(plan.multiply, 1, 32, 0, ())], None)
 
 
@@ -409,7 +409,7 @@ def test_another_processor_s_library_is_not_loaded(device: Device) -> None:
     plan = measure(device, KERNEL, 9, runs=0).plan
     with pytest.raises(DeviceError, match=r"a binary for host Linux m68k does not run here: this is host "):
         device.load(replace(plan.binary, target="host Linux m68k"), plan.source.entry, 0)
-    with pytest.raises(DeviceError, match=r"loading ks_gone: .*TMPDIR names a folder whose files may be run"):
+    with pytest.raises(DeviceError, match=r"loading ks_gone: .*set TMPDIR to a folder whose files may be executed"):
         device.load(Binary(b"no library", "ks_gone", device.target), "ks_gone", 0)
     with pytest.raises(DeviceError, match=r"ks_gone: the library holds no such kernel; build it again"):
         device.load(plan.binary, "ks_gone", 0)
@@ -549,7 +549,7 @@ def test_a_compiler_that_refuses_gives_way_to_the_next(tmp_path: Path, monkeypat
         pytest.skip(str(absent))
     old_compiler(tmp_path, monkeypatch)
     (tmp_path / "own-c++").symlink_to(serves.command[0])
-    with pytest.warns(KsgenWarning, match=rf"{WHY}; \S+own-c\+\+ is taken in its place"):
+    with pytest.warns(KsgenWarning, match=rf"{WHY}; \S+own-c\+\+ is used instead"):
         device = native.open_device(0)
     assert Path(device.compiler().command[0]).name == "own-c++"
     native.open_device.cache_clear()

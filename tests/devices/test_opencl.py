@@ -129,7 +129,7 @@ def test_timing_a_call_that_launches_nothing_is_refused(device):
         device.time(lambda: None, None, runs=1, warmup=0)
 
 
-def test_a_users_queue_is_used_as_it_is_and_must_profile_to_be_timed(device, binary):
+def test_a_users_queue_is_used_directly_and_must_profile_to_be_timed(device, binary):
     import pyopencl as cl
 
     queue = cl.CommandQueue(device.allocate(4).get_info(cl.mem_info.CONTEXT))
@@ -178,7 +178,7 @@ def test_a_column_is_not_copied_as_if_it_were_a_row(device):
         device.upload(device.allocate(16), np.zeros((4, 4), np.float32)[:, 0])
 
 
-def test_a_source_that_does_not_build_is_kept_and_its_first_error_told(device, monkeypatch, tmp_path):
+def test_a_source_that_does_not_build_is_kept_and_its_first_error_reported(device, monkeypatch, tmp_path):
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     text = REVERSE.replace("0.5f", "half_of_nothing")
     with pytest.raises(ToolchainError, match=r"reverse: the OpenCL compiler refused it: .*half_of_nothing") as caught:
@@ -188,7 +188,7 @@ def test_a_source_that_does_not_build_is_kept_and_its_first_error_told(device, m
     assert kept.read_text() == text
 
 
-def test_an_entry_that_the_source_lacks_is_told(device):
+def test_an_entry_that_the_source_lacks_is_reported(device):
     with pytest.raises(
         ToolchainError, match="multiply: the source compiles, but holds no __kernel function of that name"
     ):
@@ -202,12 +202,12 @@ def test_another_devices_target_is_neither_built_nor_loaded(device):
         device.load(Binary(b"", "reverse", "sm_90a"), "reverse", 0)
 
 
-def test_a_binary_that_the_driver_refuses_is_told(device):
+def test_a_binary_that_the_driver_refuses_is_reported(device):
     with pytest.raises(DeviceError, match="loading reverse: the driver refuses the binary"):
         device.load(Binary(b"no binary", "reverse", device.target), "reverse", 0)
 
 
-def test_more_memory_than_there_is_is_told(device):
+def test_a_lack_of_memory_is_reported(device):
     with pytest.raises(DeviceError, match="allocating 1152921504606846976 bytes"):
         device.allocate(1 << 60)
 

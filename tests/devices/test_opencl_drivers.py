@@ -54,7 +54,7 @@ def test_a_users_folder_with_a_driver_is_used(device, tmp_path):
     assert (found, left) == ("['opencl:0']", "True")
 
 
-def test_the_systems_drivers_are_shown_beside_the_cpu_driver(monkeypatch, tmp_path):
+def test_the_systems_drivers_are_shown_with_the_cpu_driver(monkeypatch, tmp_path):
     (tmp_path / "nvidia.icd").write_text("libnvidia-opencl.so.1\n")
     (tmp_path / "intel.icd").write_text("/opt/intel/libintelocl.so\n")
     monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
@@ -81,12 +81,12 @@ def test_the_packages_that_the_cpu_driver_lacks_are_named(monkeypatch):
     assert "intel-cmplr-lib-rt intel-opencl-rt" in caught.value.remedy
 
 
-def test_other_processors_are_told_to_install_a_driver(monkeypatch):
+def test_other_processors_are_advised_to_install_a_driver(monkeypatch):
     monkeypatch.setattr(opencl_drivers.platform, "machine", lambda: "aarch64")
     assert opencl_drivers.packages_line("tbb") == "install your device's OpenCL driver, or PoCL"
 
 
-def test_a_driver_that_cannot_be_loaded_is_told(monkeypatch, tmp_path):
+def test_a_driver_that_cannot_be_loaded_is_reported(monkeypatch, tmp_path):
     broken = tmp_path / "libtbb.so.12"
     broken.write_bytes(b"no library")
     monkeypatch.setattr(opencl_drivers, "_library", lambda package, name: broken)
@@ -129,7 +129,7 @@ def test_a_home_that_takes_nothing_costs_one_warning(device, options, tmp_path):
         )  # fmt: skip
         left = [path for path in home.rglob("*") if path.is_file() and path.name != "filler"]
     assert (done.returncode, "passed" in done.stdout, left) == (0, True, []), done.stderr
-    assert done.stderr.count("ksgen works without its cache, and compiles again next time") == 1
+    assert done.stderr.count("kernels are not cached, and are compiled again next time") == 1
     assert "Traceback" not in done.stderr
     told = [line for line in done.stderr.splitlines() if not line.startswith("others keep ")]  # of a busy machine
     assert len(told) == 1
@@ -161,11 +161,11 @@ def test_a_folder_for_temporary_files_that_is_full_is_named(monkeypatch, tmp_pat
     monkeypatch.setattr(opencl_drivers, "load_cpu_driver", lambda: Path("/here/libintelocl.so"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with (
-        pytest.raises(UnavailableError, match=r"OpenCL: no room for temporary files \(.*none") as caught,
+        pytest.raises(UnavailableError, match=r"OpenCL: temporary files cannot be written \(.*none") as caught,
         opencl_drivers.drivers_shown(),
     ):
         pass
-    assert caught.value.remedy == "let TMPDIR name a folder that takes files"
+    assert caught.value.remedy == "set TMPDIR to a writable folder"
 
 
 def test_links_to_a_driver_lie_in_no_folder_of_another_user(monkeypatch, tmp_path):

@@ -127,7 +127,7 @@ def test_a_driver_that_writes_no_log_hides_no_error(device: Any) -> None:
         device.load(Binary(b"no cubin", "scale", device.target), "scale", 0)
 
 
-def test_a_refused_text_is_told_as_nvcc_tells_it(device: Any) -> None:
+def test_a_refused_source_is_reported_as_by_nvcc(device: Any) -> None:
     told = []
     for compiler in (device.compiler(), find_compiler()):
         with pytest.raises(ToolchainError) as refused:
@@ -149,7 +149,7 @@ def test_nvcc_that_does_not_work_here_gives_way_to_the_next_which_pycuda_starts_
     found = [Nvcc(str(bad), is_found=True), Nvcc(good.path, is_found=True), Nvrtc(is_found=True)]
     monkeypatch.setattr(toolchain, "compilers", lambda name=None: found)
     monkeypatch.setattr(toolchain, "_unfit", {})
-    with pytest.warns(UserWarning, match=rf"bad/nvcc: .* is no|refused it .*; {good.path} is taken in its place"):
+    with pytest.warns(UserWarning, match=rf"bad/nvcc: .* is no|refused it .*; {good.path} is used instead"):
         build(TEXT, "scale", "sm_90", by_pycuda(bad, is_found=True))
     assert "-arch sm_90" in (bad.parent / "journal").read_text()
     taken = toolchain.fit_for(by_pycuda(bad, is_found=True), "sm_90")

@@ -18,7 +18,7 @@ def test_fewer_threads_than_cores_are_as_many_groups(given: int, groups: int, mo
     assert groups_for(2, cores=4) == min(2, groups)
 
 
-def test_pytorch_s_number_counts_where_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_s_number_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "threads_of_environment", lambda: None)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda: 1))
     assert wanted_threads() == 1

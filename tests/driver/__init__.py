@@ -2,8 +2,8 @@
 unchanged.
 
 `run(script)` runs Python in a process of its own on that machine; `environment()` is what such a process needs. There
-nvcc is a script that registers each cubin with the driver (`registry.py`), so that the driver plays it by the text that
-it came from. `library/` is the driver. What a real one leaves open, it does in the worst way that is legal:
+nvcc is a script that registers each cubin with the driver (`registry.py`), so that the driver emulates its source.
+`library/` is the driver. What a real one leaves open, it does in the worst way that is legal:
 
 - streams run late: when they are waited for, asked whether they are done, or the host copies and waits; legacy default
   stream, blocking and non-blocking streams, events and captures order as CUDA says and no more;
@@ -16,7 +16,8 @@ it came from. `library/` is the driver. What a real one leaves open, it does in 
   limits.
 
 Its time is a model's, the same at every run: the host takes 6 to 8 us for a launch, a kernel begins when the host has
-queued it, and events tell half a microsecond. A launch that was played before, on the same memory, is not played again.
+queued it, and events tell half a microsecond. A launch that was emulated before, on the same memory, is
+not emulated again.
 The probes of a device's ceilings (`measure_ceilings`) copy half a gigabyte, which takes the emulator longer than the
 two minutes that a script has: one that runs or tunes kernels there puts `Ceilings` of its own in their place.
 

@@ -10,7 +10,7 @@ from tests.emulator.build import build, cache_folder, tools_digest
 
 
 def registry_folder() -> Path:
-    folder = cache_folder() / f"registry-{tools_digest()[:32]}"  # another emulator plays no binary of this one
+    folder = cache_folder() / f"registry-{tools_digest()[:32]}"  # another emulator runs no binary of this one
     folder.mkdir(exist_ok=True)
     return folder
 

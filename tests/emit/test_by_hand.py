@@ -28,7 +28,7 @@ BY_HAND = [
 
 def read(source: Source, batch: int) -> dict[str, tuple[int, int, int, list[str]]]:
     """What a text's head says at a batch, by entry: grid, block, shared memory and arguments."""
-    head = source.text.partition("// ---- ")[0]
+    head = source.text.partition("// ---- ")[0].replace("\n//     ", " ")
     known = {"batch": batch}
     for line in head.splitlines():
         for name, rule in re.findall(
@@ -89,7 +89,7 @@ def check_head(source: Source, batch: int) -> None:
         assert other[:3] == (second.grid, second.block, second.shared_bytes)
 
 
-def test_extras_stand_where_the_kernel_takes_them_and_maps_are_said() -> None:
+def test_extras_stand_where_the_kernel_takes_them_and_maps_are_mentioned() -> None:
     source = source_of("simt", kernel_of((2, 37, 13, 5), "float32", "bsf", Epilogue(bias=True, residual=True)))
     assert read(source, 1)[source.entry][3] == ["x", "packed", "y", "bias", "residual", "batch"]
     hopper = source_of("wgmma_registers", kernel_of((2, 64, 64, 8), "float16", "bsf"))

@@ -122,7 +122,7 @@ def test_a_cache_that_takes_nothing_is_no_obstacle(cache: Path) -> None:
     assert cache.read_text() == "a file in the folder's place"
 
 
-def test_nobody_else_may_write_what_is_kept_whatever_the_umask(cache: Path) -> None:
+def test_other_users_cannot_write_cached_files_whatever_the_umask(cache: Path) -> None:
     before = os.umask(0)
     try:
         text_of(TRUE)

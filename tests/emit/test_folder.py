@@ -111,7 +111,7 @@ def test_a_file_in_the_way_of_a_new_one_is_named_and_kept(kind: str, tmp_path: P
     assert refusal(tmp_path) == f"{place} {words}"
 
 
-def test_a_file_that_says_the_same_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_an_equal_file_is_no_obstacle(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "ks_c.cu").write_text(SECOND["ks_c.cu"])
     (tmp_path / "launchers.py").unlink()

@@ -123,7 +123,7 @@ def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
     assert alone.digest not in {each.digest for each in chains}
 
 
-def test_the_chains_beside_each_other_change_the_text_the_name_and_the_digest() -> None:
+def test_the_chains_of_a_group_change_source_name_and_digest() -> None:
     one, other = (Pattern(2, 8, 8, 2),), (Pattern(1, 5, 32, 1), Pattern(1, 3, 5, 1))
     groups = [KernelSpec((one, *others)) for others in ((one,), (other,), (one, other))]
     sources = [render(each, family="vector", dialect="opencl") for each in groups]
@@ -179,7 +179,7 @@ def test_bad_constants_and_dialects_are_refused() -> None:
             render(chain if family == "simt" else replace(KERNEL, precision="float16"), family=family, dialect="opencl")
     with pytest.raises(
         ConstantsError,
-        match="ks_2x32x16x1_2x16x16x2_float32_bsf: no family has room for all factors in one launch here",
+        match="ks_2x32x16x1_2x16x16x2_float32_bsf: no family can run all factors in one launch on this device",
     ):
         render(chain, dialect="opencl")
     with pytest.raises(KsgenError, match="unknown dialect 'metal'; accepted: cuda, opencl"):

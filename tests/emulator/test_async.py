@@ -135,7 +135,7 @@ def load(
         ),
     ],
 )
-def test_map_that_nobody_may_encode_is_refused(
+def test_map_that_no_driver_encodes_is_refused(
     array: np.ndarray, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: int, says: str
 ) -> None:
     with pytest.raises(SimtError, match=re.escape(says)) as caught:

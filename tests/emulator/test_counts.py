@@ -69,7 +69,7 @@ def test_each_turn_of_a_loop_is_a_request_of_the_lanes_that_take_it() -> None:
     assert counts.global_["load"] == GlobalTally(5, 3 * 4 + 2 * 1, 3 * 128 + 2 * 32)
 
 
-def test_a_barrier_keeps_turns_apart_that_some_lanes_leave_out() -> None:
+def test_a_barrier_separates_iterations_that_some_lanes_skip() -> None:
     body = (
         "float sum = 0; for (int i = 0; i < blockDim.x / 16; ++i) { if (i == at / 16) sum += x[at]; "
         "__syncthreads(); } y[at] = sum;"
@@ -96,7 +96,7 @@ def test_the_cache_gives_each_block_what_it_reads_once_and_memory_gives_it_once(
     assert (counts.cache_written_bytes, counts.memory_written_bytes, counts.blocks) == (384, 384, 3)
 
 
-def test_what_is_written_besides_is_what_any_build_writes() -> None:
+def test_other_results_are_those_of_any_build() -> None:
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     count("y[at] = 2 * x[at];", x, y, block=64)
     np.testing.assert_array_equal(y, 2 * x)

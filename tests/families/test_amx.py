@@ -1,4 +1,4 @@
-"""Products by matrix tiles, played where the processor has none: right, within their arrays, beyond finite numbers
+"""Products by matrix tiles, emulated where the processor has none: right, within their arrays, beyond finite numbers
 as plain float32.
 """
 
@@ -28,10 +28,10 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import is_installed
 from tests.families.test_vector import EPILOGUES, agrees, arrays_of, kernel_of, launch, multiplied, planned
 from tests.support.amx_kernels import FAMILY, PATTERNS, PRECISIONS
+from tests.support.emulated_tiles import needs_emulation
 from tests.support.hasty import compiles_unoptimized
 from tests.support.host_memory import NOTHING, Array, Fenced, placed, stay_within_their_arrays
 from tests.support.native import chosen_native
-from tests.support.played_tiles import needs_play
 
 __all__ = ["compiles_unoptimized"]  # which pytest finds by its name
 
@@ -40,7 +40,7 @@ BATCHES = (1, 16, 31, 33, 97)
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    needs_play()
+    needs_emulation()
     return chosen_native(monkeypatch)
 
 

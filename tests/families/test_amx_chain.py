@@ -25,10 +25,10 @@ from tests.families import test_vector as alone
 from tests.families.test_vector import EPILOGUES
 from tests.families.test_vector_chain import ALL, agrees, arrays_of, chain_of, is_right, launch, plans_of, truth_of
 from tests.support.amx_kernels import CHAINS, PRECISIONS
+from tests.support.emulated_tiles import needs_emulation
 from tests.support.hasty import compiles_unoptimized
 from tests.support.host_memory import Array, Fenced, processor, stay_within_their_arrays
 from tests.support.native import chosen_native
-from tests.support.played_tiles import needs_play
 
 __all__ = ["compiles_unoptimized"]  # which pytest finds by its name
 
@@ -38,7 +38,7 @@ BETWEEN = ("none", "relu", "gelu", "silu", "gelu_tanh")
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    needs_play()
+    needs_emulation()
     return chosen_native(monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""Gradients by matrix tiles, played where the processor has none: right, within their arrays, the same bits always."""
+"""Gradients by matrix tiles, emulated where the processor has none: right, in bounds, always the same bits."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,10 +23,10 @@ from ksgen.spec import LAYOUTS, KernelSpec
 from tests.families.test_cpu_gradient_vectors import agrees, arrays_of, gradient, kernel_of, launch
 from tests.families.test_vector import planned
 from tests.support.amx_kernels import CPU, PATTERNS, PRECISIONS
+from tests.support.emulated_tiles import needs_emulation
 from tests.support.hasty import compiles_unoptimized
 from tests.support.host_memory import Array, Fenced, stay_within_their_arrays
 from tests.support.native import chosen_native
-from tests.support.played_tiles import needs_play
 
 __all__ = ["compiles_unoptimized"]  # which pytest finds by its name
 
@@ -36,7 +36,7 @@ BATCHES = (1, 31, 64, 131)
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    needs_play()
+    needs_emulation()
     return chosen_native(monkeypatch)
 
 

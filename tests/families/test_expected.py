@@ -117,7 +117,7 @@ def test_split_operands_go_to_tensor_cores_where_those_are_faster(target: str) -
     assert family_for(KernelSpec(Pattern(1, 768, 192, 2), "tf32x3"), cuda_limits(target)).name == "mma"
 
 
-def test_a_target_that_nobody_knows_has_the_first_family_and_a_rules_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_target_has_the_first_family_and_a_rules_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = KernelSpec(Pattern(1, 768, 192, 2), "tf32x3")
     monkeypatch.setitem(GPUS, 89, replace(GPUS[89], rates=None))
     assert family_for(kernel, cuda_limits("sm_89")).name == "mma"
@@ -333,7 +333,7 @@ def test_each_wave_waits_for_its_first_stage() -> None:
     assert terms_of("wgmma_registers", replace(kernel, precision="tf32x3"), "sm_90a").ends == model.WAIT_S
 
 
-def test_constants_that_are_as_fast_by_the_longest_term_are_told_apart_by_the_prediction() -> None:
+def test_constants_with_equal_longest_terms_are_ranked_by_the_prediction() -> None:
     limits, told_apart = cuda_limits("sm_90a"), 0
     for pattern, (family, precision) in product(stratified(4), (("mma", "bfloat16"), ("wgmma_registers", "tf32x3"))):
         own: Any = family_named(family)
@@ -364,5 +364,5 @@ def test_what_cannot_be_launched_has_no_prediction() -> None:
     ("us", "words"),
     [((1.234, 2.345, 3.456), "2.35 us (1.23 to 3.46)"), ((70.51, 90.04, 141.2), "90.0 us (70.5 to 141)")],
 )
-def test_a_prediction_is_told_with_its_band(us: tuple[float, float, float], words: str) -> None:
+def test_a_prediction_is_reported_with_its_band(us: tuple[float, float, float], words: str) -> None:
     assert str(model.Prediction(*us)) == words

@@ -327,7 +327,7 @@ def test_steps_from_the_default_reach_every_constant() -> None:
 # ---- the checks themselves
 
 
-def test_what_is_wrong_is_told() -> None:
+def test_mistakes_are_reported() -> None:
     kernel = kernel_of((2, 6, 5, 3), "float32", "bsf")
     source, right = source_of("simt", kernel), in_emulator()
 

@@ -112,7 +112,7 @@ def test_a_group_reads_x_in_stages() -> None:
     ("family", "precision", "chains", "layout"),
     [("mma", "float16", LONG, "bsf"), ("mma", "float16", APART, "bsl"), ("simt", "float32", APART, "bsf")],
 )
-def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(
+def test_there_are_no_reads_outside_the_arrays_and_no_races(
     family: str, precision: str, chains: tuple[tuple[Pattern, ...], ...], layout: str
 ) -> None:
     source = source_of(group_of(chains, precision, layout, ALL), family)

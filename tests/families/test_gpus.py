@@ -73,7 +73,7 @@ def test_targets_before_sm_80_have_neither_asynchronous_copies_nor_these_tensor_
 
 
 @pytest.mark.parametrize("target", ["sm_88", "sm_99", "sm_101a", "sm_130", "sm_250f"])
-def test_later_ones_that_nobody_knows_have_what_all_since_sm_80_have(target: str) -> None:
+def test_unknown_later_targets_have_what_all_since_sm_80_have(target: str) -> None:
     assert gpu_of(target) == PORTABLE
     assert cuda_limits(target).tensor_cores
 

@@ -15,7 +15,7 @@ GPU = cuda_limits("sm_90a")
 
 
 @pytest.mark.parametrize("family", [FAMILY, TENSOR_CORES])
-def test_a_device_that_no_tile_fits_is_told(family: Any) -> None:
+def test_a_device_that_no_tile_fits_is_reported(family: Any) -> None:
     small, spec = replace(GPU, shared_bytes=512), kernel(precision="float16")
     with pytest.raises(
         ConstantsError, match=r"ks_2x37x13x5_float16_bsf_gradient: no tile fits 512 bytes of shared memory and 1024"

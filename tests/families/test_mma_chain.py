@@ -128,7 +128,7 @@ def test_slices(precision: str, layout: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "layout"), [(RAGGED, "bsf"), (RAGGED, "bsl"), (PLANES, "bsf")])
-def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(patterns: tuple[Pattern, ...], layout: str) -> None:
+def test_there_are_no_reads_outside_the_arrays_and_no_races(patterns: tuple[Pattern, ...], layout: str) -> None:
     source = source_of(chain_of(patterns, "float16", layout, ALL))
     arrays = arrays_of(source.kernel, 5)
     expected = run_chain(source, arrays, in_emulator())
@@ -253,7 +253,7 @@ def test_many_layers_constants_and_batches(stream: int, data: st.DataObject) -> 
     test_any_layer_constants_and_batch.hypothesis.inner_test(stream, data)  # type: ignore[attr-defined]
 
 
-def test_x_in_stages_is_neither_read_from_beside_the_arrays_nor_raced_for() -> None:
+def test_x_in_stages_has_no_reads_outside_the_arrays_and_no_races() -> None:
     source = streaming(chain_of(RAGGED, "float16", "bsf", ALL, stride="any"))
     arrays = arrays_of(source.kernel, 5)
     expected = run_chain(source, arrays, in_emulator())
@@ -346,7 +346,7 @@ def test_shared_memory_is_two_halves_and_a_ring(patterns: tuple[Pattern, ...]) -
     assert shape.first_stages == [0, stages_of(first), stages_of(first) + stages_of(second)]
 
 
-def test_the_model_counts_what_lies_between_as_shared_memory() -> None:
+def test_the_model_counts_intermediates_as_shared_memory() -> None:
     """What a launch moves of global memory is X, Y and the weights."""
     kernel = chain_of(EVEN, "float16", "bsf")
     work, batch = FAMILY.work(kernel, GOOD, 6400), 6400

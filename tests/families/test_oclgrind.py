@@ -131,8 +131,8 @@ BROKEN = {  # which checks must notice that a part of the text is gone, or is an
     ),
     "no barrier in the store": (
         RACES,
-        "= group;\n            }\n        wait_for_block();",
-        "= group;\n            }",
+        "group;\n            }\n        wait_for_block();",
+        "group;\n            }",
         "data race at local memory",
     ),
     "a line of Y twice": (
@@ -191,7 +191,7 @@ BROKEN_VECTORS = {  # no check knows that a workspace was never written: it is f
     "a chain's X beyond the batch": (CHAIN[1], EVERYTHING, "last < min(end, at + LANES); ++last)", "last <= end; "
                                                                                                    "++last)",
                                                                                                        "Invalid read"),
-    "a chain's Y beyond the batch": (CHAIN[1], EVERYTHING, "+ here, count - here, bias", "+ here, LANES, bias",
+    "a chain's Y beyond the batch": (CHAIN[1], EVERYTHING, "count - here, bias", "LANES, bias",
         "Invalid write"),
     "a gradient's groups that keep one place": (
         VECTOR_GRADIENT[0], RACES, "parts * PART + block_index() * SLOT", "parts * PART", "data race at global memory"

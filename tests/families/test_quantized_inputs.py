@@ -205,7 +205,7 @@ def test_what_serves_it(layout: str) -> None:
     assert family_for(replace(kernel, precision="float32"), LIMITS, 25088).name == "mma"
     whole = replace(kernel, weights="int8", inputs="int8")
     assert [each.name for each in families_for(whole, LIMITS)] == ["simt", "gemv"]
-    with pytest.raises(ConstantsError, match="X is not in eight bits, or in floats of them"):
+    with pytest.raises(ConstantsError, match="X is not in eight bits, or is in an eight-bit float"):
         check(FAMILIES["mma"], whole, FAMILIES["mma"].default(kernel, LIMITS))
     wide, found = (
         replace(kernel, precision="float32"),

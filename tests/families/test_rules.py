@@ -60,11 +60,11 @@ def said(kernel: KernelSpec = KERNEL, **changes: Any) -> str:
         ({"tile": 10**9}, "a block has at most 1024 threads: 2000000000"),  # nothing near would do
     ],
 )
-def test_what_is_said(changes: dict[str, Any], message: str) -> None:
+def test_each_broken_rule_has_a_message(changes: dict[str, Any], message: str) -> None:
     assert said(**changes) == message
 
 
-def test_what_no_constant_can_mend_is_said_of_the_kernel() -> None:
+def test_a_rule_that_no_constant_can_satisfy_is_reported_of_the_kernel() -> None:
     assert said(replace(KERNEL, job="gradient")) == "job=gradient must be multiply: a product"
 
 
@@ -77,7 +77,7 @@ def test_words_are_looked_for_when_they_are_asked_for(monkeypatch: pytest.Monkey
     assert asked
 
 
-def test_another_process_is_told_the_same() -> None:
+def test_another_process_gets_the_same_report() -> None:
     family = FAMILIES["simt"]
     with pytest.raises(ConstantsError) as caught:
         check(family, KERNEL, replace(family.default(KERNEL, LIMITS), stages=1))

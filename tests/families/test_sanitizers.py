@@ -13,7 +13,7 @@ import pytest
 from ksgen.build.host import find_host_compiler
 from ksgen.devices.base import Limits
 from ksgen.errors import ToolchainError
-from tests.support.played_tiles import needs_play
+from tests.support.emulated_tiles import needs_emulation
 from tests.support.processor_cases import AMX, CHAIN, VECTOR, VECTOR_GRADIENT, Case, passes, tiles
 from tests.support.program_device import ProgramCompiler, ProgramDevice, ProgramError
 
@@ -75,7 +75,7 @@ def device(sanitizer: str, folder: Path) -> ProgramDevice:
 )
 def test_nothing_is_reported(sanitizer: str, case: Case, tmp_path: Path) -> None:
     if case in AMX:
-        needs_play()
+        needs_emulation()
     assert all(passes(device(sanitizer, tmp_path), case))
 
 

@@ -27,7 +27,7 @@ PROCESSOR = Limits(
     multiprocessors=4,
 )
 PATTERN, BEFORE = Pattern(2, 64, 48, 4), (Pattern(4, 24, 16, 4),)
-BESIDE = ((Pattern(1, 24, 256, 1),),)
+SECOND = ((Pattern(1, 24, 256, 1),),)
 SPELLED = {"dy": "grad_y", "dw": "grad", "parts": "workspace"}  # operands whose names texts shorten
 BATCH = 64
 
@@ -53,7 +53,7 @@ def kernels() -> Iterator[KernelSpec]:
         for bias, residual in product((False, True), repeat=2):
             added = replace(plain, epilogue=Epilogue(bias, "relu", residual))
             yield from (added, replace(added, stride="any"), replace(added, chains=(*BEFORE, PATTERN)))
-        yield replace(plain, chains=((*BEFORE, PATTERN), *BESIDE), epilogue=Epilogue(True, "relu", True))
+        yield replace(plain, chains=((*BEFORE, PATTERN), *SECOND), epilogue=Epilogue(True, "relu", True))
         yield replace(plain, job="gradient")
 
 

@@ -127,7 +127,7 @@ def test_slices(precision: str, layout: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "layout"), [(RAGGED, "bsf"), (RAGGED, "bsl"), (PLANES, "bsf")])
-def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(patterns: tuple[Pattern, ...], layout: str) -> None:
+def test_there_are_no_reads_outside_the_arrays_and_no_races(patterns: tuple[Pattern, ...], layout: str) -> None:
     source = source_of(chain_of(patterns, "float32", layout, ALL))
     arrays = arrays_of(source.kernel, 37)
     expected = run_chain(source, arrays, in_emulator())
@@ -242,7 +242,7 @@ def test_shared_memory_is_two_halves_and_a_ring() -> None:
     assert (first.stage > first.w_stage, second.stage) == (True, second.w_stage)
 
 
-def test_the_model_counts_what_lies_between_as_shared_memory() -> None:
+def test_the_model_counts_intermediates_as_shared_memory() -> None:
     """What a launch moves of global memory is X, Y and the weights."""
     kernel, batch = chain_of(EVEN, "float32", "bsf"), 6400
     work, shape = FAMILY.work(kernel, GOOD, batch), SimtChainTiling(kernel, GOOD)

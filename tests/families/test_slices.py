@@ -208,7 +208,7 @@ def test_pitches_count_in_64_bits(family: str, precision: str, layout: str, name
 # ---- the checks themselves
 
 
-def test_what_is_wrong_between_rows_is_told() -> None:
+def test_writes_between_rows_are_reported() -> None:
     source, right = source_of("simt", sliced((2, 6, 5, 3), "float32", "bsf")), in_emulator()
 
     def broken(change: Any) -> kernels.Run:

@@ -661,7 +661,7 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
 
 
 @pytest.fixture
-def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def uncompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Nothing cached, loaded or found by a search; calls go to the processor that is tested."""
     monkeypatch.setenv("KSGEN_DEVICE", processor().runtime)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
@@ -683,7 +683,7 @@ def call() -> tuple[Array, Array]:
 
 @needs_opencl
 def test_wisdom_that_breaks_a_rule_is_passed_over_and_named(
-    anew: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    uncompiled: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = processor()
     save(
@@ -692,15 +692,15 @@ def test_wisdom_that_breaks_a_rule_is_passed_over_and_named(
     )
     found, truth = call()
     np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
-    assert "wisdom that cannot be read is passed over: " in caplog.text
+    assert "unreadable wisdom is ignored: " in caplog.text
     assert "entry 1: ks_2x9x5x2_float32_bsf: block=25 must be a multiple of" in caplog.text
     assert "delete that line and tune again" in caplog.text
 
 
 @needs_opencl
-def test_nothing_is_compiled_where_that_is_forbidden(anew: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_where_that_is_forbidden(uncompiled: pytest.MonkeyPatch) -> None:
     processor()
-    anew.setenv("KSGEN_NO_COMPILE", "1")
+    uncompiled.setenv("KSGEN_NO_COMPILE", "1")
     kernel = kernel_of((2, 9, 5, 2), batch=41)
     ks, problem = Launcher(*SHAPE, batches=[41]), make_problem(kernel, 41)
     with pytest.raises(
@@ -711,7 +711,7 @@ def test_nothing_is_compiled_where_that_is_forbidden(anew: pytest.MonkeyPatch) -
 
 
 @needs_opencl
-def test_a_device_that_fails_says_doing_what(anew: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_says_doing_what(uncompiled: pytest.MonkeyPatch) -> None:
     device = processor()
     if device.kind != "opencl":
         pytest.skip(f"{device.kind} has no driver that could fail")
@@ -720,10 +720,10 @@ def test_a_device_that_fails_says_doing_what(anew: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise device._cl.LogicError("enqueue", -5, "out of resources")  # type: ignore[attr-defined]
 
-    anew.setattr(device._cl, "enqueue_nd_range_kernel", fails)  # type: ignore[attr-defined]
+    uncompiled.setattr(device._cl, "enqueue_nd_range_kernel", fails)  # type: ignore[attr-defined]
     with pytest.raises(DeviceError, match=r"OpenCL on .*, launching ks_2x9x5x2_float32_bsf\w*_pack: enqueue"):
         call()
-    anew.undo()
+    uncompiled.undo()
     np.testing.assert_allclose(*call(), rtol=1e-4, atol=1e-5)
 
 
@@ -849,7 +849,7 @@ def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str
         (16, (1, 128, 512, 8), 6272, "outputs"),  # measured: never worth it
     ],
 )
-def test_sixteen_registers_take_turned_inputs_where_j_fill_a_vector(
+def test_sixteen_registers_take_transposed_inputs_where_j_fill_a_vector(
     vector_bytes: int, shape: tuple[int, ...], batch: int, along: str
 ) -> None:
     assert FAMILY.default(kernel_of(shape), replace(CPU, vector_bytes=vector_bytes), batch).along == along

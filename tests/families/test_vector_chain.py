@@ -460,7 +460,7 @@ def test_in_batch_size_last_factors_go_one_by_one_unless_one_launch_is_asked_for
 
 
 @needs_opencl
-def test_weights_that_change_are_packed_anew_and_packed_ones_are_kept(few_cores: Device, watched: Watched) -> None:
+def test_changed_weights_are_packed_again_and_unchanged_ones_are_not(few_cores: Device, watched: Watched) -> None:
     kernel = chain_of(TWO)
     arrays = arrays_of(kernel, MANY)
     ks = layer(TWO)
@@ -543,12 +543,10 @@ def test_rules() -> None:
             check(FAMILY, kernel, replace(GOOD, tiles=tiles))
 
 
-def test_the_factor_that_turns_has_lanes_along_the_batch() -> None:
+def test_the_factor_that_transposes_has_lanes_along_the_batch() -> None:
     kernel = turning(WIDE, "float32", "bsf", ALL)
     check(FAMILY, kernel, constants_of(kernel, "obo"))
-    with pytest.raises(
-        ConstantsError, match="tiles has lanes along the batch in the factor that turns one layout into the other; got"
-    ):
+    with pytest.raises(ConstantsError, match="tiles has lanes along the batch in the factor that transposes; got"):
         check(FAMILY, kernel, constants_of(kernel, "ooo"))
     for layout, batch, patterns in product(LAYOUTS, (1, 100, 1568), (TWO, THREE, WIDE, WIDE[:1])):
         kernel = turning(patterns, "bfloat16", layout, ALL)

@@ -20,7 +20,7 @@ def test_registers_that_warpgroups_take_are_there(monkeypatch: pytest.MonkeyPatc
     for groups, (copying, multiplying) in blocks.REGISTERS.items():
         assert 128 * (copying + groups * multiplying) <= blocks.LAUNCHED[groups] * 128 * (groups + 1) <= 65536
     monkeypatch.setitem(blocks.REGISTERS, 2, (40, 240))
-    with pytest.raises(ConstantsError, match="the registers that warpgroups take are there"):
+    with pytest.raises(ConstantsError, match="the warpgroups' registers fit a multiprocessor"):
         check(REGISTERS, kernel(), FLAT, GPU)
 
 

@@ -208,7 +208,7 @@ def test_what_is_served() -> None:
         "inputs": "int8"}, "sm_90a"),
      ({"precision": "float32"}, "sm_90a"), ({"chains": Pattern(1, 48, 40, 1)}, "sm_90a"), ({}, "sm_89")],
 )  # fmt: skip
-def test_who_asks_for_it_by_name_is_told_what_it_is_for(changes: dict[str, Any], target: str) -> None:
+def test_a_request_by_name_is_answered_with_its_purpose(changes: dict[str, Any], target: str) -> None:
     kernel = replace(kernel_of((1, 48, 48, 1), epilogue=PLAIN), **changes)
     said = (
         r"at batch 64: wgmma_shared does not serve it on this device \(it is for: wgmma of sm_90a .*in bsf with d = "

@@ -47,7 +47,7 @@ def test_figures_of_one_page_share_no_names() -> None:
     assert not names(drawn("a", 1)) & names(drawn("a", 2))
 
 
-def test_coordinates_lose_digits_that_nobody_sees() -> None:
+def test_coordinates_lose_invisible_digits() -> None:
     assert [svg._rounded(word) for word in ("M", "12.3456", "7.0", "-0.004")] == ["M", "12.35", "7", "-0"]
 
 
@@ -57,7 +57,7 @@ def test_a_dark_page_exchanges_every_colour() -> None:
     assert style.count("\n") + 1 == 2 * len(svg.DARK)
 
 
-def test_what_is_missing_is_said_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     own = builtins.__import__
 
     def without(name: str, *more: Any) -> Any:

@@ -101,7 +101,7 @@ namespace device {
 template <thread_scope SCOPE>
 unsigned long long barrier_arrive_tx(barrier<SCOPE>& at, int, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at.address()), "r"(bytes) : "memory");
-  return 0;  // nobody waits for it
+  return 0;  // no thread waits for it
 }
 
 namespace experimental {

@@ -206,7 +206,7 @@ def test_strides_are_judged_by_the_memory_they_reach(shape, strides, seen):
     assert view(CudaArray(shape=shape, strides=strides)).strides == seen
 
 
-def test_bfloat16_is_told_from_two_raw_bytes_by_the_array_itself():
+def test_the_array_distinguishes_bfloat16_from_two_raw_bytes():
     assert view(CudaArray(typestr="<V2", dtype=np.dtype(ml_dtypes.bfloat16))).dtype == "bfloat16"
     with pytest.raises(LaunchError, match="x is of <V2; give float32"):
         view(CudaArray(typestr="<V2"), "x")
@@ -248,7 +248,7 @@ def test_every_librarys_stream_has_a_handle(stream, handle):
     assert stream_handle(stream) == handle
 
 
-def test_a_pyopencl_queue_passes_as_it_is(monkeypatch):
+def test_a_pyopencl_queue_passes_unchanged(monkeypatch):
     class CommandQueue:
         pass
 

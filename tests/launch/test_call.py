@@ -30,7 +30,7 @@ def test_a_prepared_call_packs_tensors_each_time(gpu: FakeGpu, ks: Launcher) -> 
     assert ready is not None
 
 
-def test_a_prepared_call_reads_its_arrays_anew_and_keeps_their_memory(gpu: FakeGpu, ks: Launcher) -> None:
+def test_a_prepared_call_reads_its_arrays_again_and_keeps_their_memory(gpu: FakeGpu, ks: Launcher) -> None:
     x, weights = inputs()
     tensor = FakeTensor(gpu, x)
     memory = weakref.ref(tensor.data)

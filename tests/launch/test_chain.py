@@ -20,14 +20,14 @@ from tests.support.launching import PATTERN, SHAPE, check, draw, inputs, needs_o
 
 
 @needs_opencl
-def test_a_chain_is_its_factors_one_after_another() -> None:
+def test_a_chain_equals_its_factors_in_sequence() -> None:
     first, then = Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3)
     x, weights = inputs()
     more, bias = draw(1, 4, 18, 3), draw(12)
     y = ChainLauncher(first, then)(x, [weights, more], bias=bias, activation="relu")
     middle = reference.multiply(PATTERN, x, weights, "bsf")
     check(y, middle, more, bias=bias, activation="relu")
-    with pytest.raises(LaunchError, match="got 1 weight array; 2 are needed, one a factor"):
+    with pytest.raises(LaunchError, match="got 1 weight array; 2 are needed, one per factor"):
         ChainLauncher(first, then)(x, [weights])
     with pytest.raises(
         LaunchError, match=r"weights of factor 2 is a list; give np.asarray\(weights, np.float32\), or a NumPy array"
@@ -35,7 +35,7 @@ def test_a_chain_is_its_factors_one_after_another() -> None:
         ChainLauncher(first, then)(x, [weights, more.tolist()])
     with pytest.raises(PatternError, match="gives 12 features and 2,9,5,3, next in the chain, takes 30"):
         ChainLauncher(then, first)
-    with pytest.raises(LaunchError, match=r"factors=\(\); accepted: Launchers, one an argument"):
+    with pytest.raises(LaunchError, match=r"factors=\(\); accepted: Launchers, one per argument"):
         ChainLauncher()
 
 
@@ -132,7 +132,7 @@ def test_what_is_no_activation_between_factors() -> None:
         LaunchError, match="2,9,5,3 then 1,4,18,3: between='tanh'; accepted: none, relu, gelu, gelu_tanh, silu"
     ):
         ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3), between="tanh")
-    with pytest.raises(LaunchError, match="2,9,5,3: between='relu'; accepted: none, where there is one factor"):
+    with pytest.raises(LaunchError, match="2,9,5,3: between='relu'; accepted: none, with one factor"):
         ChainLauncher(Launcher(2, 9, 5, 3), between="relu")
 
 
@@ -191,7 +191,7 @@ def test_what_is_no_layout_of_y(gpu: FakeGpu) -> None:
         alone(FakeTensor(gpu, draw(128, 4)), weights[:1], out_layout="bsl")
     with pytest.raises(
         LaunchError,
-        match=r"nothing turns a FakeArray from one layout into the other; accepted: arrays of NumPy, PyTorch or",
+        match=r"nothing transposes a FakeArray from one layout into the other; accepted: arrays of NumPy, PyTorch or",
     ):
         alone(FakeArray(gpu, draw(4, 128)), weights[:1], out_layout="bsl")
     assert gpu.launches == []
@@ -367,7 +367,7 @@ def test_a_chain_of_one_takes_a_list_and_a_pattern_an_array() -> None:
         np.testing.assert_array_equal(own(x, [weights]), y)
         call = own.prepare(x, [weights])
         np.testing.assert_array_equal(call(), y)
-        with pytest.raises(LaunchError, match="got 2 weight arrays; 1 are needed, one a factor"):
+        with pytest.raises(LaunchError, match="got 2 weight arrays; 1 are needed, one per factor"):
             own(x, [weights, weights])
 
 
@@ -376,7 +376,7 @@ def test_a_chain_refuses_the_array_of_its_first_factor(chain: Chain) -> None:
     """Its items along a would be taken for arrays of one factor each."""
     x, weights = inputs()
     for own in (Launcher(chain), ChainLauncher(chain)):
-        with pytest.raises(LaunchError, match=r"weights=array\(\[.*; accepted: a list of arrays, one a factor"):
+        with pytest.raises(LaunchError, match=r"weights=array\(\[.*; accepted: a list of arrays, one per factor"):
             own(x, weights)
 
 
@@ -402,7 +402,7 @@ def test_what_belongs_to_one_factor_is_refused_of_several() -> None:
             Launcher(given)
     with pytest.raises(PatternError, match=r"text such as 1,192,48,2$"):
         Launcher(3)
-    with pytest.raises(LaunchError, match="2,9,5,3: between='relu'; accepted: none, where there is one factor"):
+    with pytest.raises(LaunchError, match="2,9,5,3: between='relu'; accepted: none, with one factor"):
         Launcher(PATTERN, between="relu")
 
 
@@ -425,32 +425,34 @@ def test_launchers_that_earlier_versions_pickled_load() -> None:
 
 
 EARLIER = (  # a chain's launcher and a group's, as version 0.1 pickled their attributes
-    "gAJja3NnZW4ubGF1bmNoLmNoYWluCkNoYWluTGF1bmNoZXIKcQApgXEBfXECKFgFAAAAY2hhaW5xA2Nrc2dlbi5wYXR0ZXJuCkNoYWluCnEEKYFxBX1xBihY"
-    "BwAAAGZhY3RvcnNxB2Nrc2dlbi5wYXR0ZXJuClBhdHRlcm4KcQgpgXEJXXEKKEsBSwJLAksCZWJoCCmBcQtdcQwoSwJLAksCSwFlYoZxDVgEAAAAbmFtZXEO"
-    "WAAAAABxD3ViWAYAAABjaGFpbnNxEGgFhXERaAdjZnVuY3Rvb2xzCnBhcnRpYWwKcRJja3NnZW4ubGF1bmNoLmxhdW5jaGVyCkxhdW5jaGVyCnEThXEUUnEV"
-    "KGgTKEsBSwJLAksCXXEWdHEXfXEYTnRxGWIpUnEaaBJoE4VxG1JxHChoEyhLAksCSwJLAV1xHXRxHn1xH050cSBiKVJxIYZxIlgHAAAAYmV0d2VlbnEjWAQA"
-    "AAByZWx1cSRYBAAAAGZ1c2VxJVgCAAAAbm9xJlgKAAAAb3V0X2xheW91dHEnWAMAAABic2xxKFgGAAAAc3RhdGVkcSlja3NnZW4uc3BlYy5rZXJuZWwKU3Rh"
-    "dGVkT3B0aW9ucwpxKimBcSt9cSwoWAYAAABsYXlvdXRxLWgoWAkAAABwcmVjaXNpb25xLk5YCgAAAGFjdGl2YXRpb25xL1gEAAAAbm9uZXEwWAQAAABiaWFz"
-    "cTGIWAgAAAByZXNpZHVhbHEyiVgHAAAAd2VpZ2h0c3EzWAQAAABzYW1lcTRYBgAAAGlucHV0c3E1aDR1YlgHAAAAX19kb2NfX3E2WBgBAABNdWx0aXBseSB4"
-    "IGJ5IDEsMiwyLDIgdGhlbiAyLDIsMiwxLCA0IHRvIDQgZmVhdHVyZXMuCgpBIGNhbGwgdGFrZXMgeCwgd2VpZ2h0cyAoMSwgMiwgMiwgMiksICgyLCAyLCAy"
-    "LCAxKSwgYmlhcyAob3IgYmlhcz1GYWxzZSkuClVubGVzcyBpdCBuYW1lcyBvdGhlcnMsIGl0cyBvcHRpb25zIGFyZTogbGF5b3V0IGJzbCwgYWN0aXZhdGlv"
-    "biBub25lLCBwcmVjaXNpb24gdGhhdCBvZiB0aGUgYXJyYXlzLCBvdXRfbGF5b3V0IGJzbC4KVGhlIGxheWVyIGhhcyBiZXR3ZWVuIHJlbHUsIGZ1c2Ugbm8u"
-    "cTd1Yi4=",
-    "gAJja3NnZW4ubGF1bmNoLmdyb3VwCkdyb3VwTGF1bmNoZXIKcQApgXEBfXECKFgGAAAAbGF5ZXJzcQNja3NnZW4ubGF1bmNoLmNoYWluCkNoYWluTGF1bmNo"
-    "ZXIKcQQpgXEFfXEGKFgFAAAAY2hhaW5xB2Nrc2dlbi5wYXR0ZXJuCkNoYWluCnEIKYFxCX1xCihYBwAAAGZhY3RvcnNxC2Nrc2dlbi5wYXR0ZXJuClBhdHRl"
-    "cm4KcQwpgXENXXEOKEsBSwNLAksCZWKFcQ9YBAAAAG5hbWVxEFgAAAAAcRF1YlgGAAAAY2hhaW5zcRJoCYVxE2gLY2Z1bmN0b29scwpwYXJ0aWFsCnEUY2tz"
-    "Z2VuLmxhdW5jaC5sYXVuY2hlcgpMYXVuY2hlcgpxFYVxFlJxFyhoFShLAUsDSwJLAl1xGHRxGX1xGk50cRtiKVJxHIVxHVgHAAAAYmV0d2VlbnEeWAQAAABu"
-    "b25lcR9YBAAAAGZ1c2VxIFgCAAAAbm9xIVgKAAAAb3V0X2xheW91dHEiTlgGAAAAc3RhdGVkcSNja3NnZW4uc3BlYy5rZXJuZWwKU3RhdGVkT3B0aW9ucwpx"
-    "JCmBcSV9cSYoWAYAAABsYXlvdXRxJ1gDAAAAYnNmcShYCQAAAHByZWNpc2lvbnEpTlgKAAAAYWN0aXZhdGlvbnEqaB9YBAAAAGJpYXNxK4lYCAAAAHJlc2lk"
-    "dWFscSyJWAcAAAB3ZWlnaHRzcS1YBAAAAHNhbWVxLlgGAAAAaW5wdXRzcS9oLnViWAcAAABfX2RvY19fcTBYyQAAAE11bHRpcGx5IHggYnkgMSwzLDIsMiwg"
-    "NCB0byA2IGZlYXR1cmVzLgoKQSBjYWxsIHRha2VzIHgsIHdlaWdodHMgKDEsIDMsIDIsIDIpLgpVbmxlc3MgaXQgbmFtZXMgb3RoZXJzLCBpdHMgb3B0aW9u"
-    "cyBhcmU6IGxheW91dCBic2YsIGFjdGl2YXRpb24gbm9uZSwgcHJlY2lzaW9uIHRoYXQgb2YgdGhlIGFycmF5cy4KVGhlIGxheWVyIGhhcyBmdXNlIG5vLnEx"
-    "dWJoBCmBcTJ9cTMoaAdoCCmBcTR9cTUoaAtoDCmBcTZdcTcoSwFLA0sCSwJlYoVxOGgQaBF1YmgSaDSFcTloC2gUaBWFcTpScTsoaBUoSwFLA0sCSwJdcTxL"
-    "A2F0cT19cT5OdHE/YilScUCFcUFoHmgfaCBYBAAAAGF1dG9xQmgiTmgjaCQpgXFDfXFEKGgnaChoKU5oKmgfaCuJaCyJaC1oLmgvaC51YmgwWLIAAABNdWx0"
-    "aXBseSB4IGJ5IDEsMywyLDIsIDQgdG8gNiBmZWF0dXJlcy4KCkEgY2FsbCB0YWtlcyB4LCB3ZWlnaHRzICgxLCAzLCAyLCAyKS4KVW5sZXNzIGl0IG5hbWVz"
-    "IG90aGVycywgaXRzIG9wdGlvbnMgYXJlOiBsYXlvdXQgYnNmLCBhY3RpdmF0aW9uIG5vbmUsIHByZWNpc2lvbiB0aGF0IG9mIHRoZSBhcnJheXMucUV1YoZx"
-    "RmgSaAgpgXFHfXFIKGgLaA2FcUloEGgRdWJoCCmBcUp9cUsoaAtoNoVxTGgQaBF1YoZxTWgjaCQpgXFOfXFPKGgnaChoKU5oKlgEAAAAcmVsdXFQaCuJaCyJ"
-    "aC1oLmgvaC51YmgLaBxoQIZxUWggaCFoHmgfaDBY4wAAAE11bHRpcGx5IHggYnkgMSwzLDIsMjsgMSwzLDIsMiwgNCB0byA2LCA2IGZlYXR1cmVzLgoKQSBj"
-    "YWxsIHRha2VzIHgsIHdlaWdodHMgKDEsIDMsIDIsIDIpOyAoMSwgMywgMiwgMikuClVubGVzcyBpdCBuYW1lcyBvdGhlcnMsIGl0cyBvcHRpb25zIGFyZTog"
-    "bGF5b3V0IGJzZiwgYWN0aXZhdGlvbiByZWx1LCBwcmVjaXNpb24gdGhhdCBvZiB0aGUgYXJyYXlzLgpUaGUgbGF5ZXIgaGFzIGZ1c2Ugbm8ucVJ1Yi4=",
+    "gAJja3NnZW4ubGF1bmNoLmNoYWluCkNoYWluTGF1bmNoZXIKcQApgXEBfXECKFgFAAAAY2hhaW5xA2Nrc2dlbi5wYXR0ZXJuCkNoYWluCnEEKYFx"
+    "BX1xBihYBwAAAGZhY3RvcnNxB2Nrc2dlbi5wYXR0ZXJuClBhdHRlcm4KcQgpgXEJXXEKKEsBSwJLAksCZWJoCCmBcQtdcQwoSwJLAksCSwFlYoZx"
+    "DVgEAAAAbmFtZXEOWAAAAABxD3ViWAYAAABjaGFpbnNxEGgFhXERaAdjZnVuY3Rvb2xzCnBhcnRpYWwKcRJja3NnZW4ubGF1bmNoLmxhdW5jaGVy"
+    "CkxhdW5jaGVyCnEThXEUUnEVKGgTKEsBSwJLAksCXXEWdHEXfXEYTnRxGWIpUnEaaBJoE4VxG1JxHChoEyhLAksCSwJLAV1xHXRxHn1xH050cSBi"
+    "KVJxIYZxIlgHAAAAYmV0d2VlbnEjWAQAAAByZWx1cSRYBAAAAGZ1c2VxJVgCAAAAbm9xJlgKAAAAb3V0X2xheW91dHEnWAMAAABic2xxKFgGAAAA"
+    "c3RhdGVkcSlja3NnZW4uc3BlYy5rZXJuZWwKU3RhdGVkT3B0aW9ucwpxKimBcSt9cSwoWAYAAABsYXlvdXRxLWgoWAkAAABwcmVjaXNpb25xLk5Y"
+    "CgAAAGFjdGl2YXRpb25xL1gEAAAAbm9uZXEwWAQAAABiaWFzcTGIWAgAAAByZXNpZHVhbHEyiVgHAAAAd2VpZ2h0c3EzWAQAAABzYW1lcTRYBgAA"
+    "AGlucHV0c3E1aDR1YlgHAAAAX19kb2NfX3E2WBgBAABNdWx0aXBseSB4IGJ5IDEsMiwyLDIgdGhlbiAyLDIsMiwxLCA0IHRvIDQgZmVhdHVyZXMu"
+    "CgpBIGNhbGwgdGFrZXMgeCwgd2VpZ2h0cyAoMSwgMiwgMiwgMiksICgyLCAyLCAyLCAxKSwgYmlhcyAob3IgYmlhcz1GYWxzZSkuClVubGVzcyBp"
+    "dCBuYW1lcyBvdGhlcnMsIGl0cyBvcHRpb25zIGFyZTogbGF5b3V0IGJzbCwgYWN0aXZhdGlvbiBub25lLCBwcmVjaXNpb24gdGhhdCBvZiB0aGUg"
+    "YXJyYXlzLCBvdXRfbGF5b3V0IGJzbC4KVGhlIGxheWVyIGhhcyBiZXR3ZWVuIHJlbHUsIGZ1c2Ugbm8ucTd1Yi4=",
+    "gAJja3NnZW4ubGF1bmNoLmdyb3VwCkdyb3VwTGF1bmNoZXIKcQApgXEBfXECKFgGAAAAbGF5ZXJzcQNja3NnZW4ubGF1bmNoLmNoYWluCkNoYWlu"
+    "TGF1bmNoZXIKcQQpgXEFfXEGKFgFAAAAY2hhaW5xB2Nrc2dlbi5wYXR0ZXJuCkNoYWluCnEIKYFxCX1xCihYBwAAAGZhY3RvcnNxC2Nrc2dlbi5w"
+    "YXR0ZXJuClBhdHRlcm4KcQwpgXENXXEOKEsBSwNLAksCZWKFcQ9YBAAAAG5hbWVxEFgAAAAAcRF1YlgGAAAAY2hhaW5zcRJoCYVxE2gLY2Z1bmN0"
+    "b29scwpwYXJ0aWFsCnEUY2tzZ2VuLmxhdW5jaC5sYXVuY2hlcgpMYXVuY2hlcgpxFYVxFlJxFyhoFShLAUsDSwJLAl1xGHRxGX1xGk50cRtiKVJx"
+    "HIVxHVgHAAAAYmV0d2VlbnEeWAQAAABub25lcR9YBAAAAGZ1c2VxIFgCAAAAbm9xIVgKAAAAb3V0X2xheW91dHEiTlgGAAAAc3RhdGVkcSNja3Nn"
+    "ZW4uc3BlYy5rZXJuZWwKU3RhdGVkT3B0aW9ucwpxJCmBcSV9cSYoWAYAAABsYXlvdXRxJ1gDAAAAYnNmcShYCQAAAHByZWNpc2lvbnEpTlgKAAAA"
+    "YWN0aXZhdGlvbnEqaB9YBAAAAGJpYXNxK4lYCAAAAHJlc2lkdWFscSyJWAcAAAB3ZWlnaHRzcS1YBAAAAHNhbWVxLlgGAAAAaW5wdXRzcS9oLnVi"
+    "WAcAAABfX2RvY19fcTBYyQAAAE11bHRpcGx5IHggYnkgMSwzLDIsMiwgNCB0byA2IGZlYXR1cmVzLgoKQSBjYWxsIHRha2VzIHgsIHdlaWdodHMg"
+    "KDEsIDMsIDIsIDIpLgpVbmxlc3MgaXQgbmFtZXMgb3RoZXJzLCBpdHMgb3B0aW9ucyBhcmU6IGxheW91dCBic2YsIGFjdGl2YXRpb24gbm9uZSwg"
+    "cHJlY2lzaW9uIHRoYXQgb2YgdGhlIGFycmF5cy4KVGhlIGxheWVyIGhhcyBmdXNlIG5vLnExdWJoBCmBcTJ9cTMoaAdoCCmBcTR9cTUoaAtoDCmB"
+    "cTZdcTcoSwFLA0sCSwJlYoVxOGgQaBF1YmgSaDSFcTloC2gUaBWFcTpScTsoaBUoSwFLA0sCSwJdcTxLA2F0cT19cT5OdHE/YilScUCFcUFoHmgf"
+    "aCBYBAAAAGF1dG9xQmgiTmgjaCQpgXFDfXFEKGgnaChoKU5oKmgfaCuJaCyJaC1oLmgvaC51YmgwWLIAAABNdWx0aXBseSB4IGJ5IDEsMywyLDIs"
+    "IDQgdG8gNiBmZWF0dXJlcy4KCkEgY2FsbCB0YWtlcyB4LCB3ZWlnaHRzICgxLCAzLCAyLCAyKS4KVW5sZXNzIGl0IG5hbWVzIG90aGVycywgaXRz"
+    "IG9wdGlvbnMgYXJlOiBsYXlvdXQgYnNmLCBhY3RpdmF0aW9uIG5vbmUsIHByZWNpc2lvbiB0aGF0IG9mIHRoZSBhcnJheXMucUV1YoZxRmgSaAgp"
+    "gXFHfXFIKGgLaA2FcUloEGgRdWJoCCmBcUp9cUsoaAtoNoVxTGgQaBF1YoZxTWgjaCQpgXFOfXFPKGgnaChoKU5oKlgEAAAAcmVsdXFQaCuJaCyJ"
+    "aC1oLmgvaC51YmgLaBxoQIZxUWggaCFoHmgfaDBY4wAAAE11bHRpcGx5IHggYnkgMSwzLDIsMjsgMSwzLDIsMiwgNCB0byA2LCA2IGZlYXR1cmVz"
+    "LgoKQSBjYWxsIHRha2VzIHgsIHdlaWdodHMgKDEsIDMsIDIsIDIpOyAoMSwgMywgMiwgMikuClVubGVzcyBpdCBuYW1lcyBvdGhlcnMsIGl0cyBv"
+    "cHRpb25zIGFyZTogbGF5b3V0IGJzZiwgYWN0aXZhdGlvbiByZWx1LCBwcmVjaXNpb24gdGhhdCBvZiB0aGUgYXJyYXlzLgpUaGUgbGF5ZXIgaGFz"
+    "IGZ1c2Ugbm8ucVJ1Yi4=",
 )

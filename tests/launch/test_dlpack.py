@@ -75,7 +75,7 @@ def test_dlpack_on_other_hardware_is_refused():
 
 
 @pytest.mark.parametrize(("given", "told"), [(None, 1), (0, 1), (77, 77)])
-def test_a_cuda_producer_is_told_the_stream_that_will_read(given, told):
+def test_a_cuda_producer_receives_the_stream_that_will_read(given, told):
     streams = []
 
     class OnCuda(Shared):
@@ -112,6 +112,6 @@ def test_a_capsule_of_something_else_is_refused():
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_complex_numbers_are_told_by_both_parts(dtype):
+def test_complex_numbers_are_identified_by_both_parts(dtype):
     seen = view(Shared(np.zeros((3, 4), dtype)), "x")
     assert (seen.dtype, seen.shape) == (dtype, (3, 4))

@@ -324,7 +324,7 @@ def test_an_event_orders_streams_and_tells_the_time(cuda: Cuda) -> None:
     assert 0 < cuda.cuEventElapsedTime(start, end) < 1000
 
 
-def test_an_event_that_nobody_waited_for_has_no_time(cuda: Cuda, stand_in: None) -> None:
+def test_an_event_without_a_wait_has_no_time(cuda: Cuda, stand_in: None) -> None:
     start, end = cuda.cuEventCreate(0), cuda.cuEventCreate(0)
     cuda.cuEventRecord(start, 0)
     cuda.cuEventRecord(end, 0)

@@ -13,7 +13,7 @@ from tests.emulator.build import is_installed
     sys.platform != "linux" or not is_installed("none"), reason="the stand-in driver needs Linux and g++"
 )
 @pytest.mark.parametrize("missing", ["cuda", "cuda.bindings"])
-def test_without_cuda_bindings_that_is_said(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cuda_bindings_are_reported(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KSGEN_DRIVER_REGISTRY", raising=False)
     monkeypatch.delitem(sys.modules, "cuda.bindings", raising=False)  # which another test may have left there
     monkeypatch.setitem(sys.modules, missing, None)

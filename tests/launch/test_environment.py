@@ -18,7 +18,7 @@ DRIVERS = {535: 12020, 550: 12040, 570: 12080}  # and the CUDA that each serves;
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("driver", "runtime"), [(535, "pycuda"), (550, "driver"), (570, "driver")])
-def test_a_binary_of_a_newer_cuda_than_the_drivers_is_told_with_both_versions(driver: int, runtime: str) -> None:
+def test_a_binary_of_a_newer_cuda_than_the_drivers_is_reported_with_both_versions(driver: int, runtime: str) -> None:
     served = DRIVERS[driver]
     (told,) = script("multiply()", runtime, KSGEN_DRIVER_CUDA=str(served))
     assert re.fullmatch(
@@ -39,7 +39,7 @@ def test_a_driver_that_is_new_enough(runtime: str) -> None:
     ]
 
 
-def test_nvrtc_works_beside_the_driver_that_it_asks() -> None:
+def test_nvrtc_works_with_the_driver_that_it_asks() -> None:
     try:
         Nvrtc().targets()
     except ToolchainError as error:
@@ -125,7 +125,7 @@ told(lambda: ks(x, own_kept, out=out))
 """
 
 
-def test_arrays_of_the_primary_context_beside_a_users_own() -> None:
+def test_arrays_of_the_primary_context_and_of_a_users_own() -> None:
     """PyCUDA adopts what `pycuda.autoinit` made; PyTorch's, CuPy's and Numba's arrays lie in the primary one."""
     packed = f"{CALLED}packed weights lie in another CUDA context than x; pack an array of x's library"
     assert script(CONTEXTS + IN_THE_USERS, "pycuda") == [

@@ -96,7 +96,7 @@ FAILING = {  # call -> status, message, and the runtime's own words
 @on_machine
 @on_both
 @pytest.mark.parametrize("call", FAILING)
-def test_a_call_that_fails_is_told_and_the_next_one_works(
+def test_a_call_that_fails_is_reported_and_the_next_one_works(
     call: str, device: Any, faults: Callable[[str], None]
 ) -> None:
     code, doing, words = FAILING[call]
@@ -144,7 +144,9 @@ def test_more_shared_memory_than_there_is(device: Any) -> None:
 
 @on_machine
 @on_both
-def test_an_early_launch_that_fails_is_told_and_the_next_one_works(device: Any, faults: Callable[[str], None]) -> None:
+def test_an_early_launch_that_fails_is_reported_and_the_next_one_works(
+    device: Any, faults: Callable[[str], None]
+) -> None:
     if device.target != "sm_90a":
         pytest.skip(f"{device.name} has no launches that begin early")
     kernel = KernelSpec(Pattern(2, 24, 16, 4), "float16")
@@ -218,7 +220,7 @@ def test_a_store_outside_its_array_is_an_illegal_address(runtime: str) -> None:
 
 
 @on_both
-def test_what_asks_the_driver_itself_is_told_code_and_words_of_a_lost_context(runtime: str) -> None:
+def test_direct_driver_calls_report_code_and_name_of_a_lost_context(runtime: str) -> None:
     text = OUT_OF_BOUNDS.replace("{call}", "device.synchronize()") + AFTER
     *_, told, name = script(text, runtime)
     who = "CUDA" if runtime == "driver" else f"PyCUDA on {name}"
@@ -284,7 +286,7 @@ def test_a_kernel_that_hangs_is_ended_from_outside(runtime: str) -> None:
 
 
 @on_both
-def test_a_machine_without_a_gpu_is_told(runtime: str) -> None:
+def test_a_machine_without_a_gpu_is_reported(runtime: str) -> None:
     (told,) = script("multiply()", runtime, KSGEN_DRIVER_GPUS="")
     assert re.match(
         r"DeviceError: (CUDA, starting the driver|PyCUDA): .*no.(CUDA-capable )?device.*nvidia-smi shows whether a "
@@ -597,7 +599,7 @@ check(out.get(), *inputs())
 """
 
 
-def test_a_thread_outside_the_context_of_gpuarrays_is_told_before_a_new_one_is_made() -> None:
+def test_a_thread_outside_the_context_of_gpuarrays_is_reported_before_a_new_one_is_made() -> None:
     told = "x is a GPUArray of a context that is not current on this thread; push() it before the call, or give out="
     assert script(GPUARRAYS_ELSEWHERE, "pycuda") == ["right", told, told]
 

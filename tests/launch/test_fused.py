@@ -61,7 +61,7 @@ def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(
 @pytest.mark.parametrize(
     ("layout", "other", "is_one"), [("bsf", "bsl", True), ("bsl", "bsf", True), ("bsl", None, False)]
 )
-def test_one_launch_that_turns_y_saves_a_copy_in_batch_size_last_too(
+def test_one_launch_that_transposes_y_saves_a_copy_in_batch_size_last_too(
     layout: str, other: str | None, is_one: bool
 ) -> None:
     kernel = KernelSpec((PAIR.factors,), "float32", layout, Epilogue(), out_layout=other)
@@ -70,7 +70,7 @@ def test_one_launch_that_turns_y_saves_a_copy_in_batch_size_last_too(
     assert fused.verdict(device, kernel, 10_000, "yes").is_one
 
 
-def test_one_factor_is_no_layer_but_two_beside_each_other_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_factor_is_no_layer_but_a_group_of_two_is(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = Imagined(shares_host=True, name="unnamed", limits=CPU)
     alone, fused_one = Imagined(), Imagined()
     monkeypatch.setattr(fused.PLANNER, "plan", lambda *given: alone)
@@ -164,7 +164,7 @@ def of_tiles(monkeypatch: pytest.MonkeyPatch) -> Any:
         (Chain((Pattern(32, 128, 32, 1), Pattern(1, 32, 32, 128))), False),
     ],
 )
-def test_of_tiles_that_nobody_timed_the_cost_model_decides(chain: Chain, is_one: bool, of_tiles: Any) -> None:
+def test_the_cost_model_decides_on_tiles_without_times(chain: Chain, is_one: bool, of_tiles: Any) -> None:
     kernel = KernelSpec((chain.factors,), "bf16x6", "bsf", Epilogue())
     found = fused.verdict(of_tiles, kernel, 6272)
     told = re.fullmatch(CYCLES, found.why)

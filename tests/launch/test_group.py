@@ -109,7 +109,7 @@ def test_a_group_of_one_layer_gives_what_the_layer_gives(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch", [7, MANY])
 @pytest.mark.parametrize("added", [(), ("bias", "residual")])
-def test_outputs_lie_beside_each_other(
+def test_outputs_are_neighbours_in_memory(
     either: Device, launched: list[str], layout: str, batch: int, added: tuple[str, ...]
 ) -> None:
     x, weights = rows(24, layout, batch), weights_of()
@@ -239,7 +239,7 @@ def test_what_a_user_gives_wrong() -> None:
     with pytest.raises(PatternError, match="factors=3; accepted: one Pattern or more"):
         GroupLauncher(3)
     with pytest.raises(
-        LaunchError, match=r"layers=\(\); accepted: ChainLaunchers, Launchers or chains, one an argument"
+        LaunchError, match=r"layers=\(\); accepted: ChainLaunchers, Launchers or chains, one per argument"
     ):
         GroupLauncher()
     refused("takes 24, .* takes 30 features; accepted: layers that take the same x", one, Launcher(1, 3, 30, 1))
@@ -276,7 +276,7 @@ def fused_group(*fuses: str, between: str = "none") -> GroupLauncher:
 @pytest.mark.parametrize(
     ("fuses", "is_one"), [(("yes", "auto", "yes"), True), (("yes", "no", "auto"), False), (("auto",) * 3, False)]
 )
-def test_a_group_is_one_launch_where_a_layer_says_so(
+def test_a_group_is_one_launch_where_a_layer_asks_for_it(
     launched: list[str], fuses: tuple[str, ...], is_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small batches, which are divided differently, follow the option too. `explain` reports it."""
@@ -302,11 +302,17 @@ def test_where_one_launch_of_a_group_cannot_be_had_it_is_refused(monkeypatch: py
 def test_outputs_that_meet_are_refused() -> None:
     whole = rows(200, "bsf")
     parts = [whole[:, :21], whole[:, 20:74], whole[:, 100:110]]
-    refused("out shares memory with out of layer", out=parts)
-    refused("out shares memory with x", x=whole[:, 90:114], out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]])
+    refused("out of layer 1 shares memory with out of layer 2", out=parts)
+    refused(
+        "out of layer 3 shares memory with x",
+        x=whole[:, 90:114],
+        out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]],
+    )
     residuals = [rows(21, "bsf"), whole[:, 100:154], rows(10, "bsf")]
     refused(
-        "out shares memory with residual_2", out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]], residual=residuals
+        "out of layer 3 shares memory with residual of layer 2",
+        out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]],
+        residual=residuals,
     )
 
 
@@ -318,8 +324,9 @@ def test_an_output_over_any_layer_s_weights_is_refused(number: int, prepares: bo
     count = weights[number][-1].size
     weights[number][-1] = shared.reshape(-1)[-count:].reshape(weights[number][-1].shape)
     outs, own = [shared, rows(54, "bsf"), rows(10, "bsf")], group("no")
-    at = f"weights {len(weights[number])} of layer {number + 1}"
-    with pytest.raises(LaunchError, match=f"out shares memory with {at}; give memory of its own"):
+    factor = f" of factor {len(weights[number])}" if len(weights[number]) > 1 else ""
+    at = f"weights{factor} of layer {number + 1}"
+    with pytest.raises(LaunchError, match=f"out of layer 1 shares memory with {at}; give memory of its own"):
         (own.prepare if prepares else own)(rows(24, "bsf"), weights, out=outs)
 
 
@@ -502,5 +509,7 @@ def test_an_output_over_weights_that_were_packed_where_they_lie_is_refused(gpu: 
     second = own.layers[1].factors[0].pack(shown(shared.reshape(-1)[-2 * 24 * 64 :].reshape(2, 24, 64, 1)))
     first, third = ([FakeArray(gpu, draw(*shape)) for shape in LAYERS[at]] for at in (0, 2))
     outs = [shown(shared), *(FakeArray(gpu, rows(features, "bsf", 40)) for features in (48, 128))]
-    with pytest.raises(LaunchError, match="out shares memory with weights 1 of layer 2; give memory of its own"):
+    with pytest.raises(
+        LaunchError, match="out of layer 1 shares memory with weights of layer 2; give memory of its own"
+    ):
         own(FakeArray(gpu, rows(128, "bsf", 40)), [first, [second], third], out=outs)

@@ -42,7 +42,7 @@ def test_a_large_array_begins_at_a_line_of_the_cache(shape: tuple[int, int]) -> 
 
 
 class Library(SimpleNamespace):
-    """Plays PyTorch and CuPy: remembers on which stream each array was made."""
+    """Stands in for PyTorch and CuPy: remembers on which stream each array was made."""
 
     def __init__(self) -> None:
         super().__init__(current=3, made=[])

@@ -96,7 +96,7 @@ def test_output_and_room_come_from_the_memory_of_the_stream_that_writes_them(
 
 def test_memory_of_an_unknown_library_needs_out(gpu: FakeGpu, ks: Launcher) -> None:
     x, weights = inputs()
-    with pytest.raises(LaunchError, match="not how to make more of it; give out="):
+    with pytest.raises(LaunchError, match="no way to allocate an output; give out="):
         ks(FakeArray(gpu, x), FakeArray(gpu, weights))
 
 

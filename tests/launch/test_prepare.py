@@ -58,7 +58,7 @@ def test_a_graph_of_weights_packs_them_at_every_replay(gpu: FakeGpu, ks: Launche
         check(out.content, x, factor * weights)
 
 
-def test_a_graph_of_tensors_packs_them_at_every_replay_whoever_wrote(gpu: FakeGpu, ks: Launcher) -> None:
+def test_a_graph_of_tensors_packs_them_at_every_replay_whatever_wrote_them(gpu: FakeGpu, ks: Launcher) -> None:
     """No counter sees the writes of a replay, such as those of a training step."""
     x, weights = inputs()
     tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)

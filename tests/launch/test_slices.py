@@ -69,7 +69,7 @@ def test_slices_of_numpy_arrays(either: Device, layout: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_slices_beside_each_other_in_one_array(either: Device, layout: str) -> None:
+def test_neighbouring_slices_of_one_array(either: Device, layout: str) -> None:
     """A launch reads one part of an array and writes the next one, which is also the residual."""
     ks, weights = Launcher(2, 5, 5, 3), draw(2, 5, 5, 3)
     features, count = 30, 30 if layout == "bsf" else BATCH
@@ -176,7 +176,7 @@ def test_slices_of_arrays_on_a_gpu(runtime: str, layout: str, monkeypatch: pytes
         assert (found[:, count] == 7).all()
 
 
-def test_a_launcher_has_texts_of_slices_beside_those_of_dense_arrays() -> None:
+def test_a_launcher_has_sources_of_slices_and_of_dense_arrays() -> None:
     """A call on dense arrays is served as before."""
     processor()
     ks, weights, x = Launcher(*SHAPE), draw(*SHAPE), draw(BATCH, 2 * PATTERN.in_features)
@@ -227,6 +227,6 @@ def test_an_output_among_the_inputs_is_refused() -> None:
         # the residual begins where out does, and goes elsewhere
         (draw(20, 30), columns_from(0, 20, 45), columns_from(0, 20)),
     ):
-        with pytest.raises(LaunchError, match="out shares memory with"):
+        with pytest.raises(LaunchError, match="shares memory with"):
             ks(x, weights, out=out, residual=residual)
     ks(columns_from(0), weights, out=columns_from(60), residual=columns_from(30))

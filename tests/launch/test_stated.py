@@ -61,7 +61,8 @@ def test_a_layer_does_what_its_spec_states(emitted: ModuleType) -> None:
     call = emitted.layer_up.prepare(x, weights, bias=bias)
     close(expected if call is None else call(), expected)
     with pytest.raises(
-        LaunchError, match=r"bias is missing, which is stated; accepted: bias=an array, or bias=False to leave it out"
+        LaunchError,
+        match=r"bias is missing, but the launcher states it; accepted: bias=an array, or bias=False to leave it out",
     ):
         emitted.layer_up(x, weights)
     with pytest.raises(LaunchError, match="bias is missing"):

@@ -42,7 +42,7 @@ def test_work_of_another_stream_is_waited_for_or_refused(gpu: FakeGpu, ks: Launc
     gpu.synchronize(5)
     check(out.content, x, weights)
     with pytest.raises(
-        LaunchError, match="x works on stream 9 and weights on 4; give stream=, on which the work of both is waited for"
+        LaunchError, match="x works on stream 9 and weights on 4; give stream=, which waits for the work of both"
     ):
         ks(late, FakeArray(gpu, weights, stream=4), out=out)
     ks(FakeTensor(gpu, x, stream=0), FakeArray(gpu, weights, stream=1), out=out)  # two names of the default stream
@@ -61,9 +61,7 @@ def test_stream_0_is_the_default_one_and_none_is_the_arrays_own(gpu: FakeGpu, ks
     assert weights_on is not None
 
 
-def test_pytorch_is_told_of_a_stream_that_is_not_its_current_one(
-    gpu: FakeGpu, ks: Launcher, entered: list[int]
-) -> None:
+def test_pytorch_learns_of_a_stream_that_is_not_its_current_one(gpu: FakeGpu, ks: Launcher, entered: list[int]) -> None:
     """PyTorch would otherwise reuse the memory of a freed tensor while kernels still read it."""
     x, weights = inputs()
     for stream, told in ((None, []), (6, []), (5, [(5, 0)]), (0, [(0, 0)])):

@@ -75,12 +75,12 @@ def test_who_cannot_be_transposed() -> None:
     found = view(FakeArray(FakeGpu(), np.zeros((4, 10), np.float32)))
     with pytest.raises(
         LaunchError,
-        match="'a layer': factors are launched one by one here, and nothing turns a FakeArray from one layout into",
+        match="'a layer': factors are launched one by one here, and nothing transposes a FakeArray from one",
     ):
         check_transposable("a layer", found)
 
 
-def test_a_layer_turns_by_itself_or_at_a_call() -> None:
+def test_a_layer_transposes_by_its_option_or_at_a_call() -> None:
     layers = Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3)
     x, weights = np.random.default_rng(0).standard_normal((7, 30)), [np.ones(each.pattern.shape) for each in layers]
     always = ChainLauncher(*layers, out_layout="bsl")

@@ -86,7 +86,7 @@ def test_streams_pack_for_themselves(gpu: FakeGpu, ks: Launcher, entered: list[i
 
 
 @pytest.mark.parametrize("kind", [FakeTensor, FakeArray])
-def test_an_array_that_takes_a_dead_ones_place_is_packed_anew(gpu: FakeGpu, ks: Launcher, kind: Any) -> None:
+def test_an_array_at_the_address_of_a_deleted_one_is_packed_again(gpu: FakeGpu, ks: Launcher, kind: Any) -> None:
     x, _ = inputs()
     ready, out = FakeArray(gpu, x), zeros(gpu)
     for _ in range(5):  # CPython gives the same id to the next object of the same size

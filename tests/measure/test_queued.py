@@ -72,7 +72,7 @@ def test_without_the_wait_it_takes_what_the_host_takes(monkeypatch: pytest.Monke
     assert not device.waits
 
 
-def test_a_host_that_is_held_up_gets_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delayed_host_gets_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Clocked(monkeypatch, 500.0, 7.0)
     device.held_up_s = 1.5e-4
     assert time_launches(device, device.launch, 1, warmup=0) == pytest.approx([5e-4])

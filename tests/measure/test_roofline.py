@@ -29,7 +29,7 @@ from ksgen.measure.roofline import (
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.emulator import is_installed, run_cuda
-from tests.support.played_tiles import needs_play
+from tests.support.emulated_tiles import needs_emulation
 
 HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -115,7 +115,7 @@ def test_a_processors_probes_do_what_is_counted(precision: str, dots: tuple[str,
 @pytest.fixture
 def with_tiles(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Provide a native device that reports tiles, which are emulated if the processor has none."""
-    needs_play()
+    needs_emulation()
     found = find_device("native")
     monkeypatch.setattr(found, "limits", replace(found.limits, tiles=("bf16", "f16")))
     return found
@@ -137,7 +137,7 @@ def test_a_probe_of_tiles_does_what_is_counted(operand: str, one: int, with_tile
 def test_the_ceiling_is_that_of_tiles_where_they_multiply_what_is_stored(
     with_tiles: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Played tiles are slower than vectors; here they take no time."""
+    """Emulated tiles are slower than vectors; here they take no time."""
     monkeypatch.setattr(roofline, "TILE_ROUNDS", 1)
     monkeypatch.setattr(roofline, "PROCESSOR_COPIED_BYTES", 2**20)
     monkeypatch.setattr(roofline, "PROCESSOR_ROUNDS", 64)

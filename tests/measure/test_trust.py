@@ -249,15 +249,15 @@ def test_counts_are_of_what_is_not_idle(tmp_path: Path, monkeypatch: pytest.Monk
     assert (found.clock, found.busy) == (10.0, 12.0)
 
 
-def test_a_figure_in_doubt_is_marked_and_the_first_doubt_is_told() -> None:
+def test_an_unreliable_figure_is_marked_and_the_first_reason_is_reported() -> None:
     assert (marked("12 us", ""), marked("12 us", "others took 50% of the processors")) == ("12 us", "12 us?")
     assert (with_doubt("12 us", ""), with_doubt("12 us", "others took half")) == ("12 us", "12 us? (others took half)")
     assert describe_doubts(["", ""]) == ""
     doubts = ["", "others took 50% of the processors", "the median is uncertain by 8%"]
-    assert describe_doubts(doubts) == "? 2 of 3 times cannot be trusted; the first: others took 50% of the processors."
+    assert describe_doubts(doubts) == "? 2 of 3 times unreliable; the first: others took 50% of the processors."
     assert (
         describe_doubts(doubts[1:2], "ratio")
-        == "? 1 of 1 ratio cannot be trusted; the first: others took 50% of the processors."
+        == "? 1 of 1 ratio unreliable; the first: others took 50% of the processors."
     )
 
 
@@ -268,7 +268,7 @@ def test_nothing_is_doubted_where_the_system_says_nothing(monkeypatch: pytest.Mo
     assert trust.look() == ""
 
 
-def test_a_busy_machine_is_told_once_with_who_keeps_it_busy() -> None:
+def test_a_busy_machine_is_reported_once_with_its_busiest_processes() -> None:
     assert load_warning(0.1, 2, [("cc1plus", 0.4)]) == ""
     said = "others keep 1.4 of 2 processors busy (cc1plus 0.9, python 0.5): unreliable times are marked"
     assert load_warning(0.7, 2, [("cc1plus", 0.9), ("python", 0.5), ("sh", 0.01)]) == said
@@ -292,7 +292,7 @@ def _contender(times: list[float], others_share: float | None, runtime: str, **f
     return Contender({**usual, **facts}, {"runtime": runtime, "device": "Abacus"}, {}, measurements)
 
 
-def test_a_row_in_doubt_stands_there_and_counts_nowhere() -> None:
+def test_an_unreliable_row_is_listed_and_counts_nowhere() -> None:
     wild = [*[266.0] * 4, *[34159.0] * 6]
     rows = [
         row_of(_contender(QUIET, 0.1, "opencl")),
@@ -307,11 +307,11 @@ def test_a_row_in_doubt_stands_there_and_counts_nowhere() -> None:
     assert Results(rows, "float32", 40).duel(OURS, ["bmm"], "bsf").patterns == 0
     assert Results(rows, "float32", 40).rewriting_share("bsf") == []
     assert tables.overview(rows).rows == ()
-    assert "1 of 3 times cannot be trusted, and count in no table." in tables.overview(rows).note
+    assert "1 of 3 times are unreliable and count in no table." in tables.overview(rows).note
     assert tables.doubted(rows).rows == (("1,8,8,2", "40", "float32", "bsf", "bmm", "34159?", "266", rows[1].doubt),)
     for text in (report.markdown(rows), report.page(rows)):
         assert rows[1].doubt in text
-        assert "Times that cannot be trusted" in text
+        assert "Unreliable times" in text
 
 
 def test_the_hosts_load_is_no_matter_to_a_gpus_clock() -> None:

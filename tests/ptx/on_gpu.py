@@ -42,9 +42,9 @@ def launch(device: Device, case: Case) -> None:
 def compare_with_emulator(done: Case, target: str) -> int:
     """The most floats between an entry of a launched case and the emulator's, as that target. Without tensor cores,
     whose sums are a model there, every byte must be the same."""
-    played = case_named(done.name)
-    played.emulate(target=target)
-    pairs = list(zip(done.arrays, played.arrays, strict=True))
+    emulated = case_named(done.name)
+    emulated.emulate(target=target)
+    pairs = list(zip(done.arrays, emulated.arrays, strict=True))
     if "mma_" not in done.text:
         for mine, emulated in pairs:
             np.testing.assert_array_equal(mine.view(np.uint8), emulated.view(np.uint8))

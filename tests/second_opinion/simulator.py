@@ -3,7 +3,7 @@ is not used.
 
 `clustersim.patch` gives it entry points for PTX text, and mends what it got wrong: the high half of 64-bit products,
 immediates of 64 bits, carries beyond 32 bits, registers that nvcc leaves half undefined, ties to even in float16, prmt
-of negative words, bfi of 64 bits, shuffles in other warps than the first. `played.h` is for instructions that it lacks.
+of negative words, bfi of 64 bits, shuffles in other warps than the first. `emulated.h` has instructions that it lacks.
 A launch has a process of its own (`launch.py`).
 """
 
@@ -91,13 +91,13 @@ class Simulator:
     def ptx(self, source: Source) -> Path:
         """PTX by nvcc.
 
-        Statements of inline PTX that the simulator lacks become calls of `played.h`; the others stay.
+        Statements of inline PTX that the simulator lacks become calls of `emulated.h`; the others stay.
         """
         text = translate(source.text, only=is_lacking)
-        is_played = text != source.text
-        if is_played:
-            text = f'#include "{_HERE / "played.h"}"\n{text}'
-        target = "compute_80" if is_played else "compute_75"
+        uses_emulation = text != source.text
+        if uses_emulation:
+            text = f'#include "{_HERE / "emulated.h"}"\n{text}'
+        target = "compute_80" if uses_emulation else "compute_75"
         place = self.folder / "ptx" / f"{hashlib.sha256((target + text).encode()).hexdigest()[:16]}.ptx"
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ BEYOND = (  # messages on specs that no schema refuses: they are no YAML, or sev
     "is too large",
     "next in the chain, takes",
     "and the first chain",
-    "where there is one factor",
+    "with one factor",
     "of complex numbers",
     "out_layout: got bsl of a group",
     "features=12; accepted: a power of two",

@@ -87,7 +87,7 @@ def test_flops_and_bytes() -> None:
         ({"epilogue": "gelu"}, "epilogue='gelu'; accepted: an Epilogue"),
         ({"batch": 0}, "batch=0; accepted: a whole number from 1 up, or None for any"),
         ({"chains": (SMALL, SMALL), "between": "reul"}, "between='reul'; did you mean relu?"),
-        ({"between": "relu"}, "between=relu where there is one factor; accepted: none, or two factors or more"),
+        ({"between": "relu"}, "between=relu with one factor; accepted: none, or two factors or more"),
         (
             {"chains": (SMALL, SMALL), "between": "relu", "precision": "complex64"},
             "between=relu of complex numbers, complex64; accepted: none",

@@ -470,7 +470,7 @@ WRONG = [
     ("layers:\n  q: {chain: [[1,2,3,4]], out_layout: same}", "2: layers.q.out_layout: got 'same'; accepted: bsf, bsl"),
     (
         "layers:\n  q: {chain: [[1,2,3,4]], between: relu}",
-        "2: layers.q.between: got relu where there is one factor; accepted: none",
+        "2: layers.q.between: got relu with one factor; accepted: none",
     ),
     (
         "layers:\n  q: {chain: [[1,2,3,4], [1,2,2,4]], between: rely}",
@@ -570,5 +570,7 @@ def test_a_wrong_option_is_named_with_its_key(option: str, message: str) -> None
 def test_a_spec_that_multiplies_out_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MOST_KERNELS", 3)
     parse("kernels: [{pattern: [1,2,3,4], batch: [1,2,3]}]")
-    with pytest.raises(SpecError, match=r"3: kernels\[1\]: multiplies out to too many kernels; accepted: 3 in"):
+    with pytest.raises(
+        SpecError, match=r"3: kernels\[1\]: its lists of values ask for too many kernels; accepted: 3 in"
+    ):
         parse("kernels:\n- {pattern: [1,2,3,4], batch: [1,2,3]}\n- 1,2,3,5")

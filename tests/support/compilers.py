@@ -1,4 +1,4 @@
-"""A program that plays nvcc, one that stands before the host's compiler, and a search for compilers that finds
+"""A program that stands in for nvcc, one that stands before the host's compiler, and a search for compilers that finds
 nothing known before.
 """
 

@@ -1,4 +1,4 @@
-"""Fixtures that compile a processor's kernels in less time: for tests of what calls them, and for played matrix
+"""Fixtures that compile a processor's kernels in less time: for tests of what calls them, and for emulated matrix
 tiles.
 """
 
@@ -23,7 +23,7 @@ def compiles_hastily(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(autouse=True)
 def compiles_unoptimized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Except for tests marked `optimized`. GCC takes seconds to optimize played tiles, and a fifth of one without."""
+    """Except for tests marked `optimized`. GCC takes seconds to optimize emulated tiles, and a fifth of one without."""
     with nullcontext() if request.node.get_closest_marker("optimized") else _compiling(tmp_path_factory, "-O0"):
         yield
 

@@ -1,9 +1,10 @@
-// A program that launches one kernel as `native` does, alone and twice by one call, on arrays from files: for another processor than this one, or under a sanitizer.
+// A program that launches one kernel as `native` does, alone and twice by one call, on arrays from files: for another
+// processor than this one, or under a sanitizer.
 //
 //     program WALK GROUPS THREADS LAUNCHES [i:NUMBER | b:FILE:OFFSET]...
 //
-// A file becomes memory of exactly its bytes, on the boundary of a line of the cache, and is written back at the end. Compiled
-// behind host_threads.cpp, and linked with the kernel's text.
+// A file becomes memory of exactly its bytes, on the boundary of a line of the cache, and is written back at the end.
+// Compiled behind host_threads.cpp, and linked with the kernel's text.
 
 #include <dlfcn.h>
 #include <stdint.h>
@@ -38,8 +39,8 @@ static void read_whole(Memory* memory) {
     fclose(file);
 }
 
-// A kernel's walk, in which each thread waits with its first group until every thread has one: none works alone, however little there is
-// to do. What they wait for orders nothing, so that a sanitizer sees what they share.
+// A kernel's walk, in which each thread waits with its first group until every thread has one: none works alone,
+// however little there is to do. What they wait for orders nothing, so that a sanitizer sees what they share.
 static Walk walk_of_kernel;
 static std::atomic<long> arrived;
 static long awaited;
@@ -51,7 +52,8 @@ static void walk_together(const int64_t* arguments, long first, long last, long 
 
 int main(int count, char** words) {
     walk_of_kernel = (Walk)dlsym(RTLD_DEFAULT, words[1]);
-    if (!walk_of_kernel || count > 5 + MOST) return fprintf(stderr, "%s\n", walk_of_kernel ? "too many arguments" : dlerror()), 2;
+    if (!walk_of_kernel || count > 5 + MOST)
+        return fprintf(stderr, "%s\n", walk_of_kernel ? "too many arguments" : dlerror()), 2;
     static Memory files[MOST];
     int64_t arguments[MOST];
     int known = 0;
@@ -75,11 +77,13 @@ int main(int count, char** words) {
         ksgen_launch(walk_together, arguments, groups, threads, nullptr);
     }
     arrived.store(0);
-    const Step in_turn[] = {{walk_together, 0, groups}, {walk_of_kernel, 0, groups}};  // the second writes where the first one wrote
+    // the second writes where the first one wrote
+    const Step in_turn[] = {{walk_together, 0, groups}, {walk_of_kernel, 0, groups}};
     ksgen_launch_all(in_turn, 2, arguments, threads, nullptr);
     for (int file = 0; file < known; ++file) {
         FILE* to = fopen(files[file].path, "wb");
-        if (!to || fwrite(files[file].begin, 1, files[file].bytes, to) != files[file].bytes || fclose(to)) fail(files[file].path);
+        if (!to || fwrite(files[file].begin, 1, files[file].bytes, to) != files[file].bytes || fclose(to))
+            fail(files[file].path);
         free(files[file].begin);
     }
     fflush(nullptr);

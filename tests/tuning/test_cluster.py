@@ -123,7 +123,7 @@ def test_without_a_worker_that_measures_the_search_says_how_to_start_one(start: 
         ClusterEngine(scheduler)
 
 
-def test_when_the_last_worker_is_lost_the_search_ends_and_says_so(
+def test_the_search_ends_with_a_report_when_the_last_worker_is_lost(
     start: Start, scheduler: str, store: TrialStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ksgen.tuning.cluster.PATIENCE_SECONDS", 3.0)

@@ -54,6 +54,6 @@ def test_a_folder_for_temporary_files_that_is_full_is_named(tmp_path: Path, monk
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with pytest.raises(
         DeviceError,
-        match=r"^the process that measures: no room for temporary files \(.*none.*\); TMPDIR names another folder$",
+        match=r"^the process that measures: temporary files cannot be written \(.*none.*\); TMPDIR",
     ):
         Worker("native").facts()

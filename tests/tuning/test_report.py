@@ -143,7 +143,7 @@ def test_a_page_of_many_candidates_stays_small() -> None:
 
 
 @needs_matplotlib
-def test_what_was_never_measured_or_predicted_is_said(tmp_path: Path) -> None:
+def test_missing_measurements_and_predictions_are_reported(tmp_path: Path) -> None:
     from ksgen.tuning.report import page, write_report
 
     never = [replace(each, state="pruned", median_us=None) for each in some_trials(4)]
@@ -180,7 +180,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no" / "r.html"):
         with pytest.raises(
             KsgenError,
-            match=": no file can be written there; name one in a folder that exists and is yours to write to",
+            match=": no file can be written there; choose an existing folder that you can write to",
         ):
             check_report(path)
     with pytest.raises(KsgenError, match=r"no/r\.html: cannot be written \(No such file or directory\)"):
@@ -196,6 +196,5 @@ def test_ksgen_tune_refuses_a_place_before_it_searches() -> None:
     )
     assert isinstance(caught, KsgenError)
     assert (
-        str(caught)
-        == "/no/such/r.html: no file can be written there; name one in a folder that exists and is yours to write to"
+        str(caught) == "/no/such/r.html: no file can be written there; choose an existing folder that you can write to"
     )

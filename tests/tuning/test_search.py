@@ -305,7 +305,7 @@ MOVED = "clocks moved"
     ("times", "best"),
     [({0: (5.0, MOVED), 1: (6.0, "")}, 1), ({0: (5.0, MOVED), 1: (6.0, MOVED)}, 0), ({0: (7.0, ""), 1: (6.0, "")}, 1)],
 )
-def test_a_sound_time_wins_over_a_shorter_one_in_doubt(times: dict[int, tuple[float, str]], best: int) -> None:
+def test_a_reliable_time_wins_over_a_shorter_unreliable_one(times: dict[int, tuple[float, str]], best: int) -> None:
     search: Any = object.__new__(Search)
     search.trials = {
         index: SimpleNamespace(median_us=median_us, note=note) for index, (median_us, note) in times.items()

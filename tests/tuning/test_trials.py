@@ -105,7 +105,7 @@ def test_two_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     assert [len(TrialStore(path).trials(batch=batch)) for batch in (1, 2)] == [50, 50]
 
 
-def test_whoever_opens_it_at_the_same_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_waits_for_another_process_that_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite refuses one of two processes that meet, once in two hundred times, whatever its time limit is."""
     path, refusals = tmp_path / "trials.sqlite", iter((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY))
     usual = trials._open
@@ -141,7 +141,7 @@ def in_memory(path: Path) -> TrialStore:
     return store
 
 
-def test_a_damaged_file_costs_a_warning_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_damaged_file_costs_a_warning_and_stays_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "trials.sqlite"
     path.write_bytes(b"no database" * 1000)
     in_memory(path)

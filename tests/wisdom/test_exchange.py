@@ -44,7 +44,7 @@ def test_fresh_comes_before_stale_and_then_the_faster_one() -> None:
     assert better(stale, faster := entry(0.5, template="old")) is faster
 
 
-def test_sound_comes_before_doubtful_however_fast() -> None:
+def test_reliable_times_come_before_unreliable_ones_however_fast() -> None:
     sound, doubtful, stale = entry(9.0), entry(1.0, note="clocks moved"), entry(0.5, template="old")
     assert better(sound, doubtful) is better(doubtful, sound) is sound
     assert better(doubtful, stale) is better(stale, doubtful) is doubtful
@@ -76,7 +76,7 @@ def test_what_an_offer_brings_is_new_or_better() -> None:
     assert ([each.batch for each in new], [each.batch for each in improved]) == ([60], [50])
 
 
-def test_every_job_on_which_two_files_differ_is_told() -> None:
+def test_every_job_on_which_two_files_differ_is_reported() -> None:
     first, second = (
         {"A": Wisdom([entry(4.0), entry(5.0, batch=50)])},
         {"A": Wisdom([entry(6.0)]), "B": Wisdom([entry()])},

@@ -174,7 +174,7 @@ def test_a_stale_entry_wins_over_no_fresh_one() -> None:
         assert [each.constants.stages for each in Wisdom(entries).entries()] == [stages]
 
 
-def test_a_time_in_doubt_is_said_and_wins_over_no_sound_one() -> None:
+def test_an_unreliable_time_is_reported_and_never_beats_a_reliable_one() -> None:
     doubtful, sound, stale = entry(64, 4, note="clocks moved"), entry(64, 3), entry(64, 2, template="0a0b0c0d")
     assert (doubtful.doubt, sound.doubt) == ("clocks moved", "")
     for entries, stages in (
@@ -186,13 +186,13 @@ def test_a_time_in_doubt_is_said_and_wins_over_no_sound_one() -> None:
         assert [each.constants.stages for each in Wisdom(entries).entries()] == [stages]
     assert (
         choose(KERNEL, 64, GPU, Wisdom([doubtful])).why
-        == "wisdom, measured at batch 64; its time cannot be trusted: clocks moved"
+        == "wisdom, measured at batch 64; its time is unreliable: clocks moved"
     )
     text = dump("NVIDIA H200", Wisdom([doubtful]))
     assert [each.doubt for each in parse(text, "file")] == ["clocks moved"]
 
 
-def test_a_sound_time_near_by_hides_behind_no_doubtful_one_nearer() -> None:
+def test_a_reliable_time_near_by_wins_over_a_nearer_unreliable_one() -> None:
     sound, doubtful, stale = entry(1100, 3), entry(1500, 4, note="clocks moved"), entry(1600, 2, template="0a0b0c0d")
     known = Wisdom([doubtful, stale, sound])
     found = {batch: known.lookup(KERNEL, batch) for batch in (1024, 1025, 1500, 1600, 2048, 2049)}
@@ -205,10 +205,10 @@ def test_a_sound_time_near_by_hides_behind_no_doubtful_one_nearer() -> None:
         2049: None,
     }
     assert Wisdom([doubtful, stale]).lookup(KERNEL, 1500) == doubtful
-    told = "wisdom, measured at batch 1100, the nearest to 1500, as that one's time cannot be trusted"
+    told = "wisdom, measured at batch 1100, the nearest to 1500, because that one's time is unreliable"
     assert choose(KERNEL, 1500, GPU, known).why == told
     of_another_text = told.replace("1500", "1600").replace(
-        "that one's time cannot be trusted", "that one is of another template version"
+        "that one's time is unreliable", "that one is of another template version"
     )
     assert choose(KERNEL, 1600, GPU, known).why == of_another_text
     assert Wisdom([doubtful, entry(2048, 3)]).lookup(KERNEL, 1500).batch == 2048
@@ -231,7 +231,7 @@ def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
     assert "does not run on this device" in choose(kernel, 1024, cuda_limits("sm_100"), Wisdom([hopper])).why
 
 
-def test_wisdom_that_does_not_fit_the_device_is_passed_over_and_said() -> None:
+def test_wisdom_that_does_not_fit_the_device_is_skipped_and_reported() -> None:
     small = Limits(16 * 1024)
     chosen = choose(KERNEL, 1000, small, Wisdom([entry(1000, 4)]))
     assert "what wisdom has does not fit this device" in chosen.why
@@ -349,7 +349,7 @@ def test_damage_costs_launchers_only_the_damaged_entries(
     known = load_wisdom("gpu")
     assert [(each.batch, each.constants.stages) for each in known.entries()] == [(64, 2), (1000, 4)]
     (warning,) = caplog.messages
-    assert warning.startswith(f"wisdom that cannot be read is passed over: {own}/gpu.json: entry 1: ")
+    assert warning.startswith(f"unreadable wisdom is ignored: {own}/gpu.json: entry 1: ")
     assert warning.endswith(" (and 1 more like it)")
     with pytest.raises(KsgenError, match=r"own/gpu\.json: entry 1: .*; delete that line and tune again"):
         load_wisdom("gpu", strict=True)
@@ -429,7 +429,7 @@ def test_saving_into_a_damaged_file_or_folder_is_refused_and_changes_nothing(
         save("gpu", [entry(64)])
 
 
-def test_winners_are_saved_where_a_file_system_has_no_locks_and_that_is_said_before_a_search(
+def test_winners_are_saved_without_locks_and_a_warning_precedes_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(file: object, how: int) -> None:
@@ -450,7 +450,7 @@ def test_winners_are_saved_where_a_file_system_has_no_locks_and_that_is_said_bef
     assert sorted(os.listdir(tmp_path / "wisdom")) == [".gpu.json.lock", "gpu.json"]
 
 
-def test_an_error_of_a_lock_that_is_no_lack_of_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_a_lock_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     (tmp_path / "victim").write_text("dear")
     (tmp_path / ".gpu.json.lock").symlink_to("victim")

@@ -293,7 +293,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
             shape.copied,
             f"{'inputs of one row' if shape.is_bsf else 'rows of one input'} of the batch that are copied at a time",
         ),
-        Constexpr("HALVES", shape.halves, "multiples of sixteen inputs that are put into a panel together"),
+        Constexpr("INPUT_GROUPS", shape.halves, "groups of 16 inputs that are copied into a panel together"),
         Constexpr("COPIED_ROWS", shape.copied_rows, "rows that are copied at a time"),
         Constexpr(
             "COPY_UNITS",

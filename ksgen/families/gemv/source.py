@@ -91,14 +91,14 @@ def constexprs_of(shape: AnyGemvTiling) -> list[Constexpr]:
 def picture(shape: GemvTiling) -> str:
     """Drawing of a tile's rows of weights, and of the warps that share them."""
     own = shape.constants
-    tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
+    tiles = f"{shape.tiles_out} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
     return draw(
-        f"The weights of a tile of Y, in {counted(shape.stages, 'stage')}. There are {tiles}, and as many along s as "
-        "the batch has.",
+        f"The weights of a tile of Y, in {counted(shape.stages, 'stage')}. Tiles: {tiles}; along s, as many as "
+        "the batch needs.",
         DrawnSide(own.tile_out * own.tile_d, "rows (k, j)", shape.warps_out),
         DrawnSide(shape.tile_in, "inputs l of a stage", own.warps_in),
         lambda row, column: f"warp {row * own.warps_in + column}",
-        f"A warp: {shape.groups} groups of {counted(own.lanes_in, 'lane')}, each with "
+        f"A warp: {counted(shape.groups, 'group')} of {counted(own.lanes_in, 'lane')}, each with "
         f"{counted(own.thread_out, 'row')} of one j.",
     )
 

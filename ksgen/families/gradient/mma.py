@@ -287,12 +287,16 @@ class GradientMmaTiling(Parts):
             Constexpr("WARPS_IN", constants.warps_in, "warps of a plane along the inputs"),
             Constexpr("PROMOTE", constants.promote, "rows of the batch after which sums leave the tensor cores"),
             Constexpr("GROUP", self.group, "elements of a 16-byte chunk"),
-            Constexpr("HALVES", self.kernel.arithmetic.halves, "real numbers per element"),
+            Constexpr(
+                "ELEMENT_FLOATS",
+                self.kernel.arithmetic.halves,
+                "floats per element: 2 for a complex number",
+            ),
             Constexpr("COMPONENTS", self.components, "parts into which an operand is split"),
             Constexpr("ROW_TILES", self.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
             Constexpr("COLUMN_TILES", self.column_tiles, "matrix instructions of a warp along its inputs, 8 each"),
             Constexpr(
-                "SHARED_REALS", self.shared_bytes // self.real_bytes, "sums that a block's shared memory can hold"
+                "SHARED_ELEMENTS", self.shared_bytes // self.real_bytes, "sums that a block's shared memory can hold"
             ),
         ]
 

@@ -260,7 +260,5 @@ def planes_of_search(kernel: KernelSpec) -> list[int]:
 
 def heading(shape: Parts) -> str:
     """Heading of the drawing of a tile."""
-    tiles = counted(shape.tiles, "tile")
-    return (
-        f"A tile of dW, for one of its {shape.constants.tile_d} j. There are {tiles}, each by every part of the batch."
-    )
+    of_its_j = f", for one of its {shape.constants.tile_d} j" if shape.constants.tile_d > 1 else ""
+    return f"A tile of dW{of_its_j}; {counted(shape.tiles, 'tile')} in all. Each part of the batch has its own sums."

@@ -239,7 +239,7 @@ class GradientTiling(Parts):
             Constexpr("GROUP_OUT", self.group_out, "the same for dY: fewer, if a thread has fewer outputs"),
             Constexpr("WARPS_IN", self.warps_in, "warps of a plane along the inputs"),
             Constexpr("WARPS_PER_PLANE", self.warps_in * self.warps_out, "warps of a plane"),
-            Constexpr("SHARED_REALS", self.shared_reals, "elements of shared memory per block"),
+            Constexpr("SHARED_ELEMENTS", self.shared_reals, "elements of shared memory per block"),
         ]
 
     # ---- constants

@@ -23,13 +23,12 @@ from ksgen.families.operands import CHUNK, has_products, is_precise
 from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
-from ksgen.words import counted
 
 _OF_FACTOR = (  # constants of a factor's own source that a chain's source repeats for it
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "WARPS_BATCH", "WARPS_OUT", "WARP_D", "X_VECTOR", "Y_VECTOR",
-    "K_STEP", "LANE_INPUTS", "HALVES", "WORD_INPUTS", "COMPONENTS", "PACKED_PARTS", "ROW_TILES", "COLUMN_TILES",
-    "SUPER_IN", "SUPER_STEPS", "RUN_OUT", "STEPS", "TILES_OUT", "TILES_D", "X_LINES", "X_RUN", "W_BYTES", "VECTOR",
-    "GROUP_CHUNKS", "GROUP_INPUTS", "SUPER_GROUPS", "PROMOTE",
+    "K_STEP", "LANE_INPUTS", "ELEMENT_FLOATS", "WORD_INPUTS", "COMPONENTS", "PACKED_PARTS", "ROW_TILES",
+    "COLUMN_TILES", "SUPER_IN", "SUPER_STEPS", "RUN_OUT", "STEPS", "TILES_OUT", "TILES_D", "X_LINES", "X_RUN",
+    "W_BYTES", "VECTOR", "GROUP_CHUNKS", "GROUP_INPUTS", "SUPER_GROUPS", "PROMOTE",
 )  # fmt: skip
 LEAST_COPIED = 4  # bytes of the smallest asynchronous copy
 
@@ -161,15 +160,15 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     def picture(self, own: MmaTiling, heading: str = "") -> str:
         constants, rows, columns = own.constants, ROWS * own.row_tiles, COLUMNS * own.column_tiles
-        tiles = f"{counted(own.tiles_out, 'tile')} along k, {own.tiles_d} along j, {own.kernel.pattern.a} along i"
+        tiles = f"{own.tiles_out} along k, {own.tiles_d} along j, {own.kernel.pattern.a} along i"
+        of_each_j = f" for each of {own.warp_d} j" if own.warp_d > 1 else ""
         return draw(
-            heading or f"A tile of Y. There are {tiles}, and as many along s as the batch has.",
+            heading or f"A tile of Y. Tiles: {tiles}; along s, as many as the batch needs.",
             DrawnSide(constants.tile_out, "outputs k", constants.warps_out),
             DrawnSide(constants.tile_batch, "rows s of the batch", constants.warps_batch),
             lambda row, column: f"warp {column + constants.warps_batch * row}",
-            f"A warp: {rows} x {columns} sums for each of {own.warp_d} j, by {own.row_tiles} x {own.column_tiles} "
-            "instructions "
-            f"of {ROWS} x {COLUMNS}.",
+            f"A warp: {rows} x {columns} sums{of_each_j}, by {own.row_tiles} x {own.column_tiles} instructions of "
+            f"{ROWS} x {COLUMNS}.",
         )
 
     def variants_in_chain(self, own: MmaFactor) -> tuple[str, ...]:
@@ -223,7 +222,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
             Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
             Constexpr("TILE_IN", constants.tile_in, "inputs l per stage"),
-            Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block"),
+            Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block, one plane each"),
             Constexpr("WARPS_BATCH", constants.warps_batch, "warps along the batch"),
             Constexpr("WARPS_OUT", constants.warps_out, "warps along the outputs"),
             Constexpr("WARP_D", shape.warp_d, "neighbouring j per warp"),
@@ -242,7 +241,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
                 shape.lane_inputs,
                 "inputs of one instruction that a lane holds per row of the batch",
             ),
-            Constexpr("HALVES", shape.halves, "real numbers per element"),
+            Constexpr("ELEMENT_FLOATS", shape.halves, "floats per element: 2 for a complex number"),
             Constexpr(
                 "WORD_INPUTS",
                 shape.word_inputs,
@@ -252,7 +251,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             Constexpr(
                 "PACKED_PARTS",
                 shape.packed_parts,
-                "parts in which weights are packed; fewer than COMPONENTS: lanes split them",
+                "parts of packed weights; fewer than COMPONENTS: lanes split them",
             ),
             Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
             Constexpr(

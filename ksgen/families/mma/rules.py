@@ -38,7 +38,7 @@ RULES: tuple[Rule[MmaConstants], ...] = (
         lambda k, c: k.has_bytes_in or has_products(k),
         lambda k, c: ", ".join(on_tensor_cores()),
     ),
-    Rule("X is not in eight bits, or in floats of them", lambda k, c: not k.has_bytes_in or multiplies_bytes(k)),
+    Rule("X is not in eight bits, or is in an eight-bit float", lambda k, c: not k.has_bytes_in or multiplies_bytes(k)),
     Rule(
         "every constant but promote and resident is at least 1",
         lambda k, c: all(v >= 1 for n, v in vars(c).items() if n not in ("promote", "resident")),

@@ -117,7 +117,7 @@ class SimtChainTiling(GpuChainShape[SimtFactor]):
             Constexpr("GROUP", self.factors[0].group, "elements of a 16-byte access to shared memory"),
             Constexpr("RING", self.ring, "offset of the stages in shared memory, in elements"),
             Constexpr("SLOT", self.slot, "elements of the largest stage"),
-            Constexpr("SHARED_REALS", self.shared_reals, "elements of shared memory per block"),
+            Constexpr("SHARED_ELEMENTS", self.shared_reals, "elements of shared memory per block"),
         ]
 
 

@@ -32,7 +32,6 @@ from ksgen.families.tiles import (
 )
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
-from ksgen.words import counted
 
 _OF_FACTOR = (  # constants of a factor's own source that a chain's source repeats for it
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH",
@@ -158,11 +157,10 @@ class Simt(GpuProduct[AnySimtConstants]):
 
     def picture(self, own: SimtTiling, heading: str = "") -> str:
         constants = own.constants
-        tiles = f"{counted(own.tiles_out, 'tile')} along k, {own.tiles_d} along j, {own.kernel.pattern.a} along i"
+        tiles = f"{own.tiles_out} along k, {own.tiles_d} along j, {own.kernel.pattern.a} along i"
+        of_its_j = f", for one of its {constants.tile_d} j" if constants.tile_d > 1 else ""
         return draw(
-            heading
-            or f"A tile of Y, for one of its {constants.tile_d} j. There are {tiles}, and as many along s as the "
-            "batch has.",
+            heading or f"A tile of Y{of_its_j}. Tiles: {tiles}; along s, as many as the batch needs.",
             DrawnSide(constants.tile_batch, "rows s of the batch", own.warps_batch),
             DrawnSide(constants.tile_out, "outputs k", own.warps_out),
             lambda row, column: f"warp {row + own.warps_batch * column}",
@@ -213,7 +211,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             Constexpr("W_BASE", shape.w_base, "offset of a stage's weights, in elements"),
             Constexpr("W_STAGE", shape.w_stage, "elements of weights per stage"),
             Constexpr("STAGE", shape.stage, "elements per stage"),
-            Constexpr("SHARED_REALS", shape.shared_reals, "elements of shared memory per block"),
+            Constexpr("SHARED_ELEMENTS", shape.shared_reals, "elements of shared memory per block"),
             Constexpr("X_LINES", x.lines, "lines of the X tile"),
             Constexpr("X_VECTOR", x.vector, "neighbours that one copy of X moves"),
             Constexpr("X_LANE_RUN", x.lane_run, "lanes of a warp along a line"),

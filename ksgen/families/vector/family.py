@@ -88,7 +88,7 @@ _CHAIN_RULES: tuple[Rule[VectorChainConstants], ...] = (
     ),
     Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
     Rule(
-        "tiles has lanes along the batch in the factor that turns one layout into the other",
+        "tiles has lanes along the batch in the factor that transposes",
         lambda k, c: all(own.along == "batch" for own in _transposing(k, c)),
     ),
 )

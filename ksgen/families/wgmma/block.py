@@ -1,8 +1,8 @@
-"""Sizes derived from a kernel of warpgroups and its constants, for every path of X to the tensor cores.
+"""Sizes of a warpgroup kernel, derived from its constants, for all sources of X (`x_from`).
 
 A block is one warpgroup that copies and one to three that multiply. Tensor maps bring X as boxes into stages of shared
-memory. One bulk copy brings a stage of packed weights, and mbarriers hand stages over and back. X is operand A (64 rows
-of the batch per instruction), packed weights are operand B (`tile_out` outputs).
+memory. One bulk copy brings a stage of packed weights. Mbarriers signal that a stage is full, or free again. X is
+operand A (64 rows of the batch per instruction), packed weights are operand B (`tile_out` outputs).
 """
 
 from math import gcd, lcm
@@ -19,7 +19,7 @@ from ksgen.values import cached_property
 WARPGROUP = 128  # threads
 ROWS = 64  # rows of the batch per instruction
 LINE = 128  # bytes of a box's row, where its rows are as long as its swizzle's span
-SWIZZLE_PERIOD = 1024  # bytes after which the widest swizzle repeats: what boxes are aligned to
+SWIZZLE_PERIOD = 1024  # bytes after which the widest swizzle repeats; boxes are aligned to it
 MOST_COLUMNS = 256  # outputs of one instruction
 MOST_BOX = 256  # elements of a box in one dimension
 # a coordinate is a signed number of 32 bits, and a cluster's tiles reach over an array's end
@@ -73,7 +73,7 @@ class Block(TensorTile):
 
     @property
     def passes(self) -> int:
-        """Tiles along the outputs for which X is brought once."""
+        """Tiles along the outputs for which X is loaded once."""
         return 1
 
     @property
@@ -108,13 +108,13 @@ class Block(TensorTile):
 
     @property
     def run_out(self) -> int:
-        """Neighbouring outputs per lane: enough for whole chunks of Y in batch-size-first, as far as it has them."""
+        """Neighbouring outputs per lane: enough for whole chunks of Y in batch-size-first if it has them, else 2."""
         of_chunks = lcm(self.warp_d, self.y_chunk) // self.warp_d
         return gcd(of_chunks, self.constants.tile_out // 4) if self.is_bsf else 2
 
     @property
     def y_vector(self) -> int:
-        """Neighbours that one store of Y moves: never over the end of a row, an i or a ragged edge."""
+        """Neighbours that one store of Y moves: never over the end of a row, a diagonal block or a ragged edge."""
         if not self.is_bsf:
             return self.y_chunk
         _, b, _, d = self.kernel.pattern.shape
@@ -130,12 +130,12 @@ class Block(TensorTile):
 
     @cached_property
     def span(self) -> int:
-        """Bytes over which the swizzle of X permutes 16-byte chunks; one chunk: it does not."""
+        """Bytes over which the swizzle of X permutes 16-byte chunks; 16: no swizzle."""
         return LINE if not self.is_bsf or self.is_flat else int(self.constants.tile_d) * self.kernel.x_item_bytes
 
     @cached_property
     def panel_bytes(self) -> int:
-        """Bytes of a row of X's image: 128 of a flat run, else four inputs with the tile's j."""
+        """Bytes per row of X in shared memory: 128 of a flat run, else four inputs with the tile's j."""
         return LINE if not self.is_bsf or self.is_flat else 4 * self.span
 
     @property
@@ -145,7 +145,7 @@ class Block(TensorTile):
 
     @property
     def box_rows(self) -> int:
-        """Rows of the boxes of X that a block, or its cluster, brings at a time."""
+        """Rows of the boxes of X that a block, or its cluster, loads at a time."""
         return int(self.constants.tile_batch if self.is_bsf else self.constants.tile_in)
 
     @property
@@ -202,7 +202,7 @@ class Block(TensorTile):
         own, theirs = REGISTERS[self.groups]
         return WARPGROUP * (own + self.groups * theirs) <= min(MULTIPROCESSOR, LAUNCHED[self.groups] * self.threads)
 
-    # ---- what an H100 was measured to take
+    # ---- costs measured on an H100
 
     @property
     def waits(self) -> float:
@@ -258,7 +258,7 @@ class Block(TensorTile):
 
 
 def takes_rows(kernel: KernelSpec) -> bool:
-    """Whether the rows of X begin at multiples of 16 bytes for every i: what tensor maps ask of batch-size-first."""
+    """Whether the rows of X begin at multiples of 16 bytes for every i, as tensor maps require in batch-size-first."""
     _, _, c, d = kernel.pattern.shape
     return c * d * kernel.x_item_bytes % MAP_ALIGNMENT == 0
 

@@ -78,7 +78,9 @@ def constexprs(block: Block) -> list[Constexpr]:
         return []
     own = block.constants
     beside = Constexpr(
-        "BESIDE", block.tiles_d if block.is_bsf else 1, "tiles along j, where they are neighbours in the order of tiles"
+        "ADJACENT_J",
+        block.tiles_d if block.is_bsf else 1,
+        "tiles along j if these are neighbours in the order of tiles, else 1",
     )
     return [
         Constexpr("CLUSTER_BATCH", own.cluster_batch, "blocks of a cluster along the batch: they share W"),

@@ -123,7 +123,7 @@ class Wgmma(OfKinds, Packing[Any]):
             ),
             Rule("tile_in is at most 256", lambda k, c: c.tile_in <= MOST_BOX),
             Rule("stages is 2 to 16", lambda k, c: 2 <= c.stages <= MOST_STAGES),
-            Rule("the registers that warpgroups take are there", lambda k, c: of(k, c).fits_registers),
+            Rule("the warpgroups' registers fit a multiprocessor", lambda k, c: of(k, c).fits_registers),
             *cluster.rules(of),
         )
 

@@ -356,7 +356,7 @@ def _deepened(family: Any, kernel: KernelSpec, constants: RegistersConstants, li
 
 
 def _runs(kernel: KernelSpec) -> list[int]:
-    """Neighbouring j of a tile that a search tries."""
+    """Numbers of neighbouring j per tile that a search tries."""
     d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
     return [1] if kernel.layout == "bsl" else sorted({d, *(run for run in (vector, 2 * vector, 4 * vector) if run < d)})
 

@@ -32,7 +32,8 @@ CHAINS_PER_FAMILY = 9  # those with the least expected time
 NEAR = 1.03  # chains within this factor of the least error compete by the time of a training step
 FEW_OUTPUTS = 16  # layers with at most so many stay dense unless named; so do heads and embeddings, known by name
 HEAD_OR_EMBEDDING = re.compile(
-    r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?|(.*\.)?(classifier|score)(\..*)?|fc"
+    r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?"
+    r"|(.*\.)?(classifier|score)(\..*)?|fc"
 )
 Rule = Mapping[str, Patterns | RuleEntry] | Spec | str | Path
 

@@ -180,7 +180,7 @@ def _of_processor(where: torch.device, device: Device, ceilings: Ceilings, why: 
         machine = Machine(limits.target, limits, limits.multiprocessors, {choice.family: ceilings})
         return predict_us(machine, family_named(choice.family), kernel, choice.constants, batch)
 
-    by = f"the cost model, at rates measured on this processor{why and f', which cannot be trusted ({why})'}"
+    by = f"the cost model, at rates measured on this processor{why and f', which are unreliable ({why})'}"
     return Clock(where, by, kernel_us, lambda kernel, batch: _floor_us(ceilings, kernel, batch))
 
 

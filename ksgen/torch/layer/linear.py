@@ -665,9 +665,7 @@ def checked_dtype(
     """
     check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
     if between != "none" and len(chain) < 2:
-        raise LaunchError(
-            f"KSLinear({chain}): between={between!r} where there is one factor; accepted: 'none', or two or more"
-        )
+        raise LaunchError(f"KSLinear({chain}): between={between!r} with one factor; accepted: 'none', or two or more")
     check_words(layout=(layout, LAYOUTS))
     check_words(out_layout=(layout if out_layout is None else out_layout, LAYOUTS))
     for pattern in chain:  # refuses unknown words, and sizes beyond memory

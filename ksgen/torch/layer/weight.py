@@ -77,7 +77,7 @@ class Weight(Tensor):
 
     @property
     def _factors(self) -> list[Tensor]:
-        """Tensors that draws reach: none if the layer stores its weights in another type."""
+        """Tensors that an initializer's draws write to; none if the layer stores its weights in another type."""
         return [] if self._layer.is_stored else list(self._layer.weights)
 
     @classmethod

@@ -221,7 +221,7 @@ def _settle(key: Hashable, trial: Trial) -> bool:
 
 @cache
 def _tell_once(error: str) -> None:
-    warn(f"PyTorch multiplies, as no kernel can be had: {error}")
+    warn(f"PyTorch multiplies, because no kernel is available: {error}")
 
 
 def measured(job: Hashable) -> Mapping[str, float]:
@@ -231,7 +231,7 @@ def measured(job: Hashable) -> Mapping[str, float]:
 
 def _describe_doubt(key: Hashable) -> str:
     """Remark after the times of a key: why they are unreliable; empty if they are reliable."""
-    return f"; these times cannot be trusted: {why}" if (why := _doubts.get(key, "")) else ""
+    return f"; these times are unreliable: {why}" if (why := _doubts.get(key, "")) else ""
 
 
 def job_of(
@@ -357,7 +357,7 @@ def _verdict(own: Any, device: Any, *job: Any) -> Verdict:
 def disable_fusion(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
     """Disable the fused launch for this layer or group from now on; warns once."""
     _not_one[own] = str(error)
-    warn(f"{own._title} takes one launch per {own.parts}, as one for all cannot be had: {error}")
+    warn(f"{own._title} takes one launch per {own.parts}, because one launch for all is not available: {error}")
 
 
 def by_heuristic(kernel: KernelSpec) -> BackendChoice:

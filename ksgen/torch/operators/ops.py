@@ -666,7 +666,7 @@ def _outer_product_of_pytorch(
 
 
 def _is_watched(*tensors: Tensor | None) -> bool:
-    """Whether operators must be visible: to a compiler, a mode, or a tensor without memory."""
+    """Whether a compiler, a dispatch mode or a tensor without memory has to see the operators."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
     return not all(each is None or type(each) in (Tensor, Parameter) for each in tensors)

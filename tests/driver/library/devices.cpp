@@ -15,7 +15,8 @@ namespace {
 constexpr Gpu GPUS[] = {
     {"H200", "NVIDIA H200", 9, 0, 132, 1980000, 228 << 10, 2048, 32, 50 << 20, 6144, 3201000, 150109880320},
     {"A100", "NVIDIA A100-SXM4-80GB", 8, 0, 108, 1410000, 164 << 10, 2048, 32, 40 << 20, 5120, 1593000, 85094236160},
-    {"RTX4090", "NVIDIA GeForce RTX 4090", 8, 9, 128, 2520000, 100 << 10, 1536, 24, 72 << 20, 384, 10501000, 25386352640},
+    {"RTX4090", "NVIDIA GeForce RTX 4090", 8, 9, 128, 2520000, 100 << 10, 1536, 24, 72 << 20, 384, 10501000,
+     25386352640},
 };
 
 std::vector<const Gpu*> read_gpus() {
@@ -42,7 +43,8 @@ int read_version() {
 }  // namespace
 
 const int cuda_version = read_version();
-const bool takes_newer_binaries = getenv("KSGEN_DRIVER_CUDA") != nullptr && strchr(getenv("KSGEN_DRIVER_CUDA"), '+') != nullptr;
+const bool takes_newer_binaries =
+    getenv("KSGEN_DRIVER_CUDA") != nullptr && strchr(getenv("KSGEN_DRIVER_CUDA"), '+') != nullptr;
 
 int device_count() { return gpus.size(); }
 

@@ -19,8 +19,8 @@ struct Gpu {
 
 constexpr size_t MOST_MEMORY_BYTES = size_t(4) << 30;  // that is free on each of them: it is the host's
 
-// The CUDA that the driver serves: KSGEN_DRIVER_CUDA, the header's unless set. With a + behind it, it loads newer binaries too,
-// as none does: for tests of what else its version changes, with a compiler that is newer.
+// The CUDA that the driver serves: KSGEN_DRIVER_CUDA, the header's unless set. With a + behind it, it loads newer
+// binaries too, as none does: for tests of what else its version changes, with a compiler that is newer.
 extern const int cuda_version;
 extern const bool takes_newer_binaries;
 

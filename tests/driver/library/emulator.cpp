@@ -44,8 +44,9 @@ Job describe(const Function& function, const CUlaunchConfig& config, const Manne
   for (const unsigned size : {config.gridDimX, config.gridDimY, config.gridDimZ}) job.number(size);
   for (const unsigned size : {config.blockDimX, config.blockDimY, config.blockDimZ}) job.number(size);
   const long long order = 0, seed = 0, accumulation = 0;
-  for (const long long each : {(long long)config.sharedMemBytes, order, seed, (long long)manner.cluster, (long long)manner.is_early,
-                               accumulation, (long long)manner.architecture, MOST_SECONDS, (long long)function.kernel.number}) {
+  for (const long long each : {(long long)config.sharedMemBytes, order, seed, (long long)manner.cluster,
+                               (long long)manner.is_early, accumulation, (long long)manner.architecture, MOST_SECONDS,
+                               (long long)function.kernel.number}) {
     job.number(each);
   }
   job.number(memory.size());
@@ -83,7 +84,8 @@ class MemoryFile {
     fstat(file_, &status);
     Bytes content(status.st_size);
     size_t done = 0;
-    for (ssize_t count = 1; count > 0; done += count) count = pread(file_, content.data() + done, content.size() - done, done);
+    for (ssize_t count = 1; count > 0; done += count)
+      count = pread(file_, content.data() + done, content.size() - done, done);
     return content;
   }
 
@@ -104,7 +106,9 @@ int run(const std::string& executable, const MemoryFile& job, const MemoryFile& 
 
 // What a GPU would make of what the emulator caught.
 CUresult code_of(const std::string& report) {
-  const auto is = [&report](const char* kind) { return report.find(std::string("\"kind\": \"") + kind + "\"") != std::string::npos; };
+  const auto is = [&report](const char* kind) {
+    return report.find(std::string("\"kind\": \"") + kind + "\"") != std::string::npos;
+  };
   if (is("out-of-bounds") || is("read-only")) return CUDA_ERROR_ILLEGAL_ADDRESS;
   if (is("misaligned")) return CUDA_ERROR_MISALIGNED_ADDRESS;
   if (is("timeout")) return CUDA_ERROR_LAUNCH_TIMEOUT;
@@ -115,8 +119,9 @@ CUresult code_of(const std::string& report) {
 
 CUresult emulate(const Function& function, const CUlaunchConfig& config, const Manner& manner, const Bytes& arguments,
                  const std::vector<std::shared_ptr<Allocation>>& memory) {
-  // A launch that was played before, on the same memory, ends as it did then: timed kernels are launched hundreds of times.
-  static auto& played = *new std::map<std::pair<std::string, Bytes>, Bytes>;
+  // A launch that was emulated before, on the same memory, ends as it did then: timed kernels are launched hundreds of
+  // times.
+  static auto& emulated = *new std::map<std::pair<std::string, Bytes>, Bytes>;
   const auto put = [&memory](const Bytes& content) {
     size_t at = 0;
     for (const auto& each : memory) {
@@ -125,8 +130,9 @@ CUresult emulate(const Function& function, const CUlaunchConfig& config, const M
     }
     return CUDA_SUCCESS;
   };
-  const std::pair<std::string, Bytes> asked = {function.emulator, describe(function, config, manner, arguments, memory).content()};
-  if (const auto found = played.find(asked); found != played.end()) return put(found->second);
+  const std::pair<std::string, Bytes> asked =
+      {function.emulator, describe(function, config, manner, arguments, memory).content()};
+  if (const auto found = emulated.find(asked); found != emulated.end()) return put(found->second);
   MemoryFile job, result;
   if (!job.write(asked.second)) return CUDA_ERROR_UNKNOWN;
   const int exit_code = run(function.emulator, job, result);
@@ -137,8 +143,8 @@ CUresult emulate(const Function& function, const CUlaunchConfig& config, const M
     return exit_code == CAUGHT ? code_of(report) : CUDA_ERROR_LAUNCH_FAILED;
   }
   if (asked.second.size() <= MOST_REMEMBERED_BYTES) {
-    if (played.size() >= MOST_REMEMBERED) played.clear();
-    played[asked] = content;
+    if (emulated.size() >= MOST_REMEMBERED) emulated.clear();
+    emulated[asked] = content;
   }
   return put(content);
 }

@@ -44,9 +44,11 @@ constexpr Known KNOWN_ERRORS[] = {
     KNOWN(ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began"),
     KNOWN(ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work"),
     KNOWN(ERROR_STREAM_CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream"),
-    KNOWN(ERROR_STREAM_CAPTURE_IMPLICIT, "operation would make the legacy stream depend on a capturing blocking stream"),
+    KNOWN(ERROR_STREAM_CAPTURE_IMPLICIT,
+          "operation would make the legacy stream depend on a capturing blocking stream"),
     KNOWN(ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream"),
-    KNOWN(ERROR_STREAM_CAPTURE_WRONG_THREAD, "attempt to terminate a thread-local capture sequence from another thread"),
+    KNOWN(ERROR_STREAM_CAPTURE_WRONG_THREAD,
+          "attempt to terminate a thread-local capture sequence from another thread"),
     KNOWN(ERROR_INVALID_CLUSTER_SIZE, "the cluster size is invalid"),
     KNOWN(ERROR_UNKNOWN, "unknown error"),
 };

@@ -2,7 +2,8 @@
 //
 // The text is a list of `what:fault`, or `what:fault@n` for the n-th time alone, with commas between. What starts with
 // cu and a capital is a call by its name in the API (cuMemAlloc:2 returns out of memory). Everything else is a kernel's
-// entry, with * for any letters: 700 is the error that running it ends in, `hang` never ends, `wrong` spoils its results.
+// entry, with * for any letters: 700 is the error that running it ends in, `hang` never ends, `wrong` spoils its
+// results.
 #pragma once
 
 #include <cuda.h>

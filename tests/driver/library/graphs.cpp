@@ -124,7 +124,9 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   return call("cuThreadExchangeStreamCaptureMode", STARTED, [&] { std::swap(*mode, thread_mode); });
 }
 
-CUresult cuGraphInstantiate(CUgraphExec* executable, CUgraph graph, unsigned long long) { return instantiate(executable, graph); }
+CUresult cuGraphInstantiate(CUgraphExec* executable, CUgraph graph, unsigned long long) {
+  return instantiate(executable, graph);
+}
 
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* count) {
   return call("cuGraphGetNodes", STARTED, [&] {

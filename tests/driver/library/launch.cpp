@@ -1,4 +1,5 @@
-// Launches: what a driver checks when it is asked for one, and what runs it later: the emulator, in a process of its own.
+// Launches: what a driver checks when it is asked for one, and what runs it later: the emulator, in a process of its
+// own.
 #include <fnmatch.h>
 
 #include <algorithm>
@@ -179,9 +180,9 @@ CUresult launch(const char* name, const CUlaunchConfig& config, CUfunction handl
 
 using namespace driver;
 
-CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-                        unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void** pointers,
-                        void** extra) {
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                        CUstream stream, void** pointers, void** extra) {
   const CUlaunchConfig config = {grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, nullptr, 0};
   return launch("cuLaunchKernel", config, function, pointers, extra);
 }

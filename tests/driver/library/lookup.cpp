@@ -5,7 +5,8 @@
 
 #include "call.h"
 
-CUresult cuGetProcAddress(const char* symbol, void** function, int cuda, cuuint64_t, CUdriverProcAddressQueryResult* status) {
+CUresult cuGetProcAddress(const char* symbol, void** function, int cuda, cuuint64_t,
+                          CUdriverProcAddressQueryResult* status) {
   static void* self = [] {
     Dl_info info = {};
     dladdr(reinterpret_cast<void*>(&cuInit), &info);
@@ -17,6 +18,7 @@ CUresult cuGetProcAddress(const char* symbol, void** function, int cuda, cuuint6
   }
   if (std::string(symbol) == "cuCtxCreate" && cuda < 13000) *function = dlsym(self, "cuCtxCreate_v2");
   if (std::string(symbol) == "cuGraphInstantiate") *function = dlsym(self, "cuGraphInstantiateWithFlags");
-  if (status != nullptr) *status = *function == nullptr ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND : CU_GET_PROC_ADDRESS_SUCCESS;
+  if (status != nullptr)
+    *status = *function == nullptr ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND : CU_GET_PROC_ADDRESS_SUCCESS;
   return *function == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }

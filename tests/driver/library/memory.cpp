@@ -1,5 +1,5 @@
-// Device memory. Its addresses lie where the host may not look; its content is kept elsewhere, poisoned and of exact size.
-// An address is never given twice, and the gap between two allocations belongs to none.
+// Device memory. Its addresses lie where the host may not look; its content is kept elsewhere, poisoned and of exact
+// size. An address is never given twice, and the gap between two allocations belongs to none.
 #include <sys/mman.h>
 
 #include <cstdio>
@@ -139,7 +139,8 @@ CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
     const size_t used = used_bytes(current()->device);
     need(bytes <= MOST_MEMORY_BYTES - used, CUDA_ERROR_OUT_OF_MEMORY);
     const CUdeviceptr begin = new_address(bytes);
-    allocations[begin] = std::make_shared<Allocation>(Allocation{begin, current(), std::vector<unsigned char>(bytes, POISON)});
+    allocations[begin] =
+        std::make_shared<Allocation>(Allocation{begin, current(), std::vector<unsigned char>(bytes, POISON)});
     *pointer = begin;
   });
 }
@@ -208,9 +209,13 @@ CUresult cuMemFreeHost(void* pointer) {
   });
 }
 
-CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) { return copy_now("cuMemcpyHtoD", to, from, bytes); }
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
+  return copy_now("cuMemcpyHtoD", to, from, bytes);
+}
 CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) { return copy_now("cuMemcpyDtoH", to, from, bytes); }
-CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy_now("cuMemcpyDtoD", to, from, bytes); }
+CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy_now("cuMemcpyDtoD", to, from, bytes);
+}
 
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
   return copy_later("cuMemcpyHtoDAsync", to, from, bytes, stream);
@@ -223,7 +228,9 @@ CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstr
 }
 
 // Filling device memory is asynchronous, in the legacy stream where none is named.
-CUresult cuMemsetD8(CUdeviceptr to, unsigned char word, size_t count) { return fill_later("cuMemsetD8", to, word, count, CU_STREAM_LEGACY); }
+CUresult cuMemsetD8(CUdeviceptr to, unsigned char word, size_t count) {
+  return fill_later("cuMemsetD8", to, word, count, CU_STREAM_LEGACY);
+}
 CUresult cuMemsetD16(CUdeviceptr to, unsigned short word, size_t count) {
   return fill_later("cuMemsetD16", to, word, count, CU_STREAM_LEGACY);
 }

@@ -1,5 +1,5 @@
-// Modules and libraries: what is loaded is looked up by its content in the registry (KSGEN_DRIVER_REGISTRY), a folder that
-// tests/driver/registry.py writes. What it does not hold is refused, as a driver refuses a damaged binary.
+// Modules and libraries: what is loaded is looked up by its content in the registry (KSGEN_DRIVER_REGISTRY), a folder
+// that tests/driver/registry.py writes. What it does not hold is refused, as a driver refuses a damaged binary.
 #include <elf.h>
 #include <sys/uio.h>
 
@@ -54,8 +54,8 @@ std::shared_ptr<Image> read_image(std::istream& file) {
   std::getline(file, image->emulator);
   file >> image->target;
   Kernel kernel;
-  for (int count; file >> kernel.name >> kernel.number >> kernel.registers >> kernel.shared_bytes >> kernel.most_threads >>
-                  kernel.cluster >> count;) {
+  for (int count; file >> kernel.name >> kernel.number >> kernel.registers >> kernel.shared_bytes >>
+                  kernel.most_threads >> kernel.cluster >> count;) {
     kernel.parameters.resize(count);
     for (Parameter& parameter : kernel.parameters) file >> parameter.offset >> parameter.bytes;
     image->kernels.push_back(kernel);
@@ -90,7 +90,8 @@ Function* get(const void* handle, const char* name) {
   for (const Kernel& kernel : module->image->kernels) {
     if (kernel.name != name) continue;
     Function*& function = module->functions[name];
-    if (function == nullptr) functions.insert(function = new Function{kernel, module->image->emulator, module->context});
+    if (function == nullptr)
+      functions.insert(function = new Function{kernel, module->image->emulator, module->context});
     return function;
   }
   throw CUDA_ERROR_NOT_FOUND;
@@ -165,7 +166,9 @@ CUresult cuModuleLoadDataEx(CUmodule* module, const void* code, unsigned int, CU
   return call("cuModuleLoadData", IN_CONTEXT, [&] { *module = reinterpret_cast<CUmodule>(load(code, current())); });
 }
 
-CUresult cuModuleLoadData(CUmodule* module, const void* code) { return cuModuleLoadDataEx(module, code, 0, nullptr, nullptr); }
+CUresult cuModuleLoadData(CUmodule* module, const void* code) {
+  return cuModuleLoadDataEx(module, code, 0, nullptr, nullptr);
+}
 
 CUresult cuModuleLoad(CUmodule* module, const char* path) {
   std::ifstream file(path, std::ios::binary);
@@ -186,8 +189,8 @@ CUresult cuModuleUnload(CUmodule module) {
   });
 }
 
-CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned int, CUlibraryOption*, void**,
-                           unsigned int) {
+CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned int, CUlibraryOption*,
+                           void**, unsigned int) {
   return call("cuLibraryLoadData", STARTED, [&] { *library = reinterpret_cast<CUlibrary>(load(code, nullptr)); });
 }
 
@@ -196,7 +199,8 @@ CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* nam
 }
 
 CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
-  return call("cuKernelGetFunction", IN_CONTEXT, [&] { *function = reinterpret_cast<CUfunction>(function_of(kernel)); });
+  return call("cuKernelGetFunction", IN_CONTEXT,
+              [&] { *function = reinterpret_cast<CUfunction>(function_of(kernel)); });
 }
 
 CUresult cuLibraryUnload(CUlibrary library) {
@@ -208,7 +212,8 @@ CUresult cuLibraryUnload(CUlibrary library) {
 }
 
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction function) {
-  return call("cuFuncGetAttribute", IN_CONTEXT, [&] { *value = attribute_of(*function_of(function), attribute, target_of_device()); });
+  return call("cuFuncGetAttribute", IN_CONTEXT,
+              [&] { *value = attribute_of(*function_of(function), attribute, target_of_device()); });
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
@@ -224,7 +229,8 @@ CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkern
 }
 
 CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
-  return call("cuKernelSetAttribute", STARTED, [&] { set_attribute(*function_of(kernel), attribute, value, gpu_of(device)); });
+  return call("cuKernelSetAttribute", STARTED,
+              [&] { set_attribute(*function_of(kernel), attribute, value, gpu_of(device)); });
 }
 
 CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t* offset, size_t* bytes) {

@@ -1,7 +1,8 @@
-// What the stand-in driver knows, and what every call of it begins with: one lock, the thread's context, faults on request.
+// What the stand-in driver knows, and what every call of it begins with: one lock, the thread's context, faults on
+// request.
 //
-// Handles are the addresses of these objects, which live as long as the process: a handle that is no longer valid is known
-// as such. The API itself is cuda.h's, one file of this folder for each of its chapters.
+// Handles are the addresses of these objects, which live as long as the process: a handle that is no longer valid is
+// known as such. The API itself is cuda.h's, one file of this folder for each of its chapters.
 #pragma once
 
 #include <cuda.h>
@@ -35,10 +36,12 @@ struct Context {
   std::map<std::thread::id, Stream*> of_threads = {};  // the per-thread default streams
   uint64_t clock_ns = 0;                               // of its device's work, which takes time by a model
 
-  void begin_at(uint64_t queued_ns) { clock_ns = std::max(clock_ns, queued_ns); }  // work begins when the host has queued it
+  // work begins when the host has queued it
+  void begin_at(uint64_t queued_ns) { clock_ns = std::max(clock_ns, queued_ns); }
 };
 
-// The host's clock, by a model as well: it needs longer for a launch than a short kernel runs. Both return the time afterwards.
+// The host's clock, by a model as well: it needs longer for a launch than a short kernel runs. Both return the time
+// afterwards.
 uint64_t host_queues_launch();  // 6 to 8 us, another one each time
 uint64_t host_queues_event();
 
@@ -80,7 +83,8 @@ void enqueue(Stream& stream, std::function<CUresult()> run);  // or records it, 
 void run_through(Stream& stream, uint64_t number);            // throws Hang; what it ran may have lost the context
 void finish(Stream& stream);                                  // everything in it; throws what the context was lost to
 void finish_all(Context& context);
-void run_now(Stream& stream, std::function<CUresult()> run);  // a blocking call: in the stream's order, complete on return
+// a blocking call: in the stream's order, complete on return
+void run_now(Stream& stream, std::function<CUresult()> run);
 
 // ---- capture
 
@@ -95,7 +99,7 @@ struct Capture {
   std::map<Stream*, size_t> joined = {};   // and when the work of the stream was last waited for
 };
 
-void refuse_in_capture();                         // of calls that no capture allows: throws, and invalidates the capture
+void refuse_in_capture();  // of calls that no capture allows: throws, and invalidates the capture
 void refuse_legacy_in_capture(Context& context);  // the default stream waits for captured ones
 void invalidate(Capture& capture);
 
@@ -127,7 +131,7 @@ struct Kernel {
 };
 
 struct Image {
-  std::string emulator;  // the executable that plays its kernels
+  std::string emulator;  // the executable that emulates its kernels
   int target = 0;        // 90 for sm_90 and sm_90a
   std::vector<Kernel> kernels;
 };

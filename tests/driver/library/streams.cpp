@@ -1,5 +1,5 @@
-// Streams and events. Work is queued, and runs as late as may be: when somebody waits for it, asks whether it is done, or
-// copies with the host waiting. So what a missing wait or a wrong stream leaves behind is seen.
+// Streams and events. Work is queued, and runs as late as may be: when somebody waits for it, asks whether it is done,
+// or copies with the host waiting. So what a missing wait or a wrong stream leaves behind is seen.
 #include "call.h"
 
 namespace driver {
@@ -230,11 +230,13 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int) {
 }
 
 CUresult cuStreamGetFlags(CUstream stream, unsigned int* flags) {
-  return call("cuStreamGetFlags", IN_CONTEXT, [&] { *flags = stream_of(stream)->is_blocking ? 0 : CU_STREAM_NON_BLOCKING; });
+  return call("cuStreamGetFlags", IN_CONTEXT,
+              [&] { *flags = stream_of(stream)->is_blocking ? 0 : CU_STREAM_NON_BLOCKING; });
 }
 
 CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
-  return call("cuStreamGetCtx", IN_CONTEXT, [&] { *context = reinterpret_cast<CUcontext>(stream_of(stream)->context); });
+  return call("cuStreamGetCtx", IN_CONTEXT,
+              [&] { *context = reinterpret_cast<CUcontext>(stream_of(stream)->context); });
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned int flags) {

@@ -38,13 +38,14 @@ using namespace driver;
 
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dimensions, void* address,
                                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
-                                const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+                                const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
   return call("cuTensorMapEncodeTiled", IN_CONTEXT, [&] {
     need(gpu_of(current()->device).has_clusters(), CUDA_ERROR_NOT_SUPPORTED);
     need(map != nullptr && reinterpret_cast<uintptr_t>(map) % 64 == 0);
     need(dimensions >= 1 && dimensions <= simt::TensorMap::MOST_DIMENSIONS);
-    need(interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE, CUDA_ERROR_NOT_SUPPORTED);
+    need(interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+         CUDA_ERROR_NOT_SUPPORTED);
     simt::TensorMap made = {};
     made.magic = simt::TensorMap::MAGIC;
     made.base = static_cast<unsigned char*>(address);

@@ -9,8 +9,8 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __constant__ static const
 
-// For build.py: it lists the kernels, with their __launch_bounds__ and __cluster_dims__, and C++ has no one word for both
-// `__shared__` and `extern __shared__`.
+// For build.py: it lists the kernels, with their __launch_bounds__ and __cluster_dims__, and C++ has no one word for
+// both `__shared__` and `extern __shared__`.
 #define __global__ SIMT_KERNEL
 #define __shared__ SIMT_SHARED
 
@@ -45,7 +45,7 @@ __forceinline__ void __barrier_sync_count(unsigned id, unsigned threads) {
 __forceinline__ size_t __cvta_generic_to_shared(const void* pointer) { return simt::shared_address(pointer); }
 __forceinline__ void* __cvta_shared_to_generic(size_t address) { return simt::shared_pointer(unsigned(address)); }
 
-// A fence orders this thread's own accesses; it is no barrier, and nobody is told.
+// A fence orders this thread's own accesses; it is no barrier for others.
 __forceinline__ void __threadfence() {}
 __forceinline__ void __threadfence_block() {}
 

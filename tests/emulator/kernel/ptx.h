@@ -1,5 +1,6 @@
-// What instructions of inline PTX do. emulator/ptx.py makes a call of each: its operands in their order, vectors in braces,
-// results as references, or in a vector as pointers. Inlined, so that the call of the runtime has the text's own line.
+// What instructions of inline PTX do. emulator/ptx.py makes a call of each: its operands in their order, vectors in
+// braces, results as references, or in a vector as pointers. Inlined, so that the call of the runtime has the text's
+// own line.
 #pragma once
 
 namespace ptx {
@@ -9,7 +10,9 @@ template <typename T> unsigned r(T) = delete;
 __forceinline__ unsigned r(unsigned value) { return value; }
 __forceinline__ unsigned r(int value) { return value; }
 template <typename T> unsigned long long l(T) = delete;
-template <typename T> __forceinline__ unsigned long long l(T* value) { return reinterpret_cast<unsigned long long>(value); }
+template <typename T> __forceinline__ unsigned long long l(T* value) {
+  return reinterpret_cast<unsigned long long>(value);
+}
 __forceinline__ unsigned long long l(unsigned long value) { return value; }
 __forceinline__ unsigned long long l(unsigned long long value) { return value; }
 __forceinline__ unsigned long long l(long long value) { return value; }
@@ -71,7 +74,9 @@ __forceinline__ void store_words(unsigned long long to, const unsigned (&words)[
 __forceinline__ void store_words(unsigned long long to, const unsigned (&words)[2]) {
   *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
 }
-__forceinline__ void load_shared(float& to, unsigned from) { to = *static_cast<const float*>(simt::shared_pointer(from)); }
+__forceinline__ void load_shared(float& to, unsigned from) {
+  to = *static_cast<const float*>(simt::shared_pointer(from));
+}
 __forceinline__ void load_shared(float& to, unsigned long long from) { load_shared(to, unsigned(from)); }
 __forceinline__ void store_shared(unsigned long long to, float value) {
   *static_cast<float*>(simt::shared_pointer(unsigned(to))) = value;
@@ -79,7 +84,8 @@ __forceinline__ void store_shared(unsigned long long to, float value) {
 template <bool SKIPS_L1>
 __forceinline__ void copy_async(unsigned to, unsigned long long from, unsigned bytes, unsigned given) {
   if (bytes != 16 && (SKIPS_L1 || (bytes != 4 && bytes != 8))) {
-    simt::fail("async", "cp.async.%s of %u bytes; accepted are %s", SKIPS_L1 ? "cg" : "ca", bytes, SKIPS_L1 ? "16" : "4, 8 and 16");
+    simt::fail("async", "cp.async.%s of %u bytes; accepted are %s", SKIPS_L1 ? "cg" : "ca", bytes,
+               SKIPS_L1 ? "16" : "4, 8 and 16");
   }
   simt::copy_async(to, pointer(from), bytes, given);
 }
@@ -93,9 +99,9 @@ __forceinline__ void copy_async_wait_all() {
   simt::copy_async_commit();
   simt::copy_async_wait(0);
 }
-template <bool IS_COUNTED_BESIDES>
+template <bool ADDS_ARRIVAL>
 __forceinline__ void copy_async_arrive(unsigned barrier) {
-  simt::copy_async_arrive(barrier, IS_COUNTED_BESIDES);
+  simt::copy_async_arrive(barrier, ADDS_ARRIVAL);
 }
 
 // ---- matrices
@@ -154,8 +160,9 @@ __forceinline__ void multiply_shared(float* const (&sums)[COUNT], unsigned long 
               {2 * COUNT, KIND, transposes_a, transposes_b, subtracts(scale_a, scale_b)});
 }
 template <simt::Operand KIND, int COUNT>
-__forceinline__ void multiply_registers(float* const (&sums)[COUNT], const unsigned* const (&a)[4], unsigned long long b,
-                                        bool adds, int scale_a, int scale_b, bool transposes_b = false) {
+__forceinline__ void multiply_registers(float* const (&sums)[COUNT], const unsigned* const (&a)[4],
+                                        unsigned long long b, bool adds, int scale_a, int scale_b,
+                                        bool transposes_b = false) {
   simt::wgmma(array_of("sums", sums), array_of("A", a), 0, b, adds,
               {2 * COUNT, KIND, false, transposes_b, subtracts(scale_a, scale_b)});
 }
@@ -168,7 +175,9 @@ __forceinline__ void registers_decrease(unsigned count) { simt::registers_decrea
 // ---- barriers, clusters and grids
 
 __forceinline__ void barrier_sync(unsigned id, unsigned threads) { simt::barrier("barrier_sync", id, threads, true); }
-__forceinline__ void barrier_arrive(unsigned id, unsigned threads) { simt::barrier("barrier_arrive", id, threads, false); }
+__forceinline__ void barrier_arrive(unsigned id, unsigned threads) {
+  simt::barrier("barrier_arrive", id, threads, false);
+}
 __forceinline__ void mbarrier_init(unsigned barrier, unsigned arrivals) { simt::mbarrier_init(barrier, arrivals); }
 __forceinline__ void mbarrier_arrive(unsigned barrier, unsigned bytes = 0) { simt::mbarrier_arrive(barrier, bytes); }
 __forceinline__ void mbarrier_arrive_cluster(unsigned barrier) { simt::mbarrier_arrive_cluster(barrier); }
@@ -204,16 +213,18 @@ __forceinline__ void copy_bulk(unsigned to, unsigned long long from, unsigned by
   simt::copy_bulk(to, pointer(from), bytes, barrier, blocks);
 }
 template <int DIMENSIONS, typename... HINT>
-__forceinline__ void load_box(unsigned to, unsigned long long map, const unsigned (&corner)[DIMENSIONS], unsigned barrier,
-                              unsigned short blocks, HINT...) {
+__forceinline__ void load_box(unsigned to, unsigned long long map, const unsigned (&corner)[DIMENSIONS],
+                              unsigned barrier, unsigned short blocks, HINT...) {
   simt::load_box(to, pointer(map), reinterpret_cast<const int*>(corner), DIMENSIONS, barrier, blocks);
 }
 template <int DIMENSIONS>
-__forceinline__ void load_box(unsigned to, unsigned long long map, const unsigned (&corner)[DIMENSIONS], unsigned barrier) {
+__forceinline__ void load_box(unsigned to, unsigned long long map, const unsigned (&corner)[DIMENSIONS],
+                              unsigned barrier) {
   simt::load_box(to, pointer(map), reinterpret_cast<const int*>(corner), DIMENSIONS, barrier, simt::AS_ADDRESSED);
 }
 template <int DIMENSIONS>
-__forceinline__ void load_box(unsigned to, unsigned long long map, const unsigned (&corner)[DIMENSIONS], unsigned barrier,
+__forceinline__ void load_box(unsigned to, unsigned long long map, const unsigned (&corner)[DIMENSIONS],
+                              unsigned barrier,
                               unsigned long long) {  // the policy of caches
   load_box(to, map, corner, barrier);
 }

@@ -1,5 +1,5 @@
-// What lies at an address of shared memory, as PTX has it. Each block of a cluster has a window of its own, besides that
-// in which every block sees its own.
+// Memory at a shared address, as PTX defines it. Each block of a cluster has a window of its own. Another window shows
+// each block its own memory.
 #pragma once
 
 #include "scheduler.h"
@@ -20,7 +20,8 @@ inline unsigned address_of(const void* pointer) {
   if (static_shared_bytes() > 0 && is_static_shared(pointer, 0)) {
     return window + SHARED_WINDOW + (byte - __start_simt_shared);
   }
-  if (!block.shared->holds(pointer, 0)) fail("out-of-bounds", "%s is not this block's shared memory", describe(pointer).c_str());
+  if (!block.shared->holds(pointer, 0))
+    fail("out-of-bounds", "%s is not this block's shared memory", describe(pointer).c_str());
   return window + address_in_window(*block.shared, byte);
 }
 
@@ -42,8 +43,8 @@ inline unsigned char* pointer_to(unsigned address) {
 inline unsigned char* cluster_bytes_at(const char* what, unsigned address, size_t bytes, unsigned alignment) {
   unsigned char* pointer = pointer_to(address);
   if (address % alignment != 0) {
-    fail("misaligned", "%s at %s, address 0x%x: it has to be a multiple of %u", what, describe(pointer).c_str(), address,
-         alignment);
+    fail("misaligned", "%s at %s, address 0x%x: it has to be a multiple of %u", what, describe(pointer).c_str(),
+         address, alignment);
   }
   if (!is_shared(pointer, bytes)) {
     fail("out-of-bounds", "%s of %zu bytes at %s", what, bytes, describe(pointer).c_str());
@@ -68,7 +69,7 @@ inline void refuse_static(const char* what, const void* pointer) {
        describe(pointer).c_str());
 }
 
-// Nobody may reach into a block that has ended: its shared memory may be another one's.
+// No thread may reach into a block that has ended: its shared memory may belong to another one.
 inline void check_is_running(const char* what, const Block& block) {
   if (block.running > 0) return;
   fail("cluster", "%s reaches cluster block %d, whose threads have all exited", what, block.rank);

@@ -15,7 +15,7 @@ struct SharedCost {
   long bytes = 0;          // what lanes share, once
   long bank_cycles = 0;    // if all lanes were served together, each bank one word a cycle
   long return_cycles = 0;  // if no two lanes wanted different words of a bank
-  long cycles = 0;         // both: as many lanes at a time as a cycle returns bytes for, each bank one word of them a cycle
+  long cycles = 0;  // both: as many lanes at a time as a cycle returns bytes for, each bank one word of them a cycle
 };
 
 // The most different words of one bank that these lanes want.
@@ -24,7 +24,8 @@ inline long busiest_bank(const Request& request, int first, int count) {
   for (int lane = first; lane < first + count; ++lane) {
     if (!request.has(lane)) continue;
     const size_t address = reinterpret_cast<size_t>(request.at[lane]);
-    for (size_t word = address / BANK_BYTES; word <= (address + request.bytes - 1) / BANK_BYTES; ++word) words.push_back(word);
+    for (size_t word = address / BANK_BYTES; word <= (address + request.bytes - 1) / BANK_BYTES; ++word)
+      words.push_back(word);
   }
   std::sort(words.begin(), words.end());
   words.erase(std::unique(words.begin(), words.end()), words.end());
@@ -41,8 +42,8 @@ inline bool are_shared_by(const Request& request, int distance) {
   return true;
 }
 
-// Lanes that are served together: those for which a cycle's bytes suffice. Wide reads return to twice as many where lanes n
-// and n ^ 1, or all n and n ^ 2, have one address.
+// Lanes that are served together: those for which a cycle's bytes suffice. Wide reads return to twice as many where
+// lanes n and n ^ 1, or all n and n ^ 2, have one address.
 inline int lanes_at_a_time(const Request& request) {
   const int wanted = std::max<int>(request.bytes, BANK_BYTES);
   const int lanes = BYTES_A_CYCLE / wanted;

@@ -32,7 +32,9 @@ inline BlockTarget find_target(const char* what, const Block& block, const BulkT
   refuse_static(what, to);
   Mbarrier& barrier = find_mbarrier(what, cluster_bytes_at(what, window + target.barrier % CLUSTER_WINDOW, 8, 8));
   if (!barrier.is_fenced) {
-    fail("mbarrier", "%s on a barrier that no fence_mbarrier_init has shown to the asynchronous proxy, and no fence_proxy_async", what);
+    fail("mbarrier",
+         "%s on a barrier that no fence_mbarrier_init has shown to the asynchronous proxy, and no fence_proxy_async",
+         what);
   }
   if (const unsigned char* written = block.shared->find_unpublished(to, target.bytes)) {
     fail("proxy", "%s writes over %s, which a thread wrote with no fence_proxy_async since", what,
@@ -138,7 +140,8 @@ void prefetch_map(const void* map) {  // it may do nothing; but it takes a map
   read_map("prefetch_map", map);
 }
 
-// Calls visit(element in the box, its bytes in the array or null where it lies outside) for a whole box, a row after the other.
+// Calls visit(element in the box, its bytes in the array or null where it lies outside) for a whole box, a row after
+// the other.
 template <typename Visit>
 void for_each_element(const TensorMap& map, const int* corner, const Visit& visit) {
   size_t rows = 1;

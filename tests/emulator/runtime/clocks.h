@@ -1,6 +1,6 @@
-// Which accesses come before which, for the race build. There, each CUDA thread has a clock of ThreadSanitizer's, which
-// is its fiber, and a second one: what the asynchronous proxy had been shown, by whomever, where the thread is now. Each
-// piece of asynchronous work has such a pair of its own. Other builds know of no order.
+// Order of accesses, for the race build. There, each CUDA thread has two clocks of ThreadSanitizer: its fiber, and a
+// second one for what any thread had shown to the asynchronous proxy up to this point of the thread.
+// Each piece of asynchronous work has such a pair of its own. Other builds know of no order.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ class Clock {
 #if SIMT_RACE
     if (exists()) return;
     void* const self = __tsan_get_current_fiber();
-    __tsan_switch_to_fiber(nobody_, NO_SYNC);
+    __tsan_switch_to_fiber(unordered_, NO_SYNC);
     fiber_ = __tsan_create_fiber(0);
     __tsan_switch_to_fiber(self, NO_SYNC);
     __tsan_set_fiber_name(fiber_, name);
@@ -28,7 +28,7 @@ class Clock {
     (void)name;
   }
 
-  // What `act` tells the sanitizer is told of this clock.
+  // What `act` reports to the sanitizer is reported for this clock.
   template <typename Act>
   void run(const Act& act) const {
 #if SIMT_RACE
@@ -47,7 +47,7 @@ class Clock {
  private:
   void* fiber_ = nullptr;
 #if SIMT_RACE
-  static inline void* const nobody_ = __tsan_create_fiber(0);  // a new fiber is behind the one that makes it
+  static inline void* const unordered_ = __tsan_create_fiber(0);  // a new fiber is behind the one that makes it
 #endif
 };
 
@@ -123,8 +123,8 @@ class WorkClockPool {
   std::vector<std::unique_ptr<WorkClocks>> unused_;
 };
 
-// Work that was asked for when `issued` was signalled: what it does to memory is nobody else's doing. `done`, if any, is
-// signalled at its end.
+// Work that was requested when `issued` was signalled. Its accesses to memory belong to this clock alone. `done`, if
+// any, is signalled at its end.
 template <typename Work>
 void run_as_work(WorkClockPool& pool, Token* issued, Token* done, const Work& work) {
 #if SIMT_RACE

@@ -31,7 +31,8 @@ void cluster_arrive(bool releases) {
   const Call call;
   Thread& thread = *scheduler.current();
   Barrier& barrier = scheduler.cluster_barrier();
-  if (thread.cluster_turn != Thread::NO_TURN) fail("cluster", "barrier.cluster.arrive twice, with no barrier.cluster.wait between");
+  if (thread.cluster_turn != Thread::NO_TURN)
+    fail("cluster", "barrier.cluster.arrive twice, with no barrier.cluster.wait between");
   thread.cluster_turn = barrier.turn;
   if (releases) signal_order(&barrier.tokens[barrier.turn]);
   count_meeting();

@@ -10,7 +10,7 @@
 
 namespace simt {
 
-// Where an mbarrier waits for it, too, whoever comes second only learns that it is done.
+// If an mbarrier waits for the copy too, the later of the two waits finds it landed.
 inline void land_copy(const std::shared_ptr<AsyncCopy>& copy, const void* code) {
   if (copy->is_landed) return observe_order(&copy->landed);
   if (copy->given > 0) note_read(copy->global, copy->given, code);
@@ -25,7 +25,8 @@ void copy_async(unsigned shared, const void* source, int bytes, unsigned given) 
   Thread& thread = *scheduler.current();
   const void* const destination = pointer_to(shared);
   const bool valid = given != 0;
-  if (!is_own(shared)) fail("cluster", "copy_async_%d by an address of the cluster's: it takes the block's own ones alone", bytes);
+  if (!is_own(shared))
+    fail("cluster", "copy_async_%d by an address of the cluster's: it takes the block's own ones alone", bytes);
   if (given > unsigned(bytes)) fail("async", "copy_async_%d of %u bytes: up to %d are accepted", bytes, given, bytes);
   if (reinterpret_cast<uintptr_t>(destination) % bytes != 0) {
     fail("misaligned", "copy_async_%d to %s", bytes, describe(destination).c_str());

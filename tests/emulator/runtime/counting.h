@@ -22,7 +22,8 @@ SIMT_COUNTED(void count_barrier())
 SIMT_COUNTED(void count_cluster_barrier())
 SIMT_COUNTED(void count_mbarrier_phase())
 
-SIMT_COUNTED(void count_copy(const void* shared, const void* global, int bytes))  // `global` is null where zeros are filled in
+// `global` is null where zeros are filled in
+SIMT_COUNTED(void count_copy(const void* shared, const void* global, int bytes))
 SIMT_COUNTED(void count_copies_in_flight())
 SIMT_COUNTED(void count_bulk_copy(const void* global, unsigned bytes))
 SIMT_COUNTED(void count_box(const TensorMap& map, const int* corner, bool is_store))

@@ -75,7 +75,8 @@ inline void collect_sectors(std::set<size_t>& sectors, bool is_write, const unsi
   for (size_t each = first; each <= last; ++each) sectors.insert(each);
 }
 
-inline void count_global(const char* kind, const Request& request, const unsigned char* const* lanes, const Block& block) {
+inline void count_global(const char* kind, const Request& request, const unsigned char* const* lanes,
+                         const Block& block) {
   const bool is_write = request.kind == Request::STORE || request.kind == Request::ATOMIC;
   GlobalTally& tally = counts.global[kind];
   std::set<size_t> sectors;
@@ -122,14 +123,16 @@ inline void count_access(const void* address, int bytes, Request::Kind kind, con
 // As the widest accesses that there are.
 inline void count_range(const void* address, long bytes, Request::Kind kind, const void* place) {
   for (long done = 0; done < bytes; done += WIDEST) {
-    count_access(static_cast<const char*>(address) + done, int(std::min<long>(WIDEST, bytes - done)), kind, place, int(done));
+    count_access(static_cast<const char*>(address) + done, int(std::min<long>(WIDEST, bytes - done)), kind, place,
+                 int(done));
   }
 }
 
 void count_meeting() {
   Thread& thread = *scheduler.current();
   const int lanes = std::min(LANES, scheduler.size() - thread.warp() * LANES);
-  requests_of(thread).meet(thread.lane(), lanes, [&](const Request& request) { count_request(request, *thread.block); });
+  requests_of(thread).meet(thread.lane(), lanes,
+                           [&](const Request& request) { count_request(request, *thread.block); });
 }
 
 void count_copy(const void* shared, const void* global, int bytes) {
@@ -249,15 +252,18 @@ void write_counts(FILE* file) {
   });
   write_object(file, "shared", counts.shared, [&](const SharedTally& tally) {
     const SharedCost& cost = tally.cost;
-    fprintf(file, "{\"requests\": %ld, \"bytes\": %ld, \"bank_cycles\": %ld, ", tally.requests, cost.bytes, cost.bank_cycles);
+    fprintf(file, "{\"requests\": %ld, \"bytes\": %ld, \"bank_cycles\": %ld, ", tally.requests, cost.bytes,
+            cost.bank_cycles);
     fprintf(file, "\"return_cycles\": %ld, \"cycles\": %ld}", cost.return_cycles, cost.cycles);
   });
   write_object(file, "instructions", counts.instructions, [&](long count) { fprintf(file, "%ld", count); });
   const Sectors &read = counts.sectors_read, &written = counts.sectors_written;
-  fprintf(file, "\"cache_read_bytes\": %ld, \"cache_written_bytes\": %ld, ", read.bytes_by_blocks, written.bytes_by_blocks);
+  fprintf(file, "\"cache_read_bytes\": %ld, \"cache_written_bytes\": %ld, ", read.bytes_by_blocks,
+          written.bytes_by_blocks);
   fprintf(file, "\"memory_read_bytes\": %ld, \"memory_written_bytes\": %ld, ", read.bytes_by_all, written.bytes_by_all);
   fprintf(file, "\"multiply_adds\": %ld, \"barriers\": %ld, ", counts.multiply_adds, counts.barriers);
-  fprintf(file, "\"cluster_barriers\": %ld, \"mbarrier_phases\": %ld, ", counts.cluster_barriers, counts.mbarrier_phases);
+  fprintf(file, "\"cluster_barriers\": %ld, \"mbarrier_phases\": %ld, ", counts.cluster_barriers,
+          counts.mbarrier_phases);
   fprintf(file, "\"bytes_in_flight\": %ld, \"blocks\": %ld}\n", counts.bytes_in_flight, counts.blocks);
 }
 

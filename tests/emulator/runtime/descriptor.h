@@ -17,7 +17,8 @@ struct MatrixDescriptor {
   TensorMap::Swizzle swizzle;
 
   explicit MatrixDescriptor(unsigned long long bits)
-      : bits(bits), start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4) {
+      : bits(bits), start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4),
+        stride((bits >> 32 & 0x3fff) << 4) {
     const int code = bits >> 62;
     swizzle = code == 0 ? TensorMap::NONE : TensorMap::Swizzle(4 - code);
   }
@@ -26,7 +27,7 @@ struct MatrixDescriptor {
   unsigned address(int mn, int k, int element_bytes, bool mn_major) const {
     const int span = TensorMap::span(swizzle);
     unsigned offset;
-    if (!mn_major && swizzle == TensorMap::NONE) {  // cores of 8 rows of 16 bytes, one after the other
+    if (!mn_major && swizzle == TensorMap::NONE) {  // contiguous cores of 8 rows of 16 bytes
       offset = mn / 8 * stride + k * element_bytes / 16 * leading + mn % 8 * 16 + k * element_bytes % 16;
     } else if (!mn_major) {  // rows of a span, the k of one product within it
       offset = mn / 8 * stride + mn % 8 * span + k * element_bytes;
@@ -43,13 +44,15 @@ struct MatrixDescriptor {
   std::string complaint(bool mn_major) const {
     constexpr unsigned long long UNUSED = 3ull << 14 | 3ull << 30 | 7ull << 46 | 0x3ffull << 52;
     if ((bits & UNUSED) != 0) return "its unused bits 14-15, 30-31, 46-48 and 52-61 are not all zero";
-    if ((bits >> 49 & 7) != 0) return "its base offset is not zero; tiles lie at multiples of their swizzle's pattern here";
+    if ((bits >> 49 & 7) != 0)
+      return "its base offset is not zero; tiles lie at multiples of their swizzle's pattern here";
     if (swizzle == TensorMap::NONE) return "";
     const unsigned span = TensorMap::span(swizzle), period = 8 * span, off = start % period;
     const bool is_k_step = !mn_major && off < span && off % 32 == 0;
     if (off == 0 || is_k_step) return "";
     const char* const steps = mn_major ? "" : "; steps of 32 bytes inside the first row are accepted";
-    return "it starts " + std::to_string(off) + " bytes off its swizzle's pattern, of " + std::to_string(period) + steps;
+    return "it starts " + std::to_string(off) + " bytes off its swizzle's pattern, of " + std::to_string(period) +
+           steps;
   }
 };
 
@@ -75,8 +78,8 @@ void for_each_chunk(const MatrixStep& step, const OperandPart& part, const Visit
         fail("out-of-bounds", "wgmma at %s reads %s", place(step.code).c_str(), describe(from).c_str());
       }
       if (const unsigned char* missing = shared.find_unpublished(from, 16)) {
-        fail("proxy", "wgmma at %s reads %s, which was written with no fence_proxy_async since", place(step.code).c_str(),
-             describe(missing).c_str());
+        fail("proxy", "wgmma at %s reads %s, which was written with no fence_proxy_async since",
+             place(step.code).c_str(), describe(missing).c_str());
       }
       visit(mn, k, from);
     }

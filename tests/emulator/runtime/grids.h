@@ -1,5 +1,5 @@
-// A launch that may begin while the one before it in its stream ends. That one may still write what this one reads, and read
-// what it writes: to a thread that has not waited for it, no argument's memory is there.
+// A launch that may begin while the one before it in its stream ends. That one may still write what this one reads, and
+// read what it writes: to a thread that has not waited for it, no argument's memory is there.
 #pragma once
 
 #include "memory.h"

@@ -18,7 +18,8 @@ inline float half_to_float(unsigned short half) {
 
 inline float e4m3_to_float(unsigned char bits) {  // by the format's definition: a NaN is all ones behind the sign
   const int size = bits & 0x7f, exponent = size >> 3, fraction = size & 7;
-  const float wide = size == 0x7f ? __builtin_nanf("") : __builtin_ldexpf(exponent ? 8 + fraction : fraction, (exponent ? exponent : 1) - 10);
+  const float wide = size == 0x7f ? __builtin_nanf("")
+      : __builtin_ldexpf(exponent ? 8 + fraction : fraction, (exponent ? exponent : 1) - 10);
   return bits & 0x80 ? -wide : wide;
 }
 

@@ -1,4 +1,5 @@
-// The functions that code compiled with -fsanitize=thread calls at each of its accesses: ThreadSanitizer's, in the build that counts.
+// The functions that code compiled with -fsanitize=thread calls at each of its accesses: ThreadSanitizer's, in the
+// build that counts.
 #pragma once
 
 #include "counts.h"
@@ -20,7 +21,9 @@ SIMT_HOOKS(16)
 
 void __tsan_init() {}
 void __tsan_read_range(void* at, unsigned long bytes) { simt::count_range(at, bytes, simt::Request::LOAD, SIMT_PLACE); }
-void __tsan_write_range(void* at, unsigned long bytes) { simt::count_range(at, bytes, simt::Request::STORE, SIMT_PLACE); }
+void __tsan_write_range(void* at, unsigned long bytes) {
+  simt::count_range(at, bytes, simt::Request::STORE, SIMT_PLACE);
+}
 
 // An atomic addition is a load and an exchange here, of which the exchange counts.
 #define SIMT_ATOMICS(bits, type)                                                                                    \

@@ -33,7 +33,7 @@ int lane();
 void copy_async(unsigned shared, const void* global, int bytes, unsigned given);  // zeros from `given` bytes on
 void copy_async_commit();
 void copy_async_wait(int pending);
-void copy_async_arrive(unsigned barrier, bool is_counted_besides);  // the count of arrivals grows by this one
+void copy_async_arrive(unsigned barrier, bool adds_arrival);  // the phase then expects one arrival more
 
 // Addresses of the shared window, as PTX takes them.
 unsigned shared_address(const void* pointer);

@@ -13,7 +13,8 @@ constexpr unsigned ALL_LANES = 0xffffffff;
 
 // Lane 8m + r gives the address of row r of matrix m. Of each matrix, lane l has the 16-bit elements 2 (l % 4) and the
 // next of row l / 4; transposed, of column l / 4.
-inline unsigned char* element_in_matrix(const unsigned char* const* rows, int matrix, int lane, int which, bool transposed) {
+inline unsigned char* element_in_matrix(const unsigned char* const* rows, int matrix, int lane, int which,
+                                        bool transposed) {
   const int line = lane / 4, along = lane % 4 * 2 + which;
   const int row = transposed ? along : line, column = transposed ? line : along;
   return const_cast<unsigned char*>(rows[8 * matrix + row]) + 2 * column;

@@ -131,12 +131,12 @@ bool mbarrier_try_wait(unsigned address, unsigned parity) {
   return true;
 }
 
-// Arrives when the thread's copies so far have landed, which it may wait for besides.
-void copy_async_arrive(unsigned address, bool is_counted_besides) {
+// Arrives when the thread's copies so far have landed. With `adds_arrival`, the phase expects one arrival more.
+void copy_async_arrive(unsigned address, bool adds_arrival) {
   const Call call;
   Thread& thread = *scheduler.current();
   Mbarrier& barrier = find_own_mbarrier("copy_async_arrive", address);
-  if (is_counted_besides) ++barrier.pending;
+  if (adds_arrival) ++barrier.pending;
   forget_landed(thread);
   count_copies_in_flight();
   engine.start("copy_async_arrive", thread, [&barrier, &thread, copies = thread.copies] {

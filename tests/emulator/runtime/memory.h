@@ -81,7 +81,9 @@ class Buffer {
   size_t bytes() const { return bytes_; }
   int argument() const { return argument_; }
   // What lies at an address of the caller's, its end included; null outside.
-  unsigned char* at(size_t address) const { return address - address_ <= bytes_ ? data_ + (address - address_) : nullptr; }
+  unsigned char* at(size_t address) const {
+    return address - address_ <= bytes_ ? data_ + (address - address_) : nullptr;
+  }
   bool holds(const void* address, size_t bytes) const {
     const size_t offset = static_cast<const unsigned char*>(address) - data_;
     return offset <= bytes_ && bytes <= bytes_ - offset;
@@ -131,7 +133,8 @@ inline unsigned dynamic_window() {
 class SharedMemory {
  public:
   explicit SharedMemory(size_t bytes)
-      : bytes_(bytes), before_(PAGE + dynamic_window() % 1024), slack_(round_up(before_ + bytes, PAGE) - before_ - bytes),
+      : bytes_(bytes), before_(PAGE + dynamic_window() % 1024),
+          slack_(round_up(before_ + bytes, PAGE) - before_ - bytes),
         async_view_(bytes), is_written_async_(bytes) {
     mapped_ = map(before_ + bytes_ + slack_ + FENCE, PROT_NONE);
     mprotect(mapped_, before_ + bytes_ + slack_, PROT_READ | PROT_WRITE);

@@ -16,16 +16,18 @@ inline int registers_held(const Block& block) {
 }
 
 inline void check_register_count(const char* what, int count) {
-  if (scheduler.size() % 128 != 0) fail("registers", "%s in a block of %d threads; whole warpgroups", what, scheduler.size());
+  if (scheduler.size() % 128 != 0)
+    fail("registers", "%s in a block of %d threads; whole warpgroups", what, scheduler.size());
   if (scheduler.registers() == 0) {
-    fail("registers", "%s in a kernel whose __launch_bounds__ do not say threads and blocks: ptxas leaves it out", what);
+    fail("registers", "%s in a kernel whose __launch_bounds__ do not say threads and blocks: ptxas leaves it out",
+         what);
   }
   if (count % 8 != 0 || count < 24 || count > 256) {
     fail("registers", "%s<%d>: multiples of 8 from 24 to 256 are accepted", what, count);
   }
 }
 
-// The warp's lanes come together; the warps of a warpgroup have to do the same, one after the other.
+// The lanes of a warp arrive together. The warps of a warpgroup have to arrive too, sequentially.
 inline void meet_for_registers(const char* what, const AgreedRegisters& own) {
   const int warp = scheduler.current()->warp();
   scheduler.meet(what, ALL_LANES, nullptr, 0, false);
@@ -47,8 +49,8 @@ void registers_decrease(int count) {
   scheduler.wake(&scheduler.block().registers);
 }
 
-// ptxas has a kernel begin with no more registers than its largest increase asks for. The warps' counts are lowered only here, so
-// that the pool stays as large as without that.
+// ptxas has a kernel begin with no more registers than its largest increase asks for. The warps' counts are lowered
+// only here, so that the pool stays as large as without that.
 inline void begin_with_largest_increase(Block& block, int& held, int count) {
   const int at_launch = scheduler.registers();
   if (count < held && held == at_launch) {
@@ -75,8 +77,8 @@ void registers_increase(int count) {
       break;
     }
     scheduler.wait_for(&block.registers, "registers_increase", [&block, count, pool] {
-      return "to " + std::to_string(count) + " a thread; the block holds " + std::to_string(registers_held(block)) + " of " +
-             std::to_string(pool);
+      return "to " + std::to_string(count) + " a thread; the block holds " + std::to_string(registers_held(block)) +
+          " of " + std::to_string(pool);
     });
   }
 }

@@ -1,5 +1,5 @@
-// How what was caught is told: a JSON object a line in the result file. A run that ends badly writes one, then leaves
-// with exit code 3; nothing is unwound.
+// Reports of what was caught: one JSON object per line of the result file. A run that fails writes one and leaves with
+// exit code 3; nothing is unwound.
 #pragma once
 
 #include <sys/syscall.h>
@@ -51,7 +51,8 @@ inline void write_suspect(FILE* file, const Suspect& suspect) {
   FILE* file = fopen(result_path, "w");
   if (file == nullptr) leave(EXIT_CAUGHT + 1);
   const Thread* thread = scheduler.current();
-  write_report(file, kind, code, thread ? thread->block->number : scheduler.blocks().empty() ? -1 : scheduler.blocks()[0].number,
+  write_report(file, kind, code,
+               thread ? thread->block->number : scheduler.blocks().empty() ? -1 : scheduler.blocks()[0].number,
                thread ? thread->number : -1, message);
   fclose(file);
   fflush(stdout);

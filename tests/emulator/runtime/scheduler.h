@@ -129,8 +129,8 @@ inline void Scheduler::run_cluster(const std::vector<unsigned>& numbers) {
   size_t exited = 0;
   while (exited < threads_.size()) {
     bool stuck = true;
-    // Threads that have not waited for the previous grid run together, because hiding memory from them takes long. Sometimes only some
-    // of them run, so that waiting is no barrier.
+    // Threads that have not waited for the previous grid run together, because hiding memory from them takes long.
+    // Sometimes only some of them run, so that waiting is no barrier.
     for (const bool has_waited : {false, true}) {
       for (int number : turns_) {
         Thread& thread = *threads_[number];
@@ -141,7 +141,7 @@ inline void Scheduler::run_cluster(const std::vector<unsigned>& numbers) {
         if (!has_waited && order.happens(32)) break;
       }
     }
-    // Asynchronous work takes as long as it may: one piece is done when nobody can go on without it.
+    // Asynchronous work takes as long as it may: a piece is done when no thread can go on without it.
     if (stuck && !engine.land_one()) report_stuck(*this);
     order.shuffle_again(turns_);
   }

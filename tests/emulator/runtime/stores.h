@@ -11,8 +11,8 @@ namespace simt {
 inline void check_published(const BoxStore& store) {
   const unsigned char* missing = scheduler.block().shared->find_unpublished(store.from, store.map.box_bytes());
   if (missing == nullptr) return;
-  fail("proxy", "store_box at %s reads %s, which was written with no fence_proxy_async since", place(store.code).c_str(),
-       describe(missing).c_str());
+  fail("proxy", "store_box at %s reads %s, which was written with no fence_proxy_async since",
+       place(store.code).c_str(), describe(missing).c_str());
 }
 
 void store_box(const void* given, const int* corner, int dimensions, unsigned from) {
@@ -23,7 +23,8 @@ void store_box(const void* given, const int* corner, int dimensions, unsigned fr
   store.map = read_map("store_box", given, dimensions);
   check_corner("store_box", store.map, corner);
   for (int i = 0; i < dimensions; ++i) {
-    if (corner[i] < 0) fail("async", "store_box at a negative coordinate, %d; an H100 stops with an illegal instruction", corner[i]);
+    if (corner[i] < 0)
+      fail("async", "store_box at a negative coordinate, %d; an H100 stops with an illegal instruction", corner[i]);
     store.corner[i] = corner[i];
   }
   store.from = own_bytes_at("store_box", from, store.map.box_bytes(), image_alignment(store.map));

@@ -13,9 +13,9 @@ enum class Accumulation { CUT_OFF, ROUNDED };
 inline Accumulation accumulation = Accumulation::CUT_OFF;
 inline int architecture = 90;  // of the target that the kernel runs as: 90 for sm_90a
 
-// How tensor cores add. A product's exponent is the sum of its operands', even if its significand is 2 or more; a subnormal operand
-// has the exponent of the least normal one. Products and the sum so far are aligned to the largest exponent among them, cut off, added,
-// and the sum is cut off.
+// How tensor cores add. A product's exponent is the sum of its operands', even if its significand is 2 or more; a
+// subnormal operand has the exponent of the least normal one. Products and the sum so far are aligned to the largest
+// exponent among them, cut off, added, and the sum is cut off.
 struct SumRule {
   int step;         // products that are added at once, in order of k; 0: the target has no such instruction
   int kept;         // bits below the largest exponent, beyond which everything is cut off
@@ -33,7 +33,7 @@ constexpr TargetRules TARGET_RULES[] = {
     {70, {4, 23, 23}, {}, {}},                                     // V100. sm_75: assumed
     {80, {8, 24, 23}, {4, 24, 23}, {}},                            // A100, A2. sm_87: assumed
     {89, {8, 24, 23}, {4, 24, 23}, {16, 13, 13}},                  // RTX 1000 Ada, L40S
-    {90, {16, 25, 23}, {8, 25, 23}, {32, 13, 13}},                 // H100, H200. Assumed: bytes whose sum so far is not zero
+    {90, {16, 25, 23}, {8, 25, 23}, {32, 13, 13}},  // H100, H200. Assumed: bytes whose sum so far is not zero
     {100, {16, 25, 23}, {8, 25, 23}, {32, 25, 23, true}},          // B200. sm_103, sm_110: assumed
     {120, {16, 25, 23}, {8, 25, 23}, {32, 25, 23}},                // assumed: a published model without measurements
 };
@@ -41,7 +41,9 @@ constexpr int LEAST_ALIGNMENT = -133;  // the least exponent that anything is al
 
 inline bool is_byte(Operand kind) { return kind == Operand::E4M3 || kind == Operand::E5M2; }
 
-inline float byte_of(unsigned char bits, Operand kind) { return kind == Operand::E4M3 ? e4m3_to_float(bits) : e5m2_to_float(bits); }
+inline float byte_of(unsigned char bits, Operand kind) {
+  return kind == Operand::E4M3 ? e4m3_to_float(bits) : e5m2_to_float(bits);
+}
 
 inline float operand(unsigned bits, Operand kind) {
   if (kind == Operand::TF32) bits &= 0xffffe000;  // ten bits of mantissa are looked at
@@ -97,10 +99,13 @@ inline int biased_exponent(float value, int least) {
 inline SumRule sum_rule(Operand kind) {
   SumRule found = {};
   for (const TargetRules& each : TARGET_RULES) {
-    if (each.since <= architecture) found = kind == Operand::TF32 ? each.tf32 : is_byte(kind) ? each.bytes : each.halves;
+    if (each.since <= architecture)
+      found = kind == Operand::TF32 ? each.tf32 : is_byte(kind) ? each.bytes : each.halves;
   }
   if (found.step == 0 || (kind == Operand::BF16 && architecture < 80)) {
-    fail("target", "sm_%d has no tensor-core products of %s; f16 begins with sm_70, bf16 and tf32 with sm_80, e4m3 and e5m2 with sm_89",
+    fail("target",
+         "sm_%d has no tensor-core products of %s; f16 begins with sm_70, bf16 and tf32 with sm_80, "
+         "e4m3 and e5m2 with sm_89",
          architecture, name_of(kind));
   }
   return found;

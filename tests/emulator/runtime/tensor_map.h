@@ -1,5 +1,5 @@
 // The description of an array that bulk copies take boxes of: what cuTensorMapEncodeTiled makes, with its checks.
-// The 128 bytes are this emulator's own; those of a driver are nobody's business.
+// The 128 bytes are this emulator's own; those of a driver are unknown.
 #pragma once
 
 #include <cstring>
@@ -42,8 +42,8 @@ struct TensorMap {
     return static_cast<unsigned long long>(bytes < MOST ? bytes : MOST);
   }
 
-  // What the driver would refuse, in words; empty where it would not. Rows shorter than a swizzle's span it takes, but
-  // nobody here has seen how they lie.
+  // What the driver would refuse, in words; empty where it would not. It takes rows shorter than a swizzle's span, but
+  // their order in memory is unknown.
   std::string complaint() const {
     const auto text = [](const char* what, int i, unsigned long long value) {
       return std::string(what) + " " + std::to_string(i) + " is " + std::to_string(value);

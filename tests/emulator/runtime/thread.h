@@ -46,7 +46,8 @@ struct Thread {
   uint3 index = {};
   State state = READY;
   const void* code = nullptr;  // where it called the runtime last
-  // What a waiting thread waits for: its name, the object that will wake it, and more words on that where there are any.
+  // What a waiting thread waits for: its name, the object that will wake it, and more words on that where there are
+  // any.
   const char* what = nullptr;
   const void* awaited = nullptr;
   std::function<std::string()> details;
@@ -95,13 +96,14 @@ struct Block {
   int running = 0;  // threads
   Token ended;      // by each thread that exits
   Clock end;
-  std::vector<std::vector<Meeting>> meetings;  // by warp, one for each lane at most; free when nobody reads it
+  std::vector<std::vector<Meeting>> meetings;  // by warp, one for each lane at most; free when no thread reads it
   Barrier barriers[BARRIERS];
   std::vector<WarpMatrices> matrices;          // by warp
   std::vector<WorkClockPool> product_clocks;   // by warp
   std::vector<Warpgroup> warpgroups;
   std::vector<int> registers;  // that each warp holds, a thread
-  int largest_increase = 0, least_increase_at_launch = 256;  // of registers: by any warp, by one that held more since the launch
+  // of registers: by any warp, by one that held more since the launch
+  int largest_increase = 0, least_increase_at_launch = 256;
 };
 
 // Threads met at what seem to be two different calls. Only the debug information tells whether the compiler has just

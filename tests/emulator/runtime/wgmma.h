@@ -16,7 +16,7 @@ inline Sequence<AgreedProduct>& own_sequence() {
   return scheduler.block().warpgroups[scheduler.current()->warp() / 4].products;
 }
 
-// What arrays hold that nobody has set: see build.py.
+// Content of arrays that no code has set: see build.py.
 constexpr unsigned UNSET = 0xfefefefe;
 
 // Whether the lane has written these words since its last wgmma_fence.
@@ -117,7 +117,8 @@ inline void check_agreement(const MatrixStep& step) {
   if (first.accumulates != own.accumulates) differs = "whether it adds";
   if (first.has_a_in_registers != own.has_a_in_registers) differs = "where A lies";
   if (first.shape.columns != own.shape.columns || first.shape.operand != own.shape.operand ||
-      first.shape.transposes_a != own.shape.transposes_a || first.shape.transposes_b != own.shape.transposes_b || first.shape.subtracts != own.shape.subtracts) {
+      first.shape.transposes_a != own.shape.transposes_a || first.shape.transposes_b != own.shape.transposes_b ||
+      first.shape.subtracts != own.shape.subtracts) {
     differs = "its shape or its sign";
   }
   if (differs != nullptr) fail("collective", "wgmma differs from another warp's of the warpgroup in %s", differs);
@@ -129,7 +130,8 @@ inline void check_fences(const WarpMatrices& warp, const MatrixStep& step) {
     if (step.a[lane] != nullptr && is_written_since_fence(lane, step.a[lane], 4)) {
       fail("wgmma", "wgmma on registers of A that were written with no wgmma_fence since, by lane %d", lane);
     }
-    if (warp.sums.count(step.sums[lane]) == 0 && is_written_since_fence(lane, step.sums[lane], step.shape.columns / 2)) {
+    if (warp.sums.count(step.sums[lane]) == 0 &&
+        is_written_since_fence(lane, step.sums[lane], step.shape.columns / 2)) {
       fail("wgmma", "wgmma on sums that were written with no wgmma_fence since, by lane %d", lane);
     }
   }
@@ -138,7 +140,8 @@ inline void check_fences(const WarpMatrices& warp, const MatrixStep& step) {
 inline void check_shared_operands(const MatrixStep& step) {
   const auto check = [&step](const char* name, const OperandPart& part) {
     const std::string complaint = part.matrix.complaint(part.mn_major);
-    if (!complaint.empty()) fail("descriptor", "%s's descriptor, 0x%llx: %s", name, part.matrix.bits, complaint.c_str());
+    if (!complaint.empty())
+      fail("descriptor", "%s's descriptor, 0x%llx: %s", name, part.matrix.bits, complaint.c_str());
     for_each_chunk(step, part, [](int, int, const unsigned char*) {});
   };
   if (step.a[0] == nullptr) check("A", own_a(step));
@@ -214,8 +217,8 @@ inline void wait_for_warpgroup(long due) {
   while (sequence.count(sequence.laggard()) < due) {
     scheduler.wait_for(&sequence, "wgmma_wait", [&sequence, first, due] {
       const int behind = sequence.laggard();
-      return "warp " + std::to_string(first + behind) + " has come to " + std::to_string(sequence.count(behind)) + " of " +
-             std::to_string(due) + " wgmma";
+      return "warp " + std::to_string(first + behind) + " has come to " + std::to_string(sequence.count(behind)) +
+          " of " + std::to_string(due) + " wgmma";
     });
   }
 }

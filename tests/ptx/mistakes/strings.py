@@ -12,10 +12,10 @@ TRANSPOSED_STORE = "matrices load=False store=True"
 PLAIN = "matrices load=False store=False"
 BULK = "mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
 
-MULTICAST = """3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, { %4, %5, %6}], [%2], %3;"""
-ALONE = """3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, { %4, %5, %6}], [%2];"""
+MULTICAST = """3d.shared::cluster.global.tile"
+                 ".mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, { %4, %5, %6}], [%2], %3;"""
+ALONE = """3d.shared::cluster.global.tile"
+                 ".mbarrier::complete_tx::bytes [%0], [%1, { %4, %5, %6}], [%2];"""
 
 NUMBERS = [
     Mistake("halves exchanged", "narrow", "cvt.rn.f16x2.f32 %0, %1, %2;", "cvt.rn.f16x2.f32 %0, %2, %1;", WRONG),

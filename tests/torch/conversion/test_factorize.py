@@ -137,7 +137,7 @@ def test_a_chain_without_guarantee_is_named_and_refined() -> None:
     assert factorize(matrix, chain, refine=2 * LEAST_STEPS).relative_error <= found.relative_error
 
 
-def test_what_no_product_of_a_chain_that_is_not_chainable_can_do_is_said() -> None:
+def test_the_least_possible_error_of_a_chain_is_reported() -> None:
     """All pass six features: at best the error of rank 6, here to the digit, as the matrix is a product but for what
     has other ranks.
     """

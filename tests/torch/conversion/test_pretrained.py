@@ -65,7 +65,7 @@ def test_t5_reads_the_type_of_its_weight() -> None:
     torch.testing.assert_close(logits_of(model).float(), expected, rtol=0.05, atol=0.05)
 
 
-def test_weights_in_eight_bits_are_not_drawn_anew_where_they_are_loaded(tmp_path: Path) -> None:
+def test_loaded_weights_in_eight_bits_are_not_drawn_again(tmp_path: Path) -> None:
     model = bert()
     convert(model, BERT_RULE)
     ksgen.torch.quantize(model, "int8", names=["*.intermediate.dense"])
@@ -77,7 +77,7 @@ def test_weights_in_eight_bits_are_not_drawn_anew_where_they_are_loaded(tmp_path
 
 
 @pytest.mark.parametrize(("make", "rule"), [(t5, {"wi": UP, "wo": DOWN}), (bert, BERT_RULE)])
-def test_weights_are_initialised_anew(make: Any, rule: Any) -> None:
+def test_weights_are_initialised_again(make: Any, rule: Any) -> None:
     model = make()
     convert(model, rule)
     layers = [module for module in model.modules() if isinstance(module, KSLinear)]

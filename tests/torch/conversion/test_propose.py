@@ -75,7 +75,7 @@ def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [bool(each.doubt) for each in found].count(True) == 1
     assert str(found).count("?") == 2  # the time, and the sentence
     of = f"1 of {len(found) + 1} measured times"
-    assert str(found).endswith(f" ? {of} cannot be trusted; the first: others took 50% of the processors.")
+    assert str(found).endswith(f" ? {of} unreliable; the first: others took 50% of the processors.")
 
 
 def test_the_table() -> None:

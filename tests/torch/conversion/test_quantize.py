@@ -122,9 +122,7 @@ def test_nothing_is_changed_where_inputs_miss_a_layer() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_models_inputs_is_told_in_the_users_words(
-    storage: str, inputs: Tensor, message: str
-) -> None:
+def test_wrong_inputs_of_a_model_are_reported_in_the_users_words(storage: str, inputs: Tensor, message: str) -> None:
     model = nn.Sequential(KSLinear(CHAIN))
     with pytest.raises(KsgenError, match=f"^{message}$"):
         quantize(model, storage, inputs=inputs)

@@ -71,7 +71,7 @@ def test_of_a_processor_by_its_measured_rates(monkeypatch: pytest.MonkeyPatch) -
     times._ceilings.cache_clear()
     assert asked == [(device, "float32"), (device, "float64")]
     assert fast.by == "the cost model, at rates measured on this processor"
-    assert slow.by == f"{fast.by}, which cannot be trusted (others took 50% of the processors)"
+    assert slow.by == f"{fast.by}, which are unreliable (others took 50% of the processors)"
     us = fast.chain_us(CHAIN, "float32", 1568)
     apart = sum(fast.kernel_us(KernelSpec(pattern), 1568) or 0 for pattern in CHAIN)
     whole = fast.kernel_us(KernelSpec(CHAIN), 1568)
@@ -93,7 +93,7 @@ def test_a_training_step_writes_and_reads_wide_intermediates() -> None:
     assert clock.step_us(wide, "float32", 25088) > 2 * clock.step_us(narrow, "float32", 25088)
 
 
-def test_where_nobody_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_DEVICE", "no such device")
     clock = clock_of("cpu", "float32")
     assert clock.by.startswith("no model: device 'no such device'")

@@ -124,7 +124,7 @@ def test_frozen_layers_notice_a_write(launched: list[int]) -> None:
     assert launched
 
 
-def test_auto_takes_the_faster_and_says_so(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_faster_and_reports_it(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_measured", {})
     own = layers()
     together, x = KSLinears(own), rows(MANY)
@@ -233,7 +233,7 @@ def test_compiled_and_exported(launched: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("in_one_launch")
-def test_layers_that_are_turned_later_are_refused(launched: list[int]) -> None:
+def test_layers_that_are_transposed_later_are_refused(launched: list[int]) -> None:
     """The refusal includes shapes that would fit: x with as many rows as features."""
     for transposed in ((1,), (0, 1)):
         together, x = (
@@ -257,7 +257,7 @@ def test_layers_that_are_turned_later_are_refused(launched: list[int]) -> None:
         assert not launched
 
 
-def test_outputs_of_several_layouts_are_not_put_beside_each_other() -> None:
+def test_outputs_of_several_layouts_are_not_concatenated() -> None:
     together, x = KSLinear.group([KSLinear([(2, 8, 4, 3)]) for _ in range(2)]), rows(24)
     together[1].layout = "bsl"
     with pytest.raises(LaunchError, match=r"layers of layouts bsf, bsl; accepted: one layout, or parts\(x\)"):

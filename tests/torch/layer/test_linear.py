@@ -27,9 +27,9 @@ from ksgen.spec import LAYOUTS  # noqa: E402
 from ksgen.torch import KSLinear, factorize, multiply  # noqa: E402
 from ksgen.torch.operators import choice  # noqa: E402
 from ksgen.torch.operators.backends import NAMES, to_dense  # noqa: E402
+from tests.support.emulated_tiles import needs_emulation  # noqa: E402
 from tests.support.libraries import needs_inductor  # noqa: E402
 from tests.support.native import chosen_native, saying_it_has_tiles  # noqa: E402
-from tests.support.played_tiles import needs_play  # noqa: E402
 from tests.support.torch_cases import use_kernels  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # block-sparse rows are in beta, says PyTorch
@@ -216,8 +216,8 @@ def test_fuse_says_how_many_launches(is_frozen: bool, monkeypatch: pytest.Monkey
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_so_it_is_of_matrix_tiles(is_frozen: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Played; where a precision asks for them. With the bits of one launch per factor."""
-    needs_play()
+    """Emulated; where a precision asks for them. With the bits of one launch per factor."""
+    needs_emulation()
     with saying_it_has_tiles(chosen_native(monkeypatch), tmp_path / "wisdom", monkeypatch):
         launched: list[str] = []
         for name in ("launch", "launches"):
@@ -743,7 +743,7 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
             CHAIN[:1],
             {"between": "relu"},
             LaunchError,
-            "between='relu' where there is one factor; accepted: 'none', or two or more",
+            "between='relu' with one factor; accepted: 'none', or two or more",
         ),
         (
             CHAIN,

@@ -128,7 +128,7 @@ def test_an_option_that_is_set_later_is_checked_at_once() -> None:
     assert "=" not in repr(made).replace("_features=", "").replace("bias=", "").replace("weights=", "")
 
 
-def test_an_option_of_the_layer_that_it_was_made_of_is_refused() -> None:
+def test_an_option_of_the_layer_that_it_was_derived_from_is_refused() -> None:
     """No code would read the attribute."""
     _, made = layer_of()
     for name, value in {

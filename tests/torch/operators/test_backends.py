@@ -119,7 +119,7 @@ def test_dense_is_the_references(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("name", NAMES)
-def test_layers_agree_whoever_multiplies(
+def test_layers_agree_by_every_backend(
     name: str, activation: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chain with bias, activation and residual; "ksgen" by its kernels."""

@@ -75,7 +75,7 @@ def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.Mo
     assert choice.choose(kernel, 5, cuda) == choice.BackendChoice("strided", "no kernel can be launched: no driver")
 
 
-def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(
+def test_methods_of_a_processor_are_timed_in_turns_and_the_faster_one_is_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, calls = [0.0], []
@@ -97,7 +97,7 @@ def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(
 
 
 @pytest.mark.parametrize(("share", "slow"), [(None, 1.0), (0.5, 1.0), (None, 3.0)])
-def test_times_that_were_disturbed_decide_and_it_is_said(
+def test_disturbed_times_decide_with_a_report(
     share: float | None, slow: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel, now = KernelSpec(Pattern(2, 9, 5, 3)), [0.0]
@@ -120,7 +120,7 @@ def test_times_that_were_disturbed_decide_and_it_is_said(
         (0.5, 1.0): "others took 50% of the processors",
         (None, 3.0): "the median is uncertain by 67%",
     }[share, slow]
-    told = f"; these times cannot be trusted: {said}" if said else ""
+    told = f"; these times are unreliable: {said}" if said else ""
     assert choice.choose(kernel, 8, torch.device("cpu")).why == f"1000000 us here, ksgen 2000000 us{told}"
     job = choice.job_of("chain", [(2, 9, 5, 3)], torch.float32, "bsf", "none", False, False)
     key = ((job, 8, "ksgen"), torch.get_num_threads())
@@ -131,18 +131,20 @@ def test_times_that_were_disturbed_decide_and_it_is_said(
     ]
 
 
-def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> None:
+def test_pytorch_multiplies_with_one_warning_where_no_kernel_builds() -> None:
     def refused() -> Any:
         raise ToolchainError("no compiler, says this test")
 
-    with pytest.warns(UserWarning, match="PyTorch multiplies, as no kernel can be had: no compiler, says this test"):
+    with pytest.warns(
+        UserWarning, match="PyTorch multiplies, because no kernel is available: no compiler, says this test"
+    ):
         assert choice.faster("a refused job", {"ksgen": refused, "strided": lambda: torch.ones(1)}) == "strided"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert choice.faster("another refused job", {"ksgen": refused, "strided": lambda: torch.ones(1)}) == "strided"
 
 
-def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_cannot_be_one_launch_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
     own: Any = type(
         "Own", (), {"_title": "a chain", "parts": "factor", "_verdict": lambda *_: Verdict(True, "it is faster")}
@@ -152,7 +154,8 @@ def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.M
     job: Any = (own, device, "float16", "bsf", Epilogue(), 64)
     assert choice.is_one_launch(*job).is_one
     with pytest.warns(
-        UserWarning, match="a chain takes one launch per factor, as one for all cannot be had: no compiler"
+        UserWarning,
+        match="a chain takes one launch per factor, because one launch for all is not available: no compiler",
     ):
         choice.disable_fusion(own, ToolchainError("no compiler"))
     found = choice.is_one_launch(*job)

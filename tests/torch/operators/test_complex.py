@@ -117,7 +117,7 @@ def test_a_frozen_layer_takes_what_is_conjugated_or_begins_within_an_element(bac
                 torch.testing.assert_close(layer(given), wanted, rtol=0, atol=1e-5)
 
 
-def test_autocast_leaves_complex_numbers_as_they_are(backend: str) -> None:
+def test_autocast_leaves_complex_numbers_unchanged(backend: str) -> None:
     """Autocast does the same in `torch.nn.functional.linear`."""
     layer, x = (
         KSLinear([(2, 4, 4, 1)], dtype=torch.complex64, backend=backend),

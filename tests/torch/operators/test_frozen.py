@@ -157,7 +157,7 @@ def _one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("write", WRITES)
-def test_whoever_wrote_the_next_product_is_by_the_new_weights(
+def test_the_next_product_is_by_the_new_weights_whatever_wrote_them(
     write: str, way: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, x = make(way, monkeypatch, layout), matrix(5, 24, layout, torch.float32)
@@ -391,7 +391,7 @@ def test_a_warning_that_is_an_error_leaves_nothing_frozen(monkeypatch: pytest.Mo
         check(layer, x)
 
 
-def test_nothing_is_held_of_a_layer_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_deleted_layer_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     before = len(frozen._frozen), len(frozen._kept)
     layer = make("dense", monkeypatch).freeze()

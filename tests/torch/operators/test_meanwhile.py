@@ -171,7 +171,7 @@ def test_a_forked_child_compiles_by_itself(tmp_path: Path) -> None:
     )
 
 
-def test_what_pytorch_has_not_waits_and_says_so(tmp_path: Path) -> None:
+def test_products_that_pytorch_lacks_wait_and_report_it(tmp_path: Path) -> None:
     passes(
         tmp_path,
         """

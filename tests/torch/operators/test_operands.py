@@ -22,7 +22,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], Any]]
     return found
 
 
-def test_weights_that_nobody_froze_are_taken_as_they_are(packed: list[Any]) -> None:
+def test_weights_that_are_not_frozen_are_taken_unchanged(packed: list[Any]) -> None:
     weights = torch.randn(2, 9, 5, 3)
     assert operands.operand(weights, transposed=False) is weights
     turned = operands.operand(weights, transposed=True)

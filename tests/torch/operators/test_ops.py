@@ -449,7 +449,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_choose", lambda *given: choice.BackendChoice("ksgen", "as this test says"))
 
 
-def test_auto_goes_on_with_pytorch_where_nothing_builds_and_says_so_once(
+def test_auto_goes_on_with_pytorch_and_warns_once_where_nothing_builds(
     on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[Any] = []
@@ -465,7 +465,9 @@ def test_auto_goes_on_with_pytorch_where_nothing_builds_and_says_so_once(
         y = multiply(x, weights, bias, residual, activation="relu")
         assert error(y, truth(x, weights, "bsf", bias, "relu", residual)) < 1e-12
 
-    with pytest.warns(UserWarning, match="PyTorch multiplies, as no kernel can be had: .* no CUDA compiler found"):
+    with pytest.warns(
+        UserWarning, match="PyTorch multiplies, because no kernel is available: .* no CUDA compiler found"
+    ):
         check(2, 9, 5, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -203,7 +203,7 @@ def _with_a_short_bias(layer: Any) -> None:
         (_with_a_short_bias, r"got bias of shape \(1,\); \(12,\) is needed"),
     ],
 )
-def test_mistakes_are_told_as_usual(call: Callable[[Any], None], message: str) -> None:
+def test_mistakes_are_reported_as_usual(call: Callable[[Any], None], message: str) -> None:
     layer = KSLinear(FACTORS)
     layer(x_of(layer)), layer(x_of(layer))
     with pytest.raises(KsgenError, match=message):
@@ -211,7 +211,7 @@ def test_mistakes_are_told_as_usual(call: Callable[[Any], None], message: str) -
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_explain_says_so_once_it_was_timed(layout: str, timed: dict[str, float]) -> None:
+def test_explain_reports_the_times_after_they_were_measured(layout: str, timed: dict[str, float]) -> None:
     layer, said = (
         KSLinear(FACTORS, layout=layout),
         f"training steps at batch {BATCH}: bmm for every factor, the fastest when they were timed",

@@ -134,7 +134,9 @@ def test_as_in_one_process(four: Processes, style: Any, patterns: Any, layout: s
         (KSRowwise, LINES, {"input_layouts": Shard(1), "output_layouts": Shard(-1)}),
     ],
 )
-def test_x_and_y_lie_as_they_are_asked_to(four: Processes, style: Any, patterns: Any, options: dict[str, Any]) -> None:
+def test_x_and_y_have_the_requested_placements(
+    four: Processes, style: Any, patterns: Any, options: dict[str, Any]
+) -> None:
     four.run(compare, style, patterns, "bsf", options)
     four.run(compare, style, patterns, "bsf", options, "none", False)
 
@@ -360,7 +362,7 @@ def refusals() -> list[str]:
     return told
 
 
-def test_mistakes_are_told(four: Processes) -> None:
+def test_mistakes_are_reported(four: Processes) -> None:
     expected = [
         "KSRowwise: output_layouts='whole'; accepted: Replicate() or Shard(dimension)",
         "KSRowwise: output_layouts=Partial(sum); accepted: Replicate() or Shard(dimension)",

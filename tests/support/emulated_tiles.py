@@ -45,7 +45,7 @@ void set_modes(unsigned wanted) { __builtin_ia32_ldmxcsr(wanted); }
 """
 
 
-def needs_play() -> None:
+def needs_emulation() -> None:
     """Skips a test where neither the processor has tiles nor its FMA units can play them."""
     if "fma" not in processor_features():
         pytest.skip("tiles are emulated by an x86 processor with FMA")
@@ -63,7 +63,7 @@ def _built(define: str) -> bytes:
 
 def library(folder: Path, define: str = "#define EMULATED_TILES") -> ctypes.CDLL:
     """The words as functions; `define` in front of them."""
-    needs_play()
+    needs_emulation()
     (folder / "tiles.so").write_bytes(_built(define))
     return ctypes.CDLL(str(folder / "tiles.so"))
 

@@ -1,7 +1,8 @@
-// What the simulator has no instructions for, from what it has: asynchronous copies by loads and stores that are done at once,
-// tensor cores by shuffles and float64, whose sums are exact before they are rounded. Fragments lie as the PTX manual says.
-// tests/emulator/ptx.py makes the calls: an instruction's operands in their order, results as references or pointers.
-#define PLAYED __device__ __forceinline__
+// What the simulator has no instructions for, from what it has: asynchronous copies by loads and stores that are done
+// at once, tensor cores by shuffles and float64, whose sums are exact before they are rounded. Fragments lie as the PTX
+// manual says. tests/emulator/ptx.py makes the calls: an instruction's operands in their order, results as references
+// or pointers.
+#define EMULATED __device__ __forceinline__
 
 namespace simt {
 enum class Operand { TF32, F16, BF16 };
@@ -9,15 +10,15 @@ enum class Operand { TF32, F16, BF16 };
 
 namespace ptx {
 
-PLAYED unsigned r(unsigned value) { return value; }
-PLAYED unsigned long long l(unsigned long long value) { return value; }
-PLAYED unsigned long long l(const void* value) { return reinterpret_cast<unsigned long long>(value); }
-PLAYED float f(float value) { return value; }
+EMULATED unsigned r(unsigned value) { return value; }
+EMULATED unsigned long long l(unsigned long long value) { return value; }
+EMULATED unsigned long long l(const void* value) { return reinterpret_cast<unsigned long long>(value); }
+EMULATED float f(float value) { return value; }
 template <typename T, typename U>
-PLAYED T& result(U& place) { return reinterpret_cast<T&>(place); }  // an integer may be signed
+EMULATED T& result(U& place) { return reinterpret_cast<T&>(place); }  // an integer may be signed
 
 template <bool SKIPS_L1>
-PLAYED void copy_async(unsigned to, unsigned long long from, int bytes, unsigned given) {
+EMULATED void copy_async(unsigned to, unsigned long long from, int bytes, unsigned given) {
     const unsigned* const words = reinterpret_cast<const unsigned*>(from);
 #pragma unroll
     for (int i = 0; i < bytes / 4; ++i) {
@@ -25,26 +26,26 @@ PLAYED void copy_async(unsigned to, unsigned long long from, int bytes, unsigned
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + 4 * i), "r"(word) : "memory");
     }
 }
-PLAYED void copy_async_commit() {}
-PLAYED void copy_async_wait(unsigned) {}
+EMULATED void copy_async_commit() {}
+EMULATED void copy_async_wait(unsigned) {}
 
-PLAYED float widen_half(unsigned short value) {
+EMULATED float widen_half(unsigned short value) {
     float wide;
     asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value));
     return wide;
 }
-PLAYED unsigned narrow_half(float value) {
+EMULATED unsigned narrow_half(float value) {
     unsigned short narrow;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
     return narrow;
 }
-PLAYED void narrow_tf32(unsigned& to, float value) { to = (__float_as_uint(value) + 0x1000u) & 0xffffe000u; }
-PLAYED void narrow_bf16(unsigned short& to, float value) {  // to nearest, ties to even; every NaN becomes 0x7fff
+EMULATED void narrow_tf32(unsigned& to, float value) { to = (__float_as_uint(value) + 0x1000u) & 0xffffe000u; }
+EMULATED void narrow_bf16(unsigned short& to, float value) {  // to nearest, ties to even; every NaN becomes 0x7fff
     const unsigned bits = __float_as_uint(value);
     to = value != value ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
-PLAYED void narrow_f16x2(unsigned& to, float high, float low) { to = narrow_half(low) | narrow_half(high) << 16; }
-PLAYED void narrow_bf16x2(unsigned& to, float high, float low) {
+EMULATED void narrow_f16x2(unsigned& to, float high, float low) { to = narrow_half(low) | narrow_half(high) << 16; }
+EMULATED void narrow_bf16x2(unsigned& to, float high, float low) {
     unsigned short upper, lower;
     narrow_bf16(upper, high);
     narrow_bf16(lower, low);
@@ -53,19 +54,25 @@ PLAYED void narrow_bf16x2(unsigned& to, float high, float low) {
 
 struct HalfWord {  // two values of a register, the one with the smaller k below
     static constexpr int VALUES = 2;
-    static PLAYED double value(unsigned word, int k) { return widen_half(static_cast<unsigned short>(word >> 16 * k)); }
+    static EMULATED double value(unsigned word, int k) {
+        return widen_half(static_cast<unsigned short>(word >> 16 * k));
+    }
 };
 struct BrainWord {
     static constexpr int VALUES = 2;
-    static PLAYED double value(unsigned word, int k) { return __uint_as_float(k == 0 ? word << 16 : word & 0xffff0000u); }
+    static EMULATED double value(unsigned word, int k) {
+        return __uint_as_float(k == 0 ? word << 16 : word & 0xffff0000u);
+    }
 };
 struct TensorWord {
     static constexpr int VALUES = 1;
-    static PLAYED double value(unsigned word, int) { return __uint_as_float(word & 0xffffe000u); }
+    static EMULATED double value(unsigned word, int) { return __uint_as_float(word & 0xffffe000u); }
 };
-// Lane 4 g + t holds of A the rows g and g + 8, of B the column g, at the k of t and of t + 4; of the sums the columns 2 t and 2 t + 1.
+// Lane 4 g + t holds of A the rows g and g + 8, of B the column g, at the k of t and of t + 4; of the sums the columns
+// 2 t and 2 t + 1.
 template <typename Word>
-PLAYED void mma_played(float* const (&to)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&sums)[4]) {
+EMULATED void mma_emulated(float* const (&to)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                           const float (&sums)[4]) {
     const int lane = static_cast<int>(threadIdx.x) % 32, own_rows = lane / 4 * 4, own_columns = lane % 4 * 8;
     double exact[4] = {sums[0], sums[1], sums[2], sums[3]};
 #pragma unroll
@@ -90,19 +97,20 @@ PLAYED void mma_played(float* const (&to)[4], const unsigned (&a)[4], const unsi
     for (int n = 0; n < 4; ++n) *to[n] = static_cast<float>(exact[n]);
 }
 template <simt::Operand KIND>
-PLAYED void multiply_fragments(float* const (&to)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&sums)[4]) {
-    if constexpr (KIND == simt::Operand::F16) mma_played<HalfWord>(to, a, b, sums);
-    if constexpr (KIND == simt::Operand::BF16) mma_played<BrainWord>(to, a, b, sums);
-    if constexpr (KIND == simt::Operand::TF32) mma_played<TensorWord>(to, a, b, sums);
+EMULATED void multiply_fragments(float* const (&to)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                               const float (&sums)[4]) {
+    if constexpr (KIND == simt::Operand::F16) mma_emulated<HalfWord>(to, a, b, sums);
+    if constexpr (KIND == simt::Operand::BF16) mma_emulated<BrainWord>(to, a, b, sums);
+    if constexpr (KIND == simt::Operand::TF32) mma_emulated<TensorWord>(to, a, b, sums);
 }
 
-PLAYED unsigned shared_half(const unsigned address) {
+EMULATED unsigned shared_half(const unsigned address) {
     unsigned short value;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
     return value;
 }
 template <int COUNT, bool TRANSPOSED, bool IS_GENERIC>
-PLAYED void load_matrices(unsigned* const (&words)[4], const unsigned row) {
+EMULATED void load_matrices(unsigned* const (&words)[4], const unsigned row) {
     static_assert(COUNT == 4 && !IS_GENERIC, "only four matrices at shared addresses are emulated");
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
