@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 5553b5b4, spec 9c0342c6
+// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 0606989b, spec 9c0342c6
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float16, batch-size-last.
 // Edit the template, not this file.
 //
@@ -453,7 +453,8 @@ DEVICE float weight_at(const given* w, const extent i, const int k, const int l,
         : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
-void ks_1x128x128x3_float16_bsl_pack(const given* RESTRICT w, unsigned* RESTRICT packed) {
+void ks_1x128x128x3_float16_bsl_pack(
+    const given* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
     // A lane's words of operand A are rows g and g + 8 for the lower k, then for the upper k. Complex numbers have
     // their real parts at the lower k, and their imaginary parts at the upper k.

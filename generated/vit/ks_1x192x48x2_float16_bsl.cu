@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float16_bsl   ksgen 0.1.0, mma.cu.j2 5553b5b4, spec 0cdd8941
+// ks_1x192x48x2_float16_bsl   ksgen 0.1.0, mma.cu.j2 0606989b, spec 0cdd8941
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float16, batch-size-last.
 // Edit the template, not this file.
 //
@@ -455,7 +455,8 @@ DEVICE float weight_at(const given* w, const extent i, const int k, const int l,
         : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
-void ks_1x192x48x2_float16_bsl_pack(const given* RESTRICT w, unsigned* RESTRICT packed) {
+void ks_1x192x48x2_float16_bsl_pack(
+    const given* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
     // A lane's words of operand A are rows g and g + 8 for the lower k, then for the upper k. Complex numbers have
     // their real parts at the lower k, and their imaginary parts at the upper k.

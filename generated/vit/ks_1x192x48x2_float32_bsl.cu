@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 d8befaf6, spec 6e2e412c
+// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 9c62660c, spec 6e2e412c
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -383,7 +383,8 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges
 ENTRY(PACK_THREADS, 1)
-void ks_1x192x48x2_float32_bsl_pack(GLOBAL const given* RESTRICT w, GLOBAL real* RESTRICT packed) {
+void ks_1x192x48x2_float32_bsl_pack(
+    GLOBAL const given* RESTRICT w, GLOBAL real* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
     const int k_in_tile = (int)(at % TILE_OUT);
     const int l_in_stage = (int)(at / TILE_OUT % TILE_IN);

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 5553b5b4, spec 9ac13b92
+// ks_1x768x192x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 0606989b, spec 9ac13b92
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -476,7 +476,8 @@ DEVICE float weight_at(const given* w, const extent i, const int k, const int l,
         : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
-void ks_1x768x192x2_float16_bsf_pack(const given* RESTRICT w, unsigned* RESTRICT packed) {
+void ks_1x768x192x2_float16_bsf_pack(
+    const given* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
     // A lane's words of operand A are rows g and g + 8 for the lower k, then for the upper k. Complex numbers have
     // their real parts at the lower k, and their imaginary parts at the upper k.

@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 d8befaf6, spec d9de890d
+// ks_6x64x64x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 9c62660c, spec d9de890d
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -388,7 +388,8 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges
 ENTRY(PACK_THREADS, 1)
-void ks_6x64x64x1_float32_bsf_pack(GLOBAL const given* RESTRICT w, GLOBAL real* RESTRICT packed) {
+void ks_6x64x64x1_float32_bsf_pack(
+    GLOBAL const given* RESTRICT w, GLOBAL real* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
     const int k_in_tile = (int)(at % TILE_OUT);
     const int l_in_stage = (int)(at / TILE_OUT % TILE_IN);

@@ -10,7 +10,7 @@ from itertools import product
 from statistics import geometric_mean, median
 
 from ksgen.bench.comparison import Results, comparisons
-from ksgen.bench.roster import LAYER, OTHERS, OUR_WAYS, OURS, PYTORCH
+from ksgen.bench.roster import LAYER, OTHERS, OUR_METHODS, OURS, PYTORCH
 from ksgen.bench.rows import Row
 from ksgen.bench.tables import LAYOUT_WORDS, layers_by_kind
 from ksgen.figures.charts import Bars, Series, Sorted
@@ -18,7 +18,7 @@ from ksgen.spec import LAYOUTS
 
 MOST_BARS = 10  # jobs with a bar chart each
 PRODUCTS_OF_LAYERS = ("bmm", "views", "dense")  # PyTorch's contenders for layers
-OWN_LAYERS = (LAYER, *OUR_WAYS)  # the first one that was measured is compared where there are many layers
+OWN_LAYERS = (LAYER, *OUR_METHODS)  # the first one that was measured is compared where there are many layers
 BARS_NOTE = (
     "Microseconds, the median. Orange: ours. x: times as long as our fastest. Dashed: the floor, which no "
     "kernel can beat."

@@ -20,7 +20,7 @@ from ksgen.bench.baselines import BASELINES, PREPARING, Prepare, Product, Unsupp
 from ksgen.bench.chains import Layer
 from ksgen.bench.contenders import Contender, Ready, arithmetics, at, by_calls, rendered, torch_device
 from ksgen.bench.problem import COMPARED, Asked, sets_of
-from ksgen.bench.roster import AND, EACH_FACTOR, EACH_LAYER, LAYER, ONE_LAUNCH, OUR_WAYS
+from ksgen.bench.roster import AND, EACH_FACTOR, EACH_LAYER, LAYER, ONE_LAUNCH, OUR_METHODS
 from ksgen.bench.runner import Runner
 from ksgen.devices.base import Device
 from ksgen.emit.render import Source
@@ -147,7 +147,7 @@ class LayerRunner(Runner):
 def layer_contenders(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Contender]:
     """All named contenders for the layer, ours first."""
     is_group, is_single = len(job.layer.chains) > 1, sum(map(len, job.layer.chains)) == 1
-    for name in OUR_WAYS:
+    for name in OUR_METHODS:
         if name not in names or (name == EACH_LAYER and not is_group) or (name == EACH_FACTOR and is_single):
             continue
         for arithmetic in arithmetics(job, device):

@@ -15,9 +15,9 @@ PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
 LAYERS = ("qkv", "projection", "up", "down")  # the linear layers of a transformer's block
 NAMES = (OURS, LAYER, *OTHERS, *PARTS)
-ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_WAYS = ("one_launch", "each_factor", "each_layer")  # kinds of layer launches
+ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_METHODS = ("one_launch", "each_factor", "each_layer")  # kinds of layer launches
 AND = " and "  # separates the chains of a group in a row's pattern
-WAYS = (*OUR_WAYS, LAYER, "bmm", "views", "dense")  # contenders for layers
+METHODS = (*OUR_METHODS, LAYER, "bmm", "views", "dense")  # contenders for layers
 
 
 @dataclass(frozen=True)

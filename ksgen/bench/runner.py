@@ -19,7 +19,7 @@ from ksgen.bench.baselines import UnsupportedError
 from ksgen.bench.contenders import Contender, contenders, torch_device, tune
 from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import MOST_SETS, Arrays, Asked
-from ksgen.bench.roster import COMPILED, OUR_WAYS, OURS, Comparison
+from ksgen.bench.roster import COMPILED, OUR_METHODS, OURS, Comparison
 from ksgen.bench.rows import OK
 from ksgen.bench.timing import Protocol, Quantity, Timed, Times
 from ksgen.build.build import Request, build_many
@@ -279,7 +279,7 @@ class Runner:
         """
         pace = self._paces.get(_pace_key(contender), 0.0) if self.device.limits.is_cpu else 0.0
         expected_s = pace / BETTER_PACE * contender.multiplications * contender.job.batch
-        if contender.implementation in (OURS, *OUR_WAYS) or expected_s <= max(
+        if contender.implementation in (OURS, *OUR_METHODS) or expected_s <= max(
             self.protocol.most_seconds, HOPELESS * fastest_s
         ):
             return ""

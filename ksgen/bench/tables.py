@@ -14,7 +14,7 @@ from typing import Any
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, gains, group_by
 from ksgen.bench.log import MOST_BYTES_OF_FILE
 from ksgen.bench.published import Claim, claim, published, published_us
-from ksgen.bench.roster import AND, EXPERTS, LAYER, LAYERS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH, WAYS
+from ksgen.bench.roster import AND, EXPERTS, LAYER, LAYERS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH, METHODS
 from ksgen.bench.rows import OK, Row
 from ksgen.errors import KsgenError
 from ksgen.files import read
@@ -374,7 +374,7 @@ def absent(rows: Sequence[Row]) -> Table:
 
 # ---- layers: each contender's time over that of one launch
 
-OTHER_WAYS = tuple(name for name in WAYS if name != ONE_LAUNCH)
+OTHER_METHODS = tuple(name for name in METHODS if name != ONE_LAUNCH)
 
 
 def layers_by_kind(rows: Sequence[Row]) -> Iterator[tuple[Results, str, bool]]:
@@ -390,7 +390,7 @@ def layers_in_short(rows: Sequence[Row]) -> Table:
     lines = []
     for results, layout, is_group in layers_by_kind(rows):
         title = f"{results.precision} {layout} {results.batch}{' groups' * is_group}"
-        for name in OTHER_WAYS:
+        for name in OTHER_METHODS:
             if ratios := results.over(ONE_LAUNCH, [name], layout).values():
                 spread = map(times, (geometric_mean(ratios), min(ratios), max(ratios)))
                 lines.append((title, name, f"{len(ratios)} of {len(results.best[layout])}", *spread))
@@ -407,7 +407,7 @@ def layers_in_short(rows: Sequence[Row]) -> Table:
 def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
     """Tables with one line per layer."""
     for results, layout, is_group in layers_by_kind(rows):
-        ratios = [results.over(ONE_LAUNCH, [name], layout) for name in OTHER_WAYS]
+        ratios = [results.over(ONE_LAUNCH, [name], layout) for name in OTHER_METHODS]
         lines = []
         for layer, best in results.best[layout].items():
             one = best.get(ONE_LAUNCH)
@@ -420,8 +420,8 @@ def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
         for title, of in (("geometric mean", geometric_mean), ("median", median), ("least", min), ("most", max)):
             lines.append((title, "", "", "", *(times(of(each.values())) if each else NONE for each in ratios)))
         title = f"Layers, {results.precision}, {LAYOUT_WORDS[layout]}, batch {results.batch}{', groups' * is_group}"
-        columns = ("layer", "one launch, us", "of the floor", "by", *OTHER_WAYS)
-        note = f"{', '.join(OTHER_WAYS)}: times as long as one launch takes; above 1 it is faster."
+        columns = ("layer", "one launch, us", "of the floor", "by", *OTHER_METHODS)
+        note = f"{', '.join(OTHER_METHODS)}: times as long as one launch takes; above 1 it is faster."
         if any(figure not in ("", NONE) for _, *figures in lines for figure in figures):
             yield Table.of(title, columns, lines, note, "Only reliable times of right results.")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.bench.roster import COMPARISONS, WAYS
+from ksgen.bench.roster import COMPARISONS, METHODS
 from ksgen.commands.bench_common import (
     Done,
     check_library,
@@ -51,7 +51,7 @@ def _batches(text: str) -> tuple[int, ...]:
 
 
 _PRECISIONS, _LAYOUTS = words_from(COMPARISONS, "precision"), words_from(LAYOUTS, "layout")
-_WAYS = words_from(WAYS, "contender")
+_METHODS = words_from(METHODS, "contender")
 
 
 @click.command("layers", short_help="Time layers: one launch against one per factor, PyTorch and the dense layer.")
@@ -75,9 +75,9 @@ _WAYS = words_from(WAYS, "contender")
 @click.option("--activation", type=ACTIVATION, help="Applied after the bias.  [default: none; a spec's own]")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation, if a spec does not.")
 @click.option(
-    "--contenders", "names", type=_WAYS, metavar="WORDS", help="Contenders, such as one_launch,bmm.  [default: all]"
+    "--contenders", "names", type=_METHODS, metavar="WORDS", help="Contenders, such as one_launch,bmm.  [default: all]"
 )
-@click.option("--without", type=_WAYS, metavar="WORDS", help="Contenders to leave out, such as layer.")
+@click.option("--without", type=_METHODS, metavar="WORDS", help="Contenders to leave out, such as layer.")
 @click.option(
     "--measurements",
     type=click.IntRange(min=1),
@@ -124,8 +124,8 @@ def command(
     begun = monotonic()
     check_library("torch", "`ksgen bench layers`", "bench")
     check_log_name(output)
-    ways = tuple(name for name in names or WAYS if name not in (without or ()))
-    if not ways:
+    methods = tuple(name for name in names or METHODS if name not in (without or ()))
+    if not methods:
         raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
     layers = _layers(named or SETS[:1], seed)[:subset]
     layers = [_with(layer, between, activation, Epilogue(bias, residual=residual)) for layer in layers]
@@ -141,7 +141,7 @@ def command(
         for precision in precisions or each.precisions or ("float32",)
         for layout, batch in product(layouts or each.layouts or LAYOUTS, batches or each.batches or _batches(BATCHES))
     ]
-    protocol = Protocol(ways, measurements, runs, most_seconds, seed)
+    protocol = Protocol(methods, measurements, runs, most_seconds, seed)
     done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))
     from ksgen.bench.tables import layers_in_short
 
@@ -195,5 +195,5 @@ def _measure(
     if device.kind != "cuda" and not device.shares_host:
         own = f"PyTorch's own arrays, and {device.name} ({device.runtime}) works on copies"
         raise DeviceError(f"layers are measured on {own}; accepted: --device native, cuda")
-    unfit = "none of these contenders is a way to multiply these layers; name others"
+    unfit = "none of these contenders multiplies these layers; name others"
     return measure_by(LayerRunner, output, device, protocol, Times(), jobs, deadline, unfit)

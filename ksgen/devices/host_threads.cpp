@@ -11,7 +11,7 @@
 #include <new>
 
 typedef void (*Walk)(const int64_t* arguments, long first, long last, long groups);
-// OpenMP's way to begin a region
+// the function by which OpenMP begins a region
 typedef void (*Parallel)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 
 namespace {

@@ -110,7 +110,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
         "extra_pitches": ", residual_pitch" if kernel.epilogue.residual else ", 0",
-        "pitch_parameters": "".join(f"const extent {pitch}, " for pitch in pitches_of(kernel).values()),
+        "pitch_parameters": _pitch_parameters(kernel),
         "pitch_lines": "" if kernel.is_strided else _pitch_lines(kernel),
         "item_bytes": kernel.item_bytes,
         "storage": kernel.dtype,
@@ -149,6 +149,14 @@ def _summary(kernel: KernelSpec) -> str:
     stored = "X and weights" if kernel.has_bytes_in else "weights"
     quantized = (f"{kernel.weights} {stored}",) if kernel.is_quantized else ()
     return ", ".join((kernel.precision, layouts, *quantized, *(word for word in kernel.words if word != kernel.job)))
+
+
+def _pitch_parameters(kernel: KernelSpec) -> str:
+    """Parameters for the pitches of slices, at most three per line."""
+    found = [f"const extent {pitch}," for pitch in pitches_of(kernel).values()]
+    lines = [" ".join(found[at : at + 3]) for at in range(0, len(found), 3)]
+    end = " " if len(lines) == 1 else "\n    "
+    return "".join(f"{line}{end}" for line in lines)
 
 
 def _pitch_lines(kernel: KernelSpec) -> str:

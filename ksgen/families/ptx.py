@@ -80,13 +80,15 @@ class Wgmma:
 
     @property
     def outputs(self) -> str:
-        return ", ".join(f'"+f"(sums[{number}])' for number in range(self.sums))
+        sums = [f'"+f"(sums[{number}])' for number in range(self.sums)]
+        return ",\n          ".join(", ".join(sums[at : at + 6]) for at in range(0, self.sums, 6))
 
     @property
     def inputs(self) -> str:
         flags = [f'"n"(static_cast<int>({name}))' for name in self.transposed]
         a = [f'"r"(a[{number}])' for number in range(self._a_words)] if self.a_in_registers else ['"l"(a)']
-        return ", ".join(['"r"(static_cast<int>(adds))', '"l"(b)', *a, *flags])
+        operands = ", ".join(['"r"(static_cast<int>(adds))', '"l"(b)', *a])
+        return ",\n          ".join([operands, *([", ".join(flags)] if flags else [])])
 
     @property
     def adds_operand(self) -> str:

@@ -279,7 +279,7 @@ class Search:
             self._front = [default]
 
     def _finalists(self) -> list[int]:
-        """The fastest candidates, and the guesses: those that launchers would use without this search."""
+        """The fastest candidates, and the guesses, the constants that launchers would use without this search."""
         timed = sorted((trial.median_us, index) for index, trial in self.trials.items() if trial.median_us is not None)
         if not timed:
             return []

@@ -8,7 +8,7 @@ import pytest
 
 from ksgen.bench.chains import Layer
 from ksgen.bench.log import Log
-from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, WAYS
+from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, METHODS, ONE_LAUNCH
 from ksgen.bench.rows import OK, Row, read_rows
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError
@@ -44,7 +44,7 @@ def native() -> Any:
         pytest.skip(str(absent))
 
 
-def measure(device: Any, path: Path, jobs: list[LayerJob], names: tuple[str, ...] = WAYS) -> tuple[int, list[Row]]:
+def measure(device: Any, path: Path, jobs: list[LayerJob], names: tuple[str, ...] = METHODS) -> tuple[int, list[Row]]:
     protocol = Protocol(names, measurements=2, runs=1, most_seconds=5.0)
     with Log(path) as log:
         facts = {"device": device.name, "date": "2026-01-02"}
@@ -62,12 +62,12 @@ def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> Non
     found = {(row.layer, row.implementation): row.status for row in rows if row.arithmetic != "bf16x6"}
     missing = {("transposed", "dense"), ("group", "dense"), ("group", "layer")}
     assert {each for each, status in found.items() if status != OK} == missing
-    ways = {
+    methods = {
         name: {way for layer, way in found if layer == name} for name in ("plain", "transposed", "group", "two", "lone")
     }
-    assert ways["plain"] == ways["transposed"] == set(WAYS) - {EACH_LAYER}
-    assert ways["group"] == ways["two"] == set(WAYS)
-    assert ways["lone"] == set(WAYS) - {EACH_LAYER, EACH_FACTOR}
+    assert methods["plain"] == methods["transposed"] == set(METHODS) - {EACH_LAYER}
+    assert methods["group"] == methods["two"] == set(METHODS)
+    assert methods["lone"] == set(METHODS) - {EACH_LAYER, EACH_FACTOR}
     (transposed,) = {row.pattern for row in rows if row.layer == "transposed"}
     assert transposed == "2,4,8,1 then 1,12,4,2, relu between, bias, gelu, residual, to bsl"
     before = path.read_bytes()
@@ -94,8 +94,8 @@ def test_ksgens_layer_is_fused_as_a_spec_says(fuse: str, monkeypatch: pytest.Mon
 
 def test_wrong_results_are_distinguished_from_right_ones() -> None:
     arrays = LayerArrays(JOBS[3], torch.device("cpu"), seed=0)
-    ways = {each.implementation: each for each in layer_contenders(JOBS[3], find_device("native"), ("dense",))}
-    ys = ways["dense"].prepare(arrays).run(0)
+    methods = {each.implementation: each for each in layer_contenders(JOBS[3], find_device("native"), ("dense",))}
+    ys = methods["dense"].prepare(arrays).run(0)
     assert arrays.error(ys) < 1e-6
     assert arrays.error([ys[1], ys[0]]) != arrays.error([ys[1], ys[0]])  # NaN: shapes differ
     ys[1][3, 2] += 1
@@ -117,13 +117,13 @@ def test_on_a_gpu_everything_is_chosen_and_rendered_beforehand() -> None:
 def test_a_group_of_few_entries_on_a_gpu_is_one_launch_or_one_for_each_layer() -> None:
     layer = Layer("qkv", (Chain((Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))),)).group_of(3)
     found = layer_contenders(LayerJob(layer, "bfloat16", "bsf", 3), FakeGpu(), (ONE_LAUNCH, EACH_LAYER, EACH_FACTOR))
-    ways = {each.implementation: each for each in found}
-    assert {name: each.family for name, each in ways.items()} == {
+    methods = {each.implementation: each for each in found}
+    assert {name: each.family for name, each in methods.items()} == {
         ONE_LAUNCH: "gemv",
         EACH_LAYER: "gemv",
         EACH_FACTOR: "gemv",
     }
-    sources = ways[ONE_LAUNCH].sources()
+    sources = methods[ONE_LAUNCH].sources()
     assert [source.family for source in sources] == ["gemv"] * 7  # each factor packed as for it alone
 
 

@@ -170,7 +170,7 @@ MISTAKES = [
                                           "file with -o"),
     (["-o", "paper.jsonl"], "paper.jsonl holds measurements of `ksgen bench paper`; name another file with -o"),
     (["--time-limit", "0s"], "--time-limit was up before the first measurement; give it more"),
-    (["one.yaml", "--contenders", "each_factor"], "none of these contenders is a way to multiply these layers; name "
+    (["one.yaml", "--contenders", "each_factor"], "none of these contenders multiplies these layers; name "
                                                   "others"),
     (["--device", "abacus"], "device 'abacus': none is called that"),
 ]  # fmt: skip

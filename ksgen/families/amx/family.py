@@ -284,7 +284,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         Constexpr(
             "PANELS",
             max(1, constants.panel),
-            "panels of copied inputs: two alternate, so that the next plane is copied while this plane is multiplied",
+            "panels of copied inputs; 2: the next plane is copied while this one is multiplied",
         ),
         Constexpr("PANEL", round_up(shape.panel, LINE_BYTES), "elements per panel", "long long"),
         Constexpr("J_ITEMS", shape.panel * 2 // shape.run, "operands of a panel from one j to the next", "long long"),
