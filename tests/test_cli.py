@@ -96,7 +96,7 @@ def test_a_warning_is_one_line_without_its_place_in_the_code(
     """Warnings of ksgen are shortened, wherever they point to. Warnings of other libraries are not."""
 
     def told(**_: object) -> None:
-        warn("another is\ntaken in its place")
+        warn("another is\nused instead")
         warnings.warn("no place of ksgen's", UserWarning, stacklevel=1)
 
     monkeypatch.setattr(warnings, "showwarning", lambda *told: print(f"theirs: {told[0]}", file=sys.stderr))

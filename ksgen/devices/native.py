@@ -107,7 +107,7 @@ def _first_serving(compilers: tuple[HostCompiler, ...]) -> HostCompiler:
                 warn(f"{'; '.join(refusals)}; {compiler} is used instead")
             return compiler
         refusals.append(why)
-    named = "KSGEN_CXX names it, so no other is taken; unset it, or let it name another"
+    named = "KSGEN_CXX names it, so no other is tried; unset it, or set it to another compiler"
     raise ToolchainError("; ".join((*refusals, named if os.environ.get("KSGEN_CXX") else REMEDY)))
 
 

@@ -562,7 +562,7 @@ def test_the_next_runtime_serves_where_every_compiler_refuses(tmp_path: Path, mo
     monkeypatch.setenv("KSGEN_CXX", str(made))
     with pytest.raises(
         UnavailableError,
-        match=rf"native: {WHY}; KSGEN_CXX names it, so no other is taken; unset it, or let it name another",
+        match=rf"native: {WHY}; KSGEN_CXX names it, so no other is tried; unset it, or set it to another compiler",
     ):
         native.open_device(0)
     with suppress(DeviceError):  # where there is no OpenCL either

@@ -26,9 +26,14 @@ BY_HAND = [
 ]
 
 
+def unwrapped(source: Source) -> str:
+    """Text of a source whose comments on launches each stand on one line."""
+    return source.text.replace("\n//     ", " ")
+
+
 def read(source: Source, batch: int) -> dict[str, tuple[int, int, int, list[str]]]:
     """What a text's head says at a batch, by entry: grid, block, shared memory and arguments."""
-    head = source.text.partition("// ---- ")[0].replace("\n//     ", " ")
+    head = unwrapped(source).partition("// ---- ")[0]
     known = {"batch": batch}
     for line in head.splitlines():
         for name, rule in re.findall(
@@ -79,12 +84,12 @@ def check_head(source: Source, batch: int) -> None:
     if kernel.job == "gradient":
         assert given == ["x", "grad_y", "grad", "workspace", "batch"]
         assert (other is not None) >= bool(geometry.after)
-        sizes = re.findall(r"workspace has (\d+)(?: \* parts)? bytes", source.text)
+        sizes = re.findall(r"workspace has (\d+)(?: \* parts)? bytes", unwrapped(source))
         parts = 1 if kernel.batch else geometry.grid // family.geometry(kernel, constants, 1).grid
         assert int(sizes[0]) * parts == geometry.workspace_bytes or not geometry.workspace_bytes
     else:
         assert given == ["x", "packed", "y", "batch"]
-        assert f"packed has {family.packed_bytes(kernel, constants)} bytes" in source.text
+        assert f"packed has {family.packed_bytes(kernel, constants)} bytes" in unwrapped(source)
     if other:
         assert other[:3] == (second.grid, second.block, second.shared_bytes)
 
@@ -116,7 +121,7 @@ def test_pitches_of_slices_stand_before_the_batch_and_are_explained(
     assert given == ["x", "packed", "y", "bias", "residual", *pitches, "batch"]
     assert (
         f"//   {', '.join(pitches)}: elements from a {row} to the next, in 64 bits; rows of Y must not overlap\n"
-        in added.text
+        in unwrapped(added)
     )
     assert "_pitch: elements" not in source_of(family, replace(kernel, stride="dense")).text
     assert added.text.splitlines()[1].endswith(", bias, residual, strided.")

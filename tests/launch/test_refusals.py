@@ -251,8 +251,7 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
                                                   "1,192,48,2"),
         (lambda: Launcher(2, 9, 5), PatternError, "d=None; accepted: a whole number from 1"),
         (lambda: Launcher(*SHAPE, batches=8), LaunchError, "batches=8; accepted: a list of batches"),  # type: ignore[arg-type]
-        (lambda: ks(STRANGE["false dlpack"], WEIGHTS), LaunchError, "x is a types.SimpleNamespace, which does not "
-                                                                    "tell what and where"),
+        (lambda: ks(STRANGE["false dlpack"], WEIGHTS), LaunchError, "x is a types.SimpleNamespace, which has no array"),
         (lambda: ks(X, WEIGHTS, stream=-3), LaunchError, "stream is -3; give a CUDA stream's handle"),
         (lambda: ks(X, WEIGHTS, layout=STRANGE["long"]), LaunchError, r"layout 'x{56}\.\.\. is unknown; accepted: "
                                                                       r"bsf, bsl"),

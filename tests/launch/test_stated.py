@@ -92,7 +92,7 @@ def test_a_factor_does_what_all_entries_state(emitted: ModuleType) -> None:
         emitted.ks_1_5_12_1(x, weights, bias=bias),
         reference.multiply(THEN, x, weights, "bsl", bias=bias, activation="gelu"),
     )
-    with pytest.raises(LaunchError, match=r"Launcher\(1, 5, 12, 1, .*\): bias is missing, which is stated"):
+    with pytest.raises(LaunchError, match=r"Launcher\(1, 5, 12, 1, .*\): bias is missing, but the launcher states it"):
         emitted.ks_1_5_12_1(x, weights)
     assert repr(emitted.ks_2_6_4_1) == "Launcher(2, 6, 4, 1, layout='bsl', precision='float32')"
 
@@ -104,7 +104,7 @@ def test_a_group_does_what_its_spec_states(emitted: ModuleType) -> None:
         close(y, reference.multiply(pattern, x, own, "bsl", activation="relu", residual=residual))
     remedy = "accepted: residual=an array per layer, in a list, or residual=False to leave it out"
     for given in ({}, {"residual": [residuals[0], None]}):
-        with pytest.raises(LaunchError, match=f"residual is missing, which is stated; {remedy}"):
+        with pytest.raises(LaunchError, match=f"residual is missing, but the launcher states it; {remedy}"):
             emitted.layer_heads(x, weights, **given)
     for residual in (False, [False, False]):
         ys = emitted.layer_heads(x, weights, residual=residual, activation="none")
@@ -123,10 +123,10 @@ def test_stored_weights_are_demanded(emitted: ModuleType) -> None:
     bytes_in = ksgen.quantize_inputs(x, "int8")
     stored = ksgen.quantize(weights, "int8", x_scale=bytes_in.scale)
     close(launcher(bytes_in.values, stored), launcher(bytes_in.values, launcher.pack(stored)))
-    remedy = r"accepted, as is stated: what ksgen.quantize\(weights, 'int8', x_scale=...\) gives"
-    with pytest.raises(LaunchError, match=f"weights are stored as weights=same and inputs=same; {remedy}"):
+    remedy = r"other than the launcher states; accepted: what ksgen.quantize\(weights, 'int8', x_scale=...\) gives"
+    with pytest.raises(LaunchError, match=f"weights are stored as weights=same and inputs=same, {remedy}"):
         launcher(x, weights)
-    with pytest.raises(LaunchError, match=f"weights are stored as weights=int8 and inputs=same; {remedy}"):
+    with pytest.raises(LaunchError, match=f"weights are stored as weights=int8 and inputs=same, {remedy}"):
         launcher(x, ksgen.quantize(weights, "int8"))
     layer = ChainLauncher(FIRST, THEN, weights="int8")
     with pytest.raises(

@@ -441,7 +441,7 @@ def test_winners_are_saved_without_locks_and_a_warning_precedes_the_search(
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.warns(
         KsgenWarning,
-        match=r"wisdom: its file system has no locks: of two searches that save at once, one can lose its winners",
+        match=r"wisdom: its file system has no locks, so searches that save at once can lose results",
     ):
         check_writable()
     save("gpu", [entry(64)])

@@ -336,7 +336,7 @@ def is_one_launch(
     After a failure it never does.
     """
     if own in _not_one:
-        return Verdict(False, f"one for all cannot be had: {_not_one[own]}")
+        return Verdict(False, f"one launch for all is not available: {_not_one[own]}")
     more: dict[str, Any] = {"out_layout": out_layout} if isinstance(own, ChainLauncher) else {}
     if weights != SAME:
         more |= {"weights": weights, "inputs": inputs}

@@ -119,7 +119,7 @@ def test_a_compiler_that_fails(tmp_path: Path) -> None:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             layer.build(4)
-        assert any("PyTorch multiplies, as no kernel can be had" in str(each.message) for each in told)
+        assert any("PyTorch multiplies, because no kernel is available" in str(each.message) for each in told)
         try:
             layer.quantize("int8").build(4)
         except ToolchainError as error:

@@ -159,7 +159,7 @@ def test_a_layer_that_cannot_be_one_launch_warns_once(monkeypatch: pytest.Monkey
     ):
         choice.disable_fusion(own, ToolchainError("no compiler"))
     found = choice.is_one_launch(*job)
-    assert (found.is_one, found.why) == (False, "one for all cannot be had: no compiler")
+    assert (found.is_one, found.why) == (False, "one launch for all is not available: no compiler")
     monkeypatch.setattr(choice, "_not_one", {})
     asked: list[Any] = []
     noting: Any = type(

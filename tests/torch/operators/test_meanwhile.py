@@ -118,7 +118,7 @@ def test_a_compiler_that_fails_is_warned_of_once(tmp_path: Path) -> None:
             for _ in range(5):
                 is_settled()
         assert not launched
-        words = [str(each.message).splitlines()[0] for each in told if "no kernel can be had" in str(each.message)]
+        words = [str(each.message).splitlines()[0] for each in told if "no kernel is available" in str(each.message)]
         assert len(words) == len(set(words)) and all("refused it" in each for each in words), words
         print(len(words))
         """,
