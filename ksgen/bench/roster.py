@@ -15,7 +15,7 @@ PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
 LAYERS = ("qkv", "projection", "up", "down")  # the linear layers of a transformer's block
 NAMES = (OURS, LAYER, *OTHERS, *PARTS)
-ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_METHODS = ("one_launch", "each_factor", "each_layer")  # kinds of layer launches
+ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_METHODS = ("one_launch", "each_factor", "each_layer")  # launches of a layer
 AND = " and "  # separates the chains of a group in a row's pattern
 METHODS = (*OUR_METHODS, LAYER, "bmm", "views", "dense")  # contenders for layers
 

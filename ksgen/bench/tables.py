@@ -14,7 +14,7 @@ from typing import Any
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, gains, group_by
 from ksgen.bench.log import MOST_BYTES_OF_FILE
 from ksgen.bench.published import Claim, claim, published, published_us
-from ksgen.bench.roster import AND, EXPERTS, LAYER, LAYERS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH, METHODS
+from ksgen.bench.roster import AND, EXPERTS, LAYER, LAYERS, METHODS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH
 from ksgen.bench.rows import OK, Row
 from ksgen.errors import KsgenError
 from ksgen.files import read
