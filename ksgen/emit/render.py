@@ -81,8 +81,7 @@ class Source:
 
 
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
-    """Source of the kernel with these constants; without any, with the family's default for every GPU that it
-    serves."""
+    """Source of the kernel with these constants; without any, with the family's default for all its GPUs."""
     if not is_word(dialect, DIALECTS):
         raise KsgenError(f"unknown dialect {excerpt(dialect)}; accepted: {', '.join(DIALECTS)}")
     if constants is None:
@@ -112,8 +111,6 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "extra_pitches": ", residual_pitch" if kernel.epilogue.residual else ", 0",
         "pitch_parameters": _pitch_parameters(kernel),
         "pitch_lines": "" if kernel.is_strided else _pitch_lines(kernel),
-        "item_bytes": kernel.item_bytes,
-        "storage": kernel.dtype,
         # the type of X, where that of weights before they are packed is too
         "x_stored": "given" if kernel.has_bytes_in else "stored",
         "widen_x": "widen_input" if kernel.has_bytes_in else "widen",
@@ -178,8 +175,7 @@ class Probe:
 def render_probe(
     precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: Wgmma | None = None
 ) -> Probe:
-    """Copy and multiply-add kernels that `roofline.py` times: plain ones, or tensor cores on an `operand` by warps or
-    warpgroups."""
+    """Copy and multiply-add kernels that `roofline.py` times: plain, or on tensor cores with an `operand`."""
     entry = f"ks_probe_{precision}"
     multiplier = "probe/multiply_add" if operand is None else "wgmma/probe" if wgmma else "probe/mma"
     words: dict[str, Any] = {"operand": operand, "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
@@ -246,7 +242,9 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = N
         raise ConstantsError(f"{spec.name}: {family} serves none of its kernels ({family_named(family).why})")
     sources = [render(kernel, family=family, dialect=dialect) for kernel in kernels]
     files = {f"{source.entry}{DIALECTS[dialect]}": source.text for source in sources}
-    names = _launcher_names(spec)
+    names = [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [
+        f"layer_{name}" for name in (*spec.layers, *spec.groups)
+    ]
     files["launchers.py"] = _launchers(spec)
     listed = "".join(f"    {name},\n" for name in names)
     files["__init__.py"] = (
@@ -305,12 +303,6 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
 
 def _patterns(spec: Spec) -> list[Pattern]:
     return list(dict.fromkeys(kernel.pattern for kernel in spec.kernels))
-
-
-def _launcher_names(spec: Spec) -> list[str]:
-    return [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [
-        f"layer_{name}" for name in (*spec.layers, *spec.groups)
-    ]
 
 
 def _list(names: list[str]) -> str:

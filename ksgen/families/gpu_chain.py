@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ksgen.families.base import Constexpr, Limits
 from ksgen.families.chains import FactorPlace, is_single, listed, numbers_of, own_of_factors, places, rule_of_tiles
 from ksgen.families.gpus import PORTABLE, REGISTERS
-from ksgen.families.rules import Rule
+from ksgen.families.rules import Rule, at_most
 from ksgen.families.shaped import Packing
 from ksgen.families.signature import each_chains
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
@@ -161,10 +161,8 @@ def rules_of_blocks(shape: Callable[[KernelSpec, Any], Any]) -> tuple[Rule[Any],
         return int(min(255, shape(kernel, constants).registers) * threads(kernel, constants))
 
     return (
-        Rule("min_blocks blocks have at most 1536 threads", lambda k, c: threads(k, c) <= PORTABLE.threads, threads),
-        Rule(
-            "the registers of min_blocks blocks are at most 65536", lambda k, c: registers(k, c) <= REGISTERS, registers
-        ),
+        at_most("min_blocks blocks have at most 1536 threads", PORTABLE.threads, threads),
+        at_most("the registers of min_blocks blocks are at most 65536", REGISTERS, registers),
         Rule("stages is at least 2", lambda k, c: c.stages >= 2),
     )
 
@@ -198,8 +196,7 @@ class GpuProduct(Packing[ConstantsT]):
         raise NotImplementedError
 
     def fits(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
-        """Whether `min_blocks` blocks fit a multiprocessor; and one block of each factor alone, whose source packs a
-        chain's weights."""
+        """Whether `min_blocks` blocks fit a multiprocessor, and one block of each factor alone, which packs weights."""
         if kernel.job != CHAIN:
             return super().fits(kernel, constants, limits)
         if self.shape(kernel, constants).shared_bytes > limits.shared_bytes_for(constants.min_blocks):
@@ -242,19 +239,16 @@ class GpuProduct(Packing[ConstantsT]):
     def _factor(self, shape: GpuChainShape[Any], at: int) -> dict[str, Any]:
         """Template variables of one factor: its constants, its own copies and the destination of its outputs."""
         own, where, is_last = shape.factors[at], shape.places[at], shape.places[at].is_last
-        copies = self.copies_x(shape, at)
         return {
             "number": at + 1,
             "layer": layers_of(shape.kernel)[where.chain]["name"],
             "kernel": own.kernel,
             "constexprs": [*self.constexprs_in_chain(shape, at), *_places_of(shape, at)],
             "variants": self.variants_in_chain(own),
-            "copied": ("x",) if copies else (),
-            "read": () if copies else ("x",),
-            "kept": () if is_last else (at + 2,),  # number of the next factor in the chain
+            "copies_x": self.copies_x(shape, at),
+            "is_last": is_last,  # of its chain
             "next_layout": "" if is_last else shape.factors[at + 1].kernel.layout,
-            "then": () if at + 1 == len(shape.factors) else (at + 2,),  # number of the next factor in any chain
-            "stored": ("y",) if is_last else (),
+            "next": at + 2 if at + 1 < len(shape.factors) else None,  # number of the next factor, in any chain
         }
 
     def copies_x(self, shape: Any, at: int) -> bool:

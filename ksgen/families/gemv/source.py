@@ -22,7 +22,6 @@ _OF_BOTH = (  # constants of a factor alone that the source has for either of tw
     "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "SHARERS", "TILE_IN", "STAGES", "SUMS", "SHUFFLES",
     "HALVINGS", "HELD", "SAME", "SCALES",
 )  # fmt: skip
-INPUT = "Input"  # name of the type of a factor's inputs, if the two factors read different types
 _OF_LAST = (
     "A",
     "B",
@@ -54,16 +53,16 @@ def words_of(shape: AnyGemvTiling) -> dict[str, Any]:
         "of_pieces": "X" if kernel.is_quantized else "W, or of X",
         "of_storage": "quantized" if kernel.is_quantized else "same",
         "of_inputs": "bytes" if kernel.has_bytes_in else "same",
-        "early": ("early",) * early,
+        "starts_early": bool(early),
         "unwritten": "" if early else "RESTRICT ",
     }
     if isinstance(shape, GemvTiling):
         return {**found, "picture": picture(shape), "variants": ("bsf",)}  # tiles of several j, in both layouts
     found |= {
-        "of_scales": ("scales",) * kernel.is_quantized,
+        "has_scales": kernel.is_quantized,
         "x_given": "given" if kernel.has_bytes_in else "stored",
-        "x_stored": INPUT if kernel.has_bytes_in else "stored",  # a factor's input is X or the intermediate
-        "of_inputs_apart": (INPUT,) * kernel.has_bytes_in,
+        "x_stored": "Input" if kernel.has_bytes_in else "stored",  # a factor's input is X or the intermediate
+        "has_bytes_in": kernel.has_bytes_in,
     }
     if isinstance(shape, GemvChainTiling):
         return {**found, "picture": picture(shape.last), "factors": _factors(shape)}
@@ -160,7 +159,7 @@ def _words_of_layers(shape: GemvGroupTiling) -> dict[str, Any]:
         ),
         "extra_arguments": ", bias, residual",  # named like the arguments of a single layer
         "extra_pitches": ", residual_pitch",
-        "of_pairs": ("pair",) * (most - 1),
+        "has_pairs": most > 1,
         "own_weights": names[:most],  # of one layer
         "weights_of_all": names,
         "results": each_chains(kernel, "y"),
@@ -180,12 +179,12 @@ def _kind(
     }
     if isinstance(layer, GemvChainTiling):
         weights = "layer.weights_1, layer.weights_2"
-        return found | {"alone": (), "pair": [_factors(layer)], "within": "factor_2::", "weights": weights}
+        return found | {"alone": None, "pair": [_factors(layer)], "within": "factor_2::", "weights": weights}
     known = {each.name for each in constexprs_of(shape)}
     constexprs = [each for each in constexprs_of_factor(layer) if each.name not in known]
     # tiles of several j, in both layouts
     factor = {"kernel": layer.kernel, "constexprs": constexprs, "variants": ("bsf",)}
-    return found | {"alone": [factor], "pair": (), "within": "", "weights": "layer.weights_1"}
+    return found | {"alone": factor, "pair": (), "within": "", "weights": "layer.weights_1"}
 
 
 def _layer_variables(kernel: KernelSpec, kinds: list[int], most: int) -> list[dict[str, Any]]:

@@ -148,12 +148,11 @@ class Mma(GpuProduct[AnyMmaConstants]):
             "of_inputs": "bytes" if kernel.has_bytes_in else "same",
             "tile_index": "block_index(), 0" if first.constants.resident else "block_index()",
             "variants": variants_of(first),
-            "streamed": ("x",) if getattr(constants, "stream", 0) else (),
+            "streams_x": bool(getattr(constants, "stream", 0)),
         }
 
     def _factor(self, shape: Any, at: int) -> dict[str, Any]:
-        streams = bool(shape.factors[at].streamed)
-        return {**super()._factor(shape, at), "streamed": ("x",) if streams else (), "whole": () if streams else ("x",)}
+        return {**super()._factor(shape, at), "streams_x": bool(shape.factors[at].streamed)}
 
     def copies_x(self, shape: MmaChainTiling, at: int) -> bool:
         return at in [copying for _, copying in shape.orders.values()]
@@ -207,9 +206,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             ),
             Constexpr("NEXT_SLOTS", after.slots, "inputs of all the next factor's tiles"),
             Constexpr(
-                "NEXT_PLACE",
-                shape.x_place(at + 1),
-                "offset of the next factor's inputs in shared memory, in bytes",
+                "NEXT_PLACE", shape.x_place(at + 1), "offset of the next factor's inputs in shared memory, in bytes"
             ),
             Constexpr("NEXT_PITCH", after.x_pitch, "bytes from one line of the next factor's inputs to the next"),
         ]
@@ -227,9 +224,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             Constexpr("WARPS_OUT", constants.warps_out, "warps along the outputs"),
             Constexpr("WARP_D", shape.warp_d, "neighbouring j per warp"),
             Constexpr(
-                "STAGES",
-                constants.stages,
-                "stages in shared memory: of X and W, or of W alone if X is resident",
+                "STAGES", constants.stages, "stages in shared memory: of X and W, or of W alone if X is resident"
             ),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
             Constexpr("THREADS", shape.threads, "threads per block"),
@@ -237,15 +232,11 @@ class Mma(GpuProduct[AnyMmaConstants]):
             Constexpr("Y_VECTOR", shape.y_vector, "neighbours that one store of Y moves"),
             Constexpr("K_STEP", shape.k_step, "inputs of one matrix instruction"),
             Constexpr(
-                "LANE_INPUTS",
-                shape.lane_inputs,
-                "inputs of one instruction that a lane holds per row of the batch",
+                "LANE_INPUTS", shape.lane_inputs, "inputs of one instruction that a lane holds per row of the batch"
             ),
             Constexpr("ELEMENT_FLOATS", shape.halves, "floats per element: 2 for a complex number"),
             Constexpr(
-                "WORD_INPUTS",
-                shape.word_inputs,
-                "inputs per word of an operand; a complex number fills two words",
+                "WORD_INPUTS", shape.word_inputs, "inputs per word of an operand; a complex number fills two words"
             ),
             Constexpr("COMPONENTS", shape.components, "parts into which an operand is split"),
             Constexpr(
@@ -255,9 +246,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             ),
             Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
             Constexpr(
-                "COLUMN_TILES",
-                shape.column_tiles,
-                "matrix instructions of a warp along its rows of the batch, 8 each",
+                "COLUMN_TILES", shape.column_tiles, "matrix instructions of a warp along its rows of the batch, 8 each"
             ),
             Constexpr("SUPER_IN", shape.super_in, "inputs after which the lanes' order repeats"),
             Constexpr("SUPER_STEPS", shape.super_steps, "matrix instructions for SUPER_IN inputs"),
@@ -284,15 +273,11 @@ class Mma(GpuProduct[AnyMmaConstants]):
         if kernel.layout == "bsf":
             special = [
                 Constexpr(
-                    "GROUP_CHUNKS",
-                    shape.group_chunks,
-                    "neighbouring chunks that a lane reads per row of the batch",
+                    "GROUP_CHUNKS", shape.group_chunks, "neighbouring chunks that a lane reads per row of the batch"
                 ),
                 Constexpr("GROUP_INPUTS", shape.group_inputs, "inputs per group of chunks, each with its TILE_D j"),
                 Constexpr(
-                    "SUPER_GROUPS",
-                    shape.super_groups,
-                    "groups of chunks that a lane reads until its order repeats",
+                    "SUPER_GROUPS", shape.super_groups, "groups of chunks that a lane reads until its order repeats"
                 ),
             ]
         if constants.promote:
