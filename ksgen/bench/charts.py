@@ -64,9 +64,7 @@ class _Compared:
 
 
 def charts(rows: Sequence[Row]) -> list[Charts]:
-    """All charts of a file: bars by precision and batch size, products before layers; then all sorted values
-    together.
-    """
+    """All charts of a file: bars by precision and batch, products before layers; then all sorted values."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     bars: list[Charts] = []
     panels: list[Sorted] = []

@@ -10,7 +10,6 @@ from time import perf_counter
 
 import torch
 
-from ksgen.devices.base import Device
 from ksgen.measure.host_memory import keep_freed_memory
 from ksgen.measure.pause import rest
 
@@ -55,11 +54,6 @@ class BusyCudaClock:
 
         torch.cuda._sleep(int(self._busy_s * _CYCLES_PER_S))
         return cuda_clock(enqueue)
-
-
-def opencl_clock(device: Device) -> Clock:
-    """Clock from the start of the first launch to the end of the last one, by the device's own profile."""
-    return lambda call: device.time(call, None, runs=1, warmup=0)[0]
 
 
 @dataclass(frozen=True)

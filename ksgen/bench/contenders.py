@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Baseline, library_version
-from ksgen.bench.clock import BusyCudaClock, Clock, host_clock, opencl_clock
+from ksgen.bench.clock import BusyCudaClock, Clock, host_clock
 from ksgen.bench.problem import Asked, Job, Problem
 from ksgen.bench.roster import OURS, PARTS
 from ksgen.build.build import build
@@ -246,7 +246,7 @@ def _on_buffers(plan: Plan, problem: Problem) -> Ready:
         device.download(found.view(torch.uint8).numpy(), buffer)
         return found
 
-    return Ready(run, y, opencl_clock(device), device.synchronize)
+    return Ready(run, y, lambda call: device.time(call, None, runs=1, warmup=0)[0], device.synchronize)
 
 
 def _uploaded(device: Device, tensor: Tensor) -> Buffer:

@@ -3,7 +3,7 @@
 Weights are drawn, never downloaded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -65,7 +65,10 @@ class Attention(nn.Module):
         self.projection = nn.Linear(shape.features, shape.features)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in _parts(self.qkv, x, 3))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.qkv.parts(x) if isinstance(self.qkv, KSLinears) else self.qkv(x).chunk(3, dim=-1))
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
         return _added(self.projection, mixed.transpose(1, 2).flatten(2), residual)
 
@@ -142,14 +145,6 @@ class LanguageModel(nn.Module):
     def random_inputs(self, batch: int, tokens: int) -> Tensor:
         """Random tokens on the model's device."""
         return torch.randint(self.tokens.num_embeddings, (batch, tokens), device=self.tokens.weight.device)
-
-
-def _parts(layer: nn.Module, x: Tensor, count: int) -> Sequence[Tensor]:
-    """Outputs of a layer in that many parts.
-
-    Outputs that are already separate are not joined first.
-    """
-    return layer.parts(x) if isinstance(layer, KSLinears) else layer(x).chunk(count, dim=-1)
 
 
 def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:

@@ -220,8 +220,7 @@ class Cache:
         return freed
 
     def _grow(self, size: int) -> None:
-        """Evicts when the cache is over its cap, and a tenth more than needed, so that the next put does not evict
-        again."""
+        """Evict when the cache is over its cap, and a tenth more, so that the next put does not evict again."""
         counted = sum(_usage(path)[1] for path in self._paths()) if self._bytes is None else self._bytes + size
         self._bytes = counted
         if counted > self.max_bytes:
@@ -253,8 +252,7 @@ def _read(path: Path) -> Binary:
 
 
 def _has_no_files(path: Path) -> bool:
-    """Whether something other than a folder with both files lies there: one is missing, or replaced by a file or
-    link."""
+    """Whether something other than a folder with both files lies there: one is missing, or no plain file."""
     try:
         with os.scandir(path) as found:
             return not _FILES.issubset(each.name for each in found if each.is_file(follow_symlinks=False))

@@ -158,8 +158,7 @@ def _members(group: int) -> list[int]:
 
 @contextmanager
 def _guarded_group() -> Iterator[int]:
-    """Process group that ends if this process is killed, because its shell then finds its input closed; 0 without a
-    shell."""
+    """Process group that ends with this process, because its shell finds its input closed; 0 without a shell."""
     guard: subprocess.Popen[bytes] | None = None
     with suppress(OSError):  # no shell, or no room for another process
         guard = subprocess.Popen(

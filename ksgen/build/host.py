@@ -58,8 +58,7 @@ class HostCompiler:
 
     @property
     def version(self) -> str:
-        """First line of its version, the options it is always given, and a digest of the snippets that sources are
-        compiled with."""
+        """First line of its version, its fixed options, and a digest of the snippets that sources compile with."""
         given = f" {shlex.join(self.command[1:])}" if self.command[1:] else ""
         return f"{_first_line(self.command)}{given}, {_digest_of_words()}"
 
@@ -206,8 +205,7 @@ def _of_processor(named: InstructionSet | None, is_x86: bool, is_zig: bool) -> t
 
 
 def _links(named: InstructionSet | None, is_zig: bool) -> tuple[str, ...]:
-    """Link options with which a binary for other machines needs nothing there but the C library. zig links so by
-    itself."""
+    """Link options with which a binary for other machines needs only their C library. zig links so by itself."""
     if not named or is_zig or platform.system() != "Linux":
         return ()
     return ("-static-libstdc++", "-static-libgcc", "-Wl,--as-needed,--exclude-libs,ALL")
@@ -265,8 +263,7 @@ def _is_clang(compiler: HostCompiler) -> bool:
 
 
 def _absolute(word: str) -> str:
-    """A program of a command, such as a compiler behind `ccache`, from the folder where it is meant; any other word
-    unchanged."""
+    """A program of a command, such as a compiler behind `ccache`, with its folder; any other word unchanged."""
     found = program(word)
     return found if os.path.isfile(found) else word
 

@@ -37,8 +37,7 @@ def first_error(log: str) -> str:
 
 
 def _keep(text: str, name: str, log: str) -> Path | None:
-    """Keep the source in the cache's folder under a name that depends on its content, else in a new temporary
-    folder."""
+    """Keep the source in the cache's folder, named by its content, else in a new temporary folder."""
     file = Path(f"{Path(name).stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}{Path(name).suffix}")
     for folder in (paths.cache_dir() / "failed", None):
         with suppress(OSError, KsgenError):

@@ -214,8 +214,7 @@ def instead_of(unfit: UnfitError, target: str) -> CudaCompiler:
 
 
 def trial(compiler: CudaCompiler, target: str) -> str:
-    """Reason why the compiler does not build for the target here, in one line; empty if it does. Compiles three
-    lines."""
+    """Reason why the compiler does not build for the target here, in one line; empty if it builds a trial."""
     try:
         compiler.compile('extern "C" __global__ void trial(float *y) { y[threadIdx.x] = 1.0f; }\n', "trial", target)
     except ToolchainError as error:
@@ -235,8 +234,7 @@ def is_newer_than_driver(version: str) -> bool:
 
 
 def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
-    """Parse `sm_80,sm_90a` into distinct targets in that order. Each is one of this compiler, or of a possible
-    substitute."""
+    """Parse `sm_80,sm_90a` into distinct targets in that order, of this compiler or a possible substitute."""
     targets = tuple(dict.fromkeys(target for part in text.split(",") if (target := part.strip())))
     if not targets:
         raise ToolchainError(f"no target in {excerpt(text)}; try sm_90a, or sm_80,sm_90a")
@@ -275,8 +273,7 @@ def _refusal(compiler: CudaCompiler, text: str, entry: str, target: str, log: st
 
 
 def is_of_the_machine(log: str, source: str) -> bool:
-    """Whether nvcc's first complaint is about something else than the source: itself, its host compiler, or their
-    headers."""
+    """Whether nvcc's first complaint is not of the source: itself, its host compiler, or their headers."""
     line = first_error(log)
     place = re.match(r"(\S+?)[(:]\d+", line)
     return bool(
@@ -312,8 +309,7 @@ def _reason(unfit: UnfitError) -> str:
 
 @functools.lru_cache
 def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
-    """A compiler, or the reason why there is none. The arguments are the whole environment that the result depends
-    on."""
+    """A compiler, or the reason why there is none. The arguments are all that the result depends on."""
     named, path, _, _, host = surroundings
     if named and name != "nvrtc" and not shutil.which(named, path=path):
         return f"KSGEN_NVCC={named} names nothing that runs; give the path of nvcc, or unset it"

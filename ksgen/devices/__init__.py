@@ -56,8 +56,7 @@ def find_device(name: str | None = None) -> Device:
 
 
 def device_for(place: Any) -> Device:
-    """The device that reaches an array's memory (`ArrayView.device`). Host arrays go to the device of
-    `find_device()`."""
+    """The device that reaches an array's memory (`ArrayView.device`); `find_device()` for host arrays."""
     if place == "host":
         return find_device()
     kind, where = place
@@ -95,8 +94,7 @@ def _find(wanted: str) -> Device:
 
 
 def _find_best() -> Device:
-    """A GPU of any runtime, else the processor. OpenCL takes a fifth of a second to open, so only where it may have a
-    GPU."""
+    """A GPU of any runtime, else the processor. OpenCL opens slowly, so only where it may have a GPU."""
     devices = _opened(_MODULES, 0)
     first = next(devices)
     if first.kind != "native" or not may_show_gpus():

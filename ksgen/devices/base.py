@@ -69,8 +69,7 @@ class Device(Protocol):
         """The device's own compiler; None for the one that `build` finds, as CUDA devices without their own report."""
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> KernelHandle:
-        """Load an entry. With `starts_early`, a launch may begin before the previous one in its stream ends; the kernel
-        waits itself."""
+        """Load an entry. With `starts_early`, its launch may begin before the previous one ends, and waits itself."""
 
     def launch(
         self, kernel: KernelHandle, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream
@@ -86,8 +85,7 @@ class Device(Protocol):
         """Host memory as a kernel's argument, if the device shares it. Its owner must outlive the launches."""
 
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
-        """Memory for intermediate values of launches on that stream. Later launches of a thread may get the same
-        memory."""
+        """Memory for intermediates of launches on that stream. A thread's later launches may get it again."""
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         """Copy to the device, in stream order. The array may change once this returns."""
@@ -174,8 +172,7 @@ class Memory:
 
 
 class ThreadWorkspace:
-    """Workspace of the launching thread. Several threads launch at once, and none may write to another one's
-    workspace."""
+    """Workspace of the launching thread, because threads that launch at once may not share one."""
 
     __slots__ = ("_allocate", "_own", "nbytes")
 

@@ -197,8 +197,7 @@ class DriverDevice:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Makes the device's context current. A thread without a context keeps it; a thread with another one gets
-        that back."""
+        """Make the device's context current. A thread without one keeps it; others get theirs back."""
         cu = self._cu
         before = int(self._call("asking for the context", cu.cuCtxGetCurrent))
         if before in (0, self.context):

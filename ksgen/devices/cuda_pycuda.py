@@ -118,8 +118,7 @@ class PyCudaDevice:
         return context_number(self.context) in (self._number, 0)
 
     def compiler(self) -> Compiler | None:
-        """nvcc as PyCUDA starts it; None where another compiler comes first, there is none, or nothing may be
-        compiled."""
+        """nvcc as PyCUDA starts it; None if another compiler comes first, or none may or can compile."""
         from ksgen.devices.pycuda_source import by_pycuda
 
         with suppress(ToolchainError):

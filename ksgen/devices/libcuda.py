@@ -48,8 +48,7 @@ class DriverError(DeviceError):
 
 
 def device_of(pointer: int) -> int | None:
-    """Index of the GPU that holds the memory, if there are several. None if there is one, or if the driver does not
-    know the memory."""
+    """Index of the GPU that holds the memory; None if there is only one, or if the driver does not know it."""
     if (driver := _with_several_gpus()) is None:
         return None
     index = ctypes.c_int()
@@ -58,8 +57,7 @@ def device_of(pointer: int) -> int | None:
 
 
 def context_of(pointer: int) -> int | None:
-    """The context that memory was allocated in; 0 if it belongs to none, None for memory that the driver does not
-    know."""
+    """The context that memory was allocated in; 0 if it belongs to none, None if the driver does not know."""
     ask, own, kind, place = (
         _driver().cuPointerGetAttribute,
         ctypes.c_void_p(),
@@ -85,8 +83,7 @@ def push_context(context: int) -> None:
 
 
 def context_number(context: int) -> int | None:
-    """Number of a context, unique in the process although addresses are reused. None: it was destroyed; 0: the driver
-    fails."""
+    """Number of a context, unique in the process. None: it was destroyed; 0: the driver fails."""
     number = ctypes.c_uint64()
     status = _number_function()(context, ctypes.byref(number))
     return None if status in _GONE else number.value
@@ -115,8 +112,7 @@ def encode_map(described: TensorMap, pointer: int) -> bytes:
 
 
 class ArgumentBlock:
-    """Memory that a kernel's arguments are written to at every launch. One launch at a time uses it, from `pack` to
-    its end."""
+    """Memory that a kernel's arguments are written to. One launch uses it at a time, from `pack` to its end."""
 
     __slots__ = ("_arity", "_block", "_pack", "_pointers", "_start")
 
@@ -236,8 +232,7 @@ def words_of_a_lost_context() -> list[str]:
 
 
 def refused_binary(message: str, binary: Binary) -> KsgenError:
-    """The error for a binary that was not loaded. Where the driver refused it, with the versions of compiler and
-    driver."""
+    """The error for a binary that was not loaded, with versions if the driver refused it."""
     if not any(_text("cuGetErrorString", status) in message for status in _REFUSED):
         return DeviceError(message)
     made = binary.provenance.get("compiler", "an unknown compiler"), binary.provenance.get("compiler_version", "")
@@ -258,8 +253,7 @@ def _text(function: str, status: int) -> str:
 
 @contextmanager
 def relaxed_captures() -> Iterator[None]:
-    """Allow calls that recordings of graphs in other threads forbid, such as allocating and waiting, without ending
-    them."""
+    """Allow calls that recordings in other threads forbid, such as allocating, without ending them."""
     mode = ctypes.c_int(_RELAXED)
     _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:

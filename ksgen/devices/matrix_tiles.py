@@ -16,8 +16,7 @@ _FLAGS = {"bf16": "amx_bf16", "f16": "amx_fp16"}  # Linux's names of them
 
 @cache
 def usable_tiles(compiler: HostCompiler | None) -> tuple[str, ...]:
-    """Operands that matrix tiles multiply, by `Operand.name`. `compiler` is None if another compiler built
-    beforehand."""
+    """Operands that matrix tiles multiply, by `Operand.name`. `compiler` is None if another one built."""
     features = processor_features()
     named = [name for name, flag in _FLAGS.items() if flag in features and "amx_tile" in features]
     found = tuple(name for name in named if _makes(compiler, "__AMX_TILE__", _MACROS[name]))
@@ -26,8 +25,7 @@ def usable_tiles(compiler: HostCompiler | None) -> tuple[str, ...]:
 
 @cache
 def pair_products(compiler: HostCompiler | None) -> tuple[str, ...]:
-    """Operands that vector registers multiply in pairs, by `Operand.name`, where processor and compiler support dot
-    products."""
+    """Operands that vectors multiply in pairs, by `Operand.name`, if processor and compiler can."""
     is_there = "avx512_bf16" in processor_features() and _makes(compiler, "__AVX512BF16__")
     return ("bf16",) if is_there else ()
 

@@ -113,8 +113,7 @@ def _first_serving(compilers: tuple[HostCompiler, ...]) -> HostCompiler:
 
 @cache
 def why_not_serving(compiler: HostCompiler) -> str:
-    """Reason why a compiler builds no kernel here, in one line; empty if it does. An unproven compiler builds a trial
-    once."""
+    """Reason why a compiler builds no kernel here, in one line; empty if it does, by a trial once."""
     try:
         if not (compiler.is_proven or compiling_is_forbidden()):
             build(TRIAL, "ks_trial", host_target(), compiler)
@@ -124,14 +123,12 @@ def why_not_serving(compiler: HostCompiler) -> str:
 
 
 def threads_request(target: str) -> Request:
-    """Build request of the function that distributes work groups over threads, which every target needs in addition to
-    kernels."""
+    """Build request of the function that distributes work groups over threads, once per target."""
     return Request(THREADS.read_text(encoding="utf-8"), _LAUNCH, target)
 
 
 def _built_before() -> Binary | None:
-    """Cached binary of that function by any compiler, for this very processor or else for the best of its instruction
-    sets."""
+    """Cached binary of that function by any compiler, for this processor or its best instruction set."""
     targets = (host_target(), *(each.target for each in instruction_sets_here()))
     caches = default_caches()
     return next((found for target in targets if (found := caches.get(threads_request(target)))), None)
@@ -373,8 +370,7 @@ class OfThreads:
 
 
 def check_runs_here(binary: Binary) -> None:
-    """Raise `DeviceError` for another processor's library, which would end the process at the first missing
-    instruction."""
+    """Raise `DeviceError` for another processor's library: a missing instruction would end the process."""
     named = set_of(binary.target)
     why = why_not_here(named) if named else "" if binary.target == host_target() else f"this is {host_target()}"
     if why:
@@ -408,8 +404,7 @@ def _unload(handle: int) -> None:
 
 
 def _openmp() -> int | None:
-    """Address at which PyTorch's OpenMP begins a region, if it has one. Its threads do the work then, to avoid two
-    sets."""
+    """Address at which PyTorch's OpenMP begins a region, if any: its threads do the work then."""
     return _parallel_of(sys.modules["torch"].__file__) if "torch" in sys.modules else None
 
 

@@ -30,8 +30,7 @@ _CPU_DRIVER = {  # distribution -> libraries of the CPU driver, each after its d
 
 @contextmanager
 def drivers_shown() -> Iterator[None]:
-    """A temporary folder of .icd files: the system's and the CPU driver's. A folder that the user chose is left
-    alone."""
+    """A temporary folder of .icd files: the system's and the CPU driver's. A user's folder is left alone."""
     try:
         driver = load_cpu_driver()
     except UnavailableError:
@@ -138,8 +137,7 @@ def user_folder() -> str | None:
 
 
 def may_show_gpus() -> bool:
-    """Whether other drivers than the CPU driver from PyPI may exist. Loaders do not read that driver's files below
-    `etc`."""
+    """Whether drivers other than PyPI's CPU driver may exist. Loaders do not read its files below `etc`."""
     if sys.platform != "linux" or user_folder() or os.environ.get("OCL_ICD_FILENAMES"):
         return True
     # conda has a loader of its own

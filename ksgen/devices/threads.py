@@ -9,8 +9,7 @@ from ksgen.values import excerpt
 
 
 def groups_for(grid: int, cores: int) -> int:
-    """Number of work groups of a launch whose groups distribute the work: at most the threads, if they are fewer than
-    cores."""
+    """Number of work groups of a launch that distributes the work itself: at most the threads."""
     threads = wanted_threads()
     return grid if threads is None or threads >= cores else min(grid, threads)
 

@@ -16,8 +16,7 @@ _BY_HAND = (
 
 
 def launch_lines(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> str:
-    """Lines with grid, block, shared memory and arguments per entry, in launch order. A fixed batch gives a fixed
-    grid."""
+    """Lines with grid, block, shared memory and arguments per entry, in launch order; batches may be fixed."""
     if family.maps(kernel, constants, kernel.batch or 1):
         return _comment(["Launched by ksgen's launchers, which describe X to it by a tensor map."])
     if kernel.job == CHAIN:

@@ -34,8 +34,7 @@ Digests = dict[str, set[str]]  # digests of emit's versions of a file, by name
 
 
 def write_folder(folder: Path, files: Mapping[str, str], facts: Mapping[str, Any]) -> None:
-    """Write `files` and a manifest of them and `facts` to a folder, in place of the files that an earlier emit
-    wrote."""
+    """Write `files` and a manifest of them and `facts` to a folder, in place of those of an earlier emit."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise KsgenError(f"{shown(folder)} is no folder; {_ELSEWHERE}")
     is_new = not folder.exists()
@@ -107,8 +106,7 @@ def _own_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _listed(folder: Path, new: Mapping[str, Any]) -> Digests:
-    """Files that the manifest lists, also by earlier versions of ksgen, unless it is of another spec with the same
-    name."""
+    """Files that the manifest lists, also by earlier versions of ksgen, unless it is another spec's."""
     path = folder / MANIFEST
     if not os.path.lexists(path):
         if others := sorted(

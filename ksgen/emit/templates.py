@@ -91,8 +91,7 @@ def _dictionary(name: str) -> jinja2.Template:
 def _linked(
     used: set[str], dictionaries: list[str], variants: tuple[str, ...], words: Mapping[str, Any]
 ) -> tuple[list[tuple[str, str]], set[str]]:
-    """Snippets for a source that uses these words, by library, and all words used then. A snippet uses only earlier
-    ones."""
+    """Snippets for a source that uses these words, by library, and all words used then, in order."""
     found: list[tuple[str, str]] = []
     for name in reversed(dictionaries):
         dictionary = _dictionary(name)
@@ -264,7 +263,6 @@ def template_digest(family: str) -> str:
 
 
 def _named(paths: Iterable[Path]) -> set[str]:
-    """Includes that templates name: a snippet library alone, others with their folder, as the name may depend on a
-    constant."""
+    """Includes that templates name: a snippet library, or a file with its folder if the name has a variable."""
     names = {name for path in paths for name in re.findall(r'"include/([\w/.]+)', path.read_text(encoding="utf-8"))}
     return {name if name.startswith("words/") else f"{name.partition('/')[0]}/*.j2" for name in names}

@@ -32,17 +32,7 @@ from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
 
 FAMILIES: dict[str, Family[Any]] = {
-    family.name: family
-    for family in (
-        Amx(),
-        Vector(),
-        CpuGradient(),
-        Wgmma(),
-        Mma(),
-        Simt(),
-        Gemv(),
-        Gradient(),
-    )
+    family.name: family for family in (Amx(), Vector(), CpuGradient(), Wgmma(), Mma(), Simt(), Gemv(), Gradient())
 }
 
 # earlier names, which callers and files may still give, with the families that have their kernels now

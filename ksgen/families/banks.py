@@ -30,8 +30,7 @@ def write_cycles(addresses: Sequence[int], size: int) -> int:
 
 @dataclass(frozen=True)
 class Image:
-    """Layout of a tile in shared memory, in lines along which the neighbouring j of a feature alternate: distances in
-    elements."""
+    """Layout of a tile in shared memory, in elements: lines along which the neighbouring j of a feature alternate."""
 
     planes: int  # neighbouring j, each with its own plane
     plane: int

@@ -37,9 +37,7 @@ class Limits:
 
     @property
     def has_fine_sums(self) -> bool:
-        """Whether the target's tensor cores add 32 bytes of products at a time and keep two bits below float32's
-        last.
-        """
+        """Whether tensor cores add 32 bytes of products at a time and keep two bits below float32's last."""
         return gpu_of(self.target).fine_sums
 
     @property
@@ -142,8 +140,7 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Work:
-    """Demands of one launch on a device: the terms of the cost model, which estimates the time of each and of all
-    together."""
+    """Demands of one launch on a device, whose times the cost model estimates."""
 
     blocks: int
     memory_bytes: int  # X, weights in the type in which they are stored, and Y, each once
@@ -243,8 +240,7 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
         ...
 
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        """Bytes of packed weights that the second entry writes; for a gradient, of partial sums that it reads at the
-        longest batch."""
+        """Bytes that the second entry writes: packed weights; or reads: a gradient's partial sums."""
         ...
 
 

@@ -192,8 +192,7 @@ def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: A
 
 
 def slower(speed: Speed, family: Modelled[Any], kernel: KernelSpec) -> float:
-    """Factor by which an H100's times exceed the terms' sum; 1 where their median is near 1, or where none was
-    measured."""
+    """Factor by which an H100's times exceed the terms' sum; 1 if their median is near 1 or unknown."""
     if speed.target != FITTED or kernel.job == CHAIN:
         return 1.0
     return SLOWER.get((family.name, kernel.precision, kernel.layout), 1.0)

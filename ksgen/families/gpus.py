@@ -112,8 +112,7 @@ def _parsed(target: str) -> tuple[int, str] | None:
 
 
 def begins_early(target: str) -> bool:
-    """Whether the target's kernels can wait for the previous grid themselves, so that launches begin before that grid
-    ends."""
+    """Whether the target's kernels can wait for the previous grid themselves, so that they may start early."""
     parsed = _parsed(target)
     return parsed is not None and parsed[0] >= FIRST_EARLY
 

@@ -48,8 +48,7 @@ def tensor_operand(kernel: KernelSpec) -> Operand:
 
 
 def multiplies_bytes(kernel: KernelSpec) -> bool:
-    """Whether tensor cores multiply X and weights in eight bits, natively or as float16: floats in eight bits, with
-    sums in float32."""
+    """Whether tensor cores multiply X and weights that are floats in eight bits, natively or as float16."""
     return kernel.has_bytes_in and STORAGES[kernel.inputs].mantissa is not None
 
 

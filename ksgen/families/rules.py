@@ -32,6 +32,23 @@ class Rule(Generic[ConstantsT]):
     comes_to: Callable[[KernelSpec, ConstantsT], object] | None = None
 
 
+def at_most(says: str, most: int, value: Callable[[KernelSpec, Any], Any]) -> Rule[Any]:
+    """Rule that a value is at most `most`; its refusal names the value."""
+    return Rule(says, lambda kernel, constants: value(kernel, constants) <= most, value)
+
+
+def no_more(name: str, what: str, most: Callable[[KernelSpec, Any], int]) -> Rule[Any]:
+    """Rule that a constant is at most a number that depends on the kernel; its refusal names the number."""
+    says = f"{name} is at most {what}"
+    return Rule(says, lambda kernel, constants: getattr(constants, name) <= most(kernel, constants), most)
+
+
+def multiple(name: str, what: str, unit: Callable[[KernelSpec, Any], int]) -> Rule[Any]:
+    """Rule that a constant is a multiple of a unit; its refusal names the unit."""
+    says = f"{name} is a multiple of {what}"
+    return Rule(says, lambda kernel, constants: getattr(constants, name) % unit(kernel, constants) == 0, unit)
+
+
 def first_broken(
     rules: Sequence[Rule[ConstantsT]], kernel: KernelSpec, constants: ConstantsT
 ) -> Rule[ConstantsT] | None:

@@ -15,8 +15,7 @@ SECTOR = 32  # bytes that are moved at least
 
 @cache
 def run_bytes(size: int, step: int) -> float:
-    """Bytes of the sectors that hold `size` neighbouring bytes: the mean over all starts that are a multiple of
-    `step`."""
+    """Bytes of the sectors that hold `size` neighbouring bytes: the mean over starts at multiples of `step`."""
     apart = gcd(step, SECTOR)
     starts = range(0, SECTOR, apart)
     return sum(divide_up(start + size, SECTOR) * SECTOR for start in starts) / len(starts)
@@ -74,8 +73,7 @@ class Moved:
 def array_bytes(
     kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, item_bytes: int
 ) -> float:
-    """Bytes of X or Y that blocks move, each with `tile` of the `features` per i, `tile_d` neighbouring j and
-    `tile_batch` rows of the batch."""
+    """Bytes of X or Y that blocks move, each with its tile of the features, of j and of the batch."""
     a, _, _, d = kernel.pattern.shape
     if kernel.layout == "bsf":
         return a * batch * entry_bytes(features, d, tile, tile_d, item_bytes)

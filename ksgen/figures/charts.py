@@ -65,7 +65,7 @@ class Bars:
                 f'<path class="floor" d="M{x:.1f} {_TITLE}V{below + 4}" stroke="{GUIDE}" stroke-width="1.5" '
                 'stroke-dasharray="4 2"/>'
             )
-            yield _text(x, below + 15, f"floor {_time(self.floor)}", _anchor(x), colour=GUIDE)
+            yield _text(x, below + 15, f"floor {_time(self.floor)}", "end" if x > WIDTH / 2 else "start", colour=GUIDE)
 
 
 @dataclass(frozen=True)
@@ -206,11 +206,6 @@ def _svg(width: int, height: int, title: str, parts: Iterator[str] | list[str]) 
     font = 'font-family="Helvetica, Arial, sans-serif" font-size="12"'
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}" {font}>'
     return "\n".join([begin, *parts, "</svg>"])
-
-
-def _anchor(x: float) -> str:
-    """Side on which a text at x has room."""
-    return "end" if x > WIDTH / 2 else "start"
 
 
 def _text(x: float, y: float, words: str, anchor: str = "start", *, bold: bool = False, colour: str = INK) -> str:

@@ -5,7 +5,7 @@ Both show every entry of K if there is room; else the first few blocks, tiles an
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,8 +78,7 @@ def text(pattern: Pattern, width: int, plain: bool = False) -> str:
 
 
 def png(pattern: Pattern) -> bytes:
-    """The support and the legend as a PNG. Each of the a*d blocks, which K has if its rows and columns are permuted,
-    has a colour."""
+    """The support and the legend as a PNG, with a colour per block of the permuted K."""
     rows, columns = sketch(pattern, CELLS, CELLS)
     size = min(LARGEST, PIXELS // max(len(rows), len(columns)))
     b_label, c_label, words = (
@@ -128,18 +127,16 @@ def sketch(pattern: Pattern, height: int, width: int) -> tuple[list[Place], list
 
 
 def _side(counts: tuple[int, int, int], shown: tuple[int, int, int]) -> list[Place]:
-    outer, middle, inner = (list(_some(count, most)) for count, most in zip(counts, shown, strict=True))
+    outer, middle, inner = (
+        list(range(count) if count <= most + 1 else (*range(most - 1), None, count - 1))
+        for count, most in zip(counts, shown, strict=True)
+    )
     return [
         (i, k, j)
         for i in outer
         for k in (middle if i is not None else [None])
         for j in (inner if k is not None else [None])
     ]  # fmt: skip
-
-
-def _some(count: int, most: int) -> Iterable[int | None]:
-    """All rows if dots would take as much room; else the first ones, None for the omitted ones, and the last one."""
-    return range(count) if count <= most + 1 else (*range(most - 1), None, count - 1)
 
 
 def _cells(row: Place, columns: Sequence[Place]) -> Iterator[str]:

@@ -14,8 +14,7 @@ from ksgen.spec import KernelSpec
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of this machine's memory: arrays, the float64 check, and the device's own memory if the device is the
-    processor."""
+    """Bytes of this machine's memory: arrays, the float64 check, and a processor device's own memory."""
 
     arrays: int
     reference: int

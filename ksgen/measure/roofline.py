@@ -47,8 +47,7 @@ class Ceilings:
     cache_bytes_per_s: float = 0.0  # read from a GPU's second-level cache; 0: not measured
 
     def floor_s(self, kernel: KernelSpec, batch: int) -> float:
-        """Seconds, if no cache holds anything: the longer of moving X, weights and Y once, and doing all
-        multiply-adds."""
+        """Seconds without caches: the longer of moving X, weights and Y once, and all multiply-adds."""
         return max(kernel.bytes(batch) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
 
     def floor_us(self, kernel: KernelSpec, batch: int, sets: int) -> float | None:
@@ -81,8 +80,7 @@ def best_of(one: Ceilings, other: Ceilings) -> Ceilings:
 
 
 def measure_ceilings(device: "Device", precision: str, operand: str | None = None) -> Ceilings:
-    """Run a copy and a multiply-add probe on the device, for about a second. `operand` is the tensor cores' type, if
-    any."""
+    """Run a copy and a multiply-add probe for about a second; `operand` is the tensor cores' type, if any."""
     if device.limits.is_cpu:
         return _of_processor(device, precision)
     from ksgen.emit.render import PROBE_AT_ONCE, render_probe
@@ -172,8 +170,7 @@ def load_probe(device: "Device", probe: "Probe") -> "tuple[KernelHandle, KernelH
 
 
 def _built(device: "Device", probe: "Probe") -> "Binary":
-    """Build a probe. No bundle holds probes, so an error where compiling is forbidden names another remedy than for
-    kernels."""
+    """Build a probe. No bundle holds probes, so its error where compiling is forbidden has another remedy."""
     from ksgen.build.build import build, compiling_is_forbidden
 
     try:

@@ -36,8 +36,7 @@ Timer = Callable[[], float]  # the figure of a block
 
 @dataclass(frozen=True)
 class Blocks:
-    """A series of blocks: the median of each block's runs, and the shares of the processors that others took
-    meanwhile."""
+    """A series of blocks: medians of their runs, and the shares of the processors that others took."""
 
     values: tuple[float, ...]
     others: tuple[float, ...] = ()
@@ -71,8 +70,7 @@ class Blocks:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The median lies between these two values with a confidence of 95 %, whatever their distribution, if they are
-    independent."""
+    """Interval with the median at 95 % confidence, whatever the values' distribution, if they are independent."""
     ordered, count = sorted(values), len(values)
     # values left out at either end; outcomes, of 2^count, with at most one more beyond the median
     cut, tail = 0, 1 + count

@@ -107,8 +107,7 @@ class Problem:
 
     @cached_property
     def chosen(self) -> Any:
-        """Rows of the batch that are compared: all, or a sample. A gradient sums over the batch, so values of j are
-        chosen instead."""
+        """Rows of the batch that are compared: all, or a sample; j of a gradient, which sums over the batch."""
         kernel = self.kernel
         if self.grad_y is not None:
             d = kernel.pattern.d
@@ -176,8 +175,7 @@ class Measured:
 
 
 def tolerance(precision: str, terms: int) -> float:
-    """Largest relative error that rounding explains: one rounding (16-bit outputs, tf32 operands), else one per
-    term."""
+    """Largest relative error that rounding explains: one rounding (16-bit outputs, tf32), else one per term."""
     known = PRECISIONS[precision]
     return known.unit_roundoff if known.rounds_once else known.unit_roundoff * max(4.0, 2 * sqrt(known.halves * terms))
 
@@ -297,8 +295,7 @@ class Bench:
         return {name: packing.pack(weights, None) for name, packing, weights in pairs}
 
     def check(self, plan: Plan, packed: Packed) -> tuple[float, int]:
-        """Launch once on a poisoned output and workspace. Returns the relative error and the number of compared rows of
-        the batch."""
+        """Launch once on poisoned memory. Returns the relative error and the number of compared rows of the batch."""
         arrays = self._sets[0]
         for name in self._poison:
             self.device.upload(arrays[name], self._arrays[name])
@@ -330,8 +327,7 @@ class Bench:
         return plan.arguments({**arrays, **packed, "workspace": self._workspace_of(plan), **pitches})
 
     def _workspace_of(self, plan: Plan) -> Buffer:
-        """The shared workspace, if the plan needs one. Looked up at each launch, since a larger plan may have
-        replaced it."""
+        """The shared workspace, if the plan needs one, at each launch: a larger plan may have replaced it."""
         if plan.workspace_bytes > self._workspace_bytes:
             self._workspace, self._workspace_bytes = (
                 None,
@@ -403,8 +399,7 @@ def _compared(problem: Problem, result: "Array") -> tuple[float, int]:
 
 
 def numpy_way(problem: Problem) -> tuple[float, "Array"]:
-    """Seconds and result of the product in NumPy: permute, batched matrix product, permute back. 16-bit types as
-    float32."""
+    """Seconds and result in NumPy: permute, batched product, permute back; 16-bit types as float32."""
     a, b, c, d = problem.kernel.pattern.shape
     batch = problem.batch
     small = problem.kernel.item_bytes == 2

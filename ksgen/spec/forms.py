@@ -102,7 +102,7 @@ class PatternForm:
         "anyOf": [
             {"type": "string", "pattern": f"^(?:{WRITTEN.pattern})$"},
             {"type": "array", "items": _COUNT, "minItems": 4, "maxItems": 4},
-        ],
+        ]
     }
 
     def read(self, node: Node) -> Pattern:

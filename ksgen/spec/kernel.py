@@ -249,8 +249,7 @@ class KernelSpec:
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """Words of the kernel's name for operands stored in another type than Y: the weights' storage, then
-        "inputs"."""
+        """Words of the kernel's name for operands stored in another type than Y: the weights' type, then "inputs"."""
         return (*((self.weights,) if self.is_quantized else ()), *(("inputs",) if self.has_bytes_in else ()))
 
     @property
@@ -325,8 +324,7 @@ class KernelSpec:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Words of the kernel's name for everything but a plain product: activation between factors, epilogue, slices,
-        job."""
+        """Words of the kernel's name for all but a plain product: activation in between, epilogue, slices, job."""
         return (self.job,) if self.job == "gradient" else (*self._activated, *self.epilogue.words, *self._sliced)
 
     @property

@@ -19,8 +19,7 @@ _BANDS = (40, 64, 100, 200)  # upper ends of bands of bc/(b + c); a last one lie
 
 
 def paper_patterns(batch: int = BATCH) -> list[Pattern]:
-    """Patterns of two sweeps: over d with a = 1, and over a. Blocks are square or 4 to 1, and arrays fit 32-bit
-    indices."""
+    """Patterns of two sweeps: over d with a = 1, and over a; square or 4 to 1, for arrays with 32-bit indices."""
     blocks = [(b, c) for b, c in product(_SIDES, _SIDES) if b == c or b == 4 * c or c == 4 * b]
     kept = [block for block in blocks if block not in _LEFT_OUT]
     over_d = [Pattern(1, b, c, d) for (b, c), d in product(blocks, _COUNTS)]

@@ -98,9 +98,7 @@ class KernelOptions:
         return [(weights, inputs) for weights in self.weights for inputs in self.inputs if inputs in (SAME, weights)]
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
-        """Yield kernels that only training needs: the gradient of the weights, and the transposed product for that
-        of X.
-        """
+        """Yield kernels that only training needs: the weights' gradient, and the transposed product for that of X."""
         if True in self.gradients:
             if quantized := [each for each in self.weights if each != SAME]:
                 raise SpecError(

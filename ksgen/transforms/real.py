@@ -29,8 +29,7 @@ def of_real(name: str, n: int, dft: Complex) -> Transform:
 
 
 def to_real(name: str, n: int, inverse: Complex) -> Transform:
-    """Inverse of `of_real`. Imaginary parts of the first frequency, and of the last one for an even n, count as
-    zero."""
+    """Inverse of `of_real`; imaginary parts of the first frequency and an even n's last count as zero."""
     if n % 2:
 
         def mirror(library: Library, x: Any) -> Any:
@@ -51,8 +50,7 @@ def to_real(name: str, n: int, inverse: Complex) -> Transform:
 
 
 def of_cosines(name: str, n: int, rdft: Transform) -> Transform:
-    """Cosine transform by a Fourier transform of even places and reversed odd ones; each frequency gets a phase of a
-    quarter step."""
+    """Cosine transform by a Fourier transform of even places and reversed odd ones, with phases."""
     order = np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)[::-1]]).astype(np.int64)
     phases = 2 * np.exp(-0.5j * np.pi * np.arange(n // 2 + 1) / n)
 
@@ -69,8 +67,7 @@ def of_cosines(name: str, n: int, rdft: Transform) -> Transform:
 
 
 def of_hartley(name: str, n: int, rdft: Transform) -> Transform:
-    """Hartley transform by a real Fourier transform; frequencies beyond the middle are conjugates of the ones before
-    it."""
+    """Hartley transform by a real Fourier transform; the upper frequencies are conjugates of the lower."""
 
     def after(library: Library, y: Any) -> Any:
         y = rdft.after(library, y) if rdft.after else y

@@ -31,8 +31,7 @@ def checked_taps(taps: object) -> int:
 
 
 def checked_levels(n: object, taps: int, levels: object) -> tuple[int, int]:
-    """Size and number of levels. By default, each level halves an even number of entries and has its window within the
-    size."""
+    """Size and number of levels; by default as many as halve an even size with their window within it."""
     size = whole_number(n)
     if size is None or size % 2 or not 2 <= size <= MOST_FEATURES:
         raise PatternError(f"n={excerpt(n)}; accepted: an even number up to {MOST_FEATURES}")
@@ -50,8 +49,7 @@ def checked_levels(n: object, taps: int, levels: object) -> tuple[int, int]:
 
 @cache
 def lowpass(taps: int) -> tuple[float, ...]:
-    """Minimum-phase filter of the means, equal to PyWavelets' `rec_lo` with each number rounded to the nearest
-    float64."""
+    """Minimum-phase filter of the means, equal to PyWavelets' `rec_lo` with rounded float64 numbers."""
     half = taps // 2
     roots = np.roots([comb(half - 1 + power, power) for power in reversed(range(half))])
     halves = 1 - 2 * roots
@@ -99,8 +97,7 @@ def within(taps: int, levels: int, most: int) -> int:
 
 
 def analysis(taps: int, levels: int) -> Array:
-    """Matrix from a window to its coefficients, (2^levels, window): the mean's, then each level's from the coarsest
-    on."""
+    """Matrix from a window to its coefficients, (2^levels, window): the mean's, then levels from the coarsest."""
     low = np.array(lowpass(taps))
     high = low[::-1] * (-1.0) ** np.arange(taps)
     mean, details = np.ones(1), []

@@ -80,8 +80,7 @@ def only_device(devices: Mapping[str, Wisdom], part: str | None, source: str) ->
 
 
 def better(first: Entry, second: Entry) -> Entry:
-    """The better entry: by rank, then the faster one if times compare, else the later one. Stale times compare
-    within a template."""
+    """The better entry: by rank, then the faster one if times compare (within a template), else the later."""
     if first.rank != second.rank:
         return min(first, second, key=lambda entry: entry.rank)
     if first.is_stale and _template(first) != _template(second):

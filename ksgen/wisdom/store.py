@@ -57,8 +57,7 @@ class Entry:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the template has changed since: the time is that of another source, and the constants are a first
-        guess."""
+        """Whether the template has changed since: the time is another source's, and the constants a first guess."""
         return bool(self.measured.get("template") != template_digest(self.family))
 
     @property
@@ -135,8 +134,7 @@ class Entry:
 
 
 class Wisdom:
-    """Entries of one device. Later ones replace earlier ones of the same kernel and batch, unless those have a
-    better rank."""
+    """Entries of one device. A later one replaces an earlier one of its kernel and batch, if no worse in rank."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._by_kernel: dict[KernelSpec, dict[int, Entry]] = {}
@@ -181,8 +179,7 @@ class Wisdom:
 
 
 def are_alike(measured: int, batch: int) -> bool:
-    """Whether a measurement at one batch counts at another: both have the same default, which the constants have
-    beaten."""
+    """Whether a measurement at one batch counts at another: the constants have beaten the same default."""
     return alike(measured) == alike(batch)
 
 

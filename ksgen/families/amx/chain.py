@@ -106,8 +106,7 @@ class AmxChainTiling(LaunchTiling):
 
 
 def passing_bytes(kernel: KernelSpec, block: int, streaming: int) -> int:
-    """Bytes of a block's inputs and of the next block's, which are prefetched, and of outputs without streaming
-    stores."""
+    """Bytes of a block's inputs, of the next block's, which are prefetched, and of outputs without streaming stores."""
     return block * kernel.item_bytes * (2 * kernel.in_features + (0 if streaming else kernel.pattern.out_features))
 
 

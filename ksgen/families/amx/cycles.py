@@ -57,17 +57,14 @@ def factor_cycles(shape: AmxTiling, held: Held, batch: int) -> float:
     """
     copied, left = copy_cycles(shape, batch), OUTPUT * batch * shape.kernel.pattern.out_features
     meanwhile, products, lines = copied * shape.copied_meanwhile, dots(shape, batch), lines_of(shape)
-    share = FETCH * (lines.inputs + lines.weights + lines.again) + SHARE / dots_of_a_share(shape)
+    share = FETCH * (lines.inputs + lines.weights + lines.again) + SHARE / (
+        (PAIR // ROWS) ** 2 * shape.products.products / shape.shares
+    )
     return (
         max(dot_cycles(shape, held) * products, meanwhile + left + share * products)
         + APART * (copied - meanwhile)
         + evicted_cycles(shape, held) * products
     )
-
-
-def dots_of_a_share(shape: AmxTiling) -> float:
-    """Products per share of a step, after which vector instructions run."""
-    return (PAIR // ROWS) ** 2 * shape.products.products / shape.shares
 
 
 def copy_cycles(shape: AmxTiling, batch: int) -> float:

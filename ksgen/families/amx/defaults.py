@@ -73,13 +73,8 @@ def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
         tried = [AmxConstants(block, outputs, 1, panel, 0, depth) for (outputs, depth), panel in every]
         options = [AmxFactor(factor, own, not best) for own in tried]
         found = min(options, key=lambda own: factor_cycles(own, Held(kept + own.slot * 4, weights), batch))
-        best.append(_in_place(factor, found.constants))
+        best.append(replace(found.constants, panel=0) if _lie_ready(factor, found.constants.block) else found.constants)
     return AmxChainConstants.of(kernel, block, best, streaming)
-
-
-def _in_place(kernel: KernelSpec, found: AmxConstants) -> AmxConstants:
-    """Read rows in place, if they can be."""
-    return replace(found, panel=0) if _lie_ready(kernel, found.block) else found
 
 
 def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
@@ -92,8 +87,7 @@ def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
 
 
 def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
-    """Yield numbers of outputs and depths that divide the outputs, and the tiles along the inputs, as equally as
-    possible."""
+    """Yield outputs and depths that divide the outputs, and the tiles along the inputs, as equally as possible."""
     b, steps = kernel.pattern.b, divide_up(kernel.pattern.c, INPUTS)
     depths = dict.fromkeys(divide_up(steps, divide_up(steps, depth)) for depth in DEPTHS)
     outputs = dict.fromkeys(
@@ -120,8 +114,7 @@ def streams_outputs(kernel: KernelSpec, batch: int) -> int:
 
 
 def _with_parts(shape: AmxTiling, limits: Limits, batch: int) -> AmxConstants:
-    """Divide groups of outputs among work groups, if blocks of the batch are too few for all cores or planes are far
-    apart in memory."""
+    """Divide groups of outputs among work groups if cores outnumber blocks of the batch, or planes are far apart."""
     blocks, few = divide_up(batch, shape.constants.block), limits.multiprocessors * TASKS
     parts = min(divide_up(few, blocks), shape.columns) if blocks < few else 1
     return replace(shape.constants, parts=max(parts, shape.constants.parts))

@@ -17,7 +17,7 @@ from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
 from ksgen.families.drawing import DrawnSide, draw
-from ksgen.families.rules import Rule
+from ksgen.families.rules import Rule, no_more
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
 from ksgen.families.vector.defaults import MANY
 from ksgen.families.vector.launch import ProcessorProduct, output_reads
@@ -41,22 +41,14 @@ RULES: tuple[Rule[AmxConstants], ...] = (
     ),
     Rule("panel is 0, 1 or 2", lambda k, c: c.panel in (0, 1, 2)),
     Rule("streaming is 0 or 1", lambda k, c: c.streaming in (0, 1)),
-    Rule(
-        "depth is at most the tiles along the inputs",
-        lambda k, c: c.depth <= AmxTiling(k, c).steps,
-        lambda k, c: AmxTiling(k, c).steps,
-    ),
+    no_more("depth", "the tiles along the inputs", lambda k, c: AmxTiling(k, c).steps),
     Rule("block is a multiple of 32", lambda k, c: c.block % PAIR == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
     Rule(
         "panel is 1 or 2 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved",
         lambda k, c: c.panel >= 1 or reads_in_place(k),
     ),
-    Rule(
-        "parts is at most the groups of outputs",
-        lambda k, c: c.parts <= AmxTiling(k, c).columns,
-        lambda k, c: AmxTiling(k, c).columns,
-    ),
+    no_more("parts", "the groups of outputs", lambda k, c: AmxTiling(k, c).columns),
 )
 
 
@@ -138,8 +130,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         }
 
     def _factor(self, shape: AmxChainTiling, number: int) -> dict[str, Any]:
-        """Template variables of one factor of a chain: its constants and snippets, where its inputs come from and its
-        outputs go."""
+        """Template variables of a chain's factor: constants and snippets, the places of its inputs and outputs."""
         own, is_last = shape.factors[number], number + 1 == len(shape.factors)
         words, activation = factor_words(own), own.kernel.epilogue.activation
         pitch = "0" if own.is_bsf else str(shape.pitch)  # constants know the pitch of rows of features
@@ -230,32 +221,26 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         Constexpr("PLANES", shape.planes, "planes of inputs, which are copied sequentially"),
         Constexpr("PLANES_J", shape.planes_j, "planes per i"),
         Constexpr("RUN", shape.run, "neighbouring j per plane"),
-        Constexpr("PLACES_J", shape.places_j, "groups of sixteen j, which are interleaved together"),
+        Constexpr("PLACES_J", divide_up(shape.run, LANES), "groups of sixteen j, which are interleaved together"),
         Constexpr("GROUPS", shape.groups, "groups of a plane's outputs"),
         Constexpr("TILES", shape.tiles, "tiles of the outputs of one (i, j)"),
         Constexpr("STEPS", shape.steps, "tiles along the inputs, 32 each"),
         Constexpr(
-            "DEPTH",
-            constants.depth,
-            "steps whose inputs stay in the first-level cache for all outputs of a group",
+            "DEPTH", constants.depth, "steps whose inputs stay in the first-level cache for all outputs of a group"
         ),
         Constexpr("CHUNKS", shape.chunks, "chunks of DEPTH steps"),
         Constexpr("SHARES", shape.shares, "shares of a step's products, after each of which vector instructions run"),
         Constexpr(
             "FETCHED_SUMS",
-            shape.fetched_sums,
+            divide_up(PAIR, shape.constants.depth * shape.shares),
             "rows of the next sums that are prefetched with each share of a step",
         ),
         Constexpr(
-            "INPUTS_PASS",
-            shape.inputs_pass,
-            "whether a block's inputs of DEPTH steps exceed the first-level cache",
+            "INPUTS_PASS", shape.inputs_pass, "whether a block's inputs of DEPTH steps exceed the first-level cache"
         ),
         Constexpr("WEIGHTS_PASS", shape.weights_pass, "whether the weights of two tiles exceed it"),
         Constexpr(
-            "STEPS_IN_PLACE",
-            in_place,
-            "steps whose rows of X are read in place, or all steps if inputs are copied",
+            "STEPS_IN_PLACE", in_place, "steps whose rows of X are read in place, or all steps if inputs are copied"
         ),
         Constexpr("COPIED_FROM", 0 if constants.panel else in_place * INPUTS, "first input that is copied"),
         Constexpr("IS_IN_PLACE", not constants.panel, "whether whole tiles of X are read in place"),
@@ -266,7 +251,11 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         Constexpr("SQUARES", shape.squares, "two by two tiles of a group"),
         Constexpr("VECTORS", shape.vectors, "vectors of sums that are stored together"),
         Constexpr("LINE_VECTORS", shape.line_vectors, "vectors of sums that become a cache line of outputs"),
-        Constexpr("SPAN", shape.span, "elements of a row of sums in these vectors, per j"),
+        Constexpr(
+            "SPAN",
+            LANES if shape.is_bsf and shape.square > 1 else LANES * shape.line_vectors,
+            "elements of a row of sums in these vectors, per j",
+        ),
         Constexpr("J_SUMS", constants.outputs * constants.block, "sums from one j to the next"),
         Constexpr(
             "K_SUMS",
@@ -276,9 +265,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         Constexpr("ROW_SUMS", shape.sums_row, "sums from one row to the next"),
         Constexpr("Y_COLUMN", pattern.d if shape.is_bsf else 1, "outputs per element of a row of sums"),
         Constexpr(
-            "UNITS",
-            shape.units,
-            "multiples of 32 elements of a row of sums that are stored with each share of a step",
+            "UNITS", shape.units, "multiples of 32 elements of a row of sums that are stored with each share of a step"
         ),
         Constexpr("ALL_UNITS", 2**31 - 1, "no limit: all units are stored"),
         Constexpr(
@@ -297,23 +284,18 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         Constexpr("COPIED_ROWS", shape.copied_rows, "rows that are copied at a time"),
         Constexpr(
             "COPY_UNITS",
-            shape.copy_units,
+            divide_up(shape.copies * shape.copy_every, shape.plane_shares),
             "multiples of COPIED that are copied together while tiles are multiplied",
         ),
         Constexpr("COPY_EVERY", shape.copy_every, "shares of steps per copy, if panels alternate"),
         Constexpr("COPY_LINES", shape.copy_lines, "cache lines of later inputs that are prefetched with each copy"),
         Constexpr("SUMS", shape.panels, "offset of waiting sums in the private buffer", "long long"),
         Constexpr(
-            "GROUP_SUMS",
-            round_up(shape.sums, LINE_BYTES),
-            "elements from one group's sums to the next",
-            "long long",
+            "GROUP_SUMS", round_up(shape.sums, LINE_BYTES), "elements from one group's sums to the next", "long long"
         ),
         Constexpr("SUMS_ROW", shape.sums_row, "elements from one row of sums to the next", "long long"),
         Constexpr(
-            "AHEAD_LINES",
-            shape.ahead_lines,
-            "cache lines of the next inputs that are prefetched with two by two tiles",
+            "AHEAD_LINES", shape.ahead_lines, "cache lines of the next inputs that are prefetched with two by two tiles"
         ),
         Constexpr("AHEAD_RUN", shape.ahead_run, "prefetched lines per row"),
         Constexpr("AHEAD_APART", shape.ahead_apart, "elements from one prefetched line of a row to the next"),

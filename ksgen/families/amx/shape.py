@@ -141,8 +141,7 @@ class AmxTiling(TilePlanes):
 
     @property
     def inputs_pass(self) -> bool:
-        """Whether a block's inputs exceed the first-level cache while weights pass: those of DEPTH steps, and the next
-        step's."""
+        """Whether a block's inputs of DEPTH steps, and the next step's, exceed the first-level cache."""
         tiles = self.constants.depth * (self.constants.block // ROWS + 2) + 2
         return tiles * self.tile_bytes + self.streams_bytes > FIRST_LEVEL_BYTES
 
@@ -151,11 +150,6 @@ class AmxTiling(TilePlanes):
         """Whether the weights of two tiles exceed the first-level cache while the inputs of two tiles pass."""
         tiles = self.constants.depth * 4 + 2
         return self.constants.block > PAIR and tiles * self.tile_bytes + self.streams_bytes > FIRST_LEVEL_BYTES
-
-    @property
-    def fetched_sums(self) -> int:
-        """Rows of the next two by two tiles' sums that are prefetched with each share of a step."""
-        return divide_up(PAIR, self.constants.depth * self.shares)
 
     @property
     def tiles(self) -> int:
@@ -206,12 +200,6 @@ class AmxTiling(TilePlanes):
             return super().run
         return d if d <= MOST_RUN else PAIR
 
-    @property
-    def places_j(self) -> int:
-        """Groups of sixteen j of a plane, which are interleaved together; the last group ends with the plane's last
-        j."""
-        return divide_up(self.run, LANES)
-
     # ---- prefetches of the next inputs
 
     @property
@@ -236,8 +224,7 @@ class AmxTiling(TilePlanes):
 
     @property
     def ahead_lines(self) -> int:
-        """Lines that are prefetched with two by two tiles; none if panels alternate, because the next inputs are copied
-        then."""
+        """Lines that are prefetched with two by two tiles; none if panels alternate: the next inputs are copied."""
         if self.constants.panel == 2:
             return 0
         rows = self.constants.block if self.is_bsf else self.kernel.pattern.c
@@ -295,10 +282,6 @@ class AmxTiling(TilePlanes):
         return max(1, self.plane_shares // self.copies)
 
     @property
-    def copy_units(self) -> int:
-        return divide_up(self.copies * self.copy_every, self.plane_shares)
-
-    @property
     def copy_lines(self) -> int:
         """Cache lines that each copy prefetches: 32 rows of the batch ahead, or in batch-size-last one block ahead."""
         line = LINE_BYTES // self.kernel.item_bytes
@@ -321,15 +304,8 @@ class AmxTiling(TilePlanes):
         return self.line_vectors if not self.is_bsf else max(self.square, self.line_vectors)
 
     @property
-    def span(self) -> int:
-        """Elements of a row that are stored together: outputs of a row of the batch, or rows of the batch of an
-        output."""
-        return LANES if self.is_bsf and self.square > 1 else LANES * self.line_vectors
-
-    @property
     def units(self) -> int:
-        """Units of 32 elements of a row of sums that are stored per share of a step. A group is then stored when the
-        next one is complete."""
+        """Units of 32 elements of a row of sums per share of a step: a group is stored when the next is complete."""
         rows, columns = self.constants.block, self.constants.outputs
         if not self.is_bsf:
             rows, columns = columns, rows

@@ -22,7 +22,7 @@ from ksgen.families.cpu_gradient.defaults import (
 )
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
 from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
-from ksgen.families.rules import Rule
+from ksgen.families.rules import Rule, at_most, no_more
 from ksgen.families.shaped import OfKinds
 from ksgen.families.signature import GRADIENT
 from ksgen.families.vector.planes import lanes_of, round_up
@@ -44,7 +44,7 @@ _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
         "every constant but pairs is at least 1",
         lambda k, c: all(v >= 1 for name, v in asdict(c).items() if name != "pairs" and not isinstance(v, str)),
     ),
-    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
+    at_most("a tile has at most 64 vectors", 64, lambda k, c: c.height * c.width),
     Rule("height is at most c", lambda k, c: c.height <= k.pattern.c),
     Rule("width is at most b along the batch", lambda k, c: c.along == "outputs" or c.width <= k.pattern.b),
     Rule("block is a multiple of lanes along the batch", lambda k, c: c.along == "outputs" or c.block % c.lanes == 0),
@@ -63,11 +63,7 @@ _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
         "along=outputs needs a d that divides the lanes, or more j than lanes",
         lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
     ),
-    Rule(
-        "pieces is at most the columns that work groups take apart",
-        lambda k, c: c.pieces <= VectorGradientTiling(k, c).units,
-        lambda k, c: VectorGradientTiling(k, c).units,
-    ),
+    no_more("pieces", "the columns that work groups take apart", lambda k, c: VectorGradientTiling(k, c).units),
 )
 
 _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
@@ -80,11 +76,7 @@ _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
     Rule("every constant is at least 1", lambda k, c: min(asdict(c).values()) >= 1),
     Rule("block is a multiple of 32", lambda k, c: c.block % INPUTS == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
-    Rule(
-        "pieces is at most the columns that work groups take apart",
-        lambda k, c: c.pieces <= AmxGradientTiling(k, c).units,
-        lambda k, c: AmxGradientTiling(k, c).units,
-    ),
+    no_more("pieces", "the columns that work groups take apart", lambda k, c: AmxGradientTiling(k, c).units),
 )
 
 

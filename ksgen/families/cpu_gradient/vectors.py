@@ -80,8 +80,7 @@ class VectorGradientTiling(Planes):
 
     @property
     def column_unit(self) -> int:
-        """Columns that one work group takes together: all columns of a plane whose operands are transposed, else
-        one."""
+        """Columns that one work group takes together: all of a plane whose operands are transposed, else one."""
         return self.plane_columns if self.is_transposed else 1
 
     @property
@@ -149,8 +148,7 @@ class VectorGradientTiling(Planes):
         return self._spread(self.block_rows)
 
     def _spread(self, elements: int) -> int:
-        """Smallest odd number of cache lines that holds `elements`, in whole vectors; its multiples use all sets of a
-        cache evenly."""
+        """Smallest odd number of cache lines for `elements`: its multiples use all sets of a cache evenly."""
         line = max(LINE_BYTES // self.real_bytes, self.constants.lanes)
         return (divide_up(elements, line) | 1) * line
 

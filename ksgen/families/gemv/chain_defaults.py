@@ -39,8 +39,7 @@ MOST_COPIES = 64  # copies of X per thread, at most
 
 
 def options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[GemvChainConstants]:
-    """Yield constants for each tile of the second factor, with the fastest distribution of the first factor's rows over
-    lanes."""
+    """Yield each tile of the second factor, with the fastest distribution of the first factor's rows over lanes."""
     found: dict[tuple[int, int], tuple[int, int, int] | None] = {}
     for last in shapes(factor_kernels(kernel)[1], tile_batch):
         threads = GemvChainConstants.of(last, 1, 1, 1).threads
@@ -59,8 +58,7 @@ def options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[Gem
 
 
 def _best_first(kernel: KernelSpec, last: GemvConstants) -> tuple[int, int, int] | None:
-    """Fastest (thread_out, lanes_in, steps) of the first factor; None if every choice takes too many copies of X or too
-    many registers per thread."""
+    """Fastest (thread_out, lanes_in, steps) of the first factor; None if its copies or registers are too many."""
     least = GemvChainTiling(kernel, GemvChainConstants.of(last, 1, 1, 1))
     pieces, alike, most = least.first.pieces, most_alike(kernel), max(1, MOST_SUMS // last.tile_batch)
     found: tuple[float, tuple[int, int, int]] | None = None
@@ -96,8 +94,7 @@ def _first_cycles(shape: GemvChainTiling) -> tuple[float, float]:
 
 
 def expected_cycles(kernel: KernelSpec, constants: GemvChainConstants, limits: Limits, batch: int) -> float:
-    """Estimated cycles of the busiest multiprocessor: the longest of instructions, shared memory and global traffic,
-    plus the waits for stages."""
+    """Estimated cycles of the busiest multiprocessor, as for one factor."""
     shape, rates = GemvChainTiling(kernel, constants), gpu_of(limits.target).rates
     last: GemvTiling = shape.last
     resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)

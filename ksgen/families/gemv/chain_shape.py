@@ -22,8 +22,7 @@ ALIGNMENT = 16  # bytes, of each part of shared memory
 
 @dataclass(frozen=True)
 class GemvChainConstants(Constants):
-    """Constants that a search may change: those of a factor alone for the second one, and the distribution of the first
-    one's rows."""
+    """Constants that a search may change: the second factor's, and the distribution of the first one's rows."""
 
     entry_family: ClassVar[str] = "few_chain"
     template: ClassVar[str] = "gemv_chain"
@@ -43,8 +42,7 @@ class GemvChainConstants(Constants):
 
     @classmethod
     def of(cls, last: GemvConstants, thread_out: int, lanes_in: int, steps: int) -> "GemvChainConstants":
-        """Constants of a chain, from the second factor's in a launch of its own and the distribution of the first
-        factor's rows."""
+        """Constants of a chain, from the second factor's alone and the distribution of the first one's rows."""
         own = last.tile_batch, last.tile_out, last.tile_d, last.thread_out, last.lanes_in, last.warps_in, last.steps
         return cls(*own, thread_out, lanes_in, steps)
 

@@ -15,8 +15,7 @@ REMEMBERED = 4096  # cached counts, one per kernel and constants
 
 
 def cache_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> float:
-    """Bytes that all blocks move: X once per tile along the outputs, weights once per tile of the batch, Y and the
-    residual once."""
+    """Bytes that all blocks move: X once per tile of outputs, weights once per tile of the batch, outputs once."""
     shape, own, (_, b, c, _) = GemvTiling(kernel, constants), constants, kernel.pattern.shape
     inputs = run_bytes_of(kernel, c, c, own.tile_d, batch, own.tile_batch, kernel.x_item_bytes)
     outputs = output_bytes(kernel, constants, batch)
@@ -111,8 +110,7 @@ def copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
 
 @lru_cache(REMEMBERED)
 def part_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
-    """Shared-memory cycles in which one block writes the sums of its tile; in batch-size-last, a lane's sums are
-    contiguous."""
+    """Shared-memory cycles in which one block writes its tile's sums; in batch-size-last, a lane's are contiguous."""
     shape, own, real = GemvTiling(kernel, constants), constants, kernel.real_bytes
     wide = gcd(shape.held, own.tile_batch, 16 // real) if kernel.layout == "bsl" else 1
 

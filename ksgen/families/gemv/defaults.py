@@ -32,8 +32,7 @@ REMEMBERED = 1024  # cached kernels
 
 
 def entries_for(batch: int | None) -> int:
-    """Rows of the batch per block: the smallest power of two that holds the batch, or `MOST_BATCH` if it is large or
-    unknown."""
+    """Rows of the batch per block: the smallest power of two that holds it; `MOST_BATCH` if it is large or unknown."""
     return next((size for size in (1, 2, 4, 8, 16) if batch and batch <= size), MOST_BATCH)
 
 
@@ -64,8 +63,7 @@ def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
 
 
 def expected_cycles(kernel: KernelSpec, constants: GemvConstants, limits: Limits, batch: int) -> float:
-    """Estimated cycles of the busiest multiprocessor: the longest of instructions, shared memory and global traffic,
-    plus the waits for stages."""
+    """Estimated cycles of the busiest multiprocessor: the longest of its resources, plus the waits for stages."""
     shape, rates = GemvTiling(kernel, constants), gpu_of(limits.target).rates
     many = limits.multiprocessors
     resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)

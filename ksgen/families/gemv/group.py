@@ -104,8 +104,7 @@ class GemvGroupTiling:
 
 
 def options(kernel: KernelSpec, limits: Limits) -> Iterator[GemvGroupConstants]:
-    """Yield the best constants of all layers, the second best ones, and so on, for each tile of the batch and number of
-    threads."""
+    """Yield the best constants of all layers, the second best and so on, per tile of the batch and threads."""
     layers = _with_shares(kernel, limits)
     for size in SIZES[::-1]:
         ranked = [_by_threads(layer, share, size, size) for layer, share in layers]
@@ -149,8 +148,7 @@ def _common(ranked: Sequence[dict[int, tuple[tuple[float, OfLayer], ...]]]) -> l
 def _by_threads(
     layer: KernelSpec, limits: Limits, size: int, entries: int
 ) -> dict[int, tuple[tuple[float, OfLayer], ...]]:
-    """Best constants of a layer, and their estimated cycles for a batch of `entries` rows, per number of threads in a
-    block."""
+    """Best constants of a layer with their estimated cycles for a batch of `entries` rows, by threads per block."""
     found: dict[int, list[tuple[float, OfLayer]]] = {}
     if len(layer.factors) > 1:
         for chain in chain_defaults.options(layer, limits, size):

@@ -5,7 +5,7 @@ from ksgen.families.gemv.chain_shape import GemvChainConstants, is_narrow, most_
 from ksgen.families.gemv.defaults import MOST_BATCH
 from ksgen.families.gemv.group import GemvGroupConstants, GemvGroupTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
-from ksgen.families.rules import Rule, first_broken, refusal
+from ksgen.families.rules import Rule, at_most, first_broken, multiple, refusal
 from ksgen.families.tiles import MOST_THREADS, WARP
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -21,15 +21,9 @@ RULES: tuple[Rule[GemvConstants], ...] = (
     Rule("thread_out is at most 8", lambda k, c: c.thread_out <= 8),
     Rule("steps is at most 8", lambda k, c: c.steps <= 8),
     Rule("lanes_in is a power of two up to 32", lambda k, c: WARP % c.lanes_in == 0),
-    Rule(
-        "tile_out is a multiple of thread_out", lambda k, c: c.tile_out % c.thread_out == 0, lambda k, c: c.thread_out
-    ),
+    multiple("tile_out", "thread_out", lambda k, c: c.thread_out),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
-    Rule(
-        "a block has at most 1024 threads",
-        lambda k, c: GemvTiling(k, c).threads <= MOST_THREADS,
-        lambda k, c: GemvTiling(k, c).threads,
-    ),
+    at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: GemvTiling(k, c).threads),
 )
 
 CHAIN_RULES: tuple[Rule[GemvChainConstants], ...] = (
@@ -44,7 +38,7 @@ CHAIN_RULES: tuple[Rule[GemvChainConstants], ...] = (
         lambda k, c: all(value >= 1 for name, value in vars(c).items() if name != "early"),
     ),
     Rule("early is 0 or 1", lambda k, c: c.early in (0, 1)),
-    Rule("a block has at most 1024 threads", lambda k, c: c.threads <= MOST_THREADS, lambda k, c: c.threads),
+    at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: c.threads),
     Rule(
         "each factor's constants are as its own rules allow",
         lambda k, c: factors_hold(RULES, own_of_factors(k, c)),

@@ -111,7 +111,7 @@ class Gradient(OfKinds):
             round(shape.read_bytes_moved(batch) + shape.sum_bytes_moved(batch)),
             shared,
             steps * constants.tile_batch * shape.tile_weights * shape.products,
-            steps / shape.stages_ahead,
+            steps / (1 if shape.copy == "registers" else int(shape.constants.stages) - 1),
             returned_bytes=steps * shape.step_shared_cycles * CYCLE_BYTES - shared,
             stages=steps,
             synchronous=steps if shape.copy == "registers" else 0,

@@ -31,7 +31,7 @@ from ksgen.families.gradient.parts import (
 )
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.operands import CHUNK
-from ksgen.families.rules import Rule
+from ksgen.families.rules import Rule, at_most, multiple
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import MOST_THREADS, WARP, Constants, CopyPlan, divide_up, power_of_two_in
 from ksgen.spec import KernelSpec
@@ -123,9 +123,7 @@ class GradientMmaTiling(Parts):
 
     @property
     def copy(self) -> str:
-        """16-bit elements that must change their order go through registers: there are no 2-byte asynchronous
-        copies.
-        """
+        """Path of copies: registers for 16-bit elements that change their order, which have no asynchronous copies."""
         return "registers" if self.is_bsf and self.kernel.item_bytes == 2 else "async"
 
     @property
@@ -216,8 +214,7 @@ class GradientMmaTiling(Parts):
 
     @property
     def step_shared_bytes(self) -> int:
-        """Bytes that are written to and read from shared memory in one step: each warp reads its own part of both
-        operands."""
+        """Bytes written to and read from shared memory per step: each warp reads its own part of both operands."""
         constants = self.constants
         written = constants.tile_d * (constants.tile_in + constants.tile_out)
         read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
@@ -241,8 +238,7 @@ class GradientMmaTiling(Parts):
 
     @property
     def registers(self) -> int:
-        """Estimated registers per thread: both kinds of sums, dY's chunks and operands, those of one column of X, and
-        addresses."""
+        """Estimated registers per thread: both kinds of sums, dY's chunks and operands, a column of X, addresses."""
         operands = 8 * self.row_tiles + 8
         if self.components == 2:
             operands += operands // 2  # not all are split at once
@@ -365,16 +361,8 @@ RULES: tuple[Rule[GradientMmaConstants], ...] = (
         lambda k, c: ", ".join(on_tensor_cores()),
     ),
     Rule("every constant is at least 1", lambda k, c: all(value >= 1 for value in asdict(c).values())),
-    Rule(
-        "tile_out is a multiple of 16 * warps_out",
-        lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0,
-        lambda k, c: ROWS * c.warps_out,
-    ),
-    Rule(
-        "tile_in is a multiple of 8 * warps_in",
-        lambda k, c: c.tile_in % (COLUMNS * c.warps_in) == 0,
-        lambda k, c: COLUMNS * c.warps_in,
-    ),
+    multiple("tile_out", "16 * warps_out", lambda k, c: ROWS * c.warps_out),
+    multiple("tile_in", "8 * warps_in", lambda k, c: COLUMNS * c.warps_in),
     Rule(
         "tile_batch is a multiple of 64 bytes",
         lambda k, c: c.tile_batch * k.item_bytes % STRETCH == 0,
@@ -382,24 +370,14 @@ RULES: tuple[Rule[GradientMmaConstants], ...] = (
     ),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
-    Rule(
-        "a block has at most 1024 threads",
-        lambda k, c: GradientMmaTiling(k, c).threads <= MOST_THREADS,
-        lambda k, c: GradientMmaTiling(k, c).threads,
-    ),
-    Rule(
-        "a thread has at most 96 sums",
-        lambda k, c: GradientMmaTiling(k, c).sums <= MOST_SUMS,
-        lambda k, c: GradientMmaTiling(k, c).sums,
-    ),
-    Rule(
+    at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: GradientMmaTiling(k, c).threads),
+    at_most("a thread has at most 96 sums", MOST_SUMS, lambda k, c: GradientMmaTiling(k, c).sums),
+    at_most(
         "min_blocks blocks have at most 1536 threads",
-        lambda k, c: GradientMmaTiling(k, c).threads * c.min_blocks <= PORTABLE.threads,
+        PORTABLE.threads,
         lambda k, c: GradientMmaTiling(k, c).threads * c.min_blocks,
     ),
-    Rule(
-        "the registers of min_blocks blocks are at most 65536", lambda k, c: _registers(k, c) <= REGISTERS, _registers
-    ),
+    at_most("the registers of min_blocks blocks are at most 65536", REGISTERS, _registers),
     Rule(
         "stages is at least 2, and 2 in 16-bit bsf",
         lambda k, c: c.stages == 2 or (c.stages > 2 and GradientMmaTiling(k, c).copy == "async"),

@@ -35,8 +35,7 @@ class SideImage:
 
 
 def lane_runs(run: int, vector: int, item_bytes: int) -> list[int]:
-    """Numbers of lanes that may copy a line together, the most first: at least a memory sector, if the line is as
-    long."""
+    """Numbers of lanes that may copy a line together, the most first: a memory sector, if the line is as long."""
     found = sorted({power_of_two_in(run // vector, most) for most in (2, 4, 8, 16, 32)}, reverse=True)
     return [lanes for lanes in found if lanes * vector * item_bytes >= SECTOR] or found[:1]
 
@@ -96,11 +95,6 @@ class Parts(Tiled):
     def copy(self) -> str:
         """Path of the copies of stages: "async", or through "registers"."""
         raise NotImplementedError
-
-    @property
-    def stages_ahead(self) -> int:
-        """Stages that are in flight at a time."""
-        return 1 if self.copy == "registers" else int(self.constants.stages) - 1
 
     @property
     def threads(self) -> int:

@@ -22,7 +22,7 @@ from ksgen.families.gradient.parts import (
     lane_runs,
     planes_of_search,
 )
-from ksgen.families.rules import Rule
+from ksgen.families.rules import Rule, at_most, multiple
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import eight_read_cycles, four_read_cycles, is_narrow
 from ksgen.families.tiles import MOST_THREADS, Constants, CopyPlan, divide_up, power_of_two_in
@@ -201,8 +201,7 @@ class GradientTiling(Parts):
 
     @property
     def registers(self) -> int:
-        """Estimated registers per thread: sums, two sets of operands (one of complex numbers), elements on their way
-        through registers, and addresses."""
+        """Estimated registers per thread: sums, two sets of operands (complex: one), copied elements, addresses."""
         constants, words = self.constants, self.real_bytes // 4
         sums = constants.thread_in * constants.thread_out
         held, addresses = 0, 52
@@ -291,22 +290,10 @@ RULES: tuple[Rule[GradientConstants], ...] = (
     ),
     Rule("thread_in is at most 16", lambda k, c: c.thread_in <= 16),
     Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),
-    Rule(
-        "tile_in is a multiple of 8 * thread_in",
-        lambda k, c: c.tile_in % (LANES_IN * c.thread_in) == 0,
-        lambda k, c: LANES_IN * c.thread_in,
-    ),
-    Rule(
-        "tile_out is a multiple of 4 * thread_out",
-        lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0,
-        lambda k, c: LANES_OUT * c.thread_out,
-    ),
+    multiple("tile_in", "8 * thread_in", lambda k, c: LANES_IN * c.thread_in),
+    multiple("tile_out", "4 * thread_out", lambda k, c: LANES_OUT * c.thread_out),
     Rule("tile_batch is a multiple of 8", lambda k, c: c.tile_batch % 8 == 0),
-    Rule(
-        "a block has at most 1024 threads",
-        lambda k, c: GradientTiling(k, c).threads <= MOST_THREADS,
-        lambda k, c: GradientTiling(k, c).threads,
-    ),
+    at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: GradientTiling(k, c).threads),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),

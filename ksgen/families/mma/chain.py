@@ -194,8 +194,7 @@ CHAIN_RULES: tuple[Rule[MmaChainConstants], ...] = (
 
 
 def options(kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
-    """Yield the best tiles for every tile of the batch, number of warps and length of a stage, with all numbers of
-    stages and blocks."""
+    """Yield the best tiles per tile of the batch, warps and length of a stage, with all stages and blocks."""
     for tile_batch, warps, stretches in product(TILES_BATCH, WARPS_OF_BLOCK, STRETCHES):
         if best := _best_of_all(kernel, limits, tile_batch, warps, stretches):
             tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _WORDS) for own in best))

@@ -159,9 +159,7 @@ def _inputs(c: int, least: int, wanted: int) -> int:
 
 
 def _most_stages(shape: MmaTiling, budget: int) -> int:
-    """Number of stages that fit shared memory of so many bytes, at most those of the constants; below two, none
-    fits.
-    """
+    """Number of stages that fit that much shared memory, at most the constants'; below two, none fits."""
     stages = shape.constants.stages
     each = shape.w_bytes + (0 if shape.constants.resident else shape.x_bytes)
     return min(stages, (budget - shape.shared_bytes) // each + stages)

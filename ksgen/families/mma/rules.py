@@ -3,7 +3,7 @@
 from ksgen.families.gpu_chain import rules_of_blocks
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, MmaTiling
 from ksgen.families.operands import FREE_OF_CONFLICTS, has_products, multiplies_bytes
-from ksgen.families.rules import Rule
+from ksgen.families.rules import Rule, at_most, multiple
 from ksgen.families.tiles import MOST_THREADS
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
@@ -48,31 +48,11 @@ RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("tile_d is at most 16 for each of warps_d", lambda k, c: c.tile_d <= 16 * c.warps_d),
     Rule("warps_d is 1, or each warp has 16 bytes of the tile's j", _warps_d_rule),
     Rule("resident is 0, or 1 in bsf with tile_out less than b", _resident_rule),
-    Rule(
-        "tile_out is a multiple of 16 * warps_out",
-        lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0,
-        lambda k, c: ROWS * c.warps_out,
-    ),
-    Rule(
-        "tile_batch is a multiple of 8 * warps_batch (in bsl of as many 16-byte chunks)",
-        lambda k, c: c.tile_batch % _batch_unit(k, c) == 0,
-        _batch_unit,
-    ),
-    Rule(
-        "tile_in is a multiple of the inputs after which the lanes' order starts again",
-        lambda k, c: c.tile_in % MmaTiling(k, c).super_in == 0,
-        lambda k, c: MmaTiling(k, c).super_in,
-    ),
-    Rule(
-        "a block has at most 1024 threads",
-        lambda k, c: MmaTiling(k, c).threads <= MOST_THREADS,
-        lambda k, c: MmaTiling(k, c).threads,
-    ),
-    Rule(
-        "a thread has at most 192 sums",
-        lambda k, c: MmaTiling(k, c).promoted_sums <= MOST_SUMS,
-        lambda k, c: MmaTiling(k, c).promoted_sums,
-    ),
+    multiple("tile_out", "16 * warps_out", lambda k, c: ROWS * c.warps_out),
+    multiple("tile_batch", "8 * warps_batch (in bsl of as many 16-byte chunks)", _batch_unit),
+    multiple("tile_in", "the inputs after which the lanes' order starts again", lambda k, c: MmaTiling(k, c).super_in),
+    at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: MmaTiling(k, c).threads),
+    at_most("a thread has at most 192 sums", MOST_SUMS, lambda k, c: MmaTiling(k, c).promoted_sums),
     *rules_of_blocks(MmaTiling),
     Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
     Rule(

@@ -76,10 +76,6 @@ class MmaTiling(TensorTile):
         return self.constants.tile_d // self.constants.warps_d
 
     @property
-    def warp_batch(self) -> int:
-        return self.constants.tile_batch // self.constants.warps_batch
-
-    @property
     def warp_out(self) -> int:
         return self.constants.tile_out // self.constants.warps_out
 
@@ -91,7 +87,7 @@ class MmaTiling(TensorTile):
     @property
     def column_tiles(self) -> int:
         """Instructions of a warp along the batch."""
-        return self.warp_batch // COLUMNS
+        return (self.constants.tile_batch // self.constants.warps_batch) // COLUMNS
 
     @property
     def sums(self) -> int:
@@ -180,8 +176,7 @@ class MmaTiling(TensorTile):
 
     @property
     def packed_parts(self) -> int:
-        """Parts in which weights are packed; 1, to be split by lanes, if the parts would take more bytes than the
-        weights."""
+        """Parts in which weights are packed; 1, split by lanes, if the parts would take more bytes than the weights."""
         return (
             self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
         )
@@ -255,8 +250,7 @@ class MmaTiling(TensorTile):
 
     @property
     def registers(self) -> int:
-        """Estimated registers per thread: sums, fragments of X, the chunks they come from, addresses, and the residual
-        that is read early."""
+        """Estimated registers per thread: sums, fragments of X and their chunks, addresses, a residual read early."""
         fragments = 2 * self.components * self.warp_d * self.super_steps * self.column_tiles
         chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 4 * self.word_inputs
         is_halved = self.components > 1 and tensor_operand(self.kernel).item_bytes < self.kernel.item_bytes

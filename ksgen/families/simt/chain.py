@@ -90,8 +90,7 @@ class SimtChainTiling(GpuChainShape[SimtFactor]):
 
     @property
     def buffer_sizes(self) -> list[list[int]]:
-        """Sizes of the buffers that the factors write: intermediates, and a slice of sums that become rows of Y for
-        each chain's last factor."""
+        """Sizes of the buffers that factors write: intermediates, and a slice of sums that become rows of Y."""
         found: list[list[int]] = [[] for _ in self.kernel.chains]
         for factor, where in zip(self.factors, self.places, strict=True):
             found[where.chain].append(factor.transposed_elements if where.is_last else factor.intermediate_elements)
@@ -133,24 +132,18 @@ CHAIN_RULES: tuple[Rule[SimtChainConstants], ...] = (
 
 
 def options(kernel: KernelSpec) -> Iterator[SimtChainConstants]:
-    """Yield the best tiles for every tile of the batch, number of warps and size of a stage, with all numbers of stages
-    and blocks."""
+    """Yield the best tiles per tile of the batch, warps and size of a stage, with all stages and blocks."""
     least, factors = LANES_BATCH * 16 // kernel.real_bytes, factor_kernels(kernel)
     for times, warps, most in product(TILES_BATCH, WARPS, MOST_STAGE):
         best = [
             best_of_factor(each, ends, times * least, warps, most)
-            for each, ends in zip(factors, _ends(kernel), strict=True)
+            for each, ends in zip(factors, [(where.at == 0, where.is_last) for where in places(kernel)], strict=True)
         ]
         if None not in best:
             tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _WORDS) for own in best))
             yield from (
                 SimtChainConstants(times * least, tiles, stages, blocks) for stages, blocks in product(STAGES, BLOCKS)
             )
-
-
-def _ends(kernel: KernelSpec) -> list[tuple[bool, bool]]:
-    """Two flags per factor: whether it is its chain's first, and whether it is the last."""
-    return [(where.at == 0, where.is_last) for where in places(kernel)]
 
 
 @lru_cache(REMEMBERED)

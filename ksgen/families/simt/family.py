@@ -196,9 +196,7 @@ class Simt(GpuProduct[AnySimtConstants]):
         derived = [
             Constexpr("GROUP", shape.group, "elements of a 16-byte access to shared memory"),
             Constexpr(
-                "GROUP_OUT",
-                shape.group_out,
-                "elements of one access to weights: fewer, if a thread has fewer outputs",
+                "GROUP_OUT", shape.group_out, "elements of one access to weights: fewer, if a thread has fewer outputs"
             ),
             Constexpr("THREADS", shape.threads, "threads per block"),
             Constexpr("WARPS_BATCH", shape.warps_batch, "warps of a plane along the batch"),

@@ -57,10 +57,6 @@ class SimtTiling(Moved, Tiled):
     constants: SimtConstants
 
     @property
-    def stored_bytes(self) -> int:
-        return self.kernel.item_bytes
-
-    @property
     def real_bytes(self) -> int:
         return self.kernel.real_bytes
 
@@ -164,12 +160,8 @@ class SimtTiling(Moved, Tiled):
         return divide_up(self.w_stage, self.group * self.threads)
 
     @property
-    def packed_reals(self) -> int:
-        return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_stage
-
-    @property
     def packed_bytes(self) -> int:
-        return self.packed_reals * self.real_bytes
+        return (self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_stage) * self.real_bytes
 
     @property
     def word_bytes(self) -> int:
@@ -203,7 +195,7 @@ class SimtTiling(Moved, Tiled):
     def y_plan(self) -> CopyPlan:
         run = self.slice_out * self.constants.tile_d
         return CopyPlan(
-            self.constants.tile_batch, run, 1, power_of_two_in(run, 8 if self.stored_bytes > 2 else 16), self.warps
+            self.constants.tile_batch, run, 1, power_of_two_in(run, 8 if self.kernel.item_bytes > 2 else 16), self.warps
         )
 
     # ---- cycles of shared memory
@@ -241,11 +233,6 @@ class SimtTiling(Moved, Tiled):
         return writes * _sum_cycles(self.group_out * pitch * self.real_bytes, self.group * self.real_bytes)
 
     @property
-    def transpose_write_cycles(self) -> int:
-        """Shared-memory cycles in which a block writes its sums, before they are read as rows of Y."""
-        return self.sum_cycles(self.y_pitch)
-
-    @property
     def transpose_read_cycles(self) -> int:
         """Shared-memory cycles in which a block reads its sums as rows of Y, for a tile without ragged edges."""
         y = self.y_plan
@@ -272,13 +259,12 @@ class SimtTiling(Moved, Tiled):
         if self.kernel.layout == "bsl":
             return 0, 0
         sums = tiles * self.constants.tile_batch * self.constants.tile_out * self.constants.tile_d
-        cycles = tiles * self.transpose_write_cycles + tiles * self.transpose_read_cycles * found // sums
+        cycles = tiles * self.sum_cycles(self.y_pitch) + tiles * self.transpose_read_cycles * found // sums
         return (sums + found) * self.real_bytes, cycles
 
     @property
     def registers(self) -> int:
-        """Estimated registers per thread: sums, two sets of operands (one of complex numbers), elements on their way
-        through registers, and addresses."""
+        """Estimated registers per thread: sums, two sets of operands (complex: one), copied elements, addresses."""
         constants, words = self.constants, self.real_bytes // 4
         sums = constants.thread_batch * constants.thread_out
         held = 0
@@ -310,15 +296,13 @@ def _lane_out(lane: int) -> int:
 
 @cache
 def eight_read_cycles(size: int) -> int:
-    """Shared-memory cycles of a warp whose eight lanes along one side read `size` neighbouring bytes each; the other
-    lanes read the same bytes."""
+    """Shared-memory cycles of a warp's read whose eight lanes along one side read `size` bytes each."""
     return read_cycles([_lane_batch(lane) * size for lane in range(WARP)], size)
 
 
 @cache
 def four_read_cycles(size: int) -> int:
-    """Shared-memory cycles of a warp whose four lanes along the other side read `size` neighbouring bytes each; the
-    other lanes read the same bytes."""
+    """Shared-memory cycles of a warp's read whose four lanes along the other side read `size` bytes each."""
     return read_cycles([_lane_out(lane) * size for lane in range(WARP)], size)
 
 
@@ -337,6 +321,5 @@ def products_of(kernel: KernelSpec, copy: str) -> str:
 
 
 def is_narrow(kernel: KernelSpec) -> bool:
-    """Whether X is stored in fewer bytes than an asynchronous copy moves, so that it is widened on its way to shared
-    memory."""
+    """Whether X has fewer bytes than an asynchronous copy moves: it is widened on its way to shared memory."""
     return kernel.x_item_bytes < 4

@@ -57,8 +57,7 @@ def tile_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
 
 
 def complex_registers(height: int, width: int, kept: int) -> int:
-    """Vector registers of a tile of complex numbers: sums, `kept` vectors twice, and two for values that are spread
-    over the lanes."""
+    """Vector registers of a tile of complex numbers: sums, `kept` vectors twice, two for spread values."""
     return height * width + 2 * kept + 2
 
 
@@ -137,8 +136,7 @@ def multiplies_pairs(kernel: KernelSpec, limits: Limits) -> bool:
 
 
 def are_few(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
-    """Whether the batch is too small to transpose its inputs, and its vectors of outputs have a period
-    (`few_sizes`)."""
+    """Whether the batch is too small to transpose its inputs, and its vectors have a period (`few_sizes`)."""
     d = kernel.pattern.d
     if not few_sizes(kernel, limits):
         return False
@@ -260,8 +258,7 @@ def reads_far_rows(limits: Limits) -> bool:
 
 
 def _spread_cost(kernel: KernelSpec, limits: Limits, size: tuple[int, int], vectors: int) -> float:
-    """Relative cost of a tile's size, as `cost`: padding, one shuffle per vector of inputs, and weights that exceed the
-    first-level cache."""
+    """Relative cost of a tile's size, as `cost`: padding, shuffles, and weights that exceed the first-level cache."""
     height, width = size
     period = period_of(kernel.pattern.d, lanes_of(kernel, limits))
     padded = divide_up(vectors, width) * width / vectors
@@ -310,8 +307,7 @@ def along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> V
 
 
 def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, batch: int) -> VectorConstants:
-    """Divide columns among work groups, if blocks of the batch are too few for all cores or planes are far apart in
-    memory."""
+    """Divide columns among work groups, if cores outnumber blocks of the batch or planes are far apart."""
     blocks = divide_up(batch, constants.block)
     shape = VectorTiling(kernel, constants)
     # each part copies a plane's inputs

@@ -12,7 +12,7 @@ from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import FactorPlace, by_kind, own_of_factors, places, rule_of_tiles, transposes
-from ksgen.families.rules import Rule
+from ksgen.families.rules import Rule, at_most, multiple, no_more
 from ksgen.families.signature import each_chains, layout_of
 from ksgen.families.tiles import divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.vector.chain import VectorChainConstants, VectorChainTiling
@@ -41,12 +41,8 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     ),
     Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
     Rule("streaming is 0 or 1", lambda k, c: c.streaming in (0, 1)),
-    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
-    Rule(
-        "block is a multiple of a tile's rows, or of the lanes along the batch",
-        lambda k, c: c.block % VectorTiling(k, c).unit == 0,
-        lambda k, c: VectorTiling(k, c).unit,
-    ),
+    at_most("a tile has at most 64 vectors", 64, lambda k, c: c.height * c.width),
+    multiple("block", "a tile's rows, or of the lanes along the batch", lambda k, c: VectorTiling(k, c).unit),
     Rule(
         "along=outputs needs a d that divides a tile's lanes, or more j than lanes",
         lambda k, c: c.along == "batch" or k.pattern.d > c.lanes or c.width * c.lanes % k.pattern.d == 0,
@@ -61,17 +57,8 @@ RULES: tuple[Rule[VectorConstants], ...] = (
         lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16),
     ),
     Rule("pairs is 0 with weights in eight bits", lambda k, c: not (c.pairs and k.is_quantized)),
-    Rule(
-        "parts is at most the tiles of all outputs",
-        lambda k, c: c.parts <= VectorTiling(k, c).columns,
-        lambda k, c: VectorTiling(k, c).columns,
-    ),
+    no_more("parts", "the tiles of all outputs", lambda k, c: VectorTiling(k, c).columns),
 )
-
-
-def _transposing(kernel: KernelSpec, constants: VectorChainConstants) -> list[VectorConstants]:
-    """Constants of the factors that change the layout."""
-    return [own for at, own in zip(places(kernel), constants.parsed, strict=True) if transposes(kernel, at)]
 
 
 def _of_x(kernel: KernelSpec, constants: VectorChainConstants) -> list[VectorConstants]:
@@ -89,7 +76,10 @@ _CHAIN_RULES: tuple[Rule[VectorChainConstants], ...] = (
     Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
     Rule(
         "tiles has lanes along the batch in the factor that transposes",
-        lambda k, c: all(own.along == "batch" for own in _transposing(k, c)),
+        lambda k, c: all(
+            own.along == "batch"
+            for own in [own for at, own in zip(places(k), c.parsed, strict=True) if transposes(k, at)]
+        ),
     ),
 )
 
@@ -264,8 +254,7 @@ def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
 
 
 def _words_of_pairs(shape: VectorTiling) -> dict[str, str]:
-    """Template variables for copies of inputs as pairs: for a short d, the lanes that a vector of pairs takes of two
-    neighbouring vectors."""
+    """Template variables for copies of inputs as pairs: the lanes that a vector of pairs takes of two vectors."""
     lanes = shape.constants.lanes
     # else a vector does not hold whole l: inputs are copied one l at a time
     run = shape.run if lanes % shape.run == 0 else lanes
@@ -283,8 +272,7 @@ def x_of_block(kernel: KernelSpec) -> str:
 
 
 def out_of_block(kernel: KernelSpec, chain: int = 0) -> str:
-    """Expressions for the fields of the source's `Out`: the outputs of a chain for a block, and what is added to
-    them."""
+    """Expressions for the fields of the source's `Out`: a chain's outputs for a block, and what is added."""
     y, bias, residual = (each_chains(kernel, operand)[chain] for operand in ("y", "bias", "residual"))
     added = f"{_from_first(kernel, residual)}, {residual}_pitch" if kernel.epilogue.residual else "0, 0"
     return f"{_from_first(kernel, y)}, {y}_pitch, {bias if kernel.epilogue.bias else '0'}, {added}"
@@ -325,15 +313,11 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         Constexpr("AHEAD_STEP", ahead.step, "inputs that are multiplied between two prefetches"),
         Constexpr("AHEAD_EACH", ahead.each, "lines per prefetch"),
         Constexpr(
-            "WAITS",
-            shape.waits,
-            "whether a tile's outputs wait, and are stored while the next tile is multiplied",
+            "WAITS", shape.waits, "whether a tile's outputs wait, and are stored while the next tile is multiplied"
         ),
         Constexpr("WAITING", shape.waiting, "offset of a tile's waiting outputs in the private buffer", "long long"),
         Constexpr(
-            "WAITING_STEP",
-            shape.waiting_step,
-            "inputs that are multiplied between two stores of waiting outputs",
+            "WAITING_STEP", shape.waiting_step, "inputs that are multiplied between two stores of waiting outputs"
         ),
         Constexpr("WAITING_EACH", shape.waiting_each, "vectors per store"),
     ]

@@ -42,8 +42,7 @@ class LaunchTiling:
 
     @property
     def places(self) -> int:
-        """Number of buffers for intermediates: one, or two that alternate, so that a factor reads one and writes the
-        other."""
+        """Number of buffers for intermediates: one, or two of which a factor reads one and writes the other."""
         return min(2, max(map(len, self.kernel.chains)) - 1)
 
     @property

@@ -67,8 +67,7 @@ class Planes:
 
     @cached_property
     def scope(self) -> int:
-        """Blocks on the diagonal whose inputs are transposed together: several if they are small, so that vectors are
-        full."""
+        """Blocks on the diagonal whose inputs are transposed together: several small ones, so that vectors are full."""
         a, b, c, d = self.kernel.pattern.shape
         wanted = divide_up(4 * self.constants.lanes, min(b, c) * d)
         return next(scope for scope in range(min(a, wanted), 0, -1) if a % scope == 0)

@@ -34,8 +34,7 @@ class VectorConstants(Constants):
 
 @dataclass(frozen=True)
 class Ahead:
-    """Prefetches of the next inputs by a tile, while it is multiplied: `rows` of `run` cache lines, a few at every
-    `step`-th input."""
+    """Prefetches of a tile's next inputs: `rows` of `run` cache lines, a few at every `step`-th input."""
 
     rows: int
     run: int
@@ -85,9 +84,7 @@ class VectorTiling(Planes):
 
     @property
     def is_short(self) -> bool:
-        """Whether lanes along the outputs are neighbouring (k, j): vectors hold all j, or the vectors of a tile do
-        together.
-        """
+        """Whether lanes along the outputs are neighbouring (k, j): a vector holds all j, or a tile's vectors do."""
         d, lanes = self.kernel.pattern.d, self.constants.lanes
         return d <= lanes or (d % lanes > 0 and self.tile_lanes % d == 0)
 
@@ -151,8 +148,7 @@ class VectorTiling(Planes):
 
     @property
     def column(self) -> int:
-        """Distance between the packed weights of neighbouring columns: elements, or quantized values followed by their
-        scales."""
+        """Distance between the packed weights of neighbouring columns: elements, or quantized values with scales."""
         if not self.kernel.is_quantized:
             return self.column_weights
         scales = SCALE_BYTES * (self.column_weights // self.inputs)
@@ -240,8 +236,7 @@ class VectorTiling(Planes):
 
     @property
     def waits(self) -> bool:
-        """Whether a tile's outputs wait in the private buffer, and leave by streaming stores while the next tile is
-        multiplied."""
+        """Whether a tile's outputs leave by streaming stores while the next tile is multiplied."""
         is_contiguous = self.is_along_outputs == (self.kernel.layout == "bsf")  # its vectors are contiguous in Y
         return bool(self.constants.streaming) and is_contiguous
 
@@ -292,8 +287,7 @@ class VectorTiling(Planes):
 
     @property
     def widened(self) -> int:
-        """Offset of a column's weights of eight bits after they are widened, with their scales behind them; behind
-        everything else."""
+        """Offset of a column's weights of eight bits after they are widened, with their scales: behind all else."""
         return self.waiting + (self.kept if self.waits else 0)
 
     @property
@@ -303,14 +297,12 @@ class VectorTiling(Planes):
 
 
 def lie_in_pairs(kernel: KernelSpec) -> bool:
-    """Whether pairs of 16-bit inputs are contiguous in rows, so that a pair can be read as one element of the sums'
-    type."""
+    """Whether pairs of 16-bit inputs are contiguous in rows, and readable as one element of the sums' type."""
     return kernel.layout == "bsf" and kernel.pattern.d == 1 and kernel.pattern.c % 2 == 0 and kernel.stride == "dense"
 
 
 def needs_panel(kernel: KernelSpec, pairs: int) -> bool:
-    """Whether inputs must be copied: they are not in rows, or neither elements of the sums' type nor contiguous
-    pairs."""
+    """Whether inputs must be copied: not in rows, or neither elements of the sums' type nor contiguous pairs."""
     if kernel.layout == "bsl":
         return True
     return kernel.x_item_bytes < 4 and not (pairs and lie_in_pairs(kernel))

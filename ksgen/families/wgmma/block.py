@@ -197,8 +197,7 @@ class Block(TensorTile):
 
     @property
     def fits_registers(self) -> bool:
-        """Whether the multiprocessor has the registers that all warpgroups take together; otherwise setmaxnreg would
-        wait for ever."""
+        """Whether the multiprocessor has all warpgroups' registers; otherwise setmaxnreg would wait for ever."""
         own, theirs = REGISTERS[self.groups]
         return WARPGROUP * (own + self.groups * theirs) <= min(MULTIPROCESSOR, LAUNCHED[self.groups] * self.threads)
 
@@ -268,8 +267,7 @@ def whole_periods(size: int) -> int:
 
 
 def flat_sizes(a: int, rows: int, d: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes, and strides in elements from dimension 1 on, of a batch-size-first array with the features of an i as one
-    run."""
+    """Sizes, and strides from dimension 1 on, of a batch-size-first array with an i's features as one run."""
     return (rows * d, a, batch), (rows * d, a * rows * d)
 
 

@@ -14,7 +14,7 @@ from ksgen.families.chains import by_kind
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
 from ksgen.families.ptx import Box
-from ksgen.families.rules import Rule
+from ksgen.families.rules import Rule, multiple
 from ksgen.families.shaped import OfKinds, Packing
 from ksgen.families.signature import operands_of
 from ksgen.families.tiles import (
@@ -111,11 +111,7 @@ class Wgmma(OfKinds, Packing[Any]):
                 lambda k, c: of(k, c).groups in REGISTERS,
                 lambda k, c: of(k, c).groups,
             ),
-            Rule(
-                "tile_batch is a multiple of 64 * groups_batch",
-                lambda k, c: c.tile_batch % group_batches(k, c) == 0,
-                group_batches,
-            ),
+            multiple("tile_batch", "64 * groups_batch", group_batches),
             Rule("tile_batch is at most 256 in bsf", lambda k, c: of(k, c).box_batch <= MOST_BOX),
             Rule(
                 "tile_out is a multiple of 8, up to 256",

@@ -43,9 +43,7 @@ class PermutedConstants(SharedConstants):
 
 @dataclass(frozen=True)
 class PermutedBlock(SharedBlock):
-    """Block of the kernel between the permutations, which is its `kernel`; `whole` is that of the arrays of the
-    call.
-    """
+    """Block of the kernel between the permutations, its `kernel`; `whole` is the call's."""
 
     whole: KernelSpec
 

@@ -14,7 +14,7 @@ from ksgen.families.base import Constexpr, Limits
 from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise, wavefronts
 from ksgen.families.ptx import Wgmma
-from ksgen.families.rules import Rule
+from ksgen.families.rules import Rule, multiple
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.traffic import SECTOR
 from ksgen.families.wgmma.block import LINE, MOST_BOX, MOST_COLUMNS, ROWS, Block, takes_rows, whole_periods
@@ -95,9 +95,9 @@ class RegistersBlock(Block):
                 lambda k, c: k.layout == "bsf" or of(k, c).row_tiles == 2,
                 lambda k, c: 2 * ROWS * c.groups_batch,
             ),
-            Rule(
-                "tile_in is a multiple of the inputs after which the lanes' order and X's image start again",
-                lambda k, c: c.tile_in % of(k, c).unit_in == 0,
+            multiple(
+                "tile_in",
+                "the inputs after which the lanes' order and X's image start again",
                 lambda k, c: of(k, c).unit_in,
             ),
             Rule("resident is 0, or in bsf 1 or 2 where outputs take several tiles", _resident_rule),
@@ -313,8 +313,7 @@ def _groups_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
 def _widest(
     family: Any, kernel: KernelSpec, start: RegistersConstants, limits: Limits, spare: int = 0
 ) -> RegistersConstants:
-    """Tile that covers the outputs with the fewest tiles, then with the least padding, among those that leave
-    `spare` registers."""
+    """Tile with the fewest tiles along the outputs, then the least padding, that leaves `spare` registers."""
     b = kernel.pattern.b
     widths = [replace(start, tile_out=width) for width in range(8, min(MOST_COLUMNS, b + 7) + 1, 8)]
     most = HELD[RegistersBlock(kernel, start).groups] - spare
@@ -341,8 +340,7 @@ def _start(family: Any, kernel: KernelSpec, limits: Limits) -> RegistersConstant
 
 
 def _deepened(family: Any, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> RegistersConstants:
-    """The same tile with as many inputs per stage as leave enough stages, with the least padding of c; then as many
-    stages as fit."""
+    """The same tile with long stages, enough of them, and the least padding of c; then as many as fit."""
     c, unit = kernel.pattern.c, constants.tile_in
     deeper = [replace(constants, tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
     able = [

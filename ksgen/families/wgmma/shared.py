@@ -113,8 +113,7 @@ class SharedBlock(Block):
 
     @property
     def y_bytes(self) -> int:
-        """Bytes of shared memory for Y: a tile in batch-size-last, stored as boxes; none in batch-size-first, stored
-        from registers."""
+        """Bytes of shared memory for Y: a tile in batch-size-last, stored as boxes; none in batch-size-first."""
         return 0 if self.is_bsf else self.constants.tile_batch * self.constants.tile_out * self.kernel.item_bytes
 
     def maps(self, batch: int) -> tuple[TensorMap, ...]:
