@@ -5,20 +5,10 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.amx import Amx
-from ksgen.families.base import (
-    MAP_ALIGNMENT,
-    Constexpr,
-    Family,
-    Geometry,
-    Limits,
-    Pass,
-    TensorMap,
-    Work,
-    check,
-    cuda_limits,
-)
+from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Pass, TensorMap, Work, cuda_limits
 from ksgen.families.cpu_gradient import AmxGradientConstants, CpuGradient, VectorGradientConstants
 from ksgen.families.expected import SMALL, WORTH, batch_like, default_us, expected_us, plain_pays
+from ksgen.families.family import Family, check
 from ksgen.families.gemv import Gemv
 from ksgen.families.gradient import Gradient, GradientMmaConstants
 from ksgen.families.mma import Mma

@@ -1,19 +1,12 @@
-"""Interface of kernel families: constants with rules, a resource model, defaults, a search space, a launch geometry.
+"""What families state of kernels and devices: limits, constants of a source, launches, and demands on a device."""
 
-A family decides; it never compiles, runs or renders.
-"""
-
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from ksgen.errors import ConstantsError
 from ksgen.families.gpus import LEAST, REGISTERS, gpu_of
-from ksgen.families.rules import BrokenRuleError, Rule, first_broken
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import Operand
 
-ConstantsT = TypeVar("ConstantsT")
 ConstantsT_contra = TypeVar("ConstantsT_contra", contravariant=True)
 
 
@@ -181,86 +174,3 @@ class Modelled(Protocol[ConstantsT_contra]):
     def geometry(self, kernel: KernelSpec, constants: ConstantsT_contra, batch: int) -> Geometry: ...
 
     def work(self, kernel: KernelSpec, constants: ConstantsT_contra, batch: int) -> Work: ...
-
-
-class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
-    """One method to compute a kernel. `name` is its key in wisdom, and the stem of its first template."""
-
-    why: str  # its purpose, in a few words
-    by_default: bool  # whether launchers may choose it without wisdom; says nothing of what was measured
-
-    for_small_batches: bool  # whether it is meant for small batches: larger batches use it only by wisdom or by name
-
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...
-
-    def runs(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
-        """Whether it serves the kernel with constants of this kind."""
-        ...
-
-    def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
-        """Whether it serves that batch, for arrays that begin at a multiple of 16 bytes (`aligned`) or anywhere."""
-        ...
-
-    def rules(self) -> tuple[Rule[ConstantsT], ...]: ...
-
-    def constants(self, values: Mapping[str, Any]) -> ConstantsT: ...
-
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ConstantsT:
-        """Default constants before any search, for batches of about `batch` rows if given."""
-        ...
-
-    def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[ConstantsT]:
-        """The default, and the best guess of each other kind of constants, for searches and benchmarks."""
-        ...
-
-    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]: ...
-
-    def constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]: ...
-
-    def words(self, kernel: KernelSpec, constants: ConstantsT) -> Mapping[str, Any]:
-        """Further variables of its template."""
-        ...
-
-    def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
-
-    def operands(self, kernel: KernelSpec, constants: ConstantsT) -> tuple[str, ...]:
-        """Arguments of a launch that are arrays or pitches, in order: `signature.py`."""
-        ...
-
-    def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
-        """Tensor maps that a launch passes before its other arguments."""
-        ...
-
-    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
-        """Geometry of the source's second entry: `_pack`, or a gradient's `_sum`."""
-        ...
-
-    def packed_for(self, kernel: KernelSpec, constants: ConstantsT) -> object:
-        """Key of the packed weights apart from the kernel: equal keys mean equal bytes."""
-        ...
-
-    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        """Bytes that the second entry writes: packed weights; or reads: a gradient's partial sums."""
-        ...
-
-
-def not_served(family: Family[Any], kernel: KernelSpec) -> ConstantsError:
-    """Error for a default of a kernel that the family does not serve."""
-    return ConstantsError(f"{kernel.name}: {family.name} does not serve it on such a device (it is for: {family.why})")
-
-
-def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT, limits: Limits | None = None) -> None:
-    """Raise `ConstantsError` on the first rule of the family, or limit of the device, that does not hold."""
-    rules = family.rules()
-    if broken := first_broken(rules, kernel, constants):
-        raise BrokenRuleError(rules, broken, kernel, constants)
-    if limits is None:
-        return
-    if (need := family.shared_bytes(kernel, constants)) > limits.shared_bytes:
-        raise ConstantsError(
-            f"{kernel.name}: needs {need} bytes of shared memory, the device has {limits.shared_bytes}: {constants}"
-        )
-    if (threads := family.geometry(kernel, constants, 1).block) > limits.threads:
-        raise ConstantsError(
-            f"{kernel.name}: needs {threads} threads per block, the device allows {limits.threads}: {constants}"
-        )

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 from typing import Any, TypeVar
 
-from ksgen.families.base import Family, Geometry, Limits, Modelled
+from ksgen.families.base import Geometry, Limits, Modelled
+from ksgen.families.family import Family
 from ksgen.families.gpus import Rates, gpu_of
 from ksgen.families.operands import multiplied_by
 from ksgen.families.slots import instructions, issued_by

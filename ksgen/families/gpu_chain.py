@@ -10,13 +10,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ksgen.families.base import Constexpr, Limits
 from ksgen.families.chains import FactorPlace, is_single, listed, numbers_of, own_of_factors, places, rule_of_tiles
+from ksgen.families.family import Packing
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule, at_most
-from ksgen.families.shaped import Packing
 from ksgen.families.signature import each_chains
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
@@ -47,33 +47,7 @@ class GpuChainConstants(Constants):
 
 
 ConstantsT = TypeVar("ConstantsT")
-FactorT = TypeVar("FactorT", bound="Factor")
-
-
-class Factor(Protocol):
-    """A factor: a shape that knows where its inputs are."""
-
-    @property
-    def kernel(self) -> KernelSpec: ...
-    @property
-    def constants(self) -> Any: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def registers(self) -> int: ...
-    @property
-    def tiles_of_batch(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def packed_bytes(self) -> int: ...
-    def x_bytes_moved(self, batch: int) -> float: ...
-    def y_bytes_moved(self, batch: int) -> float: ...
-
-
-def stages_of(factor: Factor) -> int:
-    """Number of pipeline stages that one block executes over all its tiles of outputs."""
-    return factor.tiles_of_batch * factor.steps
+FactorT = TypeVar("FactorT", bound=Any)
 
 
 @dataclass(frozen=True)
@@ -135,16 +109,16 @@ class GpuChainShape(Generic[FactorT]):
 
     @property
     def threads(self) -> int:
-        return self.factors[0].threads
+        return int(self.factors[0].threads)
 
     @property
     def registers(self) -> int:
-        return max(factor.registers for factor in self.factors)
+        return int(max(factor.registers for factor in self.factors))
 
     @property
     def first_stages(self) -> list[int]:
         """Number of each factor's first stage, counted over all factors."""
-        return list(accumulate(map(stages_of, self.factors[:-1]), initial=0))
+        return list(accumulate((each.block_stages for each in self.factors[:-1]), initial=0))
 
     @property
     def packed_bytes(self) -> int:
@@ -191,9 +165,6 @@ def ends_of(kernel: KernelSpec, factors: Sequence[FactorT]) -> tuple[list[Factor
 
 class GpuProduct(Packing[ConstantsT]):
     """Base of the families that compute one factor, or all factors of a layer, in one launch."""
-
-    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Any:
-        raise NotImplementedError
 
     def fits(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
         """Whether `min_blocks` blocks fit a multiprocessor, and one block of each factor alone, which packs weights."""

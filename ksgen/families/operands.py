@@ -10,7 +10,7 @@ from math import lcm
 from ksgen.errors import ConstantsError
 from ksgen.families.banks import write_cycles
 from ksgen.families.base import Limits
-from ksgen.families.tiles import WARP, Tiled, divide_up
+from ksgen.families.tiles import WARP, Tiled
 from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import F16, Operand, on_tensor_cores
@@ -71,10 +71,6 @@ class TensorTile(Moved, Tiled):
     kernel: KernelSpec
 
     @cached_property
-    def is_bsf(self) -> bool:
-        return self.kernel.layout == "bsf"
-
-    @cached_property
     def vector(self) -> int:
         """Elements of X per chunk."""
         return CHUNK // self.kernel.x_item_bytes
@@ -113,9 +109,6 @@ class TensorTile(Moved, Tiled):
     def word_bytes(self) -> int:
         """Bytes that a thread of the packing kernel writes."""
         return 4
-
-    def grid(self, batch: int) -> int:
-        return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)
 
     # ---- packed weights
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr
 from ksgen.spec import KernelSpec
-from ksgen.values import excerpt
+from ksgen.values import cached_property, excerpt
 
 WARP = 32
 MOST_THREADS = 1024  # per block, on every CUDA device
@@ -125,10 +125,27 @@ class CopyPlan:
 
 
 class Tiled:
-    """Numbers of tiles that a kernel has under its constants."""
+    """Sizes of a kernel that its tiles have under its constants."""
 
     kernel: KernelSpec
     constants: Any  # has tile_in, tile_out and tile_d
+
+    @property
+    def warps(self) -> int:
+        raise NotImplementedError
+
+    @cached_property
+    def is_bsf(self) -> bool:
+        return self.kernel.layout == "bsf"
+
+    @property
+    def real_bytes(self) -> int:
+        """Bytes of one sum."""
+        return self.kernel.real_bytes
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.warps
 
     @property
     def factors(self) -> Sequence[Any]:
@@ -151,6 +168,14 @@ class Tiled:
     def tiles_of_batch(self) -> int:
         """Tiles that share one tile of the batch."""
         return self.kernel.pattern.a * self.tiles_d * self.tiles_out
+
+    @property
+    def block_stages(self) -> int:
+        """Pipeline stages of a block that computes all tiles of its rows of the batch."""
+        return self.tiles_of_batch * self.steps
+
+    def grid(self, batch: int) -> int:
+        return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)
 
 
 def pattern_constexprs(kernel: KernelSpec) -> list[Constexpr]:

@@ -11,8 +11,8 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
 from ksgen.families.gemv import GemvChainConstants
-from ksgen.families.gemv.chain_defaults import best, expected_cycles, options
 from ksgen.families.gemv.chain_shape import GemvChainTiling
+from ksgen.families.gemv.defaults import best_chain, chain_cycles, chain_options
 from ksgen.launch.fused import family_of_chain
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
@@ -240,9 +240,9 @@ def test_defaults_fit_are_the_best_of_those_looked_at_and_take_part_in_early_lau
         check(FAMILY, kernel, chosen, limits)
         assert chosen.early == FAMILY.geometry(kernel, chosen, batch).starts_early == (target == "sm_90a")
         assert re.search("wait_for_previous_grid", source_of(kernel, batch, chosen).text) is None or chosen.early
-        found = best(kernel, limits, batch)
+        found = best_chain(kernel, limits, batch)
         assert found is not None
-        cycles = expected_cycles(kernel, found, limits, batch)
-        assert all(cycles <= expected_cycles(kernel, each, limits, batch) for each in options(kernel, limits, batch))
+        cycles = chain_cycles(kernel, found, limits, batch)
+        assert all(cycles <= chain_cycles(kernel, each, limits, batch) for each in chain_options(kernel, limits, batch))
     assert FAMILY.constants(vars(chosen)) == chosen
     assert FAMILY.packed_bytes(kernel, chosen) == 0  # packed as for each factor alone

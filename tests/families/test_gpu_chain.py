@@ -11,7 +11,7 @@ import pytest
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.chains import factor_kernels, own_of_factors
-from ksgen.families.gpu_chain import GpuChainShape, GpuProduct, stages_of
+from ksgen.families.gpu_chain import GpuChainShape, GpuProduct
 from ksgen.families.rules import first_broken
 from tests.support.gpu_chains import EVEN, chain_of, group_of
 
@@ -71,7 +71,7 @@ def test_a_chain_is_its_factors_with_constants_of_their_own(name: str, precision
     constants = family.default(kernel, LIMITS)
     shape = family.shape(kernel, constants)
     assert [factor for factor, _ in own_of_factors(kernel, constants)] == factor_kernels(kernel)
-    counts = [stages_of(factor) for factor in shape.factors]
+    counts = [factor.block_stages for factor in shape.factors]
     assert shape.first_stages == [sum(counts[:at]) for at in range(len(counts))]
     assert family.work(kernel, constants, constants.tile_batch).stages == sum(counts)
     # packed for each alone

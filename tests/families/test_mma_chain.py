@@ -14,7 +14,6 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits, families_for, family_for
 from ksgen.families.chains import factor_kernels
-from ksgen.families.gpu_chain import stages_of
 from ksgen.families.mma import Mma, MmaChainConstants
 from ksgen.families.mma.chain import MmaChainTiling
 from ksgen.pattern import Pattern
@@ -343,7 +342,7 @@ def test_shared_memory_is_two_halves_and_a_ring(patterns: tuple[Pattern, ...]) -
     assert shape.shared_bytes == sum(shape.halves) + shape.constants.stages * max(
         each.w_bytes for each in shape.factors
     )
-    assert shape.first_stages == [0, stages_of(first), stages_of(first) + stages_of(second)]
+    assert shape.first_stages == [0, first.block_stages, first.block_stages + second.block_stages]
 
 
 def test_the_model_counts_intermediates_as_shared_memory() -> None:

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ksgen.families import Limits, check, cuda_limits
-from ksgen.families.shaped import PITCH_REGISTERS
+from ksgen.families.family import PITCH_REGISTERS
 from ksgen.families.simt import Simt
 from ksgen.spec import LAYOUTS, KernelSpec, stratified
 from tests.support.kernels import SERVED

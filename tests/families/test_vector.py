@@ -24,7 +24,7 @@ from ksgen.errors import ConstantsError, DeviceError, ToolchainError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_of
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector import Vector, VectorConstants, VectorTiling
-from ksgen.families.vector.spread import period_of
+from ksgen.families.vector.planes import period_of
 from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan, load, make_plan
 from ksgen.launch.planner import PLANNER

@@ -8,7 +8,7 @@ as for each factor alone.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from ksgen.families.amx.chain import AmxChainConstants, AmxChainTiling, multiply_cycles
 from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots
@@ -68,6 +68,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
 
     name = "amx"
     kinds = (AmxConstants, AmxChainConstants)
+    tilings: ClassVar[dict[Any, Any]] = dict.fromkeys(kinds, AmxChainTiling)
     listed = by_kind({AmxConstants: RULES, AmxChainConstants: _CHAIN_RULES})
     why = "matrix tiles, of one layer of dense arrays in one layout: processors that have them"
     by_default = False  # no machine with tiles has timed it
@@ -82,9 +83,6 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return not kernel.is_strided
-
-    def shape(self, kernel: KernelSpec, constants: AnyAmxConstants) -> AmxChainTiling:
-        return AmxChainTiling(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyAmxConstants:
         return default(kernel, limits, batch)

@@ -22,8 +22,8 @@ from ksgen.families.cpu_gradient.defaults import (
 )
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
 from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
+from ksgen.families.kinds import OfKinds
 from ksgen.families.rules import Rule, at_most, no_more
-from ksgen.families.shaped import OfKinds
 from ksgen.families.signature import GRADIENT
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.spec import KernelSpec
@@ -101,10 +101,6 @@ class CpuGradient(OfKinds):
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "gradient" and (tiling is VectorGradientTiling or has_tiles_for(kernel, limits))
 
-    def shape(self, kernel: KernelSpec, constants: AnyGradientConstants) -> VectorGradientTiling | AmxGradientTiling:
-        found: VectorGradientTiling | AmxGradientTiling = super().shape(kernel, constants)
-        return found
-
     def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyGradientConstants:
         by_rule = default_by_tiles if tiling is AmxGradientTiling else default_by_vectors
         return by_rule(kernel, limits, batch)
@@ -141,7 +137,7 @@ class CpuGradient(OfKinds):
     # ---- a launch
 
     def packed_bytes(self, kernel: KernelSpec, constants: AnyGradientConstants) -> int:
-        return self.shape(kernel, constants).part_bytes * constants.parts
+        return int(self.shape(kernel, constants).part_bytes * constants.parts)
 
     def geometry(self, kernel: KernelSpec, constants: AnyGradientConstants, batch: int) -> Geometry:
         shape = self.shape(kernel, constants)
@@ -165,7 +161,7 @@ class CpuGradient(OfKinds):
         )  # fmt: skip
 
     def words(self, kernel: KernelSpec, constants: AnyGradientConstants) -> Mapping[str, Any]:
-        return self.shape(kernel, constants).words | {"by_tiles": isinstance(constants, AmxGradientConstants)}
+        return {**self.shape(kernel, constants).words, "by_tiles": isinstance(constants, AmxGradientConstants)}
 
     def constexprs(self, kernel: KernelSpec, constants: AnyGradientConstants) -> list[Constexpr]:
-        return self.shape(kernel, constants).constexprs
+        return list(self.shape(kernel, constants).constexprs)

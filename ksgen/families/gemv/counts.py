@@ -1,13 +1,19 @@
-"""Bytes that small-batch kernels move: between the second-level cache and blocks, and to and from shared memory."""
+"""Bytes, instructions and waits of blocks for small batches: traffic of the second-level cache and of shared memory.
 
+Of two factors, each block computes the elements of the intermediate that it needs.
+"""
+
+from dataclasses import replace
 from functools import lru_cache
 from math import gcd
 
 from ksgen.families.banks import CYCLE_BYTES, WORD, read_cycles, write_cycles
 from ksgen.families.base import Work
+from ksgen.families.gemv.chain_shape import First, GemvChainConstants, GemvChainTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.families.traffic import array_bytes, entry_bytes
+from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.spec.storage import SCALE_BYTES
 
@@ -133,3 +139,139 @@ def part_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
             ]
             cycles += own.warps_in * write_cycles(asked, wide * real)
     return cycles
+
+
+SIMULATED = 64  # writes by whole warps; the others take as long
+
+
+def chain_cache_bytes(shape: GemvChainTiling, batch: int) -> float:
+    """Bytes that all blocks move: X once per tile that reads it, weights, and Y once. The first factor's rows count
+    once per tile, the second factor's rows once per tile of the batch."""
+    first, last, own = shape.first, shape.last, shape.constants
+    tiles = divide_up(batch, own.tile_batch)
+    covers = last.tiles_out * last.tiles_d * first.planes_d // first.own.d  # times that all blocks together read X
+    needed = replace(first.kernel, chains=Pattern(first.kernel.pattern.a, 1, first.planes_i * first.own.c, first.own.d))
+    x = covers * run_bytes_of(
+        needed, needed.pattern.c, needed.pattern.c, first.planes_d, batch, own.tile_batch, needed.x_item_bytes
+    )
+    outputs = first.kernel.pattern.b
+    rows = last.tiles_out * row_bytes(first, outputs, outputs, own.tile_d)
+    rows += row_bytes(last, last.kernel.pattern.b, own.tile_out, own.tile_d)
+    return x + tiles * rows + output_bytes(last.kernel, own.last, batch)
+
+
+def multiply_adds(shape: GemvChainTiling) -> int:
+    """Multiply-adds of one block, including those of padding."""
+
+    def each(factor: GemvTiling, stages: int) -> int:
+        return stages * shape.threads * factor.constants.steps * factor.sums * factor.vector
+
+    return each(shape.first, shape.passes * shape.first.stages) + each(shape.last, shape.last.stages)
+
+
+def waits(shape: GemvChainTiling) -> int:
+    """Waits of one block for weights and for X; loads in flight together count as one wait.
+
+    The second factor's first stage of weights arrives while the first factor is multiplied.
+    """
+    return shape.copy_rounds - 1 + shape.passes * shape.first.stages + shape.last.stages - 1
+
+
+def chain_work(kernel: KernelSpec, constants: GemvChainConstants, batch: int, memory_bytes: int) -> Work:
+    shape, own, real, size = GemvChainTiling(kernel, constants), constants, kernel.real_bytes, kernel.item_bytes
+    first, last = shape.first, shape.last
+    tiles = divide_up(batch, own.tile_batch)
+    blocks, warps = last.grid(batch), shape.threads // WARP
+    copied = first.x_copies * first.x_vector * kernel.x_item_bytes
+    zeros = own.tile_batch * own.tile_d * (last.x_width - kernel.pattern.c) * size
+    kept = own.tile_batch * own.tile_d * kernel.pattern.c * size
+    reads, more = (stages * warps * factor.constants.steps * own.tile_batch for factor, stages in _stages(shape))
+    first_piece, last_piece = (factor.vector * factor.kernel.x_item_bytes for factor in (first, last))
+    read = reads * _runs(first, own.tile_d) * own.first_lanes_in * first_piece
+    read += more * min(last.groups, own.tile_d) * own.lanes_in * last_piece
+    written, found = (own.warps_in * last.rows * entries * real for entries in (tiles * own.tile_batch, batch))
+    shared = blocks * (copied + zeros + kept + read) + written + found
+    cycles: float = blocks * (first_copy_cycles(first) + zeros / CYCLE_BYTES + between_cycles(shape))
+    cycles += blocks * (reads * first_read_cycles(first, own.tile_d) + more * x_read_cycles(last))
+    cycles += written * part_cycles(last.kernel, own.last) / (own.warps_in * last.part * real)
+    cycles += blocks * own.warps_in * divide_up(divide_up(found, blocks * own.warps_in), WARP * real) * (real // WORD)
+    return Work(
+        blocks,
+        memory_bytes,
+        round(chain_cache_bytes(shape, batch)),
+        round(shared),
+        blocks * multiply_adds(shape),
+        blocks * waits(shape),
+        returned_bytes=max(0, round(CYCLE_BYTES * cycles - shared)),
+    )
+
+
+def _stages(shape: GemvChainTiling) -> tuple[tuple[GemvTiling, int], tuple[GemvTiling, int]]:
+    return (shape.first, shape.passes * shape.first.stages), (shape.last, shape.last.stages)
+
+
+def _planes(first: First, tile_d: int) -> list[int]:
+    """Planes of X that the lanes of a block's first warp read, one per lane."""
+    own, most = first.constants, first.kernel.pattern.b
+    groups = [lane // own.lanes_in for lane in range(WARP)]
+    rows = [(group // tile_d * own.thread_out, group % tile_d) for group in groups]
+    return [first.plane_of(k, j) if k < most else 0 for k, j in rows]
+
+
+@lru_cache(REMEMBERED)
+def _runs(first: First, tile_d: int) -> int:
+    """Number of different planes of X that a block's first warp reads."""
+    return len(set(_planes(first, tile_d)))
+
+
+@lru_cache(REMEMBERED)
+def first_read_cycles(first: First, tile_d: int) -> int:
+    """Shared-memory cycles of one warp whose lanes each read one piece of X."""
+    size, lanes = first.kernel.x_item_bytes, first.constants.lanes_in
+    piece, apart = first.vector * size, first.x_plane * size
+    return read_cycles(
+        [plane * apart + lane % lanes * piece for lane, plane in enumerate(_planes(first, tile_d))], piece
+    )
+
+
+@lru_cache(REMEMBERED)
+def first_copy_cycles(first: First) -> int:
+    """Shared-memory cycles in which the threads of one block write X. The first `SIMULATED` writes stand for all."""
+    size, width, step = first.kernel.x_item_bytes, first.x_width // first.x_vector, first.x_vector
+
+    def place(at: int) -> int:
+        if first.kernel.layout == "bsf":
+            rest, run = divmod(at, width * first.planes_d)
+            (s, i), (inputs, j) = divmod(rest, first.planes_i), divmod(run, first.planes_d)
+        else:
+            rest, s = divmod(at, first.constants.tile_batch)
+            rest, j = divmod(rest, first.planes_d)
+            i, inputs = divmod(rest, width)
+        return (s * first.x_entry + (i * first.planes_d + j) * first.x_plane + inputs * step) * size
+
+    every = range(first.x_copies)
+    writes = [every[at : at + WARP] for at in every[::WARP]]
+    simulated = writes[:SIMULATED]
+    cycles = sum(write_cycles([place(at) for at in write], step * size) for write in simulated)
+    return divide_up(cycles * len(writes), len(simulated))
+
+
+@lru_cache(REMEMBERED)
+def between_cycles(shape: GemvChainTiling) -> int:
+    """Shared-memory cycles in which one block writes the intermediate.
+
+    The first warp's writes stand for those of all warps.
+    """
+    first, last, own = shape.first, shape.last, shape.constants
+    lanes, rows = own.first_lanes_in, own.first_thread_out
+    cycles = 0
+    for n in range(first.held):
+        asked = []
+        for lane in range(WARP):
+            group, place = divmod(lane, lanes)
+            row, s = divmod(place // first.same * first.held + n, own.tile_batch)
+            k, plane = group // own.tile_d * rows + row, group % own.tile_d
+            if place % first.same == 0 and k < shape.kernel.pattern.c:
+                asked.append((s * last.x_entry + plane * last.x_plane + k) * first.kernel.item_bytes)
+        cycles += write_cycles(asked, first.kernel.item_bytes) if asked else 0
+    return cycles * divide_up(shape.row_groups * lanes, WARP)

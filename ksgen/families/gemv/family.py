@@ -8,18 +8,18 @@ Several layers share the blocks. Weights are packed as for each factor alone. De
 
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Work, not_served
+from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import by_kind, layer_kernels
-from ksgen.families.gemv import chain_counts, chain_defaults, counts, defaults, group
+from ksgen.families.family import Packing, not_served
+from ksgen.families.gemv import counts, defaults, group
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, is_narrow
 from ksgen.families.gemv.group import GemvGroupConstants, GemvGroupTiling
 from ksgen.families.gemv.rules import CHAIN_RULES, GROUP_RULES, RULES, is_group
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.gemv.source import constexprs_of, words_of
 from ksgen.families.gpus import begins_early
-from ksgen.families.shaped import Packing
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
@@ -30,7 +30,10 @@ class Gemv(Packing[AnyGemvConstants]):
     """Products at the bandwidth of memory for batches of 1 to 32 rows; correct for any batch."""
 
     name = "gemv"
-    kinds = (GemvConstants, GemvChainConstants, GemvGroupConstants)
+    tilings: ClassVar[dict[Any, Any]] = {
+        GemvConstants: GemvTiling, GemvChainConstants: GemvChainTiling, GemvGroupConstants: GemvGroupTiling
+    }  # fmt: skip
+    kinds = tuple(tilings)
     listed = by_kind({GemvConstants: RULES, GemvChainConstants: CHAIN_RULES, GemvGroupConstants: GROUP_RULES})
     for_small_batches = True
     why = (
@@ -47,11 +50,7 @@ class Gemv(Packing[AnyGemvConstants]):
             return False
         if kernel.is_group:
             return is_group(kernel) and group.best(kernel, limits, 1) is not None
-        return len(kernel.factors) == 2 and chain_defaults.is_possible(kernel, limits)
-
-    def shape(self, kernel: KernelSpec, constants: AnyGemvConstants) -> Any:
-        tilings: dict[Any, Any] = {GemvChainConstants: GemvChainTiling, GemvGroupConstants: GemvGroupTiling}
-        return tilings.get(type(constants), GemvTiling)(kernel, constants)
+        return len(kernel.factors) == 2 and defaults.has_chain(kernel, limits)
 
     def packed_for(self, kernel: KernelSpec, constants: AnyGemvConstants) -> object:
         # rows are padded to whole pieces for every tile: one copy of a factor's weights serves every batch
@@ -62,7 +61,7 @@ class Gemv(Packing[AnyGemvConstants]):
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyGemvConstants:
         if not self.serves(kernel, limits):
             raise not_served(self, kernel)
-        best: Any = group.best if kernel.is_group else chain_defaults.best if kernel.job == CHAIN else defaults.best
+        best: Any = group.best if kernel.is_group else defaults.best_chain if kernel.job == CHAIN else defaults.best
         found: AnyGemvConstants = best(kernel, limits, defaults.entries_for(batch or kernel.batch))
         return replace(found, early=int(begins_early(limits.target)))
 
@@ -78,7 +77,7 @@ class Gemv(Packing[AnyGemvConstants]):
             return
         for tile_batch in group.SIZES[::-1]:
             if kernel.job == CHAIN:
-                yield from chain_defaults.options(kernel, limits, tile_batch)
+                yield from defaults.chain_options(kernel, limits, tile_batch)
             else:
                 yield from defaults.shapes(kernel, tile_batch)
 
@@ -97,7 +96,7 @@ class Gemv(Packing[AnyGemvConstants]):
             return replace(found, memory_bytes=found.memory_bytes - again)
         memory_bytes = self.memory_bytes(kernel, constants, batch)
         if isinstance(constants, GemvChainConstants):
-            return chain_counts.work_of(kernel, constants, batch, memory_bytes)
+            return counts.chain_work(kernel, constants, batch, memory_bytes)
         return counts.work_of(kernel, constants, batch, memory_bytes)
 
     # ---- the source

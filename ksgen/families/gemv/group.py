@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ksgen.families.base import Limits
 from ksgen.families.chains import layer_kernels, listed, numbers_of, tiles_of
-from ksgen.families.gemv import chain_defaults, defaults
+from ksgen.families.gemv import defaults
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.tiles import Constants
@@ -151,8 +151,8 @@ def _by_threads(
     """Best constants of a layer with their estimated cycles for a batch of `entries` rows, by threads per block."""
     found: dict[int, list[tuple[float, OfLayer]]] = {}
     if len(layer.factors) > 1:
-        for chain in chain_defaults.options(layer, limits, size):
-            cycles = chain_defaults.expected_cycles(layer, chain, limits, entries)
+        for chain in defaults.chain_options(layer, limits, size):
+            cycles = defaults.chain_cycles(layer, chain, limits, entries)
             found.setdefault(GemvChainTiling(layer, chain).threads, []).append((cycles, chain))
     else:
         for own in defaults.shapes(layer, size):

@@ -99,13 +99,6 @@ class GemvTiling(Tiled):
     def warps(self) -> int:
         return self.warps_out * self.constants.warps_in
 
-    @property
-    def threads(self) -> int:
-        return WARP * self.warps
-
-    def grid(self, batch: int) -> int:
-        return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)
-
     # ---- stages
 
     @cached_property

@@ -18,7 +18,7 @@ from ksgen.families.gradient import mma, plain
 from ksgen.families.gradient.mma import GradientMmaConstants, GradientMmaTiling
 from ksgen.families.gradient.parts import SIDES, SUM_COLUMNS, fits
 from ksgen.families.gradient.plain import GradientConstants, GradientTiling
-from ksgen.families.shaped import OfKinds
+from ksgen.families.kinds import OfKinds
 from ksgen.families.signature import GRADIENT
 from ksgen.families.tiles import divide_up, pattern_constexprs
 from ksgen.spec import KernelSpec

@@ -76,10 +76,6 @@ class Parts(Tiled):
     kernel: KernelSpec
 
     @property
-    def warps(self) -> int:
-        raise NotImplementedError
-
-    @property
     def registers(self) -> int:
         """Estimated registers per thread."""
         raise NotImplementedError
@@ -95,10 +91,6 @@ class Parts(Tiled):
     def copy(self) -> str:
         """Path of the copies of stages: "async", or through "registers"."""
         raise NotImplementedError
-
-    @property
-    def threads(self) -> int:
-        return WARP * self.warps
 
     @property
     def x(self) -> Side:
@@ -117,15 +109,6 @@ class Parts(Tiled):
     def stage(self) -> int:
         """Elements per stage."""
         return self.dy_base + int(self.constants.tile_d * self.dy.image.plane)
-
-    @property
-    def is_bsf(self) -> bool:
-        return self.kernel.layout == "bsf"
-
-    @property
-    def real_bytes(self) -> int:
-        """Bytes of one sum."""
-        return self.kernel.real_bytes
 
     @property
     def sum_threads(self) -> int:

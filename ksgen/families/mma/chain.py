@@ -12,10 +12,9 @@ from typing import ClassVar
 
 from ksgen.families.base import Constexpr, Limits
 from ksgen.families.chains import factor_kernels, own_of_factors, places, tiles_of
-from ksgen.families.gpu_chain import BLOCKS, GpuChainConstants, GpuChainShape, ends_of, rules_of_chain, stages_of
+from ksgen.families.gpu_chain import BLOCKS, GpuChainConstants, GpuChainShape, ends_of, rules_of_chain
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
-from ksgen.families.mma.rules import RULES
-from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, MmaTiling, padded_chunks
+from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTiling, padded_chunks
 from ksgen.families.operands import CHUNK
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import MOST_THREADS
@@ -145,7 +144,7 @@ class MmaChainTiling(GpuChainShape[MmaFactor]):
     @property
     def waits(self) -> float:
         """Waits of one block for stages, and for a resident X; stages in flight together count as one wait."""
-        stages = sum(map(stages_of, self.factors)) / int(self.constants.stages - 1)
+        stages = sum(each.block_stages for each in self.factors) / int(self.constants.stages - 1)
         return max(1.0, stages) if self.constants.stream else 1 + stages
 
     @property
@@ -238,7 +237,7 @@ def best_of_factor(
     def cost(own: MmaConstants) -> tuple[float, ...]:
         shape = MmaFactor(kernel, own)
         padding = shape.multiply_adds / (kernel.pattern.weight_count * tile_batch)
-        return (padding * (1 + 1 / shape.row_tiles + 1 / shape.column_tiles), stages_of(shape), -shape.sums)
+        return (padding * (1 + 1 / shape.row_tiles + 1 / shape.column_tiles), shape.block_stages, -shape.sums)
 
     found = _tiles_of_factor(kernel, promote, tile_batch, warps, stretches)
     return min((own for own in found if not orders or MmaFactor(kernel, own).order in orders), key=cost, default=None)

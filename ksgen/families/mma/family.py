@@ -8,17 +8,16 @@ docs/kernels/mma.md. Never renders, compiles or runs.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Limits, Work
 from ksgen.families.chains import by_kind, factor_kernels, places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
-from ksgen.families.gpu_chain import GpuProduct, ends_of, stages_of
+from ksgen.families.gpu_chain import GpuProduct, ends_of
 from ksgen.families.mma.chain import CHAIN_RULES, MmaChainConstants, MmaChainTiling, MmaFactor, options
 from ksgen.families.mma.defaults import default, others, promotion
-from ksgen.families.mma.rules import RULES
-from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, MmaTiling
+from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTiling
 from ksgen.families.operands import CHUNK, has_products, is_precise
 from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
@@ -59,7 +58,8 @@ class Mma(GpuProduct[AnyMmaConstants]):
     """Multiply by one factor, or by all factors of a layer, with warp-wide matrix instructions and float32 sums."""
 
     name = "mma"
-    kinds = (MmaConstants, MmaChainConstants)
+    tilings: ClassVar[dict[Any, Any]] = {MmaConstants: MmaTiling, MmaChainConstants: MmaChainTiling}
+    kinds = tuple(tilings)
     listed = by_kind({MmaConstants: RULES, MmaChainConstants: CHAIN_RULES})
     why = (
         "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2; all "
@@ -73,13 +73,6 @@ class Mma(GpuProduct[AnyMmaConstants]):
         if kernel.job != CHAIN:
             return is_precise(kernel, limits)
         return all(is_precise(each, limits) for each in factor_kernels(kernel)) and self.has_chain(kernel, limits)
-
-    def shape(self, kernel: KernelSpec, constants: AnyMmaConstants) -> Any:
-        return (
-            MmaChainTiling(kernel, constants)
-            if isinstance(constants, MmaChainConstants)
-            else MmaTiling(kernel, constants)
-        )
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyMmaConstants:
         options = self.space if kernel.job == CHAIN else self._options
@@ -123,8 +116,8 @@ class Mma(GpuProduct[AnyMmaConstants]):
         moved = sum(each.x_bytes_moved(batch) * each.readings for each in shape.copying) + sum(
             each.y_bytes_moved(batch) for each in last
         )
-        weights = sum(stages_of(each) * each.w_bytes for each in shape.factors)
-        read = sum(stages_of(each) * each.read_bytes for each in shape.factors)
+        weights = sum(each.block_stages * each.w_bytes for each in shape.factors)
+        read = sum(each.block_stages * each.read_bytes for each in shape.factors)
         multiply_adds = runs * sum(each.multiply_adds for each in shape.factors) * kernel.arithmetic.products
         return Work(
             shape.grid(batch),
@@ -133,7 +126,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             runs * (sum(each.written_bytes for each in written) + weights + read),
             multiply_adds,
             runs * shape.waits,
-            stages=runs * sum(map(stages_of, shape.factors)),
+            stages=runs * sum(each.block_stages for each in shape.factors),
             products=multiply_adds // (ROWS * COLUMNS * shape.factors[0].k_step),
         )
 

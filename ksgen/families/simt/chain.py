@@ -13,10 +13,9 @@ from typing import ClassVar
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr
 from ksgen.families.chains import factor_kernels, own_of_factors, places, tiles_of
-from ksgen.families.gpu_chain import BLOCKS, GpuChainConstants, GpuChainShape, rules_of_chain, stages_of
+from ksgen.families.gpu_chain import BLOCKS, GpuChainConstants, GpuChainShape, rules_of_chain
 from ksgen.families.rules import Rule
-from ksgen.families.simt.rules import RULES
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, SimtTiling
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, RULES, SimtConstants, SimtTiling
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
@@ -159,7 +158,7 @@ def best_of_factor(
 
     def cost(own: SimtConstants) -> tuple[float, ...]:
         shape = SimtFactor(kernel, own, is_first)
-        stages = stages_of(shape)
+        stages = shape.block_stages
         multiplying = stages * shape.multiply_adds * (kernel.real_bytes // 4) / LANES
         moved = is_first * shape.tiles_out * shape.x_bytes_moved(tile_batch) + is_last * shape.y_bytes_moved(tile_batch)
         cycles = max(multiplying, shape.inside(stages)[1]) + stages * BARRIER + moved / CACHE_BYTES

@@ -6,7 +6,7 @@ from itertools import product
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
-from ksgen.families.shaped import more_registers
+from ksgen.families.family import more_registers
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, SimtTiling, is_narrow
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec

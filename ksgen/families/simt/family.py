@@ -8,19 +8,18 @@ runs.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work
 from ksgen.families.chains import by_kind, places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import WORTH_A_CLASS, fastest
-from ksgen.families.gpu_chain import GpuProduct, ends_of, stages_of
+from ksgen.families.gpu_chain import GpuProduct, ends_of
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.simt.chain import CHAIN_RULES, SimtChainConstants, SimtChainTiling, options
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller, whole_rounds
-from ksgen.families.simt.rules import RULES
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, SimtTiling, is_narrow, products_of
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, RULES, SimtConstants, SimtTiling, is_narrow, products_of
 from ksgen.families.tiles import (
     MOST_THREADS,
     PACK_THREADS,
@@ -49,7 +48,8 @@ class Simt(GpuProduct[AnySimtConstants]):
     """Multiply by one factor, or by all factors of a layer, with fused multiply-adds on CUDA cores or by OpenCL."""
 
     name = "simt"
-    kinds = (SimtConstants, SimtChainConstants)
+    tilings: ClassVar[dict[Any, Any]] = {SimtConstants: SimtTiling, SimtChainConstants: SimtChainTiling}
+    kinds = tuple(tilings)
     listed = by_kind({SimtConstants: RULES, SimtChainConstants: CHAIN_RULES})
     why = (
         "plain multiply-adds: every device, and all there is for float32 and float64; there also all factors of "
@@ -62,13 +62,6 @@ class Simt(GpuProduct[AnySimtConstants]):
             return kernel.job == "multiply"
         has_copies = limits.async_copies and not limits.is_cpu and kernel.item_bytes >= LEAST_ITEM
         return has_copies and not kernel.arithmetic.is_complex and self.has_chain(kernel, limits)
-
-    def shape(self, kernel: KernelSpec, constants: AnySimtConstants) -> Any:
-        return (
-            SimtChainTiling(kernel, constants)
-            if isinstance(constants, SimtChainConstants)
-            else SimtTiling(kernel, constants)
-        )
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnySimtConstants:
         if kernel.job == CHAIN:
@@ -122,7 +115,7 @@ class Simt(GpuProduct[AnySimtConstants]):
     def work(self, kernel: KernelSpec, constants: AnySimtConstants, batch: int) -> Work:
         shape, runs = self.shape(kernel, constants), divide_up(batch, constants.tile_batch)
         first, last = ends_of(kernel, shape.factors)
-        stages = [runs * stages_of(each) for each in shape.factors]
+        stages = [runs * each.block_stages for each in shape.factors]
         inside = [each.inside(count) for each, count in zip(shape.factors, stages, strict=True)]
         inside += [
             each.keep_traffic(runs) for each, at in zip(shape.factors, places(kernel), strict=True) if not at.is_last

@@ -1,11 +1,12 @@
-"""Sizes derived from a SIMT kernel and its constants: pitches, planes, and the walk of a block's warps over a tile."""
+"""Sizes derived from a SIMT kernel and its constants: pitches, planes, the walk of warps over a tile; their rules."""
 
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
 
 from ksgen.families.banks import CYCLE_BYTES, Image, line_cycles, read_cycles, write_cycles
-from ksgen.families.tiles import WARP, Constants, CopyPlan, Tiled, divide_up, power_of_two_in
+from ksgen.families.rules import Rule, at_most, multiple
+from ksgen.families.tiles import MOST_THREADS, WARP, Constants, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
 
@@ -57,10 +58,6 @@ class SimtTiling(Moved, Tiled):
     constants: SimtConstants
 
     @property
-    def real_bytes(self) -> int:
-        return self.kernel.real_bytes
-
-    @property
     def group(self) -> int:
         """Elements of a 16-byte access to shared memory."""
         return 16 // self.real_bytes
@@ -80,10 +77,6 @@ class SimtTiling(Moved, Tiled):
     @property
     def warps(self) -> int:
         return self.constants.tile_d * self.warps_batch * self.warps_out
-
-    @property
-    def threads(self) -> int:
-        return WARP * self.warps
 
     def _padded(self, size: int, remainder: int) -> int:
         """Smallest number from `size` up that is `remainder` modulo the 128 bytes of shared memory's banks."""
@@ -167,9 +160,6 @@ class SimtTiling(Moved, Tiled):
     def word_bytes(self) -> int:
         """Bytes that a thread of the packing kernel writes."""
         return self.real_bytes
-
-    def grid(self, batch: int) -> int:
-        return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)
 
     @property
     def x_plan(self) -> CopyPlan:
@@ -323,3 +313,24 @@ def products_of(kernel: KernelSpec, copy: str) -> str:
 def is_narrow(kernel: KernelSpec) -> bool:
     """Whether X has fewer bytes than an asynchronous copy moves: it is widened on its way to shared memory."""
     return kernel.x_item_bytes < 4
+
+
+RULES: tuple[Rule[SimtConstants], ...] = (
+    Rule("job is multiply", lambda k, c: k.job == "multiply"),
+    Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
+    Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in vars(c).values() if not isinstance(v, str))),
+    multiple("thread_batch", "a 16-byte group", lambda k, c: SimtTiling(k, c).group),
+    Rule("thread_batch is at most 16", lambda k, c: c.thread_batch <= 16),
+    Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),
+    multiple("tile_batch", "8 * thread_batch", lambda k, c: LANES_BATCH * c.thread_batch),
+    multiple("tile_out", "4 * thread_out", lambda k, c: LANES_OUT * c.thread_out),
+    at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: SimtTiling(k, c).threads),
+    Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
+    Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
+    Rule("stages is at least 2", lambda k, c: c.stages >= 2),
+    Rule("stages is 2 with copy=registers", lambda k, c: c.copy != "registers" or c.stages == 2),
+    Rule(
+        "copy is registers in a 16-bit precision, and with X in eight bits",
+        lambda k, c: c.copy != "async" or not is_narrow(k),
+    ),
+)

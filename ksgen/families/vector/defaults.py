@@ -7,7 +7,7 @@ from ksgen.families.base import Limits
 from ksgen.families.chains import FactorPlace, factor_kernels, places, transposes
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.chain import VectorChainConstants
-from ksgen.families.vector.planes import lanes_of, round_up
+from ksgen.families.vector.planes import lanes_of, period_of, round_up
 from ksgen.families.vector.shape import (
     CONFLICTING_BYTES,
     LINE_BYTES,
@@ -16,7 +16,6 @@ from ksgen.families.vector.shape import (
     lie_in_pairs,
     needs_panel,
 )
-from ksgen.families.vector.spread import period_of
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 

@@ -8,7 +8,7 @@ as for each factor alone.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import FactorPlace, by_kind, own_of_factors, places, rule_of_tiles, transposes
@@ -89,14 +89,12 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
 
     name = "vector"
     kinds = (VectorConstants, VectorChainConstants)
+    tilings: ClassVar[dict[Any, Any]] = dict.fromkeys(kinds, VectorChainTiling)
     listed = by_kind({VectorConstants: RULES, VectorChainConstants: _CHAIN_RULES})
     why = "vector registers full of sums: processors"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job != "gradient"
-
-    def shape(self, kernel: KernelSpec, constants: AnyVectorConstants) -> VectorChainTiling:
-        return VectorChainTiling(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyVectorConstants:
         return default(kernel, limits, batch)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ksgen.families.base import Geometry
-from ksgen.families.shaped import Shaped
+from ksgen.families.family import Family
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
@@ -68,16 +68,13 @@ class LaunchTiling:
         return int(sum(factor.packed_bytes for factor in self.factors))
 
 
-class ProcessorProduct(Shaped[ConstantsT]):
+class ProcessorProduct(Family[ConstantsT]):
     """A family of products on processors, whose work groups each take one block of the batch after another."""
 
     signature = PRODUCT_WITH_WORKSPACE
 
-    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> LaunchTiling:
-        raise NotImplementedError
-
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return 0 if kernel.job == CHAIN else self.shape(kernel, constants).packed_bytes
+        return 0 if kernel.job == CHAIN else int(self.shape(kernel, constants).packed_bytes)
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         shape = self.shape(kernel, constants)

@@ -4,8 +4,7 @@ group."""
 from dataclasses import dataclass
 
 from ksgen.families.tiles import Constants, divide_up
-from ksgen.families.vector.planes import Planes, round_up
-from ksgen.families.vector.spread import period_of
+from ksgen.families.vector.planes import Planes, period_of, round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.storage import ALIGNMENT, SCALE_BYTES
 

@@ -13,9 +13,10 @@ from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Tens
 from ksgen.families.chains import by_kind
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
+from ksgen.families.family import Packing
+from ksgen.families.kinds import OfKinds
 from ksgen.families.ptx import Box
 from ksgen.families.rules import Rule, multiple
-from ksgen.families.shaped import OfKinds, Packing
 from ksgen.families.signature import operands_of
 from ksgen.families.tiles import (
     PACK_THREADS,

@@ -10,8 +10,8 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, Limits, Rule, check
+from ksgen.families.family import Family, Packing
 from ksgen.families.gpus import gpu_of
-from ksgen.families.shaped import Packing, Shaped
 from ksgen.families.tiles import PACK_THREADS, Constants
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, KernelSpec
@@ -72,7 +72,7 @@ def test_constants_and_rules_are_those_of_its_class() -> None:
     assert TOY.keeps_rules(KERNEL, FOUR)
     assert not TOY.keeps_rules(KERNEL, ToyConstants(17))
     with pytest.raises(ConstantsError, match="warps=17 must be at most 16; try 16"):
-        check(TOY, KERNEL, ToyConstants(17))  # type: ignore[arg-type]
+        check(TOY, KERNEL, ToyConstants(17))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_plain_kernels_take_more_registers_on_some_targets_and_are_counted_so_wh
 
 def test_every_family_is_over_its_shape_and_gradients_pack_nothing() -> None:
     for family in FAMILIES.values():
-        assert isinstance(family, Shaped)
+        assert isinstance(family, Family)
         kernels = (
             replace(KERNEL, precision=precision, job=job) for precision, job in product(("float32", "float16"), JOBS)
         )

@@ -1,0 +1,191 @@
+"""Base classes of kernel families: constants with rules, a resource model, defaults, a search space, launches.
+
+Their answers are derived from the shape of a kernel, and a family overrides what differs. A family decides; it never
+compiles, runs or renders.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Constexpr, Geometry, Limits, TensorMap, Work
+from ksgen.families.gpus import LEAST, gpu_of
+from ksgen.families.rules import BrokenRuleError, Rule, first_broken
+from ksgen.families.signature import PRODUCT, operands_of
+from ksgen.families.tiles import PACK_THREADS, divide_up, read_constants
+from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
+
+ConstantsT = TypeVar("ConstantsT")
+PITCH_REGISTERS = 8  # per thread, if the call gives the pitch between rows of features: up to 7 were seen
+
+
+def more_registers(kernel: KernelSpec, target: str) -> int:
+    """Registers per thread of plain multiply-adds, in addition to those that its shape counts."""
+    # in bsl, the batch is such a pitch anyway
+    pitches = PITCH_REGISTERS if kernel.is_strided and kernel.layout == "bsf" else 0
+    return pitches + (gpu_of(target).more_registers if kernel.real_bytes == 4 else 0)
+
+
+class Family(Generic[ConstantsT]):
+    """One method to compute a kernel. `name` is its key in wisdom, and the stem of its first template.
+
+    Unless a family says otherwise, its kernels compute each address themselves, and take any batch and any alignment.
+    """
+
+    name: str
+    why: str  # its purpose, in a few words
+    # classes of constants: of one factor, and of chains or of other methods; each says by `on_tensor_cores` whether
+    # tensor cores multiply, and not plain instructions
+    kinds: tuple[type[ConstantsT], ...]
+    tilings: ClassVar[dict[Any, Any]]  # classes of sizes, by class of constants
+    listed: tuple[Rule[ConstantsT], ...]
+    signature: tuple[str, ...] = PRODUCT
+    by_default = True  # whether launchers may choose it without wisdom; says nothing of what was measured
+    for_small_batches = False  # whether it is meant for small batches: larger ones use it only by wisdom or by name
+    by_warpgroups = False  # whether the kernel uses wgmma, and not mma.sync
+
+    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Any:
+        """Sizes derived from a kernel and its constants, with `registers` per thread and `shared_bytes` of a block."""
+        return self.tilings[type(constants)](kernel, constants)
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        raise NotImplementedError
+
+    def runs(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
+        """Whether it serves the kernel with constants of this kind."""
+        return self.serves(kernel, limits)
+
+    def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
+        """Whether it serves that batch, for arrays that begin at a multiple of 16 bytes (`aligned`) or anywhere."""
+        return True
+
+    # ---- constants
+
+    def rules(self) -> tuple[Rule[ConstantsT], ...]:
+        return self.listed
+
+    def keeps_rules(self, kernel: KernelSpec, constants: ConstantsT) -> bool:
+        return first_broken(self.rules(), kernel, constants) is None
+
+    def constants(self, values: Mapping[str, Any]) -> ConstantsT:
+        return read_constants(self.name, self.kinds, values)
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ConstantsT:
+        """Default constants before any search, for batches of about `batch` rows if given."""
+        raise NotImplementedError
+
+    def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[ConstantsT]:
+        """The default, and the best guess of each other kind of constants, for searches and benchmarks."""
+        return [self.default(kernel, limits, batch)]
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]:
+        raise NotImplementedError
+
+    # ---- the source
+
+    def constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
+        raise NotImplementedError
+
+    def words(self, kernel: KernelSpec, constants: ConstantsT) -> Mapping[str, Any]:
+        """Further variables of its template."""
+        raise NotImplementedError
+
+    # ---- launches
+
+    def operands(self, kernel: KernelSpec, constants: ConstantsT) -> tuple[str, ...]:
+        """Arguments of a launch that are arrays or pitches, in order: `signature.py`."""
+        return operands_of(self.signature, kernel)
+
+    def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
+        """Tensor maps that a launch passes before its other arguments."""
+        return ()
+
+    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
+        raise NotImplementedError
+
+    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
+        """Geometry of the source's second entry: `_pack`, or a gradient's `_sum`."""
+        raise NotImplementedError
+
+    def packed_for(self, kernel: KernelSpec, constants: ConstantsT) -> object:
+        """Key of the packed weights apart from the kernel: equal keys mean equal bytes."""
+        return constants
+
+    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        """Bytes that the second entry writes: packed weights; or reads: a gradient's partial sums."""
+        raise NotImplementedError
+
+    # ---- resources
+
+    def registers(self, kernel: KernelSpec, constants: Any, target: str = LEAST) -> int:
+        """Estimated registers per thread, when ptxas compiles the kernel for `target`."""
+        more = 0 if constants.on_tensor_cores else more_registers(kernel, target)
+        return int(self.shape(kernel, constants).registers + more)
+
+    def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return int(self.shape(kernel, constants).shared_bytes)
+
+    def work(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Work:
+        raise NotImplementedError
+
+
+class Packing(Family[ConstantsT]):
+    """A family that multiplies by packed weights, a block per tile; gradients have none to pack.
+
+    A chain's source packs nothing: its weights are packed as for each factor alone. Shapes have a `grid`, `threads` per
+    block, `packed_bytes`, and the `word_bytes` that a thread of the packing kernel writes.
+    """
+
+    def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
+        """Whether `min_blocks` blocks fit a multiprocessor; one block, if the constants have no such number."""
+        shape, blocks = self.shape(kernel, constants), getattr(constants, "min_blocks", 1)
+        if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
+            return False
+        return (
+            not limits.registers
+            or self.registers(kernel, constants, limits.target) * shape.threads * blocks <= limits.registers
+        )
+
+    def is_able(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
+        """Whether the constants keep the rules and fit the device."""
+        return self.keeps_rules(kernel, constants) and self.fits(kernel, constants, limits)
+
+    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return 0 if kernel.job == CHAIN else int(self.shape(kernel, constants).packed_bytes)
+
+    def memory_bytes(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> int:
+        """X, packed weights and Y, each once."""
+        return kernel.bytes(batch) - kernel.weight_bytes + int(self.shape(kernel, constants).packed_bytes)
+
+    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
+        if kernel.job == CHAIN:
+            return Geometry(0, 1, 0)
+        shape = self.shape(kernel, constants)
+        return Geometry(divide_up(shape.packed_bytes // shape.word_bytes, PACK_THREADS), PACK_THREADS, 0)
+
+    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
+        shape = self.shape(kernel, constants)
+        return Geometry(shape.grid(batch), shape.threads, shape.shared_bytes)
+
+
+def not_served(family: Family[Any], kernel: KernelSpec) -> ConstantsError:
+    """Error for a default of a kernel that the family does not serve."""
+    return ConstantsError(f"{kernel.name}: {family.name} does not serve it on such a device (it is for: {family.why})")
+
+
+def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT, limits: Limits | None = None) -> None:
+    """Raise `ConstantsError` on the first rule of the family, or limit of the device, that does not hold."""
+    rules = family.rules()
+    if broken := first_broken(rules, kernel, constants):
+        raise BrokenRuleError(rules, broken, kernel, constants)
+    if limits is None:
+        return
+    if (need := family.shared_bytes(kernel, constants)) > limits.shared_bytes:
+        raise ConstantsError(
+            f"{kernel.name}: needs {need} bytes of shared memory, the device has {limits.shared_bytes}: {constants}"
+        )
+    if (threads := family.geometry(kernel, constants, 1).block) > limits.threads:
+        raise ConstantsError(
+            f"{kernel.name}: needs {threads} threads per block, the device allows {limits.threads}: {constants}"
+        )
