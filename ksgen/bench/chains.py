@@ -13,16 +13,9 @@ from ksgen.pattern import Chain, Pattern, block_butterfly, low_rank, monarch
 from ksgen.spec import Epilogue, load, paper_patterns
 
 OF_TRANSFORMERS = (
-    (384, 384),
-    (384, 1536),
-    (1536, 384),
-    (768, 768),
-    (768, 3072),
-    (3072, 768),
-    (1024, 1024),
-    (1024, 4096),
+    (384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096),
     (4096, 1024),
-)
+)  # fmt: skip
 COUNT = 24
 MOST_FEATURES = 8192  # features of a random chain; beyond, its dense layer would dominate the measurement
 _BANDS = (512, 2048, MOST_FEATURES)  # upper ends of the bands of a layer's larger side

@@ -99,17 +99,9 @@ def measure(job: Job) -> Iterator[Row]:
                 ratios = [ours / theirs for ours, theirs in zip(sparse, dense, strict=True)]
                 why = doubt(ratios, [others] if on_processors else ())
                 yield Row(
-                    name,
-                    step,
-                    precision,
-                    backend,
-                    Spread.of(dense),
-                    Spread.of(sparse),
-                    Spread.of(ratios),
-                    paper,
-                    others,
-                    why,
-                )
+                    name, step, precision, backend, Spread.of(dense), Spread.of(sparse), Spread.of(ratios), paper,
+                    others, why,
+                )  # fmt: skip
 
 
 def modules_of(job: Job) -> dict[str, Module]:

@@ -76,17 +76,9 @@ def overview(rows: Sequence[Row]) -> Table:
             layer = times(results.duel(LAYER, OTHERS, layout).factor)
             lines.append((results.batch, results.precision, layout, others.patterns, *beats, layer, floor))
     columns = (
-        "batch",
-        "precision",
-        "layout",
-        "patterns",
-        "five beaten",
-        "median",
-        "all beaten",
-        "median",
-        "a layer's",
+        "batch", "precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "a layer's",
         "of the floor",
-    )
+    )  # fmt: skip
     note = (
         "ksgen compared with the fastest of the paper's five methods, and of all others. Medians are over all "
         "patterns: above x1 ksgen is faster. A layer is a frozen `KSLinear`, which chooses by itself: its median over "
@@ -112,18 +104,9 @@ def processors(rows: Sequence[Row]) -> Table:
             (found.batch, found.precision, found.layout, duel.patterns, *speeds, percent(duel.share), layer, *floor)
         )
     columns = (
-        "batch",
-        "precision",
-        "layout",
-        "patterns",
-        "mean",
-        "least",
-        "most",
-        "faster in",
-        "a layer's mean",
-        "of the floor",
-        "least share",
-    )
+        "batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "a layer's mean",
+        "of the floor", "least share",
+    )  # fmt: skip
     note = (
         "ksgen compared with the fastest of PyTorch's methods, pattern by pattern: geometric mean, least and most. "
         "The share is the median. A layer is a frozen `KSLinear`, which chooses by itself, with the cost of PyTorch's "
@@ -260,16 +243,9 @@ def families(results: Results) -> Table:
         if any(name in best for best in results.best[layout].values()):
             lines.append((*line, percent(median(floor)) if floor else NONE))
     columns = (
-        "layout",
-        "family",
-        "patterns",
-        "over PyTorch, mean",
-        "least",
-        "patterns",
-        "over our others, mean",
-        "least",
+        "layout", "family", "patterns", "over PyTorch, mean", "least", "patterns", "over our others, mean", "least",
         "of the floor",
-    )
+    )  # fmt: skip
     note = (
         "The fastest time of PyTorch's methods, or of our other families, over the family's: the geometric mean, and "
         "the least."
@@ -310,15 +286,9 @@ def authors(rows: Sequence[Row]) -> Table:
                 )
                 lines.append((pattern, results.precision, layout, *figures))
     columns = (
-        "pattern",
-        "precision",
-        "layout",
-        "ours, us",
-        "best other, us",
-        "the authors', us",
-        "theirs over ours",
+        "pattern", "precision", "layout", "ours, us", "best other, us", "the authors', us", "theirs over ours",
         "of the floor",
-    )
+    )  # fmt: skip
     note = (
         "The authors' times are of another GPU (not recorded; the float32 ones fit an A100), at the same batch: no "
         "comparison of kernels."

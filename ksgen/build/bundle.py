@@ -41,15 +41,8 @@ _COMMENT = re.compile(rb"ksgen bundle (\d{1,9}) ([!-~]+)")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip archive can say
 # zipfile raises these for an archive whose bytes were changed.
 _ZIP_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    OSError,
-    KeyError,
-    ValueError,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-)
+    zipfile.BadZipFile, zlib.error, OSError, KeyError, ValueError, EOFError, NotImplementedError, RuntimeError,
+)  # fmt: skip
 
 
 def write_bundle(

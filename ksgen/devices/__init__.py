@@ -18,16 +18,8 @@ from ksgen.locks import new_reentrant_lock
 from ksgen.values import excerpt
 
 __all__ = [
-    "Buffer",
-    "Device",
-    "Found",
-    "Limits",
-    "Missing",
-    "UnavailableError",
-    "device_for",
-    "find_device",
-    "list_devices",
-]
+    "Buffer", "Device", "Found", "Limits", "Missing", "UnavailableError", "device_for", "find_device", "list_devices",
+]  # fmt: skip
 
 # the order of preference
 _MODULES = {"pycuda": "cuda_pycuda", "driver": "cuda_driver", "native": "native", "opencl": "opencl"}

@@ -74,6 +74,11 @@ class Constexpr:
     type: str = "int"
 
 
+def named(source: object, name: str, comment: str, type_: str = "int") -> Constexpr:
+    """Constant that is named like an attribute of `source`."""
+    return Constexpr(name, getattr(source, name.lower()), comment, type_)
+
+
 @dataclass(frozen=True)
 class Geometry:
     """Sizes of one launch."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
-from ksgen.families.base import Constexpr, Limits
+from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.chains import FactorPlace, is_single, listed, numbers_of, own_of_factors, places, rule_of_tiles
 from ksgen.families.family import Packing
 from ksgen.families.gpus import PORTABLE, REGISTERS
@@ -249,10 +249,10 @@ class GpuProduct(Packing[ConstantsT]):
         return [
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
-            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
-            Constexpr("STAGES", constants.stages, "stages of packed weights in shared memory"),
-            Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
-            Constexpr("THREADS", shape.threads, "threads per block"),
+            named(constants, "TILE_BATCH", "rows of the batch per thread block"),
+            named(constants, "STAGES", "stages of packed weights in shared memory"),
+            named(constants, "MIN_BLOCKS", "thread blocks that must fit a multiprocessor"),
+            named(shape, "THREADS", "threads per block"),
             *shape.constexprs,
         ]
 

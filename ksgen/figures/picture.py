@@ -23,15 +23,9 @@ LINES, CELLS = 40, 64  # along a side of a picture, at most: of a terminal's, of
 PIXELS = 960  # the most pixels of a PNG's cells along the longer side
 LARGEST, MARGIN, STROKE = 40, 24, 2  # pixels: of a cell, around the picture, of a line
 PALETTE = [
-    (31, 119, 180),
-    (214, 96, 39),
-    (44, 140, 80),
-    (190, 60, 90),
-    (120, 90, 180),
-    (140, 110, 40),
-    (30, 150, 160),
+    (31, 119, 180), (214, 96, 39), (44, 140, 80), (190, 60, 90), (120, 90, 180), (140, 110, 40), (30, 150, 160),
     (200, 80, 160),
-]
+]  # fmt: skip
 PAPER, BLOCK, RULE, TILE, INK = (255, 255, 255), (246, 246, 248), (228, 228, 232), (160, 160, 168), (60, 60, 66)
 
 

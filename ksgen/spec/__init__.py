@@ -49,29 +49,7 @@ from ksgen.spec.spec import Spec
 from ksgen.spec.storage import STORAGES, WEIGHTS, ByteStorage, Storage, WeightStorage
 
 __all__ = [
-    "ACTIVATIONS",
-    "JOBS",
-    "LAYOUTS",
-    "PRECISIONS",
-    "STORAGES",
-    "STRIDES",
-    "WEIGHTS",
-    "Activation",
-    "ByteStorage",
-    "Epilogue",
-    "Fuse",
-    "Job",
-    "KernelSpec",
-    "LayerOptions",
-    "Layout",
-    "Precision",
-    "PrecisionName",
-    "Spec",
-    "Storage",
-    "WeightStorage",
-    "load",
-    "paper_patterns",
-    "parse",
-    "schema",
-    "stratified",
-]
+    "ACTIVATIONS", "JOBS", "LAYOUTS", "PRECISIONS", "STORAGES", "STRIDES", "WEIGHTS", "Activation", "ByteStorage",
+    "Epilogue", "Fuse", "Job", "KernelSpec", "LayerOptions", "Layout", "Precision", "PrecisionName", "Spec", "Storage",
+    "WeightStorage", "load", "paper_patterns", "parse", "schema", "stratified",
+]  # fmt: skip

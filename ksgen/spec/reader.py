@@ -67,15 +67,9 @@ class KernelOptions:
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
         axes = (
-            self.precision,
-            self._stored,
-            self.layout,
-            self.batch,
-            self.bias,
-            self.activation,
-            self.residual,
+            self.precision, self._stored, self.layout, self.batch, self.bias, self.activation, self.residual,
             self.stride,
-        )
+        )  # fmt: skip
         for precision, (weights, inputs), layout, batch, bias, activation, residual, stride in product(*axes):
             epilogue = Epilogue(bias, activation, residual)
             yield KernelSpec(pattern, precision, layout, epilogue, batch, stride=stride, weights=weights, inputs=inputs)

@@ -14,7 +14,7 @@ from ksgen.families.amx.chain import AmxChainConstants, AmxChainTiling, multiply
 from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots
 from ksgen.families.amx.defaults import CHAIN_BLOCKS, default, least_of, of_block, reads_in_place
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS, AmxConstants, AmxTiling, has_tiles_for
-from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule, no_more
@@ -149,10 +149,10 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
             *([] if shape.is_chain else factor_constexprs(shape.factors[0])),
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
-            Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
+            named(constants, "BLOCK", "rows of the batch that a work group takes at a time, at most"),
             Constexpr("UNIT", PAIR, "rows of the batch of which blocks are whole multiples"),
             *row_constexprs(kernel),
-            Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
+            named(shape, "SLOT", "elements of a work group's private buffer", "long long"),
         ]
 
 
@@ -214,29 +214,25 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         *(each for each in pattern_constexprs(kernel) if each.name != "BATCH"),
         *epilogue_constexprs(kernel),
         Constexpr("IS_STREAMING", constants.streaming, "whether outputs leave by streaming stores"),
-        Constexpr("OUTPUTS", constants.outputs, "outputs per j whose sums wait until the sums of all j are complete"),
-        Constexpr("PARTS", constants.parts, "parts of a block's groups of outputs, one per work group"),
-        Constexpr("PLANES", shape.planes, "planes of inputs, which are copied sequentially"),
-        Constexpr("PLANES_J", shape.planes_j, "planes per i"),
-        Constexpr("RUN", shape.run, "neighbouring j per plane"),
+        named(constants, "OUTPUTS", "outputs per j whose sums wait until the sums of all j are complete"),
+        named(constants, "PARTS", "parts of a block's groups of outputs, one per work group"),
+        named(shape, "PLANES", "planes of inputs, which are copied sequentially"),
+        named(shape, "PLANES_J", "planes per i"),
+        named(shape, "RUN", "neighbouring j per plane"),
         Constexpr("PLACES_J", divide_up(shape.run, LANES), "groups of sixteen j, which are interleaved together"),
-        Constexpr("GROUPS", shape.groups, "groups of a plane's outputs"),
-        Constexpr("TILES", shape.tiles, "tiles of the outputs of one (i, j)"),
-        Constexpr("STEPS", shape.steps, "tiles along the inputs, 32 each"),
-        Constexpr(
-            "DEPTH", constants.depth, "steps whose inputs stay in the first-level cache for all outputs of a group"
-        ),
-        Constexpr("CHUNKS", shape.chunks, "chunks of DEPTH steps"),
-        Constexpr("SHARES", shape.shares, "shares of a step's products, after each of which vector instructions run"),
+        named(shape, "GROUPS", "groups of a plane's outputs"),
+        named(shape, "TILES", "tiles of the outputs of one (i, j)"),
+        named(shape, "STEPS", "tiles along the inputs, 32 each"),
+        named(constants, "DEPTH", "steps whose inputs stay in the first-level cache for all outputs of a group"),
+        named(shape, "CHUNKS", "chunks of DEPTH steps"),
+        named(shape, "SHARES", "shares of a step's products, after each of which vector instructions run"),
         Constexpr(
             "FETCHED_SUMS",
             divide_up(PAIR, shape.constants.depth * shape.shares),
             "rows of the next sums that are prefetched with each share of a step",
         ),
-        Constexpr(
-            "INPUTS_PASS", shape.inputs_pass, "whether a block's inputs of DEPTH steps exceed the first-level cache"
-        ),
-        Constexpr("WEIGHTS_PASS", shape.weights_pass, "whether the weights of two tiles exceed it"),
+        named(shape, "INPUTS_PASS", "whether a block's inputs of DEPTH steps exceed the first-level cache"),
+        named(shape, "WEIGHTS_PASS", "whether the weights of two tiles exceed it"),
         Constexpr(
             "STEPS_IN_PLACE", in_place, "steps whose rows of X are read in place, or all steps if inputs are copied"
         ),
@@ -244,11 +240,11 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         Constexpr("IS_IN_PLACE", not constants.panel, "whether whole tiles of X are read in place"),
         Constexpr("COMPONENTS", shape.products.parts, "16-bit operands per element"),
         Constexpr("TILE_ITEMS", TILE_ITEMS, "operands per tile"),
-        Constexpr("STEP_ITEMS", shape.step_items, "operands from one step's tiles to the next"),
-        Constexpr("SQUARE", shape.square, "vectors that are interleaved with each other"),
-        Constexpr("SQUARES", shape.squares, "two by two tiles of a group"),
-        Constexpr("VECTORS", shape.vectors, "vectors of sums that are stored together"),
-        Constexpr("LINE_VECTORS", shape.line_vectors, "vectors of sums that become a cache line of outputs"),
+        named(shape, "STEP_ITEMS", "operands from one step's tiles to the next"),
+        named(shape, "SQUARE", "vectors that are interleaved with each other"),
+        named(shape, "SQUARES", "two by two tiles of a group"),
+        named(shape, "VECTORS", "vectors of sums that are stored together"),
+        named(shape, "LINE_VECTORS", "vectors of sums that become a cache line of outputs"),
         Constexpr(
             "SPAN",
             LANES if shape.is_bsf and shape.square > 1 else LANES * shape.line_vectors,
@@ -262,9 +258,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         ),
         Constexpr("ROW_SUMS", shape.sums_row, "sums from one row to the next"),
         Constexpr("Y_COLUMN", pattern.d if shape.is_bsf else 1, "outputs per element of a row of sums"),
-        Constexpr(
-            "UNITS", shape.units, "multiples of 32 elements of a row of sums that are stored with each share of a step"
-        ),
+        named(shape, "UNITS", "multiples of 32 elements of a row of sums that are stored with each share of a step"),
         Constexpr("ALL_UNITS", 2**31 - 1, "no limit: all units are stored"),
         Constexpr(
             "PANELS",
@@ -273,30 +267,28 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         ),
         Constexpr("PANEL", round_up(shape.panel, LINE_BYTES), "elements per panel", "long long"),
         Constexpr("J_ITEMS", shape.panel * 2 // shape.run, "operands of a panel from one j to the next", "long long"),
-        Constexpr(
+        named(
+            shape,
             "COPIED",
-            shape.copied,
             f"{'inputs of one row' if shape.is_bsf else 'rows of one input'} of the batch that are copied at a time",
         ),
         Constexpr("INPUT_GROUPS", shape.halves, "groups of 16 inputs that are copied into a panel together"),
-        Constexpr("COPIED_ROWS", shape.copied_rows, "rows that are copied at a time"),
+        named(shape, "COPIED_ROWS", "rows that are copied at a time"),
         Constexpr(
             "COPY_UNITS",
             divide_up(shape.copies * shape.copy_every, shape.plane_shares),
             "multiples of COPIED that are copied together while tiles are multiplied",
         ),
-        Constexpr("COPY_EVERY", shape.copy_every, "shares of steps per copy, if panels alternate"),
-        Constexpr("COPY_LINES", shape.copy_lines, "cache lines of later inputs that are prefetched with each copy"),
+        named(shape, "COPY_EVERY", "shares of steps per copy, if panels alternate"),
+        named(shape, "COPY_LINES", "cache lines of later inputs that are prefetched with each copy"),
         Constexpr("SUMS", shape.panels, "offset of waiting sums in the private buffer", "long long"),
         Constexpr(
             "GROUP_SUMS", round_up(shape.sums, LINE_BYTES), "elements from one group's sums to the next", "long long"
         ),
-        Constexpr("SUMS_ROW", shape.sums_row, "elements from one row of sums to the next", "long long"),
-        Constexpr(
-            "AHEAD_LINES", shape.ahead_lines, "cache lines of the next inputs that are prefetched with two by two tiles"
-        ),
-        Constexpr("AHEAD_RUN", shape.ahead_run, "prefetched lines per row"),
-        Constexpr("AHEAD_APART", shape.ahead_apart, "elements from one prefetched line of a row to the next"),
-        Constexpr("IN_FEATURES", pattern.in_features, "inputs per row of the batch"),
-        Constexpr("OUT_FEATURES", pattern.out_features, "outputs per row of the batch"),
+        named(shape, "SUMS_ROW", "elements from one row of sums to the next", "long long"),
+        named(shape, "AHEAD_LINES", "cache lines of the next inputs that are prefetched with two by two tiles"),
+        named(shape, "AHEAD_RUN", "prefetched lines per row"),
+        named(shape, "AHEAD_APART", "elements from one prefetched line of a row to the next"),
+        named(pattern, "IN_FEATURES", "inputs per row of the batch"),
+        named(pattern, "OUT_FEATURES", "outputs per row of the batch"),
     ]

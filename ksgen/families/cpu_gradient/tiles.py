@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ksgen.families.amx.cycles import DOT, DOT_MULTIPLY_ADDS, ITEM, TILE_BYTES
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, TilePlanes
-from ksgen.families.base import Constexpr
+from ksgen.families.base import Constexpr, named
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
 from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_BYTES, TASK
@@ -153,27 +153,27 @@ class AmxGradientTiling(TilePlanes):
         return [
             *pattern_constexprs(self.kernel),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
-            Constexpr("BLOCK", constants.block, "rows of the batch whose sums stay in tiles, at most"),
+            named(constants, "BLOCK", "rows of the batch whose sums stay in tiles, at most"),
             Constexpr("UNIT", INPUTS, "rows of the batch of which blocks are whole multiples"),
-            Constexpr("OUTPUTS", constants.outputs, "outputs per j that are copied and multiplied together"),
-            Constexpr("PARTS", constants.parts, "parts of the batch, at most, with sums of their own"),
-            Constexpr("PIECES", constants.pieces, "pieces of the weights, one per work group"),
+            named(constants, "OUTPUTS", "outputs per j that are copied and multiplied together"),
+            named(constants, "PARTS", "parts of the batch, at most, with sums of their own"),
+            named(constants, "PIECES", "pieces of the weights, one per work group"),
             Constexpr("COLUMNS", self.units, "columns: a plane's inputs with one group of its outputs"),
-            Constexpr("GROUPS", self.groups, "groups of a plane's outputs"),
-            Constexpr("PLANES_J", self.planes_j, "planes per i"),
-            Constexpr("RUN", self.run, "neighbouring j per plane"),
-            Constexpr("TILES_OUT", self.tiles_out, "tiles of a group's outputs, of one j"),
-            Constexpr("TILES_IN", self.tiles_in, "tiles of an (i, j)'s inputs"),
-            Constexpr("STEPS", self.steps, "tiles along a block of the batch, 32 rows each"),
-            Constexpr("SHARES", self.shares, "shares of a step's products, which are multiplied sequentially"),
+            named(self, "GROUPS", "groups of a plane's outputs"),
+            named(self, "PLANES_J", "planes per i"),
+            named(self, "RUN", "neighbouring j per plane"),
+            named(self, "TILES_OUT", "tiles of a group's outputs, of one j"),
+            named(self, "TILES_IN", "tiles of an (i, j)'s inputs"),
+            named(self, "STEPS", "tiles along a block of the batch, 32 rows each"),
+            named(self, "SHARES", "shares of a step's products, which are multiplied sequentially"),
             Constexpr("COMPONENTS", self.products.parts, "16-bit operands per element"),
             Constexpr("TILE_ITEMS", TILE_ITEMS, "operands per tile"),
             Constexpr("TILE_SUMS", TILE_SUMS, "sums per tile"),
-            Constexpr("STEP_ITEMS", self.step_items, "operands from one step's tiles to the next"),
-            Constexpr("SQUARE", self.square, "vectors that are interleaved with each other"),
-            Constexpr("X_BASE", self.x_base, "offset of X in the private buffer, in operands, behind dY", "long long"),
-            Constexpr("PART", self.part, "sums per part of the batch", "long long"),
-            Constexpr("SLOT", self.slot, "elements of a work group's private buffer", "long long"),
+            named(self, "STEP_ITEMS", "operands from one step's tiles to the next"),
+            named(self, "SQUARE", "vectors that are interleaved with each other"),
+            named(self, "X_BASE", "offset of X in the private buffer, in operands, behind dY", "long long"),
+            named(self, "PART", "sums per part of the batch", "long long"),
+            named(self, "SLOT", "elements of a work group's private buffer", "long long"),
             *row_constexprs(self.kernel, "dY"),
             Constexpr(
                 "IS_BATCH_LAST", self.kernel.layout != "bsf", "whether the rows of the batch are contiguous per feature"

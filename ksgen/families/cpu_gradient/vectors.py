@@ -5,7 +5,7 @@ the template. Columns are tiles that share their outputs.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ksgen.families.base import Constexpr
+from ksgen.families.base import Constexpr, named
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
 from ksgen.families.vector.cycles import (
     COPY,
@@ -241,29 +241,27 @@ class VectorGradientTiling(Planes):
         constants, pattern = self.constants, self.kernel.pattern
         return [
             *pattern_constexprs(self.kernel),
-            Constexpr("LANES", constants.lanes, "lanes per vector register"),
-            Constexpr("HEIGHT", constants.height, "inputs per tile"),
-            Constexpr(
-                "WIDTH", constants.width, "vectors of outputs per tile" if self.is_along_outputs else "outputs per tile"
-            ),
-            Constexpr("BLOCK", constants.block, "rows of the batch whose sums stay in registers, at most"),
-            Constexpr("TOGETHER", self.together, "rows of the batch per element of a vector"),
-            Constexpr("UNIT", self.unit, "rows of the batch of which blocks are whole multiples"),
-            Constexpr("PARTS", constants.parts, "parts of the batch, at most, with sums of their own"),
-            Constexpr("PIECES", constants.pieces, "pieces of the weights, one per work group"),
-            Constexpr("TILES", self.tiles, "columns that share their inputs"),
-            Constexpr("COLUMNS", self.columns, "columns of all outputs"),
-            Constexpr("COLUMN_UNIT", self.column_unit, "columns that one work group takes together"),
-            Constexpr("PLANE_COLUMNS", self.plane_columns, "columns whose inputs are copied together"),
-            Constexpr("ROWS", self.rows, "tiles per column"),
-            Constexpr("TILE", self.tile, "elements of a tile's sums in memory", "long long"),
-            Constexpr("PART", self.part, "sums per part of the batch", "long long"),
-            Constexpr("SLOT", self.slot, "elements of a work group's private buffer", "long long"),
-            Constexpr("DY_BASE", self.dy_base, "offset of dY in the private buffer"),
-            Constexpr("X_STEP", self.x_step, "elements from one l to the next"),
+            named(constants, "LANES", "lanes per vector register"),
+            named(constants, "HEIGHT", "inputs per tile"),
+            named(constants, "WIDTH", "vectors of outputs per tile" if self.is_along_outputs else "outputs per tile"),
+            named(constants, "BLOCK", "rows of the batch whose sums stay in registers, at most"),
+            named(self, "TOGETHER", "rows of the batch per element of a vector"),
+            named(self, "UNIT", "rows of the batch of which blocks are whole multiples"),
+            named(constants, "PARTS", "parts of the batch, at most, with sums of their own"),
+            named(constants, "PIECES", "pieces of the weights, one per work group"),
+            named(self, "TILES", "columns that share their inputs"),
+            named(self, "COLUMNS", "columns of all outputs"),
+            named(self, "COLUMN_UNIT", "columns that one work group takes together"),
+            named(self, "PLANE_COLUMNS", "columns whose inputs are copied together"),
+            named(self, "ROWS", "tiles per column"),
+            named(self, "TILE", "elements of a tile's sums in memory", "long long"),
+            named(self, "PART", "sums per part of the batch", "long long"),
+            named(self, "SLOT", "elements of a work group's private buffer", "long long"),
+            named(self, "DY_BASE", "offset of dY in the private buffer"),
+            named(self, "X_STEP", "elements from one l to the next"),
             *row_constexprs(self.kernel, "dY"),
-            Constexpr("IN_FEATURES", pattern.in_features, "inputs per row of the batch"),
-            Constexpr("OUT_FEATURES", pattern.out_features, "outputs per row of the batch"),
+            named(pattern, "IN_FEATURES", "inputs per row of the batch"),
+            named(pattern, "OUT_FEATURES", "outputs per row of the batch"),
             *self._along,
         ]
 
@@ -272,12 +270,12 @@ class VectorGradientTiling(Planes):
         if self.is_along_outputs:
             step_out = self.constants.lanes if self.is_short else self.kernel.pattern.d
             return [
-                Constexpr("RUN", self.run, "neighbouring j per plane"),
-                Constexpr("PLANES_J", self.planes_j, "planes per i"),
+                named(self, "RUN", "neighbouring j per plane"),
+                named(self, "PLANES_J", "planes per i"),
                 Constexpr("STEP_OUT", step_out, "features from one vector of a tile to the next"),
-                Constexpr("X_ROW", self.x_row, "elements from one row of the batch to the next"),
+                named(self, "X_ROW", "elements from one row of the batch to the next"),
             ]
         return [
-            Constexpr("PITCH", self.pitch, "elements from one column of rows of the batch to the next"),
+            named(self, "PITCH", "elements from one column of rows of the batch to the next"),
             Constexpr("SCOPE", self.scope if self.is_transposed else 1, "blocks on the diagonal per plane"),
         ]

@@ -6,11 +6,6 @@ from ksgen.families.gemv.group import GemvGroupConstants, GemvGroupTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 
 __all__ = [
-    "Gemv",
-    "GemvChainConstants",
-    "GemvChainTiling",
-    "GemvConstants",
-    "GemvGroupConstants",
-    "GemvGroupTiling",
+    "Gemv", "GemvChainConstants", "GemvChainTiling", "GemvConstants", "GemvGroupConstants", "GemvGroupTiling",
     "GemvTiling",
-]
+]  # fmt: skip

@@ -196,14 +196,9 @@ def chain_work(kernel: KernelSpec, constants: GemvChainConstants, batch: int, me
     cycles += written * part_cycles(last.kernel, own.last) / (own.warps_in * last.part * real)
     cycles += blocks * own.warps_in * divide_up(divide_up(found, blocks * own.warps_in), WARP * real) * (real // WORD)
     return Work(
-        blocks,
-        memory_bytes,
-        round(chain_cache_bytes(shape, batch)),
-        round(shared),
-        blocks * multiply_adds(shape),
-        blocks * waits(shape),
-        returned_bytes=max(0, round(CYCLE_BYTES * cycles - shared)),
-    )
+        blocks, memory_bytes, round(chain_cache_bytes(shape, batch)), round(shared), blocks * multiply_adds(shape),
+        blocks * waits(shape), returned_bytes=max(0, round(CYCLE_BYTES * cycles - shared)),
+    )  # fmt: skip
 
 
 def _stages(shape: GemvChainTiling) -> tuple[tuple[GemvTiling, int], tuple[GemvTiling, int]]:

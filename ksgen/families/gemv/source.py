@@ -4,7 +4,7 @@ several layers on one X."""
 from itertools import accumulate
 from typing import Any
 
-from ksgen.families.base import Constexpr
+from ksgen.families.base import Constexpr, named
 from ksgen.families.chains import factor_kernels
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gemv.chain_shape import GemvChainTiling
@@ -23,20 +23,9 @@ _OF_BOTH = (  # constants of a factor alone that the source has for either of tw
     "HALVINGS", "HELD", "SAME", "SCALES",
 )  # fmt: skip
 _OF_LAST = (
-    "A",
-    "B",
-    "C",
-    "D",
-    "TILE_OUT",
-    "TILE_D",
-    "WARPS_IN",
-    "GROUPS",
-    "TILES_OUT",
-    "TILES_D",
-    "PART",
-    "X_PLANE",
+    "A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TILES_OUT", "TILES_D", "PART", "X_PLANE",
     "X_ENTRY",
-)
+)  # fmt: skip
 
 
 def words_of(shape: AnyGemvTiling) -> dict[str, Any]:
@@ -76,8 +65,8 @@ def constexprs_of(shape: AnyGemvTiling) -> list[Constexpr]:
     found = [
         Constexpr("BATCH", shape.kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
         *epilogue_constexprs(shape.kernel),
-        Constexpr("TILE_BATCH", shape.constants.tile_batch, "rows of the batch per thread block"),
-        Constexpr("THREADS", shape.threads, "threads per block"),
+        named(shape.constants, "TILE_BATCH", "rows of the batch per thread block"),
+        named(shape, "THREADS", "threads per block"),
     ]
     if isinstance(shape, GemvChainTiling):
         return found
@@ -117,21 +106,21 @@ def _first(shape: GemvChainTiling) -> list[Constexpr]:
     own, last = shape.first, shape.last
     known = _known(own)
     return [
-        Constexpr("B", own.kernel.pattern.b, "outputs that a block needs per j: factor 2's inputs l, index k"),
-        Constexpr("C", own.own.c, "inputs of one block on the diagonal, index l"),
-        Constexpr("D", own.kernel.pattern.d, "factor 2's interleaved matrices, index j"),
+        named(own.kernel.pattern, "B", "outputs that a block needs per j: factor 2's inputs l, index k"),
+        named(own.own, "C", "inputs of one block on the diagonal, index l"),
+        named(own.kernel.pattern, "D", "factor 2's interleaved matrices, index j"),
         Constexpr("OWN_B", own.own.b, "outputs of one block on this factor's diagonal"),
         Constexpr("OWN_D", own.own.d, "this factor's own interleaved matrices"),
-        Constexpr("RATIO", own.ratio, "j of factor 2 per j of this factor"),
+        named(own, "RATIO", "j of factor 2 per j of this factor"),
         *(known[name] for name in _OF_BOTH),
-        Constexpr("TILE_D", shape.constants.tile_d, "neighbouring j per thread block"),
-        Constexpr("PASSES", shape.passes, "passes of the block's threads until all its rows are multiplied"),
-        Constexpr("PLANES_I", own.planes_i, "blocks on the diagonal whose inputs a thread block needs"),
-        Constexpr("PLANES_D", own.planes_d, "j of these blocks whose inputs a thread block needs"),
-        Constexpr("X_WIDTH", own.x_width, "inputs per (i, j) in shared memory, trailing zeros included"),
-        Constexpr("X_VECTOR", own.x_vector, "neighbouring l of X that a thread copies at a time"),
-        Constexpr("X_COPIES", own.x_copies, "copies of X per block, by all its threads"),
-        Constexpr("AT_ONCE", own.at_once, "copies that a thread has in flight at a time"),
+        named(shape.constants, "TILE_D", "neighbouring j per thread block"),
+        named(shape, "PASSES", "passes of the block's threads until all its rows are multiplied"),
+        named(own, "PLANES_I", "blocks on the diagonal whose inputs a thread block needs"),
+        named(own, "PLANES_D", "j of these blocks whose inputs a thread block needs"),
+        named(own, "X_WIDTH", "inputs per (i, j) in shared memory, trailing zeros included"),
+        named(own, "X_VECTOR", "neighbouring l of X that a thread copies at a time"),
+        named(own, "X_COPIES", "copies of X per block, by all its threads"),
+        named(own, "AT_ONCE", "copies that a thread has in flight at a time"),
         known["X_PLANE"],
         known["X_ENTRY"],
         Constexpr("NEXT_INPUTS", last.x_width, "inputs of factor 2 in shared memory, trailing zeros included"),
@@ -142,7 +131,7 @@ def _first(shape: GemvChainTiling) -> list[Constexpr]:
 
 def _last(shape: GemvChainTiling) -> list[Constexpr]:
     known = _known(shape.last)
-    between = Constexpr("BETWEEN", shape.between, "byte offset of the intermediate in shared memory")
+    between = named(shape, "BETWEEN", "byte offset of the intermediate in shared memory")
     return [*(known[name] for name in (*_OF_LAST, *_OF_BOTH)), between]
 
 
@@ -204,35 +193,33 @@ def constexprs_of_factor(shape: GemvTiling) -> list[Constexpr]:
     return [
         *pattern_constexprs(kernel),
         *epilogue_constexprs(kernel),
-        Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
-        Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
-        Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block"),
-        Constexpr(
-            "THREAD_OUT", constants.thread_out, "rows of weights, of neighbouring k, that a lane reads at a time"
-        ),
-        Constexpr("LANES_IN", constants.lanes_in, "lanes of a warp that share a row"),
-        Constexpr("WARPS_IN", constants.warps_in, "warps that share a row"),
-        Constexpr("STEPS", constants.steps, "pieces of each of its rows that a lane loads at a time"),
-        Constexpr("VECTOR", shape.vector, "neighbouring l of one piece"),
-        Constexpr("PIECES", shape.pieces, "pieces per row"),
-        Constexpr("SHARERS", shape.sharers, "lanes that share a row, in all its warps"),
-        Constexpr("GROUPS", shape.groups, "groups of lanes in a warp, with rows of their own"),
-        Constexpr("THREADS", shape.threads, "threads per block"),
-        Constexpr("TILE_IN", shape.tile_in, "inputs l per stage"),
-        Constexpr("STAGES", shape.stages, "stages until all pieces are read"),
-        Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
-        Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
-        Constexpr("X_VECTOR", shape.x_vector, "neighbouring l of X that a thread copies at a time"),
-        Constexpr("X_ROUNDS", shape.x_rounds, "rounds of the block's threads until a stage of X is copied"),
-        Constexpr("X_PLANE", shape.x_plane, "elements of shared memory from one j to the next"),
-        Constexpr("X_ENTRY", shape.x_entry, "elements of shared memory from one row of the batch to the next"),
-        Constexpr("PANEL", shape.panel, "elements of X per stage"),
-        Constexpr("SUMS", shape.sums, "sums per thread: its rows of weights times the block's rows of the batch"),
-        Constexpr("SHUFFLES", shape.shuffles, "rounds of shuffles in which the lanes of a row add up their sums"),
-        Constexpr("HALVINGS", shape.halvings, "first rounds, in which each lane keeps half of its sums"),
-        Constexpr("HELD", shape.held, "sums per lane at the end"),
-        Constexpr("SAME", shape.same, "lanes that have the same sums"),
-        Constexpr("PART", shape.part, "sums per tile"),
+        named(constants, "TILE_BATCH", "rows of the batch per thread block"),
+        named(constants, "TILE_OUT", "outputs k per thread block, for each of its j"),
+        named(constants, "TILE_D", "neighbouring j per thread block"),
+        named(constants, "THREAD_OUT", "rows of weights, of neighbouring k, that a lane reads at a time"),
+        named(constants, "LANES_IN", "lanes of a warp that share a row"),
+        named(constants, "WARPS_IN", "warps that share a row"),
+        named(constants, "STEPS", "pieces of each of its rows that a lane loads at a time"),
+        named(shape, "VECTOR", "neighbouring l of one piece"),
+        named(shape, "PIECES", "pieces per row"),
+        named(shape, "SHARERS", "lanes that share a row, in all its warps"),
+        named(shape, "GROUPS", "groups of lanes in a warp, with rows of their own"),
+        named(shape, "THREADS", "threads per block"),
+        named(shape, "TILE_IN", "inputs l per stage"),
+        named(shape, "STAGES", "stages until all pieces are read"),
+        named(shape, "TILES_OUT", "tiles along the outputs"),
+        named(shape, "TILES_D", "tiles along j"),
+        named(shape, "X_VECTOR", "neighbouring l of X that a thread copies at a time"),
+        named(shape, "X_ROUNDS", "rounds of the block's threads until a stage of X is copied"),
+        named(shape, "X_PLANE", "elements of shared memory from one j to the next"),
+        named(shape, "X_ENTRY", "elements of shared memory from one row of the batch to the next"),
+        named(shape, "PANEL", "elements of X per stage"),
+        named(shape, "SUMS", "sums per thread: its rows of weights times the block's rows of the batch"),
+        named(shape, "SHUFFLES", "rounds of shuffles in which the lanes of a row add up their sums"),
+        named(shape, "HALVINGS", "first rounds, in which each lane keeps half of its sums"),
+        named(shape, "HELD", "sums per lane at the end"),
+        named(shape, "SAME", "lanes that have the same sums"),
+        named(shape, "PART", "sums per tile"),
         Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
         given_scales(kernel),
         Constexpr("SCALES", shape.scales // shape.weight_bytes, "packed weights in front of their scales", "long long"),

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.banks import CYCLE_BYTES
-from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
+from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work, named
 from ksgen.families.chains import by_kind
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient import mma, plain
@@ -127,18 +127,18 @@ class Gradient(OfKinds):
         shape = self.shape(kernel, constants)
         return [
             *pattern_constexprs(kernel),
-            Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
-            Constexpr("TILE_IN", constants.tile_in, "inputs l per thread block"),
-            Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block: one plane of shared memory each"),
-            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per stage"),
-            Constexpr("STAGES", constants.stages, "stages of X and dY in shared memory"),
-            Constexpr("PARTS", constants.parts, "parts of the batch, at most"),
-            Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
+            named(constants, "TILE_OUT", "outputs k per thread block, for each of its j"),
+            named(constants, "TILE_IN", "inputs l per thread block"),
+            named(constants, "TILE_D", "neighbouring j per thread block: one plane of shared memory each"),
+            named(constants, "TILE_BATCH", "rows of the batch per stage"),
+            named(constants, "STAGES", "stages of X and dY in shared memory"),
+            named(constants, "PARTS", "parts of the batch, at most"),
+            named(constants, "MIN_BLOCKS", "thread blocks that must fit a multiprocessor"),
             *shape.own_constexprs(),
-            Constexpr("THREADS", shape.threads, "threads per block"),
-            Constexpr("TOGETHER", shape.x.together, "neighbouring lines that a thread copies at once"),
-            Constexpr("DY_BASE", shape.dy_base, "offset of a stage's dY, in elements"),
-            Constexpr("STAGE", shape.stage, "elements per stage"),
+            named(shape, "THREADS", "threads per block"),
+            named(shape.x, "TOGETHER", "neighbouring lines that a thread copies at once"),
+            named(shape, "DY_BASE", "offset of a stage's dY, in elements"),
+            named(shape, "STAGE", "elements per stage"),
             *shape.tile_constexprs(),
             *shape.x.constexprs(shape.copy),
             *shape.dy.constexprs(shape.copy),

@@ -14,7 +14,7 @@ from math import gcd
 from typing import Any, ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES, write_cycles
-from ksgen.families.base import Constexpr, Limits
+from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.gradient.parts import (
@@ -279,18 +279,14 @@ class GradientMmaTiling(Parts):
     def own_constexprs(self) -> list[Constexpr]:
         constants = self.constants
         return [
-            Constexpr("WARPS_OUT", constants.warps_out, "warps of a plane along the outputs"),
-            Constexpr("WARPS_IN", constants.warps_in, "warps of a plane along the inputs"),
-            Constexpr("PROMOTE", constants.promote, "rows of the batch after which sums leave the tensor cores"),
-            Constexpr("GROUP", self.group, "elements of a 16-byte chunk"),
-            Constexpr(
-                "ELEMENT_FLOATS",
-                self.kernel.arithmetic.halves,
-                "floats per element: 2 for a complex number",
-            ),
-            Constexpr("COMPONENTS", self.components, "parts into which an operand is split"),
-            Constexpr("ROW_TILES", self.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
-            Constexpr("COLUMN_TILES", self.column_tiles, "matrix instructions of a warp along its inputs, 8 each"),
+            named(constants, "WARPS_OUT", "warps of a plane along the outputs"),
+            named(constants, "WARPS_IN", "warps of a plane along the inputs"),
+            named(constants, "PROMOTE", "rows of the batch after which sums leave the tensor cores"),
+            named(self, "GROUP", "elements of a 16-byte chunk"),
+            Constexpr("ELEMENT_FLOATS", self.kernel.arithmetic.halves, "floats per element: 2 for a complex number"),
+            named(self, "COMPONENTS", "parts into which an operand is split"),
+            named(self, "ROW_TILES", "matrix instructions of a warp along its outputs, 16 each"),
+            named(self, "COLUMN_TILES", "matrix instructions of a warp along its inputs, 8 each"),
             Constexpr(
                 "SHARED_ELEMENTS", self.shared_bytes // self.real_bytes, "sums that a block's shared memory can hold"
             ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ksgen.families.banks import Image, line_cycles, write_cycles
-from ksgen.families.base import Constexpr, Limits
+from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.families.traffic import SECTOR, array_bytes, entry_bytes
@@ -166,13 +166,9 @@ class Parts(Tiled):
         own, plan = side.image, side.plan
         if self.is_bsf:
             image = Image(
-                self.constants.tile_d,
-                own.plane,
-                own.next_entry * side.together,
-                own.next_feature,
-                self.kept_bytes,
+                self.constants.tile_d, own.plane, own.next_entry * side.together, own.next_feature, self.kept_bytes,
                 self.chunk,
-            )
+            )  # fmt: skip
         else:
             image = Image(1, 0, own.next_feature, own.next_entry, self.kept_bytes)
         wide = plan.vector if image.planes == image.next_run == 1 else 1
@@ -203,11 +199,11 @@ class Parts(Tiled):
     def tile_constexprs(self) -> list[Constexpr]:
         """Constants that the shared parts of the templates use."""
         return [
-            Constexpr("LEAST_STEPS", self.least_steps, "stages per part, at least, if there are several parts"),
-            Constexpr("TILES_OUT", self.tiles_out, "tiles along the outputs"),
-            Constexpr("TILES_IN", self.tiles_in, "tiles along the inputs"),
-            Constexpr("TILES_D", self.tiles_d, "tiles along j"),
-            Constexpr("TILE_WEIGHTS", self.tile_weights, "sums of a tile, those beyond ragged edges included"),
+            named(self, "LEAST_STEPS", "stages per part, at least, if there are several parts"),
+            named(self, "TILES_OUT", "tiles along the outputs"),
+            named(self, "TILES_IN", "tiles along the inputs"),
+            named(self, "TILES_D", "tiles along j"),
+            named(self, "TILE_WEIGHTS", "sums of a tile, those beyond ragged edges included"),
             Constexpr("SUM_COLUMNS", SUM_COLUMNS, "weights per block of the second entry"),
             Constexpr("SUM_ROWS", SUM_ROWS, "threads that share the parts of one weight"),
         ]

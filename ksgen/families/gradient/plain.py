@@ -9,7 +9,7 @@ from math import gcd
 from typing import Any
 
 from ksgen.families.banks import CYCLE_BYTES
-from ksgen.families.base import Constexpr, Limits
+from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gradient.parts import (
     GPU_WARPS,
@@ -231,12 +231,12 @@ class GradientTiling(Parts):
     def own_constexprs(self) -> list[Constexpr]:
         constants = self.constants
         return [
-            Constexpr("THREAD_OUT", constants.thread_out, "sums per thread, along the outputs"),
-            Constexpr("THREAD_IN", constants.thread_in, "sums per thread, along the inputs"),
-            Constexpr("GROUP", self.group, "elements of a 16-byte access to shared memory"),
-            Constexpr("GROUP_IN", self.group_in, "the same for X: fewer, if a thread has fewer inputs"),
-            Constexpr("GROUP_OUT", self.group_out, "the same for dY: fewer, if a thread has fewer outputs"),
-            Constexpr("WARPS_IN", self.warps_in, "warps of a plane along the inputs"),
+            named(constants, "THREAD_OUT", "sums per thread, along the outputs"),
+            named(constants, "THREAD_IN", "sums per thread, along the inputs"),
+            named(self, "GROUP", "elements of a 16-byte access to shared memory"),
+            named(self, "GROUP_IN", "the same for X: fewer, if a thread has fewer inputs"),
+            named(self, "GROUP_OUT", "the same for dY: fewer, if a thread has fewer outputs"),
+            named(self, "WARPS_IN", "warps of a plane along the inputs"),
             Constexpr("WARPS_PER_PLANE", self.warps_in * self.warps_out, "warps of a plane"),
             Constexpr("SHARED_ELEMENTS", self.shared_reals, "elements of shared memory per block"),
         ]

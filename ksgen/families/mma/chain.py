@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import product
 from typing import ClassVar
 
-from ksgen.families.base import Constexpr, Limits
+from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.chains import factor_kernels, own_of_factors, places, tiles_of
 from ksgen.families.gpu_chain import BLOCKS, GpuChainConstants, GpuChainShape, ends_of, rules_of_chain
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
@@ -180,9 +180,9 @@ class MmaChainTiling(GpuChainShape[MmaFactor]):
     @property
     def constexprs(self) -> list[Constexpr]:
         return [
-            Constexpr("RING", self.ring, "offset of the weights' stages in shared memory, in bytes"),
+            named(self, "RING", "offset of the weights' stages in shared memory, in bytes"),
             Constexpr("W_SLOT", self.slot, "bytes of the largest stage of weights"),
-            Constexpr("SHARED_BYTES", self.shared_bytes, "bytes of shared memory per block"),
+            named(self, "SHARED_BYTES", "bytes of shared memory per block"),
         ]
 
 

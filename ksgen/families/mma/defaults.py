@@ -114,14 +114,9 @@ def _is_spread(kernel: KernelSpec, warp_d: int, warps_d: int) -> bool:
 def _of_warps(tile: MmaConstants, warps_batch: int, warps_out: int, warps_d: int = 1) -> MmaConstants:
     """Block of several warps, each with a tile of its own."""
     return replace(
-        tile,
-        tile_batch=tile.tile_batch * warps_batch,
-        tile_out=tile.tile_out * warps_out,
-        warps_batch=warps_batch,
-        warps_out=warps_out,
-        tile_d=tile.tile_d * warps_d,
-        warps_d=warps_d,
-    )
+        tile, tile_batch=tile.tile_batch * warps_batch, tile_out=tile.tile_out * warps_out, warps_batch=warps_batch,
+        warps_out=warps_out, tile_d=tile.tile_d * warps_d, warps_d=warps_d,
+    )  # fmt: skip
 
 
 def _by_cost(kernel: KernelSpec, warp_d: int, promote: int) -> list[MmaConstants]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
-from ksgen.families.base import Constexpr, Limits, Work
+from ksgen.families.base import Constexpr, Limits, Work, named
 from ksgen.families.chains import by_kind, factor_kernels, places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
@@ -172,9 +172,9 @@ class Mma(GpuProduct[AnyMmaConstants]):
         found = [known[name] for name in _OF_FACTOR if name in known]
         found += [
             Constexpr("X_PLACE", shape.x_place(at), "offset of the inputs in shared memory, in bytes"),
-            Constexpr("X_PITCH", own.x_pitch, "bytes from one line of inputs to the next, free of bank conflicts"),
-            Constexpr("X_SLOT", shape.x_slot, "bytes from one stage of X to the next, if X comes in stages"),
-            Constexpr("X_STAGE", own.x_stage, "bytes from the inputs of one stage to the next"),
+            named(own, "X_PITCH", "bytes from one line of inputs to the next, free of bank conflicts"),
+            named(shape, "X_SLOT", "bytes from one stage of X to the next, if X comes in stages"),
+            named(own, "X_STAGE", "bytes from the inputs of one stage to the next"),
         ]
         if shape.places[at].is_last:
             return found
@@ -209,70 +209,52 @@ class Mma(GpuProduct[AnyMmaConstants]):
         always = [
             *pattern_constexprs(kernel),
             *epilogue_constexprs(kernel),
-            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
-            Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
-            Constexpr("TILE_IN", constants.tile_in, "inputs l per stage"),
-            Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block, one plane each"),
-            Constexpr("WARPS_BATCH", constants.warps_batch, "warps along the batch"),
-            Constexpr("WARPS_OUT", constants.warps_out, "warps along the outputs"),
-            Constexpr("WARP_D", shape.warp_d, "neighbouring j per warp"),
-            Constexpr(
-                "STAGES", constants.stages, "stages in shared memory: of X and W, or of W alone if X is resident"
-            ),
-            Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
-            Constexpr("THREADS", shape.threads, "threads per block"),
-            Constexpr("X_VECTOR", shape.x_vector, "neighbours that one copy of X moves"),
-            Constexpr("Y_VECTOR", shape.y_vector, "neighbours that one store of Y moves"),
-            Constexpr("K_STEP", shape.k_step, "inputs of one matrix instruction"),
-            Constexpr(
-                "LANE_INPUTS", shape.lane_inputs, "inputs of one instruction that a lane holds per row of the batch"
-            ),
+            named(constants, "TILE_BATCH", "rows of the batch per thread block"),
+            named(constants, "TILE_OUT", "outputs k per thread block, for each of its j"),
+            named(constants, "TILE_IN", "inputs l per stage"),
+            named(constants, "TILE_D", "neighbouring j per thread block, one plane each"),
+            named(constants, "WARPS_BATCH", "warps along the batch"),
+            named(constants, "WARPS_OUT", "warps along the outputs"),
+            named(shape, "WARP_D", "neighbouring j per warp"),
+            named(constants, "STAGES", "stages in shared memory: of X and W, or of W alone if X is resident"),
+            named(constants, "MIN_BLOCKS", "thread blocks that must fit a multiprocessor"),
+            named(shape, "THREADS", "threads per block"),
+            named(shape, "X_VECTOR", "neighbours that one copy of X moves"),
+            named(shape, "Y_VECTOR", "neighbours that one store of Y moves"),
+            named(shape, "K_STEP", "inputs of one matrix instruction"),
+            named(shape, "LANE_INPUTS", "inputs of one instruction that a lane holds per row of the batch"),
             Constexpr("ELEMENT_FLOATS", shape.halves, "floats per element: 2 for a complex number"),
-            Constexpr(
-                "WORD_INPUTS", shape.word_inputs, "inputs per word of an operand; a complex number fills two words"
-            ),
-            Constexpr("COMPONENTS", shape.components, "parts into which an operand is split"),
-            Constexpr(
-                "PACKED_PARTS",
-                shape.packed_parts,
-                "parts of packed weights; fewer than COMPONENTS: lanes split them",
-            ),
-            Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
-            Constexpr(
-                "COLUMN_TILES", shape.column_tiles, "matrix instructions of a warp along its rows of the batch, 8 each"
-            ),
-            Constexpr("SUPER_IN", shape.super_in, "inputs after which the lanes' order repeats"),
-            Constexpr("SUPER_STEPS", shape.super_steps, "matrix instructions for SUPER_IN inputs"),
-            Constexpr("RUN_OUT", shape.run_out, "neighbouring outputs per lane"),
-            Constexpr("STEPS", shape.steps, "stages until all C inputs are read"),
-            Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
-            Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
-            Constexpr("X_LINES", shape.x_lines, "lines of the X tile"),
-            Constexpr("X_RUN", shape.x_run, "elements per line"),
-            Constexpr(
-                "X_PITCH", shape.x_pitch, "bytes of shared memory from one line to the next, free of bank conflicts"
-            ),
-            Constexpr("PASSES", shape.passes, "tiles of outputs per block, computed sequentially"),
-            Constexpr("X_STAGES", shape.x_stages, "stages of X in shared memory"),
-            Constexpr("X_STAGE", shape.x_stage, "bytes from one stage of X to the next"),
-            Constexpr("W_BASE", shape.w_base, "offset of the weights' stages, in bytes"),
-            Constexpr("W_BYTES", shape.w_bytes, "bytes of packed weights per stage"),
-            Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory per block"),
+            named(shape, "WORD_INPUTS", "inputs per word of an operand; a complex number fills two words"),
+            named(shape, "COMPONENTS", "parts into which an operand is split"),
+            named(shape, "PACKED_PARTS", "parts of packed weights; fewer than COMPONENTS: lanes split them"),
+            named(shape, "ROW_TILES", "matrix instructions of a warp along its outputs, 16 each"),
+            named(shape, "COLUMN_TILES", "matrix instructions of a warp along its rows of the batch, 8 each"),
+            named(shape, "SUPER_IN", "inputs after which the lanes' order repeats"),
+            named(shape, "SUPER_STEPS", "matrix instructions for SUPER_IN inputs"),
+            named(shape, "RUN_OUT", "neighbouring outputs per lane"),
+            named(shape, "STEPS", "stages until all C inputs are read"),
+            named(shape, "TILES_OUT", "tiles along the outputs"),
+            named(shape, "TILES_D", "tiles along j"),
+            named(shape, "X_LINES", "lines of the X tile"),
+            named(shape, "X_RUN", "elements per line"),
+            named(shape, "X_PITCH", "bytes of shared memory from one line to the next, free of bank conflicts"),
+            named(shape, "PASSES", "tiles of outputs per block, computed sequentially"),
+            named(shape, "X_STAGES", "stages of X in shared memory"),
+            named(shape, "X_STAGE", "bytes from one stage of X to the next"),
+            named(shape, "W_BASE", "offset of the weights' stages, in bytes"),
+            named(shape, "W_BYTES", "bytes of packed weights per stage"),
+            named(shape, "SHARED_BYTES", "bytes of shared memory per block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
             given_scales(kernel),
-            Constexpr("SCALES", shape.scales, "bytes of packed weights before their scales", "long long"),
+            named(shape, "SCALES", "bytes of packed weights before their scales", "long long"),
         ]
-        special = [Constexpr("VECTOR", shape.vector, "rows of the batch per 16-byte chunk")]
+        special = [named(shape, "VECTOR", "rows of the batch per 16-byte chunk")]
         if kernel.layout == "bsf":
             special = [
-                Constexpr(
-                    "GROUP_CHUNKS", shape.group_chunks, "neighbouring chunks that a lane reads per row of the batch"
-                ),
-                Constexpr("GROUP_INPUTS", shape.group_inputs, "inputs per group of chunks, each with its TILE_D j"),
-                Constexpr(
-                    "SUPER_GROUPS", shape.super_groups, "groups of chunks that a lane reads until its order repeats"
-                ),
+                named(shape, "GROUP_CHUNKS", "neighbouring chunks that a lane reads per row of the batch"),
+                named(shape, "GROUP_INPUTS", "inputs per group of chunks, each with its TILE_D j"),
+                named(shape, "SUPER_GROUPS", "groups of chunks that a lane reads until its order repeats"),
             ]
         if constants.promote:
-            special.append(Constexpr("PROMOTE", constants.promote, "inputs after which sums leave the tensor cores"))
+            special.append(named(constants, "PROMOTE", "inputs after which sums leave the tensor cores"))
         return always + special

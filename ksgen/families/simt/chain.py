@@ -11,7 +11,7 @@ from itertools import product
 from typing import ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES
-from ksgen.families.base import Constexpr
+from ksgen.families.base import Constexpr, named
 from ksgen.families.chains import factor_kernels, own_of_factors, places, tiles_of
 from ksgen.families.gpu_chain import BLOCKS, GpuChainConstants, GpuChainShape, rules_of_chain
 from ksgen.families.rules import Rule
@@ -112,9 +112,9 @@ class SimtChainTiling(GpuChainShape[SimtFactor]):
     @property
     def constexprs(self) -> list[Constexpr]:
         return [
-            Constexpr("GROUP", self.factors[0].group, "elements of a 16-byte access to shared memory"),
-            Constexpr("RING", self.ring, "offset of the stages in shared memory, in elements"),
-            Constexpr("SLOT", self.slot, "elements of the largest stage"),
+            named(self.factors[0], "GROUP", "elements of a 16-byte access to shared memory"),
+            named(self, "RING", "offset of the stages in shared memory, in elements"),
+            named(self, "SLOT", "elements of the largest stage"),
             Constexpr("SHARED_ELEMENTS", self.shared_reals, "elements of shared memory per block"),
         ]
 

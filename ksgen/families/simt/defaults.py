@@ -89,13 +89,9 @@ def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterato
     ):
         tile_batch, tile_out = LANES_BATCH * thread_batch * warps_batch, LANES_OUT * thread_out * warps_out
         found = replace(
-            chosen,
-            tile_batch=tile_batch,
-            tile_out=tile_out,
-            tile_d=tile_d,
-            thread_batch=thread_batch,
+            chosen, tile_batch=tile_batch, tile_out=tile_out, tile_d=tile_d, thread_batch=thread_batch,
             thread_out=thread_out,
-        )
+        )  # fmt: skip
         registers = (SimtTiling(kernel, found).registers + more) * SimtTiling(kernel, found).threads
         if registers <= limits.registers and (warps_out - 1) * LANES_OUT * thread_out < kernel.pattern.b:
             yield replace(found, min_blocks=max(1, min(3, limits.registers // registers)))

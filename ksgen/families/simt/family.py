@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES
-from ksgen.families.base import Constexpr, Limits, Work
+from ksgen.families.base import Constexpr, Limits, Work, named
 from ksgen.families.chains import by_kind, places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import WORTH_A_CLASS, fastest
@@ -164,8 +164,8 @@ class Simt(GpuProduct[AnySimtConstants]):
         own = shape.factors[at]
         known = {each.name: each for each in self.constexprs_of_factor(own.kernel, own.constants)}
         found = [known[name] for name in _OF_FACTOR if name in known]
-        found.append(Constexpr("X_PITCH", own.x_pitch, "elements of shared memory from one l to the next"))
-        found.append(Constexpr("W_BASE", own.w_base, "offset of a stage's weights, in elements"))
+        found.append(named(own, "X_PITCH", "elements of shared memory from one l to the next"))
+        found.append(named(own, "W_BASE", "offset of a stage's weights, in elements"))
         if number := shape.places[at].at:
             place = shape.place(number - 1)
             found.append(Constexpr("X_PLACE", place, "offset of the inputs in shared memory, in elements"))
@@ -177,31 +177,29 @@ class Simt(GpuProduct[AnySimtConstants]):
         tuned = [
             *pattern_constexprs(kernel),
             *epilogue_constexprs(kernel),
-            Constexpr("TILE_BATCH", constants.tile_batch, "rows of the batch per thread block"),
-            Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
-            Constexpr("TILE_IN", constants.tile_in, "inputs l per stage"),
-            Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block: one plane of shared memory each"),
-            Constexpr("THREAD_BATCH", constants.thread_batch, "sums per thread, along the batch"),
-            Constexpr("THREAD_OUT", constants.thread_out, "sums per thread, along the outputs"),
-            Constexpr("STAGES", constants.stages, "stages of X and W in shared memory"),
-            Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
+            named(constants, "TILE_BATCH", "rows of the batch per thread block"),
+            named(constants, "TILE_OUT", "outputs k per thread block, for each of its j"),
+            named(constants, "TILE_IN", "inputs l per stage"),
+            named(constants, "TILE_D", "neighbouring j per thread block: one plane of shared memory each"),
+            named(constants, "THREAD_BATCH", "sums per thread, along the batch"),
+            named(constants, "THREAD_OUT", "sums per thread, along the outputs"),
+            named(constants, "STAGES", "stages of X and W in shared memory"),
+            named(constants, "MIN_BLOCKS", "thread blocks that must fit a multiprocessor"),
         ]
         derived = [
-            Constexpr("GROUP", shape.group, "elements of a 16-byte access to shared memory"),
-            Constexpr(
-                "GROUP_OUT", shape.group_out, "elements of one access to weights: fewer, if a thread has fewer outputs"
-            ),
-            Constexpr("THREADS", shape.threads, "threads per block"),
-            Constexpr("WARPS_BATCH", shape.warps_batch, "warps of a plane along the batch"),
+            named(shape, "GROUP", "elements of a 16-byte access to shared memory"),
+            named(shape, "GROUP_OUT", "elements of one access to weights: fewer, if a thread has fewer outputs"),
+            named(shape, "THREADS", "threads per block"),
+            named(shape, "WARPS_BATCH", "warps of a plane along the batch"),
             Constexpr("WARPS_PER_PLANE", shape.warps_batch * shape.warps_out, "warps of a plane"),
-            Constexpr("STEPS", shape.steps, "stages until all C inputs are read"),
-            Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
-            Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
-            Constexpr("X_PITCH", shape.x_pitch, "elements of shared memory from one l to the next"),
-            Constexpr("X_PLANE", shape.x_plane, "elements from one j to the next"),
-            Constexpr("W_BASE", shape.w_base, "offset of a stage's weights, in elements"),
-            Constexpr("W_STAGE", shape.w_stage, "elements of weights per stage"),
-            Constexpr("STAGE", shape.stage, "elements per stage"),
+            named(shape, "STEPS", "stages until all C inputs are read"),
+            named(shape, "TILES_OUT", "tiles along the outputs"),
+            named(shape, "TILES_D", "tiles along j"),
+            named(shape, "X_PITCH", "elements of shared memory from one l to the next"),
+            named(shape, "X_PLANE", "elements from one j to the next"),
+            named(shape, "W_BASE", "offset of a stage's weights, in elements"),
+            named(shape, "W_STAGE", "elements of weights per stage"),
+            named(shape, "STAGE", "elements per stage"),
             Constexpr("SHARED_ELEMENTS", shape.shared_reals, "elements of shared memory per block"),
             Constexpr("X_LINES", x.lines, "lines of the X tile"),
             Constexpr("X_VECTOR", x.vector, "neighbours that one copy of X moves"),
@@ -212,7 +210,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             Constexpr("X_LINE_ROUNDS", x.line_rounds, "rounds until all lines are copied"),
             Constexpr("X_RUN_STEP", x.run_step, "elements of a line that the block copies at once"),
             Constexpr("X_RUN_ROUNDS", x.run_rounds, "rounds until a line is copied"),
-            Constexpr("W_ROUNDS", shape.w_rounds, "copies of weights per thread and stage"),
+            named(shape, "W_ROUNDS", "copies of weights per thread and stage"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
             given_scales(kernel),
         ]
@@ -221,9 +219,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             derived.append(Constexpr("X_HELD", held, "elements of X that a thread holds while it copies them"))
         if kernel.layout == "bsf":
             derived += [
-                Constexpr(
-                    "Y_PLANE", shape.y_plane, "elements of shared memory from one j of a stored slice to the next"
-                ),
+                named(shape, "Y_PLANE", "elements of shared memory from one j of a stored slice to the next"),
                 Constexpr("Y_LANE_RUN", y.lane_run, "lanes of a warp along a line of Y"),
                 Constexpr("Y_LANE_LINES", y.lane_lines, "rows of the batch that a warp stores at once"),
                 Constexpr("Y_WARPS_RUN", y.warps_run, "warps along a line"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import FactorPlace, by_kind, own_of_factors, places, rule_of_tiles, transposes
 from ksgen.families.rules import Rule, at_most, multiple, no_more
 from ksgen.families.signature import each_chains, layout_of
@@ -206,11 +206,11 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             *([] if shape.is_chain else factor_constexprs(shape.factors[0])),
             Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
-            Constexpr("LANES", shape.factors[0].constants.lanes, "lanes per vector register"),
+            named(shape.factors[0].constants, "LANES", "lanes per vector register"),
             Constexpr("IS_STREAMING", constants.streaming, "whether outputs leave by streaming stores"),
-            Constexpr("BLOCK", constants.block, "rows of the batch that a work group takes at a time, at most"),
-            Constexpr("UNIT", shape.unit, "rows of the batch of which blocks are whole multiples"),
-            Constexpr("SLOT", shape.slot, "elements of a work group's private buffer", "long long"),
+            named(constants, "BLOCK", "rows of the batch that a work group takes at a time, at most"),
+            named(shape, "UNIT", "rows of the batch of which blocks are whole multiples"),
+            named(shape, "SLOT", "elements of a work group's private buffer", "long long"),
         ]
 
 
@@ -292,66 +292,50 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
     always = [
         *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
         Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored unchanged"),
-        Constexpr("INPUTS", shape.inputs, "pairs of l per sum" if constants.pairs else "inputs l per sum"),
-        Constexpr(
-            "HEIGHT", constants.height, f"{'rows of the batch' if shape.is_along_outputs else 'outputs'} per tile"
-        ),
-        Constexpr("WIDTH", constants.width, "vectors per row of a tile"),
-        Constexpr("PARTS", constants.parts, "parts of a block's columns, one per work group"),
-        Constexpr("TILES", shape.tiles, "tiles that share their inputs"),
-        Constexpr("COLUMNS", shape.columns, "tiles of all outputs"),
-        Constexpr("COLUMN", shape.column, f"{values} from one tile's packed weights to the next"),
-        Constexpr("SCALES", shape.scales, "values of a tile's packed weights before their scales"),
+        named(shape, "INPUTS", "pairs of l per sum" if constants.pairs else "inputs l per sum"),
+        named(constants, "HEIGHT", f"{'rows of the batch' if shape.is_along_outputs else 'outputs'} per tile"),
+        named(constants, "WIDTH", "vectors per row of a tile"),
+        named(constants, "PARTS", "parts of a block's columns, one per work group"),
+        named(shape, "TILES", "tiles that share their inputs"),
+        named(shape, "COLUMNS", "tiles of all outputs"),
+        named(shape, "COLUMN", f"{values} from one tile's packed weights to the next"),
+        named(shape, "SCALES", "values of a tile's packed weights before their scales"),
         given_scales(kernel),
-        Constexpr("WIDENED", shape.widened, "offset of a tile's widened weights in the private buffer", "long long"),
-        Constexpr("X_STEP", shape.x_step, "elements from one l to the next"),
+        named(shape, "WIDENED", "offset of a tile's widened weights in the private buffer", "long long"),
+        named(shape, "X_STEP", "elements from one l to the next"),
         Constexpr("AHEAD_LINES", ahead.lines, "cache lines of the next inputs that a tile prefetches"),
         Constexpr("AHEAD_RUN", ahead.run, "prefetched lines per row"),
         Constexpr("AHEAD_APART", ahead.apart, "elements from one prefetched line to the next"),
         Constexpr("AHEAD_STEP", ahead.step, "inputs that are multiplied between two prefetches"),
         Constexpr("AHEAD_EACH", ahead.each, "lines per prefetch"),
-        Constexpr(
-            "WAITS", shape.waits, "whether a tile's outputs wait, and are stored while the next tile is multiplied"
-        ),
-        Constexpr("WAITING", shape.waiting, "offset of a tile's waiting outputs in the private buffer", "long long"),
-        Constexpr(
-            "WAITING_STEP", shape.waiting_step, "inputs that are multiplied between two stores of waiting outputs"
-        ),
-        Constexpr("WAITING_EACH", shape.waiting_each, "vectors per store"),
+        named(shape, "WAITS", "whether a tile's outputs wait, and are stored while the next tile is multiplied"),
+        named(shape, "WAITING", "offset of a tile's waiting outputs in the private buffer", "long long"),
+        named(shape, "WAITING_STEP", "inputs that are multiplied between two stores of waiting outputs"),
+        named(shape, "WAITING_EACH", "vectors per store"),
     ]
     if shape.is_along_outputs:
         return [
             *always,
-            Constexpr("PLANES", shape.planes, "planes of outputs that share their inputs: one i with neighbouring j"),
-            Constexpr("PERIOD", shape.period, "vectors of a tile after which the inputs repeat"),
-            Constexpr("RUN", shape.run, "neighbouring j per plane"),
-            Constexpr("PLANES_J", shape.planes_j, "planes per i"),
+            named(shape, "PLANES", "planes of outputs that share their inputs: one i with neighbouring j"),
+            named(shape, "PERIOD", "vectors of a tile after which the inputs repeat"),
+            named(shape, "RUN", "neighbouring j per plane"),
+            named(shape, "PLANES_J", "planes per i"),
             Constexpr(
                 "STEP_OUT",
                 constants.lanes if shape.is_short else pattern.d,
                 "features from one vector of a tile to the next",
             ),
-            Constexpr("X_ROW", shape.x_row, "elements from one row of the batch to the next"),
-            Constexpr(
-                "COLUMNS_AT_ONCE",
-                shape.columns_at_once,
-                "columns that are multiplied with a tile's rows before the next rows",
-            ),
-            Constexpr(
-                "REACHES",
-                shape.reaches,
-                "whether vectors of inputs reach beyond a row's end: the last block's are copied",
-            ),
+            named(shape, "X_ROW", "elements from one row of the batch to the next"),
+            named(shape, "COLUMNS_AT_ONCE", "columns that are multiplied with a tile's rows before the next rows"),
+            named(shape, "REACHES", "whether vectors of inputs reach beyond a row's end: the last block's are copied"),
         ]
     return [
         *always,
         Constexpr("CHUNK", shape.tile_lanes, "rows of the batch whose inputs are copied together"),
         Constexpr("SCOPE", shape.scope if shape.transposes else 1, "blocks on the diagonal per plane"),
-        Constexpr("PLANE_COLUMNS", shape.plane_columns, "tiles per plane"),
-        Constexpr("COLUMN_UNIT", shape.column_unit, "tiles that one work group takes together"),
-        Constexpr(
-            "IS_SPLIT", shape.is_split, "whether work groups take parts of a plane, and store outputs one by one"
-        ),
+        named(shape, "PLANE_COLUMNS", "tiles per plane"),
+        named(shape, "COLUMN_UNIT", "tiles that one work group takes together"),
+        named(shape, "IS_SPLIT", "whether work groups take parts of a plane, and store outputs one by one"),
         Constexpr(
             "TRANSPOSED",
             shape.transposed if kernel.layout == "bsf" else 0,

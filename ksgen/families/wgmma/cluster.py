@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr
+from ksgen.families.base import Constexpr, named
 from ksgen.families.rules import Rule
 from ksgen.families.wgmma.block import Block
 from ksgen.spec import KernelSpec
@@ -83,9 +83,9 @@ def constexprs(block: Block) -> list[Constexpr]:
         "tiles along j if these are neighbours in the order of tiles, else 1",
     )
     return [
-        Constexpr("CLUSTER_BATCH", own.cluster_batch, "blocks of a cluster along the batch: they share W"),
-        Constexpr("CLUSTER_OUT", own.cluster_out, "blocks of a cluster along the outputs: they share X"),
-        Constexpr("CLUSTER", block.cluster, "blocks of a cluster"),
+        named(own, "CLUSTER_BATCH", "blocks of a cluster along the batch: they share W"),
+        named(own, "CLUSTER_OUT", "blocks of a cluster along the outputs: they share X"),
+        named(block, "CLUSTER", "blocks of a cluster"),
         *([beside] if block.passes == 1 else []),
     ]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work
+from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work, named
 from ksgen.families.chains import by_kind
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
@@ -215,14 +215,14 @@ class Wgmma(OfKinds, Packing[Any]):
         return [
             *pattern_constexprs(block.kernel),
             *epilogue_constexprs(block.kernel),
-            Constexpr("TILE_BATCH", own.tile_batch, "rows of the batch per tile"),
-            Constexpr("TILE_OUT", own.tile_out, "outputs k per tile, for each of its j: columns of an instruction"),
-            Constexpr("TILE_IN", own.tile_in, "inputs l per stage"),
-            Constexpr("TILE_D", own.tile_d, "neighbouring j per tile"),
+            named(own, "TILE_BATCH", "rows of the batch per tile"),
+            named(own, "TILE_OUT", "outputs k per tile, for each of its j: columns of an instruction"),
+            named(own, "TILE_IN", "inputs l per stage"),
+            named(own, "TILE_D", "neighbouring j per tile"),
             *cluster.constexprs(block),
-            Constexpr("GROUPS", block.groups, "warpgroups that multiply"),
-            Constexpr("STAGES", own.stages, "stages in shared memory, of what is brought step by step"),
-            Constexpr("THREADS", block.threads, "threads per block: one more warpgroup copies"),
+            named(block, "GROUPS", "warpgroups that multiply"),
+            named(own, "STAGES", "stages in shared memory, of what is brought step by step"),
+            named(block, "THREADS", "threads per block: one more warpgroup copies"),
             Constexpr(
                 "COPYING_REGISTERS", copying, "registers per thread of the warpgroup that copies; 0: as launched"
             ),
@@ -231,23 +231,23 @@ class Wgmma(OfKinds, Packing[Any]):
                 multiplying,
                 "registers per thread of the warpgroups that multiply; 0: as launched",
             ),
-            Constexpr("ROW_TILES", block.row_tiles, "instructions of a warpgroup along the batch, 64 entries each"),
-            Constexpr("K_STEP", block.k_step, "inputs of one instruction"),
-            Constexpr("COMPONENTS", block.components, "parts that an operand is split into"),
-            Constexpr("LANE_INPUTS", block.lane_inputs, "inputs of one instruction that a lane holds of a batch entry"),
-            Constexpr("RUN_OUT", block.run_out, "neighbouring outputs of a lane"),
-            Constexpr("STEPS", block.steps, "stages until all C inputs are read"),
-            Constexpr("TILES_OUT", block.tiles_out, "tiles along the outputs"),
-            Constexpr("TILES_D", block.tiles_d, "tiles along j"),
-            Constexpr("STEP_BYTES", block.step_bytes, "bytes of operand B of one instruction"),
-            Constexpr("X_BYTES", block.x_bytes, "bytes of X per stage"),
-            Constexpr("W_BYTES", block.w_bytes, "bytes of packed weights per stage"),
-            Constexpr("STAGE_BYTES", block.stage_bytes, "bytes from one stage to the next: whole periods of a swizzle"),
-            Constexpr("Y_BYTES", block.y_bytes, "bytes in which Y waits to be stored"),
-            Constexpr("SHARED_BYTES", block.shared_bytes, "bytes of shared memory per block"),
+            named(block, "ROW_TILES", "instructions of a warpgroup along the batch, 64 entries each"),
+            named(block, "K_STEP", "inputs of one instruction"),
+            named(block, "COMPONENTS", "parts that an operand is split into"),
+            named(block, "LANE_INPUTS", "inputs of one instruction that a lane holds of a batch entry"),
+            named(block, "RUN_OUT", "neighbouring outputs of a lane"),
+            named(block, "STEPS", "stages until all C inputs are read"),
+            named(block, "TILES_OUT", "tiles along the outputs"),
+            named(block, "TILES_D", "tiles along j"),
+            named(block, "STEP_BYTES", "bytes of operand B of one instruction"),
+            named(block, "X_BYTES", "bytes of X per stage"),
+            named(block, "W_BYTES", "bytes of packed weights per stage"),
+            named(block, "STAGE_BYTES", "bytes from one stage to the next: whole periods of a swizzle"),
+            named(block, "Y_BYTES", "bytes in which Y waits to be stored"),
+            named(block, "SHARED_BYTES", "bytes of shared memory per block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
             given_scales(kernel),
-            Constexpr("SCALES", block.scales, "bytes of packed weights in front of their scales", "long long"),
+            named(block, "SCALES", "bytes of packed weights in front of their scales", "long long"),
             *block.own_constexprs(),
         ]
 

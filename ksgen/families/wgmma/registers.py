@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Limits
+from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise, wavefronts
 from ksgen.families.ptx import Wgmma
@@ -213,43 +213,33 @@ class RegistersBlock(Block):
     def own_constexprs(self) -> list[Constexpr]:
         constants = self.constants
         found = [
-            Constexpr("GROUPS_BATCH", constants.groups_batch, "of the warpgroups that multiply, those along the batch"),
-            Constexpr("PLANES", self.planes, "neighbouring j of a warpgroup"),
-            Constexpr("SUPER_IN", self.super_in, "inputs after which the lanes' order starts again"),
-            Constexpr("SUPER_STEPS", self.super_steps, "instructions in them, for each j"),
-            Constexpr(
-                "FRAGMENT_SETS", self.fragment_sets, "fragments of X in registers: 2 are read and multiplied in turn"
-            ),
+            named(constants, "GROUPS_BATCH", "of the warpgroups that multiply, those along the batch"),
+            named(self, "PLANES", "neighbouring j of a warpgroup"),
+            named(self, "SUPER_IN", "inputs after which the lanes' order starts again"),
+            named(self, "SUPER_STEPS", "instructions in them, for each j"),
+            named(self, "FRAGMENT_SETS", "fragments of X in registers: 2 are read and multiplied in turn"),
         ]
         if self.is_bsf:
             found += [
-                Constexpr("PANEL_BYTES", self.panel_bytes, "bytes of a row of X's image"),
-                Constexpr("SPAN", self.span, "bytes over which the image's 16-byte chunks are permuted"),
-                Constexpr(
-                    "SWAPS_ROWS", self.swaps_rows, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"
-                ),
-                Constexpr("GROUP_CHUNKS", self.group_chunks, "neighbouring chunks of a row that hold whole inputs"),
-                Constexpr("OWN_CHUNKS", self.own_chunks, "of them, those that a lane reads"),
-                Constexpr("GROUP_INPUTS", self.group_inputs, "inputs in them, each with its TILE_D j"),
-                Constexpr(
-                    "SUPER_GROUPS", self.super_groups, "groups of chunks that a lane reads until its order starts again"
-                ),
-                Constexpr("Y_VECTOR", self.y_vector, "neighbours that one store of Y moves"),
+                named(self, "PANEL_BYTES", "bytes of a row of X's image"),
+                named(self, "SPAN", "bytes over which the image's 16-byte chunks are permuted"),
+                named(self, "SWAPS_ROWS", "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
+                named(self, "GROUP_CHUNKS", "neighbouring chunks of a row that hold whole inputs"),
+                named(self, "OWN_CHUNKS", "of them, those that a lane reads"),
+                named(self, "GROUP_INPUTS", "inputs in them, each with its TILE_D j"),
+                named(self, "SUPER_GROUPS", "groups of chunks that a lane reads until its order starts again"),
+                named(self, "Y_VECTOR", "neighbours that one store of Y moves"),
             ]
         else:
-            found.append(Constexpr("Y_VECTOR", self.y_vector, "rows of the batch that one store of Y moves"))
+            found.append(named(self, "Y_VECTOR", "rows of the batch that one store of Y moves"))
         if constants.resident:
             found += [
-                Constexpr(
-                    "RESIDENT",
-                    constants.resident,
-                    "tiles of X in shared memory, for all outputs: stages are of W alone",
-                ),
-                Constexpr("X_START", self.x_start, "byte at which they begin"),
-                Constexpr("X_BARRIERS", self.x_barriers, "byte at which their barriers begin"),
+                named(constants, "RESIDENT", "tiles of X in shared memory, for all outputs: stages are of W alone"),
+                named(self, "X_START", "byte at which they begin"),
+                named(self, "X_BARRIERS", "byte at which their barriers begin"),
             ]
         if constants.promote:
-            found.append(Constexpr("PROMOTE", constants.promote, "inputs after which sums leave the tensor cores"))
+            found.append(named(constants, "PROMOTE", "inputs after which sums leave the tensor cores"))
         return found
 
     # ---- constants

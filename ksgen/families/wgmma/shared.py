@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Limits, TensorMap
+from ksgen.families.base import Constexpr, Limits, TensorMap, named
 from ksgen.families.mma.defaults import BYTES_PROMOTE, bytes_promotion
 from ksgen.families.operands import multiplies_bytes
 from ksgen.families.ptx import Wgmma
@@ -146,10 +146,10 @@ class SharedBlock(Block):
         if self.is_bsf:
             found += [
                 Constexpr("SWAPS_ROWS", 0, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
-                Constexpr("Y_VECTOR", self.y_vector, "neighbours that one store of Y moves"),
+                named(self, "Y_VECTOR", "neighbours that one store of Y moves"),
             ]
         if self.promote:
-            found.append(Constexpr("PROMOTE", self.promote, "inputs after which sums leave the tensor cores"))
+            found.append(named(self, "PROMOTE", "inputs after which sums leave the tensor cores"))
         return found
 
     # ---- constants
