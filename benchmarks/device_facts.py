@@ -26,7 +26,7 @@ from ksgen.devices import Device, find_device
 from ksgen.devices.base import GPU_BATCH, uploaded
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import TensorMap, families_for
-from ksgen.families.ptx import Wgmma
+from ksgen.families.ptx import WgmmaInstruction
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import measure_ceilings
@@ -110,7 +110,7 @@ class Rate:
 
     @property
     def text(self) -> str:
-        wgmma = Wgmma(self.operand, self.columns, self.a_in_registers)
+        wgmma = WgmmaInstruction(self.operand, self.columns, self.a_in_registers)
         head = f"\nconstexpr int SUMS = {wgmma.sums}, AT_ONCE = {AT_ONCE}, BYTES = {self.shared_bytes};\n"
         kernel = RATE.replace("CALL", wgmma.along_inputs).replace(" A,", " a," if self.a_in_registers else " b,")
         return render(head + kernel, wgmma=wgmma)
@@ -121,7 +121,7 @@ class Rate:
             * 2
             * 64
             * self.columns
-            * Wgmma(self.operand, self.columns, self.a_in_registers).k
+            * WgmmaInstruction(self.operand, self.columns, self.a_in_registers).k
             * AT_ONCE
             * blocks
             * rounds

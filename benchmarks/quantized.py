@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.torch_cpu import Job, medians_us
-from ksgen.bench.models import GPT2_MEDIUM, SPECS, VIT_S16, Block, TransformerSize, make_sparse, rule
+from ksgen.bench.models import GPT2_MEDIUM, SPECS, VIT_S16, TransformerBlock, TransformerSize, make_sparse, rule
 from ksgen.measure.host_memory import keep_freed_memory
 from ksgen.paths import resource
 from ksgen.quantized import PER, Per
@@ -47,15 +47,15 @@ class Error:
     saturated_inputs: int  # elements of x
 
 
-def block_of(name: str) -> Block:
+def block_of(name: str) -> TransformerBlock:
     """Create a sparse block with drawn weights."""
-    block = Block(SHAPES[name])
+    block = TransformerBlock(SHAPES[name])
     make_sparse(block, rule(name), from_weights=False)
     block.eval()
     return block
 
 
-def outputs(block: Block, x: Tensor) -> dict[str, Tensor]:
+def outputs(block: TransformerBlock, x: Tensor) -> dict[str, Tensor]:
     """Outputs of each layer and of the block, by name."""
     found: dict[str, Tensor] = {}
 

@@ -19,8 +19,8 @@ from ksgen.bench.charts import PRODUCTS_OF_LAYERS
 from ksgen.bench.comparison import Results
 from ksgen.bench.report import machine_of, picture
 from ksgen.bench.roster import AND, LAYER
-from ksgen.bench.rows import Row, read_rows
-from ksgen.bench.tables import Table, layers_in_short, markdown, overview, percent, processors, times
+from ksgen.bench.rows import ResultRow, read_rows
+from ksgen.bench.tables import ResultTable, layers_in_short, markdown, overview, percent, processors, times
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.figures.charts import Bars
 from ksgen.figures.charts import picture as draw
@@ -50,7 +50,7 @@ DRAWN = (
 PICTURE = "docs/layers.svg"
 
 
-def results(folder: Path, name: str) -> Iterator[tuple[Path, list[Row]]]:
+def results(folder: Path, name: str) -> Iterator[tuple[Path, list[ResultRow]]]:
     """Result file of each device, in its newest form: the log, or the table exported from it."""
     for place in sorted(folder.glob("*/")):
         path = next(
@@ -60,7 +60,7 @@ def results(folder: Path, name: str) -> Iterator[tuple[Path, list[Row]]]:
             yield path, rows
 
 
-def on_gpu(rows: Sequence[Row]) -> bool:
+def on_gpu(rows: Sequence[ResultRow]) -> bool:
     return rows[0].runtime not in PROCESSOR_RUNTIMES
 
 
@@ -118,7 +118,7 @@ def _bars(compared: Results, name: str) -> Iterator[Bars]:
             yield Bars(title, bars, frozenset({"ksgen"}), best[LAYER].floor_us)
 
 
-def _families(compared: Results) -> Table:
+def _families(compared: Results) -> ResultTable:
     """One line per family of layers."""
     over_best, over_dense = compared.over(LAYER, PRODUCTS_OF_LAYERS, LAYOUT), compared.over(LAYER, ["dense"], LAYOUT)
     shares, lines = compared.shares_of_floor(LAYER, LAYOUT), []
@@ -139,7 +139,7 @@ def _families(compared: Results) -> Table:
         "the most",
         "share of the floor",
     )
-    return Table.of("Layers", columns, lines)
+    return ResultTable.of("Layers", columns, lines)
 
 
 def _shown(name: str) -> str:
@@ -175,7 +175,7 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
     return "\n".join(parts if is_gpu else [NOTHING, *parts]), pictures
 
 
-def _when(rows: Sequence[Row]) -> str:
+def _when(rows: Sequence[ResultRow]) -> str:
     """Date and commit of the rows; per precision and batch if they differ."""
     found: dict[str, list[str]] = {}
     for row in rows:

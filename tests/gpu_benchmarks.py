@@ -120,7 +120,7 @@ def _model(path: Path) -> Iterator[str]:
     yield from (f"  {precision:9} {backend:8} {ratio:.2f}" for precision, backend, ratio in found)
 
 
-def _lines(table: tables.Table) -> Iterator[str]:
+def _lines(table: tables.ResultTable) -> Iterator[str]:
     """A table in plain characters."""
     widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
     yield table.title

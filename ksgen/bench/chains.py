@@ -22,7 +22,7 @@ _BANDS = (512, 2048, MOST_FEATURES)  # upper ends of the bands of a layer's larg
 
 
 @dataclass(frozen=True)
-class Layer:
+class MeasuredLayer:
     """A layer to measure: its chains, several for a group, and its other operations.
 
     None stands for the command's option.
@@ -38,7 +38,7 @@ class Layer:
     batches: tuple[int, ...] | None = None
     fuse: str = "auto"  # fusion of the layer in normal use
 
-    def group_of(self, count: int) -> "Layer":
+    def group_of(self, count: int) -> "MeasuredLayer":
         """Group of so many equal layers on one x, such as q, k and v."""
         return replace(self, name=f"{self.name}, {count} side by side", chains=self.chains * count)
 
@@ -91,7 +91,7 @@ def _pairs() -> Iterator[Chain]:
                 yield Chain((first, last))
 
 
-def of_spec(path: Path) -> list[Layer]:
+def of_spec(path: Path) -> list[MeasuredLayer]:
     """Layers and groups of a spec, once per epilogue."""
     found, spec = [], load(path)
     for name, chains in spec.chains_of.items():
@@ -111,5 +111,5 @@ def of_spec(path: Path) -> list[Layer]:
             layouts = tuple(dict.fromkeys(each.layout for each in wanted))
             batches = tuple(dict.fromkeys(each.batch for each in wanted if each.batch)) or None
             options = own.between, own.out_layout, epilogue, precisions, layouts, batches, own.fuse
-            found.append(Layer(f"{spec.name} {name}{words}", chains, *options))
+            found.append(MeasuredLayer(f"{spec.name} {name}{words}", chains, *options))
     return found

@@ -11,7 +11,7 @@ from statistics import geometric_mean, median
 
 from ksgen.bench.comparison import Results, comparisons
 from ksgen.bench.roster import LAYER, OTHERS, OUR_METHODS, OURS, PYTORCH
-from ksgen.bench.rows import Row
+from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import LAYOUT_WORDS, layers_by_kind
 from ksgen.figures.charts import Bars, Series, Sorted
 from ksgen.spec import LAYOUTS
@@ -63,7 +63,7 @@ class _Compared:
         return dict.fromkeys(job for job, best in found if not set(self.ours).isdisjoint(best))
 
 
-def charts(rows: Sequence[Row]) -> list[Charts]:
+def charts(rows: Sequence[ResultRow]) -> list[Charts]:
     """All charts of a file: bars by precision and batch, products before layers; then all sorted values."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     bars: list[Charts] = []

@@ -10,7 +10,7 @@ from itertools import product
 from statistics import median
 
 from ksgen.bench.roster import LAYER, OURS, PYTORCH
-from ksgen.bench.rows import OK, Row
+from ksgen.bench.rows import OK, ResultRow
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
@@ -55,10 +55,10 @@ class Results:
     `best` holds the fastest row that counts, by layout, job and contender. A job is a pattern, or a layer.
     """
 
-    def __init__(self, rows: Iterable[Row], precision: str, batch: int) -> None:
+    def __init__(self, rows: Iterable[ResultRow], precision: str, batch: int) -> None:
         self.precision, self.batch, self.title = precision, batch, f"{precision}, batch {batch}"
         self.rows = [row for row in rows if (row.precision, row.batch) == (precision, batch)]
-        self.best: dict[str, dict[str, dict[str, Row]]] = {layout: {} for layout in (*LAYOUTS, BEST)}
+        self.best: dict[str, dict[str, dict[str, ResultRow]]] = {layout: {} for layout in (*LAYOUTS, BEST)}
         for row, layout in product(self.rows, (*LAYOUTS, BEST)):
             if layout not in (row.layout, BEST):
                 continue
@@ -139,7 +139,7 @@ class Gains:
     shares: tuple[float, ...]
 
 
-def gains(rows: Sequence[Row]) -> list[Gains]:
+def gains(rows: Sequence[ResultRow]) -> list[Gains]:
     """Gains for every batch, precision and layout that a processor's rows cover."""
     found = []
     for results, layout in product(comparisons([row for row in rows if row.runtime in PROCESSOR_RUNTIMES]), LAYOUTS):
@@ -151,7 +151,7 @@ def gains(rows: Sequence[Row]) -> list[Gains]:
     return found
 
 
-def comparisons(rows: Sequence[Row]) -> list[Results]:
+def comparisons(rows: Sequence[ResultRow]) -> list[Results]:
     """Results per batch size and precision: batch sizes ascending, precisions in the rows' order."""
     found = dict.fromkeys((row.batch, row.precision) for row in rows)
     return [Results(rows, precision, batch) for batch, precision in sorted(found, key=lambda each: each[0])]

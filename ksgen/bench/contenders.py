@@ -13,7 +13,7 @@ from torch import Tensor
 from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Baseline, library_version
 from ksgen.bench.clock import BusyCudaClock, Clock, host_clock
-from ksgen.bench.problem import Asked, Job, Problem
+from ksgen.bench.problem import Asked, ProductJob, ProductProblem
 from ksgen.bench.roster import OURS, PARTS
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
@@ -31,7 +31,7 @@ from ksgen.wisdom.store import load_wisdom
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyContender:
     """A contender that is ready to run on one problem's arrays."""
 
     run: Callable[[int], Any]  # one product, on that set of arrays
@@ -53,7 +53,7 @@ class Contender:
     variant: str
     arithmetic: str
     identity: str
-    prepare: Callable[[Any], Ready]  # takes the job's arrays
+    prepare: Callable[[Any], ReadyContender]  # takes the job's arrays
     extra_bytes: int  # in addition to X, Y and the weights
     multiplications: int  # per row of the batch
     family: str = ""
@@ -85,13 +85,13 @@ class Contender:
         }
 
 
-def contenders(job: Job, device: Device, names: tuple[str, ...]) -> list[Contender]:
+def contenders(job: ProductJob, device: Device, names: tuple[str, ...]) -> list[Contender]:
     """All named contenders that could run the job, ours first."""
     found = list(ours(job, device)) if OURS in names else []
     return found + [_baseline(job, BASELINES[name], torch_device(device)) for name in names if name != OURS]
 
 
-def ours(job: Job, device: Device) -> Iterator[Contender]:
+def ours(job: ProductJob, device: Device) -> Iterator[Contender]:
     """Contenders of our kernels: every family's default, and "tuned" if wisdom has better constants.
 
     On a processor, only the launchers' choice counts, and families without measurements.
@@ -119,7 +119,7 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
             yield _our(job, device, arithmetic, chosen, "tuned")
 
 
-def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
+def tune(job: ProductJob, device: Device, budget: str, deadline: float = inf) -> None:
     """Search for constants of our kernels, if wisdom at this batch is missing, stale or unreliable.
 
     The result is "tuned" from then on. A search without a result only warns. A budget of seconds
@@ -171,13 +171,13 @@ def torch_device(device: Device) -> torch.device:
     return torch.device("cuda", device.index) if device.kind == "cuda" else torch.device("cpu")
 
 
-def _our(job: Job, device: Device, arithmetic: str, choice: Choice, variant: str) -> Contender:
+def _our(job: ProductJob, device: Device, arithmetic: str, choice: Choice, variant: str) -> Contender:
     kernel = job.kernel(arithmetic)
 
     def source() -> Source:
         return rendered(kernel, choice, device.dialect)
 
-    def prepare(problem: Problem) -> Ready:
+    def prepare(problem: ProductProblem) -> ReadyContender:
         check_grid(kernel, choice.family, choice.constants, job.batch)
         text = source()
         binary = build(text.text, text.entry, device.target, device.compiler())
@@ -204,17 +204,17 @@ def at(device: Device, tensor: Tensor) -> Any:
     return device.shared(tensor.data_ptr()) if device.shares_host else tensor.data_ptr()
 
 
-def by_calls(run: Callable[[int], Any], on_cuda: bool, wait: Callable[[], None] = lambda: None) -> Ready:
+def by_calls(run: Callable[[int], Any], on_cuda: bool, wait: Callable[[], None] = lambda: None) -> ReadyContender:
     """Contender whose calls work on PyTorch's own memory.
 
     On CUDA they run in its default stream, like all other work.
     """
     if on_cuda:
-        return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
-    return Ready(run, lambda y: y, host_clock, wait, rest)
+        return ReadyContender(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
+    return ReadyContender(run, lambda y: y, host_clock, wait, rest)
 
 
-def _in_place(plan: Plan, problem: Problem) -> Ready:
+def _in_place(plan: Plan, problem: ProductProblem) -> ReadyContender:
     """Contender with prepared calls on PyTorch's own memory."""
     device, on_cuda = plan.device, plan.device.kind == "cuda"
     packed, workspace = plan.pack(at(device, problem.weights), None), plan.workspace()
@@ -227,7 +227,7 @@ def _in_place(plan: Plan, problem: Problem) -> Ready:
     return by_calls(lambda number: calls[number](), on_cuda, device.synchronize)
 
 
-def _on_buffers(plan: Plan, problem: Problem) -> Ready:
+def _on_buffers(plan: Plan, problem: ProductProblem) -> ReadyContender:
     """Contender with copies on memory of an OpenCL device."""
     device = plan.device
     poisoned = problem.weights.new_full(problem.y_shape, float("nan"))
@@ -246,15 +246,15 @@ def _on_buffers(plan: Plan, problem: Problem) -> Ready:
         device.download(found.view(torch.uint8).numpy(), buffer)
         return found
 
-    return Ready(run, y, lambda call: device.time(call, None, runs=1, warmup=0)[0], device.synchronize)
+    return ReadyContender(run, y, lambda call: device.time(call, None, runs=1, warmup=0)[0], device.synchronize)
 
 
 def _uploaded(device: Device, tensor: Tensor) -> Buffer:
     return uploaded(device, tensor.contiguous().view(torch.uint8).numpy())
 
 
-def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:
-    def prepare(problem: Problem) -> Ready:
+def _baseline(job: ProductJob, baseline: Baseline, where: torch.device) -> Contender:
+    def prepare(problem: ProductProblem) -> ReadyContender:
         product = baseline.prepare(job.pattern, job.layout, problem.weights)
 
         def run(number: int) -> Tensor:

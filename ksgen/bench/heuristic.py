@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ksgen.bench.comparison import Results
 from ksgen.bench.roster import OTHERS, OURS
-from ksgen.bench.tables import LAYOUT_WORDS, Table, percent
+from ksgen.bench.tables import LAYOUT_WORDS, ResultTable, percent
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.measure.ranks import rank_correlation
 from ksgen.pattern import Pattern
@@ -49,7 +49,7 @@ class Judged:
     threshold: float  # found on all
 
 
-def predictors(results: Results, layout: str) -> Table:
+def predictors(results: Results, layout: str) -> ResultTable:
     """Table of all rules, best first, with the conclusion that the results allow.
 
     It has no rows for fewer than two patterns.
@@ -57,7 +57,7 @@ def predictors(results: Results, layout: str) -> Table:
     title = f"What predicts the gain, {results.title}, {LAYOUT_WORDS[layout]}"
     columns, ratios = ("rule", "rank correlation with the gain", "wins foretold"), results.ratios(OURS, OTHERS, layout)
     if len(ratios) < 2:
-        return Table.of(title, columns, ())
+        return ResultTable.of(title, columns, ())
     judged, patterns, wins = judge(ratios), len(ratios), sum(ratio > 1 for _, ratio in ratios)
     description = f"Ours wins in {wins} of {counted(patterns, 'pattern')}"
     if 0 < wins < patterns:
@@ -69,7 +69,7 @@ def predictors(results: Results, layout: str) -> Table:
         description += ": there are no wins and losses to tell apart."
     is_gpu = all(row.runtime not in PROCESSOR_RUNTIMES for row in results.rows)
     lines = [(each.rule, f"{each.correlation:.2f}", percent(each.accuracy)) for each in judged]
-    return Table.of(title, columns, lines, conclusion(judged, patterns, is_gpu), description)
+    return ResultTable.of(title, columns, lines, conclusion(judged, patterns, is_gpu), description)
 
 
 def judge(ratios: Ratios) -> list[Judged]:

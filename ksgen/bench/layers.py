@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, PREPARING, Prepare, Product, UnsupportedError, library_version
-from ksgen.bench.chains import Layer
-from ksgen.bench.contenders import Contender, Ready, arithmetics, at, by_calls, rendered, torch_device
+from ksgen.bench.chains import MeasuredLayer
+from ksgen.bench.contenders import Contender, ReadyContender, arithmetics, at, by_calls, rendered, torch_device
 from ksgen.bench.problem import COMPARED, Asked, sets_of
 from ksgen.bench.roster import AND, EACH_FACTOR, EACH_LAYER, LAYER, ONE_LAUNCH, OUR_METHODS
 from ksgen.bench.runner import Runner
@@ -45,7 +45,7 @@ from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, finish
 class LayerJob(Asked):
     """A job for one layer."""
 
-    layer: Layer
+    layer: MeasuredLayer
     precision: str
     layout: str
     batch: int
@@ -202,7 +202,7 @@ def _prepare(
     choices: Sequence[Choice],
     lacks: str,
     arrays: LayerArrays,
-) -> Ready:
+) -> ReadyContender:
     """Prepare calls on PyTorch's own memory, with weights packed once. Several launches are separate calls."""
     if lacks:
         raise UnsupportedError(lacks)
@@ -335,7 +335,7 @@ class _Baseline:
 def _theirs(job: LayerJob, device: Device, name: str) -> Contender:
     baseline, where = _BASELINES[name], torch_device(device)
 
-    def prepare(arrays: LayerArrays) -> Ready:
+    def prepare(arrays: LayerArrays) -> ReadyContender:
         product = baseline.prepare(arrays)
         return by_calls(lambda number: product(arrays.sets[number]), where.type == "cuda")
 

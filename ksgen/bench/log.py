@@ -24,7 +24,7 @@ MOST_BYTES_OF_FILE = 2**28  # two million lines
 
 
 @dataclass
-class Contender:
+class LoggedContender:
     """Lines of one contender: its latest facts, its run and ceilings, and all its measurements."""
 
     facts: Facts
@@ -37,7 +37,7 @@ class Contender:
 class Content:
     """Content of a log, by the contender's key, in order of first appearance."""
 
-    contenders: dict[str, Contender] = field(default_factory=dict)
+    contenders: dict[str, LoggedContender] = field(default_factory=dict)
     run: Facts = field(default_factory=dict)  # the latest
     ceilings: dict[str, Facts] = field(default_factory=dict)  # the latest run's ceilings, by arithmetic
     whole_bytes: int = 0  # the file's size up to its last complete line
@@ -52,7 +52,9 @@ class Content:
             known = self.contenders.get(rest["key"])
             # Measurements of another source of the same kernel, or of another PyTorch, are outdated.
             kept = known.measurements if known and known.facts["identity"] == rest["identity"] else []
-            self.contenders[rest["key"]] = Contender(rest, self.run, self.ceilings.get(rest["arithmetic"], {}), kept)
+            self.contenders[rest["key"]] = LoggedContender(
+                rest, self.run, self.ceilings.get(rest["arithmetic"], {}), kept
+            )
         elif kind == "measurement":
             self.contenders[rest["key"]].measurements.append(rest)
         else:

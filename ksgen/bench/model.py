@@ -47,7 +47,7 @@ MODULES = {  # a linear layer is named as its matrix, outputs x inputs
 
 
 @dataclass(frozen=True)
-class Job:
+class ModelJob:
     """Options of a measurement.
 
     `batch` counts sequences. `tokens` per sequence apply only to GPT-2; ViT-S/16 has 197 per image.
@@ -65,7 +65,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Row:
+class ModelRow:
     """Results of one module: seconds of its dense and sparse form, and the ratio of each round."""
 
     module: str
@@ -80,7 +80,7 @@ class Row:
     doubt: str = ""  # why the ratio is unreliable; empty if it is reliable
 
 
-def measure(job: Job) -> Iterator[Row]:
+def measure(job: ModelJob) -> Iterator[ModelRow]:
     """Measure a row per precision, step, module and backend. Dense and sparse alternate.
 
     Forward passes record no gradients, and their sparse layers are frozen: weights are prepared once.
@@ -98,13 +98,13 @@ def measure(job: Job) -> Iterator[Row]:
             for backend, sparse in seconds.items():
                 ratios = [ours / theirs for ours, theirs in zip(sparse, dense, strict=True)]
                 why = doubt(ratios, [others] if on_processors else ())
-                yield Row(
+                yield ModelRow(
                     name, step, precision, backend, Spread.of(dense), Spread.of(sparse), Spread.of(ratios), paper,
                     others, why,
                 )  # fmt: skip
 
 
-def modules_of(job: Job) -> dict[str, Module]:
+def modules_of(job: ModelJob) -> dict[str, Module]:
     """Rows that have a sparse layer."""
     held = {"feed_forward": ("up", "down"), "attention": ("qkv", "projection"), "": LAYERS}
     return {
@@ -114,7 +114,7 @@ def modules_of(job: Job) -> dict[str, Module]:
     }
 
 
-def _variants(job: Job, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
+def _variants(job: ModelJob, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
     """Dense model, and a sparse one per backend, with the same weights."""
     with job.device:
         dense = models.build(job.model).to(dtype).eval()
@@ -132,7 +132,7 @@ def _variants(job: Job, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
     return variants if step != TRAINING else {name: model.train() for name, model in variants.items()}
 
 
-def _call(job: Job, name: str, model: nn.Module, step: str) -> Callable[[], object]:
+def _call(job: ModelJob, name: str, model: nn.Module, step: str) -> Callable[[], object]:
     """Call of one module of a model, on the same random inputs for every model."""
     torch.manual_seed(0)
     part, inputs = _part(replace(job, tokens=1) if step == DECODE else job, name, model)
@@ -152,7 +152,7 @@ def _call(job: Job, name: str, model: nn.Module, step: str) -> Callable[[], obje
     return train
 
 
-def _part(job: Job, name: str, model: nn.Module) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _part(job: ModelJob, name: str, model: nn.Module) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Module of a model, and its arguments."""
     is_vision = isinstance(model, models.VisionTransformer)
     if name == WHOLE:

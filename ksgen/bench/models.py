@@ -89,7 +89,7 @@ class FeedForward(nn.Module):
             self.up.activation, self.activation = self.activation, "none"
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, shape: TransformerSize) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(shape.features, shape.epsilon)
@@ -111,7 +111,7 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(3, shape.features, ends.patch, ends.patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, shape.features))
         self.positions = nn.Parameter(0.02 * torch.randn(1, patches + 1, shape.features))
-        self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.depth)))
+        self.blocks = nn.Sequential(*(TransformerBlock(shape) for _ in range(shape.depth)))
         self.norm = nn.LayerNorm(shape.features, shape.epsilon)
         self.head = nn.Linear(shape.features, ends.classes)
 
@@ -132,7 +132,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(ends.vocabulary, shape.features)
         self.positions = nn.Embedding(ends.positions, shape.features)
-        self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.depth)))
+        self.blocks = nn.Sequential(*(TransformerBlock(shape) for _ in range(shape.depth)))
         self.norm = nn.LayerNorm(shape.features, shape.epsilon)
         for embedding in (self.tokens, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)

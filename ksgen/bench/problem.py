@@ -21,7 +21,7 @@ _ENDS, _BETWEEN = 16, 16  # compared rows of the batch: at both ends, where tile
 COMPARED = 2 * _ENDS + _BETWEEN
 
 
-class Arrays(Protocol):
+class JobArrays(Protocol):
     """Arrays that the contenders of one job work on."""
 
     sets: list[Tensor]  # copies of X
@@ -77,11 +77,11 @@ class Asked(ABC):
         """Largest error that rounding explains."""
 
     @abstractmethod
-    def problem(self, where: torch.device, seed: int) -> Arrays: ...
+    def problem(self, where: torch.device, seed: int) -> JobArrays: ...
 
 
 @dataclass(frozen=True)
-class Job(Asked):
+class ProductJob(Asked):
     """A job for one product."""
 
     pattern: Pattern
@@ -105,8 +105,8 @@ class Job(Asked):
     def tolerance(self, arithmetic: str) -> float:
         return tolerance(arithmetic, self.pattern.c)
 
-    def problem(self, where: torch.device, seed: int) -> "Problem":
-        return Problem(self, where, seed)
+    def problem(self, where: torch.device, seed: int) -> "ProductProblem":
+        return ProductProblem(self, where, seed)
 
 
 def sets_of(x: Tensor, job: Asked) -> list[Tensor]:
@@ -114,10 +114,10 @@ def sets_of(x: Tensor, job: Asked) -> list[Tensor]:
     return [x, *(x.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
 
 
-class Problem:
+class ProductProblem:
     """Weights, and more sets of X than a cache holds. Equal jobs and seeds give equal arrays."""
 
-    def __init__(self, job: Job, where: torch.device, seed: int) -> None:
+    def __init__(self, job: ProductJob, where: torch.device, seed: int) -> None:
         self.job, self.where = job, where
         pattern, dtype = job.pattern, getattr(torch, PRECISIONS[job.comparison.baselines].dtype)
         draw = torch.Generator(where).manual_seed(zlib.crc32(f"{job.pattern} {job.batch} {seed}".encode()))

@@ -19,8 +19,8 @@ from ksgen.bench.comparison import BEST, Pairs, Results, comparisons, group_by
 from ksgen.bench.heuristic import predictors
 from ksgen.bench.published import published
 from ksgen.bench.roster import COMPARISONS, OTHERS, OURS, PAPERS
-from ksgen.bench.rows import Row
-from ksgen.bench.tables import Table
+from ksgen.bench.rows import ResultRow
+from ksgen.bench.tables import ResultTable
 from ksgen.errors import KsgenError
 from ksgen.figures import svg
 from ksgen.figures.charts import inline
@@ -46,14 +46,14 @@ class Map:
 
 
 @dataclass
-class Section:
+class PageSection:
     """Section of the page for one batch size and precision, or for all of them. Details are folded."""
 
     title: str
     says: str = ""
-    tables: list[Table] = field(default_factory=list)
+    tables: list[ResultTable] = field(default_factory=list)
     charts: list[Charts] = field(default_factory=list)
-    folded_tables: list[Table] = field(default_factory=list)
+    folded_tables: list[ResultTable] = field(default_factory=list)
     folded_figures: list[str] = field(default_factory=list)
     maps: list[Map] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class Section:
         return self.title.lower().replace(", ", "-").replace(" ", "-")
 
 
-def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -> str:
+def page(rows: Sequence[ResultRow], wholes: Sequence[ResultTable] = (), machine: str = "") -> str:
     """Render the HTML page.
 
     `wholes` holds tables of full models.
@@ -83,7 +83,7 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -
     )
 
 
-def markdown(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -> str:
+def markdown(rows: Sequence[ResultRow], wholes: Sequence[ResultTable] = (), machine: str = "") -> str:
     """Render every table of the page as Markdown."""
     parts = [f"# Kronecker-sparse products: {machine or _devices(rows)}\n"]
     for section in _sections(rows, wholes, with_figures=False):
@@ -92,7 +92,7 @@ def markdown(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "
     return "\n".join(parts)
 
 
-def picture(rows: Sequence[Row], machine: str = "") -> str:
+def picture(rows: Sequence[ResultRow], machine: str = "") -> str:
     """Draw all charts of a file of results as one SVG."""
     title = f"Kronecker-sparse products: {machine or _devices(rows)}"
     if not (panels := [panel for each in charts(rows) for panel in each.panels]):
@@ -111,11 +111,11 @@ def machine_of(file: Path) -> str:
         ) from error
 
 
-def _devices(rows: Sequence[Row]) -> str:
+def _devices(rows: Sequence[ResultRow]) -> str:
     return ", ".join(dict.fromkeys(row.device for row in rows))
 
 
-def _sections(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) -> list[Section]:
+def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_figures: bool) -> list[PageSection]:
     """Sections of the page: charts, then tables of products, then those of full layers."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     drawn = charts(rows) if with_figures else []
@@ -125,9 +125,9 @@ def _sections(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) 
         tables.layers_in_short(layers),
         tables.setting(rows),
     )
-    found = [Section("Charts", "" if drawn else NO_CHARTS, charts=drawn)] * with_figures
-    found.append(Section("Overview", tables=[table for table in shown if table.rows]))
-    energy = Section(
+    found = [PageSection("Charts", "" if drawn else NO_CHARTS, charts=drawn)] * with_figures
+    found.append(PageSection("Overview", tables=[table for table in shown if table.rows]))
+    energy = PageSection(
         "Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(products)]
     )
     for results in comparisons(products):
@@ -140,28 +140,30 @@ def _sections(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) 
                 title, "times the energy", ratios, lambda each: each.d * each.rewrite_ratio, "d (b+c)/(bc)"
             )
     if of_layers := list(tables.each_layer(layers)):
-        found.append(Section("Layers", "Every factor of a layer, and several layers on one x.", of_layers))
+        found.append(PageSection("Layers", "Every factor of a layer, and several layers on one x.", of_layers))
     last = [
         energy,
-        Section("Whole models", tables=list(wholes)),
-        Section("Compared with the authors", tables=[tables.authors(products)]),
+        PageSection("Whole models", tables=list(wholes)),
+        PageSection("Compared with the authors", tables=[tables.authors(products)]),
     ]
     last.append(
-        Section("Errors, and what is missing", tables=[tables.doubted(rows), tables.errors(rows), tables.absent(rows)])
+        PageSection(
+            "Errors, and what is missing", tables=[tables.doubted(rows), tables.errors(rows), tables.absent(rows)]
+        )
     )
     return [*found, *(section for section in last if any(table.rows for table in section.tables))]
 
 
-def _of_products(results: Results) -> Section:
+def _of_products(results: Results) -> PageSection:
     known = COMPARISONS.get(results.precision)
     own = (tables.table3, tables.table5, tables.table8, tables.layouts, tables.rewriting, tables.families)
     shown = [*(table(results) for table in own), *(predictors(results, layout) for layout in LAYOUTS)]
-    section = Section(results.title, f"{known.says}." if known else "", [table for table in shown if table.rows])
+    section = PageSection(results.title, f"{known.says}." if known else "", [table for table in shown if table.rows])
     section.folded_tables = [tables.table8(results, layout) for layout in LAYOUTS]
     return section
 
 
-def _draw(section: Section, results: Results) -> None:
+def _draw(section: PageSection, results: Results) -> None:
     """Add the paper's figures and the maps of one batch size and precision."""
     for label, others in (("the paper's five", PAPERS), ("everyone", OTHERS)):
         by_layout = {layout: results.ratios(OURS, others, layout) for layout in (*LAYOUTS, BEST)}

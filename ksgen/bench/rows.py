@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, get_type_hints
 
-from ksgen.bench.log import MOST_BYTES_OF_FILE, Contender, Facts, read_log
+from ksgen.bench.log import MOST_BYTES_OF_FILE, Facts, LoggedContender, read_log
 from ksgen.bench.roster import AND
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
@@ -26,7 +26,7 @@ OK = "ok"
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """Result of one contender for one job. None stands for missing measurements."""
 
     pattern: str
@@ -102,12 +102,12 @@ class Row:
         return self.status == OK and self.median_us is not None and self.is_accurate and not self.doubt
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
-_ALWAYS = tuple(field.name for field in fields(Row) if field.default is MISSING)  # older files lack the others
-_TYPES = get_type_hints(Row)
+COLUMNS = tuple(field.name for field in fields(ResultRow))
+_ALWAYS = tuple(field.name for field in fields(ResultRow) if field.default is MISSING)  # older files lack the others
+_TYPES = get_type_hints(ResultRow)
 
 
-def row_of(contender: Contender) -> Row:
+def row_of(contender: LoggedContender) -> ResultRow:
     """Row of one contender in a log, with the median and spread of its measurements."""
     facts = {**contender.run, **contender.ceilings, **contender.facts}
     times = sorted(each["us"] for each in contender.measurements if "us" in each)
@@ -133,15 +133,15 @@ def row_of(contender: Contender) -> Row:
         "joule": median(joules) if joules else None,
         "idle_watt": median(idle) if idle else None,
     }
-    return Row(**{name: derived[name] if name in derived else facts.get(name, absent(name)) for name in COLUMNS})
+    return ResultRow(**{name: derived[name] if name in derived else facts.get(name, absent(name)) for name in COLUMNS})
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[ResultRow]:
     """Read the rows of a log, a CSV or a Parquet file.
 
     `KsgenError` if there are none, or if the file is none of these.
     """
-    readers: dict[str, Callable[[Path], list[Row]]] = {
+    readers: dict[str, Callable[[Path], list[ResultRow]]] = {
         ".jsonl": _read_log,
         ".csv": _read_csv,
         ".parquet": _read_parquet,
@@ -157,20 +157,20 @@ def read_rows(path: Path) -> list[Row]:
     return [_by_present_names(replace(row, share_of_floor=share_of_floor(row.floor_us, row.median_us))) for row in rows]
 
 
-def _by_present_names(row: Row) -> Row:
+def _by_present_names(row: ResultRow) -> ResultRow:
     """Row of a file with the names of this version: families, and layers and patterns of groups."""
     layer, pattern = row.layer.replace("beside each other", "side by side"), row.pattern.replace(" beside ", AND)
     return replace(row, family=present_names(row.family), layer=layer, pattern=pattern)
 
 
-def write_csv(rows: Iterable[Row], path: Path) -> None:
+def write_csv(rows: Iterable[ResultRow], path: Path) -> None:
     with replaced(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _shown(getattr(row, name)) for name in COLUMNS} for row in rows)
 
 
-def write_parquet(rows: Sequence[Row], path: Path) -> bool:
+def write_parquet(rows: Sequence[ResultRow], path: Path) -> bool:
     """Write a Parquet file.
 
     Returns whether it was written: pyarrow is optional.
@@ -189,14 +189,14 @@ def write_parquet(rows: Sequence[Row], path: Path) -> bool:
     return True
 
 
-def _read_log(path: Path) -> list[Row]:
+def _read_log(path: Path) -> list[ResultRow]:
     try:
         return [row_of(contender) for contender in read_log(path).contenders.values()]
     except (TypeError, KeyError, AttributeError) as error:
         raise KsgenError(f"{path}: a line is incomplete or malformed ({excerpt(str(error))})") from error
 
 
-def _read_csv(path: Path) -> list[Row]:
+def _read_csv(path: Path) -> list[ResultRow]:
     try:
         reader = csv.DictReader(io.StringIO(read(path, MOST_BYTES_OF_FILE).decode(), newline=""))
         names = reader.fieldnames or ()
@@ -209,7 +209,7 @@ def _read_csv(path: Path) -> list[Row]:
         raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
-def _read_parquet(path: Path) -> list[Row]:
+def _read_parquet(path: Path) -> list[ResultRow]:
     try:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError as error:
@@ -218,14 +218,14 @@ def _read_parquet(path: Path) -> list[Row]:
         ) from error
     try:
         table = parquet.read_table(path).to_pylist()
-        return [Row(**{name: row[name] for name in COLUMNS if name in _ALWAYS or name in row}) for row in table]
+        return [ResultRow(**{name: row[name] for name in COLUMNS if name in _ALWAYS or name in row}) for row in table]
     except (OSError, ArrowException) as error:
         raise KsgenError(f"{path}: cannot be read ({excerpt(str(error))})") from error
     except KeyError as error:
         raise KsgenError(f"{path}: the column {error.args[0]} is missing") from error
 
 
-def _row_of_text(texts: Mapping[str, str | None], where: str) -> Row:
+def _row_of_text(texts: Mapping[str, str | None], where: str) -> ResultRow:
     values: dict[str, Any] = {}
     for name in COLUMNS:
         text = texts.get(name) or ""
@@ -240,7 +240,7 @@ def _row_of_text(texts: Mapping[str, str | None], where: str) -> Row:
             Pattern.parse(values["pattern"])
     except KsgenError as error:
         raise KsgenError(f"{where}: {error}") from error
-    return Row(**values)
+    return ResultRow(**values)
 
 
 def _kind(name: str) -> type:

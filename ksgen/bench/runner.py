@@ -18,7 +18,7 @@ import torch
 from ksgen.bench.baselines import UnsupportedError
 from ksgen.bench.contenders import Contender, contenders, torch_device, tune
 from ksgen.bench.log import Facts, Log
-from ksgen.bench.problem import MOST_SETS, Arrays, Asked
+from ksgen.bench.problem import MOST_SETS, Asked, JobArrays
 from ksgen.bench.roster import COMPILED, OUR_METHODS, OURS, Comparison
 from ksgen.bench.rows import OK
 from ksgen.bench.timing import Protocol, Quantity, Timed, Times
@@ -217,7 +217,7 @@ class Runner:
         return True
 
     def _attempt(
-        self, contender: Contender, problem: Arrays, ceilings: Ceilings, fastest_s: float
+        self, contender: Contender, problem: JobArrays, ceilings: Ceilings, fastest_s: float
     ) -> tuple[Timed | None, Facts]:
         """Check and warm up a contender, and set its number of runs; None if the facts say why not."""
         job = contender.job

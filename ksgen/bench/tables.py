@@ -15,7 +15,7 @@ from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, ga
 from ksgen.bench.log import MOST_BYTES_OF_FILE
 from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import AND, EXPERTS, LAYER, LAYERS, METHODS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH
-from ksgen.bench.rows import OK, Row
+from ksgen.bench.rows import OK, ResultRow
 from ksgen.errors import KsgenError
 from ksgen.files import read
 from ksgen.measure.roofline import NO_FLOOR
@@ -28,7 +28,7 @@ LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last", BEST: "best
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Table with cells as text. The note is a sentence below it."""
 
     title: str
@@ -37,13 +37,13 @@ class Table:
     note: str = ""
 
     @classmethod
-    def of(cls, title: str, columns: Sequence[str], lines: Iterable[Iterable[object]], *notes: str) -> "Table":
+    def of(cls, title: str, columns: Sequence[str], lines: Iterable[Iterable[object]], *notes: str) -> "ResultTable":
         """Create a table of values. None is a cell without a figure."""
         rows = tuple(tuple(NONE if cell is None else str(cell) for cell in line) for line in lines)
         return cls(title, tuple(columns), rows, " ".join(filter(None, notes)))
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ResultTable) -> str:
     cells = (table.columns, ["---"] * len(table.columns), *table.rows)
     lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in cells)
     return f"### {table.title}\n\n{''.join(lines)}" + (f"\n{table.note}\n" if table.note else "")
@@ -64,7 +64,7 @@ def times(factor: float | None) -> str:
 # ---- products
 
 
-def overview(rows: Sequence[Row]) -> Table:
+def overview(rows: Sequence[ResultRow]) -> ResultTable:
     """Table with one line per batch size, precision and layout: the most important results."""
     lines = []
     for results, layout in product(comparisons(rows), LAYOUTS):
@@ -84,7 +84,7 @@ def overview(rows: Sequence[Row]) -> Table:
         "patterns: above x1 ksgen is faster. A layer is a frozen `KSLinear`, which chooses by itself: its median over "
         "all others."
     )
-    return Table.of("Ours compared with the others", columns, lines, note, in_doubt(rows), _without_floor(lines))
+    return ResultTable.of("Ours compared with the others", columns, lines, note, in_doubt(rows), _without_floor(lines))
 
 
 def _without_floor(lines: Sequence[Sequence[object]]) -> str:
@@ -92,7 +92,7 @@ def _without_floor(lines: Sequence[Sequence[object]]) -> str:
     return NO_FLOOR if any(line[-1] is None for line in lines) else ""
 
 
-def processors(rows: Sequence[Row]) -> Table:
+def processors(rows: Sequence[ResultRow]) -> ResultTable:
     """Summary of a processor's results: a line per batch size, precision and layout."""
     lines = []
     for found in gains(rows):
@@ -112,12 +112,12 @@ def processors(rows: Sequence[Row]) -> Table:
         "The share is the median. A layer is a frozen `KSLinear`, which chooses by itself, with the cost of PyTorch's "
         "call."
     )
-    return Table.of(
+    return ResultTable.of(
         "On a processor: ours compared with the best of PyTorch", columns, lines, note, _without_floor(lines)
     )
 
 
-def setting(rows: Sequence[Row]) -> Table:
+def setting(rows: Sequence[ResultRow]) -> ResultTable:
     """Table of device, dates and commits; a file may hold several dates and commits."""
     names = ("device", "target", "driver", "runtime", "compiler", "torch", "baselines_on", "ksgen", "commit", "date")
     measured = [row for row in rows if row.measurements]
@@ -130,10 +130,10 @@ def setting(rows: Sequence[Row]) -> Table:
         ("measurements", spanned((row.measurements for row in measured), number)),
         ("runs in a measurement", spanned((row.runs for row in measured), number)),
     ]
-    return Table.of("Where and when", ("", ""), [line for line in lines if line[1]])
+    return ResultTable.of("Where and when", ("", ""), [line for line in lines if line[1]])
 
 
-def table3(results: Results) -> Table:
+def table3(results: Results) -> ResultTable:
     lines = [
         _duel_line(
             "bmm faster than einsum and bsr",
@@ -158,7 +158,7 @@ def table3(results: Results) -> Table:
     return _duels(f"Table 3, {results.title}: everyone in the better of the two layouts", lines)
 
 
-def table5(results: Results) -> Table:
+def table5(results: Results) -> ResultTable:
     lines = []
     for layout in LAYOUTS:
         what = f"{layout}: ksgen faster than min(bmm, einsum, bsr, dense, sparse)"
@@ -176,16 +176,16 @@ def _duel_line(what: str, duel: Duel, results: Results | None = None, name: str 
     return what, duel.patterns, percent(duel.share), times(duel.factor_where_faster), times(duel.factor), theirs
 
 
-def _duels(title: str, lines: Iterable[tuple[object, ...]]) -> Table:
+def _duels(title: str, lines: Iterable[tuple[object, ...]]) -> ResultTable:
     columns = ("", "patterns", "faster in", "median where it is", "median of all", "the paper")
-    return Table.of(title, columns, [line for line in lines if line[1]])
+    return ResultTable.of(title, columns, [line for line in lines if line[1]])
 
 
 def _claim(name: str, precision: str) -> Claim | None:
     return claim(name) if published()["claims"].get(name, {}).get("precision") == precision else None
 
 
-def table8(results: Results, layout: str = BEST) -> Table:
+def table8(results: Results, layout: str = BEST) -> ResultTable:
     """Table of every contender against every other."""
 
     def short(one: str, other: str) -> str:
@@ -196,10 +196,10 @@ def table8(results: Results, layout: str = BEST) -> Table:
     names = results.names
     lines = [(one, *(short(one, other) for other in names)) for one in names]
     title = f"Table 8, {results.title}, {LAYOUT_WORDS[layout]}: the row is faster than the column"
-    return Table.of(title, ("", *names), lines, "Share of patterns, and the median factor where it is.")
+    return ResultTable.of(title, ("", *names), lines, "Share of patterns, and the median factor where it is.")
 
 
-def layouts(results: Results) -> Table:
+def layouts(results: Results) -> ResultTable:
     """Table for appendix B.5: the cost of a layout per contender."""
     theirs = published()["layout_recomputed"] if results.precision == "float32" else {}
     ratios = {name: found for name in results.names if (found := results.layouts_ratio(name))}
@@ -213,10 +213,10 @@ def layouts(results: Results) -> Table:
         medians = (number(median(ratio for _, ratio in found)) for found in ratios.values())
         lines.append(("all", *medians, number(paper.factor if paper else None)))
     note = "Median of the time in batch-size-first over that in batch-size-last."
-    return Table.of(f"Layouts, {results.title}", ("d", *ratios, "the authors' kernel"), lines, note)
+    return ResultTable.of(f"Layouts, {results.title}", ("d", *ratios, "the authors' kernel"), lines, note)
 
 
-def rewriting(results: Results) -> Table:
+def rewriting(results: Results) -> ResultTable:
     """Table for appendix B.2 and Figure 4."""
     lines = [
         (layout, f"{ratio:.4f}", len(shares), percent(median(shares)), percent(max(shares)))
@@ -226,10 +226,10 @@ def rewriting(results: Results) -> Table:
     paper = _claim("rewriting_most", results.precision)
     note = f"The paper: up to {percent(paper.share)} ({paper.where}), growing with (b+c)/(bc)." if paper else ""
     columns = ("layout", "(b+c)/(bc)", "patterns", "median share", "largest")
-    return Table.of(f"Share of bmm that rewrites memory, {results.title}", columns, lines, note)
+    return ResultTable.of(f"Share of bmm that rewrites memory, {results.title}", columns, lines, note)
 
 
-def families(results: Results) -> Table:
+def families(results: Results) -> ResultTable:
     """Table of our families compared with each other and with PyTorch; no rows if there is only one."""
     names = list(
         dict.fromkeys(row.by for row in results.rows if row.implementation == OURS and row.family and row.counts)
@@ -250,10 +250,10 @@ def families(results: Results) -> Table:
         "The fastest time of PyTorch's methods, or of our other families, over the family's: the geometric mean, and "
         "the least."
     )
-    return Table.of(f"Our families, {results.title}", columns, lines, note)
+    return ResultTable.of(f"Our families, {results.title}", columns, lines, note)
 
 
-def energy(rows: Sequence[Row]) -> Table:
+def energy(rows: Sequence[ResultRow]) -> ResultTable:
     """Table with the numbers of Figure 7."""
     lines = []
     for results, (label, others) in product(comparisons(rows), (("bmm and einsum", PAPERS[:2]), ("everyone", OTHERS))):
@@ -266,10 +266,10 @@ def energy(rows: Sequence[Row]) -> Table:
     idle = spanned((row.idle_watt for row in rows if row.idle_watt), number)
     note = f"Above idle, which was {idle} W. Below x1 ours takes less energy." if idle else ""
     columns = ("batch", "precision", "ours against", "patterns", "median", "takes less in", "the authors' kernel")
-    return Table.of("Energy", columns, lines, note)
+    return ResultTable.of("Energy", columns, lines, note)
 
 
-def authors(rows: Sequence[Row]) -> Table:
+def authors(rows: Sequence[ResultRow]) -> ResultTable:
     """Table of times per pattern, compared with those that the authors published, at their batch size."""
     lines: list[tuple[str, ...]] = []
     for results, layout in product(comparisons([row for row in rows if row.batch == published()["batch"]]), LAYOUTS):
@@ -294,12 +294,12 @@ def authors(rows: Sequence[Row]) -> Table:
         "comparison of kernels."
     )
     lines.sort(key=lambda line: line[1:3])
-    return Table.of("Compared with the authors' own times", columns, lines, note)
+    return ResultTable.of("Compared with the authors' own times", columns, lines, note)
 
 
-def errors(rows: Sequence[Row]) -> Table:
+def errors(rows: Sequence[ResultRow]) -> ResultTable:
     """Table of errors per contender, with the number of inaccurate results."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    groups: dict[tuple[str, str, str], list[ResultRow]] = {}
     for row in rows:
         groups.setdefault((row.precision, row.implementation, row.arithmetic), []).append(row)
     lines = []
@@ -308,18 +308,18 @@ def errors(rows: Sequence[Row]) -> Table:
             wrong = sum(not row.is_accurate for row in some if row.error is not None)
             lines.append((*key, len(errs), f"{max(errs):.1e}", wrong))
     columns = ("precision", "contender", "multiplies in", "checked", "largest error", "not accurate")
-    return Table.of(
+    return ResultTable.of(
         "Errors against float64", columns, lines, "Relative, Frobenius. What is not accurate counts in no other table."
     )
 
 
-def in_doubt(rows: Sequence[Row]) -> str:
+def in_doubt(rows: Sequence[ResultRow]) -> str:
     """Sentence about the rows with unreliable times; empty if there are none."""
     count, timed = sum(bool(row.doubt) for row in rows), sum(row.median_us is not None for row in rows)
     return f"{count} of {counted(timed, 'time')} are unreliable and count in no table." if count else ""
 
 
-def doubted(rows: Sequence[Row]) -> Table:
+def doubted(rows: Sequence[ResultRow]) -> ResultTable:
     """Table of unreliable times: they are in the file, but no conclusion uses them."""
     lines = []
     for row in (row for row in rows if row.doubt):
@@ -327,19 +327,19 @@ def doubted(rows: Sequence[Row]) -> Table:
         lines.append((row.pattern, row.batch, row.precision, row.layout, row.implementation, *figures))
     columns = ("pattern", "batch", "precision", "layout", "contender", "median, us", "fastest, us", "why")
     note = "They count in no other table. On a quiet machine, measure them again."
-    return Table.of("Unreliable times", columns, lines, note)
+    return ResultTable.of("Unreliable times", columns, lines, note)
 
 
-def absent(rows: Sequence[Row]) -> Table:
+def absent(rows: Sequence[ResultRow]) -> ResultTable:
     """Table of contenders without a time, with the reason; equal reasons appear once."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    groups: dict[tuple[str, str, str], list[ResultRow]] = {}
     for row in rows:
         if row.status != OK:
             groups.setdefault(
                 (row.implementation, row.status, row.reason if row.status == "failed" else ""), []
             ).append(row)
     lines = [(*key[:2], len(some), key[2] or f"such as {some[0].reason}") for key, some in groups.items()]
-    return Table.of("Not measured", ("contender", "status", "jobs", "why"), lines)
+    return ResultTable.of("Not measured", ("contender", "status", "jobs", "why"), lines)
 
 
 # ---- layers: each contender's time over that of one launch
@@ -347,7 +347,7 @@ def absent(rows: Sequence[Row]) -> Table:
 OTHER_METHODS = tuple(name for name in METHODS if name != ONE_LAUNCH)
 
 
-def layers_by_kind(rows: Sequence[Row]) -> Iterator[tuple[Results, str, bool]]:
+def layers_by_kind(rows: Sequence[ResultRow]) -> Iterator[tuple[Results, str, bool]]:
     """Results of comparable layers, with their layout and whether they are groups, in the rows' order."""
     for precision, layout, batch, is_group in dict.fromkeys(
         (row.precision, row.layout, row.batch, AND in row.pattern) for row in rows
@@ -355,7 +355,7 @@ def layers_by_kind(rows: Sequence[Row]) -> Iterator[tuple[Results, str, bool]]:
         yield Results([row for row in rows if is_group == (AND in row.pattern)], precision, batch), layout, is_group
 
 
-def layers_in_short(rows: Sequence[Row]) -> Table:
+def layers_in_short(rows: Sequence[ResultRow]) -> ResultTable:
     """Summary of layers: each contender compared with one launch, per precision, layout and batch."""
     lines = []
     for results, layout, is_group in layers_by_kind(rows):
@@ -369,12 +369,12 @@ def layers_in_short(rows: Sequence[Row]) -> Table:
         "Times as long as one launch takes: the geometric mean over the layers with two reliable times, the least and "
         "the most."
     )
-    return Table.of(
+    return ResultTable.of(
         "Layers: every contender compared with one launch", ("", "", "layers", "mean", "least", "most"), lines, note
     )
 
 
-def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
+def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
     """Tables with one line per layer."""
     for results, layout, is_group in layers_by_kind(rows):
         ratios = [results.over(ONE_LAUNCH, [name], layout) for name in OTHER_METHODS]
@@ -393,7 +393,7 @@ def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
         columns = ("layer", "one launch, us", "of the floor", "by", *OTHER_METHODS)
         note = f"{', '.join(OTHER_METHODS)}: times as long as one launch takes; above 1 it is faster."
         if any(figure not in ("", NONE) for _, *figures in lines for figure in figures):
-            yield Table.of(title, columns, lines, note, "Only reliable times of right results.")
+            yield ResultTable.of(title, columns, lines, note, "Only reliable times of right results.")
 
 
 # ---- full models: results of `ksgen bench model` and `ksgen bench share`
@@ -401,7 +401,7 @@ def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
 ACCEPTED = "accepted: the JSON of `ksgen bench model` or `ksgen bench share`"
 
 
-def tables_of(path: Path) -> list[Table]:
+def tables_of(path: Path) -> list[ResultTable]:
     """Read Tables 4, 6 and 7 from one file."""
     try:
         content = json.loads(read(path, MOST_BYTES_OF_FILE))
@@ -412,7 +412,7 @@ def tables_of(path: Path) -> list[Table]:
         raise KsgenError(f"{path}: not a file of this kind ({type(error).__name__}: {error}); {ACCEPTED}") from error
 
 
-def models(content: Mapping[str, Any]) -> list[Table]:
+def models(content: Mapping[str, Any]) -> list[ResultTable]:
     """Tables per precision and step, sparse over dense."""
     found = []
     for (precision, step), alike in groupby(content["rows"], lambda row: (row["precision"], row["step"])):
@@ -435,11 +435,11 @@ def models(content: Mapping[str, Any]) -> list[Table]:
         note = f"Tables 4 and 7: sparse over dense, the median of {content['repeats']} rounds (quartiles)."
         is_papers = any(row["paper_ratio"] for row in rows)
         paper_note = "The paper: its own kernel, ViT-S/16 in float32 on an A100." if is_papers else ""
-        found.append(Table.of(title, columns, lines, note, paper_note, _why_marked(rows)))
+        found.append(ResultTable.of(title, columns, lines, note, paper_note, _why_marked(rows)))
     return found
 
 
-def shares(content: Mapping[str, Any]) -> Table:
+def shares(content: Mapping[str, Any]) -> ResultTable:
     """Table 6 from the results of `ksgen bench share`."""
     rows = content["shares"]
     lines = []
@@ -448,7 +448,7 @@ def shares(content: Mapping[str, Any]) -> Table:
         lines.append((row["model"], row["precision"], *figures))
     columns = ("model", "precision", "forward pass, ms", "feed-forward linear layers", "the paper")
     title = f"Table 6: the share of a forward pass, batch {content['batch']} on {content['device']}"
-    return Table.of(
+    return ResultTable.of(
         title, columns, lines, "Dense layers, timed alone and with the whole model in turn.", _why_marked(rows)
     )
 

@@ -5,7 +5,7 @@ from itertools import count
 from statistics import median
 from typing import Protocol as PythonProtocol
 
-from ksgen.bench.contenders import Ready
+from ksgen.bench.contenders import ReadyContender
 from ksgen.bench.log import Facts
 from ksgen.measure.trust import Watch
 
@@ -49,7 +49,7 @@ WAKING_S = 0.02  # shorter runs get a warm-up before each measurement: sleeping 
 class Timed:
     """A warm contender, and its number of runs: the protocol's, or less if that takes too long."""
 
-    def __init__(self, ready: Ready, sets: int, protocol: Protocol) -> None:
+    def __init__(self, ready: ReadyContender, sets: int, protocol: Protocol) -> None:
         self._ready, self._sets, self._next = ready, sets, count()
         self.runs, self.once_s = 1, float("inf")
         once = self.once_s = self.seconds()

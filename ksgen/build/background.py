@@ -31,7 +31,7 @@ class PendingError(Exception):
     """Work that the background has not finished. Callers that defer work catch it; it never reaches users."""
 
 
-class Job:
+class BackgroundJob:
     """One piece of work: `done` is set once `result` or `error` is there."""
 
     def __init__(self, what: str, work: Callable[[], Any], imports: bool, must_end: bool) -> None:
@@ -53,12 +53,12 @@ class _Background:
 
     def __init__(self) -> None:
         self.guard = new_lock()
-        self.jobs: dict[Hashable, Job] = {}  # unfinished, or finished and not asked for since
+        self.jobs: dict[Hashable, BackgroundJob] = {}  # unfinished, or finished and not asked for since
         self.children = Children(is_background=True)
-        self._todo: deque[Job] = deque()
+        self._todo: deque[BackgroundJob] = deque()
         self._workers: list[threading.Thread] = []
 
-    def job(self, key: Hashable, make: Callable[[], Job]) -> Job:
+    def job(self, key: Hashable, make: Callable[[], BackgroundJob]) -> BackgroundJob:
         """The job of a key, begun at the first call."""
         with self.guard:
             found = self.jobs.get(key)
@@ -92,7 +92,7 @@ class _Background:
         with self.guard:
             self.jobs.pop(key, None)
 
-    def unfinished(self) -> list[Job]:
+    def unfinished(self) -> list[BackgroundJob]:
         with self.guard:
             return [job for job in self.jobs.values() if not job.done.is_set()]
 
@@ -185,7 +185,7 @@ def outcome(
         if notice := _notice.get():
             notice.begin(what)
         return work()
-    job = _background.job(key, lambda: Job(what, work, imports, must_end))
+    job = _background.job(key, lambda: BackgroundJob(what, work, imports, must_end))
     if not job.done.is_set():
         raise PendingError(what)
     _background.drop(key)
@@ -212,7 +212,7 @@ def is_busy() -> bool:
     return bool(_background.unfinished())
 
 
-def unfinished() -> list[Job]:
+def unfinished() -> list[BackgroundJob]:
     """Jobs that the background has not finished."""
     return _background.unfinished()
 

@@ -28,7 +28,7 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 if TYPE_CHECKING:
-    from ksgen.bench.model import Job, Row
+    from ksgen.bench.model import ModelJob, ModelRow
 
 PRECISIONS = ("float32", "float16", "bfloat16", "float64")
 GPU_SEQUENCES, CPU_SEQUENCES = 128, 8
@@ -157,14 +157,14 @@ def model_command(
 
 def _job(
     model: str, precisions: tuple[str, ...], backend: str, device: str | None, batch: int | None, repeats: int | None
-) -> "Job":
+) -> "ModelJob":
     try:
         import torch
     except ModuleNotFoundError as error:
         from ksgen.install import install_line
 
         raise ToolchainError(f"ksgen bench model needs PyTorch; {install_line('torch')}") from error
-    from ksgen.bench.model import Job
+    from ksgen.bench.model import ModelJob
     from ksgen.bench.models import MODELS
     from ksgen.torch.operators.backends import NAMES
 
@@ -183,7 +183,7 @@ def _job(
         )
     batch = batch or (GPU_SEQUENCES if on_gpu else CPU_SEQUENCES)
     repeats = repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
-    return Job(
+    return ModelJob(
         model,
         precisions,
         _listed("--backend", backend, NAMES),
@@ -202,7 +202,7 @@ def _listed(option: str, text: str, accepted: Any) -> tuple[str, ...]:
     return words
 
 
-def _measured(job: "Job") -> Iterator["Row"]:
+def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
     from ksgen.bench.model import measure, modules_of
 
     with progress() as bar:
@@ -223,7 +223,7 @@ def _measured(job: "Job") -> Iterator["Row"]:
             raise
 
 
-def _print(job: "Job", rows: list["Row"]) -> None:
+def _print(job: "ModelJob", rows: list["ModelRow"]) -> None:
     from rich.table import Table
 
     from ksgen.measure.trust import describe_doubts, marked
@@ -259,11 +259,11 @@ def _print(job: "Job", rows: list["Row"]) -> None:
         )
 
 
-def _report(job: "Job", rows: list["Row"]) -> dict[str, Any]:
+def _report(job: "ModelJob", rows: list["ModelRow"]) -> dict[str, Any]:
     return {**_facts(job), "rows": [_figures(row) for row in rows]}
 
 
-def _figures(row: "Row") -> dict[str, Any]:
+def _figures(row: "ModelRow") -> dict[str, Any]:
     """The row as JSON, with times in microseconds."""
     found = asdict(row)
     times = {
@@ -273,7 +273,7 @@ def _figures(row: "Row") -> dict[str, Any]:
     return found | times
 
 
-def _facts(job: "Job") -> dict[str, Any]:
+def _facts(job: "ModelJob") -> dict[str, Any]:
     import torch
 
     from ksgen import __version__

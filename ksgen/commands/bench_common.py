@@ -32,10 +32,10 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 if TYPE_CHECKING:
-    from ksgen.bench.problem import Asked, Job
-    from ksgen.bench.rows import Row
+    from ksgen.bench.problem import Asked, ProductJob
+    from ksgen.bench.rows import ResultRow
     from ksgen.bench.runner import Report, Runner
-    from ksgen.bench.tables import Table
+    from ksgen.bench.tables import ResultTable
     from ksgen.bench.timing import Protocol, Quantity
     from ksgen.devices.base import Device
 
@@ -161,9 +161,9 @@ class Selection:
             raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
         return left
 
-    def jobs(self, device: "Device", most_d: int | None = None) -> list["Job"]:
+    def jobs(self, device: "Device", most_d: int | None = None) -> list["ProductJob"]:
         """Jobs pattern by pattern, so that a time limit leaves complete patterns."""
-        from ksgen.bench.problem import Job
+        from ksgen.bench.problem import ProductJob
 
         batch = self.batch or default_batch(device.limits)
         most_weights = None if self.most_gflop is None else int(self.most_gflop * 1e9 / (2 * batch))
@@ -174,7 +174,7 @@ class Selection:
                 "need more"
             )
         kinds = [(precision, layout) for precision in self.precisions or USUAL for layout in self.layouts]
-        return [Job(pattern, *kind, batch) for pattern in patterns for kind in kinds]
+        return [ProductJob(pattern, *kind, batch) for pattern in patterns for kind in kinds]
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,9 @@ def check_log_name(output: Path) -> None:
         raise SpecError(f"-o {output}: the log is a .jsonl file; its rows go to the .csv next to it")
 
 
-def print_results(done: Done, as_json: bool, tables: Callable[[Sequence["Row"]], Sequence["Table"]]) -> None:
+def print_results(
+    done: Done, as_json: bool, tables: Callable[[Sequence["ResultRow"]], Sequence["ResultTable"]]
+) -> None:
     """Print the measured rows: a few lines and tables."""
     from ksgen.bench.rows import read_rows
     from ksgen.bench.tables import in_doubt
@@ -275,7 +277,7 @@ def print_done(done: Done, as_json: bool) -> None:
     print_results(done, as_json, lambda rows: (overview(rows), energy(rows)))
 
 
-def print_table(table: "Table") -> None:
+def print_table(table: "ResultTable") -> None:
     print_columns(table.columns, table.rows, left=2, title=table.title, caption=table.note)
 
 

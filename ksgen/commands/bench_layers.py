@@ -30,7 +30,7 @@ from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 
 if TYPE_CHECKING:
-    from ksgen.bench.chains import Layer
+    from ksgen.bench.chains import MeasuredLayer
     from ksgen.bench.layers import LayerJob
     from ksgen.bench.timing import Protocol
 
@@ -154,16 +154,16 @@ def command(
     print_results(done, as_json, lambda rows: [layers_in_short(rows)])
 
 
-def _layers(named: Sequence[str], seed: int) -> list["Layer"]:
-    from ksgen.bench.chains import Layer, drawn, of_spec, transformers
+def _layers(named: Sequence[str], seed: int) -> list["MeasuredLayer"]:
+    from ksgen.bench.chains import MeasuredLayer, drawn, of_spec, transformers
 
-    found: list[Layer] = []
+    found: list[MeasuredLayer] = []
     for word in dict.fromkeys(named):
         if word.endswith((".yaml", ".yml")):
             found += of_spec(find_spec(Path(word)))
         elif word in SETS:
             found += [
-                Layer(name, (chain,))
+                MeasuredLayer(name, (chain,))
                 for name, chain in (transformers() if word == "transformers" else drawn(seed)).items()
             ]
         else:
@@ -174,7 +174,7 @@ def _layers(named: Sequence[str], seed: int) -> list["Layer"]:
     return found
 
 
-def _with(layer: "Layer", between: str | None, activation: str | None, added: Epilogue) -> "Layer":
+def _with(layer: "MeasuredLayer", between: str | None, activation: str | None, added: Epilogue) -> "MeasuredLayer":
     """Layer with the command's options in place of the spec's."""
     own = layer.epilogue
     whole = Epilogue(

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from ksgen.devices.base import Buffer, Device, Found, Limits, Missing, UnavailableError
+from ksgen.devices.base import Buffer, Device, DeviceLimits, Found, Missing, UnavailableError
 from ksgen.devices.opencl_drivers import may_show_gpus
 from ksgen.errors import DeviceError
 from ksgen.install import served_cuda
@@ -18,7 +18,8 @@ from ksgen.locks import new_reentrant_lock
 from ksgen.values import excerpt
 
 __all__ = [
-    "Buffer", "Device", "Found", "Limits", "Missing", "UnavailableError", "device_for", "find_device", "list_devices",
+    "Buffer", "Device", "DeviceLimits", "Found", "Missing", "UnavailableError", "device_for",
+    "find_device", "list_devices",
 ]  # fmt: skip
 
 # the order of preference

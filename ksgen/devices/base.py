@@ -34,7 +34,7 @@ PORTABLE_SHARED_BYTES = 48 * 1024  # a CUDA kernel must request more than this b
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """The resources of one block, and how many multiprocessors run blocks."""
 
     shared_bytes_per_block: int
@@ -57,7 +57,7 @@ class Device(Protocol):
     name: str
     target: str  # the target that binaries are built for: "sm_90a", or platform, device and driver version for OpenCL
     driver_version: str
-    limits: Limits
+    limits: DeviceLimits
     shares_host: bool  # kernels use the host's memory in place
     is_open: bool  # False once the CUDA context that it works in is destroyed
     context: int  # the address of the CUDA context that it works in; 0 of other devices
@@ -153,7 +153,7 @@ def uploaded(device: Device, array: HostArray) -> Buffer:
     return buffer
 
 
-def default_batch(limits: Limits) -> int:
+def default_batch(limits: DeviceLimits) -> int:
     """The batch to measure on such a device unless the user names one."""
     return CPU_BATCH if limits.is_cpu else GPU_BATCH
 

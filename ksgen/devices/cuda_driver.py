@@ -17,8 +17,8 @@ from ksgen.devices.base import (
     PER_THREAD_STREAM,
     PORTABLE_SHARED_BYTES,
     Buffer,
+    DeviceLimits,
     Found,
-    Limits,
     Memory,
     Stream,
     UnavailableError,
@@ -66,7 +66,7 @@ class DriverDevice:
         self.name, self.target = _describe(cu, index)
         self.driver_version = cuda_driver_version(_call(cu, "reading the driver's version", cu.cuDriverGetVersion))
         attribute = cu.CUdevice_attribute
-        self.limits = Limits(
+        self.limits = DeviceLimits(
             _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, index),
             _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, index),
             _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, index),

@@ -23,8 +23,8 @@ from ksgen.devices.base import (
     MAP_BYTES,
     PORTABLE_SHARED_BYTES,
     Buffer,
+    DeviceLimits,
     Found,
-    Limits,
     Memory,
     Stream,
     UnavailableError,
@@ -98,7 +98,7 @@ class PyCudaDevice:
         self.name: str = device.name()
         self.target = cuda_target(*device.compute_capability())
         self.driver_version = cuda_driver_version(driver.get_driver_version())
-        self.limits = Limits(
+        self.limits = DeviceLimits(
             device.max_shared_memory_per_block_optin, device.max_threads_per_block, device.multiprocessor_count
         )
         current = driver.Context.get_current()

@@ -40,9 +40,9 @@ from ksgen.build.processors import (
 from ksgen.build.request import Binary, Request
 from ksgen.devices.base import (
     Buffer,
+    DeviceLimits,
     Found,
     Launch,
-    Limits,
     Recording,
     Stream,
     ThreadWorkspace,
@@ -147,14 +147,14 @@ def _what_else_there_is() -> str:
     )
 
 
-def limits_for(instruction_set: InstructionSet) -> Limits:
+def limits_for(instruction_set: InstructionSet) -> DeviceLimits:
     """Limits for kernels that run on any processor with these instructions."""
     limits = _limits(instruction_set.vector_bytes, instruction_set.has_arm_vectors, USUAL_CORES)
     return replace(limits, tiles=instruction_set.tiles, dots=instruction_set.dots)
 
 
-def _limits(vector_bytes: int, has_arm_vectors: bool, cores: int) -> Limits:
-    return Limits(2**18, 1024, cores, is_cpu=True, vector_bytes=vector_bytes, has_arm_vectors=has_arm_vectors)
+def _limits(vector_bytes: int, has_arm_vectors: bool, cores: int) -> DeviceLimits:
+    return DeviceLimits(2**18, 1024, cores, is_cpu=True, vector_bytes=vector_bytes, has_arm_vectors=has_arm_vectors)
 
 
 class NativeMemory:

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from ksgen.build.host import instruction_set
 from ksgen.build.refused import refusal
 from ksgen.build.request import Binary, Resources
-from ksgen.devices.base import Buffer, Found, Limits, Stream, ThreadWorkspace, UnavailableError, as_bytes, check_index
+from ksgen.devices.base import (
+    Buffer,
+    DeviceLimits,
+    Found,
+    Stream,
+    ThreadWorkspace,
+    UnavailableError,
+    as_bytes,
+    check_index,
+)
 from ksgen.devices.opencl_drivers import drivers_shown, packages_line, raise_no_driver
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.locks import new_lock
@@ -75,7 +84,7 @@ class OpenCLDevice:
         self.name: str = device.name.strip()
         self.target = _target(device)
         self.driver_version: str = device.driver_version
-        self.limits = Limits(
+        self.limits = DeviceLimits(
             shared_bytes_per_block=device.local_mem_size,
             threads_per_block=device.max_work_group_size,
             multiprocessors=device.max_compute_units,

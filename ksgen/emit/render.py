@@ -29,7 +29,7 @@ from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of, meant_for
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
-from ksgen.families.ptx import Wgmma
+from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
@@ -173,7 +173,7 @@ class Probe:
 
 
 def render_probe(
-    precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: Wgmma | None = None
+    precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: WgmmaInstruction | None = None
 ) -> Probe:
     """Copy and multiply-add kernels that `roofline.py` times: plain, or on tensor cores with an `operand`."""
     entry = f"ks_probe_{precision}"

@@ -29,7 +29,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Wgmma:
+class WgmmaInstruction:
     """sums (64 x columns) = A (64 x k) B (k x columns) by a warpgroup, A in registers or in shared memory."""
 
     operand: str  # in PTX's words: one of OPERANDS

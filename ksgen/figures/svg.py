@@ -58,7 +58,7 @@ class Size:
 
 
 @dataclass
-class Drawn:
+class DrawnFigure:
     """A drawing in progress, and its SVG afterwards."""
 
     axes: "Axes"
@@ -78,7 +78,7 @@ def check_matplotlib(extra: str) -> None:
 
 
 @contextmanager
-def figure(title: str, size: Size, extra: str, content: object = None) -> Iterator[Drawn]:
+def figure(title: str, size: Size, extra: str, content: object = None) -> Iterator[DrawnFigure]:
     """Axes to draw on.
 
     Names inside the SVG are made from the title and the `content`, so no two figures of a page may share both.
@@ -93,7 +93,7 @@ def figure(title: str, size: Size, extra: str, content: object = None) -> Iterat
         width, height = size.width, size.height
         drawing = Figure(figsize=(width, height))
         drawing.subplots_adjust(size.left / width, size.bottom / height, 1 - size.right / width, 1 - size.top / height)
-        drawn = Drawn(drawing.subplots())
+        drawn = DrawnFigure(drawing.subplots())
         drawn.axes.set_title(title)
         drawn.axes.tick_params(length=2)
         yield drawn

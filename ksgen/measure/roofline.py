@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ksgen.errors import ToolchainError
 from ksgen.families import cuda_limits
-from ksgen.families.ptx import Wgmma
+from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.tiles import WARP
 from ksgen.measure.queued import time_launches
 from ksgen.measure.verify import CACHE_BYTES
@@ -86,7 +86,7 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
     from ksgen.emit.render import PROBE_AT_ONCE, render_probe
 
     wgmma = (
-        Wgmma(operand, WARPGROUP_COLUMNS, a_in_registers=False)
+        WgmmaInstruction(operand, WARPGROUP_COLUMNS, a_in_registers=False)
         if operand and cuda_limits(device.target).warpgroups
         else None
     )

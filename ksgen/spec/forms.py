@@ -170,7 +170,7 @@ class Group(ListOf):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SpecEntry:
     """The values of a mapping, and where each stands."""
 
     place: SourcePlace
@@ -193,14 +193,14 @@ class Keys:
         found |= {"anyOf": [{"required": [key]} for key in self.one_of]} if self.one_of else {}
         return found | {"additionalProperties": False}
 
-    def read(self, node: Node) -> Entry:
+    def read(self, node: Node) -> SpecEntry:
         if not isinstance(node, Pairs) or not (node.pairs or self.required):
             raise node.place.error(f"got {node}; accepted: a mapping with {', '.join(self.forms)}")
         node.check_keys(self.forms, self.required)
         values = {key: self.forms[key].read(value) for key, value in node.pairs.items()}
         if self.one_of and not values.keys() & set(self.one_of):
             raise node.place.error(f"asks for no kernel; accepted: {', '.join(self.one_of)}")
-        return Entry(node.place, values, {key: value.place for key, value in node.pairs.items()})
+        return SpecEntry(node.place, values, {key: value.place for key, value in node.pairs.items()})
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,10 @@ class KeysOrValue:
         alone = {"not": {"type": "object"}, **first.forms[key].schema}
         return {"anyOf": [alone, *(kind.schema for kind in self.kinds.values())]}
 
-    def read(self, node: Node) -> Entry:
+    def read(self, node: Node) -> SpecEntry:
         usual = next(iter(self.kinds))
         if not isinstance(node, Pairs):
-            return Entry(node.place, {usual: self.kinds[usual].forms[usual].read(node)}, {})
+            return SpecEntry(node.place, {usual: self.kinds[usual].forms[usual].read(node)}, {})
         return self.kinds[next((key for key in self.kinds if key in node.pairs and key != usual), usual)].read(node)
 
 

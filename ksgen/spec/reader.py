@@ -11,7 +11,6 @@ from ksgen.spec.forms import (
     About,
     Batch,
     ChainForm,
-    Entry,
     Flag,
     Form,
     Group,
@@ -22,6 +21,7 @@ from ksgen.spec.forms import (
     OneOrMore,
     PatternForm,
     Schema,
+    SpecEntry,
     Word,
     blaming,
 )
@@ -188,11 +188,11 @@ def _multiply_out(requests: list[SpecRequest]) -> Iterator[tuple[SpecRequest, Ke
                 yield replace(request, is_listed=False), kernel
 
 
-def _kernel(entry: Entry, defaults: KernelOptions) -> SpecRequest:
+def _kernel(entry: SpecEntry, defaults: KernelOptions) -> SpecRequest:
     return SpecRequest(entry.place, entry.values["pattern"], _options(entry, defaults), is_listed=True)
 
 
-def _layer(name: str, entry: Entry, defaults: KernelOptions) -> _Layer:
+def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
     """A chain, or a group of chains on one x, with its options."""
     values, places = entry.values, entry.places
     is_group = "group" in values
@@ -260,7 +260,7 @@ def _stated(entries: list[KernelOptions]) -> StatedOptions:
     return StatedOptions(**{name: values.pop() for name, values in found.items() if len(values) == 1})
 
 
-def _options(entry: Entry, defaults: KernelOptions) -> KernelOptions:
+def _options(entry: SpecEntry, defaults: KernelOptions) -> KernelOptions:
     given = {key: value for key, value in entry.values.items() if key in _OPTIONS}
     if "batch" in given:
         given["batch_place"] = entry.places["batch"]

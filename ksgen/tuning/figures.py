@@ -89,7 +89,7 @@ def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, 
     return drawn.svg
 
 
-def _figure(width: float, title: str, content: object) -> AbstractContextManager[svg.Drawn]:
+def _figure(width: float, title: str, content: object) -> AbstractContextManager[svg.DrawnFigure]:
     size = svg.Size(width, HEIGHT, left=0.48, right=0.12, bottom=0.36, top=0.24)
     return svg.figure(title, size, EXTRA, content)
 

@@ -8,7 +8,7 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from ksgen.devices.base import Limits
+from ksgen.devices.base import DeviceLimits
 from ksgen.measure.trust import BLOCK_SECONDS, interval
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import checked_batch
@@ -48,7 +48,7 @@ class Facts:
     dialect: str
     kind: str
     driver_version: str
-    limits: Limits
+    limits: DeviceLimits
     ksgen: str  # version
     templates: tuple[str, ...]  # digests, family by family
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.bench.rows import Row
+from ksgen.bench.rows import ResultRow
 from ksgen.spec import stratified
 from tests.support.bench_rows import rows_of
 
@@ -30,5 +30,5 @@ def log_text(cpu: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[ResultRow]:
     return rows_of(stratified(40), ("float16",))

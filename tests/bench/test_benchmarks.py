@@ -6,7 +6,7 @@ import pytest
 from benchmarks.model import hopper_shares
 from ksgen.devices import find_device
 from ksgen.emit.render import render_probe
-from ksgen.families.ptx import Wgmma
+from ksgen.families.ptx import WgmmaInstruction
 from ksgen.measure.roofline import WARPGROUP_COLUMNS, Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not is_installed("none"), reason="the emulator n
 def test_each_family_is_measured_by_its_own_default(layout: str, kinds: list[str]) -> None:
     contenders = pytest.importorskip("ksgen.bench.contenders")
     for batch, served in ((40, kinds), (41, kinds if layout == "bsf" else ["mma"])):
-        job = contenders.Job(Pattern(2, 16, 8, 2), "float16", layout, batch)
+        job = contenders.ProductJob(Pattern(2, 16, 8, 2), "float16", layout, batch)
         assert [each.family for each in contenders.ours(job, FakeGpu())] == [*served, "simt"]
 
 
@@ -57,7 +57,7 @@ def test_rates_are_of_the_products_that_are_made(in_registers: bool) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("operand", ["f16", "bf16", "tf32", "e4m3", "e5m2"])
 def test_the_probe_of_warpgroups(operand: str) -> None:
-    wgmma = Wgmma(operand, WARPGROUP_COLUMNS, a_in_registers=False)
+    wgmma = WgmmaInstruction(operand, WARPGROUP_COLUMNS, a_in_registers=False)
     probe = render_probe("tf32" if operand == "tf32" else "float16", "cuda", 256, operand, wgmma)
     y = np.full(256, np.nan, np.float32)
     run_cuda(probe.text, f"{probe.entry}_multiply_add", 1, 256, 32 * WARPGROUP_COLUMNS, [y, 2])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ksgen.bench.chains import COUNT, Layer, drawn, of_spec, transformers
+from ksgen.bench.chains import COUNT, MeasuredLayer, drawn, of_spec, transformers
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, paper_patterns
@@ -42,9 +42,9 @@ layers:
     (tmp_path / "some.yaml").write_text(text)
     kinds = (("float32", "bfloat16"), ("bsl",))
     assert of_spec(tmp_path / "some.yaml") == [
-        Layer("some up", (PAIR,), "gelu", "bsf", Epilogue(), *kinds, fuse="no"),
-        Layer("some up bias", (PAIR,), "gelu", "bsf", Epilogue(bias=True), *kinds, fuse="no"),
-        Layer(
+        MeasuredLayer("some up", (PAIR,), "gelu", "bsf", Epilogue(), *kinds, fuse="no"),
+        MeasuredLayer("some up bias", (PAIR,), "gelu", "bsf", Epilogue(bias=True), *kinds, fuse="no"),
+        MeasuredLayer(
             "some heads",
             (PAIR, Chain((Pattern(1, 3, 16, 1),))),
             "none",

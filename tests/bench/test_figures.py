@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.bench import figures, report
-from ksgen.bench.rows import Row, write_csv
+from ksgen.bench.rows import ResultRow, write_csv
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
 from tests.support.bench_report import processor_rows
@@ -35,7 +35,7 @@ def test_no_box_stands_for_a_single_pattern() -> None:
 
 
 def test_figure_6_has_one_scale_and_the_better_of_both_layouts(
-    rows: list[Row], monkeypatch: pytest.MonkeyPatch
+    rows: list[ResultRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, dict[str, list[float]]] = {}
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench.baselines import UnsupportedError  # noqa: E402
 from ksgen.bench.contenders import contenders  # noqa: E402
-from ksgen.bench.problem import Job, Problem  # noqa: E402
+from ksgen.bench.problem import ProductJob, ProductProblem  # noqa: E402
 from tests.support.bench_runs import JOB  # noqa: E402
 
 
@@ -20,8 +20,8 @@ def test_everyone_works_on_the_hosts_memory_and_gives_y_without_gaps(cpu: Any) -
     if not cpu.shares_host:
         pytest.skip(f"{cpu.name} does not share the host's memory")
     for precision, layout in (("float32", "bsf"), ("bfloat16", "bsl")):
-        job = Job(JOB.pattern, precision, layout, 40)
-        problem = Problem(job, torch.device("cpu"), 0)
+        job = ProductJob(JOB.pattern, precision, layout, 40)
+        problem = ProductProblem(job, torch.device("cpu"), 0)
         del problem.sets[2:]
         for each in contenders(job, cpu, (OURS, "bmm", "dense", "sparse", "strided")):
             try:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from ksgen.bench.rows import Row
+from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import each_layer, layers_in_short
 from tests.support.bench_rows import row
 
 
 def layer_row(
     name: str, us: float | None, layer: str = "up", pattern: str = "2,4,8,1 then 1,8,8,1", **more: object
-) -> Row:
+) -> ResultRow:
     return row(pattern, name, layer=layer, median_us=us, batch=16, **more)
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ksgen.bench.chains import Layer
+from ksgen.bench.chains import MeasuredLayer
 from ksgen.bench.log import Log
 from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, METHODS, ONE_LAUNCH
-from ksgen.bench.rows import OK, Row, read_rows
+from ksgen.bench.rows import OK, ResultRow, read_rows
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError
 from ksgen.launch.choice import limits_of
@@ -28,11 +28,11 @@ PAIR = Chain((Pattern(2, 4, 8, 1), Pattern(1, 12, 4, 2)))  # 16 -> 24
 WIDE = Chain((Pattern(2, 16, 8, 1), Pattern(1, 8, 32, 1)))
 WHOLE = Epilogue(bias=True, activation="gelu", residual=True)
 JOBS = [
-    LayerJob(Layer("plain", (PAIR,)), "float32", "bsf", 5),
-    LayerJob(Layer("transposed", (PAIR,), "relu", "bsl", WHOLE), "float32", "bsf", 70),
-    LayerJob(Layer("group", (PAIR, WIDE), "silu", None, WHOLE), "bfloat16", "bsl", 70),
-    LayerJob(Layer("two", (PAIR, Chain((Pattern(1, 8, 16, 1),)))), "float32", "bsf", 70),
-    LayerJob(Layer("lone", (Chain((Pattern(1, 8, 16, 1),)),)), "float32", "bsf", 5),
+    LayerJob(MeasuredLayer("plain", (PAIR,)), "float32", "bsf", 5),
+    LayerJob(MeasuredLayer("transposed", (PAIR,), "relu", "bsl", WHOLE), "float32", "bsf", 70),
+    LayerJob(MeasuredLayer("group", (PAIR, WIDE), "silu", None, WHOLE), "bfloat16", "bsl", 70),
+    LayerJob(MeasuredLayer("two", (PAIR, Chain((Pattern(1, 8, 16, 1),)))), "float32", "bsf", 70),
+    LayerJob(MeasuredLayer("lone", (Chain((Pattern(1, 8, 16, 1),)),)), "float32", "bsf", 5),
 ]  # fmt: skip
 
 
@@ -44,7 +44,9 @@ def native() -> Any:
         pytest.skip(str(absent))
 
 
-def measure(device: Any, path: Path, jobs: list[LayerJob], names: tuple[str, ...] = METHODS) -> tuple[int, list[Row]]:
+def measure(
+    device: Any, path: Path, jobs: list[LayerJob], names: tuple[str, ...] = METHODS
+) -> tuple[int, list[ResultRow]]:
     protocol = Protocol(names, measurements=2, runs=1, most_seconds=5.0)
     with Log(path) as log:
         facts = {"device": device.name, "date": "2026-01-02"}
@@ -86,7 +88,7 @@ def test_ksgens_layer_is_fused_as_a_spec_says(fuse: str, monkeypatch: pytest.Mon
         "from_weights",
         lambda *given, **options: made.append(of_weights(*given, **options)) or made[-1],
     )
-    job = LayerJob(Layer("own", (PAIR,), fuse=fuse), "float32", "bsf", 5)
+    job = LayerJob(MeasuredLayer("own", (PAIR,), fuse=fuse), "float32", "bsf", 5)
     (own,) = layer_contenders(job, find_device("native"), ("layer",))
     own.prepare(LayerArrays(job, torch.device("cpu"), seed=0))
     assert [each.fuse for each in made] == [fuse]
@@ -103,7 +105,9 @@ def test_wrong_results_are_distinguished_from_right_ones() -> None:
 
 
 def test_on_a_gpu_everything_is_chosen_and_rendered_beforehand() -> None:
-    job = LayerJob(Layer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 25088)
+    job = LayerJob(
+        MeasuredLayer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 25088
+    )
     one, each = layer_contenders(job, FakeGpu(), (ONE_LAUNCH, EACH_FACTOR))
     assert (one.family, each.family.split(", ")[-1][:2]) == ("mma", "wg")
     assert one.sources
@@ -115,7 +119,7 @@ def test_on_a_gpu_everything_is_chosen_and_rendered_beforehand() -> None:
 
 
 def test_a_group_of_few_entries_on_a_gpu_is_one_launch_or_one_for_each_layer() -> None:
-    layer = Layer("qkv", (Chain((Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))),)).group_of(3)
+    layer = MeasuredLayer("qkv", (Chain((Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))),)).group_of(3)
     found = layer_contenders(LayerJob(layer, "bfloat16", "bsf", 3), FakeGpu(), (ONE_LAUNCH, EACH_LAYER, EACH_FACTOR))
     methods = {each.implementation: each for each in found}
     assert {name: each.family for name, each in methods.items()} == {
@@ -129,7 +133,7 @@ def test_a_group_of_few_entries_on_a_gpu_is_one_launch_or_one_for_each_layer() -
 
 def test_a_lack_of_space_is_reported() -> None:
     job = LayerJob(
-        Layer("wide", (Chain((Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1))),)), "float32", "bsf", 1000
+        MeasuredLayer("wide", (Chain((Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1))),)), "float32", "bsf", 1000
     )
     (one, *_) = layer_contenders(job, FakeGpu(), (ONE_LAUNCH,))
     assert one.family == ""
@@ -139,7 +143,9 @@ def test_a_lack_of_space_is_reported() -> None:
 def test_tiles_that_are_not_chosen_by_default_are_contenders_too(native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = replace(limits_of(native), tiles=("bf16",))
     monkeypatch.setattr(layers, "limits_of", lambda device: tiles)
-    job = LayerJob(Layer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 1568)
+    job = LayerJob(
+        MeasuredLayer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 1568
+    )
     found = list(layer_contenders(job, native, (ONE_LAUNCH, EACH_FACTOR)))
     families = [(ONE_LAUNCH, "vector"), (ONE_LAUNCH, "amx"), (EACH_FACTOR, "vector"), (EACH_FACTOR, "amx")]
     assert [(each.implementation, each.family) for each in found] == families

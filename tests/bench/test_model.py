@@ -18,7 +18,7 @@ torch = library("torch")
 
 from ksgen.bench import models  # noqa: E402
 from ksgen.bench.clock import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402  (after the skip)
-from ksgen.bench.model import MODULES, Job, Row, measure, modules_of  # noqa: E402
+from ksgen.bench.model import MODULES, ModelJob, ModelRow, measure, modules_of  # noqa: E402
 from ksgen.cli import cli  # noqa: E402
 from ksgen.torch.layer.linear import KSLinear  # noqa: E402
 from ksgen.torch.operators.backends import BACKENDS, NAMES  # noqa: E402
@@ -106,7 +106,7 @@ def test_sparse_layers_are_measured_with_prepared_weights(monkeypatch: pytest.Mo
         return {name: [1.0] for name in calls}
 
     monkeypatch.setattr("ksgen.bench.model.seconds_in_turn", run)
-    list(measure(Job("vit-s16", ("float32",), ("bmm",), torch.device("cpu"), 1, 0, 1)))
+    list(measure(ModelJob("vit-s16", ("float32",), ("bmm",), torch.device("cpu"), 1, 0, 1)))
     assert made
 
 
@@ -118,7 +118,7 @@ def test_decoding_is_a_token_per_sequence(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         KSLinear, "forward", lambda self, x, *_: (batches.append(x[..., 0].numel()), multiply(self, x))[1]
     )
-    job = Job(
+    job = ModelJob(
         "gpt2-medium",
         ("float32",),
         ("einsum",),
@@ -164,7 +164,7 @@ def test_training_steps_move_every_weight(
         return own
 
     monkeypatch.setattr(torch.optim, "SGD", watched)
-    job = Job(
+    job = ModelJob(
         model, ("float32",), backends, torch.device("cpu"), batch=1, tokens=5, repeats=1, steps=("forward", "training")
     )
     rows = list(measure(job))
@@ -180,7 +180,7 @@ def test_training_steps_move_every_weight(
 
 @pytest.mark.usefixtures("_small")
 def test_gpt2_has_the_same_rows_and_no_paper() -> None:
-    job = Job("gpt2-medium", ("float32",), ("einsum",), torch.device("cpu"), batch=1, tokens=5, repeats=1)
+    job = ModelJob("gpt2-medium", ("float32",), ("einsum",), torch.device("cpu"), batch=1, tokens=5, repeats=1)
     rows = list(measure(job))
     assert [row.module for row in rows] == list(MODULES)
     assert {row.paper_ratio for row in rows} == {None}
@@ -204,7 +204,7 @@ def test_the_papers_down_projection_alone(tmp_path: Path) -> None:
         "block",
         "whole",
     ]
-    job = Job("vit-s16", ("float32",), ("einsum",), torch.device("cpu"), 1, 0, 1, layers=("down",))
+    job = ModelJob("vit-s16", ("float32",), ("einsum",), torch.device("cpu"), 1, 0, 1, layers=("down",))
     assert {row.paper_ratio for row in measure(job)} == {None}  # the paper's have all layers sparse
     assert list(modules_of(replace(job, layers=("qkv",)))) == ["attention", "block", "whole"]
 
@@ -222,7 +222,7 @@ def test_dense_and_sparse_get_the_same_work(monkeypatch: pytest.MonkeyPatch) -> 
         return forward(self, x, *rest)
 
     monkeypatch.setattr(KSLinear, "forward", watched)
-    list(measure(Job("vit-s16", ("float32",), ("einsum",), torch.device("cpu"), batch=3, tokens=0, repeats=1)))
+    list(measure(ModelJob("vit-s16", ("float32",), ("einsum",), torch.device("cpu"), batch=3, tokens=0, repeats=1)))
     runs = 1 + WARMUP_RUNS
     for in_features, out_features in ((384, 384), (384, 1536), (1536, 384)):
         for has_bias in (False, True):
@@ -235,7 +235,9 @@ def test_dense_and_sparse_get_the_same_work(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("backend", NAMES)
 def test_every_backend_has_its_rows(backend: str) -> None:
-    rows = list(measure(Job("vit-s16", ("float32",), (backend,), torch.device("cpu"), batch=1, tokens=0, repeats=1)))
+    rows = list(
+        measure(ModelJob("vit-s16", ("float32",), (backend,), torch.device("cpu"), batch=1, tokens=0, repeats=1))
+    )
     assert [(row.module, row.backend) for row in rows] == [(module, backend) for module in MODULES]
 
 
@@ -244,7 +246,7 @@ def test_every_backend_has_its_rows(backend: str) -> None:
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("name", models.MODELS)
 def test_rows_of_a_gpu(name: str) -> None:
-    job = Job(name, ("float32", "float16"), ("ksgen", "bmm"), torch.device("cuda"), batch=2, tokens=16, repeats=3)
+    job = ModelJob(name, ("float32", "float16"), ("ksgen", "bmm"), torch.device("cuda"), batch=2, tokens=16, repeats=3)
     rows = list(measure(job))
     assert len(rows) == 2 * 2 * len(MODULES)
     assert all(row.sparse_s.low > 0 for row in rows)
@@ -300,10 +302,10 @@ def test_rows_are_saved_while_others_are_measured(monkeypatch: pytest.MonkeyPatc
     """A run that is killed leaves what it has measured."""
     output, spread = tmp_path / "model.json", Spread(1.0, 2.0, 3.0)
 
-    def measured(job: Job) -> Iterator[Row]:
+    def measured(job: ModelJob) -> Iterator[ModelRow]:
         for number, name in enumerate(("whole", "attention")):
             assert not number or [row["module"] for row in json.loads(output.read_text())["rows"]] == ["whole"]
-            yield Row(name, "forward", "float32", "ksgen", spread, spread, spread, None)
+            yield ModelRow(name, "forward", "float32", "ksgen", spread, spread, spread, None)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ksgen.bench.model.measure", measured)

@@ -9,12 +9,12 @@ from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
-from ksgen.bench.problem import Job, Problem  # noqa: E402
+from ksgen.bench.problem import ProductJob, ProductProblem  # noqa: E402
 from tests.support.bench_runs import JOB  # noqa: E402
 
 
 def test_a_problem_is_the_same_for_the_same_seed() -> None:
-    one, same, other = (Problem(JOB, torch.device("cpu"), seed) for seed in (0, 0, 1))
+    one, same, other = (ProductProblem(JOB, torch.device("cpu"), seed) for seed in (0, 0, 1))
     assert torch.equal(one.sets[0], same.sets[0])
     assert torch.equal(one.weights, same.weights)
     assert not torch.equal(one.weights, other.weights)
@@ -23,8 +23,8 @@ def test_a_problem_is_the_same_for_the_same_seed() -> None:
 
 
 def test_an_error_is_against_float64_and_nan_where_anything_is_not_finite() -> None:
-    job = Job(Pattern(2, 4, 8, 1), "float32", "bsl", 200)
-    problem = Problem(job, torch.device("cpu"), 0)
+    job = ProductJob(Pattern(2, 4, 8, 1), "float32", "bsl", 200)
+    problem = ProductProblem(job, torch.device("cpu"), 0)
     y = torch.from_numpy(multiply(job.pattern, problem.sets[0].numpy(), problem.weights.numpy(), "bsl"))
     assert problem.error(y) < 1e-15
     assert problem.error(1.01 * y) == pytest.approx(0.01)

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ksgen.bench.rows import Row, write_csv
+from ksgen.bench.rows import ResultRow, write_csv
 from tests.support.bench_rows import row
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def test_pages_say_what_the_files_say() -> None:
     assert done.exit_code == 0, done.output
 
 
-def machine(folder: Path, runtime: str, *rows: Row) -> Path:
+def machine(folder: Path, runtime: str, *rows: ResultRow) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "paper.csv"
     write_csv([row(runtime=runtime, median_us=50.0), row(implementation="bmm", runtime=runtime), *rows], path)

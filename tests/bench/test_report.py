@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ksgen.bench import report, tables
 from ksgen.bench.roster import LAYER, ONE_LAUNCH, OTHERS, OURS
-from ksgen.bench.rows import Row, write_csv
+from ksgen.bench.rows import ResultRow, write_csv
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
 from ksgen.measure.roofline import NO_FLOOR
@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install
 
 
 @pytest.fixture(scope="module")
-def page(rows: list[Row]) -> str:
+def page(rows: list[ResultRow]) -> str:
     return report.page(rows)
 
 
@@ -97,7 +97,7 @@ def test_the_page_holds_what_the_issue_asks_for(page: str) -> None:
     assert "@media print" in page
 
 
-def parts_of(rows: list[Row]) -> dict[str, str]:
+def parts_of(rows: list[ResultRow]) -> dict[str, str]:
     """All tables and figures of a report that hold one batch size, by section of the page and title of the table."""
     page, text = report.page(rows), report.markdown(rows)
     sections = re.findall(r'<section id="([^"]*-batch-[^"]*)">(.*?)</section>', page, re.DOTALL)
@@ -106,7 +106,7 @@ def parts_of(rows: list[Row]) -> dict[str, str]:
     return {**dict(sections), **dict(tables), **{f"charts: {title}": drawn for title, drawn in shown}}
 
 
-def lines_with_batch(rows: list[Row]) -> set[str]:
+def lines_with_batch(rows: list[ResultRow]) -> set[str]:
     """Lines of all other tables that begin with a batch size, but those of layers."""
     batches = {str(each.batch) for each in rows}
     return {line for line in report.markdown(rows).splitlines() if line.split(" | ")[0].strip("| ") in batches}

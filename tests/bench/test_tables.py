@@ -5,7 +5,7 @@ import pytest
 from ksgen.bench import report, tables
 from ksgen.bench.comparison import Results
 from ksgen.bench.roster import OURS
-from ksgen.bench.rows import Row
+from ksgen.bench.rows import ResultRow
 from tests.support.bench_report import FOUR, lines
 from tests.support.bench_rows import row
 
@@ -35,7 +35,7 @@ def test_the_papers_tables_with_the_papers_numbers() -> None:
     assert tables.absent(FOUR).rows == (("sparse", "failed", "1", "no luck"),)
 
 
-def test_markdown_tables(rows: list[Row]) -> None:
+def test_markdown_tables(rows: list[ResultRow]) -> None:
     text = report.markdown(rows)
     assert text.startswith("# Kronecker-sparse products: Abacus\n")
     for title in (

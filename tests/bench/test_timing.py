@@ -15,7 +15,7 @@ torch = library("torch")
 from ksgen.bench import contenders as contenders_module  # noqa: E402
 from ksgen.bench import runner  # noqa: E402
 from ksgen.bench.baselines import BASELINES, Baseline  # noqa: E402
-from ksgen.bench.contenders import Ready, contenders  # noqa: E402
+from ksgen.bench.contenders import ReadyContender, contenders  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Timed, Times  # noqa: E402
 from tests.support.bench_runs import FACTS, JOB, measure  # noqa: E402
@@ -23,9 +23,10 @@ from tests.support.bench_runs import FACTS, JOB, measure  # noqa: E402
 
 def test_before_a_time_is_taken_the_threads_of_others_come_to_rest() -> None:
     order: list[str] = []
-    ready = Ready(lambda number: order.append("run"), lambda y: y, lambda call: (order.append("clock"), call(), 1.0)[2],
-        lambda: None,
-                  lambda: order.append("rest"))  # fmt: skip
+    ready = ReadyContender(
+        lambda number: order.append("run"), lambda y: y, lambda call: (order.append("clock"), call(), 1.0)[2],
+        lambda: None, lambda: order.append("rest"),
+    )  # fmt: skip
     Timed(ready, 1, Protocol(())).seconds()
     assert order[:3] == ["rest", "clock", "run"]
     assert order.count("rest") == order.count("clock")
@@ -65,7 +66,7 @@ def test_a_slow_contender_is_measured_less_often(once_s: float, runs: int, most_
         call()
         return (len(ran) - before) * once_s
 
-    timed = Timed(Ready(ran.append, lambda y: y, clock, lambda: None), 3, Protocol((), most_seconds=2.0))
+    timed = Timed(ReadyContender(ran.append, lambda y: y, clock, lambda: None), 3, Protocol((), most_seconds=2.0))
     assert (timed.runs, timed.most_measurements) == (runs, most_measurements)
     assert timed.seconds() == pytest.approx(once_s)
     assert ran == [number % 3 for number in range(len(ran))]  # sets of arrays take turns

@@ -38,7 +38,7 @@ def test_joules_join_the_times_of_the_same_contender(tmp_path: Any) -> None:
     """Through the runner, on the processor, with the stand-in's energy."""
     library("torch")
     from ksgen.bench.log import Log
-    from ksgen.bench.problem import Job
+    from ksgen.bench.problem import ProductJob
     from ksgen.bench.rows import read_rows
     from ksgen.bench.runner import Runner
     from ksgen.bench.timing import Protocol, Times
@@ -47,7 +47,11 @@ def test_joules_join_the_times_of_the_same_contender(tmp_path: Any) -> None:
 
     if not any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices()):
         pytest.skip("no OpenCL device")
-    device, job, path = find_device("opencl"), Job(Pattern(1, 8, 8, 2), "float32", "bsl", 40), tmp_path / "paper.jsonl"
+    device, job, path = (
+        find_device("opencl"),
+        ProductJob(Pattern(1, 8, 8, 2), "float32", "bsl", 40),
+        tmp_path / "paper.jsonl",
+    )
     quantities: list[Any] = [Times(), FakeEnergies(), FakeEnergies()]
     for quantity in quantities:
         with Log(path) as log:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.bench import report
-from ksgen.bench.rows import Row, write_csv
+from ksgen.bench.rows import ResultRow, write_csv
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
 from ksgen.install import install_line
@@ -21,7 +21,7 @@ pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[ResultRow]:
     return rows_of(stratified(40), ("float16",))
 
 
@@ -45,7 +45,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_matplotlib_is_one_line_and_markdown_needs_none(
-    rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: list[ResultRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = builtins.__import__
 
@@ -66,7 +66,7 @@ def test_no_matplotlib_is_one_line_and_markdown_needs_none(
     assert invoke(str(path), "--markdown", "-").exit_code == 0
 
 
-def test_a_report_needs_no_pytorch(rows: list[Row], tmp_path: Path) -> None:
+def test_a_report_needs_no_pytorch(rows: list[ResultRow], tmp_path: Path) -> None:
     import subprocess
 
     write_csv(rows[:40], tmp_path / "rows.csv")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen.families.ptx import Wgmma
+from ksgen.families.ptx import WgmmaInstruction
 from tests.emulator import is_installed, run_cuda
 from tests.ptx import render
 from tests.ptx.cases import BYTES, TYPES
@@ -260,7 +260,7 @@ extern "C" __global__ __launch_bounds__(128) void product(const uint4* images, i
 
 
 def wgmma_text(operand: str, columns: int, registers: bool, *flags: bool) -> str:
-    wgmma = Wgmma(operand, columns, a_in_registers=registers)
+    wgmma = WgmmaInstruction(operand, columns, a_in_registers=registers)
     call = wgmma.name + (f"<{', '.join(str(int(flag)) for flag in flags)}>" if wgmma.transposed else "")
     kernel = WGMMA.replace("CALL", call).replace(" A,", " own," if registers else " a + base,")
     return render(f"constexpr int SUMS = {wgmma.sums};\n{kernel}", wgmma=wgmma)

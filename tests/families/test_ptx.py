@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ksgen.build.build import build
-from ksgen.families.ptx import Wgmma
+from ksgen.families.ptx import WgmmaInstruction
 from tests.emulator import is_installed, run_cuda
 from tests.ptx.cases import TYPES, all_cases, exact, mma_text, normal, words
 from tests.support.program import needs_compiler
@@ -60,13 +60,13 @@ def test_nvcc_takes_the_text(name: str) -> None:
 
 
 def test_wgmma_is_spelled_with_every_operand_in_its_place() -> None:
-    spelled = Wgmma("tf32", 8, a_in_registers=True)
+    spelled = WgmmaInstruction("tf32", 8, a_in_registers=True)
     assert (spelled.name, spelled.k, spelled.sums, spelled.template) == ("wgmma_rs_tf32", 8, 4, "")
     assert spelled.instruction == "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32"
     assert spelled.operands == "{%0, %1, %2, %3}, {%6, %7, %8, %9}, %5, adds, 1, 1"
-    both = Wgmma("f16", 8, a_in_registers=False)
+    both = WgmmaInstruction("f16", 8, a_in_registers=False)
     assert (both.adds_operand, both.operands) == ("%4", "{%0, %1, %2, %3}, %6, %5, adds, 1, 1, %7, %8")
-    in_bytes = Wgmma("e4m3", 8, a_in_registers=False)
+    in_bytes = WgmmaInstruction("e4m3", 8, a_in_registers=False)
     assert (in_bytes.k, in_bytes.along_inputs) == (32, "wgmma_ss_e4m3")
     assert in_bytes.instruction == "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3"
     assert in_bytes.operands == "{%0, %1, %2, %3}, %6, %5, adds, 1, 1"  # which no bits transpose

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ksgen.build.host import find_host_compiler
-from ksgen.devices.base import Limits
+from ksgen.devices.base import DeviceLimits
 from ksgen.errors import ToolchainError
 from tests.support.emulated_tiles import needs_emulation
 from tests.support.processor_cases import AMX, CHAIN, VECTOR, VECTOR_GRADIENT, Case, passes, tiles
 from tests.support.program_device import ProgramCompiler, ProgramDevice, ProgramError
 
-LIMITS = Limits(2**18, 1024, 2, is_cpu=True, vector_bytes=32)
+LIMITS = DeviceLimits(2**18, 1024, 2, is_cpu=True, vector_bytes=32)
 OPTIONS = ("-O1", "-march=native", "-fno-sanitize-recover=all", "-DEMULATED_TILES")
 SANITIZERS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}
 CASES = [

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ksgen.devices.base import Limits
+from ksgen.devices.base import DeviceLimits
 from ksgen.emit.templates import template_digest
 from ksgen.families import FAMILIES, family_for
-from ksgen.families import Limits as FamilyLimits
+from ksgen.families import DeviceLimits as FamilyLimits
 from ksgen.families.chains import factor_kernels
 from ksgen.launch import fused
 from ksgen.launch.checks import CheckedArguments
@@ -21,7 +21,7 @@ from ksgen.wisdom.store import Entry, Wisdom
 PAIR, ALONE = Chain((Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3))), Chain((Pattern(2, 9, 5, 3),))
 LARGE = Chain((Pattern(1, 512, 256, 1), Pattern(1, 256, 512, 1)))  # 1 MB of float32
 CORES = 4
-CPU = Limits(2**18, 1024, CORES, is_cpu=True, vector_bytes=32)
+CPU = DeviceLimits(2**18, 1024, CORES, is_cpu=True, vector_bytes=32)
 
 
 class Imagined(SimpleNamespace):
@@ -210,7 +210,7 @@ GPU: Any = Imagined(
     name="a card of unnamed",
     kind="cuda",
     target="sm_80",
-    limits=Limits(shared_bytes_per_block=163 * 1024, threads_per_block=1024, multiprocessors=108),
+    limits=DeviceLimits(shared_bytes_per_block=163 * 1024, threads_per_block=1024, multiprocessors=108),
 )
 
 
@@ -247,7 +247,7 @@ def test_what_is_expected_to_be_slower_is_a_launch_for_each_factor() -> None:
 
 
 def test_other_devices_have_no_chains() -> None:
-    limits = Limits(shared_bytes_per_block=2**15, threads_per_block=256, multiprocessors=CORES)
+    limits = DeviceLimits(shared_bytes_per_block=2**15, threads_per_block=256, multiprocessors=CORES)
     device: Any = Imagined(shares_host=False, name="unnamed", kind="opencl", target="", limits=limits)
     found = fused.verdict(device, KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
     assert found == fused.Verdict(False, "no family does that on such a device")

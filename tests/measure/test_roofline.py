@@ -12,7 +12,7 @@ import pytest
 from ksgen.build.build import build
 from ksgen.build.toolchain import find_compiler
 from ksgen.devices import Found, find_device, list_devices
-from ksgen.devices.base import Device, Limits, uploaded
+from ksgen.devices.base import Device, DeviceLimits, uploaded
 from ksgen.emit.render import render_cache_probe, render_processor_probe, render_tiles_probe, render_wait
 from ksgen.errors import ToolchainError
 from ksgen.families.gpus import TYPICAL
@@ -170,7 +170,7 @@ def test_the_caches_probe_reads_another_part_in_each_round(groups: int, rounds: 
 class Probed:
     """A GPU whose every launch takes what `TAKES_S` says of its entry."""
 
-    kind, dialect, target, limits = "cuda", "cuda", "sm_80", Limits(163 * 1024, 1024, 108)
+    kind, dialect, target, limits = "cuda", "cuda", "sm_80", DeviceLimits(163 * 1024, 1024, 108)
     launched = ""
 
     def compiler(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ksgen.bench import report, tables
 from ksgen.bench.comparison import Results
-from ksgen.bench.log import Contender
+from ksgen.bench.log import LoggedContender
 from ksgen.bench.roster import OURS
 from ksgen.bench.rows import OK, row_of
 from ksgen.measure import trust
@@ -278,7 +278,7 @@ def test_a_busy_machine_is_reported_once_with_its_busiest_processes() -> None:
 # ---- what follows from it
 
 
-def _contender(times: list[float], others_share: float | None, runtime: str, **facts: object) -> Contender:
+def _contender(times: list[float], others_share: float | None, runtime: str, **facts: object) -> LoggedContender:
     usual = {
         "pattern": "1,8,8,2",
         "precision": "float32",
@@ -289,7 +289,7 @@ def _contender(times: list[float], others_share: float | None, runtime: str, **f
     }
     usual |= {"error": 1e-7, "tolerance": 1e-6, "floor_us": 50.0}
     measurements = [{"us": us, "runs": 10, "others_share": others_share} for us in times]
-    return Contender({**usual, **facts}, {"runtime": runtime, "device": "Abacus"}, {}, measurements)
+    return LoggedContender({**usual, **facts}, {"runtime": runtime, "device": "Abacus"}, {}, measurements)
 
 
 def test_an_unreliable_row_is_listed_and_counts_nowhere() -> None:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ksgen import reference
-from ksgen.families.ptx import Wgmma
+from ksgen.families.ptx import WgmmaInstruction
 from ksgen.spec import STORAGES
 from ksgen.spec.precision import OPERANDS
 from tests.emulator import TensorMap, run_cuda
@@ -277,7 +277,7 @@ def box(swizzle: int, sizes: tuple[int, ...], corner: tuple[int, ...]) -> Case:
     return Case(f"box {swizzle=}", text, "box", "sm_90", 32, image.nbytes + 8, args, check)
 
 
-def _wgmma_kernel(kernel: str, wgmma: Wgmma, steps: int, *flags: bool) -> str:
+def _wgmma_kernel(kernel: str, wgmma: WgmmaInstruction, steps: int, *flags: bool) -> str:
     call = wgmma.name + (f"<{', '.join(str(int(flag)) for flag in flags)}>" if wgmma.transposed else "")
     head = f"\nconstexpr int SUMS = {wgmma.sums}, STEPS = {steps};\n"
     return head + kernel.replace("CALL", call)
@@ -303,7 +303,7 @@ def wgmma(
     steps = k * item_bytes // 32
     args = [images, np.int32(images.nbytes // 16), np.uint64(a.descriptor(0)), np.uint64(b.descriptor(start))]
     args += [np.int32(each) for each in (a.step, b.step)] + [y]
-    instruction = Wgmma(operand, columns, a_in_registers=False)
+    instruction = WgmmaInstruction(operand, columns, a_in_registers=False)
     text = _wgmma_kernel(kernels.WGMMA, instruction, steps, along_a, along_b)
     check = _equal(y, exact(x, w)) if operand in BYTES else _close(y, exact(x, w), 2e-5)
     name = f"wgmma {operand} A {swizzle_a}{' along m' * along_a} B {swizzle_b}{' along n' * along_b} {columns}"
@@ -318,7 +318,7 @@ def wgmma_registers(operand: str, at_once: int = 1) -> Case:
     y = np.zeros((64, columns), np.float32)
     args = [words(x), b.image(w), np.int32(b.bytes // 16), np.uint64(b.descriptor(0)), np.int32(b.step), y]
     kernel = f"\nconstexpr int AT_ONCE = {at_once};\n{kernels.WGMMA_REGISTERS}"
-    instruction = Wgmma(operand, columns, a_in_registers=True)
+    instruction = WgmmaInstruction(operand, columns, a_in_registers=True)
     text = _wgmma_kernel(kernel, instruction, steps, False)
     return Case(
         f"wgmma {operand}, A in registers" + f", {at_once} at once" * (at_once > 1),
@@ -379,7 +379,7 @@ def batched() -> Case:
         expected = np.einsum("icjm,ikcj->ikjm", x.astype(np.float64), w.astype(np.float64))
         np.testing.assert_allclose(y.astype(np.float64), expected, rtol=2**-8, atol=1e-4)
 
-    words = {"wgmma": Wgmma("bf16", b, a_in_registers=False)}
+    words = {"wgmma": WgmmaInstruction("bf16", b, a_in_registers=False)}
     args = [*maps, packed, np.int32(batch)]
     shared_bytes = kernels.BATCHED_SHARED_BYTES
     return Case("batched", kernels.BATCHED, "batched", "sm_90a", 384, shared_bytes, args, check, grid=3, words=words)

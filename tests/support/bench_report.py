@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from ksgen.bench import tables
 from ksgen.bench.roster import OURS
-from ksgen.bench.rows import Row
+from ksgen.bench.rows import ResultRow
 from ksgen.spec import stratified
 from tests.support.bench_rows import row, rows_of
 
 
-def lines(table: tables.Table) -> dict[str, tuple[str, ...]]:
+def lines(table: tables.ResultTable) -> dict[str, tuple[str, ...]]:
     return {line[0]: line[1:] for line in table.rows}
 
 
@@ -27,6 +27,6 @@ FOUR = [
 ]
 
 
-def processor_rows() -> list[Row]:
+def processor_rows() -> list[ResultRow]:
     found = rows_of(stratified(4), ("float32", "bfloat16"))
     return [replace(each, runtime="opencl", batch=6272) for each in found]

@@ -1,7 +1,7 @@
 """Invented results for tests of reports: every contender's time is a rule of its pattern. Nothing is measured."""
 
 from ksgen.bench.roster import COMPARISONS, OTHERS, OURS
-from ksgen.bench.rows import COLUMNS, OK, Row, absent
+from ksgen.bench.rows import COLUMNS, OK, ResultRow, absent
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
 
@@ -21,7 +21,7 @@ SPEEDS = {
 }
 
 
-def row(pattern: str = "1,48,48,2", implementation: str = OURS, **values: object) -> Row:
+def row(pattern: str = "1,48,48,2", implementation: str = OURS, **values: object) -> ResultRow:
     """A row of an accurate result. Arguments replace its fields."""
     usual: dict[str, object] = {
         "pattern": pattern, "precision": "float32", "layout": "bsl", "batch": 25088, "implementation": implementation,
@@ -29,10 +29,10 @@ def row(pattern: str = "1,48,48,2", implementation: str = OURS, **values: object
         "tolerance": 1e-6,
         "checked": 48, "device": "Abacus", "runtime": "driver", "date": "2026-01-02", "commit": "c0ffee",
     }  # fmt: skip
-    return Row(**{name: values.get(name, usual.get(name, absent(name))) for name in COLUMNS})  # type: ignore[arg-type]
+    return ResultRow(**{name: values.get(name, usual.get(name, absent(name))) for name in COLUMNS})  # type: ignore[arg-type]
 
 
-def rows_of(patterns: list[Pattern], precisions: tuple[str, ...] = ("float32", "float16")) -> list[Row]:
+def rows_of(patterns: list[Pattern], precisions: tuple[str, ...] = ("float32", "float16")) -> list[ResultRow]:
     """A whole file of results: our gain grows with (b+c)/(bc), and with d in batch-size-first."""
     found = []
     for pattern in patterns:

@@ -5,19 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from ksgen.bench.log import Log
-from ksgen.bench.rows import Row, read_rows
+from ksgen.bench.rows import ResultRow, read_rows
 from ksgen.devices import Found, list_devices
 from ksgen.pattern import Pattern
 from tests.support.libraries import library
 
 torch = library("torch")
-from ksgen.bench.problem import Job  # noqa: E402
+from ksgen.bench.problem import ProductJob  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402
 
 has_opencl = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 FAST = ("ksgen", "bmm", "strided", "rewriting")
-JOB = Job(Pattern(1, 8, 8, 2), "float32", "bsf", 40)
+JOB = ProductJob(Pattern(1, 8, 8, 2), "float32", "bsf", 40)
 FACTS = {"device": "here", "date": "2026-01-02"}
 
 
@@ -27,8 +27,8 @@ def lines_of(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def measure(
-    device: Any, path: Path, jobs: list[Job], deadline: float = float("inf"), **changes: Any
-) -> tuple[int, list[Row]]:
+    device: Any, path: Path, jobs: list[ProductJob], deadline: float = float("inf"), **changes: Any
+) -> tuple[int, list[ResultRow]]:
     protocol = Protocol(**({"names": FAST, "measurements": 2, "runs": 2} | changes))  # type: ignore[arg-type]
     with Log(path) as log:
         facts = FACTS | {"device": device.name}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ksgen.build.request import Binary, Resources
-from ksgen.devices.base import Limits, Memory
+from ksgen.devices.base import DeviceLimits, Memory
 from ksgen.launch.arrays import ArrayView
 from tests.emulator import TensorMap, run_cuda
 
@@ -58,7 +58,7 @@ class FakeGpu:
     dialect: str = "cuda"
     target: str = "sm_90a"
     driver_version: str = "0"
-    limits: Limits = Limits(227 * 1024, 1024, 132)  # noqa: RUF009  (frozen)
+    limits: DeviceLimits = DeviceLimits(227 * 1024, 1024, 132)  # noqa: RUF009  (frozen)
     _memory: dict[int, Array] = field(default_factory=dict)
     _queues: dict[Any, list[Work]] = field(default_factory=dict)
     _running: Any = field(default_factory=threading.RLock, repr=False)  # one thread at a time: what it began, it ends

@@ -18,7 +18,7 @@ from ksgen.build.children import current_children
 from ksgen.build.host import ENTRY, WALKS, source_of
 from ksgen.build.refused import refusal
 from ksgen.build.request import Binary
-from ksgen.devices.base import Limits, Stream, as_bytes
+from ksgen.devices.base import DeviceLimits, Stream, as_bytes
 from ksgen.devices.native import THREADS
 
 HostArray = np.ndarray[Any, Any]
@@ -93,7 +93,7 @@ class ProgramDevice:
 
     compiled_by: ProgramCompiler
     folder: Path
-    limits: Limits
+    limits: DeviceLimits
     starter: tuple[str, ...] = ()
     threads: int = 3
     environment: dict[str, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ import pytest
 
 from ksgen import __version__
 from ksgen.build.request import Binary, Resources
-from ksgen.devices.base import Limits
+from ksgen.devices.base import DeviceLimits
 from ksgen.emit.render import template_digest
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.families import FAMILIES
@@ -37,7 +37,7 @@ FACTS = Facts(
     "cuda",
     "cuda",
     "580",
-    Limits(227 * 1024, 1024, 132),
+    DeviceLimits(227 * 1024, 1024, 132),
     __version__,
     tuple(map(template_digest, FAMILIES)),
 )

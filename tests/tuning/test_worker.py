@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ksgen.devices import Found, list_devices
-from ksgen.devices.base import Limits
+from ksgen.devices.base import DeviceLimits
 from ksgen.emit.render import render
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.families import FAMILIES, cuda_limits, family_named
@@ -139,7 +139,7 @@ def test_candidates_that_stay_loaded_share_one_workspace(monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not HAS_NVCC, reason="no CUDA compiler")
 def test_a_cuda_candidate_compiles_where_there_is_no_gpu() -> None:
-    limits = Limits(227 * 1024, 1024, 132)
+    limits = DeviceLimits(227 * 1024, 1024, 132)
     facts = Facts("NVIDIA H200", "sm_90a", "cuda", "cuda", "580", limits, "", ())
     kernel = KernelSpec(Pattern(1, 192, 48, 2), "float16")
     worker = Worker("no such device")

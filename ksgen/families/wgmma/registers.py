@@ -13,7 +13,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise, wavefronts
-from ksgen.families.ptx import Wgmma
+from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.rules import Rule, multiple
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.traffic import SECTOR
@@ -118,8 +118,8 @@ class RegistersBlock(Block):
         )
 
     @property
-    def instruction(self) -> Wgmma:
-        return Wgmma(self.operand, self.constants.tile_out, a_in_registers=True)
+    def instruction(self) -> WgmmaInstruction:
+        return WgmmaInstruction(self.operand, self.constants.tile_out, a_in_registers=True)
 
     @property
     def own_chunks(self) -> int:

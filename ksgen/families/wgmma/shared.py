@@ -13,7 +13,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, TensorMap, named
 from ksgen.families.mma.defaults import BYTES_PROMOTE, bytes_promotion
 from ksgen.families.operands import multiplies_bytes
-from ksgen.families.ptx import Wgmma
+from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes, takes_rows
@@ -90,8 +90,8 @@ class SharedBlock(Block):
         )
 
     @property
-    def instruction(self) -> Wgmma:
-        return Wgmma(self.operand, self.constants.tile_out, a_in_registers=False)
+    def instruction(self) -> WgmmaInstruction:
+        return WgmmaInstruction(self.operand, self.constants.tile_out, a_in_registers=False)
 
     @property
     def unit_in(self) -> int:
