@@ -32,6 +32,13 @@ class Rule(Generic[ConstantsT]):
     comes_to: Callable[[KernelSpec, ConstantsT], object] | None = None
 
 
+def positive(says: str, *left_out: str) -> Rule[Any]:
+    """Rule that every number among the constants is at least 1, but those left out."""
+    return Rule(
+        says, lambda k, c: all(v >= 1 for name, v in vars(c).items() if name not in left_out and type(v) is not str)
+    )
+
+
 def at_most(says: str, most: int, value: Callable[[KernelSpec, Any], Any]) -> Rule[Any]:
     """Rule that a value is at most `most`; its refusal names the value."""
     return Rule(says, lambda kernel, constants: value(kernel, constants) <= most, value)

@@ -15,7 +15,7 @@ from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
 from ksgen.families import Family, Limits, family_for, meant_for
-from ksgen.families.amx.cycles import launch_cycles
+from ksgen.families.amx.chain import launch_cycles
 from ksgen.families.chains import factor_kernels, layer_kernels, transposed_bytes
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
 from ksgen.families.gpus import gpu_of

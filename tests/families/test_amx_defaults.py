@@ -7,7 +7,7 @@ import pytest
 
 from ksgen.families import check
 from ksgen.families.amx import AmxTiling
-from ksgen.families.amx.cycles import SECOND_LEVEL_BYTES
+from ksgen.families.amx.chain import SECOND_LEVEL_BYTES
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.spec import LAYOUTS
 from tests.families.test_vector import kernel_of

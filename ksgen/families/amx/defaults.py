@@ -5,8 +5,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ksgen.families.amx.chain import AmxChainConstants, AmxChainTiling, AmxFactor, multiply_cycles, passing_bytes
-from ksgen.families.amx.cycles import Held, factor_cycles
+from ksgen.families.amx.chain import (
+    AmxChainConstants,
+    AmxChainTiling,
+    AmxFactor,
+    Held,
+    factor_cycles,
+    multiply_cycles,
+    passing_bytes,
+)
 from ksgen.families.amx.shape import INPUTS, LINE_BYTES, PAIR, AmxConstants, AmxTiling, products_of
 from ksgen.families.base import Limits
 from ksgen.families.chains import factor_kernels

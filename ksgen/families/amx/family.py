@@ -10,8 +10,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
-from ksgen.families.amx.chain import AmxChainConstants, AmxChainTiling, multiply_cycles
-from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots
+from ksgen.families.amx.chain import DOT_MULTIPLY_ADDS, AmxChainConstants, AmxChainTiling, dots, multiply_cycles
 from ksgen.families.amx.defaults import CHAIN_BLOCKS, default, least_of, of_block, reads_in_place
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS, AmxConstants, AmxTiling, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
@@ -19,8 +18,8 @@ from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule, no_more
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
+from ksgen.families.vector.chain import ProcessorProduct, output_reads
 from ksgen.families.vector.defaults import MANY
-from ksgen.families.vector.launch import ProcessorProduct, output_reads
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN

@@ -6,7 +6,6 @@ renders, compiles or runs.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from itertools import product
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ from ksgen.families.cpu_gradient.defaults import (
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
 from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
 from ksgen.families.kinds import OfKinds
-from ksgen.families.rules import Rule, at_most, no_more
+from ksgen.families.rules import Rule, at_most, no_more, positive
 from ksgen.families.signature import GRADIENT
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.spec import KernelSpec
@@ -40,10 +39,7 @@ _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, 4, 8, 16)),
     Rule("lanes is at most 8 in complex numbers", lambda k, c: c.lanes <= 8 or not k.arithmetic.is_complex),
-    Rule(
-        "every constant but pairs is at least 1",
-        lambda k, c: all(v >= 1 for name, v in asdict(c).items() if name != "pairs" and not isinstance(v, str)),
-    ),
+    positive("every constant but pairs is at least 1", "pairs"),
     at_most("a tile has at most 64 vectors", 64, lambda k, c: c.height * c.width),
     Rule("height is at most c", lambda k, c: c.height <= k.pattern.c),
     Rule("width is at most b along the batch", lambda k, c: c.along == "outputs" or c.width <= k.pattern.b),
@@ -73,7 +69,7 @@ _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
         lambda k, c: k.arithmetic.tiles is not None,
         lambda k, c: ", ".join(on_tiles()),
     ),
-    Rule("every constant is at least 1", lambda k, c: min(asdict(c).values()) >= 1),
+    positive("every constant is at least 1"),
     Rule("block is a multiple of 32", lambda k, c: c.block % INPUTS == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
     no_more("pieces", "the columns that work groups take apart", lambda k, c: AmxGradientTiling(k, c).units),

@@ -5,7 +5,7 @@ Columns are a plane's inputs with one group of its outputs. Nothing here was mea
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ksgen.families.amx.cycles import DOT, DOT_MULTIPLY_ADDS, ITEM, TILE_BYTES
+from ksgen.families.amx.chain import DOT, DOT_MULTIPLY_ADDS, ITEM, TILE_BYTES
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, TilePlanes
 from ksgen.families.base import Constexpr, named
 from ksgen.families.drawing import DrawnSide, draw

@@ -7,7 +7,7 @@ So the words of a chunk are a lane's operands, unchanged.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import gcd
@@ -31,7 +31,7 @@ from ksgen.families.gradient.parts import (
 )
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.operands import CHUNK
-from ksgen.families.rules import Rule, at_most, multiple
+from ksgen.families.rules import Rule, at_most, multiple, positive
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import MOST_THREADS, WARP, Constants, CopyPlan, divide_up, power_of_two_in
 from ksgen.spec import KernelSpec
@@ -356,7 +356,7 @@ RULES: tuple[Rule[GradientMmaConstants], ...] = (
         lambda k, c: k.arithmetic.operand is not None,
         lambda k, c: ", ".join(on_tensor_cores()),
     ),
-    Rule("every constant is at least 1", lambda k, c: all(value >= 1 for value in asdict(c).values())),
+    positive("every constant is at least 1"),
     multiple("tile_out", "16 * warps_out", lambda k, c: ROWS * c.warps_out),
     multiple("tile_in", "8 * warps_in", lambda k, c: COLUMNS * c.warps_in),
     Rule(

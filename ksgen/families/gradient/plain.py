@@ -2,7 +2,7 @@
 derived from them, and the tiles to choose from."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import gcd
@@ -22,7 +22,7 @@ from ksgen.families.gradient.parts import (
     lane_runs,
     planes_of_search,
 )
-from ksgen.families.rules import Rule, at_most, multiple
+from ksgen.families.rules import Rule, at_most, multiple, positive
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import eight_read_cycles, four_read_cycles, is_narrow
 from ksgen.families.tiles import MOST_THREADS, Constants, CopyPlan, divide_up, power_of_two_in
@@ -285,9 +285,7 @@ class GradientTiling(Parts):
 RULES: tuple[Rule[GradientConstants], ...] = (
     Rule("job is gradient", lambda k, c: k.job == "gradient"),
     Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
-    Rule(
-        "every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))
-    ),
+    positive("every constant is at least 1"),
     Rule("thread_in is at most 16", lambda k, c: c.thread_in <= 16),
     Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),
     multiple("tile_in", "8 * thread_in", lambda k, c: LANES_IN * c.thread_in),

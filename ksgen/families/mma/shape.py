@@ -22,7 +22,7 @@ from ksgen.families.operands import (
     tensor_operand,
     wavefronts,
 )
-from ksgen.families.rules import Rule, at_most, multiple
+from ksgen.families.rules import Rule, at_most, multiple, positive
 from ksgen.families.tiles import MOST_THREADS, WARP, Constants, divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
@@ -311,10 +311,7 @@ RULES: tuple[Rule[MmaConstants], ...] = (
         lambda k, c: ", ".join(on_tensor_cores()),
     ),
     Rule("X is not in eight bits, or is in an eight-bit float", lambda k, c: not k.has_bytes_in or multiplies_bytes(k)),
-    Rule(
-        "every constant but promote and resident is at least 1",
-        lambda k, c: all(v >= 1 for n, v in vars(c).items() if n not in ("promote", "resident")),
-    ),
+    positive("every constant but promote and resident is at least 1", "promote", "resident"),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
     Rule("tile_d is at most 16 for each of warps_d", lambda k, c: c.tile_d <= 16 * c.warps_d),

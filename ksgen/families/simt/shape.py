@@ -5,7 +5,7 @@ from functools import cache
 from math import gcd
 
 from ksgen.families.banks import CYCLE_BYTES, Image, line_cycles, read_cycles, write_cycles
-from ksgen.families.rules import Rule, at_most, multiple
+from ksgen.families.rules import Rule, at_most, multiple, positive
 from ksgen.families.tiles import MOST_THREADS, WARP, Constants, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
@@ -318,7 +318,7 @@ def is_narrow(kernel: KernelSpec) -> bool:
 RULES: tuple[Rule[SimtConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
     Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
-    Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in vars(c).values() if not isinstance(v, str))),
+    positive("every constant is at least 1"),
     multiple("thread_batch", "a 16-byte group", lambda k, c: SimtTiling(k, c).group),
     Rule("thread_batch is at most 16", lambda k, c: c.thread_batch <= 16),
     Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),

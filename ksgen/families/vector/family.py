@@ -15,10 +15,9 @@ from ksgen.families.chains import FactorPlace, by_kind, own_of_factors, places, 
 from ksgen.families.rules import Rule, at_most, multiple, no_more
 from ksgen.families.signature import each_chains, layout_of
 from ksgen.families.tiles import divide_up, epilogue_constexprs, given_scales, pattern_constexprs
-from ksgen.families.vector.chain import VectorChainConstants, VectorChainTiling
+from ksgen.families.vector.chain import ProcessorProduct, VectorChainConstants, VectorChainTiling, output_reads
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, spread_sizes, tile_sizes
-from ksgen.families.vector.launch import ProcessorProduct, output_reads
 from ksgen.families.vector.planes import lanes_of, round_up, tile_picture
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
 from ksgen.spec import KernelSpec

@@ -16,7 +16,7 @@ from ksgen.families.expected import fastest
 from ksgen.families.family import Packing
 from ksgen.families.kinds import OfKinds
 from ksgen.families.ptx import Box
-from ksgen.families.rules import Rule, multiple
+from ksgen.families.rules import Rule, multiple, positive
 from ksgen.families.signature import operands_of
 from ksgen.families.tiles import (
     PACK_THREADS,
@@ -106,7 +106,7 @@ class Wgmma(OfKinds, Packing[Any]):
                 lambda k, c: self.tilings[type(c)].is_for(k),
                 lambda k, c: self.tilings[type(c)].why,
             ),
-            Rule("every constant but promote and resident is at least 1", _positive_rule),
+            positive("every constant but promote and resident is at least 1", "promote", "resident"),
             Rule(
                 "one to three warpgroups multiply",
                 lambda k, c: of(k, c).groups in REGISTERS,
@@ -250,7 +250,3 @@ class Wgmma(OfKinds, Packing[Any]):
             named(block, "SCALES", "bytes of packed weights in front of their scales", "long long"),
             *block.own_constexprs(),
         ]
-
-
-def _positive_rule(kernel: KernelSpec, constants: Any) -> bool:
-    return all(value >= 1 for name, value in vars(constants).items() if name not in ("promote", "resident", "x_from"))
