@@ -185,7 +185,8 @@ def chain_work(kernel: KernelSpec, constants: GemvChainConstants, batch: int, me
     copied = first.x_copies * first.x_vector * kernel.x_item_bytes
     zeros = own.tile_batch * own.tile_d * (last.x_width - kernel.pattern.c) * size
     kept = own.tile_batch * own.tile_d * kernel.pattern.c * size
-    reads, more = (stages * warps * factor.constants.steps * own.tile_batch for factor, stages in _stages(shape))
+    each: list[tuple[GemvTiling, int]] = [(first, shape.passes * first.stages), (last, last.stages)]
+    reads, more = (stages * warps * factor.constants.steps * own.tile_batch for factor, stages in each)
     first_piece, last_piece = (factor.vector * factor.kernel.x_item_bytes for factor in (first, last))
     read = reads * _runs(first, own.tile_d) * own.first_lanes_in * first_piece
     read += more * min(last.groups, own.tile_d) * own.lanes_in * last_piece
@@ -199,10 +200,6 @@ def chain_work(kernel: KernelSpec, constants: GemvChainConstants, batch: int, me
         blocks, memory_bytes, round(chain_cache_bytes(shape, batch)), round(shared), blocks * multiply_adds(shape),
         blocks * waits(shape), returned_bytes=max(0, round(CYCLE_BYTES * cycles - shared)),
     )  # fmt: skip
-
-
-def _stages(shape: GemvChainTiling) -> tuple[tuple[GemvTiling, int], tuple[GemvTiling, int]]:
-    return (shape.first, shape.passes * shape.first.stages), (shape.last, shape.last.stages)
 
 
 def _planes(first: First, tile_d: int) -> list[int]:

@@ -16,7 +16,7 @@ from ksgen.families.chains import by_kind
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient import mma, plain
 from ksgen.families.gradient.mma import GradientMmaConstants, GradientMmaTiling
-from ksgen.families.gradient.parts import SIDES, SUM_COLUMNS, fits
+from ksgen.families.gradient.parts import SIDES, SUM_COLUMNS, blocks_that_fit, fits
 from ksgen.families.gradient.plain import GradientConstants, GradientTiling
 from ksgen.families.kinds import OfKinds
 from ksgen.families.signature import GRADIENT
@@ -56,7 +56,7 @@ class Gradient(OfKinds):
                 continue
             pair = next((shape for shape in choices if fits(shape, budget, 2)), lone)
             chosen = pair if pair.cost() <= LONE * lone.cost() else lone
-            return replace(chosen.constants, parts=chosen.parts_for(limits), min_blocks=chosen.blocks_for(budget))
+            return replace(chosen.constants, parts=chosen.parts_for(limits), min_blocks=blocks_that_fit(chosen, budget))
         raise ConstantsError(
             f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads"
         )

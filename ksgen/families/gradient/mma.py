@@ -23,7 +23,6 @@ from ksgen.families.gradient.parts import (
     Parts,
     Side,
     SideImage,
-    blocks_that_fit,
     heading,
     lane_runs,
     planes_of_search,
@@ -98,6 +97,7 @@ class GradientMmaTiling(Parts):
     constants: GradientMmaConstants
 
     why = "the weights' gradient on tensor cores, from sm_80 on"
+    most_blocks = 6
 
     @staticmethod
     def is_for(kernel: KernelSpec, limits: Limits) -> bool:
@@ -116,10 +116,6 @@ class GradientMmaTiling(Parts):
         The sums of all parts are at most those of twice as many warps, under 35 MB.
         """
         return divide_up(GPU_WARPS, self.tiles * self.warps)
-
-    def blocks_for(self, limits: Limits) -> int:
-        """Blocks per multiprocessor, as many as fit it."""
-        return blocks_that_fit(self, limits, 6)
 
     @property
     def copy(self) -> str:

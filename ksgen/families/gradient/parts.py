@@ -4,6 +4,7 @@ copies of operands."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
+from typing import ClassVar
 
 from ksgen.families.banks import Image, line_cycles, write_cycles
 from ksgen.families.base import Constexpr, Limits, named
@@ -74,6 +75,7 @@ class Parts(Tiled):
     """Tiles of weights. Each is summed over several parts of the batch, from stages of both operands."""
 
     kernel: KernelSpec
+    most_blocks: ClassVar[int]  # per multiprocessor, in a default
 
     @property
     def registers(self) -> int:
@@ -221,8 +223,9 @@ def fits(shape: Parts, limits: Limits, blocks: int) -> bool:
     return not limits.registers or registers_taken(shape.registers, shape.threads, blocks) <= limits.registers
 
 
-def blocks_that_fit(shape: Parts, limits: Limits, most: int) -> int:
-    """Blocks that fit a multiprocessor, from 1 to `most`."""
+def blocks_that_fit(shape: Parts, limits: Limits) -> int:
+    """Blocks of a default that fit a multiprocessor, at least one; processors have no such limit."""
+    most = 1 if limits.is_cpu else shape.most_blocks
     return max(count for count in range(1, most + 1) if count == 1 or fits(shape, limits, count))
 
 

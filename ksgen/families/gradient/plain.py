@@ -17,7 +17,6 @@ from ksgen.families.gradient.parts import (
     Parts,
     Side,
     SideImage,
-    blocks_that_fit,
     heading,
     lane_runs,
     planes_of_search,
@@ -82,6 +81,7 @@ class GradientTiling(Parts):
     constants: GradientConstants
 
     why = "the weights' gradient by plain multiply-adds, on every device"
+    most_blocks = 8
 
     @staticmethod
     def is_for(kernel: KernelSpec, limits: Limits) -> bool:
@@ -99,10 +99,6 @@ class GradientTiling(Parts):
         The sums of all parts are at most those of twice as many warps, under 40 MB.
         """
         return divide_up(CPU_BLOCKS, self.tiles) if limits.is_cpu else divide_up(GPU_WARPS, self.tiles * self.warps)
-
-    def blocks_for(self, limits: Limits) -> int:
-        """Blocks per multiprocessor, as many as fit it."""
-        return 1 if limits.is_cpu else blocks_that_fit(self, limits, 8)
 
     @property
     def group(self) -> int:

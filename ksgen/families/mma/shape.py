@@ -288,10 +288,6 @@ def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
     return kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % MmaTiling(kernel, constants).vector == 0)
 
 
-def _warps_d_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
-    return constants.warps_d in (1, constants.tile_d / MmaTiling(kernel, constants).vector)
-
-
 def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
     """Rows of the batch of which a tile has a whole multiple."""
     at_once = 1 if kernel.layout == "bsf" else MmaTiling(kernel, constants).vector
@@ -315,7 +311,10 @@ RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
     Rule("tile_d is at most 16 for each of warps_d", lambda k, c: c.tile_d <= 16 * c.warps_d),
-    Rule("warps_d is 1, or each warp has 16 bytes of the tile's j", _warps_d_rule),
+    Rule(
+        "warps_d is 1, or each warp has 16 bytes of the tile's j",
+        lambda k, c: c.warps_d in (1, c.tile_d / MmaTiling(k, c).vector),
+    ),
     Rule("resident is 0, or 1 in bsf with tile_out less than b", _resident_rule),
     multiple("tile_out", "16 * warps_out", lambda k, c: ROWS * c.warps_out),
     multiple("tile_batch", "8 * warps_batch (in bsl of as many 16-byte chunks)", _batch_unit),

@@ -197,11 +197,6 @@ class SimtTiling(Moved, Tiled):
         return Image(1, 0, 1, self.x_plane, self.real_bytes)
 
     @property
-    def y_image(self) -> Image:
-        """Layout in shared memory of sums that become rows of Y, in batch-size-first."""
-        return Image(1, 0, 1, self.y_plane, self.real_bytes)
-
-    @property
     def copy_cycles(self) -> int:
         """Shared-memory cycles in which a block writes one stage."""
         x = self.x_plan
@@ -225,9 +220,9 @@ class SimtTiling(Moved, Tiled):
     @property
     def transpose_read_cycles(self) -> int:
         """Shared-memory cycles in which a block reads its sums as rows of Y, for a tile without ragged edges."""
-        y = self.y_plan
+        y, image = self.y_plan, Image(1, 0, 1, self.y_plane, self.real_bytes)
         slices = self.constants.thread_out // self.group_out
-        return slices * y.warp_steps * line_cycles(read_cycles, self.y_image, y.lane_run, 1, self.real_bytes, y.run, 1)
+        return slices * y.warp_steps * line_cycles(read_cycles, image, y.lane_run, 1, self.real_bytes, y.run, 1)
 
     def inside(self, stages: int) -> tuple[int, int]:
         """Bytes and cycles of shared memory for `stages` stages: copies into them, and reads by all warps."""

@@ -191,7 +191,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             "part": "0" if shape.is_chain else "(int)(task / blocks)",
             # an intermediate's buffer has room behind it
             "is_last_block": "last == batch" if is_first else "false",
-            "from_there": f"{x_of_block(shape.kernel)}, x_pitch"
+            "from_there": f"{_from_first(shape.kernel, 'x')}, x_pitch"
             if is_first
             else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
             "to_there": out_of_block(shape.kernel, at.chain)
@@ -263,11 +263,6 @@ def _words_of_pairs(shape: VectorTiling) -> dict[str, str]:
     }
 
 
-def x_of_block(kernel: KernelSpec) -> str:
-    """Expression for the first input of a block of the batch."""
-    return _from_first(kernel, "x")
-
-
 def out_of_block(kernel: KernelSpec, chain: int = 0) -> str:
     """Expressions for the fields of the source's `Out`: a chain's outputs for a block, and what is added."""
     y, bias, residual = (each_chains(kernel, operand)[chain] for operand in ("y", "bias", "residual"))
@@ -276,11 +271,9 @@ def out_of_block(kernel: KernelSpec, chain: int = 0) -> str:
 
 
 def _from_first(kernel: KernelSpec, array: str) -> str:
-    return (
-        f"{array} + first * {array}_pitch"
-        if layout_of(kernel, "x" if array == "x" else "y") == "bsf"
-        else f"{array} + first"
-    )
+    """Expression for the first element of a block of the batch."""
+    pitch = f" * {array}_pitch" if layout_of(kernel, "x" if array == "x" else "y") == "bsf" else ""
+    return f"{array} + first{pitch}"
 
 
 def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:

@@ -31,7 +31,10 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
         )
 
     return (
-        Rule("a cluster is at most 8 blocks, of them 1, 2, 4 or 8 along the batch", lambda k, c: _is_cluster(of(k, c))),
+        Rule(
+            "a cluster is at most 8 blocks, of them 1, 2, 4 or 8 along the batch",
+            lambda k, c: c.cluster_batch in ALONG_BATCH and of(k, c).cluster <= MOST_BLOCKS,
+        ),
         Rule(
             "cluster_out is a divisor of the tiles along the outputs",
             lambda k, c: of(k, c).tiles_out % int(c.cluster_out) == 0,
@@ -88,7 +91,3 @@ def constexprs(block: Block) -> list[Constexpr]:
         named(block, "CLUSTER", "blocks of a cluster"),
         *([beside] if block.passes == 1 else []),
     ]
-
-
-def _is_cluster(block: Block) -> bool:
-    return block.constants.cluster_batch in ALONG_BATCH and block.cluster <= MOST_BLOCKS
