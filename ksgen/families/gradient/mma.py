@@ -18,7 +18,6 @@ from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.gradient.parts import (
-    GPU_WARPS,
     MOST_TILE,
     Parts,
     Side,
@@ -109,13 +108,6 @@ class GradientMmaTiling(Parts):
         """Numbers of j per tile that a default may have, the wanted one first."""
         wanted = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
         return (wanted, min(wanted, 4), 1)
-
-    def parts_for(self, limits: Limits) -> int:
-        """Parts of the batch that fill the device.
-
-        The sums of all parts are at most those of twice as many warps, under 35 MB.
-        """
-        return divide_up(GPU_WARPS, self.tiles * self.warps)
 
     @property
     def copy(self) -> str:

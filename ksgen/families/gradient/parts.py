@@ -16,6 +16,7 @@ from ksgen.words import counted
 
 LEAST_BATCH = 64  # rows of the batch from which on a part of its own pays
 SUM_COLUMNS, SUM_ROWS = 32, 8  # weights per block of the second entry, and threads that share the parts of one weight
+CPU_BLOCKS = 16  # so many keep a processor busy
 GPU_WARPS = 16 * 132  # so many keep a large GPU busy: sixteen per multiprocessor
 MOST_TILE = 128  # along one side
 SIDES = (  # template variables of both operands
@@ -139,6 +140,10 @@ class Parts(Tiled):
     def least_steps(self) -> int:
         """Steps per part, at least, if there are several parts."""
         return divide_up(LEAST_BATCH, self.constants.tile_batch)
+
+    def parts_for(self, limits: Limits) -> int:
+        """Parts that fill the device: their sums are at most those of twice as many warps, under 40 MB."""
+        return divide_up(CPU_BLOCKS, self.tiles) if limits.is_cpu else divide_up(GPU_WARPS, self.tiles * self.warps)
 
     def part_steps(self, batch: int) -> int:
         """Steps per part, as `part_steps` in the source counts them."""

@@ -12,7 +12,6 @@ from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gradient.parts import (
-    GPU_WARPS,
     MOST_TILE,
     Parts,
     Side,
@@ -27,7 +26,6 @@ from ksgen.families.simt.shape import eight_read_cycles, four_read_cycles, is_na
 from ksgen.families.tiles import MOST_THREADS, Constants, CopyPlan, divide_up, power_of_two_in
 from ksgen.spec import KernelSpec
 
-CPU_BLOCKS = 16
 MOST_SUMS = {"async": 72, "registers": 48}  # sums per thread, in addition to what waits in registers
 THREADS = (1, 2, 4, 6, 8, 12)  # sums per thread, along one side
 LANES_IN, LANES_OUT = 8, 4  # a warp's lanes along the inputs and along the outputs
@@ -92,13 +90,6 @@ class GradientTiling(Parts):
     def planes(kernel: KernelSpec) -> tuple[int, ...]:
         """Numbers of j per tile that a default may have, the wanted one first."""
         return (1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d), 1)
-
-    def parts_for(self, limits: Limits) -> int:
-        """Parts of the batch that fill the device.
-
-        The sums of all parts are at most those of twice as many warps, under 40 MB.
-        """
-        return divide_up(CPU_BLOCKS, self.tiles) if limits.is_cpu else divide_up(GPU_WARPS, self.tiles * self.warps)
 
     @property
     def group(self) -> int:

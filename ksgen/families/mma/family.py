@@ -139,7 +139,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             "wide_bytes": wide_bytes(first),
             "operand": first.operand,
             "of_inputs": "bytes" if kernel.has_bytes_in else "same",
-            "tile_index": "block_index(), 0" if first.constants.resident else "block_index()",
+            "resident": bool(first.constants.resident),
             "variants": variants_of(first),
             "streams_x": bool(getattr(constants, "stream", 0)),
         }
