@@ -37,7 +37,8 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits, family_named
 from ksgen.families.expected import LARGE, gpu_us, multiplying_warps, speed_of, terms_of
-from ksgen.families.gradient import Gradient, GradientConstants
+from ksgen.families.gradient.family import Gradient
+from ksgen.families.gradient.plain import GradientConstants
 from ksgen.families.slots import in_loop, issued_by
 from ksgen.paths import resource
 from ksgen.pattern import Pattern

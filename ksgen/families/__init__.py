@@ -4,19 +4,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.amx import Amx
+from ksgen.families.amx.family import Amx
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Pass, TensorMap, Work, cuda_limits
-from ksgen.families.cpu_gradient import AmxGradientConstants, CpuGradient, VectorGradientConstants
+from ksgen.families.cpu_gradient.family import CpuGradient
+from ksgen.families.cpu_gradient.tiles import AmxGradientConstants
+from ksgen.families.cpu_gradient.vectors import VectorGradientConstants
 from ksgen.families.expected import SMALL, WORTH, batch_like, default_us, expected_us, plain_pays
 from ksgen.families.family import Family, check
-from ksgen.families.gemv import Gemv
-from ksgen.families.gradient import Gradient, GradientMmaConstants
-from ksgen.families.mma import Mma
+from ksgen.families.gemv.family import Gemv
+from ksgen.families.gradient.family import Gradient
+from ksgen.families.gradient.mma import GradientMmaConstants
+from ksgen.families.mma.family import Mma
 from ksgen.families.operands import multiplied_by
 from ksgen.families.rules import Rule
-from ksgen.families.simt import Simt
-from ksgen.families.vector import Vector
-from ksgen.families.wgmma import Wgmma
+from ksgen.families.simt.family import Simt
+from ksgen.families.vector.family import Vector
+from ksgen.families.wgmma.family import Wgmma
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt

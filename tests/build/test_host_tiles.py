@@ -19,7 +19,9 @@ import pytest
 from ksgen.build.host import HostCompiler, find_host_compiler, host_target, source_of
 from ksgen.devices.native import NativeDevice
 from ksgen.emit.render import render
-from ksgen.families.amx import Amx, AmxChainConstants, AmxConstants
+from ksgen.families.amx.chain import AmxChainConstants
+from ksgen.families.amx.family import Amx
+from ksgen.families.amx.shape import AmxConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.support.emulated_tiles import library, needs_emulation, product, rounded

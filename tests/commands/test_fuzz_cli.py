@@ -22,7 +22,7 @@ from ksgen.build import build
 from ksgen.build.request import Binary, Request, Resources
 from ksgen.commands import compiling, demo
 from ksgen.emit.render import render
-from ksgen.families.simt import SimtConstants
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.launch.choice import Choice
 from ksgen.measure import roofline, trust, verify
 from ksgen.pattern import Pattern

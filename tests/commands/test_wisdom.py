@@ -12,7 +12,7 @@ from ksgen.cli import cli
 from ksgen.devices import find_device
 from ksgen.emit.render import template_digest
 from ksgen.errors import DeviceError, KsgenError
-from ksgen.families.simt import SimtConstants
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec

@@ -14,7 +14,7 @@ import pytest
 from ksgen.build.request import Request
 from ksgen.emit.render import emit, render, template_digest
 from ksgen.errors import ConstantsError, KsgenError, SpecError
-from ksgen.families.simt import SimtConstants
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, STORAGES, Epilogue, KernelSpec, load, parse
 from ksgen.spec.kernel import activations_of

@@ -12,8 +12,8 @@ from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import ALIASES, FAMILIES, Limits, cuda_limits, family_named, family_of, present_names
 from ksgen.families.expected import expected_us
-from ksgen.families.mma import MmaChainConstants
-from ksgen.families.simt import SimtConstants
+from ksgen.families.mma.chain import MmaChainConstants
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.families.tiles import read_constants
 from ksgen.launch.choice import choice_by_name
 from ksgen.pattern import Pattern

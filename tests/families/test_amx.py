@@ -19,8 +19,8 @@ from ksgen.build.host import find_host_compiler, source_of
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.emit.render import render
-from ksgen.families.amx import AmxConstants, AmxTiling
 from ksgen.families.amx.defaults import reads_in_place
+from ksgen.families.amx.shape import AmxConstants, AmxTiling
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, tolerance

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ksgen.devices.base import Device
-from ksgen.families.amx import AmxChainConstants, AmxConstants, AmxTiling
-from ksgen.families.amx.chain import AmxChainTiling
+from ksgen.families.amx.chain import AmxChainConstants, AmxChainTiling
 from ksgen.families.amx.defaults import reads_in_place
+from ksgen.families.amx.shape import AmxConstants, AmxTiling
 from ksgen.families.chains import factor_kernels
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.pattern import Pattern

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from ksgen.families.amx import AmxConstants
 from ksgen.families.amx.chain import DOT_MULTIPLY_ADDS
+from ksgen.families.amx.shape import AmxConstants
 from tests.families.test_vector import kernel_of
 from tests.support.amx_kernels import FAMILY
 

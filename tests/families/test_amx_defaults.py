@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 
 from ksgen.families import check
-from ksgen.families.amx import AmxTiling
 from ksgen.families.amx.chain import SECOND_LEVEL_BYTES
 from ksgen.families.amx.defaults import reads_in_place
+from ksgen.families.amx.shape import AmxTiling
 from ksgen.spec import LAYOUTS
 from tests.families.test_vector import kernel_of
 from tests.support.amx_kernels import CPU, FAMILY, PATTERNS, PRECISIONS

@@ -10,16 +10,17 @@ import pytest
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import FAMILIES, check, families_for, family_for
-from ksgen.families.amx import AmxChainConstants, AmxConstants
 from ksgen.families.amx.chain import (
     DOT_MULTIPLY_ADDS,
     SECOND_LEVEL_BYTES,
     THIRD_LEVEL,
+    AmxChainConstants,
     AmxChainTiling,
     dots,
     launch_cycles,
     multiply_cycles,
 )
+from ksgen.families.amx.shape import AmxConstants
 from ksgen.families.chains import factor_kernels
 from ksgen.launch.choice import choice_by_name
 from ksgen.launch.fused import packing_choices

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ksgen.errors import ConstantsError
-from ksgen.families.amx import AmxConstants, AmxTiling
-from ksgen.families.amx.shape import products_of
+from ksgen.families.amx.shape import AmxConstants, AmxTiling, products_of
 from tests.families.test_vector import kernel_of
 
 CONSTANTS = AmxConstants(64, 32, 1, 1, 0, 2)

@@ -4,7 +4,8 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check
-from ksgen.families.simt import Simt, SimtConstants
+from ksgen.families.simt.family import Simt
+from ksgen.families.simt.shape import SimtConstants
 from tests.support.simt_kernels import kernel
 
 SIMT = Simt()

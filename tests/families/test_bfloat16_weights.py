@@ -9,7 +9,7 @@ import pytest
 from ksgen.emit.render import render
 from ksgen.errors import LaunchError, SpecError
 from ksgen.families import FAMILIES, cuda_limits, families_for, family_for
-from ksgen.families.vector import VectorTiling
+from ksgen.families.vector.shape import VectorTiling
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import Problem, compare, make_problem, measure
 from ksgen.pattern import Pattern

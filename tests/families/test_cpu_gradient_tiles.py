@@ -15,7 +15,9 @@ from ksgen.devices.base import Device
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, Limits, check, family_for, family_named
-from ksgen.families.cpu_gradient import AmxGradientConstants, AmxGradientTiling, CpuGradient, VectorGradientConstants
+from ksgen.families.cpu_gradient.family import CpuGradient
+from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
+from ksgen.families.cpu_gradient.vectors import VectorGradientConstants
 from ksgen.launch.choice import check_fit, choice_by_name
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance

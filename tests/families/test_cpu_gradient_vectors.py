@@ -15,7 +15,8 @@ from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for
-from ksgen.families.cpu_gradient import CpuGradient, VectorGradientConstants, VectorGradientTiling
+from ksgen.families.cpu_gradient.family import CpuGradient
+from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
 from ksgen.launch.plan import Plan
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import make_problem, tolerance

@@ -16,7 +16,7 @@ from ksgen.commands.compiling import _sources
 from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named
 from ksgen.families import expected as model
 from ksgen.families.gpus import GPUS
-from ksgen.families.wgmma import RegistersBlock
+from ksgen.families.wgmma.registers import RegistersBlock
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec, parse, stratified
 from ksgen.wisdom.store import Wisdom

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
 from ksgen.families.expected import resident_blocks
-from ksgen.families.gemv import GemvConstants, GemvTiling
 from ksgen.families.gemv.defaults import MOST_OF_BLOCK, MOST_REGISTERS, best, entries_for, expected_cycles, shapes
+from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, stratified
 from tests.emulator import is_installed

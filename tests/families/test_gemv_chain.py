@@ -10,8 +10,7 @@ import pytest
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
-from ksgen.families.gemv import GemvChainConstants
-from ksgen.families.gemv.chain_shape import GemvChainTiling
+from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling
 from ksgen.families.gemv.defaults import best_chain, chain_cycles, chain_options
 from ksgen.launch.fused import family_of_chain
 from ksgen.measure.verify import compare, make_problem

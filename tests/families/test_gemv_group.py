@@ -13,8 +13,9 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
 from ksgen.families.chains import layer_kernels
-from ksgen.families.gemv import Gemv, GemvConstants, GemvGroupConstants, GemvGroupTiling
-from ksgen.families.gemv.group import best
+from ksgen.families.gemv.family import Gemv
+from ksgen.families.gemv.group import GemvGroupConstants, GemvGroupTiling, best
+from ksgen.families.gemv.shape import GemvConstants
 from ksgen.launch.fused import family_of_chain, verdict_for
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern

@@ -11,7 +11,7 @@ import pytest
 from ksgen.emit.render import Source, render
 from ksgen.families import FAMILIES, check, cuda_limits
 from ksgen.families.gpu_chain import GpuProduct
-from ksgen.families.mma import Mma
+from ksgen.families.mma.family import Mma
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed

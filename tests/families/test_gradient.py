@@ -7,7 +7,9 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, Limits, check, cuda_limits, family_for
-from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
+from ksgen.families.gradient.family import Gradient
+from ksgen.families.gradient.mma import GradientMmaConstants
+from ksgen.families.gradient.plain import GradientConstants
 from ksgen.spec import PRECISIONS
 from tests.support.gradients import kernel
 

@@ -3,7 +3,9 @@
 import pytest
 
 from ksgen.families import cuda_limits
-from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
+from ksgen.families.gradient.family import Gradient
+from ksgen.families.gradient.mma import GradientMmaConstants
+from ksgen.families.gradient.plain import GradientConstants
 from ksgen.spec import LAYOUTS, PRECISIONS
 from tests.support.gradients import kernel
 

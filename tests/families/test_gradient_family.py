@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
+from ksgen.families.gradient.family import Gradient
+from ksgen.families.gradient.mma import GradientMmaConstants
+from ksgen.families.gradient.plain import GradientConstants
 from ksgen.spec import LAYOUTS
 from tests.support.gradients import kernel
 

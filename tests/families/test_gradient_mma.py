@@ -9,7 +9,9 @@ from ksgen.build.toolchain import WARNINGS, find_compiler
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits
-from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
+from ksgen.families.gradient.family import Gradient
+from ksgen.families.gradient.mma import GradientMmaConstants
+from ksgen.families.gradient.plain import GradientConstants
 from tests.support.gradients import kernel
 from tests.support.program import needs_compiler
 

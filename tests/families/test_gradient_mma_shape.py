@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ksgen.families.gradient import GradientMmaConstants, GradientMmaTiling
+from ksgen.families.gradient.mma import GradientMmaConstants, GradientMmaTiling
 from ksgen.families.gradient.parts import registers_taken
 from ksgen.families.mma.shape import wavefronts
 from tests.support.gradients import kernel

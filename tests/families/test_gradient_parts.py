@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ksgen.families.gradient import GradientConstants, GradientTiling
+from ksgen.families.gradient.plain import GradientConstants, GradientTiling
 from tests.support.gradients import kernel
 
 GOOD = GradientConstants(32, 32, 1, 16, 8, 4, 3, 2, 1, "async")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ksgen.emit.render import render
-from ksgen.families.gradient import GradientConstants, GradientTiling
+from ksgen.families.gradient.plain import GradientConstants, GradientTiling
 from ksgen.families.simt.shape import eight_read_cycles, four_read_cycles
 from ksgen.spec import LAYOUTS
 from tests.support.gradients import kernel

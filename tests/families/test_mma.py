@@ -9,8 +9,8 @@ import pytest
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named
-from ksgen.families.mma import MmaConstants, MmaTiling
 from ksgen.families.mma.defaults import MOST_REGISTERS
+from ksgen.families.mma.shape import MmaConstants, MmaTiling
 from ksgen.measure.verify import make_problem
 from ksgen.pattern import Pattern
 from ksgen.reference import wide_type

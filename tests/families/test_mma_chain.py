@@ -14,8 +14,8 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits, families_for, family_for
 from ksgen.families.chains import factor_kernels
-from ksgen.families.mma import Mma, MmaChainConstants
-from ksgen.families.mma.chain import MmaChainTiling
+from ksgen.families.mma.chain import MmaChainConstants, MmaChainTiling
+from ksgen.families.mma.family import Mma
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed

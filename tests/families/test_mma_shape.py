@@ -6,8 +6,7 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import check, family_named
-from ksgen.families.mma import MmaConstants, MmaTiling
-from ksgen.families.mma.shape import wavefronts
+from ksgen.families.mma.shape import MmaConstants, MmaTiling, wavefronts
 from ksgen.pattern import Pattern
 from tests.support.mma_kernels import kernel
 

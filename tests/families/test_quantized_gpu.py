@@ -7,7 +7,7 @@ import pytest
 
 from ksgen import reference
 from ksgen.families import FAMILIES, cuda_limits, families_for, family_for
-from ksgen.families.gemv import GemvTiling
+from ksgen.families.gemv.shape import GemvTiling
 from ksgen.launch.plan import Plan
 from ksgen.measure.verify import Problem, measure, tolerance
 from ksgen.pattern import Pattern

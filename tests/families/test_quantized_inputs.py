@@ -10,8 +10,8 @@ from ksgen import reference
 from ksgen.errors import ConstantsError, SpecError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for, family_named
 from ksgen.families.chains import factor_kernels
-from ksgen.families.mma import MmaConstants
-from ksgen.families.vector import VectorConstants
+from ksgen.families.mma.shape import MmaConstants
+from ksgen.families.vector.shape import VectorConstants
 from ksgen.launch.choice import Choice
 from ksgen.launch.fused import verdict_for
 from ksgen.launch.planner import PLANNER

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits
 from ksgen.families.gpus import gpu_of
-from ksgen.families.simt import Simt, SimtConstants, SimtTiling
+from ksgen.families.simt.family import Simt
+from ksgen.families.simt.shape import SimtConstants, SimtTiling
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, stratified
 from tests.support import kernels

@@ -12,8 +12,8 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, families_for, family_for
 from ksgen.families.chains import factor_kernels
-from ksgen.families.simt import Simt, SimtChainConstants
-from ksgen.families.simt.chain import SimtChainTiling
+from ksgen.families.simt.chain import SimtChainConstants, SimtChainTiling
+from ksgen.families.simt.family import Simt
 from ksgen.launch.fused import family_of_chain
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec

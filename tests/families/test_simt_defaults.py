@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ksgen.families import Limits, check, cuda_limits
 from ksgen.families.family import PITCH_REGISTERS
-from ksgen.families.simt import Simt
+from ksgen.families.simt.family import Simt
 from ksgen.spec import LAYOUTS, KernelSpec, stratified
 from tests.support.kernels import SERVED
 from tests.support.simt_kernels import kernel

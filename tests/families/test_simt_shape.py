@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ksgen.families import cuda_limits
-from ksgen.families.simt import Simt, SimtTiling
+from ksgen.families.simt.family import Simt
+from ksgen.families.simt.shape import SimtTiling
 from tests.support.simt_kernels import kernel
 
 SIMT = Simt()

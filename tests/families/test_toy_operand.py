@@ -16,7 +16,8 @@ from ksgen.emit import templates
 from ksgen.emit.render import render
 from ksgen.families import FAMILIES, Limits, cuda_limits
 from ksgen.families.signature import PRODUCT
-from ksgen.families.simt import Simt, SimtConstants
+from ksgen.families.simt.family import Simt
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.measure.verify import tolerance

@@ -23,8 +23,9 @@ from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, DeviceError, ToolchainError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_of
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector import Vector, VectorConstants, VectorTiling
+from ksgen.families.vector.family import Vector
 from ksgen.families.vector.planes import period_of
+from ksgen.families.vector.shape import VectorConstants, VectorTiling
 from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan, load, make_plan
 from ksgen.launch.planner import PLANNER

@@ -16,8 +16,9 @@ from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, families_for
 from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains
-from ksgen.families.vector import Vector, VectorChainConstants, VectorConstants, VectorTiling
-from ksgen.families.vector.shape import lie_in_pairs
+from ksgen.families.vector.chain import VectorChainConstants
+from ksgen.families.vector.family import Vector
+from ksgen.families.vector.shape import VectorConstants, VectorTiling, lie_in_pairs
 from ksgen.launch.fused import LEAST_ROWS
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan

@@ -8,8 +8,8 @@ from statistics import median
 import pytest
 
 from ksgen.families import Limits, families_for, family_named
-from ksgen.families.vector import VectorConstants, VectorTiling
 from ksgen.families.vector.cycles import Tile, conflicts, multiply_cycles
+from ksgen.families.vector.shape import VectorConstants, VectorTiling
 from ksgen.measure.ranks import rank_correlation
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern

@@ -10,7 +10,7 @@ import pytest
 from ksgen import reference
 from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import check, families_for, family_for
-from ksgen.families.vector import VectorConstants, VectorTiling
+from ksgen.families.vector.shape import VectorConstants, VectorTiling
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import compare, make_problem, measure, tolerance
 from ksgen.pattern import Pattern

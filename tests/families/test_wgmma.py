@@ -10,7 +10,8 @@ import pytest
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import TensorMap, check, family_named
-from ksgen.families.wgmma import RegistersConstants, SharedConstants
+from ksgen.families.wgmma.registers import RegistersConstants
+from ksgen.families.wgmma.shared import SharedConstants
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, paper_patterns

@@ -6,8 +6,8 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import check, family_named
-from ksgen.families.wgmma import RegistersConstants
 from ksgen.families.wgmma import block as blocks
+from ksgen.families.wgmma.registers import RegistersConstants
 from tests.support.wgmma_kernels import GPU, kernel
 
 SHARED, REGISTERS, PERMUTED = map(family_named, ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))

@@ -11,7 +11,7 @@ from ksgen.emit.render import template_digest
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, TensorMap, check, cuda_limits, families_for, family_for, family_named, operand_of
 from ksgen.families.expected import speed_of
-from ksgen.families.wgmma import SharedConstants
+from ksgen.families.wgmma.shared import SharedConstants
 from ksgen.launch.choice import choice_by_name, choose
 from ksgen.measure.verify import Problem, make_problem, tolerance
 from ksgen.pattern import Pattern

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ksgen.families import FAMILIES, family_named
-from ksgen.families.wgmma import SharedConstants
+from ksgen.families.wgmma.shared import SharedConstants
 from tests.support.kernels import kernel_of
 from tests.support.wgmma_clusters import GPU, source_of
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ksgen.families import FAMILIES, cuda_limits, family_named
-from ksgen.families.wgmma import PermutedConstants, SharedConstants
-from ksgen.families.wgmma.permuted import with_blocks_apart
+from ksgen.families.wgmma.permuted import PermutedConstants, with_blocks_apart
+from ksgen.families.wgmma.shared import SharedConstants
 from ksgen.measure.verify import compare, make_problem
 from ksgen.spec import Epilogue
 from tests.support.kernels import check_exact, in_emulator, multiply, source_of

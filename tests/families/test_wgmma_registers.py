@@ -7,7 +7,7 @@ import pytest
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import check, family_named
-from ksgen.families.wgmma import RegistersConstants
+from ksgen.families.wgmma.registers import RegistersConstants
 from tests.support import sass
 from tests.support.wgmma_kernels import GPU, kernel
 

@@ -8,7 +8,7 @@ import pytest
 from ksgen.emit.render import Source
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits, family_named
-from ksgen.families.wgmma import RegistersConstants
+from ksgen.families.wgmma.registers import RegistersConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from tests.compile_matrix import SERIALISED

@@ -6,7 +6,7 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import check, family_named
-from ksgen.families.wgmma import SharedConstants
+from ksgen.families.wgmma.shared import SharedConstants
 from ksgen.spec import Epilogue
 from tests.support.kernels import check as check_result
 from tests.support.kernels import check_exact, in_emulator

@@ -15,7 +15,9 @@ from ksgen import reference
 from ksgen.emit.render import PORTABLE, emit, render
 from ksgen.errors import LaunchError, SpecError
 from ksgen.families import cuda_limits
-from ksgen.families.gradient import Gradient, GradientConstants, GradientMmaConstants
+from ksgen.families.gradient.family import Gradient
+from ksgen.families.gradient.mma import GradientMmaConstants
+from ksgen.families.gradient.plain import GradientConstants
 from ksgen.launch import arrays, streams
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launcher import Launcher

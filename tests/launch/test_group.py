@@ -12,7 +12,7 @@ from ksgen.devices.base import Device
 from ksgen.errors import LaunchError, PatternError, SpecError
 from ksgen.families import FAMILIES
 from ksgen.families.chains import layer_kernels
-from ksgen.families.gemv import GemvGroupConstants
+from ksgen.families.gemv.group import GemvGroupConstants
 from ksgen.launch import explain
 from ksgen.launch.arrays import view
 from ksgen.launch.choice import Choice, limits_of

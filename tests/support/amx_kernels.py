@@ -1,7 +1,7 @@
 """Kernels by matrix tiles, and a processor that has them, for the tests of their families."""
 
 from ksgen.families import Limits
-from ksgen.families.amx import Amx
+from ksgen.families.amx.family import Amx
 from ksgen.pattern import Pattern
 
 FAMILY = Amx()

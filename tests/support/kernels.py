@@ -17,7 +17,8 @@ from ksgen.build.build import build, default_caches
 from ksgen.devices import Device
 from ksgen.emit.render import Source, render
 from ksgen.families import ALIASES, FAMILIES, Family, Geometry, Limits, cuda_limits, family_named
-from ksgen.families.gradient import Gradient, GradientConstants
+from ksgen.families.gradient.family import Gradient
+from ksgen.families.gradient.plain import GradientConstants
 from ksgen.families.signature import pitches_of
 from ksgen.launch.memory import numpy_dtype
 from ksgen.measure.verify import Problem, compare, make_problem, tolerance

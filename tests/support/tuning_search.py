@@ -14,7 +14,8 @@ from ksgen.build.request import Binary, Resources
 from ksgen.emit.compiled import FOLDER
 from ksgen.emit.render import render, template_digest
 from ksgen.families import FAMILIES
-from ksgen.families.simt import Simt, SimtConstants
+from ksgen.families.simt.family import Simt
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings
 from ksgen.measure.trust import LEAST_BLOCKS

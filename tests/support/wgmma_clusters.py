@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from ksgen.emit.render import Source, render
 from ksgen.families import check, cuda_limits, family_named
-from ksgen.families.wgmma import RegistersConstants, SharedConstants
+from ksgen.families.wgmma.registers import RegistersConstants
+from ksgen.families.wgmma.shared import SharedConstants
 from ksgen.spec import Epilogue
 from tests.support.kernels import PLAIN, kernel_of
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ksgen.families import Limits, cuda_limits
-from ksgen.families.simt import SimtConstants
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec

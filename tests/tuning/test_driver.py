@@ -10,7 +10,7 @@ import pytest
 
 from ksgen.emit.render import render
 from ksgen.families import FAMILIES, cuda_limits
-from ksgen.families.simt import SimtConstants
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from tests.driver import NotHereError, run
@@ -31,7 +31,7 @@ FAULTS = {"hangs": "hang", "lies": "wrong", "faults": "700", "refused": "701"}
 SEARCH = """
 import json
 from pathlib import Path
-from ksgen.families.simt import Simt
+from ksgen.families.simt.family import Simt
 from ksgen.measure.roofline import Ceilings
 from ksgen.tuning import search
 from ksgen.tuning.engine import LocalEngine
@@ -89,7 +89,7 @@ SHORT_US = dict(zip(SHORT, (2.12, 2.18, 2.06, 2.24, 2.0, 2.3), strict=True))
 SHORT_SEARCH = """
 import json
 from pathlib import Path
-from ksgen.families.simt import Simt
+from ksgen.families.simt.family import Simt
 from ksgen.measure.roofline import Ceilings
 from ksgen.tuning import search
 from ksgen.tuning.engine import LocalEngine
@@ -137,7 +137,7 @@ GROUP_SEARCH = """
 import json
 from pathlib import Path
 from ksgen.devices import find_device
-from ksgen.families.gemv import Gemv
+from ksgen.families.gemv.family import Gemv
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings
 from ksgen.tuning import search

@@ -7,10 +7,10 @@ import pytest
 
 from ksgen.build.request import Resources
 from ksgen.families import FAMILIES, Limits, cuda_limits, family_named
-from ksgen.families.mma import MmaConstants
-from ksgen.families.simt import SimtConstants
-from ksgen.families.wgmma import SharedConstants
+from ksgen.families.mma.shape import MmaConstants
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.families.wgmma.permuted import with_blocks_apart
+from ksgen.families.wgmma.shared import SharedConstants
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec

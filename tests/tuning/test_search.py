@@ -24,7 +24,8 @@ from ksgen.devices import find_device
 from ksgen.emit.render import template_digest
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import FAMILIES
-from ksgen.families.simt import Simt, SimtConstants
+from ksgen.families.simt.family import Simt
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.measure.trust import BLOCK_SECONDS, LEAST_BLOCKS
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec

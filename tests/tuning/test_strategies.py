@@ -3,7 +3,7 @@
 import pytest
 
 from ksgen.families import FAMILIES, Limits
-from ksgen.families.simt import Simt
+from ksgen.families.simt.family import Simt
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec

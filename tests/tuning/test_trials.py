@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ksgen.families.simt import SimtConstants
-from ksgen.families.vector import VectorChainConstants
+from ksgen.families.simt.shape import SimtConstants
+from ksgen.families.vector.chain import VectorChainConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning import trials

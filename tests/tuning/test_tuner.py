@@ -8,7 +8,8 @@ import pytest
 import ksgen
 from ksgen import reference
 from ksgen.errors import KsgenError, PatternError, SpecError
-from ksgen.families.simt import Simt, SimtConstants
+from ksgen.families.simt.family import Simt
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec

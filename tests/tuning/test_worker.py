@@ -12,7 +12,7 @@ from ksgen.devices.base import DeviceLimits
 from ksgen.emit.render import render
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.families import FAMILIES, cuda_limits, family_named
-from ksgen.families.simt import SimtConstants
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.measure import verify
 from ksgen.measure.trust import HOPELESS_BLOCKS, LEAST_SECONDS, Blocks
 from ksgen.pattern import Pattern

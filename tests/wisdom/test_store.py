@@ -15,7 +15,7 @@ from ksgen.build.request import Binary, Request, Resources
 from ksgen.emit.render import render, template_digest
 from ksgen.errors import KsgenError, KsgenWarning, ToolchainError
 from ksgen.families import FAMILIES, Limits, cuda_limits, family_for, family_named
-from ksgen.families.simt import SimtConstants
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.launch.choice import choose, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.pattern import Pattern
