@@ -10,7 +10,7 @@ import pytest
 from ksgen.devices.base import DeviceLimits
 from ksgen.emit.templates import template_digest
 from ksgen.families import FAMILIES, family_for
-from ksgen.families import DeviceLimits as FamilyLimits
+from ksgen.families import Limits as FamilyLimits
 from ksgen.families.chains import factor_kernels
 from ksgen.launch import fused
 from ksgen.launch.checks import CheckedArguments
