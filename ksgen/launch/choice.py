@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ksgen.build.processors import instruction_sets_here
-from ksgen.devices.base import Device
-from ksgen.devices.base import DeviceLimits as DeviceLimits
+from ksgen.devices.base import Device, DeviceLimits
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
 from ksgen.spec import KernelSpec

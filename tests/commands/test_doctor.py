@@ -141,7 +141,7 @@ def test_a_gpu_without_a_compiler_runs_no_kernels(
     with_driver(monkeypatch, 13000)
     if variable:
         monkeypatch.setenv(variable, "1")
-    limits = devices.Limits(49152, 1024, 1, is_cpu=kind == "native")
+    limits = devices.DeviceLimits(49152, 1024, 1, is_cpu=kind == "native")
     taken = SimpleNamespace(kind=kind, name="it", runtime="driver", driver_version="1", limits=limits, target="sm_80")
     monkeypatch.setattr(devices, "find_device", lambda: taken)
     done = run("doctor", "--json")
@@ -285,7 +285,7 @@ def test_threads_and_vectors_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_instructions_of_a_processor_for_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = devices.Limits(49152, 1024, 2, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), dots=("bf16",))
+    limits = devices.DeviceLimits(49152, 1024, 2, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), dots=("bf16",))
     taken = SimpleNamespace(
         kind="native", name="it", runtime="native", driver_version="1", limits=limits, target="host"
     )

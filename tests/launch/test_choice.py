@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ksgen.devices.base import DeviceLimits as DeviceLimits
+from ksgen.devices.base import DeviceLimits
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.expected import LARGE, default_us

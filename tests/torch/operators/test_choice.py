@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
-from ksgen.devices.base import DeviceLimits as DeviceLimits  # noqa: E402
+from ksgen.devices.base import DeviceLimits  # noqa: E402
 from ksgen.errors import DeviceError, ToolchainError  # noqa: E402
 from ksgen.launch.fused import Verdict  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
