@@ -174,15 +174,13 @@ def joule_a_run(reading: Reading, runs: int, idle: Idle) -> float:
     if reading.seconds < least_s:
         raise EnergyError(
             f"{runs} runs took {reading.seconds:.2f} s, and this GPU tells its energy every {idle.update_s * 1e3:.0f} "
-            "ms: at least "
-            f"{least_s:.1f} s are needed; --seconds {2 * least_s:.0f} would do"
+            f"ms: at least {least_s:.1f} s are needed; --seconds {2 * least_s:.0f} would do"
         )
     above = reading.joule - idle.watt * reading.seconds
     if above <= 0:
         raise EnergyError(
             f"{runs} runs took {reading.joule:.1f} J in {reading.seconds:.1f} s, no more than the idle GPU's "
-            f"{idle.watt:.0f} W: "
-            "another process used it in the meantime; measure again on an idle GPU"
+            f"{idle.watt:.0f} W: another process used it in the meantime; measure again on an idle GPU"
         )
     return above / runs
 

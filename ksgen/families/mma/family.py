@@ -63,8 +63,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
     listed = by_kind({MmaConstants: RULES, MmaChainConstants: CHAIN_RULES})
     why = (
         "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2; all "
-        "factors of layers in one "
-        "launch; from sm_80 on"
+        "factors of layers in one launch; from sm_80 on"
     )
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:

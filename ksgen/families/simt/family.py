@@ -52,9 +52,8 @@ class Simt(GpuProduct[AnySimtConstants]):
     kinds = tuple(tilings)
     listed = by_kind({SimtConstants: RULES, SimtChainConstants: CHAIN_RULES})
     why = (
-        "plain multiply-adds: every device, and all there is for float32 and float64; there also all factors of "
-        "layers in one launch, from "
-        "sm_80 on"
+        "plain multiply-adds: every device, and all there is for float32 and float64; there also all factors of layers "
+        "in one launch, from sm_80 on"
     )
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
