@@ -18,7 +18,7 @@ from ksgen.families.family import Packing
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule, at_most
 from ksgen.families.signature import each_chains
-from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
+from ksgen.families.tiles import Constants, batch_constexpr, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.values import cached_property
@@ -247,7 +247,7 @@ class GpuProduct(Packing[ConstantsT]):
             return self.constexprs_of_factor(kernel, constants)
         shape = self.shape(kernel, constants)
         return [
-            Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
+            batch_constexpr(kernel),
             *epilogue_constexprs(kernel),
             named(constants, "TILE_BATCH", "rows of the batch per thread block"),
             named(constants, "STAGES", "stages of packed weights in shared memory"),
@@ -265,14 +265,16 @@ def _places_of(shape: GpuChainShape[Any], at: int) -> list[Constexpr]:
 
 
 def layers_of(kernel: KernelSpec) -> list[dict[str, str]]:
-    """Template variables of each layer: its name, and the arguments for its outputs and what is added to them."""
-    names = each_chains(kernel, "layer")
-    given = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
-    added = [each_chains(kernel, name) if wanted else ["0"] * len(names) for name, wanted in given.items()]
+    """Names of each layer, of its outputs, and of what is added to them: 0 if nothing is."""
+    names = [each_chains(kernel, operand) for operand in ("layer", "y", "bias", "residual")]
+    has_bias, has_residual = kernel.epilogue.bias, kernel.epilogue.residual
     return [
         {
             "name": name,
-            "outputs": f"{y}, {y}_pitch, {bias}, {residual}, {f'{residual}_pitch' if kernel.epilogue.residual else 0}",
+            "y": y,
+            "bias": bias if has_bias else "0",
+            "residual": residual if has_residual else "0",
+            "residual_pitch": f"{residual}_pitch" if has_residual else "0",
         }
-        for name, y, bias, residual in zip(names, each_chains(kernel, "y"), *added, strict=True)
+        for name, y, bias, residual in zip(*names, strict=True)
     ]

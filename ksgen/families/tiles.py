@@ -178,6 +178,10 @@ class Tiled:
         return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)
 
 
+def batch_constexpr(kernel: KernelSpec) -> Constexpr:
+    return Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long")
+
+
 def pattern_constexprs(kernel: KernelSpec) -> list[Constexpr]:
     a, b, c, d = kernel.pattern.shape
     return [
@@ -185,7 +189,7 @@ def pattern_constexprs(kernel: KernelSpec) -> list[Constexpr]:
         Constexpr("B", b, "outputs of a block, index k"),
         Constexpr("C", c, "inputs of a block, index l"),
         Constexpr("D", d, "interleaved matrices of a block, index j"),
-        Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
+        batch_constexpr(kernel),
     ]
 
 

@@ -17,7 +17,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule, no_more
-from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
+from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
 from ksgen.families.vector.chain import ProcessorProduct, output_reads
 from ksgen.families.vector.defaults import MANY
 from ksgen.families.vector.planes import round_up
@@ -146,7 +146,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         shape = AmxChainTiling(kernel, constants)
         return [
             *([] if shape.is_chain else factor_constexprs(shape.factors[0])),
-            Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
+            batch_constexpr(kernel),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
             named(constants, "BLOCK", "rows of the batch that a work group takes at a time, at most"),
             Constexpr("UNIT", PAIR, "rows of the batch of which blocks are whole multiples"),

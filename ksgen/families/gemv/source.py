@@ -12,7 +12,7 @@ from ksgen.families.gemv.group import GemvGroupTiling
 from ksgen.families.gemv.shape import GemvTiling
 from ksgen.families.gpu_chain import layers_of
 from ksgen.families.signature import each_chains, weights_of
-from ksgen.families.tiles import PACK_THREADS, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.families.tiles import PACK_THREADS, batch_constexpr, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.words import counted
 
@@ -35,15 +35,14 @@ def words_of(shape: AnyGemvTiling) -> dict[str, Any]:
     A kernel that starts early waits, and reads nothing through restricted pointers, because nvcc would move those reads
     before the wait.
     """
-    kernel, early = shape.kernel, shape.constants.early
+    kernel = shape.kernel
     found = {
         "weight": "given" if kernel.is_quantized else "stored",  # type of a packed weight
         "piece": "Values" if kernel.is_quantized else "Piece",  # type of one load of weights
         "of_pieces": "X" if kernel.is_quantized else "W, or of X",
         "of_storage": "quantized" if kernel.is_quantized else "same",
         "of_inputs": "bytes" if kernel.has_bytes_in else "same",
-        "starts_early": bool(early),
-        "unwritten": "" if early else "RESTRICT ",
+        "starts_early": bool(shape.constants.early),
     }
     if isinstance(shape, GemvTiling):
         return {**found, "picture": picture(shape), "variants": ("bsf",)}  # tiles of several j, in both layouts
@@ -63,7 +62,7 @@ def constexprs_of(shape: AnyGemvTiling) -> list[Constexpr]:
     if isinstance(shape, GemvTiling):
         return constexprs_of_factor(shape)
     found = [
-        Constexpr("BATCH", shape.kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
+        batch_constexpr(shape.kernel),
         *epilogue_constexprs(shape.kernel),
         named(shape.constants, "TILE_BATCH", "rows of the batch per thread block"),
         named(shape, "THREADS", "threads per block"),

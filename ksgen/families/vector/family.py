@@ -14,7 +14,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import FactorPlace, by_kind, own_of_factors, places, rule_of_tiles, transposes
 from ksgen.families.rules import Rule, at_most, multiple, no_more
 from ksgen.families.signature import each_chains, layout_of
-from ksgen.families.tiles import divide_up, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.vector.chain import ProcessorProduct, VectorChainConstants, VectorChainTiling, output_reads
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, spread_sizes, tile_sizes
@@ -203,7 +203,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         shape = VectorChainTiling(kernel, constants)
         return [
             *([] if shape.is_chain else factor_constexprs(shape.factors[0])),
-            Constexpr("BATCH", kernel.batch or 0, "rows of the batch, index s; 0: known at the call", "long long"),
+            batch_constexpr(kernel),
             *epilogue_constexprs(kernel),
             named(shape.factors[0].constants, "LANES", "lanes per vector register"),
             Constexpr("IS_STREAMING", constants.streaming, "whether outputs leave by streaming stores"),
