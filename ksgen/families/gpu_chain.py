@@ -214,7 +214,13 @@ class GpuProduct(Packing[ConstantsT]):
             "number": at + 1,
             "layer": layers_of(shape.kernel)[where.chain]["name"],
             "kernel": own.kernel,
-            "constexprs": [*self.constexprs_in_chain(shape, at), *_places_of(shape, at)],
+            "constexprs": [
+                *self.constexprs_in_chain(shape, at),
+                Constexpr("PASSES", own.tiles_of_batch, "tiles of outputs, computed sequentially"),
+                Constexpr(
+                    "FIRST_STAGE", shape.first_stages[at], "number of its first stage, among the stages of all factors"
+                ),
+            ],
             "variants": self.variants_in_chain(own),
             "copies_x": self.copies_x(shape, at),
             "is_last": is_last,  # of its chain
@@ -255,13 +261,6 @@ class GpuProduct(Packing[ConstantsT]):
             named(shape, "THREADS", "threads per block"),
             *shape.constexprs,
         ]
-
-
-def _places_of(shape: GpuChainShape[Any], at: int) -> list[Constexpr]:
-    return [
-        Constexpr("PASSES", shape.factors[at].tiles_of_batch, "tiles of outputs, computed sequentially"),
-        Constexpr("FIRST_STAGE", shape.first_stages[at], "number of its first stage, among the stages of all factors"),
-    ]
 
 
 def layers_of(kernel: KernelSpec) -> list[dict[str, str]]:
