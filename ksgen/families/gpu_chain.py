@@ -225,7 +225,8 @@ class GpuProduct(Packing[ConstantsT]):
             "copies_x": self.copies_x(shape, at),
             "is_last": is_last,  # of its chain
             "next_layout": "" if is_last else shape.factors[at + 1].kernel.layout,
-            "next": at + 2 if at + 1 < len(shape.factors) else None,  # number of the next factor, in any chain
+            "next": at + 2,
+            "has_next": at + 1 < len(shape.factors),  # in any chain
         }
 
     def copies_x(self, shape: Any, at: int) -> bool:
@@ -264,16 +265,14 @@ class GpuProduct(Packing[ConstantsT]):
 
 
 def layers_of(kernel: KernelSpec) -> list[dict[str, str]]:
-    """Names of each layer, of its outputs, and of what is added to them: 0 if nothing is."""
-    names = [each_chains(kernel, operand) for operand in ("layer", "y", "bias", "residual")]
-    has_bias, has_residual = kernel.epilogue.bias, kernel.epilogue.residual
+    """Template variables of each layer: its name, and the arguments for its outputs and what is added to them."""
+    names = each_chains(kernel, "layer")
+    given = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
+    added = [each_chains(kernel, name) if wanted else ["0"] * len(names) for name, wanted in given.items()]
     return [
         {
             "name": name,
-            "y": y,
-            "bias": bias if has_bias else "0",
-            "residual": residual if has_residual else "0",
-            "residual_pitch": f"{residual}_pitch" if has_residual else "0",
+            "outputs": f"{y}, {y}_pitch, {bias}, {residual}, {f'{residual}_pitch' if kernel.epilogue.residual else 0}",
         }
-        for name, y, bias, residual in zip(*names, strict=True)
+        for name, y, bias, residual in zip(names, each_chains(kernel, "y"), *added, strict=True)
     ]

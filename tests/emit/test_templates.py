@@ -102,7 +102,7 @@ def test_templates_do_no_arithmetic_and_set_nothing() -> None:
         text = path.read_text()
         assert "{% set" not in text, path
         tags = re.findall(r"{%-? *((?:if|elif|endif)\b[^%]*?) *-?%}", text)
-        assert all(re.fullmatch(r"if (not )?\w+|endif", tag) for tag in tags), (path, tags)  # one named boolean
+        assert all(re.fullmatch(r"if (not )?(\w+\.)?\w+|endif", tag) for tag in tags), (path, tags)  # one named boolean
         assert [tag.partition(" ")[0] for tag in tags] == ["if", "endif"] * (len(tags) // 2), path  # never nested
 
 

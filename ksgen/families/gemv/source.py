@@ -35,14 +35,15 @@ def words_of(shape: AnyGemvTiling) -> dict[str, Any]:
     A kernel that starts early waits, and reads nothing through restricted pointers, because nvcc would move those reads
     before the wait.
     """
-    kernel = shape.kernel
+    kernel, early = shape.kernel, shape.constants.early
     found = {
         "weight": "given" if kernel.is_quantized else "stored",  # type of a packed weight
         "piece": "Values" if kernel.is_quantized else "Piece",  # type of one load of weights
         "of_pieces": "X" if kernel.is_quantized else "W, or of X",
         "of_storage": "quantized" if kernel.is_quantized else "same",
         "of_inputs": "bytes" if kernel.has_bytes_in else "same",
-        "starts_early": bool(shape.constants.early),
+        "starts_early": bool(early),
+        "unwritten": "" if early else "RESTRICT ",
     }
     if isinstance(shape, GemvTiling):
         return {**found, "picture": picture(shape), "variants": ("bsf",)}  # tiles of several j, in both layouts
@@ -163,16 +164,17 @@ def _kind(
     of = [str(at) for at, each in enumerate(numbers, 1) if each == number]
     found = {
         "number": number,
+        "is_pair": isinstance(layer, GemvChainTiling),
         "layers": f"{layer.kernel.factors}, of {'layers' if len(of) > 1 else 'layer'} {', '.join(of)}",
     }
     if isinstance(layer, GemvChainTiling):
         weights = "layer.weights_1, layer.weights_2"
-        return found | {"alone": None, "pair": [_factors(layer)], "within": "factor_2::", "weights": weights}
+        return found | {"alone": (), "pair": [_factors(layer)], "within": "factor_2::", "weights": weights}
     known = {each.name for each in constexprs_of(shape)}
     constexprs = [each for each in constexprs_of_factor(layer) if each.name not in known]
     # tiles of several j, in both layouts
     factor = {"kernel": layer.kernel, "constexprs": constexprs, "variants": ("bsf",)}
-    return found | {"alone": factor, "pair": (), "within": "", "weights": "layer.weights_1"}
+    return found | {"alone": [factor], "pair": (), "within": "", "weights": "layer.weights_1"}
 
 
 def _layer_variables(kernel: KernelSpec, kinds: list[int], most: int) -> list[dict[str, Any]]:
