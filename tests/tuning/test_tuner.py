@@ -1,6 +1,7 @@
 """`tune` from Python: budgets, and mistakes that are named before anything is measured."""
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -88,7 +89,11 @@ class SlowEngine(TimedEngine):
 def test_a_budget_of_time_is_used_and_kept(
     note: str, compilers: int, store: TrialStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All candidates take the same time, so that none promises a gain."""
+    """All candidates take the same time, so that none promises a gain. They are some of a space, and more than the
+    longest budget has time for.
+    """
+    listed = Simt.space
+    monkeypatch.setattr(Simt, "space", lambda *given: islice(listed(*given), 400))
     engine = SlowEngine(FakeGpu(), lambda kernel, candidate: 10.0, compilers)
     engine.note = note
     monkeypatch.setattr(search, "time", engine)
