@@ -13,7 +13,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -98,26 +98,40 @@ class Child:
         self._process.wait()
 
 
-class _Reports:
-    """A plugin: what an item's phases came to."""
+class _Server:
+    """A plugin: one session of pytest that runs the items whose names it reads, and collects each file once."""
 
-    def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
+    def __init__(self, names: TextIO, reports: TextIO) -> None:
+        self._names, self._reports = names, reports
+        self._items: dict[str, pytest.Item] = {}
+        self._found: list[dict[str, Any]] = []  # what the phases of an item came to
+
+    def pytest_collection(self) -> bool:
+        return True
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for line in self._names:
+            item = self._item(session, line.rstrip("\n"))
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+            print(json.dumps(self._found), file=self._reports, flush=True)
+            self._found.clear()
+        return True
+
+    def _item(self, session: pytest.Session, name: str) -> pytest.Item:
+        if name not in self._items:
+            self._items |= {each.nodeid: each for each in session.perform_collect([name.partition("::")[0]])}
+        return self._items[name]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        data = report._to_json()
-        self.found.append(data | {"$report_type": "TestReport"})
+        self._found.append(report._to_json() | {"$report_type": "TestReport"})
 
 
 def _serve(writing: int) -> None:
-    with os.fdopen(writing, "w") as reports:
-        for line in sys.stdin:
-            plugin = _Reports()
-            pytest.main(
-                ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}", line.rstrip("\n")],
-                plugins=[plugin],
-            )
-            print(json.dumps(plugin.found), file=reports, flush=True)
+    # pytest gives its tests an empty standard input
+    with os.fdopen(os.dup(0)) as names, os.fdopen(writing, "w") as reports:
+        pytest.main(
+            ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}"], plugins=[_Server(names, reports)]
+        )
 
 
 if __name__ == "__main__":
