@@ -29,7 +29,7 @@ def served_cuda() -> int:
     """The newest CUDA that this machine's driver serves (12040: 12.4); 0 without a driver. Touches no GPU."""
     version = ctypes.c_int()
     with suppress(OSError, AttributeError):
-        _driver().cuDriverGetVersion(ctypes.byref(version))
+        load_driver().cuDriverGetVersion(ctypes.byref(version))
     return version.value
 
 
@@ -38,7 +38,7 @@ def capabilities() -> list[int]:
     """The compute capability of each GPU that the driver shows (75: 7.5)."""
     found, count, value = [], ctypes.c_int(), ctypes.c_int()
     with suppress(OSError, AttributeError):
-        driver = _driver()
+        driver = load_driver()
         if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
             return []
         for index in range(count.value):
@@ -76,7 +76,8 @@ def has_compiler() -> bool:
     return False
 
 
-def _driver() -> ctypes.CDLL:
+def load_driver() -> ctypes.CDLL:
+    """NVIDIA's driver; `OSError` where there is none."""
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 

@@ -29,7 +29,7 @@ from ksgen.devices.base import (
 )
 from ksgen.devices.libcuda import DriverError, Spares, encode_map, explained, refused_binary, relaxed_captures
 from ksgen.errors import DeviceError
-from ksgen.install import cuda_extra, install_line
+from ksgen.install import cuda_extra, install_line, load_driver
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
@@ -226,16 +226,17 @@ class _Kernel:
 
 @cache
 def _driver() -> Any:
-    """cuda-bindings' driver module, started. The bindings look for libcuda at the first call, not at import."""
+    """cuda-bindings' driver module, started. Without a driver, nothing imports it: that takes a tenth of a second."""
     try:
+        load_driver()
         from cuda.bindings import driver as cu
+
+        (status,) = cu.cuInit(0)
     except ImportError as error:
         raise UnavailableError(
             f"CUDA driver: cuda-bindings cannot be imported ({error})", install_line(cuda_extra())
         ) from None
-    try:
-        (status,) = cu.cuInit(0)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError is the bindings' own
         raise UnavailableError(f"CUDA driver: libcuda cannot be loaded ({error})", "install NVIDIA's driver") from None
     if status:
         raise UnavailableError(str(_error(status, "starting the driver")), "nvidia-smi shows whether a GPU is there")
