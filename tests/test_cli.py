@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from ksgen import cli
 from ksgen.build.background import always_waits
 from ksgen.errors import warn
-from tests.support.program import SMALL, ksgen
+from tests.support.program import SMALL, ksgen_program
 
 ROOT = Path(__file__).parents[1]
 MISTAKES = [
@@ -81,7 +81,7 @@ MISTAKES = [
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
     (tmp_path / "bad.yaml").write_text('kernel: ["2,9,5,3"]\n')
-    done = ksgen(*arguments, cwd=tmp_path)
+    done = ksgen_program(*arguments, cwd=tmp_path)
     assert done.returncode == 2, done
     assert done.stdout == ""
     assert done.stderr.startswith(message), done.stderr
@@ -139,25 +139,28 @@ def test_every_help_has_examples_and_whole_summaries() -> None:
 
 def test_the_script_at_the_top_is_the_same_command() -> None:
     done = subprocess.run([sys.executable, ROOT / "cli.py", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == ksgen("--version").stdout
+    assert done.stdout == ksgen_program("--version").stdout
 
 
 def test_completion_offers_the_commands() -> None:
-    done = ksgen("--version", _KSGEN_COMPLETE="bash_source")
+    done = ksgen_program("--version", _KSGEN_COMPLETE="bash_source")
     assert "_ksgen_completion" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [(), ("bench",), ("wisdom",), ("cache",), ("spec",)])
 def test_a_command_without_its_words_shows_its_help(arguments: tuple[str, ...]) -> None:
-    done = ksgen(*arguments)
+    done = ksgen_program(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(f"Usage: {' '.join(('ksgen', *arguments))} ")
     assert "\nCommands:\n" in done.stderr
 
 
 def test_output_that_a_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
-    plain = ksgen("show", "2,2,2,2", PYTHONIOENCODING="ascii")
+    plain = ksgen_program("show", "2,2,2,2", PYTHONIOENCODING="ascii")
     assert plain.returncode == 0, plain.stderr
     assert "b = 2 | . ##. ##" in plain.stdout
     assert "\\u" not in plain.stdout
-    assert ksgen("cache", "path", "--folder", "\udcff", cwd=tmp_path, PYTHONIOENCODING="utf-8").stdout == "\\udcff\n"
+    assert (
+        ksgen_program("cache", "path", "--folder", "\udcff", cwd=tmp_path, PYTHONIOENCODING="utf-8").stdout
+        == "\\udcff\n"
+    )

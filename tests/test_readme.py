@@ -10,7 +10,7 @@ import pytest
 
 from ksgen.spec import load
 from tests.support.libraries import library
-from tests.support.program import ksgen, needs_device
+from tests.support.program import ksgen_program, needs_device
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def test_the_spec_is_emitted_and_its_launchers_run(tmp_path: Path) -> None:
     assert len(load(spec).kernels) <= MOST_KERNELS
     for line in block("sh").splitlines():
         program, *arguments = line.split()
-        done = ksgen(*arguments, cwd=tmp_path)
+        done = ksgen_program(*arguments, cwd=tmp_path)
         assert (program, done.returncode) == ("ksgen", 0), done.stderr
     assert len(list((tmp_path / "generated" / "mine").glob("*.cu"))) <= MOST_KERNELS
     run(block("python", "layer_up"), tmp_path)

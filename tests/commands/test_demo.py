@@ -16,12 +16,12 @@ from ksgen.commands import demo
 from ksgen.launch.planner import PLANNER
 from ksgen.measure import verify
 from ksgen.measure.roofline import NO_FLOOR
-from tests.support.program import ksgen, needs_device
+from tests.support.program import ksgen_program, needs_device
 
 
 @needs_device
 def test_demo_checks_every_kernel_of_a_spec(spec: Path) -> None:
-    done = ksgen("demo", spec.name, "--batch", "33", cwd=spec.parent)
+    done = ksgen_program("demo", spec.name, "--batch", "33", cwd=spec.parent)
     assert done.returncode == 0, done.stderr
     assert "2 of 2 kernels agree with float64" in done.stdout
     assert (spec.parent / "generated" / "small" / "manifest.json").is_file()
