@@ -347,7 +347,9 @@ def fastest(
 
             return found if is_better(us) or is_better(predicted) else first
 
-        chosen = best(LARGE, listed[0], worth, 0.0)
+        large = (row, kernel, limits, LARGE)
+        chosen = _found.get(large) or best(LARGE, listed[0], worth, 0.0)
+        _found[large] = chosen
         _found[key] = chosen if like == LARGE else best(like, chosen, WORTH_A_CLASS, LEAST_US)
     found: ConstantsT = _found[key]
     return found

@@ -75,22 +75,22 @@ class TensorTile(Moved, Tiled):
         """Elements of X per chunk."""
         return CHUNK // self.kernel.x_item_bytes
 
-    @property
+    @cached_property
     def operand(self) -> str:
         """Name of the operand that the matrix instruction multiplies."""
         return tensor_operand(self.kernel).name
 
-    @property
+    @cached_property
     def components(self) -> int:
         """Parts into which an operand is split."""
         return self.kernel.arithmetic.parts
 
-    @property
+    @cached_property
     def halves(self) -> int:
         """Real numbers per element."""
         return self.kernel.arithmetic.halves
 
-    @property
+    @cached_property
     def k_step(self) -> int:
         """Inputs of one instruction."""
         return tensor_operand(self.kernel).k_step
@@ -143,15 +143,15 @@ class TensorTile(Moved, Tiled):
         """Inputs per group of chunks; the four lanes of a column take four consecutive groups."""
         return lcm(self.warp_d, self.vector) // self.warp_d if self.is_bsf else 1
 
-    @property
+    @cached_property
     def super_in(self) -> int:
         """Inputs after which the lanes' order repeats: whole instructions and whole groups."""
         return max(self.k_step, 4 * self.group_inputs) if self.is_bsf else self.k_step
 
-    @property
+    @cached_property
     def super_steps(self) -> int:
         return self.super_in // self.k_step
 
-    @property
+    @cached_property
     def super_groups(self) -> int:
         return self.super_in // (4 * self.group_inputs) if self.is_bsf else 1

@@ -4,7 +4,7 @@ and constants that every source states."""
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from math import gcd
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr
@@ -129,6 +129,19 @@ class Tiled:
 
     kernel: KernelSpec
     constants: Any  # has tile_in, tile_out and tile_d
+    _last: ClassVar[Any] = None
+
+    @classmethod
+    def of(cls, kernel: KernelSpec, constants: Any) -> Self:
+        """The sizes of a kernel under its constants.
+
+        Rules and the cost model ask for those of the same two objects ten times in a row, and get one object, which
+        computes each size once.
+        """
+        last = cls._last  # another thread may replace it
+        if type(last) is not cls or last.kernel is not kernel or last.constants is not constants:
+            last = cls._last = cls(kernel, constants)  # type: ignore[call-arg]
+        return last
 
     @property
     def warps(self) -> int:
@@ -138,12 +151,12 @@ class Tiled:
     def is_bsf(self) -> bool:
         return self.kernel.layout == "bsf"
 
-    @property
+    @cached_property
     def real_bytes(self) -> int:
         """Bytes of one sum."""
         return self.kernel.real_bytes
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return WARP * self.warps
 
@@ -152,19 +165,19 @@ class Tiled:
         """Sizes of each factor of the launch: a factor alone is a chain of one."""
         return [self]
 
-    @property
+    @cached_property
     def steps(self) -> int:
         return divide_up(self.kernel.pattern.c, self.constants.tile_in)
 
-    @property
+    @cached_property
     def tiles_out(self) -> int:
         return divide_up(self.kernel.pattern.b, self.constants.tile_out)
 
-    @property
+    @cached_property
     def tiles_d(self) -> int:
         return divide_up(self.kernel.pattern.d, self.constants.tile_d)
 
-    @property
+    @cached_property
     def tiles_of_batch(self) -> int:
         """Tiles that share one tile of the batch."""
         return self.kernel.pattern.a * self.tiles_d * self.tiles_out

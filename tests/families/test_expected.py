@@ -214,6 +214,22 @@ def test_batches_of_a_class_share_their_constants(family: str, precision: str) -
         assert len({family_named(family).default(kernel, HOPPER, batch) for batch in batches}) == 1
 
 
+def test_constants_of_large_batches_are_compared_once_for_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rated, rate = [], model.gpu_us
+
+    def counted(*given: Any) -> float:
+        rated.append(given[-1])
+        return rate(*given)
+
+    monkeypatch.setattr(model, "_found", {})
+    monkeypatch.setattr(model, "gpu_us", counted)
+    kernel = KernelSpec(Pattern(1, 192, 48, 2), "bfloat16")
+    chosen = [FAMILIES["mma"].default(kernel, HOPPER, batch) for batch in (200, 2000, None)]
+    assert rated.count(256) == rated.count(2048) == rated.count(model.LARGE) > 0
+    model._found.clear()
+    assert [FAMILIES["mma"].default(kernel, HOPPER, batch) for batch in (None, 2000, 200)] == chosen[::-1]
+
+
 def test_what_is_built_beforehand_holds_the_constants_of_every_class() -> None:
     spec, target = parse("kernels: [{pattern: [1,768,192,2], precision: float16}]"), "sm_80"
     (kernel,) = spec.kernels

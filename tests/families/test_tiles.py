@@ -1,11 +1,13 @@
 """What families of tiled kernels share: how constants are read, how many tiles there are, how warps walk over one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from ksgen.errors import ConstantsError
+from ksgen.families.mma.shape import MmaConstants, MmaTiling
+from ksgen.families.simt.shape import SimtConstants, SimtTiling
 from ksgen.families.tiles import (
     WARP,
     Constants,
@@ -91,6 +93,19 @@ def test_tiles_cover_a_pattern_with_rests() -> None:
     tiled = Tiled()
     tiled.kernel, tiled.constants = KernelSpec(Pattern(3, 17, 9, 5)), Few(4, "async", 8, 2)
     assert (tiled.steps, tiled.tiles_out, tiled.tiles_d, tiled.tiles_of_batch) == (3, 3, 3, 27)
+
+
+def test_sizes_of_the_same_two_objects_are_one_object_and_of_others_their_own() -> None:
+    kernel, constants = KernelSpec(Pattern(3, 17, 9, 5)), SimtConstants(32, 16, 8, 1, 4, 4, 2, 1, "registers")
+    sizes, again = SimtTiling.of(kernel, constants), SimtTiling.of(kernel, constants)
+    assert sizes is again
+    assert sizes == SimtTiling(kernel, constants)
+    wider, bfloat16 = replace(constants, tile_out=32), replace(kernel, precision="bfloat16")
+    for each in ((kernel, wider), (bfloat16, wider), (kernel, constants)):
+        assert SimtTiling.of(*each) == SimtTiling(*each)
+    tiles = MmaConstants(64, 32, 16, 5, 2, 1, 2, 0, 1)
+    assert type(MmaTiling.of(bfloat16, tiles)) is MmaTiling
+    assert MmaTiling.of(bfloat16, tiles).shared_bytes == MmaTiling(bfloat16, tiles).shared_bytes
 
 
 def test_every_text_states_its_pattern_batch_and_epilogue() -> None:

@@ -85,11 +85,14 @@ def work_of(kernel: KernelSpec, constants: GemvConstants, batch: int, memory_byt
     )
 
 
-@lru_cache(REMEMBERED)
 def x_read_cycles(shape: GemvTiling) -> int:
     """Shared-memory cycles of one warp whose lanes each read one piece of X."""
-    size, lanes, tile_d = shape.kernel.x_item_bytes, shape.constants.lanes_in, shape.constants.tile_d
-    piece, plane = shape.vector * size, shape.x_plane * size
+    own, size = shape.constants, shape.kernel.x_item_bytes
+    return _read_cycles(own.lanes_in, own.tile_d, shape.x_plane * size, shape.vector * size)
+
+
+@lru_cache(REMEMBERED)
+def _read_cycles(lanes: int, tile_d: int, plane: int, piece: int) -> int:
     return read_cycles([lane // lanes % tile_d * plane + lane % lanes * piece for lane in range(WARP)], piece)
 
 

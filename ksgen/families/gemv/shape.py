@@ -90,12 +90,12 @@ class GemvTiling(Tiled):
         """Groups of lanes in a warp, with rows of their own."""
         return WARP // self.constants.lanes_in
 
-    @property
+    @cached_property
     def warps_out(self) -> int:
         own = self.constants
         return divide_up(own.tile_out // own.thread_out * own.tile_d, self.groups)
 
-    @property
+    @cached_property
     def warps(self) -> int:
         return self.warps_out * self.constants.warps_in
 
@@ -118,7 +118,7 @@ class GemvTiling(Tiled):
         )
         return self.vector if is_whole else 1
 
-    @property
+    @cached_property
     def x_rounds(self) -> int:
         """Rounds of the block's threads until one stage of X is copied."""
         own = self.constants
@@ -195,14 +195,14 @@ class GemvTiling(Tiled):
     def panels(self) -> int:
         return min(2, self.stages)
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         return max(
             self.panels * self.panel * self.kernel.x_item_bytes,
             self.constants.warps_in * self.part * self.kernel.real_bytes,
         )
 
-    @property
+    @cached_property
     def registers(self) -> int:
         """Estimated registers per thread."""
         return self.registers_of(self.x_rounds)

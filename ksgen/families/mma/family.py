@@ -204,7 +204,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
         ]
 
     def constexprs_of_factor(self, kernel: KernelSpec, constants: MmaConstants) -> list[Constexpr]:
-        shape = MmaTiling(kernel, constants)
+        shape = MmaTiling.of(kernel, constants)
         always = [
             *pattern_constexprs(kernel),
             *epilogue_constexprs(kernel),

@@ -26,6 +26,7 @@ from ksgen.families.rules import Rule, at_most, multiple, positive
 from ksgen.families.tiles import MOST_THREADS, WARP, Constants, divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
+from ksgen.values import cached_property
 
 ROWS, COLUMNS = 16, 8  # outputs and rows of the batch of one matrix instruction
 
@@ -79,11 +80,11 @@ class MmaTiling(TensorTile):
 
     # ---- warps
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return WARP * self.constants.warps_batch * self.constants.warps_out * self.constants.warps_d
 
-    @property
+    @cached_property
     def warp_d(self) -> int:
         return self.constants.tile_d // self.constants.warps_d
 
@@ -91,17 +92,17 @@ class MmaTiling(TensorTile):
     def warp_out(self) -> int:
         return self.constants.tile_out // self.constants.warps_out
 
-    @property
+    @cached_property
     def row_tiles(self) -> int:
         """Instructions of a warp along the outputs."""
         return self.warp_out // ROWS
 
-    @property
+    @cached_property
     def column_tiles(self) -> int:
         """Instructions of a warp along the batch."""
         return (self.constants.tile_batch // self.constants.warps_batch) // COLUMNS
 
-    @property
+    @cached_property
     def sums(self) -> int:
         """Accumulators per thread, without the plain ones to which they are promoted."""
         return 4 * self.halves * self.warp_d * self.row_tiles * self.column_tiles
@@ -128,7 +129,7 @@ class MmaTiling(TensorTile):
             return 1, 0, self.group_chunks * self.constants.warps_d * CHUNK
         return 0, 1, CHUNK
 
-    @property
+    @cached_property
     def x_pitch(self) -> int:
         """Bytes from one line to the next: the least pitch with the fewest bank conflicts."""
         stages = self.steps if self.constants.resident else 1
@@ -168,7 +169,7 @@ class MmaTiling(TensorTile):
 
     # ---- shared memory, in bytes
 
-    @property
+    @cached_property
     def x_bytes(self) -> int:
         """Bytes of one stage of X, or of all its stages if X is resident."""
         return self.x_lines * self.x_pitch
@@ -186,7 +187,7 @@ class MmaTiling(TensorTile):
     def w_base(self) -> int:
         return self.x_bytes * (1 if self.constants.resident else self.constants.stages)
 
-    @property
+    @cached_property
     def packed_parts(self) -> int:
         """Parts in which weights are packed; 1, split by lanes, if the parts would take more bytes than the weights."""
         return (
@@ -201,13 +202,13 @@ class MmaTiling(TensorTile):
         """
         return self.kernel.has_bytes_in and self.kernel.item_bytes == 4
 
-    @property
+    @cached_property
     def w_bytes(self) -> int:
         """Bytes of one stage of packed weights: four words per lane for each j, step, part and 16 outputs."""
         per_step = self.packed_parts * (self.constants.tile_out // ROWS) * WARP * CHUNK
         return self.constants.tile_d * (self.constants.tile_in // self.k_step) * per_step
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         return self.w_base + self.constants.stages * self.w_bytes
 
@@ -218,7 +219,7 @@ class MmaTiling(TensorTile):
         """Tiles of outputs that one block computes sequentially."""
         return self.tiles_out if self.constants.resident else 1
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Inputs of all tiles, including those beyond ragged edges."""
         own = self.constants
@@ -241,7 +242,7 @@ class MmaTiling(TensorTile):
         x_bytes = own.tile_batch * own.tile_in * own.tile_d * self.kernel.x_item_bytes
         return x_bytes * own.warps_out + self.w_bytes * own.warps_batch
 
-    @property
+    @cached_property
     def multiply_adds(self) -> int:
         """Multiply-adds for a tile of the batch, including those of padding."""
         own = self.constants
@@ -260,7 +261,7 @@ class MmaTiling(TensorTile):
     def grid(self, batch: int) -> int:
         return super().grid(batch) // self.passes
 
-    @property
+    @cached_property
     def registers(self) -> int:
         """Estimated registers per thread: sums, fragments of X and their chunks, addresses, a residual read early."""
         fragments = 2 * self.components * self.warp_d * self.super_steps * self.column_tiles
@@ -274,7 +275,7 @@ class MmaTiling(TensorTile):
             self.promoted_sums + fragments + chunks * copies + 4 * self.components + addresses + self.residual_registers
         )
 
-    @property
+    @cached_property
     def residual_registers(self) -> int:
         runs = 2 * self.column_tiles // (1 if self.is_bsf else self.y_vector)
         return runs * divide_up(self.y_vector * self.kernel.item_bytes, 4) if self.kernel.epilogue.residual else 0
@@ -285,12 +286,14 @@ MOST_SUMS = 192  # accumulators per thread that leave registers for fragments
 
 def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
     tile_d, d = constants.tile_d, kernel.pattern.d
-    return kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % MmaTiling(kernel, constants).vector == 0)
+    return (
+        kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % MmaTiling.of(kernel, constants).vector == 0)
+    )
 
 
 def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
     """Rows of the batch of which a tile has a whole multiple."""
-    at_once = 1 if kernel.layout == "bsf" else MmaTiling(kernel, constants).vector
+    at_once = 1 if kernel.layout == "bsf" else MmaTiling.of(kernel, constants).vector
     return constants.warps_batch * COLUMNS * at_once
 
 
@@ -313,18 +316,20 @@ RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("tile_d is at most 16 for each of warps_d", lambda k, c: c.tile_d <= 16 * c.warps_d),
     Rule(
         "warps_d is 1, or each warp has 16 bytes of the tile's j",
-        lambda k, c: c.warps_d in (1, c.tile_d / MmaTiling(k, c).vector),
+        lambda k, c: c.warps_d in (1, c.tile_d / MmaTiling.of(k, c).vector),
     ),
     Rule("resident is 0, or 1 in bsf with tile_out less than b", _resident_rule),
     multiple("tile_out", "16 * warps_out", lambda k, c: ROWS * c.warps_out),
     multiple("tile_batch", "8 * warps_batch (in bsl of as many 16-byte chunks)", _batch_unit),
-    multiple("tile_in", "the inputs after which the lanes' order starts again", lambda k, c: MmaTiling(k, c).super_in),
-    at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: MmaTiling(k, c).threads),
-    at_most("a thread has at most 192 sums", MOST_SUMS, lambda k, c: MmaTiling(k, c).promoted_sums),
-    *rules_of_blocks(MmaTiling),
+    multiple(
+        "tile_in", "the inputs after which the lanes' order starts again", lambda k, c: MmaTiling.of(k, c).super_in
+    ),
+    at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: MmaTiling.of(k, c).threads),
+    at_most("a thread has at most 192 sums", MOST_SUMS, lambda k, c: MmaTiling.of(k, c).promoted_sums),
+    *rules_of_blocks(MmaTiling.of),
     Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
     Rule(
         "X is read from shared memory with no bank conflicts",
-        lambda k, c: MmaTiling(k, c).x_wavefronts == FREE_OF_CONFLICTS,
+        lambda k, c: MmaTiling.of(k, c).x_wavefronts == FREE_OF_CONFLICTS,
     ),
 )

@@ -171,7 +171,7 @@ class Simt(GpuProduct[AnySimtConstants]):
         return [*found, Constexpr("OUT_PLACE", shape.place(number), "offset of the outputs that it writes there")]
 
     def constexprs_of_factor(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
-        shape = SimtTiling(kernel, constants)
+        shape = SimtTiling.of(kernel, constants)
         x, y = shape.x_plan, shape.y_plan
         tuned = [
             *pattern_constexprs(kernel),

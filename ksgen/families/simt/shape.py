@@ -9,6 +9,7 @@ from ksgen.families.rules import Rule, at_most, multiple, positive
 from ksgen.families.tiles import MOST_THREADS, WARP, Constants, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
+from ksgen.values import cached_property
 
 LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
 # instructions that find the address of a copy; none where its distance from another one's is a constant of some bytes
@@ -57,24 +58,24 @@ class SimtTiling(Moved, Tiled):
     kernel: KernelSpec
     constants: SimtConstants
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Elements of a 16-byte access to shared memory."""
         return 16 // self.real_bytes
 
-    @property
+    @cached_property
     def group_out(self) -> int:
         return gcd(self.group, self.constants.thread_out)
 
-    @property
+    @cached_property
     def warps_batch(self) -> int:
         return self.constants.tile_batch // (LANES_BATCH * self.constants.thread_batch)
 
-    @property
+    @cached_property
     def warps_out(self) -> int:
         return self.constants.tile_out // (LANES_OUT * self.constants.thread_out)
 
-    @property
+    @cached_property
     def warps(self) -> int:
         return self.constants.tile_d * self.warps_batch * self.warps_out
 
@@ -93,7 +94,7 @@ class SimtTiling(Moved, Tiled):
         """Elements from one l of a stage to the next: it has all j of an l before those of the next one."""
         return self.constants.tile_d * self.x_plane
 
-    @property
+    @cached_property
     def y_plane(self) -> int:
         """Elements from one j to the next, for sums that become rows of Y in batch-size-first."""
         return self._padded(self.constants.tile_batch, self.group)
@@ -102,7 +103,7 @@ class SimtTiling(Moved, Tiled):
     def y_pitch(self) -> int:
         return self.constants.tile_d * self.y_plane
 
-    @property
+    @cached_property
     def slice_out(self) -> int:
         """Outputs that one slice of the store takes through shared memory."""
         return self.warps_out * LANES_OUT * self.group_out
@@ -111,7 +112,7 @@ class SimtTiling(Moved, Tiled):
     def w_base(self) -> int:
         return self.constants.tile_in * self.x_pitch
 
-    @property
+    @cached_property
     def w_stage(self) -> int:
         return self.constants.tile_d * self.constants.tile_in * self.constants.tile_out
 
@@ -134,7 +135,7 @@ class SimtTiling(Moved, Tiled):
         """Elements of an intermediate that stay in shared memory for the next factor."""
         return self.kernel.pattern.out_features * self.constants.tile_batch
 
-    @property
+    @cached_property
     def shared_reals(self) -> int:
         return max(self.constants.stages * self.stage, self.transposed_elements)
 
@@ -161,7 +162,7 @@ class SimtTiling(Moved, Tiled):
         """Bytes that a thread of the packing kernel writes."""
         return self.real_bytes
 
-    @property
+    @cached_property
     def x_plan(self) -> CopyPlan:
         constants = self.constants
         if self.kernel.layout == "bsl":
@@ -181,7 +182,7 @@ class SimtTiling(Moved, Tiled):
         whole = c * d if self.constants.tile_d == d else gcd(d, self.constants.tile_d)
         return whole % self.group == 0 and run % self.group == 0
 
-    @property
+    @cached_property
     def y_plan(self) -> CopyPlan:
         run = self.slice_out * self.constants.tile_d
         return CopyPlan(
@@ -196,7 +197,7 @@ class SimtTiling(Moved, Tiled):
             return Image(1, 0, self.x_pitch, 1, self.real_bytes)
         return Image(1, 0, 1, self.x_plane, self.real_bytes)
 
-    @property
+    @cached_property
     def copy_cycles(self) -> int:
         """Shared-memory cycles in which a block writes one stage."""
         x = self.x_plan
@@ -204,7 +205,7 @@ class SimtTiling(Moved, Tiled):
         along = line_cycles(write_cycles, self.x_image, x.lane_run, x.vector, at_once * self.real_bytes, x.run, at_once)
         return x.warp_steps * along + divide_up(self.w_stage * self.real_bytes, CYCLE_BYTES)
 
-    @property
+    @cached_property
     def read_cycles(self) -> int:
         """Shared-memory cycles in which one warp reads its operands for one input."""
         reads_of_x, reads_of_w = self.constants.thread_batch // self.group, self.constants.thread_out // self.group_out
@@ -217,7 +218,7 @@ class SimtTiling(Moved, Tiled):
         writes = self.warps * self.constants.thread_out * (self.constants.thread_batch // self.group)
         return writes * _sum_cycles(self.group_out * pitch * self.real_bytes, self.group * self.real_bytes)
 
-    @property
+    @cached_property
     def transpose_read_cycles(self) -> int:
         """Shared-memory cycles in which a block reads its sums as rows of Y, for a tile without ragged edges."""
         y, image = self.y_plan, Image(1, 0, 1, self.y_plane, self.real_bytes)
@@ -247,7 +248,7 @@ class SimtTiling(Moved, Tiled):
         cycles = tiles * self.sum_cycles(self.y_pitch) + tiles * self.transpose_read_cycles * found // sums
         return (sums + found) * self.real_bytes, cycles
 
-    @property
+    @cached_property
     def registers(self) -> int:
         """Estimated registers per thread: sums, two sets of operands (complex: one), copied elements, addresses."""
         constants, words = self.constants, self.real_bytes // 4
@@ -314,12 +315,12 @@ RULES: tuple[Rule[SimtConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
     Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
     positive("every constant is at least 1"),
-    multiple("thread_batch", "a 16-byte group", lambda k, c: SimtTiling(k, c).group),
+    multiple("thread_batch", "a 16-byte group", lambda k, c: SimtTiling.of(k, c).group),
     Rule("thread_batch is at most 16", lambda k, c: c.thread_batch <= 16),
     Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),
     multiple("tile_batch", "8 * thread_batch", lambda k, c: LANES_BATCH * c.thread_batch),
     multiple("tile_out", "4 * thread_out", lambda k, c: LANES_OUT * c.thread_out),
-    at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: SimtTiling(k, c).threads),
+    at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: SimtTiling.of(k, c).threads),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),

@@ -5,12 +5,16 @@ memory. One bulk copy brings a stage of packed weights. Mbarriers signal that a 
 operand A (64 rows of the batch per instruction), packed weights are operand B (`tile_out` outputs).
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from math import gcd, lcm
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from ksgen.families.base import MAP_ALIGNMENT, Geometry, Limits, TensorMap
 from ksgen.families.gpus import REGISTERS as MULTIPROCESSOR
-from ksgen.families.operands import CHUNK, TensorTile
+from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, TensorTile, wavefronts
 from ksgen.families.signature import PRODUCT
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
@@ -35,6 +39,42 @@ LAUNCHED = {1: 255, 2: 168, 3: 128}
 ADDRESSES = 40  # registers per thread for addresses, approximately
 
 
+@dataclass(frozen=True)
+class Reads:
+    """How the lanes of a warp read a tile of X."""
+
+    is_bsf: bool
+    tile_batch: int
+    panel_bytes: int
+    span: int
+    chunks: int  # neighbouring chunks per lane
+    rounds: int  # of four lanes' groups of chunks, until a row of the tile is read
+    swaps_rows: bool
+
+    def chunk_at(self, row: int, chunk: int) -> int:
+        """Byte offset of a row's 16-byte chunk in a tile of batch-size-first."""
+        panel, inside = divmod(chunk * CHUNK, self.panel_bytes)
+        at = (panel * self.tile_batch + row) * self.panel_bytes + inside
+        return at ^ (at >> 3 & (self.span - CHUNK))
+
+    def row_of(self, g: int) -> int:
+        return g % 2 * 4 + g // 2 if self.swaps_rows else g
+
+    def offsets(self) -> Iterator[list[int]]:
+        """Yield the byte offsets of the chunks of X that the lanes of a warp read at a time."""
+        lanes = [(lane // 4, lane % 4) for lane in range(WARP)]
+        if not self.is_bsf:  # two neighbouring inputs of four rows of the batch
+            yield from ([(2 * t + e) * LINE + (g ^ (2 * t + e) % 8) * CHUNK for g, t in lanes] for e in range(2))
+            return
+        for group, q in product(range(self.rounds), range(self.chunks)):
+            yield [self.chunk_at(self.row_of(g), (4 * group + t) * self.chunks + q) for g, t in lanes]
+
+
+@cache  # the constants to choose from share a few of them
+def are_free_of_conflicts(reads: Reads) -> bool:
+    return all(wavefronts(offsets) == FREE_OF_CONFLICTS for offsets in reads.offsets())
+
+
 class Block(TensorTile):
     """Sizes of a block, wherever X comes from.
 
@@ -44,10 +84,6 @@ class Block(TensorTile):
     """
 
     signature: ClassVar[tuple[str, ...]] = PRODUCT
-
-    @classmethod
-    def of(cls, kernel: KernelSpec, constants: Any) -> Self:
-        return cls(kernel, constants)  # type: ignore[call-arg]
 
     @classmethod
     def has_room(cls, family: Any, kernel: KernelSpec, limits: Limits) -> bool:
@@ -220,30 +256,18 @@ class Block(TensorTile):
 
     # ---- reads of X by lanes
 
-    def chunk_at(self, row: int, chunk: int) -> int:
-        """Byte offset of a row's 16-byte chunk in a tile of batch-size-first."""
-        panel, inside = divmod(chunk * CHUNK, self.panel_bytes)
-        at = (panel * int(self.constants.tile_batch) + row) * self.panel_bytes + inside
-        return at ^ (at >> 3 & (self.span - CHUNK))
-
     @cached_property
     def swaps_rows(self) -> bool:
         """Whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight, as an odd number of chunks per lane needs."""
         return self.is_flat and self.group_chunks % 2 == 1
 
-    def row_of(self, g: int) -> int:
-        return g % 2 * 4 + g // 2 if self.swaps_rows else g
-
-    def reads(self) -> list[list[int]]:
-        """Byte offsets of the chunks of X that the lanes of a warp read at a time."""
-        lanes = [(lane // 4, lane % 4) for lane in range(WARP)]
-        if not self.is_bsf:  # two neighbouring inputs of four rows of the batch
-            return [[(2 * t + e) * LINE + (g ^ (2 * t + e) % 8) * CHUNK for g, t in lanes] for e in range(2)]
-        chunks = self.group_chunks
-        rounds = [
-            (group, q) for group in range(self.constants.tile_in // self.group_inputs // 4) for q in range(chunks)
-        ]
-        return [[self.chunk_at(self.row_of(g), (4 * group + t) * chunks + q) for g, t in lanes] for group, q in rounds]
+    @property
+    def reads(self) -> Reads:
+        own = self.constants
+        rounds = int(own.tile_in) // self.group_inputs // 4
+        return Reads(
+            self.is_bsf, int(own.tile_batch), self.panel_bytes, self.span, self.group_chunks, rounds, self.swaps_rows
+        )
 
     # ---- tensor maps
 

@@ -62,9 +62,6 @@ class Wgmma(OfKinds, Packing[Any]):
         own = by_kind({kind: block.rules() for kind, block in self.tilings.items()})
         self.listed = (*self._common_rules(), *own)
 
-    def shape(self, kernel: KernelSpec, constants: Any) -> Any:
-        return self.tilings[type(constants)].of(kernel, constants)
-
     def operands(self, kernel: KernelSpec, constants: Any) -> tuple[str, ...]:
         return operands_of(self.tilings[type(constants)].signature, kernel)
 

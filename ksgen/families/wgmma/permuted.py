@@ -5,6 +5,7 @@ three launches; the permuted X and Y are their workspace.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 from ksgen.families.base import Constexpr, Geometry, Pass, TensorMap
@@ -21,6 +22,7 @@ MOST_NEIGHBOURS = 8  # threads with contiguous parts of X: a line of 128 bytes
 WORKSPACE_LINE = 128  # bytes, of which X in the workspace takes whole numbers
 
 
+@lru_cache(1024)
 def with_blocks_apart(kernel: KernelSpec) -> KernelSpec:
     """Kernel that multiplies the permuted arrays: each (i, j) is a block on its diagonal, and it has no epilogue."""
     a, b, c, d = kernel.pattern.shape

@@ -12,12 +12,21 @@ from typing import Any, ClassVar
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.mma.defaults import promotion
-from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise, wavefronts
+from ksgen.families.operands import CHUNK, is_precise
 from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.rules import Rule, multiple
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.traffic import SECTOR
-from ksgen.families.wgmma.block import LINE, MOST_BOX, MOST_COLUMNS, ROWS, Block, takes_rows, whole_periods
+from ksgen.families.wgmma.block import (
+    LINE,
+    MOST_BOX,
+    MOST_COLUMNS,
+    ROWS,
+    Block,
+    are_free_of_conflicts,
+    takes_rows,
+    whole_periods,
+)
 from ksgen.spec import KernelSpec
 
 MOST_FLAT = 12  # j whose sums fit side by side
@@ -113,7 +122,7 @@ class RegistersBlock(Block):
             ),
             Rule(
                 "X is read from shared memory with no bank conflicts",
-                lambda k, c: all(wavefronts(reads) == FREE_OF_CONFLICTS for reads in of(k, c).reads()),
+                lambda k, c: are_free_of_conflicts(of(k, c).reads),
             ),
         )
 
@@ -259,7 +268,7 @@ class RegistersBlock(Block):
         yield _deepened(family, kernel, _widest(family, kernel, start, limits), limits)
         for tile_d, (batch, along_d), rows, resident in product(_runs(kernel), TOGETHER, (1, 2), (0, 1, 2)):
             narrow = RegistersConstants(ROWS * rows * batch, 8, MOST_BOX, tile_d, batch, along_d, 2, promote)
-            narrow = replace(narrow, tile_in=RegistersBlock(kernel, narrow).unit_in)
+            narrow = replace(narrow, tile_in=RegistersBlock.of(kernel, narrow).unit_in)
             if not family.is_able(kernel, narrow, limits):
                 continue
             for spare in (0, SPARE):
@@ -306,9 +315,9 @@ def _widest(
     """Tile with the fewest tiles along the outputs, then the least padding, that leaves `spare` registers."""
     b = kernel.pattern.b
     widths = [replace(start, tile_out=width) for width in range(8, min(MOST_COLUMNS, b + 7) + 1, 8)]
-    most = HELD[RegistersBlock(kernel, start).groups] - spare
+    most = HELD[RegistersBlock.of(kernel, start).groups] - spare
     able = [
-        each for each in widths if family.is_able(kernel, each, limits) and RegistersBlock(kernel, each).held <= most
+        each for each in widths if family.is_able(kernel, each, limits) and RegistersBlock.of(kernel, each).held <= most
     ]
     return min(
         able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out), default=start
@@ -323,7 +332,7 @@ def _start(family: Any, kernel: KernelSpec, limits: Limits) -> RegistersConstant
     rows, (tile_d, groups_d), promote = 2 if kernel.layout == "bsl" else 1, _planes(kernel), promotion(kernel, limits)
     for groups_batch in (2, 1)[groups_d - 1 :]:
         start = RegistersConstants(ROWS * rows * groups_batch, 8, MOST_BOX, tile_d, groups_batch, groups_d, 2, promote)
-        start = replace(start, tile_in=RegistersBlock(kernel, start).unit_in)
+        start = replace(start, tile_in=RegistersBlock.of(kernel, start).unit_in)
         if family.is_able(kernel, start, limits):
             return start
     return None
@@ -336,7 +345,7 @@ def _deepened(family: Any, kernel: KernelSpec, constants: RegistersConstants, li
     able = [
         each
         for each in deeper
-        if family.is_able(kernel, each, limits) and RegistersBlock(kernel, each).x_bytes <= STAGE_TARGET
+        if family.is_able(kernel, each, limits) and RegistersBlock.of(kernel, each).x_bytes <= STAGE_TARGET
     ]
     chosen = min(able or [constants], key=lambda each: (divide_up(c, each.tile_in) * each.tile_in, -each.tile_in))
     stages = [replace(chosen, stages=stages) for stages in range(2, MOST_STAGES + 1)]
