@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ksgen.cli import main
 from ksgen.measure import trust
 
 SERIES_S = 0.1
@@ -41,5 +40,7 @@ def shorten(
 
 
 if __name__ == "__main__":
+    from ksgen.cli import main
+
     shorten(setattr, with_probes=not {"run", "tune", "bench"}.isdisjoint(sys.argv), with_searches="tune" in sys.argv)
     main()
