@@ -112,7 +112,7 @@ class Engine(ABC):
 
 
 class LocalEngine(Engine):
-    """This machine: one child measures on its device, and one per core compiles."""
+    """This machine: one child measures on its device, and one per core compiles; on a processor, one does both."""
 
     def __init__(
         self,
@@ -126,10 +126,8 @@ class LocalEngine(Engine):
             raise ToolchainError("KSGEN_NO_COMPILE forbids compiling, which a search is made of; unset it to tune")
         self._processor = Shared()
         self._bench = Worker(device, preload, limit_s)
-        self._crew = [Worker(device, preload, limit_s) for _ in range(self.compilers)]
+        self._crew: list[Worker] = []
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in self._crew:
-            self._idle.put(worker)
         try:
             self.facts = self._measuring.submit(self._bench.facts).result()
             if self.facts.kind == "cuda":
@@ -137,6 +135,11 @@ class LocalEngine(Engine):
         except BaseException:
             self.close()
             raise
+        # a processor compiles nothing while it measures, so that the child that measures is free to compile
+        shared = [] if self.overlaps else [self._bench]
+        self._crew = [*shared, *(Worker(device, preload, limit_s) for _ in range(self.compilers - len(shared)))]
+        for worker in self._crew:
+            self._idle.put(worker)
 
     def _compile(self, kernel: KernelSpec, candidate: Candidate) -> Binary:
         worker = self._idle.get()
@@ -155,8 +158,9 @@ class LocalEngine(Engine):
             return self._bench.ceilings(precision, operand)
 
     def close(self) -> None:
-        for worker in (self._bench, *self._crew):
+        workers = {self._bench, *self._crew}
+        for worker in workers:
             worker.stop()
         super().close()
-        for worker in (self._bench, *self._crew):
+        for worker in workers:
             worker.close()

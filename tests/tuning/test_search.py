@@ -208,6 +208,23 @@ def test_damaged_wisdom_is_refused_before_anything_is_measured(
 
 
 @needs_opencl
+def test_a_processor_s_search_starts_one_child_that_compiles_and_measures(
+    store: TrialStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *given, **options: started.append(given) or popen(*given, **options)
+    )
+    space_of(monkeypatch, replace(CONSTANTS, tile_in=4))
+    engine = LocalEngine("opencl:0", compilers=1)
+    try:
+        assert search(engine, store, strategy="exhaustive").looked == 2
+    finally:
+        engine.close()
+    assert len(started) == 1
+
+
+@needs_opencl
 def test_a_search_that_is_stopped_keeps_and_saves_the_best_so_far(store: TrialStore) -> None:
     engine = LocalEngine("opencl:0", compilers=1)
     tuner = Tuner(engine, store, SearchOptions(strategy="exhaustive"))
