@@ -387,16 +387,17 @@ OF_ONE_FILE = 'from tests import gpu_check; gpu_check.TESTS = ("tests/launch/tes
 
 
 @pytest.mark.timeout(900)
-def test_killed_at_any_moment_it_leaves_every_verdict(tmp_path: Path) -> None:
-    """Over the stand-in driver, six times: what pytest printed of a test is in the report, and nothing goes on
+@pytest.mark.parametrize("numbers", [range(3), pytest.param(range(3, 6), marks=pytest.mark.second)])
+def test_killed_at_any_moment_it_leaves_every_verdict(numbers: range, tmp_path: Path) -> None:
+    """Over the stand-in driver: what pytest printed of a test is in the report, and nothing goes on
     running.
     """
     try:
         machine = environment()
     except NotHereError as error:
         pytest.skip(str(error))
-    draw, verdicts = random.Random(0), 0
-    for number in range(6):
+    draw, verdicts = random.Random(numbers.start), 0
+    for number in numbers:
         folder = tmp_path / str(number)
         report = folder / "tests.jsonl"
         command = [sys.executable, "-c", OF_ONE_FILE, str(folder), "--tests-alone", "--only", "not cluster"]

@@ -33,6 +33,12 @@ JOBS = [Job(KernelSpec(Pattern(2, 24, 9, 3), layout=layout), 70) for layout in (
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks for lost workers often, as nothing else is to be done."""
+    monkeypatch.setattr("ksgen.tuning.cluster.POLL_SECONDS", 0.1)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts Dask's own programs, each with a cache of its own, and ends them."""
@@ -126,7 +132,7 @@ def test_without_a_worker_that_measures_the_search_says_how_to_start_one(start: 
 def test_the_search_ends_with_a_report_when_the_last_worker_is_lost(
     start: Start, scheduler: str, store: TrialStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ksgen.tuning.cluster.PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr("ksgen.tuning.cluster.PATIENCE_SECONDS", 1.0)
     only = measuring_worker(start, scheduler)
     wait_for_workers(scheduler, 1)
     engine = ClusterEngine(scheduler)
@@ -140,7 +146,7 @@ def test_the_search_ends_with_a_report_when_the_last_worker_is_lost(
     (result,) = Tuner(engine, store, SearchOptions(strategy="exhaustive")).run(JOBS[:1])
     engine.close()
     assert isinstance(result, DeviceError)
-    assert "is lost, and none came in 3 s; the trials so far are kept" in str(result)
+    assert "is lost, and none came in 1 s; the trials so far are kept" in str(result)
     assert store.trials()
 
 
