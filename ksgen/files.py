@@ -4,6 +4,7 @@ Knows nothing of what is in them.
 """
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -15,6 +16,8 @@ from secrets import token_hex
 from ksgen.errors import KsgenError
 from ksgen.ownership import check_owner
 from ksgen.values import shown
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of network file systems and others
 
 
 def read(path: Path, most_bytes: int, is_own: bool = False) -> bytes:
@@ -94,3 +97,17 @@ def check_writable(path: Path) -> None:
         raise KsgenError(
             f"{shown(path)}: no file can be written there; choose an existing folder that you can write to"
         )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Makes a file and locks it, till the end of the block or of the process. False: its file system has no locks."""
+    with open(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            is_locked = True
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            is_locked = False
+        yield is_locked

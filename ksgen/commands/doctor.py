@@ -286,12 +286,13 @@ def _folders() -> list[Finding]:
     from ksgen.build.cache import Cache
     from ksgen.ownership import distrust
     from ksgen.paths import cache_dir, resource, wisdom_dir
+    from ksgen.wisdom.store import files_in
 
     folder = cache_dir()
     entries = list(Cache(folder).entries())
     size = sum(entry.bytes for entry in entries) / 1e6
     access = "" if os.access(_existing(folder), os.W_OK) else ", read-only"
-    files = {place: sorted(place.glob("*.json")) for place in (resource("wisdom"), wisdom_dir())}
+    files = {place: files_in(place) for place in (resource("wisdom"), wisdom_dir())}
     wisdom = ", ".join(f"{counted(len(found), 'device')} in {place}" for place, found in files.items())
     found = {
         "cache": f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}{access}",

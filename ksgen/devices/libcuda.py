@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # _INVALID_ADDRESS_SPACE, _INVALID_PC, _LAUNCH_FAILED.
 _STICKY = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719)
 _CONTEXT, _MEMORY_TYPE, _DEVICE_ORDINAL = 1, 2, 9  # CU_POINTER_ATTRIBUTE_...
+_COMPUTE_MODE = 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 # bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32: bits are moved, never converted
 _ELEMENT = {1: 0, 2: 1, 4: 2}
@@ -87,6 +88,14 @@ def context_number(context: int) -> int | None:
     number = ctypes.c_uint64()
     status = _number_function()(context, ctypes.byref(number))
     return None if status in _GONE else number.value
+
+
+def compute_mode(index: int) -> int:
+    """Compute mode of a GPU: 0 for several processes at once, 2 for none, 3 for one alone."""
+    device, mode = ctypes.c_int(), ctypes.c_int()
+    call("cuDeviceGet", ctypes.byref(device), index)
+    call("cuDeviceGetAttribute", ctypes.byref(mode), _COMPUTE_MODE, device)
+    return mode.value
 
 
 def is_capturing(handle: int) -> bool:

@@ -1,11 +1,12 @@
 """The registry of kernel families: a family is one module here, its templates, and one line below."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.amx.family import Amx
-from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Pass, TensorMap, Work, cuda_limits
+from ksgen.families.base import MAP_ALIGNMENT, Bar, Constexpr, Geometry, Limits, Pass, TensorMap, Work, cuda_limits
 from ksgen.families.cpu_gradient.family import CpuGradient
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants
 from ksgen.families.cpu_gradient.vectors import VectorGradientConstants
@@ -80,9 +81,10 @@ def families_for(
 def meant_for(
     kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
 ) -> Iterator[Family[Any]]:
-    """Yield the families that serve the kernel, without those for small batches if the batch is not small."""
+    """Yield the families that serve the kernel and are not barred; those for small batches only if it is small."""
     is_small = batch_like(kernel, batch) <= SMALL[-1]
-    return families_for(kernel, limits, batch, aligned, with_small_batches=is_small)
+    served = families_for(kernel, limits, batch, aligned, with_small_batches=is_small)
+    return (each for each in served if not limits.bar_of(each.name))
 
 
 def family_for(
@@ -100,7 +102,8 @@ def family_for(
         if each.by_default or all_families or each.name in wanted
     ]
     if not able:
-        raise ConstantsError(f"{kernel.name}: no family can run all factors in one launch on this device")
+        barred = "".join(f"; {bar.family} is {bar.reason}" for bar in limits.bars)
+        raise ConstantsError(f"{kernel.name}: no family can run all factors in one launch on this device{barred}")
     if len(able) == 1 or limits.is_cpu:
         return able[0]
 
@@ -117,14 +120,15 @@ def faster_family(
     """Find the family with the fastest default, and its speed relative to the default of the family `name`, or to
     constants of that family.
 
-    None if it is not faster by more than WORTH, or if times are unknown. This looks at every family's search space,
-    which takes up to a second.
+    None if it is not faster by more than WORTH, or if times are unknown. Barred families count too. This looks at
+    every family's search space, which takes up to a second.
     """
-    named = family_named(name)
-    us = {each: default_us(each, kernel, limits, batch) for each in (named, *meant_for(kernel, limits, batch, aligned))}
+    named, all_allowed = family_named(name), replace(limits, bars=())
+    able = (named, *meant_for(kernel, all_allowed, batch, aligned))
+    us = {each: default_us(each, kernel, all_allowed, batch) for each in able}
     found, own = (
         min(us, key=us.__getitem__),
-        expected_us(named, kernel, limits, batch, constants) if constants else us[named],
+        expected_us(named, kernel, all_allowed, batch, constants) if constants else us[named],
     )
     return (found, own / us[found]) if own > us[found] * (1 + WORTH) > 0 else None
 
@@ -142,7 +146,7 @@ def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
 
 
 __all__ = [
-    "ALIASES", "FAMILIES", "MAP_ALIGNMENT", "Constexpr", "Family", "Geometry", "Limits", "Pass", "Rule", "TensorMap",
+    "ALIASES", "FAMILIES", "MAP_ALIGNMENT", "Bar", "Constexpr", "Family", "Geometry", "Limits", "Pass", "Rule", "TensorMap",
     "Work", "check", "cuda_limits", "families_for", "family_for", "family_named", "family_of", "faster_family",
     "meant_for", "operand_of", "present_names", "takes_job",
 ]  # fmt: skip

@@ -1,13 +1,21 @@
 """What families state of kernels and devices: limits, constants of a source, launches, and demands on a device."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from ksgen.families.gpus import LEAST, REGISTERS, gpu_of
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import Operand
 
 ConstantsT_contra = TypeVar("ConstantsT_contra", contravariant=True)
+
+
+class Bar(NamedTuple):
+    """A family that launchers may not choose on a device, and the reason."""
+
+    family: str
+    reason: str
+    is_disabled: bool = False  # it was found wrong there, so that it is refused by name too
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,11 @@ class Limits:
     tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums
     warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over
     target: str = ""  # name of a CUDA target, under which its rates are known
+    bars: tuple[Bar, ...] = ()  # families that launchers may not choose on this very device
+
+    def bar_of(self, family: str) -> Bar | None:
+        """The bar of a family; None if launchers may choose it."""
+        return next((bar for bar in self.bars if bar.family == family), None)
 
     @property
     def has_fine_sums(self) -> bool:

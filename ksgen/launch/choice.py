@@ -10,6 +10,7 @@ from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device, DeviceLimits
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
+from ksgen.passport.standing import FORCE, bars
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom
 
@@ -29,8 +30,10 @@ class Choice:
 
 
 def limits_of(device: Device) -> Limits:
-    """Limits of a device in the form that families read."""
-    return limits_from(device.kind, device.target, device.limits)
+    """Limits of a device in the form that families read, with the families that its passport bars."""
+    found = limits_from(device.kind, device.target, device.limits)
+    barred = bars(device)
+    return replace(found, bars=barred) if barred else found
 
 
 def usual_limits_of(device: Device) -> Limits:
@@ -90,6 +93,9 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             f"the family's default: what was searched, at batch {', '.join(map(str, batches))}, says nothing of "
             f"batch {batch}"
         )
+    if found and (bar := limits.bar_of(found.family)):
+        why = f"the family's default: wisdom has {found.family}, which is {bar.reason}"
+        found = None
     if found:
         try:
             check_fit(found.family, found.constants, kernel, limits)
@@ -118,7 +124,9 @@ def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, 
     if found is None:
         return ""
     family, factor = found
-    taken = "" if family.by_default else ", which launchers take only by wisdom or by name"
+    bar = limits.bar_of(family.name)
+    by_name = "" if family.by_default else ", which launchers take only by wisdom or by name"
+    taken = f", which is {bar.reason}" if bar else by_name
     return f"; the cost model expects {family.name} to be {factor:.2f} times as fast{taken}"
 
 
@@ -134,8 +142,10 @@ def _passed_over(entry: Entry | None) -> str:
 
 
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
-    """Default constants of a family for a kernel at a batch, measured or not."""
+    """Default constants of a family for a kernel at a batch, measured or not; it must not be disabled there."""
     family = family_named(name)
+    if (bar := limits.bar_of(family.name)) and bar.is_disabled:
+        raise ConstantsError(f"{kernel.name}: {family.name} is {bar.reason}; {FORCE}={family.name} forces it")
     if not takes_job(family, kernel, limits, batch):
         raise ConstantsError(
             f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})"

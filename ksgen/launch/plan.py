@@ -268,11 +268,14 @@ class Loaded:
     is_used: bool = False  # since the planner last checked
 
 
-def load(device: Device, source: Source, binary: Binary) -> Loaded:
-    """Load a source's binary on the device, with the shared memory that its constants require."""
+def load(device: Device, source: Source, binary: Binary, early: bool = True) -> Loaded:
+    """Load a source's binary on the device, with the shared memory that its constants require.
+
+    Without `early`, its launches wait for the previous ones even if the source waits itself.
+    """
     launched = family_named(source.family).geometry(source.kernel, source.constants, 1)
     others = {each: device.load(binary, each, 0) for each in source.entries if each != source.entry}
-    own = device.load(binary, source.entry, launched.shared_bytes, launched.starts_early)
+    own = device.load(binary, source.entry, launched.shared_bytes, early and launched.starts_early)
     return Loaded(source, binary, {source.entry: own, **others})
 
 

@@ -21,6 +21,7 @@ from ksgen.errors import ConstantsError, ToolchainError
 from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, choose_for_many, limits_of
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
 from ksgen.locks import new_reentrant_lock
+from ksgen.passport import standing
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom, file_name, load_wisdom
 
@@ -54,11 +55,12 @@ class Planner:
             self.forget()
 
     def forget(self) -> None:
-        """Read wisdom again from now on: a search has found more."""
+        """Read wisdom and passports again from now on: a search or a proof has found more."""
         with self._guard:
             self._plans.clear()
             self.derived.clear()
             self._wisdom.clear()
+            standing.forget()
             self.generation += 1
 
     def plan(
@@ -161,6 +163,7 @@ class Planner:
             with own:
                 found = self._loaded.get(key)
                 if found is None:
+                    standing.begin(device)  # here no graph is being recorded, and the kernel takes a while anyway
                     if choice.misfit:
                         _log.warning("%s: %s", kernel.name, choice.why)
                     source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 CACHE_BYTES = 256 * 2**20  # more than a last-level cache holds
 GPU_ROTATED, CPU_ROTATED = 256, 8  # at most so many sets of arrays, used in turn by timed runs
 GAP = 16  # elements between the rows of slices
+MOST_EXACT_IN = 64  # inputs of a factor whose sums of small integers every precision holds, as an intermediate
 MOST_REFERENCE_FLOPS = 2e10  # above this, only a sample of the batch is compared
 
 
@@ -191,6 +192,48 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
     )
 
 
+def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
+    """Problem of small integers: every sum is exact in every precision, in any order, up to the result's rounding."""
+    random, first = np.random.default_rng(batch), make_problem(kernel, batch)
+
+    def integers(like: Any, most: int = 2) -> Any:
+        if like is None:
+            return None
+        drawn = random.integers(-most, most + 1, (2, *like.shape))
+        return (drawn[0] + 1j * drawn[1] if like.dtype.kind == "c" else drawn[0]).astype(like.dtype)
+
+    x = integers(first.x)
+    first, *others = [
+        replace(
+            problem,
+            x=x,
+            weights=integers(problem.weights, 1),
+            before=tuple(integers(own, 1) for own in problem.before),
+            bias=integers(problem.bias),
+            residual=integers(problem.residual),
+            grad_y=integers(problem.grad_y),
+            others=(),
+        )
+        for problem in first.each
+    ]
+    return replace(first, others=tuple(others))
+
+
+def is_exact(kernel: KernelSpec) -> bool:
+    """Whether the result of `exact_problem` has one rounding: without scales, and without functions that round."""
+    activations = {kernel.epilogue.activation, kernel.between}
+    is_narrow = all(pattern.c <= MOST_EXACT_IN for chain in kernel.chains for pattern in chain.factors[:-1])
+    return activations <= {"none", "relu"} and is_narrow and not kernel.is_quantized and not kernel.has_bytes_in
+
+
+def is_equal(problem: Problem, *results: "Array") -> bool:
+    """Whether results have the very bits of the float64 reference, rounded once."""
+    return all(
+        np.array_equal(each.compared(result), each.truth.astype(result.dtype))
+        for each, result in zip(problem.each, results, strict=True)
+    )
+
+
 def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Problem:
     """Problem of one chain, on a new X unless one is given."""
     dtype = numpy_dtype(kernel.dtype)
@@ -295,19 +338,26 @@ class Bench:
         return {name: packing.pack(weights, None) for name, packing, weights in pairs}
 
     def check(self, plan: Plan, packed: Packed) -> tuple[float, int]:
-        """Launch once on poisoned memory. Returns the relative error and the number of compared rows of the batch."""
+        """Launch once. Returns the relative error and the number of compared rows of the batch."""
+        return compare(self.problem, *self.results(plan, packed))
+
+    def results(self, plan: Plan, packed: Packed | None = None) -> "list[Array]":
+        """Launch once on poisoned memory, and download the results.
+
+        Without packed weights, the launch follows the packing at once, so that it must wait for it by itself.
+        """
         arrays = self._sets[0]
         for name in self._poison:
             self.device.upload(arrays[name], self._arrays[name])
         if (workspace := self._workspace_of(plan)) is not None:  # another plan may have left the right values there
             self.device.upload(workspace, np.full(plan.workspace_bytes, 0xFF, np.uint8))
-        plan.launch(self._arguments(plan, packed, arrays), None)
+        plan.launch(self._arguments(plan, self.pack(plan) if packed is None else packed, arrays), None)
         results = []
         for name, poison in self._poison.items():
             landing = np.empty_like(self._arrays[name])
             self.device.download(landing, arrays[name])
             results.append(landing[tuple(map(slice, poison.shape))])
-        return compare(self.problem, *results)
+        return results
 
     def launches(self, plan: Plan, packed: Packed) -> Callable[[], None]:
         """Function to time: each call launches on the next set of arrays."""

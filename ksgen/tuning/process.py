@@ -55,6 +55,16 @@ class Worker:
         binary: Binary = self._call("compile", kernel, candidate, facts.target, facts.dialect)
         return binary
 
+    def prove(self, kernel: KernelSpec, candidate: Candidate, binary: Binary, batches: Sequence[int]) -> Outcome:
+        """Check a candidate thoroughly at several batches; `LostError` if it hangs or crashes."""
+        outcome: Outcome = self._call("prove", kernel, candidate, binary, batches)
+        return outcome
+
+    def seconds(self) -> float:
+        """Processor seconds of the present child."""
+        seconds: float = self._ask("seconds")
+        return seconds
+
     def measure(self, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
         """Measure candidates, one outcome each. A candidate that ends the child is named; the next child measures
         the others."""

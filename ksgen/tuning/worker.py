@@ -12,7 +12,9 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing.connection import Connection
+from time import process_time
 from typing import Any
 
 from ksgen import __version__
@@ -28,7 +30,7 @@ from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan, load, make_plan
 from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Timer, take_blocks
-from ksgen.measure.verify import Bench, Packed, make_problem
+from ksgen.measure.verify import Bench, Packed, Problem, compare, exact_problem, is_equal, is_exact, make_problem
 from ksgen.spec import KernelSpec
 from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
@@ -36,6 +38,7 @@ from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
 # rows of the job's own batch, all of which must be finite; of a ragged batch, all rows are compared
 MOST_COMPARED = 512
+REPEATS = 2  # launches per way of launching in a proof, whose results must have equal bits
 MOST_JOBS = 2  # jobs whose arrays stay on the device
 MOST_READY = 16  # candidates per job that stay loaded
 
@@ -105,6 +108,39 @@ class Bencher:
         while len(arrays.ready) > MOST_READY:
             arrays.ready.popitem(last=False)
         return outcomes
+
+    def prove(self, kernel: KernelSpec, candidate: Candidate, binary: Binary, batches: Sequence[int]) -> Outcome:
+        """Check a candidate at several batches, launched early and plainly, each repeated for equal bits."""
+        source = render(kernel, candidate.constants, family=candidate.family, dialect=self._device.dialect)
+        choice = Choice(candidate.family, candidate.constants, "a case of a proof")
+        starts_early = family_named(candidate.family).geometry(kernel, candidate.constants, 1).starts_early
+        try:
+            loaded = [load(self._device, source, binary, early) for early in (True, False)[: 1 + starts_early]]
+            for batch, make in product(batches, (make_problem, exact_problem)):
+                if make is make_problem or is_exact(kernel):
+                    plans = [make_plan(self._device, kernel, batch, choice, each) for each in loaded]
+                    if reason := self._fault_of(make(kernel, batch), make is exact_problem, plans):
+                        return Outcome("wrong", f"{reason} at batch {batch}")
+        except (DeviceError, LaunchError) as error:
+            raise GuiltyError(str(error)) from error
+        return Outcome("measured")
+
+    def seconds(self) -> float:
+        """Processor seconds of this process so far."""
+        return process_time()
+
+    def _fault_of(self, problem: Problem, is_exact: bool, plans: Sequence[Plan]) -> str:
+        """Reason why the results of some plans, which must agree, are wrong; empty if they are right."""
+        bench = Bench(self._device, problem)
+        first, *others = [bench.results(plan) for plan in plans for _ in range(REPEATS)]
+        if is_exact and not is_equal(problem, *first):
+            return "sums of small integers are not exact"
+        if not (error := compare(problem, *first)[0]) <= problem.tolerance:
+            return f"relative error {error:.1e}, at most {problem.tolerance:.1e} is right"
+        pairs = [pair for other in others for pair in zip(first, other, strict=True)]
+        if not all(one.tobytes() == two.tobytes() for one, two in pairs):
+            return "repeated launches differ"
+        return ""
 
     def _timer(self, index: int, arrays: Arrays, candidate: Candidate, block_s: float, notes: set[str]) -> Timer:
         """Timer of a ready candidate's blocks, in microseconds per launch."""

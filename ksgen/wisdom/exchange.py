@@ -12,7 +12,7 @@ from ksgen.errors import KsgenError
 from ksgen.paths import resource, wisdom_dir
 from ksgen.spec import KernelSpec
 from ksgen.values import excerpt
-from ksgen.wisdom.store import Entry, Wisdom, file_name, load_wisdom, parse_export, read_text
+from ksgen.wisdom.store import Entry, Wisdom, file_name, files_in, load_wisdom, parse_export, read_text
 
 Job = tuple[KernelSpec, int]  # a kernel, and the batch at which it was measured
 
@@ -61,7 +61,7 @@ def known_devices() -> dict[str, Wisdom]:
     """Wisdom that launchers here use: ksgen's own files, and the user's, which take precedence."""
     names: dict[str, None] = {}
     for folder in folders():
-        for path in sorted(folder.glob("*.json")):
+        for path in files_in(folder):
             for device in read_wisdom(path):
                 if path.name != file_name(device):
                     raise KsgenError(

@@ -7,15 +7,11 @@ only itself. Launchers continue without it, with a warning. Commands that write 
 Renders and measures nothing.
 """
 
-import errno
-import fcntl
 import json
 import logging
-import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import shorten
@@ -25,7 +21,7 @@ from ksgen.emit.templates import template_digest
 from ksgen.errors import ConstantsError, KsgenError, warn
 from ksgen.families import check, family_named
 from ksgen.families.vector.defaults import alike
-from ksgen.files import read, replaced
+from ksgen.files import locked, read, replaced
 from ksgen.ownership import check_folder, keep_from_others, make_folder
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
@@ -38,9 +34,9 @@ from ksgen.words import counted
 MOST_BATCH = 2**63 - 1
 MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
 MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
+PASSPORT_SUFFIX = ".passport.json"  # of files next to these, which hold no wisdom
 MOST_US = 1e12  # microseconds of one launch: eleven days
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of network file systems and others
 _log = logging.getLogger(__name__)
 
 
@@ -193,6 +189,11 @@ def file_name(device_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") + ".json"
 
 
+def files_in(folder: Path) -> list[Path]:
+    """Wisdom files of a folder, without the passports next to them."""
+    return sorted(path for path in folder.glob("*.json") if not path.name.endswith(PASSPORT_SUFFIX))
+
+
 def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False) -> Wisdom:
     """Wisdom that ksgen ships for the device, then `more` texts (a bundle's), then the user's own file.
 
@@ -247,7 +248,7 @@ def save(device_name: str, entries: Iterable[Entry]) -> Path:
     path = wisdom_dir() / file_name(device_name)
     try:
         make_folder(path.parent)
-        with _locked(path.parent / f".{path.name}.lock"), replaced(path) as aside:
+        with locked(path.parent / f".{path.name}.lock"), replaced(path) as aside:
             aside.write_bytes(dump(device_name, Wisdom([*_entries_of(path, strict=True), *entries])).encode())
             keep_from_others(aside)
     except OSError as error:
@@ -260,7 +261,7 @@ def check_writable() -> None:
     folder = wisdom_dir()
     try:
         make_folder(folder)
-        with tempfile.NamedTemporaryFile(prefix=".ksgen-", dir=folder) as file, _locked(Path(file.name)) as is_locked:
+        with tempfile.NamedTemporaryFile(prefix=".ksgen-", dir=folder) as file, locked(Path(file.name)) as is_locked:
             pass
     except OSError as error:
         words = "wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder"
@@ -269,20 +270,6 @@ def check_writable() -> None:
         warn(
             f"{folder}: its file system has no locks, so searches that save at once can lose results; run one at a time"
         )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Makes a file and locks it, till the end of the block or of the process. False: its file system has no locks."""
-    with open(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            is_locked = True
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            is_locked = False
-        yield is_locked
 
 
 def _entries_of(source: Path | str, strict: bool) -> Iterator[Entry]:

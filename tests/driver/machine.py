@@ -41,6 +41,7 @@ def environment(runtime: str = "driver") -> dict[str, str]:
         "KSGEN_DEVICE": runtime,
         "KSGEN_CACHE_DIR": str(registry_folder() / "cache"),  # no binary from elsewhere: the driver would not know it
         "KSGEN_CACHE_PATH": "",
+        "KSGEN_PERMIT": "all",  # as if every family were proven there
         "PYCUDA_DISABLE_CACHE": "1",
         "KSGEN_WISDOM_DIR": str(registry_folder() / "wisdom"),
         "KSGEN_DRIVER_REGISTRY": str(registry_folder()),

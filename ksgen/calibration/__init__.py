@@ -1,0 +1,1 @@
+"""Settles on the device itself which families give right results there."""

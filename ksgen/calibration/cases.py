@@ -1,0 +1,84 @@
+"""Lists the small kernels that prove a family on a GPU: of each precision, layout and job that it serves. Runs none."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import cycle, product
+from typing import Any
+
+from ksgen.families import Family, Limits
+from ksgen.families.expected import LARGE
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec.kernel import activations_of
+from ksgen.spec.storage import SAME, STORAGES, STORED, x_precisions
+from ksgen.tuning.job import Candidate
+
+# whole 16-byte chunks in every precision, and a rest in every tile; j in a tile and in several, and one j alone
+FACTORS = (Pattern(2, 72, 40, 8), Pattern(3, 136, 104, 1))
+SMALL = Pattern(2, 37, 13, 5)  # nothing is a multiple of anything, for families that take it
+LAYERS = (Pattern(2, 8, 24, 1), Pattern(1, 24, 8, 2))  # 48 -> 16 -> 48
+WIDE = Pattern(2, 136, 144, 1)  # whole 16-byte chunks in eight bits
+# more than a tile, and no multiple of one; the same in rows of whole 16-byte chunks; a small batch of either kind
+BATCHES = (301, 312, 7, 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel under one choice of constants, checked at each batch that its family takes."""
+
+    kernel: KernelSpec
+    candidate: Candidate
+    batches: tuple[int, ...]
+
+
+def cases_of(family: Family[Any], limits: Limits) -> list[Case]:
+    """Cases that prove a family on a GPU, each source once."""
+    found: dict[tuple[KernelSpec, Any], Case] = {}
+    clustered: set[object] = set()
+    for kernel in _kernels(family, limits):
+        batch = BATCHES[-1] if family.for_small_batches else LARGE
+        for constants in (*family.defaults(kernel, limits, batch), *_in_clusters(family, kernel, limits, clustered)):
+            batches = tuple(each for each in BATCHES if family.takes(kernel, each, aligned=True))
+            found[kernel, constants] = Case(kernel, Candidate(family.name, constants), batches)
+    return list(found.values())
+
+
+def _kernels(family: Family[Any], limits: Limits) -> Iterator[KernelSpec]:
+    """Kernels that the family serves: factors, gradients, chains, groups, and weights and X in other types.
+
+    Families that must be proven before they are chosen take every pattern, others take turns.
+    """
+    patterns = cycle([(SMALL, *FACTORS), (*FACTORS, SMALL), (*FACTORS[::-1], SMALL)])
+    chains = cycle([(LAYERS,), (LAYERS, LAYERS), (LAYERS[:1], LAYERS[:1])])
+    for precision, layout in product(PRECISIONS, LAYOUTS):
+        every = Epilogue(True, "relu" if "relu" in activations_of(precision) else "none", True)
+        for job, epilogue in (("multiply", every), ("gradient", Epilogue())):
+            kernels = [KernelSpec(each, precision, layout, epilogue, job=job) for each in next(patterns)]
+            yield from list(_served(family, limits, kernels))[: None if family.by_warpgroups else 1]
+        if layout == "bsf" or family.by_warpgroups:
+            yield from _served(family, limits, [KernelSpec(next(chains), precision, layout, every)])
+    layouts = cycle(LAYOUTS)
+    for storage, inputs in [*((each, SAME) for each in STORED), *((each, each) for each in STORAGES)]:
+        turns = LAYOUTS if family.by_warpgroups else (next(layouts),)
+        kernels = [
+            KernelSpec(pattern, precision, layout, Epilogue(bias=True), weights=storage, inputs=inputs)
+            for layout, pattern, precision in product(turns, (*FACTORS, WIDE), x_precisions(storage))
+        ]
+        yield from list(_served(family, limits, kernels))[: len(turns)]
+
+
+def _served(family: Family[Any], limits: Limits, kernels: Iterable[KernelSpec]) -> Iterator[KernelSpec]:
+    return (kernel for kernel in kernels if family.serves(kernel, limits))
+
+
+def _in_clusters(family: Family[Any], kernel: KernelSpec, limits: Limits, done: set[object]) -> Iterator[Any]:
+    """Constants without clusters, and with two blocks along the batch: once per kind of constants and layout."""
+    for constants in family.defaults(kernel, limits, LARGE):
+        key = type(constants), kernel.layout
+        if not hasattr(constants, "cluster_batch") or key in done:
+            continue
+        done.add(key)
+        for blocks in (1, 2):
+            changed = replace(constants, cluster_batch=blocks, cluster_out=1)
+            if all(rule.holds(kernel, changed) for rule in family.rules()):
+                yield changed

@@ -1,0 +1,202 @@
+"""Proves kernel families on a GPU, and records the verdicts in its passport.
+
+This process renders and compiles small kernels. A child process with an alarm loads, launches and checks them, so that
+a kernel that hangs or faults takes only that child with it. Every verdict is recorded at once: a proof that was killed
+goes on where it ended. Chooses nothing.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from textwrap import shorten
+from time import monotonic
+
+from ksgen.build.build import build_many, compiling_is_forbidden
+from ksgen.build.request import Binary, Request
+from ksgen.build.toolchain import find_compiler
+from ksgen.calibration.cases import Case, cases_of
+from ksgen.emit.render import Source, render
+from ksgen.emit.templates import template_digest
+from ksgen.errors import DeviceError, KsgenError, ToolchainError
+from ksgen.families import FAMILIES, Limits, family_named
+from ksgen.files import locked
+from ksgen.launch.choice import limits_from
+from ksgen.launch.fused import packing_choices
+from ksgen.passport.store import MOST_LETTERS, Passport, Proof, load, path_of, record
+from ksgen.spec.kernel import CHAIN
+from ksgen.tuning.job import Facts
+from ksgen.tuning.process import LostError, Worker
+from ksgen.wisdom.store import check_writable
+from ksgen.words import counted
+
+CASE_SECONDS = 20.0  # limit of one case in the child
+FAMILY_SECONDS = 180.0  # limit of all cases of a family in the child
+BACKGROUND_SECONDS = 900  # limit of a whole proof that a launcher started
+BACKGROUND_NICE = 10  # added niceness of such a proof, which the user's own work goes before
+
+
+@dataclass(frozen=True)
+class Step:
+    """Progress of one family's proof."""
+
+    family: str
+    done: int  # cases
+    total: int
+    proof: Proof | None = None  # the verdict, at the last step
+
+
+def prove(
+    device: str | None = None,
+    families: Collection[str] | None = None,
+    on_step: Callable[[Step], object] = lambda step: None,
+    again: bool = False,
+) -> Passport:
+    """Prove a GPU's families in child processes, and return its passport. This process opens no device.
+
+    Args:
+        device: A device as `KSGEN_DEVICE` names it. None: the one that launchers take.
+        families: Names of families. None: all that serve the device.
+        on_step: Called after every case, and with each verdict.
+        again: Prove families again that have a verdict for this driver and these templates.
+
+    Returns:
+        The passport, as it is recorded next to the user's wisdom.
+
+    Raises:
+        DeviceError: The device cannot be used by a child process, or is no NVIDIA GPU.
+        ToolchainError: Kernels can neither be compiled nor found in caches and bundles.
+        KsgenError: The passport cannot be written.
+    """
+    wanted = [family_named(name).name for name in (FAMILIES if families is None else families)]
+    check_writable()
+    worker = Worker(device, limit_s=CASE_SECONDS)
+    try:
+        facts = worker.facts()
+        if facts.kind != "cuda":
+            raise DeviceError(f"{facts.name}: it needs no passport; accepted: an NVIDIA GPU, such as device='cuda'")
+        limits = limits_from(facts.kind, facts.target, facts.limits)
+        with _turn(facts):
+            passport = load(facts) or Passport(facts.name, facts.target, facts.driver_version)
+            absent = ""
+            for name in wanted:
+                if name in passport.families and not again:
+                    continue
+                try:
+                    proof = _prove(worker, name, facts, limits, on_step)
+                except ToolchainError as error:  # others may be in a cache or a bundle
+                    absent = absent or str(error).splitlines()[0]
+                    continue
+                if proof:
+                    passport = record(facts, {name: proof})
+        if absent and not passport.families:
+            raise ToolchainError(absent)
+        return passport
+    finally:
+        worker.close()
+
+
+def main() -> None:
+    """Run a proof that a launcher started. Argument: the device. The last line of stderr says why there is none."""
+    signal.alarm(BACKGROUND_SECONDS)
+    os.nice(BACKGROUND_NICE)
+    try:
+        prove(sys.argv[1])
+    except KsgenError as error:
+        sys.exit(str(error).splitlines()[0])
+
+
+@contextmanager
+def _turn(facts: Facts) -> Iterator[None]:
+    """Wait until no other process proves this device's families; the next one finds their verdicts."""
+    path = path_of(facts.name)
+    with locked(path.with_name(f".{path.name}.proof.lock")):
+        yield
+
+
+def _prove(worker: Worker, name: str, facts: Facts, limits: Limits, on_step: Callable[[Step], object]) -> Proof | None:
+    """The verdict on one family; None if it serves nothing on the device.
+
+    `ToolchainError` if none of its cases can be built or found.
+    """
+    begin = _processor_seconds() - worker.seconds()
+    cases = cases_of(family_named(name), limits)
+    if not cases:
+        return None
+    binaries, reason = _built(name, cases, facts)
+    deadline, done = monotonic() + FAMILY_SECONDS, 0
+    for case, binary in binaries:
+        if reason:
+            break
+        reason = _fault_of(worker, case, binary, facts)
+        done += 1
+        if not reason and monotonic() > deadline:
+            reason = f"{counted(done, 'case')} of {len(cases)} took {FAMILY_SECONDS:g} s"
+        on_step(Step(name, done, len(cases)))
+    reason = "".join(letter if letter.isprintable() else " " for letter in shorten(reason, MOST_LETTERS))
+    seconds = max(0.0, _processor_seconds() + worker.seconds() - begin)
+    proof = Proof("disabled" if reason else "proven", reason, template_digest(name), done, round(seconds, 1))
+    on_step(Step(name, done, len(cases), proof))
+    return proof
+
+
+def _fault_of(worker: Worker, case: Case, binary: Binary, facts: Facts) -> str:
+    """Reason why a case is wrong, faults or hangs; empty if it is right."""
+    try:
+        outcome = worker.prove(case.kernel, case.candidate, binary, case.batches)
+        reason = outcome.reason
+    except LostError as lost:
+        reason = lost.reason
+    if "out of memory" in reason.lower():
+        raise DeviceError(f"{facts.name}: no memory is left on the GPU for a proof ({reason})")
+    return reason and f"{case.kernel.name}: {reason} ({case.candidate})"
+
+
+def _built(name: str, cases: list[Case], facts: Facts) -> tuple[list[tuple[Case, Binary]], str]:
+    """Cases with their binaries, and the reason why a case cannot be built.
+
+    Without a compiler, cases that no cache or bundle holds are left out; `ToolchainError` if none is held.
+    """
+    sources = [_source_of(case) for case in cases]
+    packers = list(dict.fromkeys(packer for case in cases for packer in _packers_of(case)))
+    requests = [Request(source.text, source.entry, facts.target) for source in (*packers, *sources)]
+    results = dict(zip(requests, build_many(requests), strict=True))
+    missing = [result for result in results.values() if isinstance(result, KsgenError)]
+    if missing and _can_compile():
+        return [], f"a case does not compile: {missing[0]}"
+    found = []
+    for case, source in zip(cases, sources, strict=True):
+        needed = [Request(each.text, each.entry, facts.target) for each in (source, *_packers_of(case))]
+        own = [each for request in needed if isinstance(each := results[request], Binary)]
+        if len(own) == len(needed):
+            found.append((case, own[0]))
+    if not found:
+        raise ToolchainError(str(missing[0]))
+    return found, ""
+
+
+def _source_of(case: Case) -> Source:
+    return render(case.kernel, case.candidate.constants, family=case.candidate.family)
+
+
+def _packers_of(case: Case) -> list[Source]:
+    """Sources that pack each factor's weights, if the case's own source packs none."""
+    if case.kernel.job != CHAIN:
+        return []
+    choices = packing_choices(case.kernel, case.candidate.family, case.candidate.constants)
+    return [render(kernel, choice.constants, family=choice.family) for kernel, choice in choices]
+
+
+def _can_compile() -> bool:
+    try:
+        return not compiling_is_forbidden() and bool(find_compiler())
+    except ToolchainError:
+        return False
+
+
+def _processor_seconds() -> float:
+    """Processor seconds of this process and of the compilers that it has waited for."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system

@@ -1,0 +1,172 @@
+"""Which families launchers may choose on a device, by its passport, and the background child that makes one.
+
+On a processor every family may be chosen. On an NVIDIA GPU a disabled family never is. A family with tensor maps,
+warpgroup instructions or clusters must be proven first. Never proves by itself, and never uses a CUDA context.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from typing import IO
+
+from ksgen import STARTED_IN
+from ksgen.devices.base import Device
+from ksgen.errors import ConstantsError, KsgenError, warn
+from ksgen.families import FAMILIES, Bar, family_named
+from ksgen.families.gpus import gpu_of
+from ksgen.locks import new_lock
+from ksgen.passport.store import load
+from ksgen.values import excerpt
+
+TRIALS = ("passport", "off", "background")  # what KSGEN_TRIAL may ask for; the first is the default
+MAKE = "ksgen calibrate"  # the command that makes a passport
+FORCE = "KSGEN_PERMIT"  # families that launchers may choose, whatever the passport says
+
+_EXCLUSIVE, _PROHIBITED = 3, 2  # CU_COMPUTEMODE_...
+_CHILD = "from ksgen.calibration.proof import main; main()"
+
+
+@dataclass
+class _Standing:
+    """The bars of one device in this process, and the child that proves its families."""
+
+    bars: tuple[Bar, ...]
+    is_begun: bool = False
+    child: subprocess.Popen[bytes] | None = None
+    errors: IO[bytes] | None = field(default=None, repr=False)
+
+
+_known: dict[Device, _Standing] = {}
+_guard = new_lock()
+
+
+def needs_proof(family: str, target: str) -> bool:
+    """Whether a target's launchers choose it only where it is proven: its kernels have tensor maps, warpgroup
+    instructions and clusters.
+    """
+    return family_named(family).by_warpgroups and gpu_of(target).warpgroups
+
+
+def permitted(device: Device) -> frozenset[str]:
+    """Families that launchers may choose on a device."""
+    return frozenset(FAMILIES) - {bar.family for bar in bars(device)}
+
+
+def bars(device: Device) -> tuple[Bar, ...]:
+    """Families that launchers may not choose on a device, each with the reason.
+
+    The passport is read once per process, and again once the background child has ended.
+    """
+    if device.kind != "cuda":
+        return ()
+    known = _known.get(device)
+    if known is None:
+        known = _known.setdefault(device, _Standing(_read(device)))
+    elif known.child is not None and known.child.poll() is not None:
+        _take(device, known)
+    return known.bars
+
+
+def forget() -> None:
+    """Read passports again from now on."""
+    with _guard:
+        _known.clear()
+
+
+def begin(device: Device) -> None:
+    """Start a passport in a background child, if launchers lack one and may start it; once per process and device.
+
+    `KSGEN_TRIAL=off` starts none. The child outlives this process. One warning says why there is no passport.
+    """
+    known = _known.get(device)
+    if known is None or known.is_begun or not any(not bar.is_disabled for bar in known.bars):
+        return
+    with _guard:
+        if known.is_begun:
+            return
+        known.is_begun = True
+    if trial() == "off":
+        return
+    try:
+        if why := _why_not(device):
+            raise KsgenError(why)
+        known.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
+        known.child = _started(device, known.errors)
+    except (OSError, KsgenError) as error:
+        _tell(device, str(error))
+
+
+def trial() -> str:
+    """What launchers may start by themselves, as KSGEN_TRIAL says."""
+    asked = os.environ.get("KSGEN_TRIAL", "") or TRIALS[0]
+    if asked not in TRIALS:
+        raise ConstantsError(f"KSGEN_TRIAL={excerpt(asked)}; accepted: {', '.join(TRIALS)}")
+    return asked
+
+
+def _read(device: Device) -> tuple[Bar, ...]:
+    forced = _forced()
+    passport = load(device)
+    proofs = passport.families if passport else {}
+    found = []
+    for name in FAMILIES:
+        proof = proofs.get(name)
+        if name in forced:
+            continue
+        if proof and proof.state == "disabled":
+            found.append(Bar(name, f"disabled on {device.name}: {proof.reason}", is_disabled=True))
+        elif proof is None and needs_proof(name, device.target):
+            found.append(Bar(name, f"not proven yet on {device.name} ({MAKE} proves it)"))
+    return tuple(found)
+
+
+def _forced() -> frozenset[str]:
+    asked = os.environ.get(FORCE, "")
+    if asked == "all":
+        return frozenset(FAMILIES)
+    return frozenset(family_named(each.strip()).name for each in asked.split(",") if each.strip())
+
+
+def _why_not(device: Device) -> str:
+    """Reason why no child can use the GPU next to this process; empty if one can."""
+    from ksgen.devices.libcuda import compute_mode
+
+    mode = compute_mode(device.index)
+    if mode in (_EXCLUSIVE, _PROHIBITED):
+        word = "exclusive-process" if mode == _EXCLUSIVE else "prohibited"
+        return f"the GPU is in {word} mode, so that no child can use it next to this process"
+    return ""
+
+
+def _started(device: Device, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD, f"{device.runtime}:{device.index}"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+        cwd=STARTED_IN if os.path.isdir(STARTED_IN) else None,
+        env={**os.environ, "KSGEN_TRIAL": "off", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        start_new_session=True,  # neither an interrupt nor the end of this process ends it
+    )  # fmt: skip
+
+
+def _take(device: Device, known: _Standing) -> None:
+    """Read the passport that the child has made, or report why it made none."""
+    with _guard:
+        child, errors, known.child, known.errors = known.child, known.errors, None, None
+    if child is None:
+        return  # another thread has
+    known.bars = _read(device)
+    if errors is not None:
+        with errors:
+            errors.seek(0)
+            lines = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
+        if child.returncode:
+            _tell(device, lines[-1].strip() if lines else f"the process that proves them ended by {child.returncode}")
+
+
+def _tell(device: Device, why: str) -> None:
+    warn(
+        f"{device.name}: no passport, so that launchers choose no family that must be proven first: {why}; "
+        f"{MAKE} tries again, KSGEN_TRIAL=off keeps launchers from trying"
+    )
