@@ -27,13 +27,21 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
-from ksgen.devices.libcuda import DriverError, Spares, encode_map, explained, refused_binary, relaxed_captures
+from ksgen.devices.libcuda import (
+    DriverError,
+    Spares,
+    check_clusters,
+    encode_map,
+    explained,
+    refused_binary,
+    relaxed_captures,
+)
 from ksgen.errors import DeviceError
 from ksgen.install import cuda_extra, install_line, load_driver
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
-    from ksgen.families import TensorMap
+    from ksgen.families import Geometry, TensorMap
 
 
 def found() -> list[Found]:
@@ -113,6 +121,11 @@ class DriverDevice:
         if status:
             raise _error(status, f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)")
         return None
+
+    def check_clusters(self, kernel: _Kernel, geometry: Geometry) -> None:
+        """Raise `DeviceError` if the kernel's clusters do not fit this GPU."""
+        with self._inside(f"asking for the clusters of {kernel.entry}"):
+            check_clusters(int(kernel.function), geometry.cluster, geometry.block, geometry.shared_bytes)
 
     def encode_map(self, described: TensorMap, pointer: int) -> bytes:
         with self._inside(f"describing {described} at {pointer:#x}"):

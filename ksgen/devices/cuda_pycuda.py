@@ -38,6 +38,7 @@ from ksgen.devices.libcuda import (
     DriverError,
     Spares,
     check,
+    check_clusters,
     context_number,
     current_context,
     encode_map,
@@ -52,7 +53,7 @@ from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
-    from ksgen.families import TensorMap
+    from ksgen.families import Geometry, TensorMap
 
 
 _GONE = (
@@ -166,6 +167,11 @@ class PyCudaDevice:
         except (self._driver.Error, DriverError) as error:
             doing = f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)"
             raise self._error(doing, error) from error
+
+    def check_clusters(self, kernel: _EarlyKernel, geometry: Geometry) -> None:
+        """Raise `DeviceError` if the clusters of a kernel, which is launched early, do not fit this GPU."""
+        with self._entered(f"asking for the clusters of {kernel.entry}"):
+            check_clusters(kernel.function, geometry.cluster, geometry.block, geometry.shared_bytes)
 
     def encode_map(self, described: TensorMap, pointer: int) -> bytes:
         with self._entered(f"describing {described} at {pointer:#x}"):
@@ -304,10 +310,11 @@ class _Kernel:
 class _EarlyKernel:
     """A function with its module for early launches, both through the driver API, and its argument memory."""
 
-    __slots__ = ("__weakref__", "entry", "parts", "spares")
+    __slots__ = ("__weakref__", "entry", "function", "parts", "spares")
 
     def __init__(self, module: CudaModule, entry: str, shared_bytes: int) -> None:
-        self.parts, self.entry, self.spares = [module], entry, Spares(module.function(entry, shared_bytes))
+        self.parts, self.entry, self.function = [module], entry, module.function(entry, shared_bytes)
+        self.spares = Spares(self.function)
 
     def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], own: Any) -> None:
         arguments, early = spare = self.spares.take()

@@ -4,6 +4,7 @@ driver."""
 from __future__ import annotations
 
 import ctypes
+import logging
 import struct
 import sys
 import weakref
@@ -42,6 +43,13 @@ _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CONFIGURATION = struct.Struct("7I4xQQI4x")
 # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is 1. Its value is a union of 64 bytes.
 _STARTS_EARLY = ctypes.create_string_buffer(struct.pack("i4xi60x", 6, 1))
+_CLUSTER = struct.Struct("i4x3I52x")  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION is 4
+_INVALID_CLUSTER_SIZE = 912
+# what a driver returns that knows no early launches: CUDA_ERROR_INVALID_VALUE, _NOT_SUPPORTED
+_NO_EARLY_LAUNCH = (1, 801)
+
+
+_log = logging.getLogger(__name__)
 
 
 class DriverError(DeviceError):
@@ -120,6 +128,20 @@ def encode_map(described: TensorMap, pointer: int) -> bytes:
     return ctypes.string_at(place, MAP_BYTES)
 
 
+def check_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> None:
+    """Raise `DriverError` if no cluster of so many blocks fits the GPU: a part of one may have few multiprocessors per
+    GPC. A context must be current. A driver that cannot answer is not asked further.
+    """
+    if (ask := getattr(_driver(), "cuOccupancyMaxActiveClusters", None)) is None:
+        return
+    attribute = ctypes.create_string_buffer(_CLUSTER.pack(4, cluster, 1, 1))
+    configuration = _CONFIGURATION.pack(cluster, 1, 1, block, 1, 1, shared_bytes, 0, ctypes.addressof(attribute), 1)
+    at_once = ctypes.c_int()
+    status = ask(ctypes.byref(at_once), ctypes.c_void_p(function), configuration)
+    if status == _INVALID_CLUSTER_SIZE or (not status and not at_once.value):
+        raise DriverError(f"clusters of {cluster} blocks do not fit this GPU")
+
+
 class ArgumentBlock:
     """Memory that a kernel's arguments are written to. One launch uses it at a time, from `pack` to its end."""
 
@@ -153,8 +175,10 @@ class EarlyLaunch:
     """Early launches: the function waits for the grid before it by itself, so a launch may begin while that grid ends.
 
     PyCUDA has no such call, and cuda-bindings' own takes as long. One launch at a time. Into a graph that cannot hold
-    it, it is plain.
+    it, it is plain. Where the driver refuses one, all later ones are plain too.
     """
+
+    are_refused = False  # by the driver
 
     __slots__ = ("_attribute", "_configuration", "_function", "_launch", "_may_be_refused", "_place", "_written")
 
@@ -168,12 +192,21 @@ class EarlyLaunch:
     def __call__(self, grid: int, block: int, shared_bytes: int, stream: int, arguments: int) -> int:
         """Launch, and return the driver's status. `arguments` is the result of `ArgumentBlock.pack`."""
         attributes = 0 if self._may_be_refused and stream > LEGACY_STREAM and is_capturing(stream) else 1
+        if EarlyLaunch.are_refused:
+            attributes = 0
         if self._written != (wanted := (grid, block, shared_bytes, stream, attributes)):
             _CONFIGURATION.pack_into(
                 self._configuration, 0, grid, 1, 1, block, 1, 1, shared_bytes, stream, self._attribute, attributes
             )
             self._written = wanted
         status: int = self._launch(self._place, self._function, arguments, None)
+        if status in _NO_EARLY_LAUNCH and attributes:
+            _CONFIGURATION.pack_into(self._configuration, 0, grid, 1, 1, block, 1, 1, shared_bytes, stream, 0, 0)
+            self._written = (grid, block, shared_bytes, stream, 0)
+            if not (plain := self._launch(self._place, self._function, arguments, None)):
+                EarlyLaunch.are_refused = True
+                _log.warning("the driver refuses early launches (%s): all launches are plain", explained(status))
+            return int(plain)
         return status
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device, DeviceLimits
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
+from ksgen.families import Bar, Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
 from ksgen.passport.standing import FORCE, bars
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom
@@ -151,6 +151,16 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
             f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})"
         )
     return Choice(family.name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
+
+
+def choice_instead(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, aligned: bool) -> Choice:
+    """Choice after a device has refused one: the same without clusters, else the default of another family."""
+    if getattr(choice.constants, "cluster_batch", 1) * getattr(choice.constants, "cluster_out", 1) > 1:
+        plain = replace(choice.constants, cluster_batch=1, cluster_out=1)
+        return Choice(choice.family, plain, "the device refuses its clusters")
+    others = replace(limits, bars=(*limits.bars, Bar(choice.family, "refused by the device")))
+    family = family_for(kernel, others, batch, aligned)
+    return Choice(family.name, family.default(kernel, others, batch), f"the device refuses {choice.family}")
 
 
 def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:

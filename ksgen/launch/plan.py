@@ -9,16 +9,28 @@ from operator import index, itemgetter
 from typing import Any, NamedTuple, NewType, NoReturn
 
 from ksgen.build.request import Binary
-from ksgen.devices.base import Buffer, Device, KernelHandle, Launch, Recording, Stream, record, recorder
+from ksgen.devices.base import (
+    CONTEXT_LOST,
+    MAP_BYTES,
+    Buffer,
+    Device,
+    KernelHandle,
+    Launch,
+    Recording,
+    Stream,
+    record,
+    recorder,
+)
 from ksgen.devices.threads import groups_for, wanted_threads
 from ksgen.emit.render import Source
-from ksgen.errors import LaunchError
+from ksgen.errors import DeviceError, LaunchError
 from ksgen.families import Geometry, Pass, TensorMap, family_named
 from ksgen.families.signature import each_chains, pitches_of, result_of, weights_of
 from ksgen.launch.choice import Choice
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 2**31 - 1  # in a launch's first dimension
+TRIED_BATCH = 128  # at which a driver is asked for tensor maps: whole 16-byte chunks in every precision
 MOST_ENCODED = 1024  # encoded maps per plan: one per set of addresses
 
 Arguments = NewType("Arguments", tuple[Any, ...])
@@ -277,6 +289,32 @@ def load(device: Device, source: Source, binary: Binary, early: bool = True) -> 
     others = {each: device.load(binary, each, 0) for each in source.entries if each != source.entry}
     own = device.load(binary, source.entry, launched.shared_bytes, early and launched.starts_early)
     return Loaded(source, binary, {source.entry: own, **others})
+
+
+class RefusedError(DeviceError):
+    """A loaded source that a device refuses to launch, or whose first result is wrong."""
+
+
+def check_launchable(device: Device, loaded: Loaded) -> None:
+    """Raise `RefusedError` if the driver refuses a source's tensor maps, or its clusters do not fit the GPU.
+
+    A part of a GPU may have few multiprocessors per GPC. Devices that are no NVIDIA GPU have neither.
+    """
+    source, family = loaded.source, family_named(loaded.source.family)
+    batch = source.kernel.batch or TRIED_BATCH
+    maps = family.maps(source.kernel, source.constants, batch)
+    geometry = family.geometry(source.kernel, source.constants, batch)
+    check_clusters = getattr(device, "check_clusters", None)
+    if check_clusters is None or not (maps or geometry.cluster > 1):
+        return
+    anywhere = device.allocate(MAP_BYTES)
+    try:
+        for each in maps:
+            device.encode_map(each, int(anywhere))
+        if geometry.cluster > 1:
+            check_clusters(loaded.handles[source.entry], geometry)
+    except DeviceError as error:
+        raise error if CONTEXT_LOST in str(error) else RefusedError(str(error)) from None
 
 
 def check_grid(kernel: KernelSpec, family: str, constants: Any, batch: int) -> None:

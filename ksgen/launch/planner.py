@@ -6,8 +6,10 @@ compiles or loads one.
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,20 @@ from ksgen.build.request import Binary
 from ksgen.devices.base import Device
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError, ToolchainError
-from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, choose_for_many, limits_of
-from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
+from ksgen.launch.choice import (
+    Choice,
+    built_beforehand,
+    check_fit,
+    choice_instead,
+    choose,
+    choose_for_many,
+    limits_of,
+)
+from ksgen.launch.plan import Loaded, Plan, RefusedError, check_grid, check_launchable, load, make_plan
 from ksgen.locks import new_reentrant_lock
 from ksgen.passport import standing
 from ksgen.spec import KernelSpec
+from ksgen.values import excerpt
 from ksgen.wisdom.store import Entry, Wisdom, file_name, load_wisdom
 
 MOST_PLANS = 4096  # cached plans: one per batch size, and cheap to rebuild
@@ -41,6 +52,7 @@ class Planner:
         self._plans: dict[tuple[Device, KernelSpec, int, bool], Plan] = {}
         self.derived: dict[Any, Any] = {}  # data that callers derive from plans; dropped with them
         self._loaded: dict[_Key, Loaded] = {}  # the least recently used come first
+        self._refused: dict[_Key, str] = {}  # kernels that a device cannot launch, each with the reason
         self._loading: dict[_Key, Any] = {}  # a lock per kernel that is being loaded
         self._wisdom: dict[str, Wisdom] = {}
         self._bundles: list[Bundle] = []
@@ -112,12 +124,16 @@ class Planner:
         return found
 
     def _made(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
-        """Plan of a choice; if its kernel cannot be built, that of a prebuilt one.
+        """Plan of a choice; if its kernel cannot be built or launched, that of another one.
 
         Prebuilt kernels are for the target's usual card, or for any processor with some of this one's instructions.
         """
         try:
             return self.plan_of(device, kernel, batch, choice)
+        except RefusedError as error:
+            instead = choice_instead(choice, kernel, batch, limits_of(device), aligned)
+            _log.warning("%s: %s; launchers take %s: %s", kernel.name, error, instead.family, instead.constants)
+            return self._made(device, kernel, batch, aligned, instead)
         except ToolchainError:
             for target, limits in built_beforehand(device):
                 usual = choose_for_many(kernel, batch, limits, self._wisdom_of(device), aligned)
@@ -157,6 +173,8 @@ class Planner:
         Threads that want the same one wait for the one that loads it; others do not.
         """
         key = (device, kernel, choice.family, choice.constants)
+        if why := self._refused.get(key):
+            raise RefusedError(why)
         with self._guard:
             own = self._loading.setdefault(key, new_reentrant_lock())
         try:
@@ -168,11 +186,23 @@ class Planner:
                         _log.warning("%s: %s", kernel.name, choice.why)
                     source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
                     found = load(device, source, self._binary(device, source, target))
+                    self._check(found, device, choice)
                 with self._guard:
                     self._keep(key, found)
         finally:
             self._loading.pop(key, None)
         return found
+
+    def _check(self, loaded: Loaded, device: Device, choice: Choice) -> None:
+        """Raise `RefusedError` if the device cannot launch a source, or, with `KSGEN_CHECK=first`, if it is wrong."""
+        try:
+            check_launchable(device, loaded)
+            if checks_first_results():
+                # a layer above this one, which only those load who ask for it
+                import_module("ksgen.calibration.first").check_result(device, loaded, choice)
+        except RefusedError as error:
+            self._refused[device, loaded.source.kernel, choice.family, choice.constants] = str(error)
+            raise
 
     def _keep(self, key: _Key, loaded: Loaded) -> None:
         """Cache a kernel, and drop the least recently used ones.
@@ -199,6 +229,14 @@ class Planner:
             device.compiler() if target == device.target else AbsentCompiler("only what was built elsewhere is taken")
         )
         return next(packed, None) or build(source.text, source.entry, target, compiler, default_caches())
+
+
+def checks_first_results() -> bool:
+    """Whether `KSGEN_CHECK` asks to check the first result of each new source."""
+    asked = os.environ.get("KSGEN_CHECK", "")
+    if asked not in ("", "first"):
+        raise ConstantsError(f"KSGEN_CHECK={excerpt(asked)}; accepted: first, or unset")
+    return bool(asked)
 
 
 PLANNER = Planner()

@@ -30,7 +30,7 @@ from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan, load, make_plan
 from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Timer, take_blocks
-from ksgen.measure.verify import Bench, Packed, Problem, compare, exact_problem, is_equal, is_exact, make_problem
+from ksgen.measure.verify import Bench, Packed, Problem, exact_problem, fault_of, make_problem
 from ksgen.spec import KernelSpec
 from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
@@ -117,10 +117,9 @@ class Bencher:
         try:
             loaded = [load(self._device, source, binary, early) for early in (True, False)[: 1 + starts_early]]
             for batch, make in product(batches, (make_problem, exact_problem)):
-                if make is make_problem or is_exact(kernel):
-                    plans = [make_plan(self._device, kernel, batch, choice, each) for each in loaded]
-                    if reason := self._fault_of(make(kernel, batch), make is exact_problem, plans):
-                        return Outcome("wrong", f"{reason} at batch {batch}")
+                plans = [make_plan(self._device, kernel, batch, choice, each) for each in loaded]
+                if fault := self._fault_of(make(kernel, batch), plans):
+                    return Outcome("wrong", fault)
         except (DeviceError, LaunchError) as error:
             raise GuiltyError(str(error)) from error
         return Outcome("measured")
@@ -129,18 +128,14 @@ class Bencher:
         """Processor seconds of this process so far."""
         return process_time()
 
-    def _fault_of(self, problem: Problem, is_exact: bool, plans: Sequence[Plan]) -> str:
-        """Reason why the results of some plans, which must agree, are wrong; empty if they are right."""
+    def _fault_of(self, problem: Problem, plans: Sequence[Plan]) -> str:
+        """Reason why the results of some plans, whose bits must be equal, are wrong; empty if they are right."""
         bench = Bench(self._device, problem)
         first, *others = [bench.results(plan) for plan in plans for _ in range(REPEATS)]
-        if is_exact and not is_equal(problem, *first):
-            return "sums of small integers are not exact"
-        if not (error := compare(problem, *first)[0]) <= problem.tolerance:
-            return f"relative error {error:.1e}, at most {problem.tolerance:.1e} is right"
         pairs = [pair for other in others for pair in zip(first, other, strict=True)]
         if not all(one.tobytes() == two.tobytes() for one, two in pairs):
-            return "repeated launches differ"
-        return ""
+            return f"repeated launches differ at batch {problem.batch}"
+        return fault_of(problem, *first)
 
     def _timer(self, index: int, arrays: Arrays, candidate: Candidate, block_s: float, notes: set[str]) -> Timer:
         """Timer of a ready candidate's blocks, in microseconds per launch."""
@@ -188,11 +183,8 @@ class Bencher:
                     continue
                 plan = make_plan(self._device, kernel, bench.problem.batch, choice, loaded)
                 packed = bench.pack(plan)
-                error, _ = bench.check(plan, packed)
-                most = bench.problem.tolerance
-                if not error <= most:
-                    reason = f"relative error {error:.1e} at batch {bench.problem.batch}, at most {most:.1e} is right"
-                    return Outcome("wrong", reason)
+                if fault := fault_of(bench.problem, *bench.results(plan, packed)):
+                    return Outcome("wrong", fault)
         except (DeviceError, LaunchError) as error:
             raise GuiltyError(str(error)) from error
         arrays.ready[candidate] = Ready(plan, packed)

@@ -21,7 +21,7 @@ from ksgen.families.gradient.family import Gradient
 from ksgen.families.gradient.plain import GradientConstants
 from ksgen.families.signature import pitches_of
 from ksgen.launch.memory import numpy_dtype
-from ksgen.measure.verify import Problem, compare, make_problem, tolerance
+from ksgen.measure.verify import Problem, compare, exact_problem, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.reference import wide_type
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
@@ -367,26 +367,11 @@ def check(source: Source, batch: int, run: Run, **options: Any) -> Array:
     return y
 
 
-def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
-    """Small integers: every sum is exact in every precision, in any order."""
-    random, problem = np.random.default_rng(batch), make_problem(kernel, batch)
-    assert kernel.job == "gradient" or 2 * kernel.pattern.c + 4 <= MOST_EXACT, (
-        f"c={kernel.pattern.c} is too large for exact sums"
-    )
-
-    def integers(like: Array | None, most: int = 2) -> Array | None:
-        if like is None:
-            return None
-        drawn = random.integers(-most, most + 1, (2, *like.shape))
-        return (drawn[0] + 1j * drawn[1] if like.dtype.kind == "c" else drawn[0]).astype(like.dtype)
-
-    parts = {name: integers(getattr(problem, name)) for name in ("x", "bias", "residual", "grad_y")}
-    return replace(problem, weights=integers(problem.weights, 1), **parts)
-
-
 def check_exact(source: Source, batch: int, run: Run) -> None:
     """The result is right to the last bit if nothing but the result itself is rounded."""
-    problem = exact_problem(source.kernel, batch_for(source, batch))
+    kernel = source.kernel
+    assert kernel.job == "gradient" or 2 * kernel.pattern.c + 4 <= MOST_EXACT, f"c={kernel.pattern.c} is too large"
+    problem = exact_problem(kernel, batch_for(source, batch))
     got = result(problem, source, run)
     np.testing.assert_array_equal(got.astype(wide_type(got)), problem.truth.astype(got.dtype).astype(wide_type(got)))
 
