@@ -1,15 +1,17 @@
-"""Lists the small kernels that prove a family on a GPU: of each precision, layout and job that it serves. Runs none."""
+"""Lists the small kernels that prove a family on a GPU: of each precision, layout and job. Runs nothing."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle, product
 from typing import Any
 
-from ksgen.families import Family, Limits
+from ksgen.emit.render import Source, render
+from ksgen.families import Family, Limits, cuda_limits
 from ksgen.families.expected import LARGE
+from ksgen.launch.fused import packing_choices
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import activations_of
+from ksgen.spec.kernel import CHAIN, activations_of
 from ksgen.spec.storage import SAME, STORAGES, STORED, x_precisions
 from ksgen.tuning.job import Candidate
 
@@ -30,9 +32,20 @@ class Case:
     candidate: Candidate
     batches: tuple[int, ...]
 
+    @property
+    def sources(self) -> list[Source]:
+        """Its own source, and those that pack each factor's weights if its own packs none."""
+        family, constants = self.candidate.family, self.candidate.constants
+        of_factors = packing_choices(self.kernel, family, constants) if self.kernel.job == CHAIN else []
+        pairs = [(self.kernel, constants), *((each, choice.constants) for each, choice in of_factors)]
+        return [render(kernel, own, family=family) for kernel, own in pairs]
 
-def cases_of(family: Family[Any], limits: Limits) -> list[Case]:
-    """Cases that prove a family on a GPU, each source once."""
+
+def cases_of(family: Family[Any], target: str) -> list[Case]:
+    """Cases that prove a family on a GPU, each source once: those of the target's usual card, so that bundles have
+    them too.
+    """
+    limits = cuda_limits(target)
     found: dict[tuple[KernelSpec, Any], Case] = {}
     clustered: set[object] = set()
     for kernel in _kernels(family, limits):

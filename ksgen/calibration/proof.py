@@ -18,15 +18,11 @@ from ksgen.build.build import build_many, compiling_is_forbidden
 from ksgen.build.request import Binary, Request
 from ksgen.build.toolchain import find_compiler
 from ksgen.calibration.cases import Case, cases_of
-from ksgen.emit.render import Source, render
 from ksgen.emit.templates import template_digest
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
-from ksgen.families import FAMILIES, Limits, family_named
+from ksgen.families import FAMILIES, family_named
 from ksgen.files import locked
-from ksgen.launch.choice import limits_from
-from ksgen.launch.fused import packing_choices
 from ksgen.passport.store import MOST_LETTERS, Passport, Proof, load, path_of, record
-from ksgen.spec.kernel import CHAIN
 from ksgen.tuning.job import Facts
 from ksgen.tuning.process import LostError, Worker
 from ksgen.wisdom.store import check_writable
@@ -77,7 +73,6 @@ def prove(
         facts = worker.facts()
         if facts.kind != "cuda":
             raise DeviceError(f"{facts.name}: it needs no passport; accepted: an NVIDIA GPU, such as device='cuda'")
-        limits = limits_from(facts.kind, facts.target, facts.limits)
         with _turn(facts):
             passport = load(facts) or Passport(facts.name, facts.target, facts.driver_version)
             absent = ""
@@ -85,7 +80,7 @@ def prove(
                 if name in passport.families and not again:
                     continue
                 try:
-                    proof = _prove(worker, name, facts, limits, on_step)
+                    proof = _prove(worker, name, facts, on_step)
                 except ToolchainError as error:  # others may be in a cache or a bundle
                     absent = absent or str(error).splitlines()[0]
                     continue
@@ -116,16 +111,16 @@ def _turn(facts: Facts) -> Iterator[None]:
         yield
 
 
-def _prove(worker: Worker, name: str, facts: Facts, limits: Limits, on_step: Callable[[Step], object]) -> Proof | None:
+def _prove(worker: Worker, name: str, facts: Facts, on_step: Callable[[Step], object]) -> Proof | None:
     """The verdict on one family; None if it serves nothing on the device.
 
     `ToolchainError` if none of its cases can be built or found.
     """
     begin = _processor_seconds() - worker.seconds()
-    cases = cases_of(family_named(name), limits)
+    cases = cases_of(family_named(name), facts.target)
     if not cases:
         return None
-    binaries, reason = _built(name, cases, facts)
+    binaries, reason = _built(cases, facts)
     deadline, done = monotonic() + FAMILY_SECONDS, 0
     for case, binary in binaries:
         if reason:
@@ -154,39 +149,25 @@ def _fault_of(worker: Worker, case: Case, binary: Binary, facts: Facts) -> str:
     return reason and f"{case.kernel.name}: {reason} ({case.candidate})"
 
 
-def _built(name: str, cases: list[Case], facts: Facts) -> tuple[list[tuple[Case, Binary]], str]:
+def _built(cases: list[Case], facts: Facts) -> tuple[list[tuple[Case, Binary]], str]:
     """Cases with their binaries, and the reason why a case cannot be built.
 
     Without a compiler, cases that no cache or bundle holds are left out; `ToolchainError` if none is held.
     """
-    sources = [_source_of(case) for case in cases]
-    packers = list(dict.fromkeys(packer for case in cases for packer in _packers_of(case)))
-    requests = [Request(source.text, source.entry, facts.target) for source in (*packers, *sources)]
+    needed = [[Request(each.text, each.entry, facts.target) for each in case.sources] for case in cases]
+    requests = list(dict.fromkeys(request for own in needed for request in own))
     results = dict(zip(requests, build_many(requests), strict=True))
     missing = [result for result in results.values() if isinstance(result, KsgenError)]
     if missing and _can_compile():
         return [], f"a case does not compile: {missing[0]}"
     found = []
-    for case, source in zip(cases, sources, strict=True):
-        needed = [Request(each.text, each.entry, facts.target) for each in (source, *_packers_of(case))]
-        own = [each for request in needed if isinstance(each := results[request], Binary)]
-        if len(own) == len(needed):
-            found.append((case, own[0]))
+    for case, own in zip(cases, needed, strict=True):
+        built = [each for request in own if isinstance(each := results[request], Binary)]
+        if len(built) == len(own):
+            found.append((case, built[0]))
     if not found:
         raise ToolchainError(str(missing[0]))
     return found, ""
-
-
-def _source_of(case: Case) -> Source:
-    return render(case.kernel, case.candidate.constants, family=case.candidate.family)
-
-
-def _packers_of(case: Case) -> list[Source]:
-    """Sources that pack each factor's weights, if the case's own source packs none."""
-    if case.kernel.job != CHAIN:
-        return []
-    choices = packing_choices(case.kernel, case.candidate.family, case.candidate.constants)
-    return [render(kernel, choice.constants, family=choice.family) for kernel, choice in choices]
 
 
 def _can_compile() -> bool:

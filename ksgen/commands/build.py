@@ -24,13 +24,14 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
       ksgen build specs/vit.yaml --arch host
       KSGEN_CACHE_DIR=./cache ksgen build specs/gpt2.yaml --arch sm_90a --device-name "NVIDIA H200"
     """
-    from ksgen.commands.compiling import compile_spec, compile_threads
+    from ksgen.commands.compiling import compile_proofs, compile_spec, compile_threads
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
     compiled = compile_spec(loaded, arch, device_name, jobs)
     first_failure([job.result for job in compiled])
     compile_threads(arch)
+    compile_proofs(compiled, jobs)
     spilling = [job for job in compiled if job.binary.resources.spill_bytes]
     if as_json:
         print_json(

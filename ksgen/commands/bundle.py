@@ -40,7 +40,7 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
     """
     from ksgen import __version__
     from ksgen.build.bundle import write_bundle
-    from ksgen.commands.compiling import compile_spec, compile_threads
+    from ksgen.commands.compiling import compile_proofs, compile_spec, compile_threads
     from ksgen.files import check_writable
     from ksgen.spec import load
     from ksgen.wisdom.store import dump, file_name, load_wisdom
@@ -53,7 +53,11 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
     wisdom = {file_name(name): dump(name, load_wisdom(name, strict=True)).encode() for name in device_name}
     write_bundle(
         path,
-        [*((request, job.binary) for request, job in compiled.items()), *compile_threads(arch)],
+        [
+            *((request, job.binary) for request, job in compiled.items()),
+            *compile_threads(arch),
+            *compile_proofs(compiled.values()),
+        ],
         wisdom,
         {"ksgen": __version__, "spec": loaded.name},
     )

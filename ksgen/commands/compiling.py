@@ -1,6 +1,6 @@
 """Compiles a whole spec for several targets; shared by `build`, `bundle` and `demo`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import click
@@ -9,15 +9,17 @@ from ksgen.build.build import Binary, Compiler, Request, build, build_many
 from ksgen.build.host import HostCompiler, compiler_for
 from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.build.toolchain import find_compiler, parse_targets
-from ksgen.commands.common import progress
+from ksgen.calibration.cases import cases_of
+from ksgen.commands.common import first_failure, progress
 from ksgen.devices.native import OfThreads, limits_for, open_device, serving_compiler, threads_request
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError, ToolchainError
-from ksgen.families import Limits, cuda_limits
+from ksgen.families import Limits, cuda_limits, family_named
 from ksgen.families.expected import CLASSES, LARGE, SMALL
 from ksgen.families.gpus import asked_for
 from ksgen.launch.choice import MOST_ENTRIES, Choice, choose_for_many, limits_from
 from ksgen.launch.fused import packing_choices, shared_out, verdict_for
+from ksgen.passport.standing import needs_proof, unproven
 from ksgen.spec import KernelSpec, Spec
 from ksgen.values import excerpt
 from ksgen.wisdom.exchange import known_devices
@@ -96,6 +98,25 @@ def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
     return [(request, build(request.text, request.entry, request.target, compiler)) for request, compiler in wanted]
 
 
+def compile_proofs(compiled: Iterable[Compiled], jobs: int | None = None) -> list[tuple[Request, Binary]]:
+    """Compile the kernels that prove those families among compiled ones that launchers take only where proven."""
+    families = {(job.source.family, job.target) for job in compiled}
+    cases = [
+        (case, target)
+        for name, target in sorted(families)
+        if needs_proof(name, target)
+        for case in cases_of(family_named(name), target)
+    ]
+    requests = [Request(each.text, each.entry, target) for case, target in cases for each in case.sources]
+    results = build_many(dict.fromkeys(requests), workers=jobs)
+    first_failure(results)
+    return [
+        (request, each)
+        for request, each in zip(dict.fromkeys(requests), results, strict=True)
+        if isinstance(each, Binary)
+    ]
+
+
 def _aims(arch: str) -> list[_Aim]:
     """`host,x86-64-v3,sm_90a`: processors' targets, then those of GPUs."""
     words = list(dict.fromkeys(word for part in arch.split(",") if (word := part.strip())))
@@ -141,9 +162,13 @@ def _wisdom(device_name: str) -> Wisdom:
 def _sources_for(spec: Spec, aim: _Aim, wisdom: Wisdom, is_own: bool) -> list[Source]:
     """Sources of a spec with the constants of that wisdom.
 
-    If no device was named, and this one will run them, sources with its own wisdom are added.
+    If no device was named, and this one will run them, sources with its own wisdom are added. So are those that
+    launchers take as long as a GPU's families are not proven.
     """
     found = {source.digest: source for source in _sources(spec, aim.limits, aim.dialect, wisdom)}
+    if bars := unproven(aim.target):
+        allowed = replace(aim.limits, bars=bars)
+        found |= {source.digest: source for source in _sources(spec, allowed, aim.dialect, wisdom)}
     if is_own and aim.device_name and (own := load_wisdom(aim.device_name)).entries():
         found |= {source.digest: source for source in _sources(spec, aim.limits, aim.dialect, own)}
     return list(found.values())

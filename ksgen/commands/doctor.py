@@ -56,6 +56,7 @@ def command(as_json: bool) -> None:
         *_compilers(_target()),
         _host_compiler(),
         *_folders(),
+        *_passport(),
         *_neighbours(),
     ]
     if as_json:
@@ -300,6 +301,30 @@ def _folders() -> list[Finding]:
     }
     whys = {"cache": distrust(folder), "wisdom": distrust(wisdom_dir())}
     return [Finding(name, "" if whys[name] else found[name], whys[name]) for name in found]
+
+
+def _passport() -> list[Finding]:
+    """The families that are proven on the GPU that launchers take; nothing where they take a processor."""
+    from ksgen.devices import find_device
+    from ksgen.errors import DeviceError
+    from ksgen.passport.standing import FORCE, MAKE, bars, unproven, why_not
+    from ksgen.passport.store import load
+
+    try:
+        device = find_device()
+    except DeviceError:
+        return []
+    if device.kind != "cuda":
+        return []
+    if os.environ.get(FORCE):
+        return [Finding("passport", f"{FORCE}={os.environ[FORCE]} permits families without a proof")]
+    passport = load(device)
+    if waiting := [bar.reason for bar in bars(device) if not bar.is_disabled]:
+        families = ", ".join(bar.family for bar in bars(device) if not bar.is_disabled)
+        why = why_not(device) or f"launchers take no {families} yet: {waiting[0].partition(' (')[0]}"
+        return [Finding("passport", "", why, MAKE)]
+    needs = "" if unproven(device.target) else f"; no family of {device.target} needs a proof"
+    return [Finding("passport", f"{passport or 'none'}{needs}")]
 
 
 def _existing(folder: Path) -> Path:

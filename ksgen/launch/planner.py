@@ -132,7 +132,8 @@ class Planner:
             return self.plan_of(device, kernel, batch, choice)
         except RefusedError as error:
             instead = choice_instead(choice, kernel, batch, limits_of(device), aligned)
-            _log.warning("%s: %s; launchers take %s: %s", kernel.name, error, instead.family, instead.constants)
+            plainly = " without clusters" if instead.family == choice.family else ""
+            _log.warning("%s: %s; launchers take %s%s", kernel.name, error, instead.family, plainly)
             return self._made(device, kernel, batch, aligned, instead)
         except ToolchainError:
             for target, limits in built_beforehand(device):

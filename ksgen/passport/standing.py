@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from ksgen import STARTED_IN
+from ksgen.build.build import bundles_in_use
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, KsgenError, warn
 from ksgen.families import FAMILIES, Bar, family_named
@@ -47,6 +48,12 @@ def needs_proof(family: str, target: str) -> bool:
     instructions and clusters.
     """
     return family_named(family).by_warpgroups and gpu_of(target).warpgroups
+
+
+def unproven(target: str, device_name: str = "") -> tuple[Bar, ...]:
+    """Bars of a target's families that need a proof, as long as there is none."""
+    reason = f"not proven yet on {device_name or target} ({MAKE} proves it)"
+    return tuple(Bar(name, reason) for name in FAMILIES if needs_proof(name, target))
 
 
 def permitted(device: Device) -> frozenset[str]:
@@ -90,7 +97,7 @@ def begin(device: Device) -> None:
     if trial() == "off":
         return
     try:
-        if why := _why_not(device):
+        if why := why_not(device):
             raise KsgenError(why)
         known.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         known.child = _started(device, known.errors)
@@ -107,19 +114,16 @@ def trial() -> str:
 
 
 def _read(device: Device) -> tuple[Bar, ...]:
-    forced = _forced()
     passport = load(device)
     proofs = passport.families if passport else {}
-    found = []
-    for name in FAMILIES:
-        proof = proofs.get(name)
-        if name in forced:
-            continue
-        if proof and proof.state == "disabled":
-            found.append(Bar(name, f"disabled on {device.name}: {proof.reason}", is_disabled=True))
-        elif proof is None and needs_proof(name, device.target):
-            found.append(Bar(name, f"not proven yet on {device.name} ({MAKE} proves it)"))
-    return tuple(found)
+    disabled = [
+        Bar(name, f"disabled on {device.name}: {proof.reason}", is_disabled=True)
+        for name, proof in proofs.items()
+        if proof.state == "disabled"
+    ]
+    waiting = [bar for bar in unproven(device.target, device.name) if bar.family not in proofs]
+    forced = _forced()
+    return tuple(bar for bar in (*disabled, *waiting) if bar.family not in forced)
 
 
 def _forced() -> frozenset[str]:
@@ -129,7 +133,7 @@ def _forced() -> frozenset[str]:
     return frozenset(family_named(each.strip()).name for each in asked.split(",") if each.strip())
 
 
-def _why_not(device: Device) -> str:
+def why_not(device: Device) -> str:
     """Reason why no child can use the GPU next to this process; empty if one can."""
     from ksgen.devices.libcuda import compute_mode
 
@@ -141,11 +145,17 @@ def _why_not(device: Device) -> str:
 
 
 def _started(device: Device, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    bundles = [str(bundle.path) for bundle in bundles_in_use()]
     return subprocess.Popen(
         [sys.executable, "-c", _CHILD, f"{device.runtime}:{device.index}"],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
         cwd=STARTED_IN if os.path.isdir(STARTED_IN) else None,
-        env={**os.environ, "KSGEN_TRIAL": "off", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        env={
+            **os.environ,
+            "KSGEN_TRIAL": "off",
+            "KSGEN_CACHE_PATH": os.pathsep.join(filter(None, (*bundles, os.environ.get("KSGEN_CACHE_PATH")))),
+            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+        },
         start_new_session=True,  # neither an interrupt nor the end of this process ends it
     )  # fmt: skip
 

@@ -22,9 +22,11 @@ The probes of a device's ceilings (`measure_ceilings`) copy half a gigabyte, whi
 two minutes that a script has: one that runs or tunes kernels there puts `Ceilings` of its own in their place.
 
 Variables: KSGEN_DRIVER_GPUS lists the GPUs (H200, A100, RTX4090), KSGEN_DRIVER_CUDA is the newest CUDA that it serves
-(12040: 12.4), KSGEN_DRIVER_FAULTS the faults (`library/faults.h`), of kernels by their entries, so that one candidate
-of a search can hang, fail or be wrong; KSGEN_DRIVER_IDLE drops launches, for benchmarks; KSGEN_DRIVER_DURATIONS says
-how long kernels take, by their entries (`library/launch.cpp`). KSGEN_PYCUDA_FOLDER is where PyCUDA is built.
+(12040: 12.4), KSGEN_DRIVER_MODE the compute mode (3: exclusive-process), KSGEN_DRIVER_CLUSTER the blocks of the largest
+cluster that fits (1: none, as on a part of a GPU), KSGEN_DRIVER_FAULTS the faults (`library/faults.h`), of kernels by
+their entries, so that one candidate of a search can hang, fail or be wrong; KSGEN_DRIVER_IDLE drops launches, for
+benchmarks; KSGEN_DRIVER_DURATIONS says how long kernels take, by their entries (`library/launch.cpp`).
+KSGEN_PYCUDA_FOLDER is where PyCUDA is built.
 
 `python -m tests.driver` builds all of it. Items marked `stand_in` run there (`items.py`); on a GPU's machine they run
 on the GPU.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ksgen.calibration import cases, proof
-from ksgen.families import Family, Limits
+from ksgen.families import Family
 from ksgen.pattern import Pattern
 
 _all = cases.cases_of
@@ -15,9 +15,9 @@ cases.STORED = {}
 cases.STORAGES = {}
 
 
-def few(family: Family, limits: Limits) -> list[cases.Case]:
+def few(family: Family, target: str) -> list[cases.Case]:
     """Two cases at most, at a batch smaller than a tile."""
-    return [replace(each, batches=(7,)) for each in _all(family, limits)[:2]]
+    return [replace(each, batches=(7,)) for each in _all(family, target)[:2]]
 
 
 proof.cases_of = few

@@ -35,14 +35,18 @@ std::vector<const Gpu*> read_gpus() {
 
 const std::vector<const Gpu*> gpus = read_gpus();
 
-int read_version() {
-  const char* named = getenv("KSGEN_DRIVER_CUDA");
-  return named != nullptr ? atoi(named) : CUDA_VERSION;
+int read_number(const char* name, int otherwise) {
+  const char* named = getenv(name);
+  return named != nullptr ? atoi(named) : otherwise;
 }
+
+// CU_COMPUTEMODE_...: 3 is exclusive-process mode. It is shown, and keeps no process away.
+const int compute_mode = read_number("KSGEN_DRIVER_MODE", 0);
 
 }  // namespace
 
-const int cuda_version = read_version();
+const int most_clustered = read_number("KSGEN_DRIVER_CLUSTER", 8);
+const int cuda_version = read_number("KSGEN_DRIVER_CUDA", CUDA_VERSION);
 const bool takes_newer_binaries =
     getenv("KSGEN_DRIVER_CUDA") != nullptr && strchr(getenv("KSGEN_DRIVER_CUDA"), '+') != nullptr;
 
@@ -84,6 +88,7 @@ int attribute_of(CUdevice device, CUdevice_attribute attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return gpu.minor;
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: return 3;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: return device + 1;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE: return compute_mode;
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
     case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED: return gpu.has_clusters();
     case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:

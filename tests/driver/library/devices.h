@@ -24,6 +24,9 @@ constexpr size_t MOST_MEMORY_BYTES = size_t(4) << 30;  // that is free on each o
 extern const int cuda_version;
 extern const bool takes_newer_binaries;
 
+// Blocks of the largest cluster that fits: KSGEN_DRIVER_CLUSTER, 8 unless set. A part of a GPU may have room for none.
+extern const int most_clustered;
+
 int device_count();
 const Gpu& gpu_of(CUdevice device);  // throws CUDA_ERROR_INVALID_DEVICE
 int attribute_of(CUdevice device, CUdevice_attribute attribute);

@@ -76,7 +76,7 @@ void check_sizes(const CUlaunchConfig& config, const Function& function, const G
   need(int(config.sharedMemBytes) >= 0 && int(config.sharedMemBytes) <= function.most_dynamic_bytes);
   need(int(config.sharedMemBytes) + function.kernel.shared_bytes <= gpu.optin_shared_bytes());
   need(cluster == 1 || gpu.has_clusters(), CUDA_ERROR_NOT_SUPPORTED);
-  need(cluster <= 8 && blocks[0] % cluster == 0, CUDA_ERROR_INVALID_CLUSTER_SIZE);
+  need(cluster <= most_clustered && blocks[0] % cluster == 0, CUDA_ERROR_INVALID_CLUSTER_SIZE);
 }
 
 // Of KSGEN_DRIVER_DURATIONS, a list of `entry:microseconds` with commas between and * for any letters.
@@ -189,4 +189,12 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** pointers, void** extra) {
   return launch("cuLaunchKernelEx", *config, function, pointers, extra);
+}
+
+CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction handle, const CUlaunchConfig* config) {
+  return call("cuOccupancyMaxActiveClusters", IN_CONTEXT, [&] {
+    const Gpu& gpu = gpu_of(current()->device);
+    const Manner manner = manner_of(*config, *function_of(handle), gpu);
+    *clusters = gpu.has_clusters() && manner.cluster <= most_clustered ? gpu.multiprocessors / manner.cluster : 0;
+  });
 }

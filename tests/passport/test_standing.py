@@ -1,0 +1,200 @@
+"""Which families launchers may choose by a passport, and the child that makes one in the background."""
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+
+from ksgen.devices import libcuda
+from ksgen.devices.native import open_device
+from ksgen.errors import ConstantsError, DeviceError, KsgenWarning
+from ksgen.families import FAMILIES
+from ksgen.launch.choice import choice_by_name, choose, expectation, limits_of
+from ksgen.passport import standing
+from ksgen.passport.store import record
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from ksgen.wisdom.store import Entry, Wisdom
+from tests.passport.test_store import proof
+from tests.support.fake_gpu import FakeGpu
+
+KERNEL, BATCH = KernelSpec(Pattern(1, 1024, 1024, 1), "bfloat16"), 25088
+WGMMA = FAMILIES["wgmma"]
+
+
+def chosen(gpu: Any, wisdom: Wisdom | None = None) -> Any:
+    return choose(KERNEL, BATCH, limits_of(gpu), wisdom or Wisdom())
+
+
+def test_without_a_passport_no_family_that_needs_one_is_chosen(gpu: FakeGpu) -> None:
+    assert set(FAMILIES) - standing.permitted(gpu) == {"wgmma"}
+    found = chosen(gpu)
+    assert found.family == "mma"
+    said = expectation(found, KERNEL, BATCH, limits_of(gpu))
+    assert "the cost model expects wgmma to be" in said
+    assert said.endswith("which is not proven yet on Fake GPU (ksgen calibrate proves it)")
+
+
+def test_a_proven_family_is_chosen(gpu: FakeGpu) -> None:
+    record(gpu, {"wgmma": proof()})
+    assert standing.permitted(gpu) == frozenset(FAMILIES)
+    assert limits_of(gpu).bars == ()
+    assert chosen(gpu).family == "wgmma"
+
+
+def test_a_disabled_family_is_refused_by_default_by_wisdom_and_by_name(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(gpu, {"wgmma": proof(reason="it hung")})
+    limits = limits_of(gpu)
+    known = Wisdom([Entry(KERNEL, BATCH, "wgmma", WGMMA.default(KERNEL, limits, BATCH), {})])
+    assert chosen(gpu).family == "mma"
+    found = chosen(gpu, known)
+    assert (found.family, found.misfit) == ("mma", False)
+    assert found.why == "the family's default: wisdom has wgmma, which is disabled on Fake GPU: it hung"
+    with pytest.raises(ConstantsError) as told:
+        choice_by_name("wgmma_shared", KERNEL, BATCH, limits)
+    assert str(told.value) == f"{KERNEL.name}: wgmma is disabled on Fake GPU: it hung; KSGEN_PERMIT=wgmma forces it"
+    monkeypatch.setenv("KSGEN_PERMIT", "mma, wgmma_shared")
+    standing.forget()
+    assert chosen(gpu, known).family == "wgmma"
+    assert choice_by_name("wgmma", KERNEL, BATCH, limits_of(gpu)).family == "wgmma"
+
+
+def test_an_unproven_family_is_taken_by_name_but_not_by_wisdom(gpu: FakeGpu) -> None:
+    known = Wisdom([Entry(KERNEL, BATCH, "wgmma", WGMMA.default(KERNEL, limits_of(gpu), BATCH), {})])
+    assert chosen(gpu, known).family == "mma"
+    assert choice_by_name("wgmma", KERNEL, BATCH, limits_of(gpu)).family == "wgmma"
+
+
+def test_simple_families_can_be_disabled_too_and_the_reason_is_told_if_none_is_left(gpu: FakeGpu) -> None:
+    kernel = KernelSpec(Pattern(1, 64, 64, 1), "float64")
+    record(gpu, {"simt": proof("simt", "it lies")})
+    with pytest.raises(ConstantsError, match=r"no family .* here; simt is disabled on Fake GPU: it lies"):
+        choose(kernel, BATCH, limits_of(gpu), Wisdom())
+
+
+def test_processors_and_other_targets_need_no_proof(gpu: FakeGpu) -> None:
+    assert standing.permitted(open_device(0)) == frozenset(FAMILIES)
+    gpu.target = "sm_80"
+    assert standing.permitted(gpu) == frozenset(FAMILIES)
+
+
+def test_the_file_is_read_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    monkeypatch.setattr(standing, "load", lambda device: reads.append(device))
+    for _ in range(3):
+        limits_of(gpu)
+    assert reads == [gpu]
+
+
+# ---- the background child
+
+
+@pytest.fixture
+def child(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of the children that are started: each ends at once, as `_CHILD` says."""
+    started: list[list[str]] = []
+    popen = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        assert options["env"]["KSGEN_TRIAL"] == "off"  # it starts none itself
+        assert options["start_new_session"]
+        started.append(command)
+        return popen(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(libcuda, "compute_mode", lambda index: 0)
+    monkeypatch.setattr(standing, "_CHILD", "")
+    return started
+
+
+def ended(gpu: FakeGpu) -> None:
+    running: Any = standing._known[gpu].child  # type: ignore[index]
+    running.wait()
+
+
+def test_one_child_is_started_and_later_choices_take_what_it_proves(gpu: FakeGpu, child: list[list[str]]) -> None:
+    standing.begin(gpu)
+    assert child == []  # nobody has asked what is permitted
+    assert chosen(gpu).family == "mma"
+    standing.begin(gpu)
+    standing.begin(gpu)
+    assert child == [[sys.executable, "-c", "", "driver:0"]]
+    record(gpu, {"wgmma": proof()})  # as the child does
+    ended(gpu)
+    assert chosen(gpu).family == "wgmma"
+    standing.begin(gpu)
+    assert len(child) == 1
+
+
+def test_the_reason_of_a_child_that_fails_is_told_once(
+    gpu: FakeGpu, child: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        standing, "_CHILD", "import sys; print('noise', file=sys.stderr); sys.exit('the server is full')"
+    )
+    limits_of(gpu)
+    standing.begin(gpu)
+    ended(gpu)
+    with pytest.warns(KsgenWarning) as told:
+        assert chosen(gpu).family == "mma"
+    assert [str(each.message) for each in told] == [
+        "Fake GPU: no passport, so that launchers choose no family that must be proven first: the server is full; "
+        "ksgen calibrate tries again, KSGEN_TRIAL=off keeps launchers from trying"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen(gpu)
+        standing.begin(gpu)
+    assert len(child) == 1
+
+
+@pytest.mark.parametrize(("mode", "word"), [(3, "exclusive-process"), (2, "prohibited")])
+def test_a_gpu_for_one_process_alone_gets_no_child(
+    mode: int, word: str, gpu: FakeGpu, child: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libcuda, "compute_mode", lambda index: mode)
+    limits_of(gpu)
+    with pytest.warns(KsgenWarning, match=f"the GPU is in {word} mode, so that no child can use it next to this"):
+        standing.begin(gpu)
+    assert child == []
+
+
+def test_a_driver_that_does_not_answer_and_a_system_without_processes_are_told(
+    gpu: FakeGpu, child: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise DeviceError("the driver is gone")
+
+    monkeypatch.setattr(libcuda, "compute_mode", fail)
+    limits_of(gpu)
+    with pytest.warns(KsgenWarning, match="the driver is gone"):
+        standing.begin(gpu)
+    standing.forget()
+    monkeypatch.setattr(libcuda, "compute_mode", lambda index: 0)
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    limits_of(gpu)
+    with pytest.warns(KsgenWarning, match=r"No such file or directory: '/nonexistent/python'"):
+        standing.begin(gpu)
+
+
+@pytest.mark.parametrize("setting", ["off", "passport", "background"])
+def test_ksgen_trial_off_starts_none(
+    setting: str, gpu: FakeGpu, child: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KSGEN_TRIAL", setting)
+    limits_of(gpu)
+    standing.begin(gpu)
+    assert len(child) == (setting != "off")
+
+
+def test_another_word_is_refused(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_TRIAL", "never")
+    with pytest.raises(ConstantsError, match=r"^KSGEN_TRIAL='never'; accepted: passport, off, background$"):
+        standing.trial()
+    monkeypatch.setenv("KSGEN_PERMIT", "wgmm")
+    with pytest.raises(ConstantsError, match="unknown kernel family 'wgmm'; known: "):
+        standing.permitted(gpu)
