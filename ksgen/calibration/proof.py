@@ -59,7 +59,7 @@ def prove(
         again: Prove families again that have a verdict for this driver and these templates.
 
     Returns:
-        The passport, as it is recorded next to the user's wisdom.
+        The passport, which lies next to the user's wisdom.
 
     Raises:
         DeviceError: The device cannot be used by a child process, or is no NVIDIA GPU.

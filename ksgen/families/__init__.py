@@ -81,7 +81,7 @@ def families_for(
 def meant_for(
     kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
 ) -> Iterator[Family[Any]]:
-    """Yield the families that serve the kernel and are not barred; those for small batches only if it is small."""
+    """Yield the families that serve the kernel and are not barred; for small batches, also the families for them."""
     is_small = batch_like(kernel, batch) <= SMALL[-1]
     served = families_for(kernel, limits, batch, aligned, with_small_batches=is_small)
     return (each for each in served if not limits.bar_of(each.name))

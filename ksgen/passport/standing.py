@@ -1,4 +1,4 @@
-"""Which families launchers may choose on a device, by its passport, and the background child that makes one.
+"""Decides by a device's passport which families launchers may choose there, and starts the child that makes one.
 
 On a processor every family may be chosen. On an NVIDIA GPU a disabled family never is. A family with tensor maps,
 warpgroup instructions or clusters must be proven first. Never proves by itself, and never uses a CUDA context.

@@ -1,4 +1,4 @@
-"""Which families launchers may choose by a passport, and the child that makes one in the background."""
+"""Tests of the families that launchers may choose by a passport, and of the child that makes one."""
 
 import subprocess
 import sys
@@ -118,7 +118,7 @@ def ended(gpu: FakeGpu) -> None:
 
 def test_one_child_is_started_and_later_choices_take_what_it_proves(gpu: FakeGpu, child: list[list[str]]) -> None:
     standing.begin(gpu)
-    assert child == []  # nobody has asked what is permitted
+    assert child == []  # no launcher has chosen yet
     assert chosen(gpu).family == "mma"
     standing.begin(gpu)
     standing.begin(gpu)
