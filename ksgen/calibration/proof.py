@@ -73,6 +73,7 @@ def prove(
         facts = worker.facts()
         if facts.kind != "cuda":
             raise DeviceError(f"{facts.name}: it needs no passport; accepted: an NVIDIA GPU, such as device='cuda'")
+        worker.close()  # no context waits for other processes
         with _turn(facts):
             passport = load(facts) or Passport(facts.name, facts.target, facts.driver_version)
             absent = ""

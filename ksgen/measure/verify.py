@@ -20,6 +20,7 @@ from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.queued import time_launches
 from ksgen.measure.trust import BLOCK_SECONDS, Blocks, Timer, block_of, take_blocks
+from ksgen.passport import standing
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
 from ksgen.spec import PRECISIONS, KernelSpec
@@ -381,6 +382,7 @@ class Bench:
 
     def timer(self, plan: Plan, packed: Packed, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -> Timer:
         """Timer that returns blocks of seconds per launch."""
+        standing.wait(self.device)
         launch = self.launches(plan, packed)
         return block_of(lambda runs: time_launches(self.device, launch, runs, warmup=0), least_runs, seconds)
 

@@ -4,11 +4,13 @@ On a processor every family may be chosen. On an NVIDIA GPU a disabled family ne
 warpgroup instructions or clusters must be proven first. Never proves by itself, and never uses a CUDA context.
 """
 
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 from ksgen import STARTED_IN
@@ -26,6 +28,7 @@ MAKE = "ksgen calibrate"  # the command that makes a passport
 FORCE = "KSGEN_PERMIT"  # families that launchers may choose, whatever the passport says
 
 _EXCLUSIVE, _PROHIBITED = 3, 2  # CU_COMPUTEMODE_...
+_log = logging.getLogger(__name__)
 _CHILD = "from ksgen.calibration.proof import main; main()"
 
 
@@ -33,7 +36,7 @@ _CHILD = "from ksgen.calibration.proof import main; main()"
 class _Standing:
     """The bars of one device in this process, and the child that proves its families."""
 
-    bars: tuple[Bar, ...]
+    bars: tuple[Bar, ...] | None = None  # None: to be read from the passport
     is_begun: bool = False
     child: subprocess.Popen[bytes] | None = None
     errors: IO[bytes] | None = field(default=None, repr=False)
@@ -68,18 +71,27 @@ def bars(device: Device) -> tuple[Bar, ...]:
     """
     if device.kind != "cuda":
         return ()
-    known = _known.get(device)
-    if known is None:
-        known = _known.setdefault(device, _Standing(_read(device)))
-    elif known.child is not None and known.child.poll() is not None:
+    known = _known.get(device) or _known.setdefault(device, _Standing())
+    if known.child is not None and known.child.poll() is not None:
         _take(device, known)
+    if known.bars is None:
+        known.bars = _read(device)
     return known.bars
 
 
 def forget() -> None:
-    """Read passports again from now on."""
+    """Read passports again from now on, and let a launcher start one again unless its child is running."""
     with _guard:
-        _known.clear()
+        for known in _known.values():
+            known.bars, known.is_begun = None, known.child is not None
+
+
+def wait(device: Device) -> None:
+    """Wait until the background child has ended, which would disturb measured times."""
+    known = _known.get(device)
+    if known is not None and (child := known.child) is not None and child.poll() is None:
+        _log.warning("%s: timing waits for the passport that a child process makes", device.name)
+        child.wait()
 
 
 def begin(device: Device) -> None:
@@ -88,7 +100,7 @@ def begin(device: Device) -> None:
     `KSGEN_TRIAL=off` starts none. The child outlives this process. One warning says why there is no passport.
     """
     known = _known.get(device)
-    if known is None or known.is_begun or not any(not bar.is_disabled for bar in known.bars):
+    if known is None or known.is_begun or all(bar.is_disabled for bar in known.bars or ()):
         return
     with _guard:
         if known.is_begun:
@@ -134,9 +146,11 @@ def _forced() -> frozenset[str]:
 
 
 def why_not(device: Device) -> str:
-    """Reason why no child can use the GPU next to this process; empty if one can."""
+    """Reason why no child of this process can use the GPU; empty if one can."""
     from ksgen.devices.libcuda import compute_mode
 
+    if not Path(sys.executable or "").name.lower().startswith(("python", "pypy")):
+        return f"{sys.executable} is no Python that a child could run"
     mode = compute_mode(device.index)
     if mode in (_EXCLUSIVE, _PROHIBITED):
         word = "exclusive-process" if mode == _EXCLUSIVE else "prohibited"
@@ -166,7 +180,7 @@ def _take(device: Device, known: _Standing) -> None:
         child, errors, known.child, known.errors = known.child, known.errors, None, None
     if child is None:
         return  # another thread has
-    known.bars = _read(device)
+    known.bars = None
     if errors is not None:
         with errors:
             errors.seek(0)

@@ -4,6 +4,7 @@ machines on which there is none.
 
 import json
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def told_by(script: str, folder: Path, runtime: str = "driver", **variables: str
     """The lines of JSON that a process on the stand-in machine prints."""
     own = {"KSGEN_WISDOM_DIR": str(folder), "KSGEN_PERMIT": ""}
     try:
-        done = run(f"{PREAMBLE}\n{script}", runtime, **own | variables)
+        done = run(f"{PREAMBLE}\n{dedent(script)}", runtime, **own | variables)
     except NotHereError as error:
         pytest.skip(str(error))
     assert done.returncode == 0, done.stderr

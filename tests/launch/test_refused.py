@@ -1,6 +1,7 @@
 """Sources that a device refuses, or whose first result is wrong: the planner takes another kernel, and says so once."""
 
 from dataclasses import replace
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ def multiply(*pattern, precision="float16", batch=300):
 def told_by(script: str, runtime: str = "driver", **variables: str) -> tuple[list[str], str]:
     """What a process on the stand-in machine prints and warns."""
     try:
-        done = run(f"{PREAMBLE}\n{script}", runtime, **variables)
+        done = run(f"{PREAMBLE}\n{dedent(script)}", runtime, **variables)
     except NotHereError as error:
         pytest.skip(str(error))
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,5 @@
 """What tests of passports share: a GPU by its name alone, and a folder of the test's own."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,9 @@ from tests.support.fake_gpu import FakeGpu
 
 
 @pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A Hopper GPU without a passport, whose families need one."""
     monkeypatch.delenv("KSGEN_PERMIT")
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
-    standing.forget()
-    yield FakeGpu()
-    standing.forget()
+    monkeypatch.setattr(standing, "_known", {})
+    return FakeGpu()

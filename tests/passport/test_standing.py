@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,30 @@ def test_one_child_is_started_and_later_choices_take_what_it_proves(gpu: FakeGpu
     assert len(child) == 1
 
 
+def test_reading_again_starts_no_second_child_while_one_runs(
+    gpu: FakeGpu, child: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = tmp_path / "running"
+    running.touch()
+    until_it_is_gone = f"import os, time\nwhile os.path.exists({str(running)!r}): time.sleep(0.01)"
+    monkeypatch.setattr(standing, "_CHILD", until_it_is_gone)
+    limits_of(gpu)
+    standing.begin(gpu)
+    standing.forget()
+    limits_of(gpu)
+    standing.begin(gpu)
+    assert len(child) == 1
+    running.unlink()
+    standing.wait(gpu)
+    standing.wait(gpu)
+    limits_of(gpu)  # takes note of its end
+    standing.forget()
+    limits_of(gpu)
+    standing.begin(gpu)
+    assert len(child) == 2
+    ended(gpu)
+
+
 def test_the_reason_of_a_child_that_fails_is_told_once(
     gpu: FakeGpu, child: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,12 +198,17 @@ def test_a_driver_that_does_not_answer_and_a_system_without_processes_are_told(
     limits_of(gpu)
     with pytest.warns(KsgenWarning, match="the driver is gone"):
         standing.begin(gpu)
-    standing.forget()
     monkeypatch.setattr(libcuda, "compute_mode", lambda index: 0)
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    limits_of(gpu)
-    with pytest.warns(KsgenWarning, match=r"No such file or directory: '/nonexistent/python'"):
-        standing.begin(gpu)
+    for executable, why in (
+        ("/nonexistent/python", "No such file or directory: '/nonexistent/python'"),
+        ("/opt/editor", "/opt/editor is no Python that a child could run"),
+        ("", " is no Python that a child could run"),
+    ):
+        monkeypatch.setattr(sys, "executable", executable)
+        standing.forget()  # so that it may be started again
+        limits_of(gpu)
+        with pytest.warns(KsgenWarning, match=why):
+            standing.begin(gpu)
 
 
 @pytest.mark.parametrize("setting", ["off", "passport", "background"])
