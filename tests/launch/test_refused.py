@@ -123,7 +123,7 @@ def told_by(script: str, runtime: str = "driver", **variables: str) -> tuple[lis
 
 @pytest.mark.slow
 def test_the_first_result_of_a_source_is_checked_if_asked_for() -> None:
-    """A wrong kernel gives way, and its results reach nobody."""
+    """A wrong kernel gives way before a call takes its results."""
     kernel = KernelSpec(Pattern(1, 24, 16, 1), "float16")
     limits = cuda_limits("sm_90a")
     family = family_for(kernel, limits, 300)
