@@ -142,7 +142,7 @@ def _fault_of(worker: Worker, case: Case, binary: Binary, facts: Facts) -> str:
     """Reason why a case is wrong, faults or hangs; empty if it is right."""
     try:
         outcome = worker.prove(case.kernel, case.candidate, binary, case.batches)
-        reason = outcome.reason
+        reason = outcome.reason if outcome.state == "wrong" else ""
     except LostError as lost:
         reason = lost.reason
     if "out of memory" in reason.lower():

@@ -56,7 +56,10 @@ class Worker:
         return binary
 
     def prove(self, kernel: KernelSpec, candidate: Candidate, binary: Binary, batches: Sequence[int]) -> Outcome:
-        """Check a candidate thoroughly at several batches; `LostError` if it hangs or crashes."""
+        """Check a candidate thoroughly at several batches; `LostError` if it hangs or crashes.
+
+        Its state is "measured", "wrong", or "pruned" if its clusters do not fit the GPU.
+        """
         outcome: Outcome = self._call("prove", kernel, candidate, binary, batches)
         return outcome
 

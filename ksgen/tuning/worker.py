@@ -27,7 +27,7 @@ from ksgen.emit.templates import template_digest
 from ksgen.errors import DeviceError, KsgenError, LaunchError
 from ksgen.families import FAMILIES, family_named
 from ksgen.launch.choice import Choice
-from ksgen.launch.plan import Plan, load, make_plan
+from ksgen.launch.plan import Plan, RefusedError, check_launchable, load, make_plan
 from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Timer, take_blocks
 from ksgen.measure.verify import Bench, Packed, Problem, exact_problem, fault_of, make_problem
@@ -110,12 +110,21 @@ class Bencher:
         return outcomes
 
     def prove(self, kernel: KernelSpec, candidate: Candidate, binary: Binary, batches: Sequence[int]) -> Outcome:
-        """Check a candidate at several batches, launched early and plainly, each repeated for equal bits."""
+        """Check a candidate at several batches, launched early and plainly, each repeated for equal bits.
+
+        One whose clusters do not fit the GPU is "pruned": launchers take none of them there either.
+        """
         source = render(kernel, candidate.constants, family=candidate.family, dialect=self._device.dialect)
         choice = Choice(candidate.family, candidate.constants, "a case of a proof")
-        starts_early = family_named(candidate.family).geometry(kernel, candidate.constants, 1).starts_early
+        geometry = family_named(candidate.family).geometry(kernel, candidate.constants, 1)
         try:
-            loaded = [load(self._device, source, binary, early) for early in (True, False)[: 1 + starts_early]]
+            loaded = [load(self._device, source, binary, early) for early in (True, False)[: 1 + geometry.starts_early]]
+            try:
+                check_launchable(self._device, loaded[0])
+            except RefusedError as error:
+                if geometry.cluster > 1:
+                    return Outcome("pruned", str(error))
+                raise
             for batch, make in product(batches, (make_problem, exact_problem)):
                 plans = [make_plan(self._device, kernel, batch, choice, each) for each in loaded]
                 if fault := self._fault_of(make(kernel, batch), plans):

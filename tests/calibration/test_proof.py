@@ -72,10 +72,11 @@ def test_families_that_lie_hang_and_fault_are_disabled(runtime: str, tmp_path: P
         "gradient": "proven",
     }
     assert "_float16_bsf_bias_relu_residual: not done after 6 s (wgmma: tile_batch=" in first["wgmma"][1]
-    assert "relative error nan at batch 7" in first["mma"][1] or "repeated launches differ" in first["mma"][1]
+    assert "relative error" in first["mma"][1]
+    assert "at batch 7, at most" in first["mma"][1]
     assert "illegal memory access" in first["simt"][1].lower()
     assert "resources" in first["gemv"][1].lower()
-    assert [cases for _, _, cases in first.values()] == [1, 2, 1, 1, 1]  # by name: a fault ends a family's proof
+    assert {name: cases for name, (_, _, cases) in first.items()} == dict.fromkeys(first, 1) | {"gradient": 2}
     assert again["simt"] == ["proven", "", 2]
 
 
@@ -90,7 +91,7 @@ def test_a_binary_that_the_driver_refuses_disables_its_family(tmp_path: Path) ->
 
 
 def test_clusters_and_early_launches_are_tried(tmp_path: Path) -> None:
-    """A driver that starts early launches too soon would show: here they are counted."""
+    """A case whose clusters do not fit is left out. Launches that fail plainly alone disable the family."""
     script = """
     from dataclasses import replace
     from ksgen.tuning.job import Candidate
@@ -107,8 +108,7 @@ def test_clusters_and_early_launches_are_tried(tmp_path: Path) -> None:
     """
     right, small, plain = told_by(script, tmp_path)
     assert right["wgmma"] == ["proven", "", 2]
-    assert small["wgmma"][0] == "disabled"
-    assert "cluster" in small["wgmma"][1].lower()
+    assert small["wgmma"] == ["proven", "", 2]  # launchers take no clusters there
     assert plain["wgmma"][0] == "disabled"
 
 

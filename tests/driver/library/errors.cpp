@@ -38,6 +38,7 @@ constexpr Known KNOWN_ERRORS[] = {
     KNOWN(ERROR_INVALID_PC, "invalid program counter"),
     KNOWN(ERROR_LAUNCH_FAILED, "unspecified launch failure"),
     KNOWN(ERROR_NOT_SUPPORTED, "operation not supported"),
+    KNOWN(ERROR_MPS_MAX_CLIENTS_REACHED, "the hardware resources required to create MPS client have been exhausted"),
     KNOWN(ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"),
     KNOWN(ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"),
     KNOWN(ERROR_STREAM_CAPTURE_MERGE, "operation would result in a merge of separate capture sequences"),
