@@ -90,6 +90,17 @@ def test_a_binary_that_the_driver_refuses_disables_its_family(tmp_path: Path) ->
     assert "CUDA_ERROR_NO_BINARY_FOR_GPU" in found["simt"][1]
 
 
+def test_a_family_that_is_wrong_now_and_then_is_disabled(tmp_path: Path) -> None:
+    script = """
+    entry = proof.cases_of(FAMILIES["simt"], "sm_90a")[0].sources[0].entry
+    os.environ["KSGEN_DRIVER_FAULTS"] = f"{entry}:wrong@2"
+    say(prove(families=["simt"]))
+    """
+    [found] = told_by(script, tmp_path)
+    assert found["simt"][0] == "disabled"
+    assert "repeated launches differ at batch 7" in found["simt"][1]
+
+
 def test_clusters_and_early_launches_are_tried(tmp_path: Path) -> None:
     """A case whose clusters do not fit is left out. Launches that fail plainly alone disable the family."""
     script = """

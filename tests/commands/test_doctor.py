@@ -15,9 +15,14 @@ from ksgen.build import toolchain
 from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.commands import doctor
 from ksgen.commands.doctor import Finding
-from ksgen.devices import threads
+from ksgen.devices import libcuda, threads
+from ksgen.devices.native import open_device
+from ksgen.emit.templates import template_digest
+from ksgen.passport import standing
+from ksgen.passport.store import Proof, record
 from tests.support.commands import run
 from tests.support.compilers import MAKE, NEW_HOST, fake_nvcc, says
+from tests.support.fake_gpu import FakeGpu
 
 WORKS = MAKE.replace("scale", "trial")
 NVRTC = r"pip install -e '.[cuda]' in ksgen's checkout brings NVRTC"
@@ -292,3 +297,28 @@ def test_instructions_of_a_processor_for_other_types(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(devices, "find_device", lambda: taken)
     wanted = "on 2 cores, vectors of 64 bytes, pairs of bf16, matrix tiles of bf16, matrix tiles of f16"
     assert doctor._chosen_device().found.endswith(wanted)
+
+
+def test_the_passport_of_the_gpu_that_launchers_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr(devices, "find_device", lambda: gpu)
+    monkeypatch.setattr(libcuda, "compute_mode", lambda index: 0)
+    monkeypatch.setattr(standing, "_known", {})
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    assert doctor._passport() == [Finding("passport", "KSGEN_PERMIT=all permits families without a proof")]
+    monkeypatch.delenv("KSGEN_PERMIT")
+    standing.forget()
+    why = "launchers take no wgmma yet: not proven yet on Fake GPU"
+    assert doctor._passport() == [Finding("passport", "", why, "ksgen calibrate")]
+    monkeypatch.setattr(libcuda, "compute_mode", lambda index: 3)
+    why = "the GPU is in exclusive-process mode, so that no child can use it next to this process"
+    assert doctor._passport() == [Finding("passport", "", why, "ksgen calibrate")]
+    proofs = {name: Proof("proven", "", template_digest(name), 1, 1.0) for name in ("mma", "wgmma")}
+    record(gpu, proofs | {"simt": Proof("disabled", "it lies", template_digest("simt"), 1, 1.0)})
+    standing.forget()
+    assert doctor._passport() == [Finding("passport", "proven: mma, wgmma; simt is disabled: it lies")]
+    gpu.target = "sm_80"
+    standing.forget()
+    assert doctor._passport() == [Finding("passport", "none; no family of sm_80 needs a proof")]
+    monkeypatch.setattr(devices, "find_device", lambda: open_device(0))
+    assert doctor._passport() == []

@@ -10,11 +10,22 @@ import pytest
 from ksgen import reference
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.launch.choice import Choice, choice_by_name, limits_of
+from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import Planner
 from ksgen.measure import verify
 from ksgen.measure.roofline import measure_ceilings
-from ksgen.measure.verify import Bench, compare, host_call, make_problem, measure, numpy_way, tolerance
+from ksgen.measure.verify import (
+    Bench,
+    compare,
+    exact_problem,
+    fault_of,
+    host_call,
+    make_problem,
+    measure,
+    numpy_way,
+    tolerance,
+)
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import is_installed
@@ -210,3 +221,40 @@ def test_a_kernel_of_slices_is_measured_on_slices() -> None:
         "x": (40, 30 + verify.GAP), "y": (40, 54 + verify.GAP), "residual": (40, 54 + verify.GAP)
     }  # fmt: skip
     assert measure(device, replace(KERNEL, stride="any"), 40, runs=1).passed
+
+
+CHAIN_OF_TWO = (Pattern(2, 8, 24, 1), Pattern(1, 24, 8, 2))
+EXACT = [
+    KernelSpec(Pattern(2, 9, 5, 3), "bfloat16", "bsf", Epilogue(True, "relu", True)),
+    KernelSpec(Pattern(2, 9, 5, 3), "complex64", "bsl"),
+    KernelSpec(Pattern(2, 9, 5, 3), "float16", job="gradient"),
+    KernelSpec((CHAIN_OF_TWO, CHAIN_OF_TWO), "float16"),
+]
+
+
+@pytest.mark.parametrize("kernel", EXACT, ids=str)
+def test_one_wrong_bit_of_an_exact_sum_is_a_fault(kernel: KernelSpec) -> None:
+    problem = exact_problem(kernel, 12)
+    assert problem.is_exact
+    right = [each.truth.astype(numpy_dtype(kernel.dtype)) for each in problem.each]
+    for result in right:
+        assert (result.real.astype(np.float64) % 1 == 0).all()
+    assert fault_of(problem, *right) == ""
+    bits = right[-1].reshape(-1)[-1:].view(np.uint8)
+    bits[0] ^= 1  # the last bit of a mantissa
+    assert fault_of(problem, *right) == "sums of small integers are not exact at batch 12"
+    right[-1][...] = np.nan
+    assert fault_of(problem, *right).startswith("relative error nan at batch 12, at most ")
+
+
+def test_kernels_that_round_more_than_once_are_compared_by_their_error() -> None:
+    for kernel in (
+        KernelSpec(Pattern(2, 9, 5, 3), "float16", epilogue=Epilogue(activation="gelu")),
+        KernelSpec(Pattern(2, 9, 16, 3), "float16", weights="e4m3"),
+    ):
+        problem = exact_problem(kernel, 12)
+        assert not problem.is_exact
+        y = problem.truth.astype(np.float16)
+        y[0, 0] = np.nextafter(y[0, 0], np.float16(9))
+        assert fault_of(problem, y) == ""
+        assert fault_of(problem, y * np.float16(1.5)).startswith("relative error ")
