@@ -107,14 +107,14 @@ def compile_proofs(compiled: Iterable[Compiled], jobs: int | None = None) -> lis
         if needs_proof(name, target)
         for case in cases_of(family_named(name), target)
     ]
-    requests = [Request(each.text, each.entry, target) for case, target in cases for each in case.sources]
-    results = build_many(dict.fromkeys(requests), workers=jobs)
+    needed = (Request(each.text, each.entry, target) for case, target in cases for each in case.sources)
+    requests = list(dict.fromkeys(needed))
+    if requests:
+        names = ", ".join(dict.fromkeys(case.candidate.family for case, _ in cases))
+        click.echo(f"compiling {counted(len(requests), 'small source')} that prove {names} on a GPU", err=True)
+    results = build_many(requests, workers=jobs)
     first_failure(results)
-    return [
-        (request, each)
-        for request, each in zip(dict.fromkeys(requests), results, strict=True)
-        if isinstance(each, Binary)
-    ]
+    return [(request, each) for request, each in zip(requests, results, strict=True) if isinstance(each, Binary)]
 
 
 def _aims(arch: str) -> list[_Aim]:

@@ -6,15 +6,20 @@ from typing import Any
 
 import pytest
 
+from ksgen.build.build import AbsentCompiler
 from ksgen.build.request import Binary
-from ksgen.commands.compiling import _aim_at_processor, _sources, _sources_for
+from ksgen.calibration.cases import cases_of
+from ksgen.commands import compiling
+from ksgen.commands.compiling import Compiled, _Aim, _aim_at_processor, _sources, _sources_for, compile_proofs
 from ksgen.emit.render import render
 from ksgen.emit.templates import template_digest
-from ksgen.families import cuda_limits, family_for
+from ksgen.errors import ToolchainError
+from ksgen.families import FAMILIES, cuda_limits, family_for
 from ksgen.launch import fused, planner
 from ksgen.launch.choice import limits_of
 from ksgen.launch.plan import Loaded
 from ksgen.launch.planner import Planner
+from ksgen.passport.standing import unproven
 from ksgen.spec import STRIDES, Epilogue, KernelSpec, parse
 from ksgen.wisdom.store import Entry, Wisdom, save
 from tests.support.fake_gpu import FakeGpu
@@ -106,3 +111,27 @@ def test_texts_of_layers_are_those_that_launchers_on_a_gpu_ask_for(
                 found += 1
                 assert {plan.source.text, *(each.source.text for each in plan.packers)} <= held
     assert found > 2
+
+
+def test_a_target_whose_families_need_a_proof_gets_other_kernels_and_the_proofs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine without a compiler has what serves until a family is proven, and what proves it."""
+    spec = parse("kernels: [{pattern: [1,1024,1024,1], precision: float16}]")
+    target, limits = "sm_90a", cuda_limits("sm_90a")
+    aim = _Aim(target, AbsentCompiler("none"), "cuda", limits)
+    sources = _sources_for(spec, aim, Wisdom(), is_own=False)
+    by_family = {source.family: source for source in sources}
+    assert {"wgmma", "mma"} <= set(by_family)
+    waiting = replace(limits, bars=unproven(target))
+    assert {source.text for source in _sources(spec, waiting, "cuda", Wisdom())} <= {each.text for each in sources}
+    binary = Binary(b"", "", target)
+    monkeypatch.setattr(compiling, "build_many", lambda requests, workers: [binary for _ in requests])
+    held = compile_proofs([Compiled(source, target, binary) for source in sources])
+    needed = {each.text for case in cases_of(FAMILIES["wgmma"], target) for each in case.sources}
+    assert {request.text for request, _ in held} == needed
+    assert compile_proofs([Compiled(by_family["mma"], target, binary)]) == []
+    failed = ToolchainError("no room")
+    monkeypatch.setattr(compiling, "build_many", lambda requests, workers: [failed for _ in requests])
+    with pytest.raises(ToolchainError, match=r"^no room \(and \d+ other kernels failed\)$"):
+        compile_proofs([Compiled(by_family["wgmma"], target, binary)])
