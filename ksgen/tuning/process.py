@@ -157,7 +157,8 @@ class Worker:
             self._child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs.fileno()],
                 cwd=STARTED_IN if os.path.isdir(STARTED_IN) else None,  # relative paths of the environment start there
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                # it starts no passport, which would disturb what it measures
+                env={**os.environ, "KSGEN_TRIAL": "off", "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,  # an interrupt is for the parent to handle
             )  # fmt: skip
             theirs.close()
