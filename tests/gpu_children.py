@@ -21,7 +21,7 @@ def run(command: Sequence[str], seconds: float, output: Path, variables: Mapping
     with output.open("w", encoding="utf-8") as file:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-            env={"KSGEN_PERMIT": "all", **os.environ, **(variables or {})},  # gpu-check proves more than a passport does
+            env={"KSGEN_PERMIT": "all", **os.environ, **(variables or {})},  # gpu-check proves more
             start_new_session=True, preexec_fn=_die_with_parent,
         )  # fmt: skip
         try:
