@@ -22,14 +22,15 @@ from ksgen.emit.templates import template_digest
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families import FAMILIES, family_named
 from ksgen.files import locked
+from ksgen.passport.standing import needs_proof
 from ksgen.passport.store import MOST_LETTERS, Passport, Proof, load, path_of, record
 from ksgen.tuning.job import Facts
 from ksgen.tuning.process import LostError, Worker
 from ksgen.wisdom.store import check_writable
 from ksgen.words import counted
 
-CASE_SECONDS = 20.0  # limit of one case in the child
-FAMILY_SECONDS = 180.0  # limit of all cases of a family in the child
+CASE_SECONDS = 60.0  # limit of one case in the child, after which it hangs: a busy machine takes seconds
+FAMILY_SECONDS = 600.0  # limit of all cases of a family in the child, after which there is no verdict
 BACKGROUND_SECONDS = 900  # limit of a whole proof that a launcher started
 BACKGROUND_NICE = 10  # added niceness of such a proof, which the user's own work goes before
 
@@ -87,7 +88,8 @@ def prove(
                     continue
                 if proof:
                     passport = record(facts, {name: proof})
-        if absent and not passport.families:
+        missing = [name for name in wanted if name not in passport.families and needs_proof(name, facts.target)]
+        if absent and (missing or not passport.families):
             raise ToolchainError(absent)
         return passport
     finally:
@@ -129,7 +131,8 @@ def _prove(worker: Worker, name: str, facts: Facts, on_step: Callable[[Step], ob
         reason = _fault_of(worker, case, binary, facts)
         done += 1
         if not reason and monotonic() > deadline:
-            reason = f"{counted(done, 'case')} of {len(cases)} took {FAMILY_SECONDS:g} s"
+            slow = f"{counted(done, 'case')} of {len(cases)} took {FAMILY_SECONDS:g} s"
+            raise DeviceError(f"{facts.name}: no verdict on {name}, since {slow}; try again on an idle machine")
         on_step(Step(name, done, len(cases)))
     reason = "".join(letter if letter.isprintable() else " " for letter in shorten(reason, MOST_LETTERS))
     seconds = max(0.0, _processor_seconds() + worker.seconds() - begin)

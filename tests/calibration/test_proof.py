@@ -187,6 +187,20 @@ def test_a_gpu_without_memory_left_disables_nothing(tmp_path: Path) -> None:
     assert found is None
 
 
+def test_a_machine_that_is_too_slow_disables_nothing(tmp_path: Path) -> None:
+    script = """
+    proof.FAMILY_SECONDS = 0
+    try:
+        prove(families=["simt"])
+    except KsgenError as error:
+        print(json.dumps(str(error)))
+    print(json.dumps(load(facts())))
+    """
+    message, found = told_by(script, tmp_path)
+    why = "no verdict on simt, since 1 case of 2 took 0 s; try again on an idle machine"
+    assert (message, found) == (f"NVIDIA H200: {why}", None)
+
+
 def test_machines_without_a_compiler_prove_what_a_bundle_holds(tmp_path: Path) -> None:
     script = """
     from pathlib import Path
@@ -204,11 +218,16 @@ def test_machines_without_a_compiler_prove_what_a_bundle_holds(tmp_path: Path) -
         print(json.dumps(str(error)))
     os.environ["KSGEN_CACHE_PATH"] = str(folder / "held.ksb")
     say(prove(families=["simt", "gradient"]))
+    try:
+        prove(families=["simt", "wgmma"])
+    except KsgenError as error:
+        print(json.dumps(str(error)))
     """
-    message, found = told_by(script, tmp_path)
+    message, found, missing = told_by(script, tmp_path)
     assert "no cache holds it for sm_90a, and KSGEN_NO_COMPILE forbids compiling it" in message
     assert "\n" not in message
     assert found == {"simt": ["proven", "", 1]}
+    assert "KSGEN_NO_COMPILE forbids compiling it" in missing  # a family that must be proven is not
 
 
 def test_a_launcher_starts_a_proof_and_later_plans_take_the_family(tmp_path: Path) -> None:
