@@ -115,8 +115,10 @@ class Planner:
         It counts only if its time is reliable and of the current source.
         """
         found = self._wisdom_of(device).lookup(kernel, batch)
+        if found is None or not found.is_sound or not found.median_us:
+            return None
         limits = limits_of(device)
-        if found is None or not found.is_sound or not found.median_us or limits.bar_of(found.family):
+        if limits.bar_of(found.family):
             return None
         try:
             check_fit(found.family, found.constants, kernel, limits)

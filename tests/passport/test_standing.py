@@ -10,9 +10,11 @@ import pytest
 
 from ksgen.devices import libcuda
 from ksgen.devices.native import open_device
+from ksgen.emit.templates import template_digest
 from ksgen.errors import ConstantsError, DeviceError, KsgenWarning
 from ksgen.families import FAMILIES
 from ksgen.launch.choice import choice_by_name, choose, expectation, limits_of
+from ksgen.launch.planner import Planner
 from ksgen.passport import standing
 from ksgen.passport.store import record
 from ksgen.pattern import Pattern
@@ -68,6 +70,17 @@ def test_an_unproven_family_is_taken_by_name_but_not_by_wisdom(gpu: FakeGpu) -> 
     known = Wisdom([Entry(KERNEL, BATCH, "wgmma", WGMMA.default(KERNEL, limits_of(gpu), BATCH), {})])
     assert chosen(gpu, known).family == "mma"
     assert choice_by_name("wgmma", KERNEL, BATCH, limits_of(gpu)).family == "wgmma"
+
+
+def test_a_measured_time_of_a_family_that_may_not_be_chosen_decides_nothing(gpu: FakeGpu) -> None:
+    measured = {"median_us": 1.0, "template": template_digest("wgmma")}
+    planner: Any = Planner()
+    own = Entry(KERNEL, BATCH, "wgmma", WGMMA.default(KERNEL, limits_of(gpu), BATCH), measured)
+    planner._wisdom[gpu.name] = Wisdom([own])
+    assert planner.measured(gpu, KERNEL, BATCH) is None
+    record(gpu, {"wgmma": proof()})
+    standing.forget()
+    assert planner.measured(gpu, KERNEL, BATCH) == own
 
 
 def test_simple_families_can_be_disabled_too_and_the_reason_is_told_if_none_is_left(gpu: FakeGpu) -> None:
