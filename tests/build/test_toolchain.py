@@ -178,7 +178,7 @@ def test_nvcc_that_does_not_work_here_gives_way_to_the_next(two_toolkits, said, 
 
 def test_nvcc_too_old_for_the_gpu_gives_way_for_that_gpu_alone(two_toolkits):
     on_path, usual = two_toolkits(action=MAKE, release="11.5", targets="sm_75\\nsm_86\\n")
-    with pytest.warns(UserWarning, match=rf"^{on_path}: 'sm_90a' is no target of nvcc 11.5.88; .*; {usual} is taken"):
+    with pytest.warns(UserWarning, match=rf"^{on_path}: 'sm_90a' is no target of nvcc 11.5.88; .*; {usual} is used"):
         assert version_of_built() == "12.8.88"
     assert version_of_built("sm_75") == "11.5.88"
     assert parse_targets("sm_90a,sm_86", find_compiler()) == ("sm_90a", "sm_86")

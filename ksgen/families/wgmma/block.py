@@ -209,7 +209,7 @@ class Block(TensorTile):
 
     @property
     def step_bytes(self) -> int:
-        """Operand B of one instruction."""
+        """Bytes of operand B of one instruction."""
         return int(self.constants.tile_out) * 2 * CHUNK
 
     @property
