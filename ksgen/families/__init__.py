@@ -146,7 +146,7 @@ def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
 
 
 __all__ = [
-    "ALIASES", "FAMILIES", "MAP_ALIGNMENT", "Bar", "Constexpr", "Family", "Geometry", "Limits", "Pass", "Rule", "TensorMap",
-    "Work", "check", "cuda_limits", "families_for", "family_for", "family_named", "family_of", "faster_family",
-    "meant_for", "operand_of", "present_names", "takes_job",
+    "ALIASES", "FAMILIES", "MAP_ALIGNMENT", "Bar", "Constexpr", "Family", "Geometry", "Limits", "Pass", "Rule",
+    "TensorMap", "Work", "check", "cuda_limits", "families_for", "family_for", "family_named", "family_of",
+    "faster_family", "meant_for", "operand_of", "present_names", "takes_job",
 ]  # fmt: skip
