@@ -6,7 +6,9 @@ import pytest
 
 from ksgen.calibration.cases import Case, cases_of
 from ksgen.families import FAMILIES, check, cuda_limits, family_named
-from ksgen.families.wgmma import PermutedConstants, RegistersConstants, SharedConstants
+from ksgen.families.wgmma.permuted import PermutedConstants
+from ksgen.families.wgmma.registers import RegistersConstants
+from ksgen.families.wgmma.shared import SharedConstants
 from ksgen.spec import LAYOUTS, PRECISIONS
 from ksgen.spec.storage import SAME
 from tests.support.kernels import SERVED

@@ -86,7 +86,7 @@ def test_a_measured_time_of_a_family_that_may_not_be_chosen_decides_nothing(gpu:
 def test_simple_families_can_be_disabled_too_and_the_reason_is_told_if_none_is_left(gpu: FakeGpu) -> None:
     kernel = KernelSpec(Pattern(1, 64, 64, 1), "float64")
     record(gpu, {"simt": proof("simt", "it lies")})
-    with pytest.raises(ConstantsError, match=r"no family .* here; simt is disabled on Fake GPU: it lies"):
+    with pytest.raises(ConstantsError, match=r"no family .* on this device; simt is disabled on Fake GPU: it lies"):
         choose(kernel, BATCH, limits_of(gpu), Wisdom())
 
 
