@@ -69,12 +69,18 @@ class Source:
         return self.entry_of("sum" if self.kernel.job == "gradient" else "pack")
 
     @property
+    def adjoint_entry(self) -> str:
+        """Name of the entry that packs the weights of the adjoint factor, if the family has one."""
+        return self.entry_of("pack_adjoint")
+
+    @property
     def entries(self) -> list[str]:
         """Names of all entries in the source."""
         geometry = family_named(self.family).geometry(self.kernel, self.constants, self.kernel.batch or 1)
         passes = [self.entry_of(each.name) for each in (*geometry.before, *geometry.after)]
         second = [self.pack_entry] if self.kernel.job != CHAIN else []
-        return list(dict.fromkeys([self.entry, *second, *passes]))
+        adjoint = [self.adjoint_entry] if family_named(self.family).packs_adjoint(self.kernel) else []
+        return list(dict.fromkeys([self.entry, *second, *adjoint, *passes]))
 
     def entry_of(self, name: str) -> str:
         return f"{self.entry}_{name}"

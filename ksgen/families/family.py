@@ -113,6 +113,10 @@ class Family(Generic[ConstantsT]):
         """Key of the packed weights apart from the kernel: equal keys mean equal bytes."""
         return constants
 
+    def packs_adjoint(self, kernel: KernelSpec) -> bool:
+        """Whether the source has an entry `_pack_adjoint`: it packs the weights of the adjoint factor for this one."""
+        return False
+
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         """Bytes that the second entry writes: packed weights; or reads: a gradient's partial sums."""
         raise NotImplementedError

@@ -139,6 +139,9 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     def pack_geometry(self, kernel: KernelSpec, constants: AnyVectorConstants) -> Geometry:
         return Geometry(0 if kernel.job == CHAIN else VectorChainTiling(kernel, constants).factors[0].columns, 1, 0)
 
+    def packs_adjoint(self, kernel: KernelSpec) -> bool:
+        return kernel.job != CHAIN and packs_adjoint(kernel)
+
     def words(self, kernel: KernelSpec, constants: AnyVectorConstants) -> Mapping[str, Any]:
         shape = VectorChainTiling(kernel, constants)
         words = factor_words(last := shape.factors[-1])  # its activation is that of every last factor
@@ -223,6 +226,11 @@ def multiply_adds(shape: VectorTiling, batch: int) -> int:
 OF_ROWS, OF_LANES = ("rows s of the batch", "outputs k"), ("outputs (k, j)", "rows s of the batch")
 
 
+def packs_adjoint(kernel: KernelSpec) -> bool:
+    """Whether a factor's source packs the adjoint's weights too: training neither quantizes nor conjugates there."""
+    return not kernel.is_quantized and not kernel.arithmetic.is_complex
+
+
 def factor_words(shape: VectorTiling) -> dict[str, Any]:
     """Variables of a factor's template."""
     value = {1: "uchar", 2: "ushort"}.get(shape.weight_bytes, "")
@@ -233,6 +241,7 @@ def factor_words(shape: VectorTiling) -> dict[str, Any]:
             "given": value if shape.kernel.is_quantized else "stored",  # type of a weight before it is packed
             "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
             "is_quantized": shape.kernel.is_quantized,
+            "packs_adjoint": packs_adjoint(shape.kernel),
             "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
             "variants": (
                 *variants_of(shape, shape.kernel.epilogue.activation),
@@ -312,6 +321,10 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
             named(shape, "PERIOD", "vectors of a tile after which the inputs repeat"),
             named(shape, "RUN", "neighbouring j per plane"),
             named(shape, "PLANES_J", "planes per i"),
+            Constexpr(
+                "PACK_INPUTS", shape.pack_inputs, "inputs whose packed weights are written together, in the cache"
+            ),
+            Constexpr("PACK_RUN", shape.pack_run, "neighbouring outputs of a tile whose weights are neighbours too"),
             Constexpr(
                 "STEP_OUT",
                 constants.lanes if shape.is_short else pattern.d,

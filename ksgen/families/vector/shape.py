@@ -11,6 +11,7 @@ from ksgen.spec.storage import ALIGNMENT, SCALE_BYTES
 LINE_BYTES = 64  # per line of a cache
 MOST_LANES = 16  # lanes of a vector, in float32
 # bytes of a plane's weights that stay in a second-level cache while all rows of a block are multiplied
+PACKED_AT_ONCE = 2**14  # bytes, half of a first-level cache
 PLANE_BYTES = 512 * 1024
 CONFLICTING_BYTES = 1024  # rows whose distance is a multiple of this share few sets of a first-level cache
 
@@ -161,6 +162,22 @@ class VectorTiling(Planes):
     @property
     def packed_bytes(self) -> int:
         return self.columns * self.column * self.weight_bytes
+
+    @property
+    def pack_inputs(self) -> int:
+        """Inputs whose packed weights are written together: they fill half of a first-level cache."""
+        return max(1, PACKED_AT_ONCE // (self.tile_lanes * self.weight_bytes))
+
+    @property
+    def pack_run(self) -> int:
+        """Neighbouring outputs of a tile whose weights are neighbours too: all j of one k, or a vector of them.
+
+        One if tiles begin or end between them, or if weights have scales, which are packed one by one.
+        """
+        d = self.kernel.pattern.d
+        run = d if self.is_short else self.constants.lanes
+        is_whole = (self.tile_lanes if self.is_short else d) % run == 0
+        return run if is_whole and not self.kernel.is_quantized else 1
 
     @property
     def registers(self) -> int:
