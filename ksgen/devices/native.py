@@ -52,7 +52,7 @@ from ksgen.devices.base import (
     host_memory,
 )
 from ksgen.devices.matrix_tiles import pair_products, usable_tiles
-from ksgen.devices.threads import wanted_threads
+from ksgen.devices.threads import ThreadsByTime, wanted_threads
 from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.locks import new_lock
 from ksgen.ownership import temporary_folder
@@ -179,11 +179,14 @@ class _Kernel:
 class _Recording:
     """Recorded launches with their arguments in place; a call replaces only the changed ones."""
 
-    __slots__ = ("_at_work", "_count", "_kept", "_launcher", "_steps", "_steps_at", "_threads", "_words", "_workspace")
+    __slots__ = (
+        "_at_work", "_by_time", "_count", "_kept", "_launcher", "_steps", "_steps_at", "_threads", "_words",
+        "_workspace",
+    )  # fmt: skip
 
     def __init__(self, launcher: Any, launches: Sequence[Launch], threads: Callable[[], int]) -> None:
         self._launcher, self._count, self._threads, self._kept = launcher, len(launches), threads, launches
-        self._words, self._steps = array("q"), array("q")
+        self._words, self._steps, self._by_time = array("q"), array("q"), ThreadsByTime()
         working: list[tuple[int, ThreadWorkspace]] = []
         for each in launches:
             begin = len(self._words)
@@ -203,7 +206,12 @@ class _Recording:
             own = self._workspace.pointer  # asked once: memory that grows is another
             for at in self._at_work:
                 words[at] = own
-        self._launcher(self._steps_at, self._count, words.buffer_info()[0], self._threads(), _openmp())
+        at, _ = words.buffer_info()
+
+        def launch(threads: int) -> None:
+            self._launcher(self._steps_at, self._count, at, threads, _openmp())
+
+        self._by_time.run(launch, self._threads())
 
 
 class NativeDevice:

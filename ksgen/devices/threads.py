@@ -2,10 +2,48 @@
 
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
+from time import perf_counter_ns
 
 from ksgen.errors import DeviceError
 from ksgen.values import excerpt
+
+SHORT_NS = 300_000  # launches that take longer always run on all threads: waking these takes some tens of microseconds
+WARM_UP, SAMPLES = 2, 8  # first calls on all threads, and timed calls per number of threads
+AGAIN = 2048  # calls after which they are timed again: others may have taken or left the cores
+
+
+class ThreadsByTime:
+    """Runs repeated launches on all threads, or on one if that is faster because waking the others costs more.
+
+    The times of the first calls decide. The upper quartile counts: stalls of other threads are no exceptions.
+    """
+
+    __slots__ = ("_calls", "_is_one", "_is_short", "_times")
+
+    def __init__(self) -> None:
+        self._calls, self._is_one, self._is_short = 0, False, False
+        self._times: tuple[list[int], list[int]] = [], []  # on all threads, and on one
+
+    def run(self, launch: Callable[[int], object], threads: int) -> None:
+        """Call launch(number of threads)."""
+        at = self._calls = self._calls % AGAIN + 1
+        if threads <= 1 or at > WARM_UP + 2 * SAMPLES or (at > WARM_UP and not self._is_short):
+            launch(1 if self._is_one else threads)
+            return
+        if at == 1:
+            self._is_one, self._times = False, ([], [])
+        is_one = at > WARM_UP and at % 2 == 1
+        begin = perf_counter_ns()
+        launch(1 if is_one else threads)
+        self._times[is_one].append(perf_counter_ns() - begin)
+        if at == WARM_UP:
+            self._is_short = min(self._times[False], default=0) < SHORT_NS
+            self._times = [], []
+        elif at == WARM_UP + 2 * SAMPLES:
+            on_all, on_one = (sorted(each)[3 * len(each) // 4 : 3 * len(each) // 4 + 1] for each in self._times)
+            self._is_one = on_one < on_all
 
 
 def groups_for(grid: int, cores: int) -> int:

@@ -7,7 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from ksgen.devices import threads
-from ksgen.devices.threads import groups_for, threads_of_environment, wanted_threads
+from ksgen.devices.threads import (
+    AGAIN,
+    SAMPLES,
+    SHORT_NS,
+    WARM_UP,
+    ThreadsByTime,
+    groups_for,
+    threads_of_environment,
+    wanted_threads,
+)
 from ksgen.errors import DeviceError
 
 
@@ -41,3 +50,56 @@ def test_what_is_no_number_is_refused(given: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("KSGEN_THREADS", given)
     with pytest.raises(DeviceError, match=r"KSGEN_THREADS=.*; accepted: a whole number from 1 up"):
         wanted_threads()
+
+
+class Machine:
+    """A clock, and launches that take as long as a test says, by their number of threads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, takes: dict[int, int]) -> None:
+        self.now, self.takes, self.asked, self.by_time = 0, takes, list[int](), ThreadsByTime()
+        monkeypatch.setattr(threads, "perf_counter_ns", lambda: self.now)
+
+    def launch(self, number: int) -> None:
+        self.asked.append(number)
+        self.now += self.takes[number]
+
+    def run(self, calls: int, wanted: int = 2) -> list[int]:
+        self.asked = []
+        for _ in range(calls):
+            self.by_time.run(self.launch, wanted)
+        return self.asked
+
+
+TIMED = WARM_UP + 2 * SAMPLES
+
+
+@pytest.mark.parametrize(("on_one", "on_two", "taken"), [(8_000, 90_000, 1), (30_000, 18_000, 2)])
+def test_times_decide_between_one_thread_and_all(
+    on_one: int, on_two: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(monkeypatch, {1: on_one, 2: on_two})
+    first = machine.run(TIMED)
+    assert first[:WARM_UP] == [2] * WARM_UP
+    assert first.count(1) == SAMPLES
+    assert machine.run(20) == [taken] * 20
+
+
+def test_stalls_count_and_a_single_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stalls, taken in ((1, 2), (4, 1)):
+        machine = Machine(monkeypatch, {1: 30_000, 2: 18_000})
+        machine.run(TIMED - 2 * stalls)
+        machine.takes[2] = 10_000_000
+        machine.run(2 * stalls)
+        assert machine.run(1) == [taken]
+
+
+def test_long_launches_take_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Machine(monkeypatch, {1: 1, 2: SHORT_NS}).run(2 * TIMED) == [2] * 2 * TIMED
+    assert Machine(monkeypatch, {1: 5}).run(5, wanted=1) == [1] * 5
+
+
+def test_launches_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {1: 8_000, 2: 90_000})
+    assert machine.run(AGAIN)[-1] == 1
+    machine.takes[2] = 5_000
+    assert machine.run(AGAIN)[-1] == 2
