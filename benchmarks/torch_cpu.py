@@ -1,9 +1,10 @@
 """KSLinear's `auto` compared with its other backends, on the processor: `python -m benchmarks.torch_cpu [--json]`.
 
-Layers have one factor and no bias. The steps are forward with frozen layers, and forward with gradients of x and the
-weights. All backends alternate on all cores, on memory that was used before, with a pause before each run. A row shows
-the time of auto, and its ratio to each backend. A backend that takes four times as long as the best is dropped after
-its first rounds.
+Layers have one factor and no bias, or with `--layers` those of transformers, with a bias and next to `nn.Linear`. The
+steps are "forward" with frozen layers; "unfrozen", where only PyTorch's backends are frozen; and "training", with
+gradients of x and the weights. All backends alternate on all cores, on memory that was used before, with a pause before
+each run. A row shows the time of auto, and its ratio to each backend. A backend that takes four times as long as the
+best is dropped after its first rounds.
 """
 
 import json
@@ -15,11 +16,13 @@ from time import perf_counter_ns
 
 import click
 import torch
+from torch import nn
 
+from ksgen.bench.chains import transformers
 from ksgen.measure.host_memory import keep_freed_memory
 from ksgen.measure.pause import rest
-from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS
+from ksgen.pattern import Chain, Pattern, monarch
+from ksgen.spec import LAYOUTS, Layout
 from ksgen.torch import KSLinear
 from ksgen.torch.operators.backends import BackendName
 
@@ -35,8 +38,10 @@ TURN_US = 2000  # least duration of a round of the fastest backend
 Job = Callable[[], object]
 
 
-def forward(layer: KSLinear, x: torch.Tensor) -> Job:
-    layer.eval().freeze()
+def forward(layer: nn.Linear, x: torch.Tensor) -> Job:
+    layer.eval()
+    if isinstance(layer, KSLinear):
+        layer.freeze()
 
     def run() -> object:
         with torch.no_grad():
@@ -45,7 +50,19 @@ def forward(layer: KSLinear, x: torch.Tensor) -> Job:
     return run
 
 
-def training(layer: KSLinear, x: torch.Tensor) -> Job:
+def unfrozen(layer: nn.Linear, x: torch.Tensor) -> Job:
+    layer.eval()
+    if isinstance(layer, KSLinear) and layer.backend not in ("auto", "ksgen"):
+        layer.freeze()
+
+    def run() -> object:
+        with torch.no_grad():
+            return layer(x)
+
+    return run
+
+
+def training(layer: nn.Linear, x: torch.Tensor) -> Job:
     x = x.clone().requires_grad_()
     with torch.no_grad():
         y_gradient = torch.randn_like(layer(x))
@@ -82,7 +99,33 @@ def medians_us(jobs: dict[str, Job], seconds: float, runs: int) -> dict[str, flo
     return {name: median(each[FIRST:] or each[1:]) for name, each in times.items()}
 
 
+STEPS = {"forward": forward, "unfrozen": unfrozen, "training": training}
+
+
+def chains_of_layers() -> dict[str, Chain]:
+    """Layers of ViT-S, GPT-2 medium, and Llama with 1B and 7B parameters; two families each where specs have them."""
+    found = {"small": Chain.read([(4, 48, 48, 1), (1, 256, 96, 2)])}
+    sizes = ("384 to ", "1536 to 384", "1024 to ", "4096 to 1024")
+    found |= {
+        name: chain
+        for name, chain in transformers().items()
+        if name.startswith(("vit", "gpt2")) or (name.startswith("monarch") and any(each in name for each in sizes))
+    }
+    for model, ends in (("1B", ((2048, 2048), (2048, 8192), (8192, 2048))), ("7B", ((4096, 4096), (4096, 11264)))):
+        found |= {f"{model}, {a} to {b}": monarch(a, b, 64, 64) for a, b in ends}
+    return found
+
+
+def layers_of(chain: Chain, layout: Layout, dtype: torch.dtype, has_bias: bool) -> dict[str, nn.Linear]:
+    found: dict[str, nn.Linear] = {
+        each: KSLinear(chain, bias=has_bias, layout=layout, dtype=dtype, backend=each) for each in WAYS
+    }
+    return found | ({"linear": nn.Linear(chain.in_features, chain.out_features, dtype=dtype)} if has_bias else {})
+
+
 @click.command()
+@click.option("--layers", "are_layers", is_flag=True, help="Layers of transformers in the place of single factors.")
+@click.option("--only", default="", help="A part of the names of the layers or patterns.")
 @click.option("--batch", "batches", default=(1, 16, 1024, 6272), multiple=True, show_default=True)
 @click.option("--precision", "precisions", default=("float32", "bfloat16"), multiple=True, show_default=True)
 @click.option("--steps", default=("forward", "training"), multiple=True, show_default=True)
@@ -90,6 +133,8 @@ def medians_us(jobs: dict[str, Job], seconds: float, runs: int) -> dict[str, flo
 @click.option("--most-seconds", default=1.0, show_default=True, help="For a row.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
+    are_layers: bool,
+    only: str,
     batches: tuple[int, ...],
     precisions: tuple[str, ...],
     steps: tuple[str, ...],
@@ -101,23 +146,21 @@ def main(
     torch.manual_seed(0)
     keep_freed_memory()
     kept: dict[str, list[tuple[float, float, str]]] = {}
+    cases = chains_of_layers() if are_layers else {str(Pattern(*each)): Chain.read([each]) for each in PATTERNS}
+    cases = {words: chain for words, chain in cases.items() if only in words}
     for precision in precisions:
-        for shape in PATTERNS:
+        for words, chain in cases.items():
             for batch in batches:
-                for layout in LAYOUTS:
-                    for kind, made in (("forward", forward), ("training", training)):
-                        if kind not in steps:
-                            continue
-                        dtype, features = getattr(torch, precision), Pattern(*shape).in_features
+                for layout in LAYOUTS[:1] if are_layers else LAYOUTS:
+                    for kind in (each for each in STEPS if each in steps):
+                        dtype, features = getattr(torch, precision), chain.in_features
                         x = torch.randn((batch, features) if layout == "bsf" else (features, batch), dtype=dtype)
-                        layers = {
-                            each: KSLinear([shape], bias=False, layout=layout, dtype=dtype, backend=each)
-                            for each in WAYS
-                        }
-                        took = medians_us({name: made(layer, x) for name, layer in layers.items()}, most_seconds, runs)
+                        layers = layers_of(chain, layout, dtype, are_layers)
+                        jobs = {name: STEPS[kind](layer, x) for name, layer in layers.items()}
+                        took = medians_us(jobs, most_seconds, runs)
                         fastest = min(took, key=took.__getitem__)
                         row = {
-                            "pattern": shape,
+                            "pattern": words,
                             "batch": batch,
                             "layout": layout,
                             "precision": precision,
@@ -125,12 +168,13 @@ def main(
                             "us": took,
                         }
                         name = f"{kind} {precision} {layout} batch {batch}"
-                        label = f"{','.join(map(str, shape))} {name}"
+                        label = f"{words} {name}"
                         kept.setdefault(name, []).append(
                             (took["auto"] / took[fastest], took["bmm"] / took["auto"], label)
                         )
-                        words = "  ".join(f"{each} {took[each] / took['auto']:.2f}" for each in WAYS[1:])
-                        click.echo(json.dumps(row) if as_json else f"{label:52} auto {took['auto']:9.1f} us  {words}")
+                        others = (f"{each} {took[each] / took['auto']:.2f}" for each in took if each != "auto")
+                        line = f"{label:52} auto {took['auto']:9.1f} us  {'  '.join(others)}"
+                        click.echo(json.dumps(row) if as_json else line)
     for name, rows in kept.items():
         over_best, over_bmm = [each[0] for each in rows], [each[1] for each in rows]
         least, most = min(over_bmm), max(rows)
