@@ -166,7 +166,7 @@ def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
     current = None
     if tensor.is_cuda:
         index = tensor.get_device()
-        place, current = ("cuda", index), _torch_stream(index)
+        place, current = ("cuda", index), current_stream(index)
     elif tensor.device.type == "cpu":
         place = "host"
     else:
@@ -186,8 +186,8 @@ def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
     return ArrayView("torch", pointer, tensor.shape, dtype, strides, place, current, tensor, True)
 
 
-def _torch_stream(index: int) -> int:
-    """Handle of PyTorch's current stream.
+def current_stream(index: int) -> int:
+    """Handle of PyTorch's current stream on that GPU.
 
     The private function costs a fraction of the public one, which creates an object.
     """

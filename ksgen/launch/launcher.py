@@ -12,6 +12,7 @@ from ksgen.launch.arrays import ArrayView, CallOptions, stream_handle, view
 from ksgen.launch.base import BaseLauncher, Given
 from ksgen.launch.checks import ArgumentChecks, check_memory, check_weights
 from ksgen.launch.explain import checked, layer_options
+from ksgen.launch.plan import Call
 from ksgen.launch.streams import device_and_stream, in_their_context
 from ksgen.launch.weights import PackBuffers, Weights, pack_host, pack_in_place, pack_quantized
 from ksgen.pattern import Chain, Pattern
@@ -164,6 +165,10 @@ class Launcher(BaseLauncher):
             >>> gradient.shape, float(gradient[0, 0, 0, 0])
             ((1, 3, 2, 2), 5.0)
         """
+        return self._gradient_call(x, grad_y, layout, out, stream, precision)()
+
+    def _gradient_call(self, x: Any, grad_y: Any, layout: Any, out: Any, stream: Any, precision: Any) -> Call:
+        """Do everything for a gradient but the launch."""
         self._check_is_factor("gradients of weights")
         arrays = {"x": x, "grad_y": grad_y} | ({} if out is None else {"out": out})
         layout = self.stated.layout if layout is None else layout
@@ -171,7 +176,8 @@ class Launcher(BaseLauncher):
             layout, precision=self.stated.precision if precision is None else precision, stream=stream
         )
         call: Any = self._prepared(Given(arrays, (), (), (), out, options), self._gradient_checks)
-        return call()
+        prepared: Call = call
+        return prepared
 
     def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
         """Pack weights on their device once, for many calls.

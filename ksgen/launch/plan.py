@@ -62,6 +62,7 @@ class Plan:
     pack_handle: KernelHandle
     pack_grid: int
     pack_block: int
+    adjoint_handle: KernelHandle  # packs the weights of the adjoint factor, on the same grid; None if nothing does
     packed_bytes: int
     packing: str  # equal for plans with identical packed weights
     operands: tuple[str, ...]  # operands of a launch in order, without tensor maps and batch size
@@ -229,42 +230,96 @@ class Call:
         self.again[1](())
 
 
-class Elsewhere:
-    """Sequential launches of calls on other host arrays, for a device that shares host memory.
+class Packing(NamedTuple):
+    """Weights that are packed before a launch: a plan that packs them, and the numbers of both arrays."""
 
-    Arrays are given by their addresses. Their shapes and strides are those that the calls were prepared with. Nothing
-    is checked or packed. Packed weights stay cached, and no array does. Thread-safe.
+    plan: Plan
+    weights: int
+    packed: int
+    is_adjoint: bool = False  # whether they are those of the adjoint factor
+
+    @property
+    def handle(self) -> KernelHandle:
+        return self.plan.adjoint_handle if self.is_adjoint else self.plan.pack_handle
+
+
+class Placed(NamedTuple):
+    """A call that runs again on other arrays, which are numbered by the caller."""
+
+    call: Call
+    arrays: Mapping[str, int]  # operands: numbers of their arrays
+    packs: Sequence[Packing] = ()  # before the call
+
+
+class Elsewhere:
+    """Sequential launches of calls on other arrays, which are given by their addresses.
+
+    Their shapes and strides are those that the calls were prepared with. Nothing is checked, and no array is kept. On
+    a GPU the launches are enqueued on the stream of the calls. Thread-safe.
     """
 
-    __slots__ = ("_device", "_launch", "_moved", "_owners", "_stream")
+    __slots__ = ("_again", "_device", "_moved", "_owners", "_placed", "_stream")
 
-    def __init__(self, calls: Sequence[Call], places: Sequence[Mapping[str, int]], owners: Sequence[object]) -> None:
-        """Record the launches.
+    def __init__(self, placed: Sequence[Placed], owners: Sequence[object]) -> None:
+        """Record the launches. `owners` keep the memory of packed weights."""
+        first = placed[0].call
+        self._device, self._owners, self._stream = first.plan.device, owners, first.stream
+        self._moved: list[tuple[int, int]] = []  # pairs of an argument's number and that of its array
+        self._placed = [_Moved.of(each) for each in placed]
+        self._again = self._recorded() if self._device.shares_host else None
 
-        `places` maps the operands of each call to indices of the arrays given later. `owners` keep the memory of
-        weights.
-        """
-        self._device, self._owners, self._stream = calls[0].plan.device, owners, calls[0].stream
-        launches = list[Launch]()
-        self._moved: list[tuple[int, int]] = []  # pairs of an argument's index and that of its array
-        begin = 0
-        for call, names in zip(calls, places, strict=True):
-            plan = call.plan
-            moved = {plan.operands.index(name): given for name, given in names.items() if name in plan.operands}
-            own = plan.launches(
-                Arguments(tuple([None if at in moved else arg for at, arg in enumerate(call.arguments)]))
-            )
-            for each in own:
-                self._moved += [(begin + at, given) for at, given in moved.items()]
+    def _recorded(self) -> Recording:
+        launches, begin = list[Launch](), 0
+        for plan, arguments, moved, packs in self._placed:
+            for pack in packs:
+                own = pack.plan
+                launches.append(Launch(pack.handle, own.pack_grid, own.pack_block, 0, (None, None)))
+                self._moved += ((begin, pack.weights), (begin + 1, pack.packed))
+                begin += 2
+            for each in plan.launches(arguments):
+                launches.append(each)
+                self._moved += [(begin + at, number) for at, number in moved]
                 begin += len(each.args)
-            launches += own
-        self._launch = record(self._device, launches, self._stream)
+        return record(self._device, launches, self._stream)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the device still works: a user may have detached its CUDA context."""
+        return self._device.is_open
 
     def __call__(self, given: Sequence[int]) -> None:
+        if self._again is None:
+            self._enqueue(given)
+            return
         try:
-            self._launch([(at, given[place]) for at, place in self._moved])
+            self._again([(at, given[number]) for at, number in self._moved])
         finally:  # launches may still write to the caller's memory
             self._device.synchronize(self._stream)
+
+    def _enqueue(self, given: Sequence[int]) -> None:
+        for plan, arguments, moved, packs in self._placed:
+            for packer, weights, packed, _ in packs:
+                packer.pack(given[weights], self._stream, given[packed])
+            own: Any = list(arguments)
+            for at, number in moved:
+                own[at] = given[number]
+            plan.launch(Arguments(tuple(own)), self._stream)
+
+
+class _Moved(NamedTuple):
+    plan: Plan
+    arguments: Arguments  # None for those that move
+    places: Sequence[tuple[int, int]]  # each argument that moves, with the number of its array
+    packs: Sequence[Packing]
+
+    @classmethod
+    def of(cls, placed: Placed) -> "_Moved":
+        plan = placed.call.plan
+        places = [(plan.operands.index(name), at) for name, at in placed.arrays.items() if name in plan.operands]
+        own: list[Any] = list(placed.call.arguments)
+        for at, _ in places:
+            own[at] = None
+        return cls(plan, Arguments(tuple(own)), places, placed.packs)
 
 
 @dataclass(eq=False)
@@ -365,6 +420,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         pack_handle=loaded.handles.get(source.pack_entry),
         pack_grid=packing.grid,
         pack_block=packing.block,
+        adjoint_handle=loaded.handles.get(source.adjoint_entry),
         packed_bytes=family.packed_bytes(kernel, choice.constants),
         packing=" ".join(packing_words),
         operands=family.operands(kernel, choice.constants),

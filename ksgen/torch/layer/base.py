@@ -11,7 +11,7 @@ from ksgen.errors import LaunchError
 from ksgen.pattern import Chain
 from ksgen.spec import Layout
 from ksgen.torch.layer.splits import Split
-from ksgen.torch.operators import frozen, prepared
+from ksgen.torch.operators import frozen, prepared, trained
 from ksgen.torch.operators.checks import check_tensors, dtype_name
 from ksgen.torch.operators.meanwhile import building, note_unsettled
 
@@ -87,7 +87,8 @@ class ChainLayer:
             >>> layer(-torch.ones(1, 4), torch.ones(1, 6))
             tensor([[1., 1., 1., 1., 1., 1.]])
         """
-        if (y := prepared.serve(self, x, residual)) is not None:
+        y = trained.serve(self, x, residual) if torch.is_grad_enabled() else prepared.serve(self, x, residual)
+        if y is not None:
             return y
         if isinstance(x, fx.Proxy):
             return self._as_leaf(x, residual)

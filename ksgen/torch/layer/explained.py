@@ -11,7 +11,7 @@ from ksgen.torch.layer.splits import explain as explain_splits
 from ksgen.torch.operators.backends import describe_intermediates, explain
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, describe_times, has_kernels, is_one_launch, launcher
-from ksgen.torch.operators.prepared import BACKENDS, steps_in_words
+from ksgen.torch.operators.prepared import BACKENDS
 
 
 def explained(layer: Any, batch: int, processes: int) -> str:
@@ -49,7 +49,6 @@ def explained(layer: Any, batch: int, processes: int) -> str:
             batch,
             layer.between,
         )
-    lines += steps_in_words(layer, batch)
     if layer.intermediates != "keep":
         activations = (layer.between, last.activation)
         lines.append(describe_intermediates(layer.intermediates, chain, activations, batch, first.element_size()))

@@ -38,21 +38,23 @@ class KSLinears(nn.ModuleList):
 
     def forward(self, x: Tensor) -> Tensor:
         if (found := self._prepared(x)) is not None:
-            return found.run(x)
+            call, own = found
+            return call.run(x, None, own)
         whole = self._whole(x)
         return self._each(x) if whole is None else whole
 
     def parts(self, x: Tensor) -> Sequence[Tensor]:
         """Outputs per layer: slices of one tensor if one launch computed them all."""
         if (found := self._prepared(x)) is not None:
-            return found.parts(x)
+            call, own = found
+            return call.parts(x, own)
         if (whole := self._whole(x)) is None:
             return [layer(x) for layer in self]
         axis = -1 if self._first.layout == "bsf" else 0
         parts: Sequence[Tensor] = whole.split([layer.out_features for layer in self._linears()], dim=axis)
         return parts
 
-    def _prepared(self, x: Tensor) -> prepared.Prepared | None:
+    def _prepared(self, x: Tensor) -> tuple[prepared.Prepared, prepared.Own] | None:
         layers: list[Any] = list(self._modules.values())
         return None if _are_watched(layers) else prepared.of_group(self, layers, x)
 

@@ -32,6 +32,9 @@ REMEMBERED = 4096  # cached choices: one per kernel and batch size
 
 KINDS = {
     "prepared": "frozen",
+    "called": "without gradients",
+    "step": "training step",
+    "first step": "training step, x without a gradient",
     "chain": "all factors",
     "trained": "trained",
     "trained first": "trained, x without a gradient",
@@ -39,12 +42,19 @@ KINDS = {
     "prepared group": "all layers, frozen",
 }
 
+OF_STEPS = ("step", "first step")
 OF_GROUPS = ("group", "prepared group")
 
 WAYS_OF_LAYERS = {  # for several factors, in words
     "ksgen": "one launch",
     "in turn": "one launch per factor by one call",
     "apart": "one launch per factor",
+    "each": "each factor by its fastest way",
+}
+
+WAYS_OF_STEPS = {
+    "ksgen": "one call forward and one backward",
+    "bmm": "bmm for every factor",
     "each": "each factor by its fastest way",
 }
 
@@ -263,7 +273,8 @@ def describe_times(
     found = []
     for (kind, name), residual in product(KINDS.items(), (False, True)):
         job = job_of(kind, patterns, dtype, layout, activation, bias, residual, between), size_of(batch)
-        words = WAYS_OF_GROUPS if kind in OF_GROUPS else WAYS_OF_LAYERS if len(patterns) > 1 else {}
+        words = WAYS_OF_LAYERS if len(patterns) > 1 else {}
+        words = WAYS_OF_GROUPS if kind in OF_GROUPS else WAYS_OF_STEPS if kind in OF_STEPS else words
         for key, seconds in [
             (key, each) for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())
         ]:

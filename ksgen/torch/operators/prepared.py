@@ -1,11 +1,12 @@
-"""Prepared calls on a processor, which check little but x: frozen layers at known shapes, and small training steps.
+"""Prepared calls of layers whose values alone are needed, which check little but x.
 
-`is_direct` is the only guard. The first call of a frozen layer at a shape takes the usual path, which reports errors.
-The second call prepares; the methods are timed alternately. A layer is a group of one. A small training step is served
-if timings (`ops.multiply`) found PyTorch's products to be the fastest for every factor. All other calls take the usual
-path.
+`is_direct` is the only guard of x, and `own_of` that of the parameters. The first call of a layer at a shape takes the
+usual path, which reports errors. The second call prepares. On a processor the methods are timed alternately; on a GPU
+`ksgen.torch.operators.choice` decides. Frozen layers are packed once. Other weights are read and packed at each call,
+because their changes cannot be detected reliably. A layer is a group of one. All other calls take the usual path.
 """
 
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -14,25 +15,28 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
+from ksgen.families import MAP_ALIGNMENT
 from ksgen.families.signature import each_chains
 from ksgen.launch import checks
-from ksgen.launch.plan import Call, Elsewhere
+from ksgen.launch.arrays import current_stream
+from ksgen.launch.plan import Call, Elsewhere, Packing, Placed
 from ksgen.launch.planner import PLANNER
-from ksgen.launch.weights import look_of
 from ksgen.launcher import Weights
-from ksgen.spec import Layout
+from ksgen.spec import Epilogue, Layout
 from ksgen.spec.kernel import layout_word
 from ksgen.torch.operators import choice, frozen, ops, products
-from ksgen.torch.operators.backends import is_recomputed
+from ksgen.torch.operators.backends import BACKENDS as PRODUCTS
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import (
     chain_launcher,
     faster,
     group_launcher,
     has_kernels,
+    is_one_launch,
     is_ready,
     job_of,
     launcher,
@@ -44,14 +48,18 @@ from ksgen.torch.operators.products import finish
 
 BACKENDS = ("auto", "ksgen")  # backends with prepared calls
 TRIED_COLUMNS = 64  # per thread: from there on, one launch is timed in batch-size-last, where launchers choose none
-MOST_CALLS = 256  # prepared calls per layer
-LINE_BYTES = 64  # line of a processor's cache; intermediates are aligned to it
+MOST_CALLS = 256  # prepared calls per frozen layer
+LINE_BYTES = 256  # alignment of scratch memory: that of a GPU's memory, and whole lines of a processor's cache
+KEPT_BYTES = 2**22  # scratch memory that a thread keeps; more is allocated at each call
 OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")  # equal in one launch
 MET, UNFIT = "was met once", "is served the usual way, or refused there"  # states of a shape of x
+NAMES = tuple(map(str, range(64)))  # of a layer's weights
 
-Step = Callable[[Tensor, Tensor | None], Tensor]  # takes x and the residual as matrices
+Own = Sequence[Tensor | None]  # parameters that a call reads: the bias of each layer, then weights that are not frozen
+Step = Callable[[Tensor, Tensor | None, Own], Tensor]  # takes x and the residual as matrices
 options_of = attrgetter(*OPTIONS)
-_served: dict[Hashable, bool] = {}  # whether PyTorch's products serve a training step, by everything that affects it
+_calls: dict[Hashable, Any] = {}  # prepared calls of layers that are not frozen: equal layers share them
+_scratch = threading.local()
 
 
 class NotPreparedError(Exception):
@@ -59,61 +67,111 @@ class NotPreparedError(Exception):
 
 
 def is_direct(x: Any, residual: Any = None) -> bool:
-    """Whether x and a residual lie unchanged in host memory, without a trace, mode, transform or autocast."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # a trace records every shape that is read
+    """Whether x and a residual lie unchanged in memory, without a trace, mode, transform, autocast or graph capture."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state():  # a trace records every shape that is read
         return False
-    if type(x) is not Tensor or not x.is_cpu:  # checked first: decides for every GPU tensor
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return False
-    if torch._C._len_torch_dispatch_stack() or ops.is_transformed() or torch.is_autocast_enabled("cpu"):
+    if forward_ad._current_level >= 0 or not _lies_in_memory(x):
         return False
-    return _lies_here(x) and (residual is None or _lies_here(residual))
+    if residual is not None and not _lies_in_memory(residual):
+        return False
+    if x.is_cpu:
+        return not torch.is_autocast_enabled("cpu")
+    return not (torch.is_autocast_enabled("cuda") or torch.cuda.is_current_stream_capturing())
 
 
-def _lies_here(tensor: Any) -> bool:
-    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
+def _lies_in_memory(tensor: Any) -> bool:
+    """Whether this is a plain tensor whose address tells where its values are."""
+    kind = type(tensor)
+    if (kind is not Tensor and kind is not nn.Parameter) or not (tensor.is_cpu or tensor.is_cuda):
         return False
-    if tensor.is_neg() or tensor.is_conj() or tensor.is_nested:
+    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj() or tensor.is_nested:
         return False
-    at = tensor.data_ptr()  # 0 if empty or released; foreign memory may be misaligned
-    return bool(at) and at % tensor.element_size() == 0
+    try:
+        at = tensor.data_ptr()  # 0 if empty or released; foreign memory may be misaligned
+    except RuntimeError:  # a gradient that stands for several
+        return False
+    return bool(at) and at % (tensor.element_size() if tensor.is_cpu else MAP_ALIGNMENT) == 0
 
 
 def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:
     """Output of the layer by a prepared call; None if the usual path has to serve it."""
-    if torch.is_grad_enabled():
-        return _step(layer, x) if residual is None and is_direct(x) else None
-    if not is_direct(x, residual) or (calls := layer._prepared_calls()) is None:
+    if torch.is_grad_enabled() or not is_direct(x, residual):
         return None
-    found = _found(calls, (layer,), x, residual)
-    return None if found is None else found.run(x, residual)
+    calls = layer._prepared_calls()
+    if calls is None and frozen.was_frozen(layer):  # its weights changed: the usual path reports it
+        return None
+    if (own := own_of(layer, x, calls is None)) is None:
+        return None
+    found = _found(calls, (layer,), x, residual, own)
+    return None if found is None else found.run(x, residual, own)
 
 
-def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "Prepared | None":
-    """Prepared call for all outputs of layers on this x; None if the usual path has to serve them."""
+def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "tuple[Prepared, Own] | None":
+    """Prepared call for all outputs of layers on this x, and what it reads; None if the usual path serves them."""
     if torch.is_grad_enabled() or not is_direct(x) or (calls := frozen.calls_of_group(group, layers)) is None:
         return None
-    return _found(calls, layers, x, None)
+    own: list[Tensor | None] = []
+    for layer in layers:
+        if (each := own_of(layer, x, False)) is None:
+            return None
+        own += each
+    found = _found(calls, layers, x, None, own)
+    return None if found is None else (found, own)
 
 
-def _found(calls: dict[Hashable, Any], layers: Sequence[Any], x: Tensor, residual: Tensor | None) -> "Prepared | None":
+def own_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | None:
+    """Parameters of a layer that a call reads; None if one of them is not plain memory like x.
+
+    Pruning and parametrizations compute a parameter at each access. They leave none of its name.
+    """
+    parameters = layer._parameters
+    if "bias" not in parameters or layer._parallel is not None:
+        return None
+    found: list[Any] = [parameters["bias"]]
+    if has_weights:
+        if layer.is_stored or "weights" not in layer._modules:
+            return None
+        weights, factors = layer._modules["weights"]._parameters, layer.chain.factors
+        found += [weights.get(name) for name in NAMES[: len(weights)]]
+        if [None if each is None else each.shape for each in found[1:]] != [
+            (each.a, each.b, each.c, each.d) for each in factors
+        ]:
+            return None
+    dtype, place = x.dtype, x.get_device()
+    for number, each in enumerate(found):
+        if each is None and not number:
+            continue
+        if not _lies_in_memory(each) or each.dtype != dtype or each.get_device() != place or not each.is_contiguous():
+            return None
+    return found
+
+
+def _found(
+    calls: dict[Hashable, Any] | None, layers: Sequence[Any], x: Tensor, residual: Tensor | None, own: Own
+) -> "Prepared | None":
     options = options_of(layers[0]) if len(layers) == 1 else tuple(map(options_of, layers))
-    key = (x.shape, x.dtype, residual is None, options, torch.get_num_threads(), PLANNER.generation)
+    of_weights: Hashable = None
+    if calls is None:
+        of_weights = tuple([None if each is None else each.shape for each in own])
+    stream = current_stream(x.get_device()) if x.is_cuda else None
+    threads, most = torch.get_num_threads(), choice.REMEMBERED if calls is None else MOST_CALLS
+    calls = _calls if calls is None else calls
+    key = x.shape, x.dtype, x.get_device(), stream, residual is None, options, of_weights, threads, PLANNER.generation
     found = calls.get(key)  # read once: another thread may drop all of them
     if found is None:
-        if len(calls) >= MOST_CALLS:
+        if len(calls) >= most:
             calls.clear()
         calls[key] = MET
     elif found is MET:
-        calls[key] = found = _prepared(layers, x, residual)
-    if type(found) is not Prepared:
-        return None
-    if not found.holds(layers):
-        calls[key] = MET
-        return None
-    return found if residual is None or found.takes(residual) else None
+        calls[key] = found = _prepared(layers, x, residual, own)
+    elif type(found) is Prepared and not found.is_open:
+        calls[key] = found = MET
+    return found if type(found) is Prepared and found.takes(x, residual, own) else None
 
 
-def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None) -> "Prepared | str":
+def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None, own: Own) -> "Prepared | str":
     if not is_ready(x.device):
         return MET
     try:
@@ -121,7 +179,7 @@ def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None) -> "Pre
             raise NotPreparedError
         for each in layers:
             _check_fits(each, x)
-        job = _Job.of(layers, x, residual)
+        job = _Job.of(layers, x, residual, own)
         return MET if job is None else by_kernels(lambda: Prepared(layers, x, job)) or MET
     except NotPreparedError:
         return UNFIT
@@ -137,10 +195,10 @@ def are_alike(layers: Sequence[Any]) -> bool:
 
 def _check_fits(layer: Any, x: Tensor) -> None:
     """Raise `NotPreparedError` if no prepared call serves the layer."""
-    bias = layer._parameters.get("bias")
-    if layer.bias is not bias or layer.backend not in BACKENDS or layer.precision not in (None, dtype_name(x.dtype)):
+    bias, is_usual = layer._parameters["bias"], layer.precision in (None, dtype_name(x.dtype))
+    if layer.backend not in BACKENDS or not (is_usual or x.is_cuda):
         raise NotPreparedError
-    if bias is not None and (not _is_plain(bias, x.dtype, (layer.out_features,)) or not bias.is_contiguous()):
+    if bias is not None and bias.shape != (layer.out_features,):
         raise NotPreparedError
     if not layer._multiplies(x.dtype) or not has_kernels(x.device):
         raise NotPreparedError
@@ -151,9 +209,10 @@ def shapes_of(layer: Any) -> tuple[tuple[int, int, int, int], ...]:
 
 
 class _Job(NamedTuple):
-    """Operands of a prepared call: a matrix x, and outputs, which are slices of one y.
+    """Operands of a prepared call: a matrix x, outputs, which are slices of one y, and parameters.
 
-    A batch of one is a row in both layouts.
+    A batch of one is a row in both layouts. Arrays are numbered: x, the residual, the outputs, the parameters that
+    each call reads, and then scratch memory.
     """
 
     layout: Layout
@@ -162,9 +221,10 @@ class _Job(NamedTuple):
     residual: Tensor | None
     y: Tensor
     outs: Sequence[Tensor]
+    own: Own
 
     @classmethod
-    def of(cls, layers: Sequence[Any], x: Tensor, residual: Tensor | None) -> "_Job | None":
+    def of(cls, layers: Sequence[Any], x: Tensor, residual: Tensor | None, own: Own) -> "_Job | None":
         """Build the operands; None if this residual is refused."""
         first = layers[0]
         y_shape = _y_shape(layers, x)
@@ -176,15 +236,21 @@ class _Job(NamedTuple):
         if rows.shape[0 if layout == "bsf" else 1] == 1:
             layout, out_layout, rows = "bsf", None, rows.reshape(1, -1)
             added = None if added is None else added.reshape(1, -1)
-        return cls.one(layout, out_layout, rows, added, [each.out_features for each in layers])
+        return cls.one(layout, out_layout, rows, added, [each.out_features for each in layers], own)
 
     @classmethod
     def one(
-        cls, layout: Layout, out_layout: Layout | None, x: Tensor, residual: Tensor | None, features: Sequence[int]
+        cls,
+        layout: Layout,
+        out_layout: Layout | None,
+        x: Tensor,
+        residual: Tensor | None,
+        features: Sequence[int],
+        own: Own,
     ) -> "_Job":
         batch, axis = x.shape[0 if layout == "bsf" else 1], 1 if (out_layout or layout) == "bsf" else 0
         y = x.new_empty((batch, sum(features)) if axis else (sum(features), batch))
-        return cls(layout, out_layout, x, residual, y, y.split(list(features), axis))
+        return cls(layout, out_layout, x, residual, y, y.split(list(features), axis), own)
 
     @property
     def batch(self) -> int:
@@ -195,6 +261,58 @@ class _Job(NamedTuple):
         """Whether the job belongs to a single layer."""
         return len(self.outs) == 1
 
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """Weights that each call reads; none if they are frozen."""
+        found: Any = self.own[len(self.outs) :]
+        weights: Sequence[Tensor] = found
+        return weights
+
+    @property
+    def first_bias(self) -> int:
+        """Number of the first layer's bias among the arrays."""
+        return 2 + len(self.outs)
+
+    @property
+    def first_weight(self) -> int:
+        return self.first_bias + len(self.outs)
+
+    def scratch(self) -> "Scratch":
+        return Scratch(self.first_bias + len(self.own))
+
+
+class Scratch:
+    """Memory of a prepared call for intermediates, packed weights and workspaces."""
+
+    def __init__(self, first: int) -> None:
+        self._first, self._bytes = first, list[int]()
+
+    def add(self, nbytes: int) -> int:
+        """Reserve memory, and return its number among the arrays."""
+        self._bytes.append(nbytes)
+        return self._first + len(self._bytes) - 1
+
+    def enlarge(self, number: int, nbytes: int) -> None:
+        at = number - self._first
+        self._bytes[at] = max(self._bytes[at], nbytes)
+
+    def offsets(self) -> list[int]:
+        """Offset of each piece, and the number of all bytes."""
+        return list(accumulate((-(-each // LINE_BYTES) * LINE_BYTES for each in self._bytes), initial=0))
+
+
+def scratch_memory(x: Tensor, nbytes: int) -> Tensor:
+    """Scratch memory of one call, for launches on the current stream.
+
+    A thread keeps its memory on a processor: fresh pages cost more than a small product.
+    """
+    if not x.is_cpu or nbytes > KEPT_BYTES:
+        return x.new_empty(nbytes, dtype=torch.uint8)
+    kept: Tensor | None = getattr(_scratch, "memory", None)
+    if kept is None or kept.numel() < nbytes:
+        kept = _scratch.memory = x.new_empty(nbytes, dtype=torch.uint8)
+    return kept
+
 
 def _y_shape(layers: Sequence[Any], x: Tensor) -> torch.Size:
     first = layers[0]
@@ -203,47 +321,73 @@ def _y_shape(layers: Sequence[Any], x: Tensor) -> torch.Size:
 
 
 class Prepared:
-    """activation(X K^T + bias) + residual of frozen layers on one x, side by side, by the fastest method for a shape.
+    """activation(X K^T + bias) + residual of layers on one x, side by side, by the fastest method for a shape.
 
-    Holds weights and biases, and no other array.
+    Holds the packed weights of frozen layers, and no other array.
     """
 
     def __init__(self, layers: Sequence[Any], x: Tensor, job: _Job) -> None:
         first = layers[0]
-        self._biases = [(each.bias, None if each.bias is None else look_of(each.bias)) for each in layers]
+        self._has_bias, self._biases = first._parameters["bias"] is not None, len(layers)
         self._x_shape, self._y_shape, self._dtype = job.x.shape, _y_shape(layers, x), x.dtype
         self._residual_shape, self._is_viewed = job.y.shape, job.y.shape != self._y_shape
         self._axis, self._features = -1 if first.layout == "bsf" else 0, [each.out_features for each in layers]
+        self._bias_shapes = [(each,) for each in self._features]
         self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest
-        self._step = self._fastest(layers, x, job)
+        self._launch: Elsewhere | None = None  # of a GPU, whose context a user may detach
+        self._step = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
 
-    def holds(self, layers: Sequence[Any]) -> bool:
-        """Whether each layer's bias is the one it was prepared for, at the same address."""
-        for layer, (own, look) in zip(layers, self._biases):  # noqa: B905  # strict=True takes time
-            if layer._parameters.get("bias") is not own or (own is not None and look_of(own) != look):
+    @property
+    def is_open(self) -> bool:
+        """Whether the device of its launches still works."""
+        return (self._launch is None or self._launch.is_open) and all(each.is_open for each in self._each)
+
+    def takes(self, x: Tensor, residual: Tensor | None, own: Own) -> bool:
+        """Whether this call serves these arrays: biases and the residual have the shapes that it was prepared for."""
+        for each, shape in zip(own[: self._biases], self._bias_shapes, strict=True):
+            if (each is not None) != self._has_bias or (each is not None and each.shape != shape):
                 return False
-        return True
+        if x.is_cuda and not (x.is_contiguous() and (residual is None or residual.is_contiguous())):
+            return False  # kernels read slices in place
+        return residual is None or (residual.dtype == self._dtype and residual.shape == self._y_shape)
 
-    def takes(self, residual: Tensor) -> bool:
-        return bool(residual.dtype == self._dtype and residual.shape == self._y_shape)
-
-    def run(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
         if self._each:
-            return torch.cat(self.parts(x), self._axis)
-        y = self._step(_rows(x, self._x_shape), None if residual is None else _rows(residual, self._residual_shape))
+            return torch.cat(self.parts(x, own), self._axis)
+        added = None if residual is None else _rows(residual, self._residual_shape)
+        y = self._step(_rows(x, self._x_shape), added, own)
         return y.view(self._y_shape) if self._is_viewed else y
 
-    def parts(self, x: Tensor) -> list[Tensor]:
+    def parts(self, x: Tensor, own: Own) -> list[Tensor]:
         """Outputs per layer: slices of one tensor if one call computed them all."""
         if self._each:
-            return [each.run(x) for each in self._each]
-        return list(self.run(x).split(self._features, self._axis))
+            return [each.run(x, None, [bias]) for each, bias in zip(self._each, own, strict=True)]
+        return list(self.run(x, None, own).split(self._features, self._axis))
+
+    def _alone(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "list[Prepared]":
+        """Prepared calls of a group's layers."""
+        every = ((each, _Job.of([each], x, None, [bias])) for each, bias in zip(layers, job.own, strict=True))
+        return [Prepared([each], x, one) for each, one in every if one]
+
+    def _by_rule(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Step:
+        """Method on a GPU: one launch where that is expected to be faster, else one per factor by one call."""
+        if _is_one_launch(layers, job):
+            if (way := _in_one_launch(layers, job, True)) is None:
+                raise NotPreparedError
+        elif job.is_alone:
+            if layers[0].fuse == "yes" or not _take_kernels(layers[0], job) or (way := _in_turn(layers, job)) is None:
+                raise NotPreparedError
+        else:
+            self._each = self._alone(layers, x, job)
+            return lambda x, *_: x  # never called
+        self._launch = way.launch
+        return way
 
     def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Step:
         first, ways = layers[0], dict[str, Step]()
         only_kernels = first.backend == "ksgen" or first.is_stored
         if job.is_alone and len(first.own_chain) == 1 and job.out_layout is None:
-            return _factor(job, *_operands(first)[0], first.bias, first.activation, first.layout, only_kernels)
+            return _factor(job, _packed(first, job)[0], _Factor(first, job, 0, first.layout, only_kernels))
         if way := _in_one_launch(layers, job, only_kernels):
             ways["ksgen"] = way
         if first.fuse == "yes" or (ways and only_kernels and job.is_alone):
@@ -254,14 +398,17 @@ class Prepared:
             ways["in turn"] = way
         if job.is_alone and not (ways and only_kernels):
             ways["each"] = _each_factor(first, job, only_kernels)
-        timed: dict[str, Callable[[], Tensor]] = {name: partial(way, job.x, job.residual) for name, way in ways.items()}
+        timed: dict[str, Callable[[], Tensor]] = {
+            name: partial(way, job.x, job.residual, job.own) for name, way in ways.items()
+        }
         if not job.is_alone:
-            alone = [Prepared([each], x, one) for each in layers if (one := _Job.of([each], x, None))]
-            timed["each"] = lambda: torch.cat([each.run(x) for each in alone], self._axis)
-        name = _timed_fastest("prepared" if job.is_alone else "prepared group", layers, job, timed)
+            alone = self._alone(layers, x, job)
+            pairs = list(zip(alone, job.own, strict=True))
+            timed["each"] = lambda: torch.cat([each.run(x, None, [bias]) for each, bias in pairs], self._axis)
+        name = _timed_fastest(layers, job, timed)
         if name not in ways:
             self._each = alone
-        return ways.get(name, lambda x, residual: x)  # the latter is never called
+        return ways.get(name, lambda x, *_: x)  # the latter is never called
 
 
 def _rows(tensor: Tensor, shape: torch.Size) -> Tensor:
@@ -271,303 +418,312 @@ def _rows(tensor: Tensor, shape: torch.Size) -> Tensor:
     return tensor if tensor.shape == shape else tensor.view(shape)
 
 
-def _timed_fastest(kind: str, layers: Sequence[Any], job: _Job, timed: Mapping[str, Callable[[], Tensor]]) -> str:
+def _kind(job: _Job) -> str:
+    """Kind under which methods are timed."""
+    return "called" if job.weights else "prepared"
+
+
+def _timed_fastest(layers: Sequence[Any], job: _Job, timed: Mapping[str, Callable[[], Tensor]]) -> str:
     if len(timed) == 1:
         return next(iter(timed))
     first, shapes = layers[0], [shapes_of(each) for each in layers]
     layout, added = layout_word(first.layout, first.out_layout), (first.bias is not None, job.residual is not None)
     patterns: Any = shapes[0] if job.is_alone else shapes
+    kind = _kind(job) if job.is_alone else "prepared group"
     own = job_of(kind, patterns, job.x.dtype, layout, first.activation, *added, first.between)
     return faster((own, size_of(job.batch), *timed), timed)
 
 
-class _Own(NamedTuple):
-    """A launcher's prepared call, and the weights that it was packed from."""
+# ---- what a GPU runs
+
+
+def _is_one_launch(layers: Sequence[Any], job: _Job) -> bool:
+    """Whether one launch serves all factors of all layers on a GPU."""
+    first = layers[0]
+    if first.fuse != "auto" or (job.is_alone and len(first.own_chain) == 1):
+        return bool(first.fuse == "yes")
+    epilogue = Epilogue(job.own[0] is not None, first.activation, job.residual is not None)
+    more: dict[str, Any] = {"weights": first.storage, "inputs": first._inputs} if first.is_stored else {}
+    if job.is_alone:
+        more["out_layout"] = job.out_layout
+    wanted = first.precision or dtype_name(job.x.dtype)
+    return is_one_launch(
+        _launcher_of(layers, job), job.x.device, wanted, job.layout, epilogue, job.batch, **more
+    ).is_one
+
+
+def _launcher_of(layers: Sequence[Any], job: _Job, fuse: str | None = None) -> Any:
+    first = layers[0]
+    if job.is_alone:
+        return chain_launcher(shapes_of(first), first.between, fuse or first.fuse)
+    return group_launcher(tuple(map(shapes_of, layers)), first.between, first.fuse)
+
+
+def _take_kernels(layer: Any, job: _Job) -> bool:
+    """Whether a GPU multiplies by each factor with a kernel of ksgen, and with no product of PyTorch."""
+    if layer.is_stored or layer.backend == "ksgen":
+        return True
+    wanted, last = layer.precision or dtype_name(job.x.dtype), len(layer.own_chain)
+    for number, pattern in enumerate(layer.own_chain, 1):
+        own = (job.own[0] is not None, layer.activation, job.residual is not None)
+        epilogue = own if number == last else (False, layer.between, False)
+        kernel = choice._kernel(launcher(*pattern.shape), wanted, job.layout, epilogue)
+        if choice.choose(kernel, job.batch, job.x.device).backend != "ksgen":
+            return False
+    return True
+
+
+# ---- launches
+
+
+class Bound(NamedTuple):
+    """A launcher's prepared call, its packed weights, and the numbers of weights that each call packs."""
 
     call: Call
-    weights: Sequence[Weights]
+    packed: Sequence[Weights]
+    numbers: Sequence[int]
+    are_adjoint: bool = False  # whether each call packs the weights of the adjoint factor
+
+
+def _packed(layer: Any, job: _Job) -> list[Any]:
+    """Weights of a layer as launchers take them: packed ones of a frozen layer, else its parameters."""
+    if job.weights:
+        return list(job.weights)
+    packed: list[Any] = layer._packed()
+    if not all(isinstance(each, Weights) for each in packed):  # the weights have thawed
+        raise NotPreparedError
+    return packed
 
 
 def _call(
-    prepare: Callable[..., Call | None], job: _Job, x: Tensor, weights: Sequence[Any], is_chain: bool, **given: Any
-) -> _Own | None:
+    prepare: Callable[..., Call | None],
+    job: _Job,
+    x: Tensor,
+    weights: Any,
+    numbers: Sequence[int] = (),
+    **given: Any,
+) -> Bound | None:
     """Prepare a call whose launches copy nothing; None if there is none.
 
     Arguments that launchers refuse are left to the usual path.
     """
-    flat = [each for own in weights for each in (own if isinstance(own, list) else [own])]
-    if not all(isinstance(each, Weights) for each in flat):  # the weights have thawed
-        raise NotPreparedError
     given = {name: each for name, each in given.items() if each is not None}
     try:
-        call = prepare(x, weights if is_chain else weights[0], layout=job.layout, **given)
+        call = prepare(x, weights, layout=job.layout, **given)
     except (DeviceError, ToolchainError):
         return None
     except KsgenError as error:
         raise NotPreparedError from error
-    return _Own(call, flat) if call is not None and call.plan.device.shares_host else None
+    if call is None or (job.x.is_cpu and not call.plan.device.shares_host):
+        return None
+    flat = [each for own in (weights if isinstance(weights, list) else [weights]) for each in _flat(own)]
+    return Bound(call, [] if numbers else flat, numbers)
 
 
-def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> Step | None:
+def _flat(weights: Any) -> list[Any]:
+    return weights if isinstance(weights, list) else [weights]
+
+
+def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_Launches | None":
     """All factors of all layers in one launch, if one is available."""
-    first, weights = layers[0], [each._packed() for each in layers]
+    first, weights = layers[0], [_packed(each, job) for each in layers]
     if first.fuse == "no":
         return None
-    given: dict[str, Any] = {"activation": first.activation, "residual": job.residual}
+    biases = None if job.own[0] is None else list(job.own[: len(layers)])
+    given: dict[str, Any] = {"activation": first.activation, "residual": job.residual, "precision": first.precision}
     if not job.is_alone:
-        group = group_launcher(tuple(map(shapes_of, layers)), first.between, first.fuse)
-        given["bias"] = None if first.bias is None else [each.bias for each in layers]
-        found = _call(group.prepare, job, job.x, weights, True, out=list(job.outs), **given)
+        own = _launcher_of(layers, job)
+        found = _call(own.prepare, job, job.x, weights, out=list(job.outs), bias=biases, **given)
     else:
         is_tried = first.fuse == "auto" and job.layout == "bsl" and not only_kernels
         is_tried &= job.batch >= TRIED_COLUMNS * torch.get_num_threads()
-        chain = chain_launcher(shapes_of(first), first.between, "yes" if is_tried else first.fuse)
+        chain = _launcher_of(layers, job, "yes" if is_tried else None)
         prepare = partial(chain.prepare, out_layout=job.out_layout)
+        bias, numbers = job.own[0], [job.first_weight + at for at in range(len(job.weights))]
         try:
-            found = _call(prepare, job, job.x, weights[0], True, out=job.y, bias=first.bias, **given)
+            found = _call(prepare, job, job.x, weights[0], numbers, out=job.y, bias=bias, **given)
         except NotPreparedError:
             if not is_tried:  # otherwise one launch is unavailable
                 raise
             return None
     if found is None:
         return None
-    return _launches(job, [found], [{name: 2 + at for at, name in enumerate(each_chains(found.call.plan.kernel, "y"))}])
+    outs = {name: 2 + at for at, name in enumerate(each_chains(found.call.plan.kernel, "y"))}
+    added = {name: job.first_bias + at for at, name in enumerate(each_chains(found.call.plan.kernel, "bias"))}
+    return _Launches(job, [found], [{**outs, **added}], job.scratch())
 
 
-def _in_turn(layers: Sequence[Any], job: _Job) -> Step | None:
+def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
     """Launches of all layers sequentially, by one call: one launch per layer, or one per factor."""
     if job.out_layout is not None:
         return None
-    own: list[_Own] = []
+    found: list[Bound] = []
     places: list[dict[str, int]] = []
-    passed: dict[int, int] = {}  # by operand number: elements of an intermediate; layers share its memory
-    for number, (layer, out) in enumerate(zip(layers, job.outs, strict=True), 2):
-        chain, packed = chain_launcher(shapes_of(layer), layer.between, layer.fuse), layer._packed()
+    scratch, passed = job.scratch(), list[int]()  # numbers of intermediates; layers share their memory
+    for number, (layer, out) in enumerate(zip(layers, job.outs, strict=True)):
+        chain, weights = chain_launcher(shapes_of(layer), layer.between, layer.fuse), _packed(layer, job)
+        bias = job.first_bias + number
         last: Mapping[str, Any] = {
-            "bias": layer.bias,
+            "bias": job.own[number],
             "activation": layer.activation,
             "residual": job.residual,
             "out": out,
         }
-        if len(packed) > 1 and not job.is_alone and (whole := _call(chain.prepare, job, job.x, packed, True, **last)):
-            own.append(whole)
-            places.append({whole.call.plan.result: number})
+        if len(weights) > 1 and not job.is_alone and (whole := _call(chain.prepare, job, job.x, weights, **last)):
+            found.append(whole)
+            places.append({whole.call.plan.result: 2 + number, "bias": bias})
             continue
         x, at = job.x, 0
-        for to_go, factor, weights in zip(reversed(range(len(packed))), chain.factors, packed, strict=True):
-            given, goes_to = last, number
-            if to_go:
-                to, goes_to = (
-                    x.new_empty(checks.y_shape(factor.pattern, job.layout, job.batch)),
-                    1 + len(layers) + to_go,
-                )
+        for place, (factor, own) in enumerate(zip(chain.factors, weights, strict=True)):
+            given, goes_to, is_last = last, 2 + number, place + 1 == len(weights)
+            if not is_last:
+                to = x.new_empty(checks.y_shape(factor.pattern, job.layout, job.batch))
+                if place == len(passed):
+                    passed.append(scratch.add(0))
+                goes_to = passed[place]
+                scratch.enlarge(goes_to, to.numel() * to.element_size())
                 given = {"activation": layer.between, "out": to}
-                passed[goes_to] = max(to.numel(), passed.get(goes_to, 0))
-            if (call := _call(factor.prepare, job, x, [weights], False, **given)) is None:
+            numbers = [job.first_weight + place] if job.weights else []
+            if (call := _call(factor.prepare, job, x, own, numbers, precision=layer.precision, **given)) is None:
                 return None
-            own.append(call)
-            places.append({"x": at, call.call.plan.result: goes_to})
+            found.append(call)
+            places.append({"x": at, call.call.plan.result: goes_to} | ({"bias": bias} if is_last else {}))
             x, at = given["out"], goes_to
-    return _launches(job, own, places, [passed[place] for place in sorted(passed)])
+    return _Launches(job, found, places, scratch)
 
 
-def _launches(job: _Job, own: Sequence[_Own], places: Sequence[Mapping[str, int]], passed: Sequence[int] = ()) -> Step:
-    """Combine launches into one call on host tensors, with one new y and scratch memory for intermediates.
+def elsewhere(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> Elsewhere:
+    """Combine launches, and reserve memory for what they pack.
 
-    `passed` holds the elements of each intermediate. `places` maps operands to arrays: 0 is x, 1 the residual, then
-    come the outputs and the intermediates.
+    `places` maps the operands of each to numbers of arrays. x and the residual are the first two unless it says
+    otherwise.
     """
-    every = [{"x": 0, "residual": 1, **each} for each in places]
-    launch = Elsewhere([each.call for each in own], every, [weights for each in own for weights in each.weights])
-    shape, size = job.y.shape, job.y.element_size()
-    outs, line = [out.storage_offset() * size for out in job.outs], LINE_BYTES // size
-    *begins, scratch = accumulate((-(-count // line) * line for count in passed), initial=0)
-    begins = [at * size for at in begins]
+    placed: list[Placed] = []
+    for (call, _, numbers, are_adjoint), place in zip(bound, places, strict=True):
+        plan, packs = call.plan, list[Packing]()
+        arrays = {"x": 0, "residual": 1, **place}
+        if not plan.device.shares_host and plan.workspace_bytes:
+            arrays["workspace"] = scratch.add(plan.workspace_bytes)
+        if numbers:
+            for name, packer, number in zip(plan.weights, plan.packers or (plan,), numbers, strict=True):
+                arrays[name] = scratch.add(packer.packed_bytes)
+                packs.append(Packing(packer, number, arrays[name], are_adjoint))
+        placed.append(Placed(call, arrays, packs))
+    return Elsewhere(placed, [weights for each in bound for weights in each.packed])
 
-    def alone(x: Tensor, residual: Tensor | None) -> Tensor:
-        y = x.new_empty(shape)
-        launch((x.data_ptr(), 0 if residual is None else residual.data_ptr(), y.data_ptr()))
+
+class _Launches:
+    """Launches of one prepared call, with one new y. It is a `Step`."""
+
+    def __init__(self, job: _Job, own: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> None:
+        size = job.y.element_size()
+        self.launch = elsewhere(own, places, scratch)
+        self._shape, self._outs = job.y.shape, [out.storage_offset() * size for out in job.outs]
+        *self._begins, self._bytes = scratch.offsets()
+
+    def __call__(self, x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
+        y = x.new_empty(self._shape)
+        at = y.data_ptr()
+        arrays = [x.data_ptr(), 0 if residual is None else residual.data_ptr(), *[at + each for each in self._outs]]
+        arrays += [0 if each is None else each.data_ptr() for each in own]
+        if self._bytes:
+            memory = scratch_memory(x, self._bytes)  # lives until the launches are enqueued
+            begin = memory.data_ptr()
+            arrays += [begin + each for each in self._begins]
+        self.launch(arrays)
         return y
 
-    if len(outs) == 1 and not scratch:
-        return alone
 
-    def step(x: Tensor, residual: Tensor | None) -> Tensor:
-        y = x.new_empty(shape)
-        at, more = y.data_ptr(), x.new_empty(scratch) if scratch else y
-        between = more.data_ptr()
-        arrays = [x.data_ptr(), 0 if residual is None else residual.data_ptr(), *[at + each for each in outs]]
-        launch([*arrays, *[between + each for each in begins]])
-        return y
-
-    return step
+# ---- one factor by its fastest method
 
 
-def _operands(layer: Any) -> list[tuple[Weights, Tensor | None]]:
-    """Weights per factor: packed, and as a tensor for PyTorch's products.
+class _Factor(NamedTuple):
+    """One factor of a layer's job."""
 
-    The tensor is None for stored weights, which PyTorch does not multiply by.
-    """
-    packed = layer._packed()
-    return list(zip(packed, [None] * len(packed) if layer.is_stored else layer.weights, strict=True))
+    layer: Any
+    job: _Job  # of the layer
+    place: int
+    layout_of_job: str  # under which its times are looked up
+    only_kernels: bool
+
+    @property
+    def is_last(self) -> bool:
+        return self.place + 1 == len(self.layer.own_chain)
+
+    def prepare(self, make: Callable[[Tensor], Tensor]) -> Callable[[Own], Tensor]:
+        """Function that gives make(weights) at each call: computed once for frozen weights."""
+        if self.job.weights:
+            at = 1 + self.place
+            return lambda own: make(own[at])
+        made = derived(self.layer.weights[self.place], make)
+        return lambda own: made
 
 
 def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
     """Run each factor by its fastest method."""
     steps, x = list[tuple[Callable[[Tensor], Tensor], Step]](), job.x
-    every: Any = ops.transposed_at(layer.own_chain.turn, _operands(layer), job.layout, job.out_layout)
-    for number, (pattern, (turns, operands, layout)) in enumerate(zip(layer.own_chain, every, strict=True), 1):
-        is_last, x = number == len(every), turns(x)
-        own = _Job.one(layout, None, x, job.residual if is_last else None, [pattern.out_features])
-        bias, activation = (layer.bias, layer.activation) if is_last else (None, layer.between)
-        steps.append((turns, _factor(own, operands[0], operands[1], bias, activation, layout, only_kernels)))
-        if not is_last:
-            x = steps[-1][1](x, None)
+    every: Any = ops.transposed_at(layer.own_chain.turn, _packed(layer, job), job.layout, job.out_layout)
+    for number, (pattern, (turns, weights, layout)) in enumerate(zip(layer.own_chain, every, strict=True)):
+        factor, x = _Factor(layer, job, number, layout, only_kernels), turns(x)
+        added = job.residual if factor.is_last else None
+        own = _Job.one(layout, None, x, added, [pattern.out_features], job.own)
+        steps.append((turns, _factor(own, weights, factor)))
+        if not factor.is_last:
+            x = steps[-1][1](x, None, job.own)
     *first, (last_turn, last) = steps
 
-    def each_alone(x: Tensor, residual: Tensor | None) -> Tensor:
+    def each_alone(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
         for turns, step in first:
-            x = step(turns(x), None)
-        return last(last_turn(x), residual)
+            x = step(turns(x), None, own)
+        return last(last_turn(x), residual, own)
 
     return each_alone
 
 
-def _factor(
-    job: _Job, packed: Any, weights: Tensor | None, bias: Tensor | None, activation: str, layout_of_job: str,
-    only_kernels: bool
-) -> Step:  # fmt: skip
-    """Fastest method for one factor.
-
-    `layout_of_job` is the layout under which its times are looked up.
-    """
-    if not isinstance(packed, Weights):  # the weights have thawed
-        raise NotPreparedError
-    layout, shape, ways = job.layout, packed.pattern.shape, dict[str, Step]()
-    given: dict[str, Any] = {"bias": bias, "activation": activation, "residual": job.residual, "out": job.y}
-    if call := _call(launcher(*shape).prepare, job, job.x, [packed], False, **given):
-        ways["ksgen"] = _launches(job, [call], [{call.call.plan.result: 2}])
-    if only_kernels or weights is None:
+def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
+    """Fastest method for one factor."""
+    layout, layer, ways = job.layout, factor.layer, dict[str, Step]()
+    pattern, is_last, is_stored = layer.own_chain[factor.place], factor.is_last, layer.is_stored
+    activation, has_bias = (layer.activation, job.own[0] is not None) if is_last else (layer.between, False)
+    given: dict[str, Any] = {"bias": job.own[0] if is_last else None, "activation": activation}
+    numbers = [job.first_weight + factor.place] if job.weights else []
+    prepare = launcher(*pattern.shape).prepare
+    if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **given):
+        places = {call.call.plan.result: 2, "bias": job.first_bias}
+        ways["ksgen"] = _Launches(job, [call], [places], job.scratch())
+    if factor.only_kernels or is_stored:
         if not ways:
             raise NotPreparedError
         return ways["ksgen"]
-    matrices, blocks = derived(weights, products.by_matrix), derived(weights, products.blocks_of)
 
-    def on_views(x: Tensor, residual: Tensor | None) -> Tensor:
-        return finish(products.multiply(x, matrices, layout), bias, activation, residual, layout)
+    def by_pytorch(name: str, make: Callable[[Tensor], Tensor], product: Callable[[Tensor, Tensor], Tensor]) -> None:
+        ready = factor.prepare(make)
 
-    def permuted(x: Tensor, residual: Tensor | None) -> Tensor:
-        return finish(
-            products.permuted_multiply(x, blocks, layout, shape[0], shape[3]), bias, activation, residual, layout
-        )
+        def step(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
+            return finish(product(x, ready(own)), own[0] if has_bias else None, activation, residual, layout)
 
-    ways |= {"strided": on_views, "bmm": permuted}
-    if weights.element_size() == 2:  # like in `ksgen.torch.operators.ops`
-        ways["dense"] = _by_whole_matrix(derived(weights, products.to_dense), layout, bias, activation)
+        ways[name] = step
+
+    a, _, _, d = pattern.shape
+    by_pytorch("strided", products.by_matrix, lambda x, matrices: products.multiply(x, matrices, layout))
+    by_pytorch("bmm", products.blocks_of, lambda x, blocks: products.permuted_multiply(x, blocks, layout, a, d))
+    if job.weights:  # reads the parameters without a permuted copy
+        by_pytorch("einsum", lambda own: own, lambda x, own: PRODUCTS["einsum"].multiply(x, own, layout, pattern))
+    elif job.x.element_size() == 2:  # like in `ksgen.torch.operators.ops`
+        ways["dense"] = _by_whole_matrix(factor.prepare(products.to_dense), layout, has_bias, activation)
     kind = job_of(
-        "prepared", [shape], job.x.dtype, layout_of_job, activation, bias is not None, job.residual is not None
+        _kind(job), [pattern.shape], job.x.dtype, factor.layout_of_job, activation, has_bias, job.residual is not None
     )
-    timed = {name: partial(way, job.x, job.residual) for name, way in ways.items()}
+    timed = {name: partial(way, job.x, job.residual, job.own) for name, way in ways.items()}
     return ways[faster((kind, size_of(job.batch), *ways), timed)]
 
 
-def _by_whole_matrix(matrix: Tensor, layout: str, bias: Tensor | None, activation: str) -> Step:
-    def in_rows(x: Tensor, residual: Tensor | None) -> Tensor:
-        return finish(functional.linear(x, matrix, bias), None, activation, residual, layout)
+def _by_whole_matrix(ready: Callable[[Own], Tensor], layout: str, has_bias: bool, activation: str) -> Step:
+    def in_rows(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
+        y = functional.linear(x, ready(own), own[0] if has_bias else None)
+        return finish(y, None, activation, residual, layout)
 
-    def in_columns(x: Tensor, residual: Tensor | None) -> Tensor:
-        return finish(matrix @ x, bias, activation, residual, layout)
+    def in_columns(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
+        return finish(ready(own) @ x, own[0] if has_bias else None, activation, residual, layout)
 
     return in_rows if layout == "bsf" else in_columns
-
-
-# ---- small training steps
-
-
-def _step(layer: Any, x: Tensor) -> Tensor | None:
-    """Output of the layer by direct calls of PyTorch's products; None if the usual path has to serve it.
-
-    Checking everything again would cost as much as a small product.
-    """
-    own, chain, dtype = layer._parameters, layer.own_chain, x.dtype
-    if "bias" not in own or "weights" not in layer._modules:  # a parametrization computes it at each access
-        return None
-    parameters = layer._modules["weights"]._parameters
-    if len(parameters) != len(chain):
-        return None
-    bias = own["bias"]
-    weights = [parameters.get(str(number)) for number in range(len(chain))]  # pruned weights have other names
-    if not all(_is_plain(each, dtype, pattern.shape) for each, pattern in zip(weights, chain, strict=True)):
-        return None
-    if not all(each.requires_grad for each in weights):
-        return None
-    if not (bias is None or _is_plain(bias, dtype, (chain.out_features,))):
-        return None
-    options = options_of(layer), layer.intermediates, bias is None
-    key = (chain.factors, options, x.shape, dtype, x.requires_grad, torch.get_num_threads())
-    serves = _served.get(key)
-    if serves is False or layer._parallel is not None or frozen.was_frozen(layer) or ops.is_saved_otherwise():
-        return None  # a checkpoint's second pass must equal the first
-    if serves is None:
-        serves = _is_served(layer, x, bias is not None)
-        if serves is None:
-            return None
-        if len(_served) >= choice.REMEMBERED:
-            _served.clear()
-        _served[key] = serves
-    return _product(layer, x, weights, bias) if serves else None
-
-
-def steps_in_words(layer: Any, batch: int) -> list[str]:
-    """Line of `explain` that training steps of so many rows run PyTorch's products, if timings selected them."""
-    first, is_bsf = layer.weights[0], layer.layout == "bsf"
-    if not first.is_cpu or layer._parallel is not None or batch > ops.FEW_ENTRIES:
-        return []
-    x = torch.empty((batch, layer.in_features) if is_bsf else (layer.in_features, batch), dtype=first.dtype)
-    if not any(_is_served(layer, x.requires_grad_(asks), layer.bias is not None) for asks in (False, True)):
-        return []
-    return [f"training steps at batch {batch}: bmm for every factor, the fastest when they were timed"]
-
-
-def _is_plain(parameter: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-    is_own = type(parameter) is nn.Parameter and parameter.is_cpu
-    return is_own and parameter.dtype == dtype and parameter.shape == shape
-
-
-def _is_served(layer: Any, x: Tensor, has_bias: bool) -> bool | None:
-    """Whether every factor's step was timed, and PyTorch's products were the fastest.
-
-    None if one was not timed yet.
-    """
-    chain, layout = layer.own_chain, layer.layout
-    if layer.backend != "auto" or layer.out_layout is not None or layer.precision not in (None, dtype_name(x.dtype)):
-        return False
-    if not is_ready(x.device):
-        return None
-    if layer.fuse == "yes" or is_recomputed(layer.intermediates, chain, (layer.between, layer.activation)):
-        return False
-    features, batch = x.shape[-1 if layout == "bsf" else 0] if x.dim() else 0, x.numel() // chain.in_features
-    if features != chain.in_features or not 0 < batch <= ops.FEW_ENTRIES or not choice.has_kernels(x.device):
-        return False
-    *first, last = chain.factors
-    steps = [(each, layer.between, False) for each in first] + [(last, layer.activation, has_bias)]
-    for number, (pattern, activation, adds) in enumerate(steps):
-        job = ops.step_job(
-            pattern.shape, batch, x.dtype, layout, activation, adds, False, bool(number) or x.requires_grad
-        )
-        seconds = choice.measured(job)
-        if not seconds:
-            return None
-        if min(seconds, key=seconds.__getitem__) != "bmm":
-            return False
-    return True
-
-
-def _product(layer: Any, x: Tensor, weights: list[Any], bias: Tensor | None) -> Tensor:
-    layout, last = layer.layout, len(weights) - 1
-    is_matrix = x.dim() == 2
-    rows = x if is_matrix else layer._as_matrix(x)
-    for number, each in enumerate(weights):
-        own = (bias, None, layout, layer.activation) if number == last else (None, None, layout, layer.between)
-        rows = ops.multiply_by_pytorch(rows, each, *own)
-    return rows if is_matrix else torch.ops.aten._unsafe_view(rows.contiguous(), layer._y_shape(x))

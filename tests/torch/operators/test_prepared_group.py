@@ -176,7 +176,7 @@ def test_a_layer_that_thaws_takes_the_groups_calls_along(served: list[Any]) -> N
     group = group_of()
     x = x_of(group, 20)
     warmed(group, x)
-    kept = weakref.ref(served[-1])
+    kept = weakref.ref(served[-1][0])
     served.clear()
     group[1].thaw()
     gc.collect()

@@ -1,0 +1,265 @@
+"""Prepared training steps of a layer on a processor: one call of all launches forward, and one backward.
+
+The first call at a shape takes the usual path, which reports errors. The second call prepares. The methods run forward
+and backward steps in turn, and the fastest serves: "ksgen" are the prepared calls, "bmm" PyTorch's products without
+checks, "each" the usual path. Weights are read at each call. The backward call packs those of the adjoint factors from
+the same memory. All other calls take the usual path.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksgen.errors import DeviceError, KsgenError, ToolchainError
+from ksgen.launch.checks import y_shape
+from ksgen.launch.plan import Call
+from ksgen.launch.planner import PLANNER
+from ksgen.torch.operators import choice, frozen, ops, prepared
+from ksgen.torch.operators.backends import is_recomputed
+from ksgen.torch.operators.checks import dtype_name
+from ksgen.torch.operators.choice import faster, has_kernels, is_ready, job_of, launcher, size_of
+from ksgen.torch.operators.meanwhile import by_kernels
+from ksgen.torch.operators.prepared import MET, UNFIT, Bound, NotPreparedError, Scratch, elsewhere, scratch_memory
+
+Step = Callable[..., Tensor]  # takes the layer, x, the bias and the weights
+_steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
+
+
+def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:
+    """Output of the layer in a training step; None if the usual path has to serve it."""
+    if not torch.is_grad_enabled() or residual is not None or not prepared.is_direct(x) or not x.is_cpu:
+        return None
+    if layer.is_stored or frozen.was_frozen(layer) or ops.is_saved_otherwise():
+        return None  # a checkpoint's second pass must equal the first
+    if (own := prepared.own_of(layer, x, True)) is None or not all(
+        each.requires_grad for each in own[1:] if each is not None
+    ):
+        return None
+    bias, shapes = own[0], tuple([None if each is None else each.shape for each in own])
+    asks = x.requires_grad, bias is not None and bias.requires_grad
+    options = prepared.options_of(layer), layer.intermediates
+    key = x.shape, x.dtype, asks, options, shapes, torch.get_num_threads(), PLANNER.generation
+    found = _steps.get(key)
+    if found is None:
+        if len(_steps) >= choice.REMEMBERED:
+            _steps.clear()
+        _steps[key] = MET
+    elif found is MET:
+        _steps[key] = found = _prepared(layer, x, own)
+    return found(layer, x, *own) if callable(found) else None
+
+
+def _prepared(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
+    """The fastest method, if it is not the usual path."""
+    chain, activations = layer.chain, (layer.between, layer.activation)
+    is_usual = layer.precision in (None, dtype_name(x.dtype)) and layer.out_layout is None and layer.fuse != "yes"
+    if not is_usual or layer.backend not in prepared.BACKENDS:
+        return UNFIT
+    if not is_ready(x.device):
+        return MET
+    if x.dtype.is_complex or not has_kernels(x.device) or is_recomputed(layer.intermediates, chain, activations):
+        return UNFIT
+    try:
+        layer._y_shape(x)
+        if own[0] is not None and own[0].shape != (layer.out_features,):
+            return UNFIT
+        return by_kernels(lambda: _fastest(layer, x, own)) or MET
+    except (KsgenError, NotPreparedError):
+        return UNFIT
+
+
+def _fastest(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
+    ways: dict[str, Step] = {"each": _by_the_usual_path}
+    if layer.backend == "auto":
+        ways["bmm"] = _by_pytorch
+    if layer.between == layer.activation == "none":
+        with suppress(DeviceError, ToolchainError, NotPreparedError):
+            ways["ksgen"] = Trained(layer, x, own)
+    given = x, *own
+    timed = {name: partial(ops._step, partial(way, layer), given) for name, way in ways.items()}
+    batch = x.numel() // layer.in_features
+    kind = "step" if x.requires_grad else "first step"
+    job = job_of(
+        kind, prepared.shapes_of(layer), x.dtype, layer.layout, layer.activation, own[0] is not None, False,
+        layer.between,
+    )  # fmt: skip
+    name = faster((job, size_of(batch), *ways), timed)
+    return UNFIT if name == "each" else ways[name]
+
+
+def _by_the_usual_path(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
+    y: Tensor = layer._multiply(x, list(weights), bias, None, layer.activation)
+    return y
+
+
+def _by_pytorch(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
+    layout, last = layer.layout, len(weights) - 1
+    is_matrix = x.dim() == 2
+    rows = x if is_matrix else layer._as_matrix(x)
+    for number, each in enumerate(weights):
+        own = (bias, None, layout, layer.activation) if number == last else (None, None, layout, layer.between)
+        rows = ops.multiply_by_pytorch(rows, each, *own)
+    return rows if is_matrix else _shaped(layer, rows, x)
+
+
+def _shaped(layer: Any, y: Tensor, x: Tensor) -> Tensor:
+    found: Tensor = torch.ops.aten._unsafe_view(y.contiguous(), layer._y_shape(x))
+    return found
+
+
+class Trained:
+    """Products of a layer without activations: one call of its launches forward, and one backward. It is a `Step`.
+
+    Holds no array.
+    """
+
+    def __init__(self, layer: Any, x: Tensor, own: Sequence[Any]) -> None:
+        self.layout, self.factors = layer.layout, [launcher(*each.shape) for each in layer.chain]
+        rows = layer._as_matrix(x.detach()).contiguous()
+        with torch.no_grad():
+            self._between = [
+                rows.new_empty(y_shape(each.pattern, self.layout, self._batch(rows))) for each in self.factors
+            ]
+            self._forward = _Launches(self._calls_forward(rows, own))
+            self._backward = _Launches(self._calls_backward(rows, own, x.requires_grad))
+        self._shapes = [each.shape for each in self._between]
+        self._between = []
+
+    def _batch(self, rows: Tensor) -> int:
+        return int(rows.shape[0 if self.layout == "bsf" else 1])
+
+    def __call__(self, layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
+        is_matrix = x.dim() == 2
+        rows = x if is_matrix else layer._as_matrix(x)
+        y: Tensor = _TrainedProduct.apply(self, rows.contiguous(), bias, *weights)
+        return y if is_matrix else _shaped(layer, y, x)
+
+    def _bound(self, prepare: Callable[..., Call | None], *given: Any, **options: Any) -> Call:
+        call = prepare(*given, **options)
+        if call is None or not call.plan.device.shares_host:
+            raise NotPreparedError
+        return call
+
+    def _calls_forward(self, x: Tensor, own: Sequence[Any]) -> "_Calls":
+        """Arrays: x, the bias, the weights of each factor, and then each factor's output."""
+        bias, *weights = own
+        calls, last = _Calls(2 + 2 * len(weights)), len(weights) - 1
+        for number, (factor, each, y) in enumerate(zip(self.factors, weights, self._between, strict=True)):
+            options: dict[str, Any] = {"layout": self.layout, "out": y, "bias": bias if number == last else None}
+            call = self._bound(factor.prepare, x, each, **options)
+            at = 2 + len(weights) + number
+            places = {"x": at - 1 if number else 0, "bias": 1, call.plan.result: at}
+            calls.add(Bound(call, (), [2 + number]), places)
+            x = y
+        return calls
+
+    def _calls_backward(self, x: Tensor, own: Sequence[Any], wants_x: bool) -> "_Calls":
+        """Arrays: the input of each factor, the weights, the gradient of y, those of the weights, and that of x."""
+        _, *weights = own
+        inputs, count = [x, *self._between[:-1]], len(weights)
+        calls, inner, at = _Calls(3 * count + 2), self._between[-1], 2 * count
+        for number in reversed(range(count)):
+            a, b, c, d = self.factors[number].pattern.shape
+            gradient = x.new_empty((a, b, c, d))
+            call = self.factors[number]._gradient_call(inputs[number], inner, self.layout, gradient, None, None)
+            if not call.plan.device.shares_host:
+                raise NotPreparedError
+            calls.add(Bound(call, (), ()), {"x": number, "grad_y": at, call.plan.result: 2 * count + 1 + number})
+            if number or wants_x:
+                call = self._bound(
+                    launcher(a, c, b, d).prepare, inner, x.new_empty((a, c, b, d)), layout=self.layout,
+                    out=inputs[number],
+                )  # fmt: skip
+                if call.plan.adjoint_handle is None:
+                    raise NotPreparedError
+                to = calls.scratch.add(inputs[number].nbytes) if number else 3 * count + 1
+                calls.add(Bound(call, (), [count + number], True), {"x": at, call.plan.result: to})
+                inner, at = inputs[number], to
+        return calls
+
+    def forward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Output of each factor."""
+        ys = [x.new_empty(shape) for shape in self._shapes]
+        self._forward([x, bias, *weights, *ys], x)
+        return ys
+
+    def backward(
+        self, inputs: Sequence[Tensor], weights: Sequence[Tensor], y_gradient: Tensor, wants_x: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Gradients of x and of the weights."""
+        found = [each.new_empty(each.shape) for each in weights]
+        of_x = inputs[0].new_empty(inputs[0].shape) if wants_x else None
+        self._backward([*inputs, *weights, y_gradient, *found, of_x], y_gradient)
+        return of_x, found
+
+
+class _Calls:
+    """Prepared calls of one step, and where their arrays are."""
+
+    def __init__(self, arrays: int) -> None:
+        self.bound, self.places, self.scratch = list[Bound](), list[Mapping[str, int]](), Scratch(arrays)
+
+    def add(self, bound: Bound, places: Mapping[str, int]) -> None:
+        self.bound.append(bound)
+        self.places.append(places)
+
+
+class _Launches:
+    """All launches of one direction by one call."""
+
+    def __init__(self, calls: _Calls) -> None:
+        self._launch = elsewhere(calls.bound, calls.places, calls.scratch)
+        *self._begins, self._bytes = calls.scratch.offsets()
+
+    def __call__(self, arrays: Sequence[Tensor | None], like: Tensor) -> None:
+        given = [0 if each is None else each.data_ptr() for each in arrays]
+        memory = scratch_memory(like, self._bytes)
+        begin = memory.data_ptr()
+        self._launch([*given, *[begin + each for each in self._begins]])
+
+
+class _TrainedProduct(torch.autograd.Function):
+    """Product of all factors, whose intermediates are stored for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, trained: Trained, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
+        *between, y = trained.forward(x, bias, weights)
+        ctx.trained, ctx.threads = trained, torch.get_num_threads()
+        ctx.save_for_backward(x, bias, *weights, *between)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        trained: Trained = ctx.trained
+        x, bias, *others = ctx.saved_tensors
+        count = len(trained.factors)
+        weights, inputs = others[:count], [x, *others[count:]]
+        wants_x, wants_bias, *_ = wanted = ctx.needs_input_grad[1:]
+        is_usual = prepared.is_direct(gradient) and torch.get_num_threads() == ctx.threads
+        if torch.is_grad_enabled() or not is_usual:
+            return None, *_by_autograd(trained.layout, (x, bias, *weights), gradient, wanted)
+        of_bias = gradient.sum(0 if trained.layout == "bsf" else 1) if wants_bias else None
+        of_x, of_weights = trained.backward(inputs, weights, gradient.contiguous(), wants_x)
+        return None, of_x, of_bias, *of_weights
+
+
+def _by_autograd(
+    layout: str, given: Sequence[Tensor | None], gradient: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of the same product by PyTorch: to be differentiated again, or of several gradients of y at once."""
+    is_recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not is_recorded:
+            asks = zip(given, wanted, strict=True)
+            given = [None if each is None else each.detach().requires_grad_(wants) for each, wants in asks]
+        y, bias, *weights = given
+        for number, each in enumerate(weights, 1):
+            added = bias if number == len(weights) else None
+            y = ops.multiply_by_pytorch(y, each, added, None, layout, "none")
+        own = [each for each, wants in zip(given, wanted, strict=True) if wants]
+        found = iter(torch.autograd.grad(y, own, gradient, create_graph=is_recorded))
+    return [next(found) if wants else None for wants in wanted]
