@@ -321,6 +321,13 @@ def test_where_the_usual_way_was_faster_it_serves(clock: Clock, usual: list[str]
     assert len(usual) == 3
 
 
+def test_intermediates_that_are_computed_again_are_not_stored(usual: list[str]) -> None:
+    layer = KSLinear(FACTORS, intermediates="recompute")
+    for _ in range(3):
+        layer(x_of(layer))
+    assert len(usual) == 3
+
+
 def test_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "REMEMBERED", 3)
     layer = KSLinear(FACTORS)
