@@ -234,6 +234,17 @@ def test_a_bias_that_was_replaced_is_read(served: list[Any]) -> None:
     assert all(each is not None for each in served[2:5])
 
 
+def test_a_bias_of_another_shape_is_refused_after_prepared_calls(served: list[Any]) -> None:
+    layer = layer_of()
+    x = x_of(layer, 4)
+    warmed(layer, x)
+    layer.bias.data = torch.zeros(1)
+    with torch.no_grad():
+        for _ in range(3):
+            with pytest.raises(KsgenError, match="got bias of shape"):
+                layer(x)
+
+
 def test_options_that_change_are_seen(served: list[Any]) -> None:
     layer, usual = layer_of(), layer_of(backend="einsum")
     x = x_of(layer, 4)
