@@ -1,12 +1,16 @@
 """What benchmarks launch by themselves, rehearsed on the stand-in device."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from benchmarks.model import hopper_shares
 from ksgen.devices import find_device
 from ksgen.emit.render import render_probe
+from ksgen.families.base import Bar
 from ksgen.families.ptx import WgmmaInstruction
+from ksgen.launch.choice import limits_of
 from ksgen.measure.roofline import WARPGROUP_COLUMNS, Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -26,6 +30,14 @@ def test_each_family_is_measured_by_its_own_default(layout: str, kinds: list[str
     for batch, served in ((40, kinds), (41, kinds if layout == "bsf" else ["mma"])):
         job = contenders.ProductJob(Pattern(2, 16, 8, 2), "float16", layout, batch)
         assert [each.family for each in contenders.ours(job, FakeGpu())] == [*served, "simt"]
+
+
+def test_families_without_a_proof_are_measured_but_for_disabled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    contenders = pytest.importorskip("ksgen.bench.contenders")
+    bars = (Bar("wgmma", "not proven yet"), Bar("mma", "wrong", is_disabled=True))
+    monkeypatch.setattr(contenders, "limits_of", lambda device: replace(limits_of(device), bars=bars))
+    job = contenders.ProductJob(Pattern(2, 16, 8, 2), "float16", "bsl", 40)
+    assert [each.family for each in contenders.ours(job, FakeGpu())] == ["wgmma", "simt"]
 
 
 @pytest.mark.slow
