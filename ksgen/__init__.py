@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ksgen.calibration import calibrate
     from ksgen.errors import KsgenError
     from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher, use_bundle
     from ksgen.pattern import (
@@ -44,6 +45,7 @@ __all__ = [
     "QuantizedInputs",
     "__version__",
     "block_butterfly",
+    "calibrate",
     "deformable_butterfly",
     "kaleidoscope",
     "low_rank",
@@ -65,6 +67,7 @@ _HOMES = {
     "Quantized": "ksgen.quantized",
     "QuantizedInputs": "ksgen.quantized",
     "block_butterfly": "ksgen.pattern",
+    "calibrate": "ksgen.calibration",
     "deformable_butterfly": "ksgen.pattern",
     "kaleidoscope": "ksgen.pattern",
     "low_rank": "ksgen.pattern",

@@ -44,7 +44,6 @@ LAYERS = (
         "devices", "loads, launches and times with PyCUDA, cuda-bindings, the processor and OpenCL", "knows templates"
     ),
     Package("wisdom", "stores the fastest constants that searches found on a device", "renders"),
-    Package("passport", "records which families are proven on a device, and bars the others", "proves"),
     Package(
         "launch", "turns a call's arrays into a launch: views, checks, device and stream, plan, memory", "searches"
     ),
@@ -53,7 +52,7 @@ LAYERS = (
     Package("measure", "checks and times kernels, and measures a device's ceilings", "chooses constants"),
     Package("figures", "draws figures for pages and terminals"),
     Package("tuning", "searches the fastest constants: trials, cost model, strategies, processes, a cluster"),
-    Package("calibration", "proves families on a device, in a child process"),
+    Package("calibration", "proves families on a device, and tries a few candidates of each kernel"),
     Package("torch", "integrates PyTorch: the layer, factorisation, whole models"),
     Package("bench", "compares ksgen with other libraries on this machine"),
     Package("commands", "implements the commands of `ksgen`, one module each"),

@@ -1,1 +1,5 @@
-"""Settles on the device itself which families give right results there."""
+"""Settles on the device itself which families give right results there, and which kernels are the fastest."""
+
+from ksgen.calibration.trials import Calibrated, calibrate
+
+__all__ = ["Calibrated", "calibrate"]

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def command(
       ksgen tune 1,192,48,2 --budget 60s --strategy random
       ksgen tune --spec specs/vit.yaml --scheduler tcp://10.0.0.1:8786
     """
-    from ksgen.tuning.job import Job
+    from ksgen.tuning.kernels import job_of
     from ksgen.tuning.report import check_report
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine, parse_budget
@@ -134,7 +133,7 @@ def command(
     store = TrialStore()
     try:
         entries = batch or default_batch(engine.facts.limits)
-        jobs = [Job(_launched_as(kernel), kernel.batch or entries) for kernel in kernels]
+        jobs = [job_of(kernel, entries) for kernel in kernels]
         tuner = Tuner(engine, store, options)
         for each, place in zip(jobs, kernels.values(), strict=True):
             check_memory(each.kernel, each.batch, tuner.limits, place)
@@ -154,6 +153,7 @@ def _kernels(
 ) -> "dict[KernelSpec, SourcePlace | None]":
     """Kernels to tune, each with the place of its batch in the spec."""
     from ksgen.spec import load
+    from ksgen.tuning.kernels import kernels_of_spec
 
     if bool(patterns) == (spec is not None):
         raise KsgenError("name what to tune: patterns such as 1,192,48,2, or --spec FILE, one of the two")
@@ -162,37 +162,14 @@ def _kernels(
         options: dict[str, Any] = {"job": wanted.job or "multiply", "weights": weights, "inputs": inputs}
         return dict.fromkeys(KernelSpec(pattern, *wanted.usual, **options) for pattern in patterns)
     loaded = load(find_spec(spec))
-    every: dict[KernelSpec, SourcePlace | None] = {}
-    for kernel in (kernel for launches in loaded.launches.values() for kernel in launches):
-        every |= dict.fromkeys(_with_layers(kernel), loaded.batch_places.get(kernel))
-    every |= {
-        replace(each, stride="dense"): loaded.batch_places.get(each) for each in loaded.kernels
-    }  # the wisdom of dense arrays serves slices
-    if not (found := {kernel: place for kernel, place in every.items() if wanted.counts(kernel)}):
+    if not (found := {kernel: place for kernel, place in kernels_of_spec(loaded).items() if wanted.counts(kernel)}):
         raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, astuple(wanted)))}")
     return found
 
 
-def _with_layers(kernel: KernelSpec) -> list[KernelSpec]:
-    """Launches to tune: the kernel as launchers ask for it, and for a group each layer, which it is compared with."""
-    from ksgen.families.chains import layer_kernels
-
-    if not kernel.is_group:
-        return [replace(kernel, stride="dense")]
-    return [
-        replace(kernel, stride="any"),
-        *(replace(each, stride="dense") for each in layer_kernels(kernel) if each.job == CHAIN),
-    ]
-
-
-def _launched_as(kernel: KernelSpec) -> KernelSpec:
-    """Kernel that launchers ask for: a launch of all factors is never for one batch alone."""
-    return replace(kernel, batch=None) if kernel.job == CHAIN else kernel
-
-
 def _of_layer(layer: Layer, chain: bool, spec: Path | None, wanted: Wanted) -> list[KernelSpec]:
     """All factors of a layer in one launch, or all layers of a group, and each factor alone for comparison."""
-    from ksgen.families.chains import factor_kernels
+    from ksgen.tuning.kernels import kernels_of_layer
 
     given = ", ".join(["--chain"] * chain + layer.given)
     accepted = f"{given}: accepted: a layer's patterns, two or more, without --spec and --job gradient"
@@ -200,22 +177,21 @@ def _of_layer(layer: Layer, chain: bool, spec: Path | None, wanted: Wanted) -> l
         raise KsgenError(accepted)
     if (whole := layer.launch(*wanted.usual, Epilogue(), *wanted.stored)) is None:
         raise KsgenError(accepted)
-    return list(dict.fromkeys([*_with_layers(whole), *factor_kernels(whole)]))
+    return kernels_of_layer(whole)
 
 
 def _to_be_had(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
     """Launches without layers of a spec that cannot be one launch on this device; a named layer raises an error."""
-    from ksgen.launch.fused import verdict_for
+    from ksgen.tuning.kernels import why_not_one
 
-    found, kind = [], "processor" if tuner.limits.is_cpu else tuner.engine.facts.kind
+    found = []
     for each in jobs:
-        one = verdict_for(each.kernel, tuner.limits, kind, each.batch, "yes") if each.kernel.job == CHAIN else None
-        if one is None or one.is_one:
+        if not (why := why_not_one(tuner, each)):
             found.append(each)
         elif spec is None:
-            raise KsgenError(f"{each.kernel.name} in one launch on {tuner.engine.facts.name}: {one.why}")
+            raise KsgenError(f"{each.kernel.name} in one launch on {tuner.engine.facts.name}: {why}")
         else:
-            click.echo(f"left out, as {one.why}: {each.kernel.name}", err=True)
+            click.echo(f"left out, as {why}: {each.kernel.name}", err=True)
     return found
 
 

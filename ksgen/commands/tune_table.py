@@ -50,8 +50,11 @@ class TuneTable:
             self._latest[progress.job] = progress  # at the end
             done = sum(each.phase == "done" for each in self._latest.values())
         looked = counted(progress.looked, "candidate")
+        left_s = (time.monotonic() - self._begin) / max(1, done) * (self._jobs - done)
+        left = f", about {clock(left_s)} left" if done < self._jobs else ""
         if not self._screen.is_terminal and progress.phase == "done" and progress.best:
-            click.echo(f"[{done}/{self._jobs}] {name_of(progress.job)}: {summary(progress.best)}, {looked}", err=True)
+            text = f"[{done}/{self._jobs}] {name_of(progress.job)}: {summary(progress.best)}, {looked}{left}"
+            click.echo(text, err=True)
 
     def _table(self) -> "Table":
         from rich.box import SIMPLE_HEAD
@@ -73,8 +76,10 @@ class TuneTable:
         return table
 
     def _title(self, ended: int) -> str:
-        most = "" if self._most_s is None else f" of about {clock(self._most_s)}"
-        return f"{ended} of {counted(self._jobs, 'kernel')} tuned in {clock(time.monotonic() - self._begin)}{most}"
+        spent_s = time.monotonic() - self._begin
+        most_s = spent_s / ended * self._jobs if self._most_s is None and ended else self._most_s
+        most = "" if most_s is None else f" of about {clock(most_s)}"
+        return f"{ended} of {counted(self._jobs, 'kernel')} tuned in {clock(spent_s)}{most}"
 
 
 def _row(progress: "Progress") -> list[str]:

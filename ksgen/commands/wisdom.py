@@ -27,7 +27,8 @@ output_option = click.option(
 def command() -> None:
     """Show, merge and exchange wisdom: the fastest constants that searches found, per device and kernel.
 
-    An entry is stale if the kernel's template has changed since. It is still used, until a search runs again.
+    An entry is stale if the kernel's template has changed since. It is still used, until a search runs again. An entry
+    of `ksgen calibrate` is marked as a trial: it looked at a few candidates, and any search replaces it.
 
     \b
     Examples:
@@ -197,7 +198,7 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
         for entry in found:
             click.echo(
                 f"  {entry.kernel.name:<{width}} batch {entry.batch:<9} "
-                f"{_time(entry)}{'  stale' if entry.is_stale else ''}"
+                f"{_time(entry)}{'  stale' if entry.is_stale else ''}{'  trial' if entry.is_trial else ''}"
             )
             if entry.doubt:
                 click.echo(f"    {MARK} its time is unreliable: {entry.doubt}")

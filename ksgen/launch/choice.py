@@ -105,7 +105,8 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             where = f"batch {found.batch}"
             if found.batch != batch:
                 where += f", the nearest to {batch}{_passed_over(wisdom.of(kernel, batch))}"
-            who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
+            who = "wisdom of a trial," if found.is_trial else "wisdom,"
+            who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else who
             doubt = f"; its time is unreliable: {found.doubt}" if found.doubt else ""
             why = f"{who} measured at {where}{doubt}"
             return Choice(found.family, found.constants, why, from_wisdom=True, is_measured=found.is_sound)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite, log2
 from typing import Any
 
@@ -26,8 +27,18 @@ class Pool:
     candidates: tuple[Candidate, ...]
     predicted_us: tuple[float, ...]
     guesses: int  # how many of the first are guesses
-    points: Points = field(repr=False)  # points of the candidates, then of other jobs' trials
-    others: Array = field(repr=False)  # log2 of those trials' times
+    known: tuple[Trial, ...] = field(default=(), repr=False)  # trials of other jobs, to learn from
+
+    @cached_property
+    def points(self) -> Points:
+        """Points of the candidates, then of the trials of other jobs. Only a strategy that learns takes this time."""
+        own = zip(self.candidates, self.predicted_us, strict=True)
+        return _points([*((self.job, each, us) for each, us in own), *_known_rows(self.known)])
+
+    @cached_property
+    def others(self) -> Array:
+        """log2 of the times of those trials."""
+        return np.array([log2(trial.median_us or 1) for trial in self.known])
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -40,6 +51,12 @@ class Pool:
             for number, other in enumerate(self.candidates)
             if other.family == mine.family and _differences(mine, other) == 1
         ]
+
+    def are_near(self, one: int, other: int) -> bool:
+        """Whether two candidates are of one family and differ in one constant at most."""
+        first, second = self.candidates[one], self.candidates[other]
+        is_one_kind = type(first.constants) is type(second.constants)
+        return first.family == second.family and is_one_kind and _differences(first, second) <= 1
 
 
 def list_space(job: Job, machine: Machine, only: str | None = None) -> list[Candidate]:
@@ -67,21 +84,21 @@ def make_pool(
     guessed = set(first)
     ranked = sorted((each for each, us in times.items() if each not in guessed and isfinite(us)), key=times.__getitem__)
     candidates = (*first, *ranked)
-    known = _usable(trials, job, families)[-MOST_OTHERS:]
-    return Pool(
-        job, candidates, tuple(times[each] for each in candidates), len(first),
-        _points([*((job, each, times[each]) for each in candidates), *_known_rows(known)]),
-        np.array([log2(trial.median_us or 1) for trial in known]),
-    )  # fmt: skip
+    known = tuple(_usable(trials, job, families)[-MOST_OTHERS:])
+    return Pool(job, candidates, tuple(times[each] for each in candidates), len(first), known)
 
 
-def served_families(job: Job, limits: Limits) -> list[str]:
+def served_families(job: Job, limits: Limits, is_trial: bool = False) -> list[str]:
     """Families that can serve a kernel at its batch on a device, for arrays as the device allocates them.
 
-    On a processor, only the family made for it is listed, if there is one.
+    On a processor, searches look at the first family alone, which is made for it. A trial compares it with those after
+    it, up to the launchers' default.
     """
-    found = [family.name for family in meant_for(job.kernel, limits, job.batch)]
-    return found[:1] if limits.is_cpu else found
+    found = list(meant_for(job.kernel, limits, job.batch))
+    if limits.is_cpu:
+        until_default = [number for number, family in enumerate(found, 1) if family.by_default] if is_trial else []
+        found = found[: next(iter(until_default), 1)]
+    return [family.name for family in found]
 
 
 def _known_rows(trials: Sequence[Trial]) -> list[tuple[Job, Candidate, float]]:

@@ -76,6 +76,7 @@ class Tuned:
     seconds: float
     is_complete: bool  # false if the search was stopped
     is_kept: bool = True  # whether it is stored as wisdom; false if the known entry is better
+    is_trial: bool = False  # whether only a few candidates were looked at
 
     @property
     def default_won(self) -> bool:
@@ -83,10 +84,15 @@ class Tuned:
 
     def entry(self) -> Entry:
         """The best trial as wisdom."""
-        best = self.best
+        best, default = self.best, self.default
+        known = {
+            "floor_us": best.floor_us,
+            "default_us": default.median_us if default and not default.note else None,
+            "predicted_us": best.predicted_us,
+        }
         measured = {
             "median_us": round(best.median_us or 0, 3),
-            **({"floor_us": round(best.floor_us, 3)} if best.floor_us else {}),
+            **{name: round(us, 3) for name, us in known.items() if us},
             "spread": round(best.spread or 0, 4),
             "driver": best.driver,
             "compiler": best.compiler,
@@ -98,9 +104,9 @@ class Tuned:
         if transposed := transposed_bytes(best.kernel, best.batch):
             measured["turn_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
         kernel = replace(best.kernel, stride="dense")  # slices use the wisdom of dense arrays
-        return Entry(
-            kernel, best.batch, best.family, best.constants, measured | ({"note": best.note} if best.note else {})
-        )
+        marks: dict[str, object] = {"note": best.note} if best.note else {}
+        marks |= {"trial": True} if self.is_trial else {}
+        return Entry(kernel, best.batch, best.family, best.constants, measured | marks)
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ class Setting:
     budget: Budget
     stop: threading.Event  # if set, searches end and keep their results
     say: Callable[[Progress], None]
+    again: int = AGAIN  # disturbed rounds of finals that are repeated
 
 
 class Search:
@@ -123,7 +130,7 @@ class Search:
     ) -> None:
         self.pool, self.strategy, self.known, self.default = pool, strategy, known, default
         self.engine, self.machine, self.store = setting.engine, setting.machine, setting.store
-        self.budget, self.stop, self.say = setting.budget, setting.stop, setting.say
+        self.budget, self.stop, self.say, self.again = setting.budget, setting.stop, setting.say, setting.again
         self.job = pool.job
         self.trials: dict[int, Trial] = {}  # trials of the completed candidates
         self._front: list[int] = []  # candidates of the last round of the finals
@@ -253,7 +260,7 @@ class Search:
         finalists = [index for index in finalists if index in self._binaries]
         default = next((index for index in finalists if self.pool.candidates[index] == self.default), None)
         rounds: dict[int, list[Outcome]] = {index: [] for index in finalists}
-        again, runs = AGAIN, replace(FINAL, seconds=self._final_s)
+        again, runs = self.again, replace(FINAL, seconds=self._final_s)
         while finalists and not self.stop.is_set():
             self._tell("finals")
             outcomes = self._measured(finalists, runs).result()

@@ -16,6 +16,8 @@ WINDOW = 1500  # candidates of the model's order that are weighed against each o
 LEAST = 12  # candidates that are measured before a search may end by itself
 MOST = 96  # after which it ends without a budget
 WORTH = 0.005  # relative to the best time: a smaller expected gain is not worth another candidate
+MOST_TRIED = 4  # candidates of a trial
+NEAR = 1.3  # times the best predicted time; a trial leaves out slower candidates of the cost model
 BOLDNESS = 0.5  # standard deviations subtracted from the expected time, so that uncertain candidates are tried
 
 
@@ -65,6 +67,21 @@ def shuffled(pool: Pool, has_budget: bool = False) -> Strategy:
     order = list(range(pool.guesses, len(pool)))
     random.Random(f"{pool.job}").shuffle(order)
     return Listed([*range(pool.guesses), *order])
+
+
+def shortlist(pool: Pool, has_budget: bool = False) -> Strategy:
+    """Guesses, then the cost model's candidates within `NEAR` of the best predicted time: `MOST_TRIED` in all.
+
+    Candidates that differ from a listed one in a single constant are left out, because they take about as long.
+    """
+    order = list(range(min(pool.guesses, MOST_TRIED)))
+    most_us = NEAR * min(pool.predicted_us, default=0.0)
+    for index in range(pool.guesses, len(pool)):
+        if len(order) == MOST_TRIED or pool.predicted_us[index] > most_us:
+            break
+        if not any(pool.are_near(index, each) for each in order):
+            order.append(index)
+    return Listed(order)
 
 
 class Model:
@@ -165,4 +182,5 @@ def _gain(best: float, mean: Array, spread: Array) -> Array:
     return gain
 
 
-STRATEGIES = {"model": Model, "random": shuffled, "exhaustive": exhaustive}
+TRIAL = "trial"  # strategy of `ksgen calibrate`
+STRATEGIES = {"model": Model, "random": shuffled, "exhaustive": exhaustive, TRIAL: shortlist}

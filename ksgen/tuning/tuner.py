@@ -16,10 +16,10 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import is_word
 from ksgen.tuning.engine import Engine, LocalEngine
 from ksgen.tuning.job import Candidate, Job
-from ksgen.tuning.model import Machine
+from ksgen.tuning.model import Machine, predict_us
 from ksgen.tuning.pool import list_space, make_pool, served_families
-from ksgen.tuning.search import Budget, Progress, Search, Setting, Tuned
-from ksgen.tuning.strategies import STRATEGIES
+from ksgen.tuning.search import AGAIN, Budget, Progress, Search, Setting, Tuned
+from ksgen.tuning.strategies import STRATEGIES, TRIAL
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.values import excerpt
 from ksgen.wisdom.store import Entry, Wisdom, check_writable, load_wisdom, save
@@ -99,7 +99,7 @@ class Tuner:
     def families(self, job: Job) -> list[str]:
         """The families that are searched for a job."""
         if self.options.family is None:
-            return served_families(job, self.limits)
+            return served_families(job, self.limits, self.is_trial)
         family = family_named(self.options.family)
         if not takes_job(family, job.kernel, self.limits, job.batch):
             raise KsgenError(
@@ -125,6 +125,39 @@ class Tuner:
         family = family_named(named) if named else family_for(job.kernel, self.limits, job.batch)
         return Candidate(family.name, family.default(job.kernel, self.limits, job.batch))
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether a few candidates per kernel are looked at, to be replaced by any search."""
+        return self.options.strategy == TRIAL
+
+    def settled(self, job: Job) -> Entry | None:
+        """Entry for which no trial is needed: that of this very kernel and batch by the current template.
+
+        A trial's entry with an unreliable time does not count.
+        """
+        found = self._wisdom.of(replace(job.kernel, stride="dense"), job.batch)
+        return None if found is None or found.is_stale or (found.is_trial and found.doubt) else found
+
+    def _guesses(self, job: Job, machine: Machine, incumbent: Entry | None) -> list[Candidate]:
+        """Candidates to look at first: what is known, the launchers' default, and the families' defaults.
+
+        A trial, which looks at a few candidates, takes one per family first, the most promising of them at the front.
+        """
+        first = [Candidate(incumbent.family, incumbent.constants)] if incumbent else []
+        only, others = self.options.family, list[Candidate]()  # an earlier name may mean some of a family's constants
+        for name in machine.ceilings:
+            family = family_named(only or name)
+            others += [Candidate(name, each) for each in family.defaults(job.kernel, self.limits, job.batch)]
+        if self.is_trial:
+
+            def rank(each: Candidate) -> tuple[bool, float]:
+                family = family_named(each.family)
+                is_default = each.constants == family.default(job.kernel, self.limits, job.batch)
+                return not is_default, predict_us(machine, family, job.kernel, each.constants, job.batch)
+
+            others.sort(key=rank)
+        return [*first, self.default(job), *others]
+
     def _tune(self, job: Job, say: Callable[[Progress], None]) -> Tuned:
         try:
             machine = self.machine(job)
@@ -134,20 +167,15 @@ class Tuner:
                 raise
         if self.stop.is_set():
             raise NotBegunError(f"{job}: the search was stopped before it came to this one")
-        default = self.default(job)
-        guesses = ([Candidate(incumbent.family, incumbent.constants)] if incumbent else []) + [default]
-        only = self.options.family  # an earlier name may mean some of a family's constants
-        for name in machine.ceilings:
-            guesses += [
-                Candidate(name, each)
-                for each in family_named(only or name).defaults(job.kernel, self.limits, job.batch)
-            ]
-        pool = make_pool(job, machine, list_space(job, machine, only), guesses, self._trials_of_others())
+        default, guesses = self.default(job), self._guesses(job, machine, incumbent)
+        pool = make_pool(job, machine, list_space(job, machine, self.options.family), guesses, self._trials_of_others())
         strategy = STRATEGIES[self.options.strategy](pool, self.options.budget != Budget())
-        setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say)
+        again = 0 if self.is_trial else AGAIN  # a trial is short; a later one repeats it
+        setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say, again)
         search = Search(pool, strategy, setting, self._known(job), default)
-        tuned = search.run()
-        if not _is_better(tuned, incumbent):
+        tuned = replace(search.run(), is_trial=self.is_trial)
+        is_doubtful = self.is_trial and bool(tuned.best.note) and not tuned.default_won
+        if is_doubtful or not _is_better(tuned, incumbent):
             return replace(tuned, is_kept=False)
         self._save(tuned.entry())
         return tuned

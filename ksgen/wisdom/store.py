@@ -2,9 +2,10 @@
 
 One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes
 precedence over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins
-over a fresh one. An entry whose time is unreliable never wins over a reliable one. An entry that cannot be read costs
-only itself. Launchers continue without it, with a warning. Commands that write wisdom, or were asked for it, refuse.
-Renders and measures nothing.
+over a fresh one. An entry of a trial of a few candidates never wins over that of a search. An entry whose time is
+unreliable never wins over a reliable one of its kind. An entry that cannot be read costs only itself. Launchers
+continue without it, with a warning. Commands that write wisdom, or were asked for it, refuse. Renders and measures
+nothing.
 """
 
 import json
@@ -48,7 +49,8 @@ class Entry:
     batch: int
     family: str
     constants: Any
-    # median_us, floor_us, driver, compiler, ksgen, template, date; note: why the time is unreliable, if it is
+    # median_us, floor_us, default_us, predicted_us, driver, compiler, ksgen, template, date; note: why the time is
+    # unreliable, if it is; trial: true, if only a few candidates were looked at
     measured: Mapping[str, Any]
 
     @property
@@ -62,14 +64,26 @@ class Entry:
         return str(self.measured.get("note", ""))
 
     @property
-    def rank(self) -> tuple[bool, bool]:
-        """Rank that decides before times do; the smallest wins: fresh before stale, then reliable before unreliable."""
-        return self.is_stale, bool(self.doubt)
+    def is_trial(self) -> bool:
+        """Whether a trial of a few candidates found it, and no search."""
+        return bool(self.measured.get("trial"))
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool]:
+        """Rank that decides before times do; the smallest wins: fresh before stale, then searches before trials, then
+        reliable before unreliable."""
+        return self.is_stale, self.is_trial, bool(self.doubt)
+
+    @property
+    def over_default(self) -> float | None:
+        """Speed relative to the default, measured in turns with it; None if it is unknown or unreliable."""
+        default_us = self.measured.get("default_us")
+        return default_us / self.median_us if default_us and self.median_us and not self.doubt else None
 
     @property
     def is_sound(self) -> bool:
         """Whether its time may decide: it was measured with this source, undisturbed."""
-        return not any(self.rank)
+        return not self.is_stale and not self.doubt
 
     @property
     def median_us(self) -> float | None:
@@ -119,13 +133,15 @@ class Entry:
             raise ValueError(f"a constant above {MOST_CONSTANT}")
         check(family, kernel, constants)
         measured = {**row["measured"]}
-        for name in ("median_us", "floor_us", "turn_us"):
+        for name in ("median_us", "floor_us", "turn_us", "default_us", "predicted_us"):
             time = measured.get(name, 0)
             if type(time) not in (int, float) or not 0 <= time < MOST_US:
                 raise ValueError(f"{name}={excerpt(time)} is no time in microseconds")
         note = measured.get("note", "")
         if not isinstance(note, str) or not note.isprintable():
             raise ValueError(f"note={excerpt(note)} is no text in one line")
+        if not isinstance(trial := measured.get("trial", False), bool):
+            raise ValueError(f"trial={excerpt(trial)} is not true or false")
         return cls(kernel, batch, family.name, constants, measured)
 
 

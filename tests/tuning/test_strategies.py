@@ -1,5 +1,7 @@
 """Strategies on a landscape that the cost model gets wrong."""
 
+from itertools import combinations
+
 import pytest
 
 from ksgen.families import FAMILIES, Limits
@@ -87,3 +89,21 @@ def test_a_strategy_without_candidates_ends_at_once(monkeypatch: pytest.MonkeyPa
     for made in STRATEGIES.values():
         assert made(empty).ask() is None
         assert made(empty).left() == 0
+
+
+def test_a_trial_looks_at_the_guesses_and_the_best_that_differ_from_them(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = landscape(pool)
+    order = replay(STRATEGIES["trial"](pool), times)
+    assert order[0] == 0  # the guess
+    assert len(order) == strategies.MOST_TRIED
+    most_us = strategies.NEAR * min(pool.predicted_us)
+    assert all(pool.predicted_us[index] <= most_us for index in order[1:])
+    assert not any(pool.are_near(one, other) for one, other in combinations(order, 2))
+    left_out = range(1, order[-1])
+    assert any(index not in order and pool.predicted_us[index] <= most_us for index in left_out)
+    monkeypatch.setattr(strategies, "NEAR", 0.99)  # so that no candidate of the model is near enough
+    assert replay(STRATEGIES["trial"](pool), times) == [0]
+    monkeypatch.setattr(strategies, "MOST_TRIED", 0)
+    assert replay(STRATEGIES["trial"](pool), times) == []

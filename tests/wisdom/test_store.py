@@ -21,6 +21,7 @@ from ksgen.launch.planner import Planner
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec, stratified
 from ksgen.wisdom import store as wisdoms
+from ksgen.wisdom.exchange import better
 from ksgen.wisdom.store import Entry, Wisdom, check_writable, dump, file_name, load_wisdom, parse, save
 from tests.support.fake_gpu import FakeGpu
 
@@ -30,7 +31,7 @@ CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 PRESENT = template_digest("simt")
 
 
-def entry(batch: int, stages: int = 3, kernel: KernelSpec = KERNEL, template: str = PRESENT, **more: str) -> Entry:
+def entry(batch: int, stages: int = 3, kernel: KernelSpec = KERNEL, template: str = PRESENT, **more: object) -> Entry:
     measured = {"median_us": 1.5, "date": "a day", "template": template, **more}
     return Entry(kernel, batch, "simt", replace(CONSTANTS, stages=stages), measured)
 
@@ -190,6 +191,35 @@ def test_an_unreliable_time_is_reported_and_never_beats_a_reliable_one() -> None
     )
     text = dump("NVIDIA H200", Wisdom([doubtful]))
     assert [each.doubt for each in parse(text, "file")] == ["clocks moved"]
+
+
+@pytest.mark.parametrize("doubt", [{}, {"note": "noisy"}])
+def test_any_search_replaces_a_trial_and_no_trial_replaces_a_search(doubt: dict[str, str]) -> None:
+    searched, tried = entry(1000, 4, median_us=9.0, **doubt), entry(1000, 5, median_us=1.0, trial=True)
+    for pair in ((searched, tried), (tried, searched)):
+        (kept,) = Wisdom(pair).entries()
+        assert kept is searched
+        assert better(*pair) is searched
+    assert tried.is_sound  # its time decides between one launch and several
+    stale = replace(searched, measured={**searched.measured, "template": "of long ago"})
+    assert Wisdom([tried, stale]).entries() == [tried]
+    again = entry(1000, 6, median_us=2.0, trial=True)
+    assert Wisdom([tried, again]).entries() == [again]
+
+
+def test_an_entry_of_a_trial_is_marked_and_says_how_it_compares() -> None:
+    tried = entry(1000, 4, median_us=2.0, default_us=3.0, predicted_us=1.0, trial=True)
+    text = dump("NVIDIA H200", Wisdom([tried]))
+    (read,) = parse(text, "file")
+    assert read == tried
+    assert read.is_trial
+    assert read.over_default == 1.5
+    assert choose(KERNEL, 1000, GPU, Wisdom([read])).why == "wisdom of a trial, measured at batch 1000"
+    assert not entry(1000).is_trial
+    assert entry(1000).over_default is None
+    assert replace(read, measured={**read.measured, "note": "noisy"}).over_default is None
+    with pytest.raises(KsgenError, match="entry 1: trial='yes' is not true or false; delete that line"):
+        parse(text.replace('"trial": true', '"trial": "yes"'), "file")
 
 
 def test_a_reliable_time_near_by_wins_over_a_nearer_unreliable_one() -> None:

@@ -1,0 +1,173 @@
+"""Trials: kernels that a device has not timed yet, each with a few candidates, and what they settled.
+
+`ksgen.tuning` compiles, checks, times and stores. A search replaces each result.
+"""
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ksgen.devices.base import default_batch
+from ksgen.errors import KsgenError, SpecError
+from ksgen.launch.planner import PLANNER
+from ksgen.pattern import Chain, Patterns
+from ksgen.spec import Epilogue, KernelSpec, Layout, PrecisionName, load
+from ksgen.spec.kernel import is_layer, layer_launch
+from ksgen.tuning.engine import Engine
+from ksgen.tuning.job import Job
+from ksgen.tuning.kernels import job_of, kernels_of_layer, kernels_of_spec, why_not_one, with_layers
+from ksgen.tuning.search import Progress, Tuned
+from ksgen.tuning.strategies import TRIAL
+from ksgen.tuning.trials import Trial, TrialStore
+from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine
+from ksgen.wisdom.store import Entry
+
+BACKGROUND_NICE = 5  # added niceness of trials that a launcher began, which the user's own work goes before
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A kernel at a batch, and the entry of wisdom that launchers take from now on."""
+
+    kernel: KernelSpec
+    batch: int
+    entry: Entry | None  # None if no candidate could be measured
+    is_new: bool = False  # whether this calibration measured it
+    why: str = ""  # why there is no entry
+
+    @property
+    def over_default(self) -> float | None:
+        """Speed relative to the default; None if it is unknown or unreliable."""
+        return self.entry.over_default if self.entry else None
+
+    @property
+    def over_prediction(self) -> float | None:
+        """Time that the cost model predicted over the measured one; None if either is unknown or unreliable."""
+        if self.entry is None or self.entry.doubt or not self.entry.median_us:
+            return None
+        predicted_us = self.entry.measured.get("predicted_us")
+        return predicted_us / self.entry.median_us if predicted_us else None
+
+
+class Calibration:
+    """Trials on one engine. Kernels that wisdom has an entry for are not tried again, so that a second run resumes."""
+
+    def __init__(self, engine: Engine, store: TrialStore) -> None:
+        self.facts, self.store = engine.facts, store
+        self.tuner = Tuner(engine, store, SearchOptions(strategy=TRIAL))
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether an interrupt ended the trials early."""
+        return self.tuner.stop.is_set()
+
+    def missing(self, jobs: Iterable[Job]) -> list[Job]:
+        """Jobs that have no entry yet, and for which the device has kernels."""
+        return [job for job in jobs if self.tuner.settled(job) is None and not why_not_one(self.tuner, job)]
+
+    def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None) -> list[Calibrated]:
+        """Try what is missing, and return what is known about every job, in order."""
+        missing = self.missing(jobs)
+        tried = dict(zip(missing, self.tuner.run(missing, say) if missing else [], strict=True))
+        PLANNER.forget()
+        return [self._result(job, tried.get(job)) for job in jobs]
+
+    def run_all(self, jobs: Sequence[Job], progress: Callable[[Progress], None] | None = None) -> list[Calibrated]:
+        """Run to the end; an interrupt saves what is found so far, and continues as `KeyboardInterrupt`."""
+        found = self.run(jobs, progress or (lambda each: None))
+        if self.is_stopped:
+            raise KeyboardInterrupt
+        return found
+
+    def trials(self, jobs: Iterable[Job]) -> list[Trial]:
+        """Every candidate that was tried or searched on this device for the jobs."""
+        return [each for job in jobs for each in self.store.trials(job.kernel, job.batch, self.facts.name)]
+
+    def _result(self, job: Job, found: Tuned | KsgenError | None) -> Calibrated:
+        entry = self.tuner.settled(job)
+        if isinstance(found, Tuned):
+            entry = entry or found.entry()  # its time is unreliable
+        why = "" if entry else str(found) if isinstance(found, KsgenError) else why_not_one(self.tuner, job)
+        return Calibrated(job.kernel, job.batch, entry, isinstance(found, Tuned), why)
+
+
+def calibrate(
+    *what: Patterns | Path | Sequence[Chain], precision: PrecisionName = "float32", layout: Layout = "bsf",
+    batches: Sequence[int] | None = None, device: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[Calibrated]:  # fmt: skip
+    """Try a few candidates of each kernel on this machine's device, and save the fastest in the user's wisdom.
+
+    Candidates are the defaults of the families that serve a kernel, and the best ones of the cost model: four at most.
+    Each is compiled, checked against float64 and timed in a child process. Kernels that wisdom has an entry for are not
+    tried again. Launchers of this process use the winners at once. An interrupt saves what is found so far, and then
+    continues as `KeyboardInterrupt`.
+
+    Args:
+        *what: Patterns in any form, chains, lists of chains for groups, and paths of specs, such as "specs/vit.yaml". A
+            chain is tried in one launch and factor by factor. A spec may ask for gradients.
+        precision: Arithmetic of the patterns, such as "float16".
+        layout: Layout of the patterns' x: "bsf" or "bsl".
+        batches: Batch sizes. None: 25088 on a GPU and 1568 on a processor.
+        device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
+        progress: Function that is called after each candidate, in a separate thread.
+
+    Returns:
+        A `Calibrated` per kernel and batch: the entry of wisdom, and its speed relative to the default.
+
+    Raises:
+        SpecError: Nothing was named, or an option is unknown.
+        PatternError: A pattern or a chain is invalid.
+        DeviceError: The device does not exist.
+        ToolchainError: No compiler is available.
+        KsgenError: Wisdom cannot be written.
+
+    Examples:
+        >>> import ksgen
+        >>> (found,) = ksgen.calibrate("1,3,2,2", batches=[4])
+        >>> found.entry.family, found.entry.is_trial
+        ('vector', True)
+    """
+    kernels = [each for given in what for each in _kernels_of(given, precision, layout)]
+    if not kernels:
+        raise SpecError("nothing to calibrate; accepted: patterns such as '1,192,48,2', chains, or paths of specs")
+    with opened(device) as calibration:
+        sizes = [default_batch(calibration.facts.limits)] if batches is None else list(batches)
+        jobs = dict.fromkeys(job_of(kernel, batch) for kernel in kernels for batch in sizes)
+        return calibration.run_all(list(jobs), progress)
+
+
+def main(path: str) -> None:
+    """Try what a launcher asked for in the file: the child process of `ksgen.launch.behind`."""
+    os.environ["KSGEN_TRIAL"] = "off"
+    os.nice(BACKGROUND_NICE)
+    device, asked = pickle.loads(Path(path).read_bytes())
+    with opened(device) as calibration:
+        calibration.run([job_of(each, batch) for kernel, batch in asked for each in with_layers(kernel)])
+
+
+@contextmanager
+def opened(device: str | None) -> Iterator["Calibration"]:
+    """Calibration of a device, whose child processes end with the block."""
+    engine = open_engine(device)
+    store = TrialStore()
+    try:
+        yield Calibration(engine, store)
+    finally:
+        engine.close()
+        store.close()
+
+
+def _kernels_of(given: Any, precision: PrecisionName, layout: Layout) -> list[KernelSpec]:
+    """Kernels of one pattern, chain, group or spec."""
+    if isinstance(given, Path) or (isinstance(given, str) and given.endswith((".yaml", ".yml"))):
+        return list(kernels_of_spec(load(Path(given))))
+    is_group = isinstance(given, list | tuple) and given and all(isinstance(each, Chain) for each in given)
+    chains = tuple(given) if is_group else (Chain.read(given),)
+    if not is_layer(chains, layout, None):
+        return [KernelSpec(chains[0][0], precision, layout)]
+    return kernels_of_layer(layer_launch(chains, precision, layout, Epilogue()))

@@ -1,0 +1,58 @@
+"""Kernels to tune or to try: those of a spec, and those of a layer with the separate launches it is compared with.
+
+Measures nothing.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ksgen.families.chains import factor_kernels, layer_kernels
+from ksgen.launch.fused import verdict_for
+from ksgen.spec import KernelSpec, Spec
+from ksgen.spec.kernel import CHAIN
+from ksgen.tuning.job import Job
+from ksgen.tuning.tuner import Tuner
+
+if TYPE_CHECKING:
+    from ksgen.spec.nodes import SourcePlace
+
+
+def kernels_of_spec(spec: Spec) -> "dict[KernelSpec, SourcePlace | None]":
+    """Kernels of a spec as launchers ask for them, each with the place of its batch: layers, groups, and factors."""
+    found: dict[KernelSpec, SourcePlace | None] = {}
+    for kernel in (kernel for launches in spec.launches.values() for kernel in launches):
+        found |= dict.fromkeys(with_layers(kernel), spec.batch_places.get(kernel))
+    # the wisdom of dense arrays serves slices
+    return found | {replace(each, stride="dense"): spec.batch_places.get(each) for each in spec.kernels}
+
+
+def kernels_of_layer(whole: KernelSpec) -> list[KernelSpec]:
+    """One launch of a layer or a group, and the launches that it is compared with."""
+    return list(dict.fromkeys([*with_layers(whole), *factor_kernels(whole)]))
+
+
+def with_layers(kernel: KernelSpec) -> list[KernelSpec]:
+    """The kernel as launchers ask for it, and for a group each layer, which it is compared with."""
+    if not kernel.is_group:
+        return [replace(kernel, stride="dense")]
+    return [
+        replace(kernel, stride="any"),
+        *(replace(each, stride="dense") for each in layer_kernels(kernel) if each.job == CHAIN),
+    ]
+
+
+def job_of(kernel: KernelSpec, batch: int) -> Job:
+    """Job of a kernel at its own batch, or else at the given one.
+
+    A launch of all factors is never for one batch alone.
+    """
+    return Job(replace(kernel, batch=None) if kernel.job == CHAIN else kernel, kernel.batch or batch)
+
+
+def why_not_one(tuner: Tuner, job: Job) -> str:
+    """Reason why a layer cannot be one launch on the tuner's device; empty if it can, or if the job is no layer."""
+    if job.kernel.job != CHAIN:
+        return ""
+    kind = "processor" if tuner.limits.is_cpu else tuner.engine.facts.kind
+    found = verdict_for(job.kernel, tuner.limits, kind, job.batch, "yes")
+    return "" if found.is_one else found.why
