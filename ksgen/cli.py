@@ -21,6 +21,7 @@ COMMANDS = {
     "build": "Compile the kernels of a spec into the cache. Needs no GPU.",
     "bundle": "Pack sources, binaries and wisdom into one file.",
     "run": "Check and time one kernel.",
+    "calibrate": "Settle on this device which kernels are right and fastest.",
     "tune": "Find the fastest constants for a device.",
     "demo": "Emit, build, check and time a whole spec.",
     "bench": "Compare with other libraries, and report the results.",

@@ -22,7 +22,16 @@ from ksgen.commands.bench_common import (
     seconds_option,
     words_from,
 )
-from ksgen.commands.common import ACTIVATION, REPLACED, ReadBy, device_option, find_spec, json_option, renamed_option
+from ksgen.commands.common import (
+    ACTIVATION,
+    BATCHES,
+    REPLACED,
+    batches_in,
+    device_option,
+    find_spec,
+    json_option,
+    renamed_option,
+)
 from ksgen.errors import DeviceError, SpecError
 from ksgen.files import write
 from ksgen.spec import LAYOUTS, Epilogue
@@ -36,18 +45,6 @@ if TYPE_CHECKING:
 
 LOG = Path("layers.jsonl")
 SETS = ("transformers", "random")
-BATCHES = "1,16,1568"
-
-
-@ReadBy
-def _batches(text: str) -> tuple[int, ...]:
-    """Batch sizes."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
-        raise SpecError(
-            f"--batch {excerpt(text)}; accepted: whole numbers from 1 up, separated by commas, such as {BATCHES}"
-        )
-    return tuple(dict.fromkeys(map(int, words)))
 
 
 _PRECISIONS, _LAYOUTS = words_from(COMPARISONS, "precision"), words_from(LAYOUTS, "layout")
@@ -57,7 +54,7 @@ _METHODS = words_from(METHODS, "contender")
 @click.command("layers", short_help="Time layers: one launch against one per factor, PyTorch and the dense layer.")
 @click.argument("named", nargs=-1, metavar="[transformers|random|SPEC]...")
 @click.option(
-    "--batch", "batches", type=_batches, metavar="NUMBERS", help=f"Batch sizes.  [default: {BATCHES}; a spec's own]"
+    "--batch", "batches", type=batches_in, metavar="NUMBERS", help=f"Batch sizes.  [default: {BATCHES}; a spec's own]"
 )
 @click.option(
     "--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help="Precisions.  [default: float32; a spec's own]"
@@ -139,7 +136,7 @@ def command(
         LayerJob(each, precision, layout, batch)
         for each in layers
         for precision in precisions or each.precisions or ("float32",)
-        for layout, batch in product(layouts or each.layouts or LAYOUTS, batches or each.batches or _batches(BATCHES))
+        for layout, batch in product(layouts or each.layouts or LAYOUTS, batches or each.batches or batches_in(BATCHES))
     ]
     protocol = Protocol(methods, measurements, runs, most_seconds, seed)
     done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))

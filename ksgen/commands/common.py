@@ -63,6 +63,20 @@ def named_file(text: str) -> Path:
     return Path(text)
 
 
+BATCHES = "1,16,1568"  # example of batch sizes, and those of layers
+
+
+@ReadBy
+def batches_in(text: str) -> tuple[int, ...]:
+    """Batch sizes."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
+        raise SpecError(
+            f"--batch {excerpt(text)}; accepted: whole numbers from 1 up, separated by commas, such as {BATCHES}"
+        )
+    return tuple(dict.fromkeys(map(int, words)))
+
+
 REPLACED = "an older one is replaced"  # in the help of every option that names a file to write
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 device_option = click.option(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ksgen.devices.base import Device
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
+from ksgen.launch import behind
 from ksgen.launch.arrays import ArrayView, CallOptions, view, views_of
 from ksgen.launch.checks import ArgumentChecks, CheckedArguments, are_aligned, check_memory, check_storage, names_of
 from ksgen.launch.explain import Explainable, docstring
@@ -334,6 +335,8 @@ class BaseLauncher(Explainable):
 
     def _plan(self, fit: CheckedArguments, device: Device, stream: Any, is_aligned: bool) -> Plan | None:
         """Plan of the launch; None if several launches serve the call better."""
+        if behind.has_news:
+            behind.take(device, stream)
         known: Any = fit.plans.get((device, PLANNER.generation, is_aligned), _NEVER)
         if known is None:
             return None

@@ -41,6 +41,8 @@ MOST_LOADED = 1024  # loaded kernels: each takes some ten of the 65,530 maps tha
 
 _Key = tuple[Device, KernelSpec, str, Any]  # identifies a loaded kernel: device, kernel, family, constants
 
+Watcher = Callable[[Device, KernelSpec, int, Choice | None], None]
+
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +58,7 @@ class Planner:
         self._loading: dict[_Key, Any] = {}  # a lock per kernel that is being loaded
         self._wisdom: dict[str, Wisdom] = {}
         self._bundles: list[Bundle] = []
+        self.watchers: list[Watcher] = []  # are told of each kernel that is planned, or considered for one launch
         self._guard = new_reentrant_lock()
 
     def use_bundle(self, path: str | Path) -> None:
@@ -75,6 +78,14 @@ class Planner:
             standing.forget()
             self.generation += 1
 
+    def renew(self, device: Device) -> None:
+        """Read wisdom again, and load what it chooses for the kernels of this device that calls use."""
+        known = [key for key in tuple(self._plans) if key[0] is device]
+        self.forget()
+        for key in known:
+            with contextlib.suppress(KsgenError):  # reported by the call that needs it
+                self.plan(*key)
+
     def plan(
         self,
         device: Device,
@@ -92,6 +103,7 @@ class Planner:
         if found := self._plans.get(key):
             return found
         generation, choice = self.generation, self.choice(device, kernel, batch, aligned)
+        self.tell(device, kernel, batch, choice)
         is_loaded = (device, kernel, choice.family, choice.constants) in self._loaded
         if before_loading and not is_loaded:
             before_loading()
@@ -104,6 +116,11 @@ class Planner:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             return self._plans.setdefault(key, made)
+
+    def tell(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice | None = None) -> None:
+        """Tell the watchers of a kernel that a call asks for, and the choice that serves it, if it is planned."""
+        for each in tuple(self.watchers):
+            each(device, kernel, batch, choice)
 
     def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
         """Family and constants that serve a kernel at a batch on a device."""

@@ -30,12 +30,13 @@ from ksgen.torch.conversion.factorize import factorize
 from ksgen.torch.conversion.propose import propose
 from ksgen.torch.conversion.quantize import quantize_model as quantize
 from ksgen.torch.conversion.rule import save_rule
-from ksgen.torch.layer import KSLinear, build, freeze, thaw
+from ksgen.torch.layer import KSLinear, build, calibrate, freeze, thaw
 from ksgen.torch.operators.ops import multiply
 
 __all__ = [
     "KSLinear",
     "build",
+    "calibrate",
     "convert",
     "factorize",
     "freeze",

@@ -2,6 +2,7 @@
 
 from ksgen.torch.layer.base import freeze, thaw
 from ksgen.torch.layer.building import build
+from ksgen.torch.layer.calibrating import calibrate
 from ksgen.torch.layer.linear import KSLinear, QuantizedKSLinear
 
-__all__ = ["KSLinear", "QuantizedKSLinear", "build", "freeze", "thaw"]
+__all__ = ["KSLinear", "QuantizedKSLinear", "build", "calibrate", "freeze", "thaw"]

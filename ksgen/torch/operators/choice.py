@@ -23,8 +23,17 @@ from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.pattern import Gain
 from ksgen.spec import Activation, Epilogue, Fuse, KernelSpec
 from ksgen.spec.storage import SAME
+from ksgen.torch.operators import settled
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.meanwhile import MOST_ADDED_S, Trial, Way, by_kernels, may_defer, note_unsettled
+from ksgen.torch.operators.meanwhile import (
+    MOST_ADDED_S,
+    Trial,
+    Way,
+    building,
+    by_kernels,
+    may_defer,
+    note_unsettled,
+)
 
 _not_one: dict[Any, str] = {}  # layers for which a fused launch failed, and why
 KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices that kernels support, if ksgen finds a matching device
@@ -177,7 +186,7 @@ def run_fastest(
     `timed` are runs that are timed in place of the methods.
     """
     key = job, torch.get_num_threads()
-    if key not in _measured and may_defer():
+    if not _is_timed(key, ways) and may_defer():
         trial = _trial(key, timed or ways)
         note_unsettled()
         with deferred(may_defer):
@@ -195,11 +204,12 @@ def run_fastest(
 def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
     """Name of the fastest method on this processor.
 
-    The methods are timed alternately at the first call of a job; the shortest time of each counts. Where calls do not
-    wait, timing goes on over several of them, and `PendingError` is raised until the fastest is known.
+    The methods are timed alternately at the first call of a job, unless `calibrate` has; the shortest time of each
+    counts. Where calls do not wait, timing goes on over several of them, and `PendingError` is raised until the fastest
+    is known.
     """
     key = job, torch.get_num_threads()
-    if key not in _measured:
+    if not _is_timed(key, ways):
         trial = _trial(key, ways)
         if may_defer():
             with deferred(may_defer):
@@ -211,10 +221,30 @@ def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
     return min(_measured[key], key=_measured[key].__getitem__)
 
 
+def _is_timed(key: Hashable, ways: Iterable[str]) -> bool:
+    """Whether the times of a job's methods are known, from this process or from a calibration of this machine."""
+    if key in _measured:
+        return True
+    if building.get() or not (found := settled.times_of(key, ways)):
+        return False
+    _measured[key], _doubts[key] = found, ""
+    return True
+
+
+def forget_times() -> None:
+    """Time all methods again from now on."""
+    for each in (_measured, _doubts, _trials):
+        each.clear()
+
+
+def save_times() -> None:
+    """Store the reliable times of this process for later ones."""
+    settled.save({key: seconds for key, seconds in _measured.items() if not _doubts[key]})
+
+
 def _trial(key: Hashable, ways: Iterable[str]) -> Trial:
     if len(_measured) >= REMEMBERED or len(_trials) >= REMEMBERED:
-        for each in (_measured, _doubts, _trials):
-            each.clear()
+        forget_times()
     return _trials.setdefault(key, Trial(ways))
 
 
@@ -308,14 +338,13 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
     """
     if is_measured_here(kernel, device):
         jobs = [(kernel, size_of(batch), *ways) for ways in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
-        if (job := next(filter(measured, jobs), None)) is None:
+        threads = torch.get_num_threads()
+        if (job := next((each for each in jobs if _is_timed((each, threads), each[2:])), None)) is None:
             return BackendChoice("ksgen", "its first call times it and PyTorch's products, and the fastest is taken")
         seconds = measured(job)
         first, *others = sorted(seconds, key=seconds.__getitem__)
         slower = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)
-        return BackendChoice(
-            first, f"{seconds[first] * 1e6:.0f} us here, {slower}{_describe_doubt((job, torch.get_num_threads()))}"
-        )
+        return BackendChoice(first, f"{seconds[first] * 1e6:.0f} us here, {slower}{_describe_doubt((job, threads))}")
     if kernel in _unbuilt:
         return BackendChoice("strided", f"no kernel can be built: {_unbuilt[kernel]}")
     return _choose(kernel, batch, ("cuda", device.index) if device.type == "cuda" else "host", PLANNER.generation)

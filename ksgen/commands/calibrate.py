@@ -1,0 +1,263 @@
+"""`ksgen calibrate`."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ksgen.commands.bench_common import check_library
+from ksgen.commands.common import (
+    JOB,
+    LAYOUT,
+    PRECISION,
+    REPLACED,
+    batches_in,
+    device_option,
+    find_spec,
+    json_option,
+    json_text,
+    named_file,
+    print_columns,
+    print_json,
+    say_if_busy,
+)
+from ksgen.commands.figures import entry_figures, kernel_figures
+from ksgen.commands.layers import Wanted
+from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
+from ksgen.errors import SpecError
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import hint, layer_launch
+from ksgen.values import excerpt
+from ksgen.words import counted
+
+if TYPE_CHECKING:
+    from ksgen.calibration.trials import Calibrated, Calibration
+    from ksgen.tuning.job import Facts, Job
+    from ksgen.tuning.trials import Trial
+
+MODELS = ("vit-s16", "gpt2-medium")
+MODEL_PRECISIONS = ("float32", "float16", "bfloat16", "float64")
+GPU_SEQUENCES, CPU_SEQUENCES = 128, 8
+GPU_TOKENS, CPU_TOKENS = 196, 64
+
+
+@click.command("calibrate", short_help="Settle on this device which kernels are right and fastest.")
+@click.argument("named", nargs=-1, metavar="[SPEC|A,B,C,D]...")
+@click.option("--pattern", "patterns", metavar="A,B,C,D", multiple=True, help="The same as an argument.")
+@click.option("--chain", is_flag=True, help="The patterns are a layer's factors: try their launch as one, and each.")
+@click.option("--model", metavar="|".join(MODELS), help="Kernels of this model with sparse layers; needs PyTorch.")
+@click.option("--precision", type=PRECISION, help="Of the patterns (default float32). Of a spec: only such kernels.")
+@click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). Of a spec: only such kernels.")
+@click.option("--job", type=JOB, help="The product (default) or the weights' gradient. Of a spec: only such kernels.")
+@click.option(
+    "--batch",
+    "batches",
+    type=batches_in,
+    metavar="NUMBERS",
+    help=f"Batch sizes; of a model, sequences.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
+)
+@device_option
+@click.option("--report", type=named_file, metavar="FILE", help=f"File to send back, nothing personal; {REPLACED}.")
+@json_option
+def command(
+    named: tuple[str, ...], patterns: tuple[str, ...], chain: bool, model: str | None, precision: str | None,
+    layout: str | None, job: str | None, batches: tuple[int, ...] | None, device: str | None, report: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Settle on this machine's device which kernels are right, and which are the fastest.
+
+    A GPU gets a passport first: each kernel family is proven there in a child process. Then each kernel without wisdom
+    is tried: the defaults of the families and the best candidates of the cost model, four at most, are compiled,
+    checked against float64 and timed. Launchers take the winners. `ksgen tune` searches further.
+
+    A second run does only what is missing. Exit code 1 if a kernel could not be measured.
+
+    \b
+    Examples:
+      ksgen calibrate specs/vit.yaml
+      ksgen calibrate 1,192,48,2 --precision float16 --batch 16,1568
+      ksgen calibrate 6,64,64,1 1,768,192,2 --chain
+      ksgen calibrate --model vit-s16 --report report.json
+    """
+    from ksgen.calibration.report import report_of
+    from ksgen.calibration.trials import opened
+    from ksgen.files import check_writable, write
+    from ksgen.tuning.kernels import job_of
+
+    kernels = _kernels([*named, *patterns], chain, Wanted(precision, layout, None, None, job))
+    if model and (kernels or job):
+        raise SpecError(f"--model {excerpt(model)} with other kernels; accepted: a model alone, or patterns and specs")
+    if report:
+        check_writable(report)
+    say_if_busy()
+    passport = make_passport(device, is_quiet=as_json)
+    if not kernels and not model:
+        if passport is None:
+            raise SpecError("nothing to try; accepted: a spec such as specs/vit.yaml, patterns, or --model vit-s16")
+        print_passport(passport, as_json)
+        return
+    if model:
+        found, facts, trials, is_stopped = _of_model(model, precision or "float32", batches, device)
+    else:
+        with opened(device) as calibration:
+            sizes = batches or (default_batch(calibration.facts.limits),)
+            jobs = list(dict.fromkeys(job_of(kernel, batch) for kernel in kernels for batch in sizes))
+            found, facts, trials = try_all(calibration, jobs), calibration.facts, calibration.trials(jobs)
+            is_stopped = calibration.is_stopped
+    content = {"device": facts.name, "stopped": is_stopped, "kernels": [figures_of(each) for each in found]}
+    if as_json:
+        print_json(content)
+    else:
+        print_found(found, facts)
+    if report:
+        write(report, json_text(report_of(facts, passport, trials)) + "\n")
+        click.echo(f"{counted(len(trials), 'trial')} in {report}", err=as_json)
+    if is_stopped:
+        click.echo("ksgen: interrupted; what was found so far is kept, and the same command does the rest", err=True)
+        sys.exit(130)
+    if any(each.why for each in found):
+        sys.exit(1)
+
+
+def _kernels(named: Sequence[str], chain: bool, wanted: Wanted) -> list[KernelSpec]:
+    """Kernels of the named specs and patterns."""
+    from ksgen.spec import load
+    from ksgen.tuning.kernels import kernels_of_layer, kernels_of_spec
+
+    specs = [word for word in named if word.endswith((".yaml", ".yml"))]
+    patterns = [Pattern.parse(word) for word in named if word not in specs]
+    kernels = []
+    for word in specs:
+        own = [each for each in kernels_of_spec(load(find_spec(Path(word)))) if wanted.counts(each)]
+        if not own:
+            raise SpecError(f"{word}: no kernel in it has the precision, layout and job that are asked for")
+        kernels += own
+    if chain:
+        if len(patterns) < 2 or wanted.job == "gradient":
+            raise SpecError("--chain: accepted: a layer's patterns, two or more, without --job gradient")
+        kernels += kernels_of_layer(layer_launch((Chain(tuple(patterns)),), *wanted.usual, Epilogue()))
+    else:
+        options: dict[str, Any] = {"job": wanted.job or "multiply"}
+        kernels += [KernelSpec(pattern, *wanted.usual, **options) for pattern in patterns]
+    return list(dict.fromkeys(kernels))
+
+
+def try_all(calibration: "Calibration", jobs: "Sequence[Job]") -> "list[Calibrated]":
+    """Try the jobs, with a live table or a line per kernel."""
+    from ksgen.commands.tune_table import TuneTable
+
+    missing = calibration.missing(jobs)
+    known = len(jobs) - len(missing)
+    click.echo(f"{counted(len(jobs), 'kernel')}, {known} known; {len(missing)} to try", err=True)
+    with TuneTable(len(missing)) as watch:
+        return calibration.run(jobs, watch.say)
+
+
+def make_passport(device: str | None, is_quiet: bool = False) -> Any:
+    """Passport of a GPU, made now if it is missing; None of a processor, which needs none."""
+    return None
+
+
+def print_passport(passport: Any, as_json: bool) -> None:
+    if as_json:
+        print_json({"passport": str(passport)})
+    else:
+        click.echo(f"Passport: {passport}")
+
+
+def _of_model(
+    name: str, precision: str, batches: tuple[int, ...] | None, device: str | None
+) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
+    """Try the kernels of a transformer's forward pass and of its training step, and time its methods."""
+    check_library("torch", "`ksgen calibrate --model`", "torch")
+    if name not in MODELS:
+        raise SpecError(f"--model {excerpt(name)}; {hint(name, MODELS)}")
+    if precision not in MODEL_PRECISIONS:
+        raise SpecError(f"--precision {precision} of a model; {hint(precision, MODEL_PRECISIONS)}")
+    if device:
+        os.environ["KSGEN_DEVICE"] = device
+    import torch
+
+    from ksgen.bench.models import VisionTransformer, build, make_sparse, rule
+    from ksgen.calibration.trials import opened
+    from ksgen.devices import find_device
+    from ksgen.torch.layer import freeze
+    from ksgen.torch.layer.building import build as build_calls
+    from ksgen.torch.layer.calibrating import jobs_of, settle
+
+    where = find_device()
+    with torch.device(where.kind if where.kind == "cuda" else "cpu"):
+        model: Any = build(name)
+    model.blocks = model.blocks[:1]  # all blocks have the same kernels
+    make_sparse(model, rule(name), from_weights=False)
+    model = model.to(getattr(torch, precision))
+    sizes = batches or (GPU_SEQUENCES if where.kind == "cuda" else CPU_SEQUENCES,)
+    tokens = () if isinstance(model, VisionTransformer) else (GPU_TOKENS if where.kind == "cuda" else CPU_TOKENS,)
+    inputs = [model.random_inputs(size, *tokens) for size in sizes]
+
+    def call() -> None:
+        for each in inputs:
+            build_calls(model.train(), each)
+            freeze(model.eval())
+            build_calls(model, each)
+
+    click.echo(f"compiling the defaults of {name}", err=True)
+    jobs = list(jobs_of(call).get(where, ()))
+    with opened(device) as calibration:
+        found, facts, trials = try_all(calibration, jobs), calibration.facts, calibration.trials(jobs)
+        is_stopped = calibration.is_stopped
+    if not is_stopped:
+        settle(call)
+    return found, facts, trials, is_stopped
+
+
+def figures_of(found: "Calibrated") -> dict[str, Any]:
+    """Facts of a kernel for `--json`: its entry, and how it compares; or why there is none."""
+    facts = entry_figures(found.entry) if found.entry else kernel_figures(found.kernel, found.batch)
+    return facts | {
+        "tried_now": found.is_new,
+        "over_default": found.over_default,
+        "over_prediction": found.over_prediction,
+        "why": found.why,
+    }
+
+
+def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
+    """Print a table of kernels with their times, and a summary."""
+    from ksgen.commands.tune_table import name_of
+    from ksgen.measure.trust import describe_doubts, marked
+    from ksgen.paths import wisdom_dir
+    from ksgen.tuning.job import Job
+    from ksgen.wisdom.store import file_name
+
+    def times(ratio: float | None) -> str:
+        return "" if ratio is None else f"{ratio:.2f}x"
+
+    rows = []
+    for each in found:
+        name = name_of(Job(each.kernel, each.batch))
+        if each.entry is None:
+            rows.append((name, str(each.batch), "none", "", "", "", ""))
+            continue
+        by = "trial" if each.entry.is_trial else "search"
+        us = marked(f"{each.entry.median_us or 0:.1f}", each.entry.doubt)
+        compared = times(each.over_default), times(each.over_prediction)
+        rows.append((name, str(each.batch), each.entry.family, us, *compared, by))
+    print_columns(("kernel", "batch", "chosen", "us", "over default", "over model", "by"), rows)
+    settled, new = [each for each in found if each.entry], sum(each.is_new for each in found)
+    click.echo(f"{len(settled)} of {counted(len(found), 'kernel')} settled on {facts.name}: {new} tried now.")
+    if ratios := [each.over_default for each in found if each.over_default]:
+        mean = geometric_mean(ratios)
+        click.echo(f"{mean:.2f} times as fast as the defaults (geometric mean of {counted(len(ratios), 'kernel')}).")
+    if said := describe_doubts([each.entry.doubt for each in settled if each.entry]):
+        click.echo(said)
+    if new:
+        click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}; `ksgen tune` searches further.")
+    for each in found:
+        if each.why:
+            click.echo(f"ksgen: {each.kernel.name}, batch {each.batch}: {each.why}", err=True)

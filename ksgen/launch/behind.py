@@ -1,0 +1,115 @@
+"""Trials in the background, as `KSGEN_TRIAL=background` asks for: a child process tries kernels that calls plan without
+wisdom.
+
+Defaults serve meanwhile, and later calls take the winners. Results then change once in the last bits, so that nothing
+is begun or taken under PyTorch's deterministic algorithms, inside a trace, or while a CUDA graph records the call.
+Measures nothing itself.
+"""
+
+import os
+import pickle
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ksgen import STARTED_IN
+from ksgen.build.background import PendingError, deferred, outcome
+from ksgen.build.children import current_children
+from ksgen.devices.base import Device, Stream
+from ksgen.errors import KsgenError, ToolchainError, warn
+from ksgen.launch.choice import Choice
+from ksgen.launch.planner import PLANNER
+from ksgen.locks import new_lock
+from ksgen.ownership import temporary_folder
+from ksgen.spec import KernelSpec
+
+MOST_AT_ONCE = 8  # kernels per child process, whose time limit is that of a compiler
+_CHILD = "import os, sys; os.chdir({0!r}); sys.path[:] = {1!r}; from ksgen.calibration.trials import main; main({2!r})"
+
+Asked = tuple[KernelSpec, int]  # a kernel and its batch
+
+_guard = new_lock()
+_seen: set[tuple[Device, Asked]] = set()
+_waiting: dict[Device, list[Asked]] = {}
+has_news = False  # whether a child found winners that calls do not take yet
+
+
+def is_wanted() -> bool:
+    """Whether the environment asks for trials in the background."""
+    return os.environ.get("KSGEN_TRIAL", "") == "background"
+
+
+def note(device: Device, kernel: KernelSpec, batch: int, choice: Choice | None) -> None:
+    """Begin a trial of a kernel that was planned by its default, once per process."""
+    if choice is None or choice.from_wisdom or not is_wanted() or not may_change():
+        return
+    key = device, (kernel, batch)
+    with _guard:
+        if key in _seen:
+            return
+        _seen.add(key)
+        _waiting.setdefault(device, []).append(key[1])
+    _begin(device)
+
+
+def take(device: Device, stream: Stream) -> None:
+    """Let calls take the winners from now on, unless a CUDA graph records the stream.
+
+    Kernels that calls use are loaded now, because a graph may record their next calls.
+    """
+    global has_news
+    if not may_change() or (device.kind == "cuda" and device.is_capturing(stream)):
+        return
+    has_news = False
+    PLANNER.renew(device)
+
+
+def may_change() -> bool:
+    """Whether results may change in the last bits: not if PyTorch was asked for deterministic ones, or traces."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "are_deterministic_algorithms_enabled"):
+        return True
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not torch.are_deterministic_algorithms_enabled() and not is_traced
+
+
+def _begin(device: Device) -> None:
+    key = "trials", device
+    with suppress(PendingError), deferred(lambda: True):
+        for _ in range(2):  # the first takes the result of an earlier round, if there is one
+            outcome(key, "trials", lambda: _try_all(device))
+
+
+def _try_all(device: Device) -> None:
+    """Try all kernels that wait, a few per child process; runs in a thread of the background."""
+    global has_news
+    while True:
+        with _guard:
+            waiting = _waiting.get(device, [])
+            asked, _waiting[device] = waiting[:MOST_AT_ONCE], waiting[MOST_AT_ONCE:]
+        if not asked:
+            return
+        try:
+            _try(device, asked)
+        except (KsgenError, OSError) as error:
+            with _guard:
+                _waiting.pop(device)
+            warn(f"KSGEN_TRIAL=background: {device.name}: no more trials, and defaults serve on: {error}")
+            return
+        if device.shares_host and may_change():  # no graph can be recorded
+            PLANNER.renew(device)
+        else:
+            has_news = True
+
+
+def _try(device: Device, asked: list[Asked]) -> None:
+    with temporary_folder("trials") as folder:
+        path = Path(folder) / "asked"
+        path.write_bytes(pickle.dumps((f"{device.runtime}:{device.index}", asked)))
+        child = _CHILD.format(STARTED_IN, [os.path.abspath(each) for each in sys.path], str(path))
+        done = current_children.get().run([sys.executable, "-c", child])
+    if done.returncode:
+        raise ToolchainError(next(reversed([*filter(None, done.log.splitlines())]), f"exit status {done.returncode}"))
+
+
+PLANNER.watchers.append(note)

@@ -1,0 +1,101 @@
+"""Stores the times of a processor's methods, so that `backend="auto"` does not time them in each process.
+
+`ksgen.torch.calibrate` writes the file, next to the cache. It counts for one device, compiler, PyTorch and set of
+templates. Unreliable times are not stored. What cannot be read is ignored: methods are then timed as without it.
+"""
+
+import json
+import os
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ksgen import __version__
+from ksgen.devices import find_device
+from ksgen.emit.templates import template_digest
+from ksgen.errors import DeviceError, KsgenError, warn
+from ksgen.families import FAMILIES
+from ksgen.files import locked, read, replaced
+from ksgen.ownership import keep_from_others, make_folder
+from ksgen.paths import cache_dir
+from ksgen.wisdom.store import file_name
+
+MOST_BYTES = 2**26
+
+
+def times_of(key: Hashable, ways: Iterable[str]) -> dict[str, float]:
+    """Stored seconds of a job's methods, by a key that names them; empty if they are unknown here."""
+    found = _stored(os.environ.get("KSGEN_DEVICE", ""), cache_dir()).get(repr(key), {})
+    return found if found and found.keys() <= set(ways) else {}
+
+
+def save(times: Mapping[Hashable, Mapping[str, float]]) -> Path | None:
+    """Add times to the file, and return its path; None without a device or a folder to write to, with a warning."""
+    try:
+        stamp = _stamp()
+        path = _path(stamp)
+        make_folder(path.parent)
+        with locked(path.parent / f".{path.name}.lock"), replaced(path) as aside:
+            known = _read(path, stamp) | {repr(key): _finite(seconds) for key, seconds in times.items()}
+            aside.write_text(json.dumps({"stamp": stamp, "seconds": known}, indent=0, sort_keys=True))
+            keep_from_others(aside)
+    except (OSError, KsgenError) as error:
+        warn(f"times of PyTorch's methods are not stored, so that each process takes them again: {error}")
+        return None
+    forget()
+    return path
+
+
+def forget() -> None:
+    """Read the file again from now on."""
+    _stored.cache_clear()
+
+
+@cache
+def _stored(asked: str, folder: Path) -> dict[str, dict[str, float]]:
+    """The file's content for the device that the environment names, read once per process."""
+    with suppress(DeviceError):
+        stamp = _stamp()
+        return _read(_path(stamp), stamp)
+    return {}
+
+
+def _stamp() -> dict[str, str]:
+    """Everything that the times depend on, other than the jobs themselves."""
+    device = find_device()
+    digests = ",".join(map(template_digest, FAMILIES))
+    return {
+        "device": device.name,
+        "runtime": device.runtime,
+        "driver": device.driver_version,
+        "torch": torch.__version__,
+        "ksgen": __version__,
+        "templates": sha256(digests.encode()).hexdigest()[:16],
+    }
+
+
+def _path(stamp: Mapping[str, str]) -> Path:
+    return cache_dir() / f"methods-{file_name(stamp['device'])}"
+
+
+def _read(path: Path, stamp: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    with suppress(OSError, ValueError, RecursionError):
+        content: Any = json.loads(read(path, MOST_BYTES, is_own=True))
+        if isinstance(content, dict) and content.get("stamp") == stamp and isinstance(content.get("seconds"), dict):
+            return {key: each for key, each in content["seconds"].items() if _is_times(each)}
+    return {}
+
+
+def _is_times(given: Any) -> bool:
+    return isinstance(given, dict) and all(type(each) is float and each > 0 for each in given.values())
+
+
+def _finite(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Times of the methods that could run."""
+    return {name: each for name, each in seconds.items() if isfinite(each)}
