@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,15 @@ import click
 
 from ksgen.commands.bench_common import check_library
 from ksgen.commands.common import (
+    ACTIVATION,
     JOB,
     LAYOUT,
+    PATTERN,
     PRECISION,
     REPLACED,
+    STORED,
+    STORED_INPUTS,
+    ReadBy,
     batches_in,
     device_option,
     find_spec,
@@ -26,12 +32,12 @@ from ksgen.commands.common import (
     say_if_busy,
 )
 from ksgen.commands.figures import entry_figures, kernel_figures
-from ksgen.commands.layers import Wanted
+from ksgen.commands.layers import Layer, Wanted, takes_layers
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import SpecError
-from ksgen.pattern import Chain, Pattern
+from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import hint, layer_launch
+from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -41,19 +47,27 @@ if TYPE_CHECKING:
     from ksgen.tuning.trials import Trial
 
 MODELS = ("vit-s16", "gpt2-medium")
-MODEL_PRECISIONS = ("float32", "float16", "bfloat16", "float64")
-GPU_SEQUENCES, CPU_SEQUENCES = 128, 8
-GPU_TOKENS, CPU_TOKENS = 196, 64
+
+
+@ReadBy
+def spec_or_pattern(text: str) -> Pattern | Path:
+    return Path(text) if text.endswith((".yaml", ".yml")) else Pattern.parse(text)
 
 
 @click.command("calibrate", short_help="Settle on this device which kernels are right and fastest.")
-@click.argument("named", nargs=-1, metavar="[SPEC|A,B,C,D]...")
-@click.option("--pattern", "patterns", metavar="A,B,C,D", multiple=True, help="The same as an argument.")
+@click.argument("patterns", type=spec_or_pattern, nargs=-1, metavar="[SPEC|A,B,C,D]...")
+@click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", multiple=True, help="The same as an argument.")
+@takes_layers
 @click.option("--chain", is_flag=True, help="The patterns are a layer's factors: try their launch as one, and each.")
 @click.option("--model", metavar="|".join(MODELS), help="Kernels of this model with sparse layers; needs PyTorch.")
 @click.option("--precision", type=PRECISION, help="Of the patterns (default float32). Of a spec: only such kernels.")
 @click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). Of a spec: only such kernels.")
 @click.option("--job", type=JOB, help="The product (default) or the weights' gradient. Of a spec: only such kernels.")
+@click.option("--weights", type=STORED, help="How weights of the patterns are stored. Of a spec: only such kernels.")
+@click.option("--inputs", type=STORED_INPUTS, help="How X of the patterns is stored. Of a spec: only such kernels.")
+@click.option("--bias", is_flag=True, help="Of the patterns: add a bias to each output.")
+@click.option("--activation", type=ACTIVATION, default="none", help="Of the patterns: applied after the bias.")
+@click.option("--residual", is_flag=True, help="Of the patterns: add a residual, after the activation.")
 @click.option(
     "--batch",
     "batches",
@@ -65,8 +79,9 @@ GPU_TOKENS, CPU_TOKENS = 196, 64
 @click.option("--report", type=named_file, metavar="FILE", help=f"File to send back, nothing personal; {REPLACED}.")
 @json_option
 def command(
-    named: tuple[str, ...], patterns: tuple[str, ...], chain: bool, model: str | None, precision: str | None,
-    layout: str | None, job: str | None, batches: tuple[int, ...] | None, device: str | None, report: Path | None,
+    patterns: tuple[Pattern | Path, ...], named: tuple[Pattern, ...], layer: Layer, chain: bool, model: str | None,
+    precision: str | None, layout: str | None, job: str | None, weights: str | None, inputs: str | None, bias: bool,
+    activation: str, residual: bool, batches: tuple[int, ...] | None, device: str | None, report: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Settle on this machine's device which kernels are right, and which are the fastest.
@@ -89,7 +104,11 @@ def command(
     from ksgen.files import check_writable, write
     from ksgen.tuning.kernels import job_of
 
-    kernels = _kernels([*named, *patterns], chain, Wanted(precision, layout, None, None, job))
+    specs = [each for each in patterns if isinstance(each, Path)]
+    layer = replace(layer, patterns=(*(each for each in patterns if isinstance(each, Pattern)), *named))
+    wanted, epilogue = Wanted(precision, layout, weights, inputs, job), Epilogue(bias, activation, residual)
+    kernels = _of_patterns(layer, chain or layer.is_asked_for, wanted, epilogue)
+    kernels = list(dict.fromkeys([*(each for spec in specs for each in _of_spec(spec, wanted)), *kernels]))
     if model and (kernels or job):
         raise SpecError(f"--model {excerpt(model)} with other kernels; accepted: a model alone, or patterns and specs")
     if report:
@@ -124,27 +143,28 @@ def command(
         sys.exit(1)
 
 
-def _kernels(named: Sequence[str], chain: bool, wanted: Wanted) -> list[KernelSpec]:
-    """Kernels of the named specs and patterns."""
+def _of_spec(spec: Path, wanted: Wanted) -> list[KernelSpec]:
     from ksgen.spec import load
-    from ksgen.tuning.kernels import kernels_of_layer, kernels_of_spec
+    from ksgen.tuning.kernels import kernels_of_spec
 
-    specs = [word for word in named if word.endswith((".yaml", ".yml"))]
-    patterns = [Pattern.parse(word) for word in named if word not in specs]
-    kernels = []
-    for word in specs:
-        own = [each for each in kernels_of_spec(load(find_spec(Path(word)))) if wanted.counts(each)]
-        if not own:
-            raise SpecError(f"{word}: no kernel in it has the precision, layout and job that are asked for")
-        kernels += own
-    if chain:
-        if len(patterns) < 2 or wanted.job == "gradient":
-            raise SpecError("--chain: accepted: a layer's patterns, two or more, without --job gradient")
-        kernels += kernels_of_layer(layer_launch((Chain(tuple(patterns)),), *wanted.usual, Epilogue()))
-    else:
-        options: dict[str, Any] = {"job": wanted.job or "multiply"}
-        kernels += [KernelSpec(pattern, *wanted.usual, **options) for pattern in patterns]
-    return list(dict.fromkeys(kernels))
+    found = [each for each in kernels_of_spec(load(find_spec(spec))) if wanted.counts(each)]
+    if not found:
+        raise SpecError(f"{spec}: no kernel in it is {' and '.join(filter(None, astuple(wanted)))}")
+    return found
+
+
+def _of_patterns(layer: Layer, is_layer: bool, wanted: Wanted, epilogue: Epilogue) -> list[KernelSpec]:
+    """Kernels of single patterns, or of a layer in one launch with those that it is compared with."""
+    from ksgen.tuning.kernels import kernels_of_layer
+
+    weights, inputs = wanted.stored
+    if not is_layer:
+        options: dict[str, Any] = {"job": wanted.job or "multiply", "weights": weights, "inputs": inputs}
+        return [KernelSpec(pattern, *wanted.usual, epilogue, **options) for pattern in layer.patterns]
+    whole = layer.launch(*wanted.usual, epilogue, weights, inputs) if layer.patterns else None
+    if whole is None or wanted.job == "gradient":
+        raise SpecError(f"--chain of {layer.description}; accepted: a layer's patterns, without --job gradient")
+    return kernels_of_layer(whole)
 
 
 def try_all(calibration: "Calibration", jobs: "Sequence[Job]") -> "list[Calibrated]":
@@ -174,11 +194,13 @@ def _of_model(
     name: str, precision: str, batches: tuple[int, ...] | None, device: str | None
 ) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
     """Try the kernels of a transformer's forward pass and of its training step, and time its methods."""
+    from ksgen.commands.bench import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS, PRECISIONS
+
     check_library("torch", "`ksgen calibrate --model`", "torch")
     if name not in MODELS:
         raise SpecError(f"--model {excerpt(name)}; {hint(name, MODELS)}")
-    if precision not in MODEL_PRECISIONS:
-        raise SpecError(f"--precision {precision} of a model; {hint(precision, MODEL_PRECISIONS)}")
+    if precision not in PRECISIONS:
+        raise SpecError(f"--precision {precision} of a model; {hint(precision, PRECISIONS)}")
     if device:
         os.environ["KSGEN_DEVICE"] = device
     import torch
@@ -250,13 +272,15 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
         rows.append((name, str(each.batch), each.entry.family, us, *compared, by))
     print_columns(("kernel", "batch", "chosen", "us", "over default", "over model", "by"), rows)
     settled, new = [each for each in found if each.entry], sum(each.is_new for each in found)
-    click.echo(f"{len(settled)} of {counted(len(found), 'kernel')} settled on {facts.name}: {new} tried now.")
+    sound = sum(each.entry is not None and not each.entry.doubt for each in found)
+    click.echo(f"{sound} of {counted(len(found), 'kernel')} settled on {facts.name}: {new} tried now.")
     if ratios := [each.over_default for each in found if each.over_default]:
         mean = geometric_mean(ratios)
         click.echo(f"{mean:.2f} times as fast as the defaults (geometric mean of {counted(len(ratios), 'kernel')}).")
-    if said := describe_doubts([each.entry.doubt for each in settled if each.entry]):
-        click.echo(said)
-    if new:
+    doubts = [each.entry.doubt for each in settled if each.entry]
+    if said := describe_doubts(doubts):
+        click.echo(f"{said} Nothing is settled by them: run the same command again on a quiet machine.")
+    if new and not all(doubts):
         click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}; `ksgen tune` searches further.")
     for each in found:
         if each.why:

@@ -89,6 +89,7 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
         print_json({"device": where.name, "batch": size, "kernels": rows})
     else:
         _print(rows)
+        _print_choices(rows, spec)
     if not all(row["passed"] for row in rows):
         sys.exit(1)
 
@@ -140,6 +141,7 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
                 {
                     **kernel_figures(kernel, batch),
                     **choice_figures(choice.family, choice.constants),
+                    "why": choice.why,
                     "error": measured.error,
                     "tolerance": measured.tolerance,
                     "passed": measured.passed,
@@ -175,6 +177,13 @@ def _seconds_of(call: "Call") -> float:
     begin = perf_counter()
     call()
     return perf_counter() - begin
+
+
+def _print_choices(rows: list[dict[str, Any]], spec: Path) -> None:
+    """Print who chose the kernels, and the command that settles those that nothing was measured for."""
+    defaults = sum("wisdom" not in row["why"].split(",")[0] for row in rows)
+    settled = f"{len(rows) - defaults} of {counted(len(rows), 'kernel')} chosen by measured times"
+    click.echo(f"{settled}{f'; `ksgen calibrate {spec}` settles the others' if defaults else ''}.")
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

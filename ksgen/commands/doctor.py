@@ -57,6 +57,7 @@ def command(as_json: bool) -> None:
         _host_compiler(),
         *_folders(),
         *_passport(),
+        *_settled(),
         *_neighbours(),
     ]
     if as_json:
@@ -325,6 +326,24 @@ def _passport() -> list[Finding]:
         return [Finding("passport", "", why, MAKE)]
     needs = "" if unproven(device.target) else f"; no family of {device.target} needs a proof"
     return [Finding("passport", f"{passport or 'none'}{needs}")]
+
+
+def _settled() -> list[Finding]:
+    """Kernels that searches and trials settled on the device that launchers take."""
+    from ksgen.devices import find_device
+    from ksgen.errors import DeviceError
+    from ksgen.wisdom.store import load_wisdom
+
+    try:
+        device = find_device()
+    except DeviceError:
+        return []
+    entries = load_wisdom(device.name).entries()
+    trials = sum(entry.is_trial for entry in entries)
+    settles = "`ksgen calibrate SPEC` settles them"
+    known = f"{len(entries) - trials} by searches, {trials} by trials; others run by defaults: {settles}"
+    found = known if entries else f"none on {device.name}, so that all run by defaults: {settles}"
+    return [Finding("fastest kernels", found)]
 
 
 def _existing(folder: Path) -> Path:

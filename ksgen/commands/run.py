@@ -103,7 +103,7 @@ def command(
     from ksgen.devices import find_device
     from ksgen.families import operand_of
     from ksgen.families.chains import factor_kernels, transposed_bytes
-    from ksgen.launch.choice import expectation, limits_of
+    from ksgen.launch.choice import described, limits_of
     from ksgen.measure.roofline import measure_ceilings, share_of_floor
     from ksgen.measure.verify import measure, most_sets
 
@@ -146,7 +146,7 @@ def command(
         "device": where.name,
         "runtime": where.runtime,
         **choice_figures(choice.family, choice.constants),
-        "why": choice.why + expectation(choice, kernel, batch, limits_of(where)),
+        "why": described(choice, kernel, batch, limits_of(where)),
         "passed": measured.passed and all(each.passed for each in apart),
         "error": measured.error,
         "tolerance": measured.tolerance,

@@ -197,7 +197,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
 def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice, bool]":
     """The choice on a device, by its wisdom, and whether that is a processor; without one, the default for a target."""
     from ksgen.families import cuda_limits
-    from ksgen.launch.choice import choose, expectation, limits_of
+    from ksgen.launch.choice import choose, described, expectation, limits_of
     from ksgen.launch.planner import PLANNER
     from ksgen.wisdom.store import Wisdom
 
@@ -211,7 +211,7 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice
 
     where = find_device(device)
     choice = PLANNER.choice(where, kernel, batch)
-    return replace(choice, why=choice.why + expectation(choice, kernel, batch, limits_of(where))), where.limits.is_cpu
+    return replace(choice, why=described(choice, kernel, batch, limits_of(where))), where.limits.is_cpu
 
 
 def _faster(kernel: KernelSpec, batch: int) -> dict[str, Any]:

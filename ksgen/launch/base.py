@@ -335,9 +335,10 @@ class BaseLauncher(Explainable):
 
     def _plan(self, fit: CheckedArguments, device: Device, stream: Any, is_aligned: bool) -> Plan | None:
         """Plan of the launch; None if several launches serve the call better."""
-        if behind.has_news:
-            behind.take(device, stream)
         known: Any = fit.plans.get((device, PLANNER.generation, is_aligned), _NEVER)
+        if known is _NEVER and PLANNER.earlier and behind.must_stay(device, stream):
+            earlier = (fit.plans.get((device, each, is_aligned), _NEVER) for each in reversed(PLANNER.earlier))
+            known = next((each for each in earlier if each is not _NEVER), _NEVER)
         if known is None:
             return None
         plan: Plan | None = None if known is _NEVER else known()

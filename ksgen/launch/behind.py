@@ -18,7 +18,7 @@ from ksgen.build.children import current_children
 from ksgen.devices.base import Device, Stream
 from ksgen.errors import KsgenError, ToolchainError, warn
 from ksgen.launch.choice import Choice
-from ksgen.launch.planner import PLANNER
+from ksgen.launch.planner import PLANNER, WATCHERS
 from ksgen.locks import new_lock
 from ksgen.ownership import temporary_folder
 from ksgen.spec import KernelSpec
@@ -31,7 +31,6 @@ Asked = tuple[KernelSpec, int]  # a kernel and its batch
 _guard = new_lock()
 _seen: set[tuple[Device, Asked]] = set()
 _waiting: dict[Device, list[Asked]] = {}
-has_news = False  # whether a child found winners that calls do not take yet
 
 
 def is_wanted() -> bool:
@@ -52,16 +51,9 @@ def note(device: Device, kernel: KernelSpec, batch: int, choice: Choice | None) 
     _begin(device)
 
 
-def take(device: Device, stream: Stream) -> None:
-    """Let calls take the winners from now on, unless a CUDA graph records the stream.
-
-    Kernels that calls use are loaded now, because a graph may record their next calls.
-    """
-    global has_news
-    if not may_change() or (device.kind == "cuda" and device.is_capturing(stream)):
-        return
-    has_news = False
-    PLANNER.renew(device)
+def must_stay(device: Device, stream: Stream) -> bool:
+    """Whether a call keeps the kernel that it used before the last trials: a CUDA graph records no other one."""
+    return not may_change() or (device.kind == "cuda" and device.is_capturing(stream))
 
 
 def may_change() -> bool:
@@ -82,7 +74,6 @@ def _begin(device: Device) -> None:
 
 def _try_all(device: Device) -> None:
     """Try all kernels that wait, a few per child process; runs in a thread of the background."""
-    global has_news
     while True:
         with _guard:
             waiting = _waiting.get(device, [])
@@ -96,10 +87,7 @@ def _try_all(device: Device) -> None:
                 _waiting.pop(device)
             warn(f"KSGEN_TRIAL=background: {device.name}: no more trials, and defaults serve on: {error}")
             return
-        if device.shares_host and may_change():  # no graph can be recorded
-            PLANNER.renew(device)
-        else:
-            has_news = True
+        PLANNER.renew()
 
 
 def _try(device: Device, asked: list[Asked]) -> None:
@@ -112,4 +100,4 @@ def _try(device: Device, asked: list[Asked]) -> None:
         raise ToolchainError(next(reversed([*filter(None, done.log.splitlines())]), f"exit status {done.returncode}"))
 
 
-PLANNER.watchers.append(note)
+WATCHERS.append(note)

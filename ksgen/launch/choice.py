@@ -12,6 +12,8 @@ from ksgen.errors import ConstantsError
 from ksgen.families import Bar, Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
 from ksgen.passport.standing import FORCE, bars
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
+from ksgen.spec.storage import SAME
 from ksgen.wisdom.store import Entry, Wisdom
 
 MOST_ENTRIES = 1 << 15  # largest batch size with its own constants
@@ -108,7 +110,8 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             who = "wisdom of a trial," if found.is_trial else "wisdom,"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else who
             doubt = f"; its time is unreliable: {found.doubt}" if found.doubt else ""
-            why = f"{who} measured at {where}{doubt}"
+            known = f"; {found.over_default:.2f} times as fast as the default" if found.over_default else ""
+            why = f"{who} measured at {where}{doubt}{known}"
             return Choice(found.family, found.constants, why, from_wisdom=True, is_measured=found.is_sound)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
@@ -129,6 +132,32 @@ def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, 
     by_name = "" if family.by_default else ", which launchers take only by wisdom or by name"
     taken = f", which is {bar.reason}" if bar else by_name
     return f"; the cost model expects {family.name} to be {factor:.2f} times as fast{taken}"
+
+
+def described(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits) -> str:
+    """Source of a choice on a device; of a default, also what may be faster, and the command that settles it."""
+    settles = "" if choice.from_wisdom else f"; settled by: {settling_command(kernel, batch)}"
+    return f"{choice.why}{expectation(choice, kernel, batch, limits)}{settles}"
+
+
+def settling_command(kernel: KernelSpec, batch: int) -> str:
+    """Command that measures which candidate of a kernel is the fastest on this machine."""
+    first, *others = (" ".join(map(str, chain)) for chain in kernel.chains)
+    options = {
+        "precision": (kernel.precision, "float32"),
+        "layout": (kernel.layout, "bsf"),
+        "job": (kernel.job, "chain" if kernel.job == CHAIN else "multiply"),
+        "weights": (kernel.weights, SAME),
+        "inputs": (kernel.inputs, SAME),
+        "between": (kernel.between, "none"),
+        "out-layout": (kernel.out_layout, None),
+        "activation": (kernel.epilogue.activation, "none"),
+    }
+    words = [f"--{name} {value}" for name, (value, usual) in options.items() if value != usual]
+    words += ["--chain"] * (kernel.job == CHAIN and not others and len(kernel.factors) > 1)
+    words += [f'--group-with "{each}"' for each in others]
+    words += [f"--{name}" for name in ("bias", "residual") if getattr(kernel.epilogue, name)]
+    return " ".join(["ksgen calibrate", first, *words, f"--batch {batch}"])
 
 
 def _passed_over(entry: Entry | None) -> str:

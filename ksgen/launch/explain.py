@@ -12,7 +12,7 @@ from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
 from ksgen.families import family_named
 from ksgen.launch.checks import BETWEEN_DIFFERS, check_layouts
-from ksgen.launch.choice import expectation, limits_of
+from ksgen.launch.choice import described, limits_of
 from ksgen.launch.fused import Verdict, verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain
@@ -188,7 +188,8 @@ class Explainable:
                 where, what.precision, what.layout, what.epilogue, out_layout, what.weights, what.inputs
             )
             choice = PLANNER.choice(where, kernel, batch)
-            why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
+            known = f"; {described(choice, kernel, batch, limits_of(where))}"
+            why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{known}{bytes_saved(kernel, batch)}"
             return f"{self._describe(what.layout, out_layout)} at batch {batch} on {where.name}: {why}"
         return self._explain_each(batch, what, out_layout, device, found.why)
 
@@ -200,7 +201,7 @@ class Explainable:
         where = find_device(device)
         choice = PLANNER.choice(where, kernel, batch)
         family = f"{choice.family} ({family_named(choice.family).why})"
-        why = f"{choice.why}{expectation(choice, kernel, batch, limits_of(where))}{bytes_saved(kernel, batch)}"
+        why = f"{described(choice, kernel, batch, limits_of(where))}{bytes_saved(kernel, batch)}"
         return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
 
     def _explain_each(

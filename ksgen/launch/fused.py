@@ -93,7 +93,7 @@ def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") 
     "no", it says whether the kernel is available.
     """
     if fuse == "auto":
-        PLANNER.tell(device, kernel, batch)
+        PLANNER.report(device, kernel, batch)
         if device.shares_host and (why := shared_out(kernel, device.limits.multiprocessors, batch)):
             return Verdict(False, why)
         where: Any = device  # devices are hashed by their identity

@@ -42,6 +42,7 @@ MOST_LOADED = 1024  # loaded kernels: each takes some ten of the 65,530 maps tha
 _Key = tuple[Device, KernelSpec, str, Any]  # identifies a loaded kernel: device, kernel, family, constants
 
 Watcher = Callable[[Device, KernelSpec, int, Choice | None], None]
+WATCHERS: list[Watcher] = []  # called with each kernel that is planned, or considered for one launch
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class Planner:
 
     def __init__(self) -> None:
         self.generation = 0  # grows when earlier plans become invalid
+        self.earlier: list[int] = []  # generations whose plans some calls still use
+        self._kept: list[dict[Any, Any]] = []  # keeps these plans alive
         self._plans: dict[tuple[Device, KernelSpec, int, bool], Plan] = {}
         self.derived: dict[Any, Any] = {}  # data that callers derive from plans; dropped with them
         self._loaded: dict[_Key, Loaded] = {}  # the least recently used come first
@@ -58,7 +61,6 @@ class Planner:
         self._loading: dict[_Key, Any] = {}  # a lock per kernel that is being loaded
         self._wisdom: dict[str, Wisdom] = {}
         self._bundles: list[Bundle] = []
-        self.watchers: list[Watcher] = []  # are told of each kernel that is planned, or considered for one launch
         self._guard = new_reentrant_lock()
 
     def use_bundle(self, path: str | Path) -> None:
@@ -76,15 +78,15 @@ class Planner:
             self.derived.clear()
             self._wisdom.clear()
             standing.forget()
+            self.earlier, self._kept = [], []
             self.generation += 1
 
-    def renew(self, device: Device) -> None:
-        """Read wisdom again, and load what it chooses for the kernels of this device that calls use."""
-        known = [key for key in tuple(self._plans) if key[0] is device]
-        self.forget()
-        for key in known:
-            with contextlib.suppress(KsgenError):  # reported by the call that needs it
-                self.plan(*key)
+    def renew(self) -> None:
+        """Read wisdom again like `forget`, but keep earlier plans for calls that may not change kernels."""
+        with self._guard:
+            earlier, kept = [*self.earlier, self.generation], [*self._kept, dict(self._plans), dict(self.derived)]
+            self.forget()
+            self.earlier, self._kept = earlier, kept
 
     def plan(
         self,
@@ -103,7 +105,7 @@ class Planner:
         if found := self._plans.get(key):
             return found
         generation, choice = self.generation, self.choice(device, kernel, batch, aligned)
-        self.tell(device, kernel, batch, choice)
+        self.report(device, kernel, batch, choice)
         is_loaded = (device, kernel, choice.family, choice.constants) in self._loaded
         if before_loading and not is_loaded:
             before_loading()
@@ -117,9 +119,9 @@ class Planner:
                 self._plans.clear()
             return self._plans.setdefault(key, made)
 
-    def tell(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice | None = None) -> None:
-        """Tell the watchers of a kernel that a call asks for, and the choice that serves it, if it is planned."""
-        for each in tuple(self.watchers):
+    def report(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice | None = None) -> None:
+        """Call the watchers with a kernel that a call asks for, and the choice that serves it, if it is planned."""
+        for each in tuple(WATCHERS):
             each(device, kernel, batch, choice)
 
     def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:

@@ -86,7 +86,9 @@ def test_explain_names_family_constants_and_reason(ks: Launcher) -> None:
     assert told.startswith("ks_2x9x5x3_float32_bsf at batch 100 on ")
     assert "vector (vector registers full of sums" in told
     assert ", block=" in told
-    assert told.endswith("the family's default: no search has been run for this kernel on this device")
+    assert told.endswith(
+        "no search has been run for this kernel on this device; settled by: ksgen calibrate 2,9,5,3 --batch 100"
+    )
     with pytest.raises(SpecError, match="batch=0; accepted: a whole number from 1 up"):
         ks.explain(0)
     with pytest.raises(SpecError, match="batch=0"):

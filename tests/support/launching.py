@@ -9,7 +9,7 @@ import pytest
 
 from ksgen import reference
 from ksgen.devices import Found, list_devices
-from ksgen.launch import base, explain, fused, planner
+from ksgen.launch import base, behind, explain, fused, planner
 from ksgen.launch.planner import Planner
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
@@ -45,7 +45,7 @@ def check(y: Any, x: Any, weights: Any, layout: str = "bsf", precision: str = "f
 
 def plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Planner()
-    for module in (base, explain, fused, planner):
+    for module in (base, behind, explain, fused, planner):
         monkeypatch.setattr(module, "PLANNER", own)
 
 

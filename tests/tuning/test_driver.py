@@ -177,4 +177,5 @@ def test_a_launch_of_several_layers_is_searched_and_what_wins_is_planned(
     told = told_by(GROUP_SEARCH, runtime, **variables, KSGEN_WISDOM_DIR=str(tmp_path))
     assert told["states"] == {"0": "wrong", "1": "measured", "2": "measured"}
     assert told["us"] == pytest.approx(2.0, rel=0.01)
-    assert told["chosen"] == ["gemv", 1, "wisdom, measured at batch 2"]
+    assert told["chosen"][:2] == ["gemv", 1]
+    assert told["chosen"][2].startswith("wisdom, measured at batch 2")

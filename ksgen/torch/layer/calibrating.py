@@ -9,7 +9,7 @@ from torch import nn
 from ksgen.calibration.trials import Calibrated, opened
 from ksgen.devices.base import Device
 from ksgen.launch.choice import Choice
-from ksgen.launch.planner import PLANNER
+from ksgen.launch.planner import PLANNER, WATCHERS
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.torch.layer.building import build
@@ -85,8 +85,8 @@ def settle(call: Callable[[], None]) -> None:
 
 @contextmanager
 def _watched(watcher: Callable[[Device, KernelSpec, int, Choice | None], None]) -> Iterator[None]:
-    PLANNER.watchers.append(watcher)
+    WATCHERS.append(watcher)
     try:
         yield
     finally:
-        PLANNER.watchers.remove(watcher)
+        WATCHERS.remove(watcher)

@@ -1,0 +1,171 @@
+"""`ksgen calibrate`: what it tries, prints and leaves, what a second run does, and what a mistake says."""
+
+import getpass
+import json
+import shlex
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ksgen.calibration import trials
+from ksgen.cli import cli
+from ksgen.errors import KsgenError
+from ksgen.launch.choice import settling_command
+from ksgen.launch.planner import PLANNER
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.tuning.engine import Entries
+from ksgen.tuning.job import Job, Outcome, Runs
+from ksgen.wisdom.store import load_wisdom
+from tests.support.fake_gpu import FakeGpu
+from tests.support.tuning_search import TimedEngine, own_cache, time_shortly
+
+
+class Machine(TimedEngine):
+    """A GPU on which everything but simt is fast, and one batch has no right kernel."""
+
+    wrong_at = 13
+
+    def __init__(self) -> None:
+        super().__init__(FakeGpu(), lambda kernel, candidate: 30.0 if candidate.family == "simt" else 10.0)
+
+    def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
+        if job.batch == self.wrong_at:
+            return [Outcome("wrong", f"relative error 1e+00; see {Path.home()}/kernel.cu")] * len(entries)
+        return super()._measure(job, entries, runs)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user with folders of their own, and a GPU that is none."""
+    for name, value in own_cache(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    monkeypatch.setenv("KSGEN_DEVICE", "native")  # which needs no passport
+    monkeypatch.setattr(trials, "open_engine", lambda device: Machine())
+    PLANNER.forget()
+    yield tmp_path
+    PLANNER.forget()
+
+
+def calibrate(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["calibrate", *arguments], catch_exceptions=True)
+
+
+HALF = ("1,24,9,2", "--precision", "float16", "--batch", "70")
+
+
+def test_a_pattern_is_tried_and_a_second_run_finds_nothing_to_do(home: Path) -> None:
+    done = calibrate(*HALF)
+    assert done.exit_code == 0, done.output
+    assert "1 kernel, 0 known; 1 to try" in done.stderr
+    assert "[1/1] 1,24,9,2 float16 bsf: 10.0 us" in done.stderr
+    assert "1 of 1 kernel settled on Fake GPU: 1 tried now." in done.stdout
+    assert "3.00 times as fast as the defaults (geometric mean of 1 kernel)." in done.stdout
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("1,24,9,2")]
+    assert row[-5:-2] == ["mma", "10.0", "3.00x"]
+    assert row[-1] == "trial"
+    again = calibrate(*HALF, "--json")
+    assert "1 kernel, 1 known; 0 to try" in again.stderr
+    (kernel,) = json.loads(again.stdout)["kernels"]
+    assert (kernel["tried_now"], kernel["family"], kernel["over_default"]) == (False, "mma", 3.0)
+    assert kernel["measured"]["trial"] is True
+
+
+def test_a_spec_is_tried_at_each_batch_with_its_layers_and_gradients(home: Path) -> None:
+    (home / "own.yaml").write_text(
+        "defaults: {gradients: true, precision: float16}\nlayers:\n  up: {chain: [[6,64,64,1], [1,768,192,2]]}\n"
+    )
+    done = calibrate(str(home / "own.yaml"), "--batch", "16,70", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["kernels"]
+    assert {each["batch"] for each in found} == {16, 70}
+    assert {each["job"] for each in found} == {"multiply", "gradient", "chain"}
+    only = calibrate(str(home / "own.yaml"), "--batch", "16", "--job", "gradient", "--json")
+    assert {each["job"] for each in json.loads(only.stdout)["kernels"]} == {"gradient"}
+
+
+def test_what_cannot_be_measured_is_told_and_the_rest_is_kept(home: Path) -> None:
+    done = calibrate("1,24,9,2", "--precision", "float16", "--batch", "13,70")
+    assert done.exit_code == 1
+    assert "1 of 2 kernels settled on Fake GPU" in done.stdout
+    assert "batch 13: ks_1x24x9x2_float16_bsf, batch 13: no candidate could be measured; wrong:" in done.stderr
+    assert [entry.batch for entry in load_wisdom("Fake GPU").entries()] == [70]
+
+
+def test_the_report_has_the_device_and_all_trials_and_nothing_personal(home: Path) -> None:
+    report = home / "report.json"
+    calibrate("1,24,9,2", "--precision", "float16", "--batch", "13,70", "--report", str(report))
+    text = report.read_text()
+    content = json.loads(text)
+    assert content["device"]["name"] == "Fake GPU"
+    assert content["device"]["target"] == "sm_90a"
+    assert {(each["batch"], each["state"]) for each in content["trials"]} == {(13, "wrong"), (70, "measured")}
+    for each in content["trials"]:
+        assert each["predicted_us"] > 0
+        assert (each["median_us"] is None) == (each["state"] == "wrong")
+    assert "relative error 1e+00; see ..." in text
+    for personal in (str(Path.home()), str(home), socket.gethostname(), f"/{getpass.getuser()}"):
+        assert personal not in text
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        KernelSpec(Pattern(1, 24, 9, 2), "float16", "bsl", Epilogue(True, "gelu", True)),
+        KernelSpec(Pattern(1, 24, 9, 2), "float32", "bsf", job="gradient"),
+        KernelSpec(Pattern(1, 24, 9, 2), weights="int8", inputs="int8"),
+        KernelSpec(Chain.read(["6,64,64,1", "1,768,192,2"]), between="relu", out_layout="bsl"),
+        KernelSpec((Chain.read("2,24,16,1"), Chain.read(["2,9,16,1", "1,4,18,1"])), "float16", stride="any"),
+    ],
+)
+def test_the_command_that_explain_names_tries_that_kernel(
+    home: Path, kernel: KernelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Job] = []
+    monkeypatch.setattr(trials.Calibration, "run", lambda self, jobs, say: asked.extend(jobs) or [])
+    program, *arguments = shlex.split(settling_command(kernel, 70))
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert program == "ksgen"
+    assert done.exit_code == 0, done.output
+    assert Job(kernel, 70) in asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing to try; accepted: a spec such as specs/vit.yaml, patterns, or --model vit-s16"),
+        (("6,64,64,1", "--chain"), "--chain of 1 pattern; accepted: a layer's patterns"),
+        (("1,24,9,2", "--batch", "0"), "--batch '0'; accepted: whole numbers from 1 up"),
+        (("1,24,9,2", "--model", "vit-s16"), "with other kernels; accepted: a model alone, or patterns and specs"),
+        (("--model", "vit"), "did you mean vit-s16"),
+        (("missing.yaml",), "missing.yaml"),
+        (("specs/vit.yaml", "--precision", "tf32"), "no kernel in it is tf32"),
+    ],
+)
+def test_mistakes(home: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = calibrate(*arguments)
+    assert done.exit_code != 0
+    assert isinstance(done.exception, KsgenError)
+    assert message in str(done.exception)
+
+
+@pytest.mark.slow
+def test_a_processor_is_calibrated_and_launchers_take_what_won(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for name, value in {"KSGEN_WISDOM_DIR": str(home / "wisdom"), "KSGEN_DEVICE": "native"}.items():
+        monkeypatch.setenv(name, value)
+    time_shortly(monkeypatch)
+    PLANNER.forget()
+    done = calibrate("2,24,9,3", "--batch", "70", "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["kernels"]
+    assert found["tried_now"]
+    if not found["doubt"]:
+        run = CliRunner().invoke(cli, ["run", "2,24,9,3", "--batch", "70", "--json"])
+        assert json.loads(run.stdout)["why"].startswith("wisdom of a trial, measured at batch 70")
+    assert replace(KernelSpec(Pattern(2, 24, 9, 3)), stride="dense").name == found["kernel"]
