@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ from ksgen.commands.common import (
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
-from ksgen.spec import KernelSpec
+from ksgen.errors import KsgenError
+from ksgen.spec import KernelSpec, Spec
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 # log2 of the cycles for which NumPy's idle threads keep a core: more than between two of its products here
 NUMPY_WAITS = 23
+BMM_MEASUREMENTS = 7  # of which the median counts
 MOST_SECONDS = 0.5  # for the blocks of each contender of a kernel
 
 
@@ -55,7 +57,7 @@ MOST_SECONDS = 0.5  # for the blocks of each contender of a kernel
 @json_option
 def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:
     """Emit a spec, build it, check every kernel against a float64 reference, time it in turns with NumPy, and show a
-    table. Exit code 1 if a check fails.
+    table. Exit code 1 if a check fails. A GPU first decides, as by `ksgen calibrate`, which kernels are taken.
 
     \b
     Examples:
@@ -82,6 +84,7 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
         kernels = counted(len(loaded.kernels), "kernel")
         click.echo(f"{kernels} of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {size}{note}.")
     jobs = [(kernel, kernel.batch or size) for kernel in loaded.kernels]
+    settled = _settle(f"{where.runtime}:{where.index}", loaded, size) if where.kind == "cuda" else ""
     _build_all(where, jobs)
     say_if_busy()
     rows = _measure_all(where, jobs)
@@ -90,8 +93,52 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     else:
         _print(rows)
         _print_choices(rows, spec)
+        if where.kind == "cuda":
+            _print_gpu(rows, settled)
     if not all(row["passed"] for row in rows):
         sys.exit(1)
+
+
+def _settle(device: str, spec: "Spec", batch: int) -> str:
+    """Let the GPU decide which families are right and which kernels are the fastest; what it proved, or why it did not.
+
+    The demo goes on by defaults where no child process can use the GPU.
+    """
+    from ksgen.calibration.trials import opened
+    from ksgen.commands.calibrate import make_passport, try_all
+    from ksgen.tuning.kernels import job_of, kernels_of_spec
+
+    try:
+        passport = make_passport(device)
+        with opened(device) as calibration:
+            found = try_all(calibration, [job_of(kernel, batch) for kernel in kernels_of_spec(spec)])
+    except KsgenError as error:
+        return f"No trials: {error}"
+    proven = "" if passport is None else f"Passport: {passport}. "
+    return f"{proven}{sum(each.is_new for each in found)} of {counted(len(found), 'kernel')} tried now."
+
+
+def bmm_us(device: "Device", kernel: KernelSpec, batch: int) -> float | None:
+    """Time of PyTorch's batched product between two permutations, which is cuBLAS's on a GPU.
+
+    None where PyTorch is missing, or has no product in this precision.
+    """
+    from importlib.util import find_spec as find_module
+
+    from ksgen.bench.roster import COMPARISONS
+
+    if kernel.precision not in COMPARISONS or kernel.job != "multiply" or not find_module("torch"):
+        return None
+    from ksgen.bench.contenders import contenders, torch_device
+    from ksgen.bench.problem import ProductJob
+    from ksgen.bench.timing import Protocol, Timed
+
+    job = ProductJob(kernel.pattern, kernel.precision, kernel.layout, batch)
+    (bmm,) = contenders(job, device, ("bmm",))
+    problem = job.problem(torch_device(device), seed=0)
+    protocol = Protocol(("bmm",), measurements=BMM_MEASUREMENTS, runs=10, most_seconds=MOST_SECONDS, seed=0)
+    timed = Timed(bmm.prepare(problem), len(problem.sets), protocol)
+    return median(timed.seconds() for _ in range(timed.most_measurements)[:BMM_MEASUREMENTS]) * 1e6
 
 
 def _build_all(device: "Device", jobs: "Sequence[Job]") -> None:
@@ -142,6 +189,7 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
                     **kernel_figures(kernel, batch),
                     **choice_figures(choice.family, choice.constants),
                     "why": choice.why,
+                    **({"bmm_us": bmm_us(device, kernel, batch)} if device.kind == "cuda" else {}),
                     "error": measured.error,
                     "tolerance": measured.tolerance,
                     "passed": measured.passed,
@@ -184,6 +232,21 @@ def _print_choices(rows: list[dict[str, Any]], spec: Path) -> None:
     defaults = sum("wisdom" not in row["why"].split(",")[0] for row in rows)
     settled = f"{len(rows) - defaults} of {counted(len(rows), 'kernel')} chosen by measured times"
     click.echo(f"{settled}{f'; `ksgen calibrate {spec}` settles the others' if defaults else ''}.")
+
+
+def _print_gpu(rows: list[dict[str, Any]], settled: str) -> None:
+    """Print what the GPU decided, and ksgen's speed relative to cuBLAS and to the floor."""
+    click.echo(settled)
+    over_bmm = [row["bmm_us"] / row["median_us"] for row in rows if row["bmm_us"] and not row["doubt"]]
+    of_floor = [row["share_of_floor"] for row in rows if row["share_of_floor"]]
+    if over_bmm:
+        product = "cuBLAS's batched product with its permutations"
+        count = counted(len(over_bmm), "kernel")
+        click.echo(f"{geometric_mean(over_bmm):.2f} times as fast as {product} (geometric mean of {count}).")
+    if of_floor:
+        click.echo(
+            f"{geometric_mean(of_floor):.0%} of the floor (geometric mean of {counted(len(of_floor), 'kernel')})."
+        )
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

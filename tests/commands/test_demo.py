@@ -11,12 +11,18 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.build import build
+from ksgen.calibration import trials
 from ksgen.cli import cli
-from ksgen.commands import demo
+from ksgen.commands import calibrate, demo
+from ksgen.errors import DeviceError
 from ksgen.launch.planner import PLANNER
 from ksgen.measure import verify
 from ksgen.measure.roofline import NO_FLOOR
+from ksgen.spec import load
+from ksgen.wisdom.store import load_wisdom
+from tests.support.fake_gpu import FakeGpu
 from tests.support.program import ksgen_program, needs_device
+from tests.support.tuning_search import TimedEngine
 
 
 @needs_device
@@ -107,3 +113,36 @@ def test_a_row_without_a_floor_has_no_share_and_says_why(capsys: pytest.CaptureF
     assert NO_FLOOR in " ".join(said.split())
     assert [word for word in said.split() if word in ("over", "1.0e-06")] == ["over", "1.0e-06"]
     assert "0 of 1 kernel agrees with float64." in said
+
+
+def test_the_last_lines_on_a_gpu_are_what_was_proven_and_how_fast_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"median_us": 10.0, "bmm_us": 40.0, "share_of_floor": 0.5, "doubt": ""},
+        {"median_us": 10.0, "bmm_us": 10.0, "share_of_floor": 0.5, "doubt": ""},
+        {"median_us": 10.0, "bmm_us": 90.0, "share_of_floor": None, "doubt": "noisy"},  # which counts nowhere
+        {"median_us": 10.0, "bmm_us": None, "share_of_floor": 0.5, "doubt": ""},
+    ]
+    demo._print_gpu(rows, "Passport: mma proven. 3 of 3 kernels tried now.")
+    assert capsys.readouterr().out.splitlines() == [
+        "Passport: mma proven. 3 of 3 kernels tried now.",
+        "2.00 times as fast as cuBLAS's batched product with its permutations (geometric mean of 2 kernels).",
+        "50% of the floor (geometric mean of 3 kernels).",
+    ]
+
+
+def test_a_gpu_decides_before_the_demo_and_the_demo_goes_on_without_it(
+    spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    monkeypatch.setattr(calibrate, "make_passport", lambda *given, **named: None)
+    gpu = TimedEngine(FakeGpu(), lambda kernel, candidate: 10.0)
+    monkeypatch.setattr(trials, "open_engine", lambda device: gpu)
+    loaded = load(spec)
+    assert demo._settle("cuda:0", loaded, 33) == f"{len(loaded.kernels)} of {len(loaded.kernels)} kernels tried now."
+    assert load_wisdom("Fake GPU").entries()
+
+    def refuse(device: str) -> None:
+        raise DeviceError("the GPU is in exclusive-process mode")
+
+    monkeypatch.setattr(trials, "open_engine", refuse)
+    assert demo._settle("cuda:0", loaded, 33) == "No trials: the GPU is in exclusive-process mode"

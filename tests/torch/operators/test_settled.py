@@ -40,7 +40,7 @@ def never() -> torch.Tensor:
 
 
 def anew() -> None:
-    """As another process begins: without times of its own."""
+    """Begin as another process does: without measured times."""
     choice.forget_times()
     settled.forget()
 
