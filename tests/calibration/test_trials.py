@@ -1,7 +1,9 @@
 """Trials of a few candidates: who wins, what is kept, what a second run does, and what a search replaces."""
 
+import errno
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from ksgen.tuning.job import Candidate, Job, Outcome, Runs
 from ksgen.tuning.strategies import MOST_TRIED
 from ksgen.tuning.trials import TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner
+from ksgen.wisdom import store as wisdoms
 from ksgen.wisdom.store import load_wisdom
 from tests.support.fake_gpu import FakeGpu
 from tests.support.tuning_search import TimedEngine, time_shortly
@@ -153,3 +156,36 @@ def test_calibrate_takes_patterns_chains_and_specs_and_launchers_take_the_winner
 def test_mistakes_are_named_before_anything_is_opened() -> None:
     with pytest.raises(SpecError, match="nothing to calibrate; accepted: patterns such as '1,192,48,2'"):
         ksgen.calibrate()
+
+
+def test_a_folder_that_takes_no_wisdom_is_named_before_anything_is_measured(
+    store: TrialStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "file" / "wisdom"))
+    with pytest.raises(KsgenError, match="wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder"):
+        calibrated(store, "mma", JOB)
+    assert store.trials() == []
+
+
+def test_a_disk_that_becomes_full_loses_nothing_that_was_settled(
+    store: TrialStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrated(store, "mma", JOB)
+    before = load_wisdom(NAME).entries()
+
+    @contextmanager
+    def full(path: Path) -> Iterator[Path]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+        yield path
+
+    with monkeypatch.context() as patched:
+        patched.setattr(wisdoms, "replaced", full)
+        known, lost = calibrated(store, "mma", JOB, OTHER)
+    assert known.entry in before
+    assert lost.entry is None
+    assert "cannot be written (No space left on device)" in lost.why
+    assert load_wisdom(NAME).entries() == before
+    _, found = calibrated(store, "mma", JOB, OTHER)  # once there is room again
+    assert found.entry is not None
+    assert len(load_wisdom(NAME).entries()) == 2
