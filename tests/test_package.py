@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("numpy", "jinja2", "rich", "yaml", "pyopencl", "pycuda", "cuda", "torch", "click")
 TORCH_ROOMS = {
     path.relative_to(ROOT).as_posix()
-    for room in ("torch/**/*.py", "bench/*.py", "commands/bench*.py")
+    # a model is calibrated, and a GPU's demo compares with cuBLAS, where PyTorch is installed
+    for room in ("torch/**/*.py", "bench/*.py", "commands/bench*.py", "commands/calibrate.py", "commands/demo.py")
     for path in (ROOT / "ksgen").glob(room)
 }
 ALONE = {  # what only one module, or one folder, may import

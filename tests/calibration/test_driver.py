@@ -10,7 +10,7 @@ from tests.tuning.test_driver import FATES, FAULTS, KERNEL, STATES, told_by
 TRIAL = """
 import json
 from ksgen.calibration.trials import Calibration
-from ksgen.families.simt import Simt
+from ksgen.families.simt.family import Simt
 from ksgen.measure.roofline import Ceilings
 from ksgen.tuning import search, strategies
 from ksgen.tuning.engine import LocalEngine

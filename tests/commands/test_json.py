@@ -24,7 +24,7 @@ OTHERS = {  # that have --json, and rows of no kernels; their own tests read the
                                                                                                           "energy",
                                                                                                           "bench share",
 }  # fmt: skip
-CHECKED = {"run", "demo", "tune", "show", "build", "wisdom show", "wisdom diff"}
+CHECKED = {"run", "demo", "calibrate", "tune", "show", "build", "wisdom show", "wisdom diff"}
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +100,7 @@ def test_run(arguments: tuple[str, ...]) -> None:
     [
         (("demo", "small.yaml", "--batch", "40", "--device", "opencl", "--json"), "kernels"),
         (("tune", *SMALL, "--budget", "2"), "kernels"),
+        (("calibrate", *SMALL), "kernels"),
         (("tune", *SMALL, "--noise"), "kernels"),
         (("show", "2,8,8,3", "4,6,2,6", "--json"), "patterns"),
     ],

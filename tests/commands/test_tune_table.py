@@ -108,7 +108,8 @@ def test_each_outcome_is_reported_and_counted(
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "title"), [(None, "1 of 6 kernels tuned in 1:15"), (60, "1 of 6 kernels tuned in 1:15 of about 3:00")]
+    ("budget_s", "title"),
+    [(None, "1 of 6 kernels tuned in 1:15 of about 7:35"), (60, "1 of 6 kernels tuned in 1:15 of about 3:00")],
 )
 def test_the_live_table_has_one_clock(budget_s: float | None, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
