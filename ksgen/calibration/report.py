@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from ksgen.passport.store import Passport
 from ksgen.tuning.job import Facts
 from ksgen.tuning.trials import Trial
 
@@ -16,7 +17,7 @@ OMITTED = "..."
 _PATH = re.compile(r"(?:~|\.{1,2})?(?:/[^\s:;,'\")]+)+")
 
 
-def report_of(facts: Facts, passport: Any, trials: Iterable[Trial]) -> dict[str, Any]:
+def report_of(facts: Facts, passport: Passport | None, trials: Iterable[Trial]) -> dict[str, Any]:
     """Content of the report as JSON has it."""
     return {
         "ksgen": facts.ksgen,

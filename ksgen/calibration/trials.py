@@ -7,13 +7,14 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ksgen.devices.base import default_batch
 from ksgen.errors import KsgenError, SpecError
 from ksgen.launch.planner import PLANNER
+from ksgen.passport.standing import read_bars
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Epilogue, KernelSpec, Layout, PrecisionName, load
 from ksgen.spec.kernel import is_layer, layer_launch
@@ -59,6 +60,8 @@ class Calibration:
     def __init__(self, engine: Engine, store: TrialStore) -> None:
         self.facts, self.store = engine.facts, store
         self.tuner = Tuner(engine, store, SearchOptions(strategy=TRIAL))
+        if engine.facts.kind == "cuda":  # only families that launchers may choose are tried
+            self.tuner.limits = replace(self.tuner.limits, bars=read_bars(engine.facts))
 
     @property
     def is_stopped(self) -> bool:

@@ -42,6 +42,7 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 if TYPE_CHECKING:
+    from ksgen.calibration.passport import Passport
     from ksgen.calibration.trials import Calibrated, Calibration
     from ksgen.tuning.job import Facts, Job
     from ksgen.tuning.trials import Trial
@@ -114,7 +115,7 @@ def command(
     if report:
         check_writable(report)
     say_if_busy()
-    passport = make_passport(device, is_quiet=as_json)
+    passport = make_passport(device)
     if not kernels and not model:
         if passport is None:
             raise SpecError("nothing to try; accepted: a spec such as specs/vit.yaml, patterns, or --model vit-s16")
@@ -178,12 +179,33 @@ def try_all(calibration: "Calibration", jobs: "Sequence[Job]") -> "list[Calibrat
         return calibration.run(jobs, watch.say)
 
 
-def make_passport(device: str | None, is_quiet: bool = False) -> Any:
-    """Passport of a GPU, made now if it is missing; None of a processor, which needs none."""
-    return None
+def make_passport(device: str | None) -> "Passport | None":
+    """Passport of a GPU, made now if it is missing; None of a processor, which needs none.
+
+    Child processes alone use the GPU. A line on stderr tells each verdict.
+    """
+    from ksgen.calibration.proof import Step, prove
+    from ksgen.launch.planner import PLANNER
+    from ksgen.tuning.process import Worker
+
+    worker = Worker(device)
+    try:
+        if worker.facts().kind != "cuda":
+            return None
+    finally:
+        worker.close()
+
+    def tell(step: Step) -> None:
+        if step.proof:
+            why = f": {step.proof.reason}" if step.proof.reason else ""
+            click.echo(f"{step.family}: {step.proof.state}{why}, {counted(step.proof.cases, 'case')}", err=True)
+
+    passport = prove(device, on_step=tell)
+    PLANNER.forget()
+    return passport
 
 
-def print_passport(passport: Any, as_json: bool) -> None:
+def print_passport(passport: "Passport", as_json: bool) -> None:
     if as_json:
         print_json({"passport": str(passport)})
     else:

@@ -21,6 +21,7 @@ from ksgen.launch.choice import Choice
 from ksgen.launch.planner import PLANNER, WATCHERS
 from ksgen.locks import new_lock
 from ksgen.ownership import temporary_folder
+from ksgen.passport.standing import trial
 from ksgen.spec import KernelSpec
 
 MOST_AT_ONCE = 8  # kernels per child process, whose time limit is that of a compiler
@@ -33,14 +34,9 @@ _seen: set[tuple[Device, Asked]] = set()
 _waiting: dict[Device, list[Asked]] = {}
 
 
-def is_wanted() -> bool:
-    """Whether the environment asks for trials in the background."""
-    return os.environ.get("KSGEN_TRIAL", "") == "background"
-
-
 def note(device: Device, kernel: KernelSpec, batch: int, choice: Choice | None) -> None:
     """Begin a trial of a kernel that was planned by its default, once per process."""
-    if choice is None or choice.from_wisdom or not is_wanted() or not may_change():
+    if choice is None or choice.from_wisdom or trial() != "background" or not may_change():
         return
     key = device, (kernel, batch)
     with _guard:

@@ -20,7 +20,7 @@ from ksgen.errors import ConstantsError, KsgenError, warn
 from ksgen.families import FAMILIES, Bar, family_named
 from ksgen.families.gpus import gpu_of
 from ksgen.locks import new_lock
-from ksgen.passport.store import load
+from ksgen.passport.store import Known, load
 from ksgen.values import excerpt
 
 TRIALS = ("passport", "off", "background")  # what KSGEN_TRIAL may ask for; the first is the default
@@ -75,7 +75,7 @@ def bars(device: Device) -> tuple[Bar, ...]:
     if known.child is not None and known.child.poll() is not None:
         _take(device, known)
     if known.bars is None:
-        known.bars = _read(device)
+        known.bars = read_bars(device)
     return known.bars
 
 
@@ -125,7 +125,8 @@ def trial() -> str:
     return asked
 
 
-def _read(device: Device) -> tuple[Bar, ...]:
+def read_bars(device: Known) -> tuple[Bar, ...]:
+    """Bars of an NVIDIA GPU by its passport, read now."""
     passport = load(device)
     proofs = passport.families if passport else {}
     disabled = [

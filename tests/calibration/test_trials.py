@@ -10,9 +10,11 @@ import pytest
 
 import ksgen
 from ksgen.calibration.trials import Calibrated, Calibration
+from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError, SpecError
 from ksgen.families import FAMILIES
 from ksgen.launch.planner import PLANNER
+from ksgen.passport.store import Proof, record
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import Entries
@@ -189,3 +191,13 @@ def test_a_disk_that_becomes_full_loses_nothing_that_was_settled(
     _, found = calibrated(store, "mma", JOB, OTHER)  # once there is room again
     assert found.entry is not None
     assert len(load_wisdom(NAME).entries()) == 2
+
+
+def test_a_family_that_the_passport_bars_is_not_tried(store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_PERMIT", "")
+    gpu = FakeGpu()
+    record(gpu, {"mma": Proof("disabled", "relative error 1e+00", template_digest("mma"), 3, 1.0)})
+    (found,) = calibrated(store, "mma", JOB)
+    assert found.entry is not None
+    assert found.entry.family == "simt"
+    assert {trial.family for trial in store.trials()} == {"simt"}

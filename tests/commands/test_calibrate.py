@@ -13,9 +13,11 @@ from click.testing import CliRunner, Result
 
 from ksgen.calibration import trials
 from ksgen.cli import cli
+from ksgen.commands import calibrate as command
 from ksgen.errors import KsgenError
 from ksgen.launch.choice import settling_command
 from ksgen.launch.planner import PLANNER
+from ksgen.passport.store import Passport, Proof
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.engine import Entries
@@ -45,7 +47,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, value in own_cache(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
-    monkeypatch.setenv("KSGEN_DEVICE", "native")  # which needs no passport
+    monkeypatch.setenv("KSGEN_DEVICE", "native")
+    monkeypatch.setattr(command, "make_passport", lambda device: None)  # as of a processor
     monkeypatch.setattr(trials, "open_engine", lambda device: Machine())
     PLANNER.forget()
     yield tmp_path
@@ -152,6 +155,25 @@ def test_mistakes(home: Path, arguments: tuple[str, ...], message: str) -> None:
     assert done.exit_code != 0
     assert isinstance(done.exception, KsgenError)
     assert message in str(done.exception)
+
+
+def test_the_passport_comes_first_and_is_in_the_report_without_file_names(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs = {
+        "mma": Proof("proven", "", "0a0b0c0d", 9, 2.0),
+        "wgmma": Proof("disabled", f"in {home}/k.cu", "0a", 1, 1.0),
+    }
+    passport = Passport("Fake GPU", "sm_90a", "0", proofs)
+    monkeypatch.setattr(command, "make_passport", lambda device: passport)
+    alone = calibrate()
+    assert alone.exit_code == 0
+    assert alone.stdout == f"Passport: {passport}\n"
+    report = home / "report.json"
+    assert calibrate(*HALF, "--report", str(report)).exit_code == 0
+    found = json.loads(report.read_text())["passport"]
+    assert (found["mma"]["state"], found["mma"]["cases"]) == ("proven", 9)
+    assert (found["wgmma"]["state"], found["wgmma"]["reason"]) == ("disabled", "in ...")
 
 
 @pytest.mark.slow
