@@ -44,6 +44,7 @@ LAYERS = (
         "devices", "loads, launches and times with PyCUDA, cuda-bindings, the processor and OpenCL", "knows templates"
     ),
     Package("wisdom", "stores the fastest constants that searches found on a device", "renders"),
+    Package("passport", "records which families are proven on a device, and bars the others", "proves"),
     Package(
         "launch", "turns a call's arrays into a launch: views, checks, device and stream, plan, memory", "searches"
     ),
