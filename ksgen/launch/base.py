@@ -323,7 +323,9 @@ class BaseLauncher(Explainable):
                 packed_in(packer, each, views.get(name), factor.buffers, stream)
                 for packer, each, name, factor in each_factor
             ]
-            views |= {operand: views[name] for operand, name in self.names.operands if name in views}
+            for operand, name in self.names.operands:
+                if name in views:
+                    views[operand] = views[name]
             call = (on_shared if is_host else on_device)(plan, views, weights, out, stream)
         if self.gives_list and not isinstance(call.out, list):  # a group of one layer
             call.out = [call.out]
