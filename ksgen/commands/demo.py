@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # log2 of the cycles for which NumPy's idle threads keep a core: more than between two of its products here
 NUMPY_WAITS = 23
-BMM_MEASUREMENTS = 7  # of which the median counts
+BMM_MEASUREMENTS = 7  # the median counts
 MOST_SECONDS = 0.5  # for the blocks of each contender of a kernel
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.bench.roster import OTHERS, OURS, PARTS
+from ksgen.bench.roster import LAYER, OTHERS, OURS, PARTS
 from ksgen.bench.rows import COLUMNS, OK, read_rows
 from ksgen.errors import KsgenError
 from ksgen.install import install_line
@@ -49,7 +49,7 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     assert (told["jobs"], told["complete"], told["files"][:2]) == (4, 4, ["paper.jsonl", "paper.csv"])
     rows = read_rows(tmp_path / "paper.csv")
     assert rows == read_rows(tmp_path / "paper.jsonl")
-    assert {each.implementation for each in rows} == {OURS, *OTHERS, *PARTS} - {"compiled"}
+    assert {each.implementation for each in rows} == {OURS, LAYER, *OTHERS, *PARTS} - {"compiled"}
     assert all(each.is_accurate for each in rows if each.status == OK and each.implementation not in PARTS)
     assert {each.status for each in rows} == {OK, "unsupported"}
     assert all(
@@ -92,7 +92,7 @@ MISTAKES = [
     (["paper", "--precision", "float31"], "ksgen: precision 'float31'; did you mean float32? accepted: float32, tf32"),
     (["paper", "--precision", "fp16"], "ksgen: precision 'fp16'; did you mean float16?"),
     (["paper", "--layout", "bsm"], "ksgen: layout 'bsm'; did you mean bsl? accepted: bsf, bsl"),
-    (["paper", "--contenders", "ksgen,bmn"], "ksgen: contender 'bmn'; did you mean bmm? accepted: ksgen, bmm, einsum"),
+    (["paper", "--contenders", "ksgen,bmn"], "ksgen: contender 'bmn'; did you mean bmm? accepted: ksgen, layer, bmm"),
     (["paper", "--contenders", "bmm", "--without", "bmm"], "ksgen: no contender is left; --contenders names some, and"),
     (["paper", "--patterns", "1,2,3"], "ksgen: '1,2,3' is not a pattern"),
     (["paper", "--patterns", " "], "ksgen: --patterns ' '; accepted: paper, published, a spec, or patterns such as"),
