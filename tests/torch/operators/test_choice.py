@@ -15,6 +15,7 @@ from ksgen.launch.fused import Verdict  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import Epilogue, KernelSpec  # noqa: E402
 from ksgen.torch.operators import choice, meanwhile  # noqa: E402
+from tests.support.fake_gpu import FakeGpu  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_only_a_processor_needs_a_runtime_of_its_own(is_there: bool, monkeypatch
 
 def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, cuda = KernelSpec(Pattern(6, 64, 64, 1)), torch.device("cuda:0")
-    device = SimpleNamespace(kind="cuda", name="Tesla T4", target="sm_75", limits=DeviceLimits(64 * 1024, 1024, 40))
+    device = FakeGpu(name="Tesla T4", target="sm_75", limits=DeviceLimits(64 * 1024, 1024, 40))
     monkeypatch.setattr(choice, "device_for", lambda place: device)
     known = SimpleNamespace(
         choice=lambda *given: SimpleNamespace(is_measured=True, why="wisdom, measured at batch 5"), generation=-1
