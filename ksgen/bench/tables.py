@@ -76,7 +76,7 @@ def overview(rows: Sequence[ResultRow]) -> ResultTable:
             layer = times(results.duel(LAYER, OTHERS, layout).factor)
             lines.append((results.batch, results.precision, layout, others.patterns, *beats, layer, floor))
     columns = (
-        "batch", "precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "a layer's",
+        "batch", "precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "layer",
         "of the floor",
     )  # fmt: skip
     note = (
@@ -104,7 +104,7 @@ def processors(rows: Sequence[ResultRow]) -> ResultTable:
             (found.batch, found.precision, found.layout, duel.patterns, *speeds, percent(duel.share), layer, *floor)
         )
     columns = (
-        "batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "a layer's mean",
+        "batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "layer",
         "of the floor", "least share",
     )  # fmt: skip
     note = (

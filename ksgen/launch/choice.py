@@ -110,7 +110,8 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             who = "wisdom of a trial," if found.is_trial else "wisdom,"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else who
             doubt = f"; its time is unreliable: {found.doubt}" if found.doubt else ""
-            known = f"; {found.over_default:.2f} times as fast as the default" if found.over_default else ""
+            gain = f"{found.over_default:.2f}" if found.over_default else "1.00"
+            known = f"; {gain} times as fast as the default" if gain != "1.00" else ""
             why = f"{who} measured at {where}{doubt}{known}"
             return Choice(found.family, found.constants, why, from_wisdom=True, is_measured=found.is_sound)
     family = family_for(kernel, limits, batch, aligned)

@@ -153,8 +153,11 @@ def test_a_family_that_is_expected_to_be_faster_is_named(
     figures = json.loads(CliRunner().invoke(run.command, [*asked, "--json"]).stdout)
     found = faster_family(choice.family, kernel, limits_of(gpu), batch)
     assert bool(found) is is_slower
+    options = "" if precision == "float32" else f"--precision {precision} "
     told = re.fullmatch(
-        r"(.*?)(?:; the cost model expects (\w+) to be (\d\.\d\d) times as fast, which launchers .*)?", figures["why"]
+        r"(.*?)(?:; the cost model expects (\w+) to be (\d\.\d\d) times as fast, which launchers .*?)?"
+        rf"; settled by: ksgen calibrate 2,192,768,16 {options}--batch 25088",
+        figures["why"],
     )
     assert told
     assert told.groups() == (choice.why, *((found[0].name, f"{found[1]:.2f}") if found else (None, None)))

@@ -25,6 +25,7 @@ from tests.support.tuning_search import own_cache, time_shortly, without_doubts
 from tests.tuning.test_worker import HAS_OPENCL
 
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
+MEASURED = re.compile(r"wisdom, measured at batch 70(; \d+\.\d\d times as fast as the default)?")
 SMALL = ("--pattern", "2,24,9,3", "--batch", "70", "--device", "opencl:0")
 
 
@@ -140,7 +141,7 @@ def test_a_layer_is_tuned_as_one_launch_and_factor_by_factor(home: Path) -> None
     with_bias = Epilogue(bias=True)
     assert "searches measured" in launcher.explain(70, device="opencl:0", epilogue=with_bias)
     kernel = KernelSpec((launcher.chain.factors,), "float32", "bsf", with_bias)
-    assert PLANNER.choice(find_device("opencl:0"), kernel, 70).why == "wisdom, measured at batch 70"
+    assert MEASURED.fullmatch(PLANNER.choice(find_device("opencl:0"), kernel, 70).why)
 
 
 @pytest.mark.slow
@@ -172,7 +173,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
     }
     assert entries["ks_2x9x5x3_1x4x18x3_float32_bsf_to_bsl"]["measured"]["turn_us"] > 0
     group_kernel = KernelSpec(group.chains, "float32", "bsf", stride="any", between="relu")
-    assert PLANNER.choice(find_device("opencl:0"), group_kernel, 70).why == "wisdom, measured at batch 70"
+    assert MEASURED.fullmatch(PLANNER.choice(find_device("opencl:0"), group_kernel, 70).why)
 
 
 @pytest.mark.slow

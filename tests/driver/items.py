@@ -99,28 +99,21 @@ class Child:
 
 
 class _Server:
-    """A plugin: one session of pytest that runs the items whose names it reads, and collects each file once."""
+    """A plugin: a session of pytest that has collected one file, and runs its items as their names are read."""
 
-    def __init__(self, names: TextIO, reports: TextIO) -> None:
+    def __init__(self, name: str, names: TextIO, reports: TextIO) -> None:
+        self.name = name  # the next item's; empty where no more are read
         self._names, self._reports = names, reports
-        self._items: dict[str, pytest.Item] = {}
         self._found: list[dict[str, Any]] = []  # what the phases of an item came to
 
-    def pytest_collection(self) -> bool:
-        return True
-
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        for line in self._names:
-            item = self._item(session, line.rstrip("\n"))
+        items = {item.nodeid: item for item in session.items}
+        while item := items.get(self.name):
             item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
             print(json.dumps(self._found), file=self._reports, flush=True)
             self._found.clear()
+            self.name = self._names.readline().rstrip("\n")
         return True
-
-    def _item(self, session: pytest.Session, name: str) -> pytest.Item:
-        if name not in self._items:
-            self._items |= {each.nodeid: each for each in session.perform_collect([name.partition("::")[0]])}
-        return self._items[name]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._found.append(report._to_json() | {"$report_type": "TestReport"})
@@ -129,9 +122,14 @@ class _Server:
 def _serve(writing: int) -> None:
     # pytest gives its tests an empty standard input
     with os.fdopen(os.dup(0)) as names, os.fdopen(writing, "w") as reports:
-        pytest.main(
-            ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}"], plugins=[_Server(names, reports)]
-        )
+        name = names.readline().rstrip("\n")
+        while name:  # a session collects once: fixtures of a second file would lack their parameters
+            server = _Server(name, names, reports)
+            file = name.partition("::")[0]
+            pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}", file], plugins=[server])
+            if server.name == name:
+                raise LookupError(f"{name}: no such item is collected")
+            name = server.name
 
 
 if __name__ == "__main__":

@@ -452,9 +452,9 @@ def test_what_a_search_found_for_few_entries_is_launched(
     says = f"searches measured {group_us:.3g} us of one launch at batch 3, and 4.5 us of the layers one by one"
     if is_one:
         assert [(each.family, each.constants, each.why) for each in chosen] == [
-            ("gemv", fastest, "wisdom, measured at batch 3")
+            ("gemv", fastest, "wisdom, measured at batch 3; 2.00 times as fast as the default")
         ]
-        assert told.endswith(f": one launch, by gemv, {fastest}; {says}")
+        assert told.endswith(f": one launch, by gemv, {fastest}; {says}; {chosen[0].why}")
     else:
         assert GemvGroupConstants not in {type(each.constants) for each in chosen}  # the layers may each be gemv's
         assert told.splitlines()[0].endswith(f": layer by layer; {says}")
@@ -476,12 +476,18 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
         r"2,48,64,1 then 1,64,48,2, and 2,24,64,1, and 2,48,64,1 then .* on Fake GPU: one launch, by mma, ", told
     )
     assert re.search(
-        r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one$", told
+        r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one; "
+        r"the family's default: no search has been run for this kernel on this device; settled by: ksgen calibrate "
+        r'2,48,64,1 1,64,48,2 --precision float16 --group-with "2,24,64,1" --group-with "2,48,64,1 1,64,48,2" '
+        "--batch 25088$",
+        told,
     )
     told = of_gpu().explain(3, precision="bfloat16", layout="bsl")
     assert ": one launch, by gemv, tile_batch=" in told
     assert re.search(
-        r"the cost model expects [\d.]+ us of one launch at batch 4, and [\d.]+ us of the layers one by one$", told
+        r"the cost model expects [\d.]+ us of one launch at batch 4, and [\d.]+ us of the layers one by one; "
+        "the family's default: .*; settled by: ksgen calibrate .* --layout bsl .*--batch 3$",
+        told,
     )
     long = GroupLauncher(
         *(ChainLauncher(Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1)) for _ in range(2))

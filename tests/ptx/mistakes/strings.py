@@ -16,6 +16,8 @@ MULTICAST = """3d.shared::cluster.global.tile"
                  ".mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, { %4, %5, %6}], [%2], %3;"""
 ALONE = """3d.shared::cluster.global.tile"
                  ".mbarrier::complete_tx::bytes [%0], [%1, { %4, %5, %6}], [%2];"""
+FOUR = """4d.shared::cluster.global.tile"
+                 ".mbarrier::complete_tx::bytes [%0], [%1, { %3, %4, %5, %6}]"""
 
 NUMBERS = [
     Mistake("halves exchanged", "narrow", "cvt.rn.f16x2.f32 %0, %1, %2;", "cvt.rn.f16x2.f32 %0, %2, %1;", WRONG),
@@ -331,8 +333,8 @@ BULK_COPIES = [
     Mistake(
         "three of four coordinates",
         BOX,
-        "4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, { %3, %4, %5, %6}]",
-        "3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, { %3, %4, %5}]",
+        FOUR,
+        FOUR.replace("4d", "3d").replace(", %6", ""),
         "tensor-map",
         "3 coordinates for a map of 4",
     ),
