@@ -17,6 +17,7 @@ from ksgen.values import excerpt
 
 MOST_SECONDS = 10**6
 COMPILE_SECONDS = 300.0  # a kernel takes one; a source that takes minutes has unrolled itself to death
+KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
 IDLE_S = 1.0  # how long compilers in the background take idle cores only; where none is idle, they would never end
 # They would change the code behind the cache key's back.
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
@@ -66,7 +67,7 @@ class Children:
                     _kill(child)
                 child.communicate()
         if child.returncode < 0:
-            log = f"{log.rstrip()}\nfatal: killed by signal {-child.returncode}".lstrip()
+            log = f"{log.rstrip()}\n{KILLED} {-child.returncode}".lstrip()
         return Finished(child.returncode, log)
 
     def stop(self) -> None:

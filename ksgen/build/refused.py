@@ -10,9 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from ksgen import paths
+from ksgen.build.children import KILLED
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.files import write
 from ksgen.ownership import make_folder
+
+
+class RefusedSourceError(ToolchainError):
+    """A compiler that ran to its end and refused a source."""
 
 
 def refusal(
@@ -26,7 +31,8 @@ def refusal(
     if kept := _keep(text, name, log):
         message += f"\n  source: {kept}"
         message += f"\n  repeat: {shlex.join(command(str(kept)))}" if command else ""
-    return ToolchainError(message)
+    is_killed = first_error(log).startswith(KILLED)
+    return ToolchainError(message) if is_killed else RefusedSourceError(message)
 
 
 def first_error(log: str) -> str:

@@ -15,6 +15,7 @@ from textwrap import shorten
 from time import monotonic
 
 from ksgen.build.build import build_many, compiling_is_forbidden
+from ksgen.build.refused import RefusedSourceError
 from ksgen.build.request import Binary, Request
 from ksgen.build.toolchain import find_compiler
 from ksgen.calibration.cases import Case, cases_of
@@ -147,6 +148,8 @@ def _fault_of(worker: Worker, case: Case, binary: Binary, facts: Facts) -> str:
         outcome = worker.prove(case.kernel, case.candidate, binary, case.batches)
         reason = outcome.reason if outcome.state == "wrong" else ""
     except LostError as lost:
+        if lost.is_killed:
+            raise DeviceError(f"{facts.name}: no verdict on {case.candidate.family}: its process was killed") from None
         reason = lost.reason
     if "out of memory" in reason.lower():
         raise DeviceError(f"{facts.name}: no memory is left on the GPU for a proof ({reason})")
@@ -156,13 +159,17 @@ def _fault_of(worker: Worker, case: Case, binary: Binary, facts: Facts) -> str:
 def _built(cases: list[Case], facts: Facts) -> tuple[list[tuple[Case, Binary]], str]:
     """Cases with their binaries, and the reason why a case cannot be built.
 
-    Without a compiler, cases that no cache or bundle holds are left out; `ToolchainError` if none is held.
+    Without a compiler, cases that no cache or bundle holds are left out; `ToolchainError` if none is held, or if a
+    compiler fails and the source is not to blame.
     """
     needed = [[Request(each.text, each.entry, facts.target) for each in case.sources] for case in cases]
     requests = list(dict.fromkeys(request for own in needed for request in own))
     results = dict(zip(requests, build_many(requests), strict=True))
     missing = [result for result in results.values() if isinstance(result, KsgenError)]
     if missing and _can_compile():
+        for error in missing:
+            if not isinstance(error, RefusedSourceError):
+                raise ToolchainError(str(error))
         return [], f"a case does not compile: {missing[0]}"
     found = []
     for case, own in zip(cases, needed, strict=True):

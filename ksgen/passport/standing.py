@@ -6,6 +6,7 @@ warpgroup instructions or clusters must be proven first. Never proves by itself,
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -143,7 +144,10 @@ def _forced() -> frozenset[str]:
     asked = os.environ.get(FORCE, "")
     if asked == "all":
         return frozenset(FAMILIES)
-    return frozenset(family_named(each.strip()).name for each in asked.split(",") if each.strip())
+    try:
+        return frozenset(family_named(each.strip()).name for each in asked.split(",") if each.strip())
+    except ConstantsError as error:
+        raise ConstantsError(f"{FORCE}={excerpt(asked)}: {error}, or all") from None
 
 
 def why_not(device: Device) -> str:
@@ -162,7 +166,7 @@ def why_not(device: Device) -> str:
 def _started(device: Device, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     bundles = [str(bundle.path) for bundle in bundles_in_use()]
     return subprocess.Popen(
-        [sys.executable, "-c", _CHILD, f"{device.runtime}:{device.index}"],
+        [sys.executable, "-P", "-c", _CHILD, f"{device.runtime}:{device.index}"],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
         cwd=STARTED_IN if os.path.isdir(STARTED_IN) else None,
         env={
@@ -187,7 +191,11 @@ def _take(device: Device, known: _Standing) -> None:
             errors.seek(0)
             lines = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
         if child.returncode:
-            _tell(device, lines[-1].strip() if lines else f"the process that proves them ended by {child.returncode}")
+            _tell(device, lines[-1].strip() if lines else f"the process that proves them {_end_of(child.returncode)}")
+
+
+def _end_of(status: int) -> str:
+    return "was not done in time" if status == -signal.SIGALRM else f"ended with status {status}"
 
 
 def _tell(device: Device, why: str) -> None:

@@ -89,7 +89,7 @@ def load(device: Known) -> Passport | None:
         found = _parse(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
         _log.warning("%s: this passport is passed over (%s); delete it: it is made again", path, excerpt(str(why)))
         return None

@@ -19,15 +19,18 @@ from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 
 STEP_SECONDS = 60.0  # limit of a child's step: compiling, checking or timing one candidate
+# signals that others send, as an out-of-memory killer or a job's end does: the candidate is not their cause
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GRACE_SECONDS = 15.0  # after which a child that its own alarm did not end is killed from here
 
 
 class LostError(Exception):
     """The child is gone: it crashed, took too long, or a candidate made its device fail."""
 
-    def __init__(self, reason: str, at: int, state: str = "failed") -> None:
+    def __init__(self, reason: str, at: int, state: str = "failed", is_killed: bool = False) -> None:
+        """`at`: the entry that it was working on. `is_killed`: something else ended it."""
         super().__init__(reason)
-        self.reason, self.at, self.state = reason, at, state  # `at`: the entry that it was working on
+        self.reason, self.at, self.state, self.is_killed = reason, at, state, is_killed
 
 
 class Worker:
@@ -149,6 +152,7 @@ class Worker:
             paths = [os.path.abspath(path) for path in sys.path]
             command = [
                 sys.executable,
+                "-P",  # nothing is imported from the folder that it starts in, unless this process would
                 "-c",
                 "from ksgen.tuning.worker import main; main()",
                 str(theirs.fileno()),
@@ -178,4 +182,4 @@ class Worker:
         if is_late or status == -signal.SIGALRM:
             return LostError(f"not done after {self._limit_s:g} s", at, "hung")
         died = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return LostError(f"the process died of it: {died}{last_line}", at)
+        return LostError(f"the process died of it: {died}{last_line}", at, is_killed=-status in FROM_OUTSIDE)

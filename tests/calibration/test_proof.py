@@ -187,6 +187,40 @@ def test_a_gpu_without_memory_left_disables_nothing(tmp_path: Path) -> None:
     assert found is None
 
 
+def test_a_child_that_something_else_kills_disables_nothing(tmp_path: Path) -> None:
+    script = """
+    call = Worker._call
+    def killed(worker, function, *arguments):
+        if function == "prove":
+            os.kill(worker._child.pid, signal.SIGKILL)  # as where memory runs out, or a job ends
+        return call(worker, function, *arguments)
+    Worker._call = killed
+    try:
+        prove(families=["simt"])
+    except KsgenError as error:
+        print(json.dumps(str(error)))
+    Worker._call = call
+    print(json.dumps(load(facts())))
+    """
+    message, found = told_by(script, tmp_path)
+    assert message == "NVIDIA H200: no verdict on simt: its process was killed"
+    assert found is None
+
+
+def test_compilers_that_do_not_end_disable_nothing(tmp_path: Path) -> None:
+    script = """
+    os.environ["KSGEN_COMPILE_SECONDS"] = "0.01"
+    try:
+        prove(families=["simt"])
+    except KsgenError as error:
+        print(json.dumps(str(error)))
+    print(json.dumps(load(facts())))
+    """
+    message, found = told_by(script, tmp_path, KSGEN_CACHE_DIR=str(tmp_path / "empty"))
+    assert message.endswith("nvcc was stopped: it had not finished after 0.01 s (KSGEN_COMPILE_SECONDS)")
+    assert found is None
+
+
 def test_a_machine_that_is_too_slow_disables_nothing(tmp_path: Path) -> None:
     script = """
     proof.FAMILY_SECONDS = 0

@@ -136,7 +136,7 @@ def test_one_child_is_started_and_later_choices_take_what_it_proves(gpu: FakeGpu
     assert chosen(gpu).family == "mma"
     standing.begin(gpu)
     standing.begin(gpu)
-    assert child == [[sys.executable, "-c", "", "driver:0"]]
+    assert child == [[sys.executable, "-P", "-c", "", "driver:0"]]
     record(gpu, {"wgmma": proof()})  # as the child does
     ended(gpu)
     assert chosen(gpu).family == "wgmma"
@@ -239,5 +239,5 @@ def test_another_word_is_refused(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConstantsError, match=r"^KSGEN_TRIAL='never'; accepted: passport, off, background$"):
         standing.trial()
     monkeypatch.setenv("KSGEN_PERMIT", "wgmm")
-    with pytest.raises(ConstantsError, match="unknown kernel family 'wgmm'; known: "):
+    with pytest.raises(ConstantsError, match=r"^KSGEN_PERMIT='wgmm': unknown kernel family 'wgmm'; known: .*, or all$"):
         standing.permitted(gpu)

@@ -67,6 +67,7 @@ DAMAGES: dict[str, Any] = {
     "a number": json.dumps({"device": 7, "target": "sm_90a", "driver": "0", "families": {}}),
     "another state": {"state": "perfect"},
     "an endless time": {"seconds": float("inf")},
+    "more than a float holds": {"cases": 10**400},
     "a reason of two lines": {"reason": "a\nb"},
     "an unknown field": {"more": 1},
     "a field less": {"cases": None},
