@@ -79,6 +79,8 @@ def _try_all(device: Device) -> None:
         try:
             _try(device, asked)
         except (KsgenError, OSError) as error:
+            if current_children.get().stopped:  # the program is ending
+                return
             with _guard:
                 _waiting.pop(device)
             warn(f"KSGEN_TRIAL=background: {device.name}: no more trials, and defaults serve on: {error}")

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from ksgen.build import background
+from ksgen.build.children import Children, current_children
 from ksgen.devices.base import Device
 from ksgen.emit.templates import template_digest
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.families import family_named
 from ksgen.launch import behind
 from ksgen.launcher import Launcher
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, save
 from tests.support.fake_gpu import FakeArray, FakeGpu
 from tests.support.launching import draw
@@ -145,6 +148,23 @@ def test_pytorchs_deterministic_algorithms_and_traces_keep_the_default(
     call()
     trials.end()
     assert trials.asked == []  # nothing is begun
+
+
+def test_a_child_that_ends_with_the_program_is_not_told(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: Device, asked: list[behind.Asked]) -> None:
+        children.stop()
+        raise ToolchainError("fatal: killed by signal 9")
+
+    children, told = Children(), list[str]()
+    monkeypatch.setattr(behind, "_try", fail)
+    monkeypatch.setattr(behind, "warn", told.append)
+    monkeypatch.setattr(behind, "_waiting", {gpu: [(KernelSpec(Pattern(*SHAPE)), 7)]})
+    token = current_children.set(children)
+    try:
+        behind._try_all(gpu)
+    finally:
+        current_children.reset(token)
+    assert told == []
 
 
 def test_a_child_that_fails_is_told_once_and_the_default_serves_on(
