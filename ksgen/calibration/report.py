@@ -6,6 +6,7 @@ No host name, user name or path is in it. Error messages may hold paths, which a
 import re
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ksgen.passport.store import Passport
@@ -14,7 +15,8 @@ from ksgen.tuning.trials import Trial
 
 MOST_LETTERS = 300  # of a reason
 OMITTED = "..."
-_PATH = re.compile(r"(?:~|\.{1,2})?(?:/[^\s:;,'\")]+)+")
+# in quotes it may hold spaces
+_PATH = re.compile(r"""(['"])[^'"\n]*/[^'"\n]*\1|[^\s:;,'"(]*/[^\s:;,'")]*""")
 
 
 def report_of(facts: Facts, passport: Passport | None, trials: Iterable[Trial]) -> dict[str, Any]:
@@ -37,7 +39,8 @@ def report_of(facts: Facts, passport: Passport | None, trials: Iterable[Trial]) 
 
 def without_paths(text: str) -> str:
     """The text without file names, which may hold a user's name, and shortened."""
-    return _PATH.sub(OMITTED, text)[:MOST_LETTERS]
+    home = str(Path.home())
+    return _PATH.sub(OMITTED, text.replace(home, "~") if len(home) > 1 else text)[:MOST_LETTERS]
 
 
 def _trial(trial: Trial) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def command(
     """
     from ksgen.calibration.report import report_of
     from ksgen.calibration.trials import opened
-    from ksgen.files import check_writable, write
+    from ksgen.files import check_writable
     from ksgen.tuning.kernels import job_of
 
     specs = [each for each in patterns if isinstance(each, Path)]
@@ -112,6 +112,8 @@ def command(
     kernels = list(dict.fromkeys([*(each for spec in specs for each in _of_spec(spec, wanted)), *kernels]))
     if model and (kernels or job):
         raise SpecError(f"--model {excerpt(model)} with other kernels; accepted: a model alone, or patterns and specs")
+    if model:
+        _check_model(model, precision or "float32")
     if report:
         check_writable(report)
     say_if_busy()
@@ -120,6 +122,9 @@ def command(
         if passport is None:
             raise SpecError("nothing to try; accepted: a spec such as specs/vit.yaml, patterns, or --model vit-s16")
         print_passport(passport, as_json)
+        if report:
+            with opened(device) as calibration:
+                _write_report(report, report_of(calibration.facts, passport, ()), as_json)
         return
     if model:
         found, facts, trials, is_stopped = _of_model(model, precision or "float32", batches, device)
@@ -135,13 +140,19 @@ def command(
     else:
         print_found(found, facts)
     if report:
-        write(report, json_text(report_of(facts, passport, trials)) + "\n")
-        click.echo(f"{counted(len(trials), 'trial')} in {report}", err=as_json)
+        _write_report(report, report_of(facts, passport, trials), as_json)
     if is_stopped:
         click.echo("ksgen: interrupted; what was found so far is kept, and the same command does the rest", err=True)
         sys.exit(130)
     if any(each.why for each in found):
         sys.exit(1)
+
+
+def _write_report(path: Path, content: dict[str, Any], as_json: bool) -> None:
+    from ksgen.files import write
+
+    write(path, json_text(content) + "\n")
+    click.echo(f"{counted(len(content['trials']), 'trial')} in {path}", err=as_json)
 
 
 def _of_spec(spec: Path, wanted: Wanted) -> list[KernelSpec]:
@@ -212,17 +223,23 @@ def print_passport(passport: "Passport", as_json: bool) -> None:
         click.echo(f"Passport: {passport}")
 
 
-def _of_model(
-    name: str, precision: str, batches: tuple[int, ...] | None, device: str | None
-) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
-    """Try the kernels of a transformer's forward pass and of its training step, and time its methods."""
-    from ksgen.commands.bench import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS, PRECISIONS
+def _check_model(name: str, precision: str) -> None:
+    """Raise `SpecError` before any work if there is no such model."""
+    from ksgen.commands.bench import PRECISIONS
 
     check_library("torch", "`ksgen calibrate --model`", "torch")
     if name not in MODELS:
         raise SpecError(f"--model {excerpt(name)}; {hint(name, MODELS)}")
     if precision not in PRECISIONS:
         raise SpecError(f"--precision {precision} of a model; {hint(precision, PRECISIONS)}")
+
+
+def _of_model(
+    name: str, precision: str, batches: tuple[int, ...] | None, device: str | None
+) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
+    """Try the kernels of a transformer's forward pass and of its training step, and time its methods."""
+    from ksgen.commands.bench import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS
+
     if device:
         os.environ["KSGEN_DEVICE"] = device
     import torch
@@ -306,4 +323,5 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
         click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}; `ksgen tune` searches further.")
     for each in found:
         if each.why:
-            click.echo(f"ksgen: {each.kernel.name}, batch {each.batch}: {each.why}", err=True)
+            which = f"{each.kernel.name}, batch {each.batch}: "
+            click.echo(f"ksgen: {which}{each.why.removeprefix(which)}", err=True)

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ksgen.calibration import trials
+from ksgen.calibration.report import without_paths
 from ksgen.cli import cli
 from ksgen.commands import calibrate as command
 from ksgen.errors import KsgenError
@@ -96,7 +97,7 @@ def test_what_cannot_be_measured_is_told_and_the_rest_is_kept(home: Path) -> Non
     done = calibrate("1,24,9,2", "--precision", "float16", "--batch", "13,70")
     assert done.exit_code == 1
     assert "1 of 2 kernels settled on Fake GPU" in done.stdout
-    assert "batch 13: ks_1x24x9x2_float16_bsf, batch 13: no candidate could be measured; wrong:" in done.stderr
+    assert "\nksgen: ks_1x24x9x2_float16_bsf, batch 13: no candidate could be measured; wrong:" in done.stderr
     assert [entry.batch for entry in load_wisdom("Fake GPU").entries()] == [70]
 
 
@@ -114,6 +115,25 @@ def test_the_report_has_the_device_and_all_trials_and_nothing_personal(home: Pat
     assert "relative error 1e+00; see ..." in text
     for personal in (str(Path.home()), str(home), socket.gethostname(), f"/{getpass.getuser()}"):
         assert personal not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("see /home/ann/k.cu: error", "see ...: error"),
+        ("No such file: '/home/ann lee/k.cu'", "No such file: ..."),
+        ("in ~ann/k.cu, ann/k.cu and ../ann/k.cu", "in ..., ... and ..."),
+        (f"see {Path.home()}/k.cu", "see ..."),
+        ("relative error 1e+00 (wgmma: tile_batch=128)", "relative error 1e+00 (wgmma: tile_batch=128)"),
+    ],
+)
+def test_reasons_lose_the_names_of_files(text: str, kept: str) -> None:
+    assert without_paths(text) == kept
+
+
+def test_a_home_with_a_space_in_its_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann lee")
+    assert without_paths("see /home/ann lee/k.cu") == "see ..."
 
 
 @pytest.mark.parametrize(
@@ -170,10 +190,19 @@ def test_the_passport_comes_first_and_is_in_the_report_without_file_names(
     assert alone.exit_code == 0
     assert alone.stdout == f"Passport: {passport}\n"
     report = home / "report.json"
+    assert calibrate("--report", str(report)).stdout == f"Passport: {passport}\n0 trials in {report}\n"
+    assert json.loads(report.read_text())["passport"]["mma"]["state"] == "proven"
     assert calibrate(*HALF, "--report", str(report)).exit_code == 0
     found = json.loads(report.read_text())["passport"]
     assert (found["mma"]["state"], found["mma"]["cases"]) == ("proven", 9)
     assert (found["wgmma"]["state"], found["wgmma"]["reason"]) == ("disabled", "in ...")
+
+
+def test_an_unknown_model_is_told_before_a_passport_is_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setattr(command, "make_passport", asked.append)
+    assert "did you mean vit-s16" in str(calibrate("--model", "vit").exception)
+    assert asked == []
 
 
 @pytest.mark.slow
