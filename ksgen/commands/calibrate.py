@@ -112,6 +112,11 @@ def command(
     kernels = list(dict.fromkeys([*(each for spec in specs for each in _of_spec(spec, wanted)), *kernels]))
     if model and (kernels or job):
         raise SpecError(f"--model {excerpt(model)} with other kernels; accepted: a model alone, or patterns and specs")
+    unused = layout or weights or inputs or chain or layer.is_asked_for or epilogue != Epilogue()
+    if model and unused:
+        raise SpecError(f"--model {excerpt(model)} with options of patterns; accepted: --precision, --batch, --device")
+    if specs and not layer.patterns and epilogue != Epilogue():
+        raise SpecError("--bias, --activation and --residual are for patterns; a spec has its own")
     if model:
         _check_model(model, precision or "float32")
     if report:
