@@ -43,7 +43,7 @@ from ksgen.torch.operators.checks import (
     dtype_name,
 )
 from ksgen.torch.operators.frozen import operand
-from ksgen.torch.operators.ops import multiply
+from ksgen.torch.operators.ops import multiply, shaped
 from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense
 from ksgen.values import excerpt, listed
 
@@ -382,7 +382,7 @@ class KSLinear(ChainLayer, nn.Linear):
         y = multiply_between(again, self.backend, rows, weights, bias, added, **options)
         if torch.jit.is_tracing():
             return y.reshape(y_shape)  # records the shape's origin; the operator below records constants
-        return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # FSDP2 takes no view
+        return y if y.shape == y_shape else shaped(y, y_shape, activation)
 
     @staticmethod
     def group(layers: "Sequence[KSLinear]") -> KSLinears:

@@ -285,6 +285,18 @@ def is_saved_otherwise() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def shaped(y: Tensor, shape: Sequence[int], activation: str) -> Tensor:
+    """Give the matrix y that shape, as a tensor of its own: FSDP2 takes no view.
+
+    After relu it is a view, so that PyTorch detects writes to y, which the gradient reads.
+    """
+    y = y.contiguous()
+    if activation == "relu" and y.requires_grad:
+        return y.reshape(shape)
+    found: Tensor = torch.ops.aten._unsafe_view(y, shape)
+    return found
+
+
 def _step(way: Product, given: Sequence[Tensor | None]) -> Tensor:
     """Run a product and its gradients on detached tensors, outside the recorded graph."""
     apart = [None if each is None else each.detach().requires_grad_(each.requires_grad) for each in given]

@@ -103,12 +103,7 @@ def _by_pytorch(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) ->
     for number, each in enumerate(weights):
         own = (bias, None, layout, layer.activation) if number == last else (None, None, layout, layer.between)
         rows = ops.multiply_by_pytorch(rows, each, *own)
-    return rows if is_matrix else _shaped(layer, rows, x)
-
-
-def _shaped(layer: Any, y: Tensor, x: Tensor) -> Tensor:
-    found: Tensor = torch.ops.aten._unsafe_view(y.contiguous(), layer._y_shape(x))
-    return found
+    return rows if is_matrix else ops.shaped(rows, layer._y_shape(x), layer.activation)
 
 
 class Trained:
@@ -136,7 +131,7 @@ class Trained:
         is_matrix = x.dim() == 2
         rows = x if is_matrix else layer._as_matrix(x)
         y: Tensor = _TrainedProduct.apply(self, rows.contiguous(), bias, *weights)
-        return y if is_matrix else _shaped(layer, y, x)
+        return y if is_matrix else ops.shaped(y, layer._y_shape(x), layer.activation)
 
     def _bound(self, prepare: Callable[..., Call | None], *given: Any, **options: Any) -> Call:
         call = prepare(*given, **options)

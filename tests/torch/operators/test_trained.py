@@ -187,6 +187,22 @@ def test_weights_that_change_before_the_backward_pass_are_refused(clock: Clock) 
         y.sum().backward()
 
 
+@pytest.mark.parametrize("fastest", ["bmm", "each"])
+@pytest.mark.parametrize("batch", [(), (2, BATCH)])
+def test_an_output_that_relu_reads_and_that_changes_is_refused(
+    clock: Clock, fastest: str, batch: tuple[int, ...]
+) -> None:
+    """Otherwise `y += skip` would change the gradient without an error."""
+    clock.fastest = fastest
+    layer: Any = KSLinear(FACTORS, activation="relu")
+    x = torch.randn(*batch, layer.in_features)
+    for _ in range(3):
+        y = layer(x)
+        y += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
 def test_weights_are_read_at_each_step(clock: Clock) -> None:
     """Writes through NumPy or `data` are not counted."""
     layer, x = prepared_step(clock)
