@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from ksgen.emit.render import render
 from ksgen.families import FAMILIES, Limits, cuda_limits
 from ksgen.families.signature import PRODUCT
 from ksgen.families.simt.family import Simt
-from ksgen.families.simt.shape import SimtConstants
+from ksgen.families.simt.shape import SimtConstants, SimtTiling
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.measure.verify import tolerance
@@ -40,7 +40,8 @@ class Scaled(Simt):
     """SIMT with one operand more."""
 
     name = "scaled"
-    kinds = (ScaledConstants,)
+    tilings: ClassVar[dict[Any, Any]] = {ScaledConstants: SimtTiling}
+    kinds = tuple(tilings)
     signature = (*PRODUCT, "scale")
 
     def constants(self, values: Mapping[str, Any]) -> ScaledConstants:
