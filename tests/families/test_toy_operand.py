@@ -40,8 +40,8 @@ class Scaled(Simt):
     """SIMT with one operand more."""
 
     name = "scaled"
-    tilings: ClassVar[dict[Any, Any]] = {ScaledConstants: SimtTiling}
-    kinds = tuple(tilings)
+    tilings: ClassVar[dict[Any, Any]] = {**Simt.tilings, ScaledConstants: SimtTiling}
+    kinds = (ScaledConstants,)
     signature = (*PRODUCT, "scale")
 
     def constants(self, values: Mapping[str, Any]) -> ScaledConstants:
