@@ -101,6 +101,7 @@ def refusal(
         text = (
             f"{subject}={values[subject]} must be "
             f"{f'{rest} = {comes_to}' if comes_to else _with_values(rest, values, kernel)}"
+            f"{f'; got {helps}={values[helps]}' if comes_to and helps not in ('', subject) else ''}"
         )
     else:
         shown = named or ([helps] if helps else [] if comes_to else values)

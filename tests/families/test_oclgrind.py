@@ -144,7 +144,7 @@ BROKEN = {  # which checks must notice that a part of the text is gone, or is an
     "weights that are not there": (EVERYTHING, "keep_weights(shared + W_BASE, held_w);", "", "ninitialized"),
     "X that is not there": (EVERYTHING, "keep_x(shared, held_x);", "", "ninitialized"),
     "sums that start anywhere": (EVERYTHING, "sums[n][m] = 0;", ";", "ninitialized"),
-    "X beyond the batch": (EVERYTHING, "&& line < tile.batch_left", "", "Invalid read"),
+    "X beyond the batch": (EVERYTHING, " &&\n        line < tile.batch_left", "", "Invalid read"),
     "Y beyond the batch": (EVERYTHING, "s >= batch ||", "", "Invalid write"),
 }
 

@@ -7,7 +7,6 @@ the same memory. All other calls take the usual path.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from ksgen.torch.operators.prepared import MET, UNFIT, Bound, NotPreparedError, 
 
 Step = Callable[..., Tensor]  # takes the layer, x, the bias and the weights
 _steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
+_refused: set[Hashable] = set()  # steps whose kernels a compiler has refused, and would again
 
 
 def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:
@@ -76,12 +76,17 @@ def _fastest(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
     ways: dict[str, Step] = {"each": _by_the_usual_path}
     if layer.backend == "auto":
         ways["bmm"] = _by_pytorch
-    if layer.between == layer.activation == "none":
-        with suppress(DeviceError, ToolchainError, NotPreparedError):
+    batch = x.numel() // layer.in_features
+    key = prepared.shapes_of(layer), x.dtype, layer.layout, own[0] is not None, size_of(batch), PLANNER.generation
+    if layer.between == layer.activation == "none" and key not in _refused:
+        try:
             ways["ksgen"] = Trained(layer, x, own)
+        except ToolchainError:
+            _refused.add(key)
+        except (DeviceError, NotPreparedError):
+            pass
     given = x, *own
     timed = {name: partial(ops._step, partial(way, layer), given) for name, way in ways.items()}
-    batch = x.numel() // layer.in_features
     kind = "step" if x.requires_grad else "first step"
     job = job_of(
         kind, prepared.shapes_of(layer), x.dtype, layer.layout, layer.activation, own[0] is not None, False,
