@@ -73,26 +73,24 @@ def _prepared(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
 
 
 def _fastest(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
-    ways: dict[str, Step] = {"each": _by_the_usual_path}
-    if layer.backend == "auto":
-        ways["bmm"] = _by_pytorch
-    batch = x.numel() // layer.in_features
-    key = prepared.shapes_of(layer), x.dtype, layer.layout, own[0] is not None, size_of(batch), PLANNER.generation
-    if layer.between == layer.activation == "none" and key not in _refused:
-        try:
-            ways["ksgen"] = Trained(layer, x, own)
-        except ToolchainError:
-            _refused.add(key)
-        except (DeviceError, NotPreparedError):
-            pass
-    given = x, *own
-    timed = {name: partial(ops._step, partial(way, layer), given) for name, way in ways.items()}
     kind = "step" if x.requires_grad else "first step"
     job = job_of(
         kind, prepared.shapes_of(layer), x.dtype, layer.layout, layer.activation, own[0] is not None, False,
         layer.between,
-    )  # fmt: skip
-    name = faster((job, size_of(batch), *ways), timed)
+    ), size_of(x.numel() // layer.in_features)  # fmt: skip
+    ways: dict[str, Step] = {"each": _by_the_usual_path}
+    if layer.backend == "auto":
+        ways["bmm"] = _by_pytorch
+    if layer.between == layer.activation == "none" and (job, PLANNER.generation) not in _refused:
+        try:
+            ways["ksgen"] = Trained(layer, x, own)
+        except ToolchainError:
+            _refused.add((job, PLANNER.generation))
+        except (DeviceError, NotPreparedError):
+            pass
+    given = x, *own
+    timed = {name: partial(ops._step, partial(way, layer), given) for name, way in ways.items()}
+    name = faster((*job, *ways), timed)
     return UNFIT if name == "each" else ways[name]
 
 
