@@ -1,14 +1,19 @@
-"""Compilers as child processes: started, timed, and ended together with everything they start."""
+"""Compilers as child processes: started, timed, and ended together with everything they start. Options of children
+that run ksgen.
+"""
 
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
+from ksgen import STARTED_IN
 from ksgen.errors import ToolchainError
 from ksgen.locks import new_lock
 from ksgen.ownership import temporary_folder
@@ -21,6 +26,22 @@ KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
 IDLE_S = 1.0  # how long compilers in the background take idle cores only; where none is idle, they would never end
 # They would change the code behind the cache key's back.
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+
+
+def python_child(code: str, *arguments: str, **variables: str) -> tuple[list[str], dict[str, Any]]:
+    """Command and options of `Popen` for Python code in a child that imports what this process does.
+
+    `variables` are added to the environment. The child starts no passport, which would disturb what it measures.
+    Neither an interrupt nor the end of this process ends it.
+    """
+    imports = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    # -P: nothing is imported from the folder that it starts in, unless this process would
+    return [sys.executable, "-P", "-c", code, *arguments], {
+        "stdin": subprocess.DEVNULL,
+        "cwd": STARTED_IN if os.path.isdir(STARTED_IN) else None,  # relative paths of the environment start there
+        "env": {**os.environ, "KSGEN_TRIAL": "off", **imports, **variables},
+        "start_new_session": True,
+    }
 
 
 @dataclass(frozen=True)

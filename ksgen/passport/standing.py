@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ksgen import STARTED_IN
 from ksgen.build.build import bundles_in_use
+from ksgen.build.children import python_child
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, KsgenError, warn
 from ksgen.families import FAMILIES, Bar, family_named
@@ -164,19 +164,11 @@ def why_not(device: Device) -> str:
 
 
 def _started(device: Device, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The child, which outlives this process, and reads the bundles in use."""
     bundles = [str(bundle.path) for bundle in bundles_in_use()]
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _CHILD, f"{device.runtime}:{device.index}"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-        cwd=STARTED_IN if os.path.isdir(STARTED_IN) else None,
-        env={
-            **os.environ,
-            "KSGEN_TRIAL": "off",
-            "KSGEN_CACHE_PATH": os.pathsep.join(filter(None, (*bundles, os.environ.get("KSGEN_CACHE_PATH")))),
-            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-        },
-        start_new_session=True,  # neither an interrupt nor the end of this process ends it
-    )  # fmt: skip
+    paths = os.pathsep.join(filter(None, (*bundles, os.environ.get("KSGEN_CACHE_PATH"))))
+    command, options = python_child(_CHILD, f"{device.runtime}:{device.index}", KSGEN_CACHE_PATH=paths)
+    return subprocess.Popen(command, **options, stdout=subprocess.DEVNULL, stderr=errors)
 
 
 def _take(device: Device, known: _Standing) -> None:

@@ -4,14 +4,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from ksgen import STARTED_IN
+from ksgen.build.children import python_child
 from ksgen.build.request import Binary
 from ksgen.errors import DeviceError
 from ksgen.measure.roofline import Ceilings
@@ -149,22 +148,9 @@ class Worker:
                 why = f"temporary files cannot be written ({error}); TMPDIR names another folder"
                 raise DeviceError(f"the process that measures: {why}") from None
             self._connection, theirs = Pipe()
-            paths = [os.path.abspath(path) for path in sys.path]
-            command = [
-                sys.executable,
-                "-P",  # nothing is imported from the folder that it starts in, unless this process would
-                "-c",
-                "from ksgen.tuning.worker import main; main()",
-                str(theirs.fileno()),
-                *self._arguments,
-            ]
-            self._child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs.fileno()],
-                cwd=STARTED_IN if os.path.isdir(STARTED_IN) else None,  # relative paths of the environment start there
-                # it starts no passport, which would disturb what it measures
-                env={**os.environ, "KSGEN_TRIAL": "off", "PYTHONPATH": os.pathsep.join(paths)},
-                start_new_session=True,  # an interrupt is for the parent to handle
-            )  # fmt: skip
+            code = "from ksgen.tuning.worker import main; main()"
+            command, options = python_child(code, str(theirs.fileno()), *self._arguments)
+            self._child = subprocess.Popen(command, **options, stderr=self._errors, pass_fds=[theirs.fileno()])
             theirs.close()
         return self._connection
 

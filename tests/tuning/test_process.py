@@ -52,7 +52,7 @@ def test_a_child_that_hangs_ends_by_itself_when_its_parent_was_killed() -> None:
 
 def test_a_child_imports_nothing_from_the_folder_it_starts_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tempfile.py").write_text("raise SystemExit('this is not the tempfile that was meant')")
-    monkeypatch.setattr("ksgen.tuning.process.STARTED_IN", str(tmp_path))
+    monkeypatch.setattr("ksgen.build.children.STARTED_IN", str(tmp_path))
     worker = Worker("native")
     try:
         assert worker.facts().kind == "native"
