@@ -36,6 +36,10 @@ BACKGROUND_SECONDS = 900  # limit of a whole proof that a launcher started
 BACKGROUND_NICE = 10  # added niceness of such a proof, which the user's own work goes before
 
 
+class NotNeededError(DeviceError):
+    """Signals a device that needs no passport."""
+
+
 @dataclass(frozen=True)
 class Step:
     """Progress of one family's proof."""
@@ -64,7 +68,8 @@ def prove(
         The passport, which lies next to the user's wisdom.
 
     Raises:
-        DeviceError: The device cannot be used by a child process, or is no NVIDIA GPU.
+        NotNeededError: The device is no NVIDIA GPU.
+        DeviceError: The device cannot be used by a child process.
         ToolchainError: Kernels can neither be compiled nor found in caches and bundles.
         KsgenError: The passport cannot be written.
     """
@@ -74,7 +79,7 @@ def prove(
     try:
         facts = worker.facts()
         if facts.kind != "cuda":
-            raise DeviceError(f"{facts.name}: it needs no passport; accepted: an NVIDIA GPU, such as device='cuda'")
+            raise NotNeededError(f"{facts.name}: it needs no passport; accepted: an NVIDIA GPU, such as device='cuda'")
         worker.close()  # no context waits for other processes
         with _turn(facts):
             passport = load(facts) or Passport(facts.name, facts.target, facts.driver_version)

@@ -42,8 +42,8 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 if TYPE_CHECKING:
-    from ksgen.calibration.passport import Passport
     from ksgen.calibration.trials import Calibrated, Calibration
+    from ksgen.passport.store import Passport
     from ksgen.tuning.job import Facts, Job
     from ksgen.tuning.trials import Trial
 
@@ -200,23 +200,18 @@ def make_passport(device: str | None) -> "Passport | None":
 
     Child processes alone use the GPU. A line on stderr tells each verdict.
     """
-    from ksgen.calibration.proof import Step, prove
+    from ksgen.calibration.proof import NotNeededError, Step, prove
     from ksgen.launch.planner import PLANNER
-    from ksgen.tuning.process import Worker
-
-    worker = Worker(device)
-    try:
-        if worker.facts().kind != "cuda":
-            return None
-    finally:
-        worker.close()
 
     def tell(step: Step) -> None:
         if step.proof:
             why = f": {step.proof.reason}" if step.proof.reason else ""
             click.echo(f"{step.family}: {step.proof.state}{why}, {counted(step.proof.cases, 'case')}", err=True)
 
-    passport = prove(device, on_step=tell)
+    try:
+        passport = prove(device, on_step=tell)
+    except NotNeededError:
+        return None
     PLANNER.forget()
     return passport
 

@@ -20,9 +20,10 @@ PREAMBLE = """
 import json, os, signal
 import tests.support.few_cases
 from ksgen.calibration import proof
-from ksgen.calibration.passport import load, prove
+from ksgen.calibration.proof import prove
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES
+from ksgen.passport.store import load
 from ksgen.tuning.process import Worker
 proof.CASE_SECONDS = 6
 
