@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from ksgen.launch.planner import PLANNER
+from ksgen.tuning.trials import TrialStore
 from tests import rings, times
 from tests.driver import NotHereError, items
 from tests.emulator.build import cache_folder
@@ -114,3 +116,17 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.session._setupstate.teardown_exact(nextitem)  # what items before it left set up for their neighbours
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+@pytest.fixture
+def wisdom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of the test's own, in which launchers look."""
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    PLANNER.forget()
+    yield
+    PLANNER.forget()
+
+
+@pytest.fixture
+def store(tmp_path: Path, wisdom: None) -> TrialStore:
+    return TrialStore(tmp_path / "trials.sqlite")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ksgen.emit.render import render
-from tests.tuning.test_driver import FATES, FAULTS, KERNEL, STATES, told_by
+from tests.tuning.test_driver import FATES, FAULTS, KERNEL, STATES, last_of
 
 TRIAL = """
 import json
@@ -45,7 +45,7 @@ def test_a_trial_outlives_its_candidates_and_takes_a_right_one(
     monkeypatch.chdir(tmp_path)
     faults = ",".join(f"{render(KERNEL, FATES[name]).entry}:{fault}" for name, fault in FAULTS.items())
     folders = {name: str(tmp_path) for name in ("KSGEN_WISDOM_DIR", "KSGEN_CACHE_DIR")}
-    told = told_by(TRIAL, runtime, KSGEN_DRIVER_FAULTS=faults, **folders)
-    assert told["states"] == {name: [state] for name, state in STATES.items()}
-    assert told["is_right"]
-    assert told["entry"]["measured"]["trial"] is True
+    found = last_of(TRIAL, runtime, KSGEN_DRIVER_FAULTS=faults, **folders)
+    assert found["states"] == {name: [state] for name, state in STATES.items()}
+    assert found["is_right"]
+    assert found["entry"]["measured"]["trial"] is True

@@ -11,7 +11,7 @@ import pytest
 
 from ksgen.calibration.proof import prove
 from ksgen.errors import DeviceError, KsgenError
-from tests.driver import NotHereError, run
+from tests.driver import completed
 from tests.support.mounts import mounted
 
 pytestmark = pytest.mark.slow
@@ -39,15 +39,10 @@ def say(found):
 """
 
 
-def told_by(script: str, folder: Path, runtime: str = "driver", **variables: str) -> list[Any]:
+def lines_of(script: str, folder: Path, runtime: str = "driver", **variables: str) -> list[Any]:
     """The lines of JSON that a process on the stand-in machine prints."""
-    own = {"KSGEN_WISDOM_DIR": str(folder), "KSGEN_PERMIT": ""}
-    try:
-        done = run(f"{PREAMBLE}\n{dedent(script)}", runtime, **own | variables)
-    except NotHereError as error:
-        pytest.skip(str(error))
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    own = {"KSGEN_WISDOM_DIR": str(folder), "KSGEN_PERMIT": ""} | variables
+    return [json.loads(line) for line in completed(f"{PREAMBLE}\n{dedent(script)}", runtime, **own).stdout.splitlines()]
 
 
 @pytest.mark.parametrize("runtime", ["driver", pytest.param("pycuda", marks=pytest.mark.second)])
@@ -63,7 +58,7 @@ def test_families_that_lie_hang_and_fault_are_disabled(runtime: str, tmp_path: P
     say(prove())
     say(prove(families=["simt"], again=True))
     """
-    first, second, again = told_by(script, tmp_path, runtime)
+    first, second, again = lines_of(script, tmp_path, runtime)
     assert first == second  # a verdict stays
     assert {name: state for name, (state, _, _) in first.items()} == {
         "wgmma": "disabled",
@@ -86,7 +81,7 @@ def test_a_binary_that_the_driver_refuses_disables_its_family(tmp_path: Path) ->
     os.environ["KSGEN_DRIVER_FAULTS"] = "cuLibraryLoadData:209"
     say(prove(families=["simt"]))
     """
-    [found] = told_by(script, tmp_path)
+    [found] = lines_of(script, tmp_path)
     assert found["simt"][0] == "disabled"
     assert "CUDA_ERROR_NO_BINARY_FOR_GPU" in found["simt"][1]
 
@@ -97,7 +92,7 @@ def test_a_family_that_is_wrong_now_and_then_is_disabled(tmp_path: Path) -> None
     os.environ["KSGEN_DRIVER_FAULTS"] = f"{entry}:wrong@2"
     say(prove(families=["simt"]))
     """
-    [found] = told_by(script, tmp_path)
+    [found] = lines_of(script, tmp_path)
     assert found["simt"][0] == "disabled"
     assert "repeated launches differ at batch 7" in found["simt"][1]
 
@@ -118,7 +113,7 @@ def test_clusters_and_early_launches_are_tried(tmp_path: Path) -> None:
     os.environ["KSGEN_DRIVER_FAULTS"] = "cuLaunchKernel:719@2"  # the second plain launch of the child: none was early
     say(prove(families=["wgmma"], again=True))
     """
-    right, small, plain = told_by(script, tmp_path)
+    right, small, plain = lines_of(script, tmp_path)
     assert right["wgmma"] == ["proven", "", 2]
     assert small["wgmma"] == ["proven", "", 2]  # launchers take no clusters there
     assert plain["wgmma"][0] == "disabled"
@@ -144,7 +139,7 @@ def test_a_proof_that_is_killed_goes_on_where_it_ended(tmp_path: Path) -> None:
         found = load(own)
         print(json.dumps([status, sorted(found.families) if found else []]))
     """
-    assert told_by(script, tmp_path) == [
+    assert lines_of(script, tmp_path) == [
         [9, []],
         [9, []],
         [9, []],  # with the verdict, before it is recorded
@@ -169,7 +164,7 @@ def test_two_processes_at_once_prove_each_family_once(tmp_path: Path) -> None:
     print(os.read(reading, 1000).decode(), end="")
     say(load(facts()))
     """
-    *verdicts, found = told_by(script, tmp_path)
+    *verdicts, found = lines_of(script, tmp_path)
     assert sorted(name for each in verdicts for name in each) == ["gradient", "simt"]
     assert {state for state, _, _ in found.values()} == {"proven"}
 
@@ -183,7 +178,7 @@ def test_a_gpu_without_memory_left_disables_nothing(tmp_path: Path) -> None:
         print(json.dumps(str(error)))
     print(json.dumps(load(facts())))
     """
-    message, found = told_by(script, tmp_path)
+    message, found = lines_of(script, tmp_path)
     assert message.startswith("NVIDIA H200: no memory is left on the GPU for a proof (CUDA, allocating ")
     assert found is None
 
@@ -203,7 +198,7 @@ def test_a_child_that_something_else_kills_disables_nothing(tmp_path: Path) -> N
     Worker._call = call
     print(json.dumps(load(facts())))
     """
-    message, found = told_by(script, tmp_path)
+    message, found = lines_of(script, tmp_path)
     assert message == "NVIDIA H200: no verdict on simt: its process was killed"
     assert found is None
 
@@ -217,7 +212,7 @@ def test_compilers_that_do_not_end_disable_nothing(tmp_path: Path) -> None:
         print(json.dumps(str(error)))
     print(json.dumps(load(facts())))
     """
-    message, found = told_by(script, tmp_path, KSGEN_CACHE_DIR=str(tmp_path / "empty"))
+    message, found = lines_of(script, tmp_path, KSGEN_CACHE_DIR=str(tmp_path / "empty"))
     assert message.endswith("nvcc was stopped: it had not finished after 0.01 s (KSGEN_COMPILE_SECONDS)")
     assert found is None
 
@@ -231,7 +226,7 @@ def test_a_machine_that_is_too_slow_disables_nothing(tmp_path: Path) -> None:
         print(json.dumps(str(error)))
     print(json.dumps(load(facts())))
     """
-    message, found = told_by(script, tmp_path)
+    message, found = lines_of(script, tmp_path)
     why = "no verdict on simt, since 1 case of 2 took 0 s; try again on an idle machine"
     assert (message, found) == (f"NVIDIA H200: {why}", None)
 
@@ -258,7 +253,7 @@ def test_machines_without_a_compiler_prove_what_a_bundle_holds(tmp_path: Path) -
     except KsgenError as error:
         print(json.dumps(str(error)))
     """
-    message, found, missing = told_by(script, tmp_path)
+    message, found, missing = lines_of(script, tmp_path)
     assert "no cache holds it for sm_90a, and KSGEN_NO_COMPILE forbids compiling it" in message
     assert "\n" not in message
     assert found == {"simt": ["proven", "", 1]}
@@ -284,7 +279,7 @@ def test_a_launcher_starts_a_proof_and_later_plans_take_the_family(tmp_path: Pat
     print(json.dumps(PLANNER.choice(device, large, 25088).family))
     say(load(device))
     """
-    before, after, found = told_by(script, tmp_path)
+    before, after, found = lines_of(script, tmp_path)
     assert (before, after) == ("mma", "wgmma")
     assert {state for state, _, _ in found.values()} == {"proven"}
     permitted = """
@@ -292,9 +287,9 @@ def test_a_launcher_starts_a_proof_and_later_plans_take_the_family(tmp_path: Pat
     from ksgen.passport.standing import permitted
     print(json.dumps("wgmma" in permitted(find_device())))
     """
-    assert told_by(permitted, tmp_path) == [True]
-    assert told_by(permitted, tmp_path, KSGEN_DRIVER_CUDA="12040+") == [False]  # another driver
-    assert told_by(permitted, tmp_path, KSGEN_DRIVER_GPUS="A100") == [True]  # has no such instructions
+    assert lines_of(permitted, tmp_path) == [True]
+    assert lines_of(permitted, tmp_path, KSGEN_DRIVER_CUDA="12040+") == [False]  # another driver
+    assert lines_of(permitted, tmp_path, KSGEN_DRIVER_GPUS="A100") == [True]  # has no such instructions
 
 
 def test_the_users_process_goes_on_where_no_child_can_use_the_gpu(tmp_path: Path) -> None:
@@ -317,12 +312,12 @@ def test_the_users_process_goes_on_where_no_child_can_use_the_gpu(tmp_path: Path
         assert (Launcher(1, 24, 16, 1)(x, weights) == 16).all()
     print(json.dumps([str(each.message) for each in told]))
     """
-    [[message]] = told_by(script, tmp_path)
+    [[message]] = lines_of(script, tmp_path)
     assert "no passport" in message
     assert "MPS_MAX_CLIENTS_REACHED" in message
-    [[message]] = told_by(script, tmp_path, KSGEN_DRIVER_MODE="3")
+    [[message]] = lines_of(script, tmp_path, KSGEN_DRIVER_MODE="3")
     assert "the GPU is in exclusive-process mode" in message
-    assert told_by(script, tmp_path, KSGEN_TRIAL="off") == [[]]
+    assert lines_of(script, tmp_path, KSGEN_TRIAL="off") == [[]]
 
 
 # ---- what needs no driver

@@ -13,7 +13,6 @@ from ksgen.calibration.trials import Calibrated, Calibration
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError, SpecError
 from ksgen.families import FAMILIES
-from ksgen.launch.planner import PLANNER
 from ksgen.passport.store import Proof, record
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
@@ -30,19 +29,6 @@ from tests.support.tuning_search import TimedEngine, time_shortly
 JOB = Job(KernelSpec(Pattern(1, 24, 9, 2), "float16"), 70)
 OTHER = Job(KernelSpec(Pattern(2, 8, 16, 1), "float16"), 70)
 NAME = FakeGpu().name
-
-
-@pytest.fixture
-def wisdom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
-    PLANNER.forget()
-    yield
-    PLANNER.forget()
-
-
-@pytest.fixture
-def store(tmp_path: Path, wisdom: None) -> TrialStore:
-    return TrialStore(tmp_path / "trials.sqlite")
 
 
 def by_family(fastest: str) -> Callable[[KernelSpec, Candidate], float]:

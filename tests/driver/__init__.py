@@ -33,6 +33,6 @@ on the GPU.
 """
 
 from tests.driver.build import NotHereError
-from tests.driver.machine import environment, run
+from tests.driver.machine import completed, environment, run
 
-__all__ = ["NotHereError", "environment", "run"]
+__all__ = ["NotHereError", "completed", "environment", "run"]

@@ -9,6 +9,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from ksgen.build.toolchain import find_compiler
 from tests.driver import pycuda
 from tests.driver.build import NotHereError, find_toolkit, library_folder
@@ -56,6 +58,16 @@ def run(script: str, runtime: str = "driver", **variables: str) -> subprocess.Co
     return subprocess.run(
         command, env=environment(runtime) | variables, capture_output=True, text=True, check=False, timeout=120
     )
+
+
+def completed(script: str, runtime: str = "driver", **variables: str) -> subprocess.CompletedProcess[str]:
+    """A script's process that ended well; the test is skipped where the machine cannot be built."""
+    try:
+        done = run(script, runtime, **variables)
+    except NotHereError as error:
+        pytest.skip(str(error))
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def _is_there(module: str) -> bool:

@@ -16,7 +16,7 @@ from ksgen.launch.planner import Planner, checks_first_results
 from ksgen.passport import standing
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from tests.driver import NotHereError, run
+from tests.driver import completed
 from tests.support.fake_gpu import FakeGpu
 
 KERNEL = KernelSpec(Pattern(3, 136, 104, 1), "tf32x3")  # by wgmma in clusters of two blocks
@@ -111,13 +111,9 @@ def multiply(*pattern, precision="float16", batch=300):
 """
 
 
-def told_by(script: str, runtime: str = "driver", **variables: str) -> tuple[list[str], str]:
+def printed(script: str, runtime: str = "driver", **variables: str) -> tuple[list[str], str]:
     """What a process on the stand-in machine prints and warns."""
-    try:
-        done = run(f"{PREAMBLE}\n{dedent(script)}", runtime, **variables)
-    except NotHereError as error:
-        pytest.skip(str(error))
-    assert done.returncode == 0, done.stderr
+    done = completed(f"{PREAMBLE}\n{dedent(script)}", runtime, **variables)
     return done.stdout.splitlines(), done.stderr
 
 
@@ -129,13 +125,13 @@ def test_the_first_result_of_a_source_is_checked_if_asked_for() -> None:
     family = family_for(kernel, limits, 300)
     entry = render(kernel, family.default(kernel, limits, 300), family=family.name).entry
     script, wrong = "multiply(1, 24, 16, 1)", {"KSGEN_DRIVER_FAULTS": f"{entry}:wrong"}
-    assert told_by(script) == ([f"True {family.name}"], "")
-    assert told_by(script, **wrong)[0] == [f"False {family.name}"]
-    [line], warned = told_by(script, **wrong, KSGEN_CHECK="first")
+    assert printed(script) == ([f"True {family.name}"], "")
+    assert printed(script, **wrong)[0] == [f"False {family.name}"]
+    [line], warned = printed(script, **wrong, KSGEN_CHECK="first")
     assert line.startswith("True")
     assert f"{family.name} is wrong on NVIDIA H200: " in warned
     assert "; launchers take " in warned
-    assert told_by(script, KSGEN_CHECK="first") == ([f"True {family.name}"], "")
+    assert printed(script, KSGEN_CHECK="first") == ([f"True {family.name}"], "")
 
 
 @pytest.mark.slow
@@ -146,7 +142,7 @@ def test_a_refused_early_launch_becomes_a_plain_one(runtime: str) -> None:
     multiply(1, 24, 16, 1, batch=4)
     print(EarlyLaunch.are_refused)
     """
-    lines, warned = told_by(script, runtime, KSGEN_DRIVER_FAULTS="cuLaunchKernelEx:801@1")
+    lines, warned = printed(script, runtime, KSGEN_DRIVER_FAULTS="cuLaunchKernelEx:801@1")
     assert [line.partition(" ")[0] for line in lines] == ["True"] * 3
     assert warned.count("the driver refuses early launches (CUDA_ERROR_NOT_SUPPORTED") == 1
 
@@ -159,8 +155,8 @@ def test_a_driver_is_asked_for_tensor_maps_and_clusters(runtime: str) -> None:
     plan = PLANNER.plan(find_device(), kernel, 25088)
     print(plan.choice.family, getattr(plan.choice.constants, "cluster_batch", None))
     """
-    assert told_by(script, runtime)[0] == ["wgmma 2"]
-    assert told_by(script, runtime, KSGEN_DRIVER_CLUSTER="1")[0] == ["wgmma 1"]
-    assert told_by(script, runtime, KSGEN_DRIVER_FAULTS="cuTensorMapEncodeTiled:801")[0] == ["mma None"]
+    assert printed(script, runtime)[0] == ["wgmma 2"]
+    assert printed(script, runtime, KSGEN_DRIVER_CLUSTER="1")[0] == ["wgmma 1"]
+    assert printed(script, runtime, KSGEN_DRIVER_FAULTS="cuTensorMapEncodeTiled:801")[0] == ["mma None"]
     # a driver that cannot answer changes nothing
-    assert told_by(script, runtime, KSGEN_DRIVER_FAULTS="cuOccupancyMaxActiveClusters:801")[0] == ["wgmma 2"]
+    assert printed(script, runtime, KSGEN_DRIVER_FAULTS="cuOccupancyMaxActiveClusters:801")[0] == ["wgmma 2"]
