@@ -68,61 +68,54 @@ def strided(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 def three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Multiply like `bmm`, with preallocated memory."""
-    into = _three_passes(pattern, layout, weights)
-
-    def product(x: Tensor) -> Tensor:
-        y = x.new_empty(len(x), pattern.out_features)
-        into(x, y)
-        return y
-
-    return product
+    by_pieces = _by_pieces(pattern, layout, weights)
+    return lambda x: by_pieces(x, len(x))
 
 
 def pieces(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Multiply like `three_passes`, some rows at a time: the fastest number of `PIECES`, timed at the first product."""
     if weights.is_cuda:
         raise UnsupportedError("pieces are measured on processors alone, whose caches hold them")
-    into = _three_passes(pattern, layout, weights)
+    by_pieces = _by_pieces(pattern, layout, weights)
     fastest: dict[int, int] = {}  # rows of a piece, by batch size
 
-    def by(rows: int, x: Tensor) -> Tensor:
-        y = x.new_empty(len(x), pattern.out_features)
-        for own, result in zip(x.split(rows), y.split(rows), strict=True):
-            into(own, result)
-        return y
-
-    def seconds(rows: int, x: Tensor) -> float:
-        by(rows, x)  # the first use allocates
+    def seconds(x: Tensor, rows: int) -> float:
+        by_pieces(x, rows)  # the first use allocates
         begin = perf_counter()
-        by(rows, x)
+        by_pieces(x, rows)
         return perf_counter() - begin
 
     def product(x: Tensor) -> Tensor:
         if len(x) not in fastest:
-            fastest[len(x)] = min(PIECES, key=lambda rows: seconds(rows, x))
-        return by(fastest[len(x)], x)
+            fastest[len(x)] = min(PIECES, key=lambda rows: seconds(x, rows))
+        return by_pieces(x, fastest[len(x)])
 
     return product
 
 
-def _three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Callable[[Tensor, Tensor], None]:
-    """Function that writes the product of X to Y: permute, multiply, permute back, in memory that it keeps."""
+def _by_pieces(pattern: Pattern, layout: str, weights: Tensor) -> Callable[[Tensor, int], Tensor]:
+    """Function of X and a number of rows: permute, multiply, permute back, as many rows at a time, in memory that it
+    keeps.
+    """
     if layout == "bsl" or pattern.d == 1:
         raise UnsupportedError(f"{pattern} in {layout}: strided needs no passes over memory")
     a, b, c, d = pattern.shape
     matrices = by_matrix(weights).flatten(0, 1).transpose(1, 2)
     kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def into(x: Tensor, y: Tensor) -> None:
-        batch = len(x)
-        if batch not in kept:
-            kept[batch] = x.new_empty(a, d, batch, c), x.new_empty(a * d, batch, b)
-        moved, result = kept[batch]
-        moved.copy_(x.view(batch, a, c, d).permute(1, 3, 0, 2))
-        torch.bmm(moved.view(a * d, batch, c), matrices, out=result)
-        y.view(batch, a, b, d).copy_(result.view(a, d, batch, b).permute(2, 0, 3, 1))
+    def product(x: Tensor, rows: int) -> Tensor:
+        y = x.new_empty(len(x), pattern.out_features)
+        for own, to in zip(x.split(rows), y.split(rows), strict=True):
+            batch = len(own)
+            if batch not in kept:
+                kept[batch] = x.new_empty(a, d, batch, c), x.new_empty(a * d, batch, b)
+            moved, result = kept[batch]
+            moved.copy_(own.view(batch, a, c, d).permute(1, 3, 0, 2))
+            torch.bmm(moved.view(a * d, batch, c), matrices, out=result)
+            to.view(batch, a, b, d).copy_(result.view(a, d, batch, b).permute(2, 0, 3, 1))
+        return y
 
-    return into
+    return product
 
 
 def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:

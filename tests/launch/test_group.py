@@ -486,7 +486,9 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
     assert ": one launch, by gemv, tile_batch=" in told
     assert re.search(
         r"the cost model expects [\d.]+ us of one launch at batch 4, and [\d.]+ us of the layers one by one; "
-        "the family's default: .*; settled by: ksgen calibrate .* --layout bsl .*--batch 3$",
+        r"the family's default: no search has been run for this kernel on this device; settled by: ksgen calibrate "
+        r'2,48,64,1 1,64,48,2 --precision bfloat16 --layout bsl --group-with "2,24,64,1" '
+        r'--group-with "2,48,64,1 1,64,48,2" --batch 3$',
         told,
     )
     long = GroupLauncher(
