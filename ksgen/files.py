@@ -14,7 +14,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from ksgen.errors import KsgenError
-from ksgen.ownership import check_owner
+from ksgen.ownership import check_owner, keep_from_others, make_folder
 from ksgen.values import shown
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of network file systems and others
@@ -111,3 +111,12 @@ def locked(path: Path) -> Iterator[bool]:
                 raise
             is_locked = False
         yield is_locked
+
+
+@contextmanager
+def replaced_in_turn(path: Path) -> Iterator[Path]:
+    """Like `replaced`, for a file that ksgen keeps from other users, and that processes change one after the other."""
+    make_folder(path.parent)
+    with locked(path.parent / f".{path.name}.lock"), replaced(path) as aside:
+        yield aside
+        keep_from_others(aside)

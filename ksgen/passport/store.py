@@ -16,8 +16,7 @@ from typing import Any, Literal, Protocol, get_args
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES
-from ksgen.files import locked, replaced
-from ksgen.ownership import keep_from_others, make_folder
+from ksgen.files import replaced_in_turn
 from ksgen.paths import wisdom_dir
 from ksgen.values import excerpt
 from ksgen.wisdom.store import PASSPORT_SUFFIX, file_name, read_text
@@ -105,13 +104,11 @@ def record(device: Known, proofs: Mapping[str, Proof]) -> Passport:
     """
     path = path_of(device.name)
     try:
-        make_folder(path.parent)
-        with locked(path.parent / f".{path.name}.lock"), replaced(path) as aside:
+        with replaced_in_turn(path) as aside:
             known = load(device)
             families = {**(known.families if known else {}), **proofs}
             passport = Passport(device.name, device.target, device.driver_version, dict(sorted(families.items())))
             aside.write_text(json.dumps(asdict(passport), indent=1) + "\n", encoding="utf-8")
-            keep_from_others(aside)
     except OSError as error:
         raise KsgenError(
             f"{path}: the passport cannot be written ({error.strerror or error}); KSGEN_WISDOM_DIR names another folder"

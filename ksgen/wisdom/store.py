@@ -22,8 +22,8 @@ from ksgen.emit.templates import template_digest
 from ksgen.errors import ConstantsError, KsgenError, warn
 from ksgen.families import check, family_named
 from ksgen.families.vector.defaults import alike
-from ksgen.files import locked, read, replaced
-from ksgen.ownership import check_folder, keep_from_others, make_folder
+from ksgen.files import locked, read, replaced_in_turn
+from ksgen.ownership import check_folder, make_folder
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -263,10 +263,8 @@ def save(device_name: str, entries: Iterable[Entry]) -> Path:
     """
     path = wisdom_dir() / file_name(device_name)
     try:
-        make_folder(path.parent)
-        with locked(path.parent / f".{path.name}.lock"), replaced(path) as aside:
+        with replaced_in_turn(path) as aside:
             aside.write_bytes(dump(device_name, Wisdom([*_entries_of(path, strict=True), *entries])).encode())
-            keep_from_others(aside)
     except OSError as error:
         raise KsgenError(f"{path}: cannot be written ({error.strerror or error})") from error
     return path

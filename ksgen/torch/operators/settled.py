@@ -21,8 +21,7 @@ from ksgen.devices import find_device
 from ksgen.emit.templates import template_digest
 from ksgen.errors import DeviceError, KsgenError, warn
 from ksgen.families import FAMILIES
-from ksgen.files import locked, read, replaced
-from ksgen.ownership import keep_from_others, make_folder
+from ksgen.files import read, replaced_in_turn
 from ksgen.paths import cache_dir
 from ksgen.wisdom.store import file_name
 
@@ -40,11 +39,9 @@ def save(times: Mapping[Hashable, Mapping[str, float]]) -> Path | None:
     try:
         stamp = _stamp()
         path = _path(stamp)
-        make_folder(path.parent)
-        with locked(path.parent / f".{path.name}.lock"), replaced(path) as aside:
+        with replaced_in_turn(path) as aside:
             known = _read(path, stamp) | {repr(key): _finite(seconds) for key, seconds in times.items()}
             aside.write_text(json.dumps({"stamp": stamp, "seconds": known}, indent=0, sort_keys=True))
-            keep_from_others(aside)
     except (OSError, KsgenError) as error:
         warn(f"times of PyTorch's methods are not stored, so that each process takes them again: {error}")
         return None
