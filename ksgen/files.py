@@ -115,7 +115,7 @@ def locked(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def replaced_in_turn(path: Path) -> Iterator[Path]:
-    """Like `replaced`, for a file that ksgen keeps from other users, and that processes change one after the other."""
+    """Like `replaced`, for a file that ksgen keeps from other users, and that processes change in turn."""
     make_folder(path.parent)
     with locked(path.parent / f".{path.name}.lock"), replaced(path) as aside:
         yield aside
