@@ -227,9 +227,9 @@ def _check_model(name: str, precision: str) -> None:
     """Raise `SpecError` before any work if there is no such model."""
     from ksgen.commands.bench import PRECISIONS
 
-    check_library("torch", "`ksgen calibrate --model`", "torch")
     if name not in MODELS:
         raise SpecError(f"--model {excerpt(name)}; {hint(name, MODELS)}")
+    check_library("torch", "`ksgen calibrate --model`", "torch")
     if precision not in PRECISIONS:
         raise SpecError(f"--precision {precision} of a model; {hint(precision, PRECISIONS)}")
 

@@ -168,7 +168,7 @@ def test_a_disk_that_becomes_full_loses_nothing_that_was_settled(
         yield path
 
     with monkeypatch.context() as patched:
-        patched.setattr(wisdoms, "replaced", full)
+        patched.setattr(wisdoms, "replaced_in_turn", full)
         known, lost = calibrated(store, "mma", JOB, OTHER)
     assert known.entry in before
     assert lost.entry is None
