@@ -52,11 +52,12 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[Path]:
+def replaced(path: Path, is_own: bool = False) -> Iterator[Path]:
     """Temporary path for new content that replaces the file once it is complete; a failure is a `KsgenError` and keeps
     the old file.
 
-    A link of this user or of root keeps leading to its file. A pipe or a device is written to, and never replaced.
+    A link of this user or of root keeps leading to its file. A pipe or a device is written to, and never replaced. The
+    mode stays that of the old file; of one that ksgen keeps (`is_own`), without other users' right to write.
     """
     aside = None
     try:
@@ -70,6 +71,8 @@ def replaced(path: Path) -> Iterator[Path]:
         yield aside
         if place.exists():
             shutil.copymode(place, aside)
+        if is_own:
+            keep_from_others(aside)
         os.replace(aside, place)
     except OSError as error:
         raise KsgenError(f"{shown(path)}: cannot be written ({error.strerror or error})") from error
@@ -117,6 +120,5 @@ def locked(path: Path) -> Iterator[bool]:
 def replaced_in_turn(path: Path) -> Iterator[Path]:
     """Like `replaced`, for a file that ksgen keeps from other users, and that processes change in turn."""
     make_folder(path.parent)
-    with locked(path.parent / f".{path.name}.lock"), replaced(path) as aside:
+    with locked(path.parent / f".{path.name}.lock"), replaced(path, is_own=True) as aside:
         yield aside
-        keep_from_others(aside)

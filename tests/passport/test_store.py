@@ -102,6 +102,17 @@ def test_one_of_another_user_is_not_trusted(gpu: FakeGpu, caplog: pytest.LogCapt
     assert f"it belongs to user {ANOTHER}; make it yours (chown)" in caplog.text
 
 
+def test_one_that_others_may_write_is_made_again_for_this_user_alone(gpu: FakeGpu) -> None:
+    record(gpu, {"wgmma": proof()})
+    path_of(gpu.name).chmod(0o666)
+    assert load(gpu) is None
+    record(gpu, {"mma": proof("mma")})
+    assert path_of(gpu.name).stat().st_mode & 0o777 == 0o644
+    found = load(gpu)
+    assert found is not None
+    assert list(found.families) == ["mma"]
+
+
 def test_a_pipe_and_an_endless_file_are_not_read(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
     path = path_of(gpu.name)
     path.parent.mkdir()
