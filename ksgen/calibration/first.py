@@ -1,10 +1,10 @@
 """Checks the first result of a source on the device that has just loaded it: `KSGEN_CHECK=first`."""
 
 from ksgen.calibration.cases import BATCHES
-from ksgen.devices.base import Device
+from ksgen.devices.base import Device, RefusedError
 from ksgen.families import family_named
 from ksgen.launch.choice import Choice
-from ksgen.launch.plan import Loaded, RefusedError, make_plan
+from ksgen.launch.plan import Loaded, make_plan
 from ksgen.measure.verify import Bench, exact_problem, fault_of
 
 

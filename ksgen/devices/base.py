@@ -214,6 +214,12 @@ class Missing:
     remedy: str
 
 
+class RefusedError(DeviceError):
+    """A launch or a tensor map that a device refuses, after which other launches may still be right; or a source whose
+    first result is wrong.
+    """
+
+
 class UnavailableError(DeviceError):
     """This machine or environment lacks a runtime."""
 

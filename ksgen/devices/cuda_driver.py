@@ -119,7 +119,8 @@ class DriverDevice:
             status = early(grid, block, shared_bytes, stream or 0, block_address)
         kernel.spares.put_back(spare)
         if status:
-            raise _error(status, f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)")
+            doing = f"CUDA, launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)"
+            raise DriverError(explained(int(status)), int(status)).within(doing)
         return None
 
     def check_clusters(self, kernel: _Kernel, geometry: Geometry) -> None:
@@ -206,7 +207,7 @@ class DriverDevice:
             with self._current():
                 yield
         except DriverError as error:
-            raise DeviceError(f"CUDA, {doing}: {error}") from None
+            raise error.within(f"CUDA, {doing}") from None
 
     @contextmanager
     def _current(self) -> Iterator[None]:

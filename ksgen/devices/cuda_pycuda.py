@@ -285,7 +285,10 @@ class PyCudaDevice:
         if self.is_open and not isinstance(error, DriverError):
             lost = CONTEXT_LOST if any(words in message for words in words_of_a_lost_context()) else ""
             message = f"{type(error).__name__}: {message}{lost}"
-        return DeviceError(f"PyCUDA on {self.name}, {doing}: {message}")
+        doing = f"PyCUDA on {self.name}, {doing}"
+        if self.is_open and isinstance(error, DriverError):
+            return error.within(doing)
+        return DeviceError(f"{doing}: {message}")
 
 
 class _Kernel:

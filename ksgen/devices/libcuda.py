@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ksgen.devices.base import CONTEXT_LOST, LEGACY_STREAM, MAP_BYTES, PORTABLE_SHARED_BYTES, cuda_driver_version
+from ksgen.devices.base import (
+    CONTEXT_LOST,
+    LEGACY_STREAM,
+    MAP_BYTES,
+    PORTABLE_SHARED_BYTES,
+    RefusedError,
+    cuda_driver_version,
+)
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.install import cuda_extra, install_line, served_cuda
 
@@ -47,6 +54,9 @@ _CLUSTER = struct.Struct("i4x3I52x")  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION is
 _INVALID_CLUSTER_SIZE = 912
 # what a driver returns that knows no early launches: CUDA_ERROR_INVALID_VALUE, _NOT_SUPPORTED
 _NO_EARLY_LAUNCH = (1, 801)
+# what it returns for a launch or a tensor map that this GPU cannot have, and after which others may still be right:
+# CUDA_ERROR_INVALID_VALUE, _LAUNCH_OUT_OF_RESOURCES, _NOT_SUPPORTED, _INVALID_CLUSTER_SIZE
+_NO_SUCH_LAUNCH = (1, 701, 801, _INVALID_CLUSTER_SIZE)
 
 
 _log = logging.getLogger(__name__)
@@ -54,6 +64,14 @@ _log = logging.getLogger(__name__)
 
 class DriverError(DeviceError):
     """A failed call of the driver, as `explained`. The device that called adds what it was for."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def within(self, doing: str) -> DeviceError:
+        """The error of a launch or a tensor map: a `RefusedError` if this GPU cannot have that one."""
+        return (RefusedError if self.status in _NO_SUCH_LAUNCH else DeviceError)(f"{doing}: {self}")
 
 
 def device_of(pointer: int) -> int | None:
@@ -256,7 +274,7 @@ def call(name: str, *arguments: Any) -> None:
 def check(status: int) -> None:
     """Raise `DriverError` if a call of the driver failed."""
     if status:
-        raise DriverError(explained(status))
+        raise DriverError(explained(status), status)
 
 
 def explained(status: int) -> str:

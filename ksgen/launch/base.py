@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ksgen.devices.base import Device
+from ksgen.devices.base import Device, RefusedError
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.launch import behind
@@ -329,7 +329,19 @@ class BaseLauncher(Explainable):
             call = (on_shared if is_host else on_device)(plan, views, weights, out, stream)
         if self.gives_list and not isinstance(call.out, list):  # a group of one layer
             call.out = [call.out]
+        if plan.maps:
+            call.instead = partial(self._instead, given, checks, call.plan, call.out)
         return call
+
+    def _instead(self, given: Given, checks: ArgumentChecks, plan: Plan, out: Any, error: RefusedError) -> Call:
+        """Prepare a call again, with its output, after the device has refused a launch of its plan."""
+        PLANNER.refuse(plan, str(error))
+        if given.out is None:
+            arrays = dict(given.arrays)
+            given = given._replace(arrays=arrays, out=self._outs(out, given.options.layout, arrays))
+        call: Any = self._prepared(given, checks)  # one factor is one launch by every family
+        prepared: Call = call
+        return prepared
 
     def _unread(self, own: Sequence[Any]) -> Mapping[str, ArrayView]:
         """Memory of packed weights that launches may read after they wrote an output."""
@@ -344,7 +356,7 @@ class BaseLauncher(Explainable):
         if known is None:
             return None
         plan: Plan | None = None if known is _NEVER else known()
-        if plan is None:
+        if plan is None or plan.loaded.is_refused:
             plan = plan_for(fit, device, stream, is_aligned, self.fuse)
         if plan is not None:
             plan.loaded.is_used = True

@@ -184,12 +184,12 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
     return Choice(family.name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
 
 
-def choice_instead(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, aligned: bool) -> Choice:
+def choice_instead(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, aligned: bool, why: str) -> Choice:
     """Choice after a device has refused one: the same without clusters, else the default of another family."""
     if getattr(choice.constants, "cluster_batch", 1) * getattr(choice.constants, "cluster_out", 1) > 1:
         plain = replace(choice.constants, cluster_batch=1, cluster_out=1)
         return Choice(choice.family, plain, "the device refuses its clusters")
-    others = replace(limits, bars=(*limits.bars, Bar(choice.family, "refused by the device")))
+    others = replace(limits, bars=(*limits.bars, Bar(choice.family, f"refused by the device: {why}")))
     family = family_for(kernel, others, batch, aligned)
     return Choice(family.name, family.default(kernel, others, batch), f"the device refuses {choice.family}")
 

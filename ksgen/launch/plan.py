@@ -17,6 +17,7 @@ from ksgen.devices.base import (
     KernelHandle,
     Launch,
     Recording,
+    RefusedError,
     Stream,
     record,
     recorder,
@@ -201,6 +202,8 @@ class Call:
     keep: tuple[Any, ...]  # owners of the memory behind the arguments, and of the stream
     launched: bool = field(default=False, init=False)
     again: tuple[int | None, Recording] | None = field(default=None, init=False)  # threads and recording
+    # prepares the call by another kernel, if the device refuses this one's tensor maps or clusters
+    instead: Callable[[RefusedError], "Call"] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         return f"Call(Launcher{self.plan.kernel.pattern.shape}: {self.plan})"
@@ -213,10 +216,22 @@ class Call:
     def __call__(self) -> Any:
         for step in self.before:
             step()
-        self._launch()
+        try:
+            self._launch()
+        except RefusedError as error:
+            if self.instead is None:
+                raise
+            self._become(self.instead(error))
+            return self()
         if self.after:
             self.after()
         return self.out
+
+    def _become(self, other: "Call") -> None:
+        """Take the kernel and the memory of another call with the same arrays and output."""
+        self.plan, self.arguments, self.stream, self.before = other.plan, other.arguments, other.stream, other.before
+        self.after, self.instead, self.launched, self.again = other.after, other.instead, False, None
+        self.keep += other.keep
 
     def _launch(self) -> None:
         """Launch; from the second call on by a recording, if the device supports that."""
@@ -333,6 +348,7 @@ class Loaded:
     binary: Binary
     handles: Mapping[str, KernelHandle]  # by entry
     is_used: bool = False  # since the planner last checked
+    is_refused: bool = False  # whether the device has refused a launch
 
 
 def load(device: Device, source: Source, binary: Binary, early: bool = True) -> Loaded:
@@ -344,10 +360,6 @@ def load(device: Device, source: Source, binary: Binary, early: bool = True) -> 
     others = {each: device.load(binary, each, 0) for each in source.entries if each != source.entry}
     own = device.load(binary, source.entry, launched.shared_bytes, early and launched.starts_early)
     return Loaded(source, binary, {source.entry: own, **others})
-
-
-class RefusedError(DeviceError):
-    """A loaded source that a device refuses to launch, or whose first result is wrong."""
 
 
 def check_launchable(device: Device, loaded: Loaded) -> None:

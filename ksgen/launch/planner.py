@@ -17,7 +17,7 @@ from ksgen.build.background import outcome
 from ksgen.build.build import AbsentCompiler, Request, build, default_caches, put_in_use
 from ksgen.build.bundle import Bundle, open_bundle
 from ksgen.build.request import Binary
-from ksgen.devices.base import Device
+from ksgen.devices.base import Device, RefusedError
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError, ToolchainError
 from ksgen.launch.choice import (
@@ -29,7 +29,7 @@ from ksgen.launch.choice import (
     choose_for_many,
     limits_of,
 )
-from ksgen.launch.plan import Loaded, Plan, RefusedError, check_grid, check_launchable, load, make_plan
+from ksgen.launch.plan import Loaded, Plan, check_grid, check_launchable, load, make_plan
 from ksgen.locks import new_reentrant_lock
 from ksgen.passport import standing
 from ksgen.spec import KernelSpec
@@ -109,7 +109,7 @@ class Planner:
         is_loaded = (device, kernel, choice.family, choice.constants) in self._loaded
         if before_loading and not is_loaded:
             before_loading()
-        make = partial(self._made, device, kernel, batch, aligned, choice)
+        make = partial(self.made, device, kernel, batch, aligned, choice)
         ends = device.runtime == "opencl"
         made: Plan = outcome((generation, *key), kernel.name, make, at_once=is_loaded, must_end=ends)
         with self._guard:
@@ -125,8 +125,26 @@ class Planner:
             each(device, kernel, batch, choice)
 
     def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
-        """Family and constants that serve a kernel at a batch on a device."""
-        return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
+        """Family and constants that serve a kernel at a batch on a device, which has not refused them."""
+        limits = limits_of(device)
+        found = choose(kernel, batch, limits, self._wisdom_of(device), aligned)
+        while why := self._refused.get((device, kernel, found.family, found.constants)):
+            found = choice_instead(found, kernel, batch, limits, aligned, why)
+        return found
+
+    def refuse(self, plan: Plan, why: str) -> None:
+        """Choose another kernel than a plan's from now on, because the device refuses its launches."""
+        key = plan.device, plan.kernel, plan.choice.family, plan.choice.constants
+        with self._guard:
+            if key in self._refused:
+                return
+            self._refused[key], plan.loaded.is_refused = why, True
+            self._loaded.pop(key, None)
+            for each in [each for each, known in self._plans.items() if known.loaded is plan.loaded]:
+                del self._plans[each]
+            self.derived.clear()
+            self.generation += 1  # callers look up their plans again, and find all others
+        _report_refusal(plan.kernel, why, plan.choice, self.choice(plan.device, plan.kernel, plan.batch))
 
     def measured(self, device: Device, kernel: KernelSpec, batch: int) -> Entry | None:
         """Entry of a search for a kernel at about this batch on this device.
@@ -145,7 +163,7 @@ class Planner:
             return None
         return found
 
-    def _made(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
+    def made(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
         """Plan of a choice; if its kernel cannot be built or launched, that of another one.
 
         Prebuilt kernels are for the target's usual card, or for any processor with some of this one's instructions.
@@ -153,14 +171,15 @@ class Planner:
         try:
             return self.plan_of(device, kernel, batch, choice)
         except RefusedError as error:
-            instead = choice_instead(choice, kernel, batch, limits_of(device), aligned)
-            plainly = " without clusters" if instead.family == choice.family else ""
-            _log.warning("%s: %s; launchers take %s%s", kernel.name, error, instead.family, plainly)
-            return self._made(device, kernel, batch, aligned, instead)
+            instead = self.choice(device, kernel, batch, aligned)
+            _report_refusal(kernel, str(error), choice, instead)
+            return self.made(device, kernel, batch, aligned, instead)
         except ToolchainError:
             for target, limits in built_beforehand(device):
                 usual = choose_for_many(kernel, batch, limits, self._wisdom_of(device), aligned)
                 if (target, usual.family, usual.constants) == (device.target, choice.family, choice.constants):
+                    continue
+                if (device, kernel, usual.family, usual.constants) in self._refused:
                     continue
                 with contextlib.suppress(ToolchainError):
                     return self.plan_of(device, kernel, batch, usual, target)
@@ -196,8 +215,6 @@ class Planner:
         Threads that want the same one wait for the one that loads it; others do not.
         """
         key = (device, kernel, choice.family, choice.constants)
-        if why := self._refused.get(key):
-            raise RefusedError(why)
         with self._guard:
             own = self._loading.setdefault(key, new_reentrant_lock())
         try:
@@ -209,22 +226,22 @@ class Planner:
                         _log.warning("%s: %s", kernel.name, choice.why)
                     source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
                     found = load(device, source, self._binary(device, source, target))
-                    self._check(found, device, choice)
+                    self._check(key, found, choice)
                 with self._guard:
                     self._keep(key, found)
         finally:
             self._loading.pop(key, None)
         return found
 
-    def _check(self, loaded: Loaded, device: Device, choice: Choice) -> None:
+    def _check(self, key: _Key, loaded: Loaded, choice: Choice) -> None:
         """Raise `RefusedError` if the device cannot launch a source, or, with `KSGEN_CHECK=first`, if it is wrong."""
         try:
-            check_launchable(device, loaded)
+            check_launchable(device := key[0], loaded)
             if checks_first_results():
                 # a layer above this one, which only those load who ask for it
                 import_module("ksgen.calibration.first").check_result(device, loaded, choice)
         except RefusedError as error:
-            self._refused[device, loaded.source.kernel, choice.family, choice.constants] = str(error)
+            self._refused[key] = str(error)
             raise
 
     def _keep(self, key: _Key, loaded: Loaded) -> None:
@@ -252,6 +269,11 @@ class Planner:
             device.compiler() if target == device.target else AbsentCompiler("only what was built elsewhere is taken")
         )
         return next(packed, None) or build(source.text, source.entry, target, compiler, default_caches())
+
+
+def _report_refusal(kernel: KernelSpec, why: str, refused: Choice, instead: Choice) -> None:
+    plainly = " without clusters" if instead.family == refused.family else ""
+    _log.warning("%s: %s; launchers take %s%s", kernel.name, why, instead.family, plainly)
 
 
 def checks_first_results() -> bool:

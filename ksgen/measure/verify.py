@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ksgen import reference
-from ksgen.devices.base import Buffer, Device, uploaded
+from ksgen.devices.base import Buffer, Device, RefusedError, uploaded
 from ksgen.families.chains import layer_kernels
 from ksgen.families.signature import each_chains, pitches_of, result_of, weights_of
 from ksgen.launch.choice import choice_by_name, limits_of
@@ -417,13 +417,20 @@ def measure(
     runs; 0: none.
     """
     problem = make_problem(kernel, batch, seed)
-    choice = (
-        choice_by_name(family, kernel, batch, limits_of(device)) if family else PLANNER.choice(device, kernel, batch)
-    )
-    plan = PLANNER.plan_of(device, kernel, batch, choice)
     bench = Bench(device, problem)
+    plan = (
+        PLANNER.plan_of(device, kernel, batch, choice_by_name(family, kernel, batch, limits_of(device)))
+        if family
+        else PLANNER.made(device, kernel, batch, True, PLANNER.choice(device, kernel, batch))
+    )
     packed = bench.pack(plan)
-    error, checked = bench.check(plan, packed)
+    try:
+        error, checked = bench.check(plan, packed)
+    except RefusedError as refused:
+        if family or not plan.maps:
+            raise
+        PLANNER.refuse(plan, str(refused))
+        return measure(device, kernel, batch, runs, seed)
     timers = [bench.timer(plan, packed, runs)] if runs else []
     (seconds,) = take_blocks(timers, device.limits.is_cpu) or (Blocks(()),)
     return Measured(plan, error, problem.tolerance, checked, seconds)

@@ -21,13 +21,13 @@ from ksgen import __version__
 from ksgen.build.build import build
 from ksgen.build.request import Binary
 from ksgen.devices import find_device
-from ksgen.devices.base import Device
+from ksgen.devices.base import Device, RefusedError
 from ksgen.emit.render import render
 from ksgen.emit.templates import template_digest
 from ksgen.errors import DeviceError, KsgenError, LaunchError
 from ksgen.families import FAMILIES, family_named
 from ksgen.launch.choice import Choice
-from ksgen.launch.plan import Plan, RefusedError, check_launchable, load, make_plan
+from ksgen.launch.plan import Plan, check_launchable, load, make_plan
 from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Timer, take_blocks
 from ksgen.measure.verify import Bench, Packed, Problem, exact_problem, fault_of, make_problem
@@ -119,17 +119,14 @@ class Bencher:
         geometry = family_named(candidate.family).geometry(kernel, candidate.constants, 1)
         try:
             loaded = [load(self._device, source, binary, early) for early in (True, False)[: 1 + geometry.starts_early]]
-            try:
-                check_launchable(self._device, loaded[0])
-            except RefusedError as error:
-                if geometry.cluster > 1:
-                    return Outcome("pruned", str(error))
-                raise
+            check_launchable(self._device, loaded[0])
             for batch, make in product(batches, (make_problem, exact_problem)):
                 plans = [make_plan(self._device, kernel, batch, choice, each) for each in loaded]
                 if fault := self._fault_of(make(kernel, batch), plans):
                     return Outcome("wrong", fault)
         except (DeviceError, LaunchError) as error:
+            if isinstance(error, RefusedError) and geometry.cluster > 1:
+                return Outcome("pruned", str(error))
             raise GuiltyError(str(error)) from error
         return Outcome("measured")
 

@@ -112,11 +112,19 @@ def test_clusters_and_early_launches_are_tried(tmp_path: Path) -> None:
     os.environ["KSGEN_DRIVER_CLUSTER"] = "8"
     os.environ["KSGEN_DRIVER_FAULTS"] = "cuLaunchKernel:719@2"  # the second plain launch of the child: none was early
     say(prove(families=["wgmma"], again=True))
+    os.environ["KSGEN_DRIVER_FAULTS"] = "cuLaunchKernelEx:912"  # clusters that the driver refuses at the launch alone
+    proof.cases_of = lambda family, target: every[1:]
+    say(prove(families=["wgmma"], again=True))
+    proof.cases_of = lambda family, target: every[:1]
+    say(prove(families=["wgmma"], again=True))
     """
-    right, small, plain = lines_of(script, tmp_path)
+    right, small, plain, late, refused = lines_of(script, tmp_path)
     assert right["wgmma"] == ["proven", "", 2]
     assert small["wgmma"] == ["proven", "", 2]  # launchers take no clusters there
     assert plain["wgmma"][0] == "disabled"
+    assert late["wgmma"] == ["proven", "", 1]
+    assert refused["wgmma"][0] == "disabled"
+    assert "CUDA_ERROR_INVALID_CLUSTER_SIZE" in refused["wgmma"][1]
 
 
 def test_a_proof_that_is_killed_goes_on_where_it_ended(tmp_path: Path) -> None:

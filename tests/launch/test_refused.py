@@ -4,22 +4,25 @@ from dataclasses import replace
 from textwrap import dedent
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ksgen.devices.base import CONTEXT_LOST
+from ksgen.devices.base import CONTEXT_LOST, RefusedError
 from ksgen.emit.render import render
-from ksgen.errors import ConstantsError, DeviceError
+from ksgen.errors import ConstantsError, DeviceError, LaunchError
 from ksgen.families import cuda_limits, family_for
 from ksgen.families.expected import LARGE
-from ksgen.launch.plan import RefusedError
+from ksgen.launch import base, streams
 from ksgen.launch.planner import Planner, checks_first_results
+from ksgen.launcher import Launcher
 from ksgen.passport import standing
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.driver import completed
-from tests.support.fake_gpu import FakeGpu
+from tests.support.fake_gpu import FakeArray, FakeGpu
 
 KERNEL = KernelSpec(Pattern(3, 136, 104, 1), "tf32x3")  # by wgmma in clusters of two blocks
+BATCH = 300
 
 
 def refuse(*_: Any) -> Any:
@@ -68,6 +71,79 @@ def test_a_lost_context_is_no_refusal(part: FakeGpu, planner: Planner, monkeypat
     with pytest.raises(DeviceError, match="it fell off the bus") as told:
         planner.plan(part, KERNEL, LARGE)
     assert not isinstance(told.value, RefusedError)
+
+
+class Part(FakeGpu):
+    """A part of a GPU that answers that clusters fit, and refuses their launches."""
+
+    error: DeviceError = RefusedError("CUDA, launching: no room")
+    refused = 0
+
+    def launch(self, kernel: Any, *given: Any) -> None:
+        text, _, is_early = kernel
+        if is_early and "__cluster_dims__" in text:
+            self.refused += 1
+            raise self.error
+        super().launch(kernel, *given)
+
+
+@pytest.fixture
+def late(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Part:
+    """A GPU that refuses clusters at the launch alone."""
+    found = Part(compiles=gpu.compiles)
+    monkeypatch.setattr(streams, "device_for", lambda place: found)
+    return found
+
+
+def operands(gpu: FakeGpu) -> tuple[FakeArray, FakeArray, FakeArray]:
+    a, b, c, d = KERNEL.pattern.shape
+    shapes = (BATCH, a * c * d), (a, b, c, d), (BATCH, a * b * d)
+    x, weights, out = (
+        FakeArray(gpu, np.full(shape, value, np.float32)) for shape, value in zip(shapes, (1, 1, 0), strict=True)
+    )
+    return x, weights, out
+
+
+def test_clusters_that_are_refused_at_the_launch_give_way_and_it_is_remembered(
+    late: Part, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, weights, out = operands(late)
+    own = Launcher(KERNEL.pattern, precision="tf32x3")
+    call = own.prepare(x, weights, out=out)
+    for _ in range(2):
+        assert call() is out
+        late.synchronize()
+        assert (out.content == 104).all()
+        out.content[...] = 0
+    assert own(x, weights, out=out) is out
+    late.synchronize()
+    assert (out.content == 104).all()
+    assert late.refused == 1
+    assert [each.getMessage() for each in caplog.records] == [
+        f"{KERNEL.name}: CUDA, launching: no room; launchers take wgmma without clusters"
+    ]
+    found = base.PLANNER.choice(late, KERNEL, BATCH)
+    assert (found.constants.cluster_batch, found.why) == (1, "the device refuses its clusters")
+
+
+def test_no_other_kernel_is_taken_where_all_would_fail(late: Part) -> None:
+    x, weights, out = operands(late)
+    late.error = DeviceError("CUDA, launching: out of memory")
+    with pytest.raises(DeviceError, match="out of memory"):
+        Launcher(KERNEL.pattern, precision="tf32x3")(x, weights, out=out)
+    assert base.PLANNER.choice(late, KERNEL, BATCH).constants.cluster_batch == 2
+
+
+def test_a_launch_that_is_refused_while_a_graph_is_recorded_builds_nothing(late: Part) -> None:
+    x, weights, out = operands(late)
+    call = Launcher(KERNEL.pattern, precision="tf32x3").prepare(x, weights, out=out)
+    late.begin_capture()
+    with pytest.raises(LaunchError, match="builds and loads its kernel"):
+        call()
+    late.end_capture()
+    assert call() is out
+    late.synchronize()
+    assert (out.content == 104).all()
 
 
 def test_no_proof_is_started_while_a_graph_is_recorded(
@@ -160,3 +236,33 @@ def test_a_driver_is_asked_for_tensor_maps_and_clusters(runtime: str) -> None:
     assert printed(script, runtime, KSGEN_DRIVER_FAULTS="cuTensorMapEncodeTiled:801")[0] == ["mma None"]
     # a driver that cannot answer changes nothing
     assert printed(script, runtime, KSGEN_DRIVER_FAULTS="cuOccupancyMaxActiveClusters:801")[0] == ["wgmma 2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["driver", pytest.param("pycuda", marks=pytest.mark.second)])
+@pytest.mark.parametrize(
+    ("fault", "precision", "family", "kernels"),
+    [
+        ("cuLaunchKernelEx:912@1", "tf32x3", "wgmma 1", ["wgmma without clusters"]),
+        ("cuLaunchKernelEx:912", "tf32x3", "simt None", ["wgmma without clusters", "simt"]),
+        ("cuTensorMapEncodeTiled:1", "float16", "mma None", ["mma"]),
+    ],
+)
+def test_a_launch_that_the_driver_refuses_is_made_by_another_kernel(
+    fault: str, precision: str, family: str, kernels: list[str], runtime: str
+) -> None:
+    """The driver answers that it fits, and refuses it later. Later calls take the other kernel at once."""
+    script = f"""
+    import ctypes
+    own, kernel, device = Launcher(3, 136, 104, 1), KernelSpec(Pattern(3, 136, 104, 1), {precision!r}), find_device()
+    assert PLANNER.plan(device, kernel, 300).choice.family == "wgmma"
+    ctypes.CDLL("libcuda.so.1").ksgen_driver_faults({fault.encode()!r})
+    x, weights = np.ones((300, 312), kernel.dtype), np.ones((3, 136, 104, 1), kernel.dtype)
+    for _ in range(2):
+        y = own(x, weights, precision={precision!r})
+        choice = PLANNER.choice(device, kernel, 300)
+        print(bool((y == 104).all()), choice.family, getattr(choice.constants, "cluster_batch", None))
+    """
+    lines, warned = printed(script, runtime)
+    assert lines == [f"True {family}"] * 2
+    assert [line.rpartition("; launchers take ")[2] for line in warned.splitlines()] == kernels

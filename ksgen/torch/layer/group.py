@@ -39,7 +39,8 @@ class KSLinears(nn.ModuleList):
     def forward(self, x: Tensor) -> Tensor:
         if (found := self._prepared(x)) is not None:
             call, own = found
-            return call.run(x, None, own)
+            if (y := prepared.unless_refused(call.run, x, None, own)) is not None:
+                return y
         whole = self._whole(x)
         return self._each(x) if whole is None else whole
 
@@ -47,7 +48,8 @@ class KSLinears(nn.ModuleList):
         """Outputs per layer: slices of one tensor if one launch computed them all."""
         if (found := self._prepared(x)) is not None:
             call, own = found
-            return call.parts(x, own)
+            if (ready := prepared.unless_refused(call.parts, x, own)) is not None:
+                return ready
         if (whole := self._whole(x)) is None:
             return [layer(x) for layer in self]
         axis = -1 if self._first.layout == "bsf" else 0

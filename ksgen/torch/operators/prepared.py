@@ -11,13 +11,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 
+from ksgen.devices.base import RefusedError
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families import MAP_ALIGNMENT
 from ksgen.families.signature import each_chains
@@ -55,6 +56,7 @@ OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision",
 MET, UNFIT = "was met once", "is served the usual way, or refused there"  # states of a shape of x
 NAMES = tuple(map(str, range(64)))  # of a layer's weights
 
+Result = TypeVar("Result")
 Own = Sequence[Tensor | None]  # parameters that a call reads: the bias of each layer, then weights that are not frozen
 Step = Callable[[Tensor, Tensor | None, Own], Tensor]  # takes x and the residual as matrices
 options_of = attrgetter(*OPTIONS)
@@ -105,7 +107,15 @@ def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:
     if (own := own_of(layer, x, calls is None)) is None:
         return None
     found = _found(calls, (layer,), x, residual, own)
-    return None if found is None else found.run(x, residual, own)
+    return None if found is None else unless_refused(found.run, x, residual, own)
+
+
+def unless_refused(run: Callable[..., Result], *given: Any) -> Result | None:
+    """Result of a prepared call; None if the device refuses a launch: the usual path then takes another kernel."""
+    try:
+        return run(*given)
+    except RefusedError:
+        return None
 
 
 def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "tuple[Prepared, Own] | None":

@@ -13,9 +13,11 @@ torch = pytest.importorskip("torch")
 
 import ksgen  # noqa: E402
 from ksgen import reference  # noqa: E402
+from ksgen.devices.base import RefusedError  # noqa: E402
 from ksgen.errors import KsgenError  # noqa: E402
 from ksgen.launch import planner, streams  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
+from ksgen.torch.layer.group import KSLinears  # noqa: E402
 from ksgen.torch.operators import choice, prepared  # noqa: E402
 from tests.emulator import is_installed  # noqa: E402
 from tests.support.fake_gpu import FakeGpu  # noqa: E402
@@ -304,3 +306,35 @@ def test_a_group_of_frozen_layers_takes_prepared_calls(gpu: EagerGpu, monkeypatc
             assert torch.allclose(torch.cat(list(group.parts(x)), -1).double(), expected, atol=1e-4)
     assert served[0] is None
     assert None not in served[1:]
+
+
+def refused_once(gpu: EagerGpu, call: Any) -> Any:
+    """The result of a call whose first launch the GPU refuses."""
+    launch, launches = gpu.launch, list[int]()
+
+    def refuse_one(*given: Any) -> None:
+        launches.append(0)
+        if len(launches) == 1:
+            raise RefusedError("CUDA, launching: no room for its clusters")
+        launch(*given)
+
+    gpu.launch = refuse_one
+    try:
+        return call()
+    finally:
+        del gpu.launch
+        assert len(launches) > 1
+
+
+def test_a_refused_launch_is_left_to_the_usual_way(gpu: EagerGpu, served: list[Any]) -> None:
+    """There another kernel is taken, and remembered."""
+    layer = layer_of().freeze()
+    x = warmed(layer)
+    refused_once(gpu, lambda: check(layer, x))
+    assert [each is None for each in served] == [True, False, True]
+    group = KSLinears([layer_of(), layer_of()]).freeze()
+    with torch.no_grad():
+        first, second = group(x), group(x)
+        for call in (group, lambda x: torch.cat(list(group.parts(x)), -1)):
+            assert torch.equal(refused_once(gpu, lambda call=call: call(x)), second)
+    assert torch.equal(first, second)
