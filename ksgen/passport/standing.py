@@ -118,6 +118,18 @@ def begin(device: Device) -> None:
         _tell(device, str(error))
 
 
+def _in_forked_child() -> None:
+    """Leave the background children to the process that started them, whose end alone it can know."""
+    for known in _known.values():
+        if known.child is not None:
+            known.child.returncode = 0  # its destructor neither waits nor warns
+            known.child, known.errors = None, None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)
+
+
 def trial() -> str:
     """What launchers may start by themselves, as KSGEN_TRIAL says."""
     asked = os.environ.get("KSGEN_TRIAL", "") or TRIALS[0]

@@ -1,5 +1,6 @@
 """Tests of the families that launchers may choose by a passport, and of the child that makes one."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -166,6 +167,31 @@ def test_reading_again_starts_no_second_child_while_one_runs(
     standing.begin(gpu)
     assert len(child) == 2
     ended(gpu)
+
+
+def test_a_forked_process_leaves_the_child_and_its_words_to_its_parent(
+    gpu: FakeGpu, child: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = tmp_path / "running"
+    running.touch()
+    waits = f"import os, sys, time\nwhile os.path.exists({str(running)!r}): time.sleep(0.01)\nsys.exit('no GPU')"
+    monkeypatch.setattr(standing, "_CHILD", waits)
+    limits_of(gpu)
+    standing.begin(gpu)
+    if not (forked := os.fork()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            reads = list[Any]()
+            standing.load = reads.append  # type: ignore[assignment,attr-defined]  (of this process alone)
+            standing.wait(gpu)
+            standing.begin(gpu)
+            is_left = "wgmma" not in standing.permitted(gpu) and len(child) == 1 and not reads
+        os._exit(not is_left)
+    assert os.waitpid(forked, 0)[1] == 0
+    running.unlink()
+    ended(gpu)
+    with pytest.warns(KsgenWarning, match="must be proven first: no GPU; ksgen calibrate tries again"):
+        limits_of(gpu)
 
 
 def test_the_reason_of_a_child_that_fails_is_told_once(
