@@ -8,7 +8,7 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -103,11 +103,18 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Makes a file and locks it, till the end of the block or of the process. False: its file system has no locks."""
+def locked(path: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[bool]:
+    """Makes a file and locks it, till the end of the block or of the process. False: its file system has no locks.
+
+    `on_wait` is called before waiting for another process that has locked it.
+    """
     with open(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "rb") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(lock, fcntl.LOCK_EX)
             is_locked = True
         except OSError as error:
             if error.errno not in _NO_LOCKS:

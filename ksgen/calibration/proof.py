@@ -24,7 +24,7 @@ from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families import FAMILIES, family_named
 from ksgen.files import locked
 from ksgen.passport.standing import needs_proof
-from ksgen.passport.store import MOST_LETTERS, Passport, Proof, load, path_of, record
+from ksgen.passport.store import MOST_LETTERS, Known, Passport, Proof, load, path_of, record
 from ksgen.tuning.job import Facts
 from ksgen.tuning.process import LostError, Worker
 from ksgen.wisdom.store import check_writable
@@ -55,6 +55,7 @@ def prove(
     families: Collection[str] | None = None,
     on_step: Callable[[Step], object] = lambda step: None,
     again: bool = False,
+    on_wait: Callable[[str], object] = lambda why: None,
 ) -> Passport:
     """Prove a GPU's families in child processes, and return its passport. This process opens no device.
 
@@ -63,6 +64,7 @@ def prove(
         families: Names of families. None: all that serve the device.
         on_step: Called after every case, and with each verdict.
         again: Prove families again that have a verdict for this driver and these templates.
+        on_wait: Called with the reason before waiting for another process that proves this device's families.
 
     Returns:
         The passport, which lies next to the user's wisdom.
@@ -81,7 +83,7 @@ def prove(
         if facts.kind != "cuda":
             raise NotNeededError(f"{facts.name}: it needs no passport; accepted: an NVIDIA GPU, such as device='cuda'")
         worker.close()  # no context waits for other processes
-        with _turn(facts):
+        with _turn(facts, on_wait):
             passport = load(facts) or Passport(facts.name, facts.target, facts.driver_version)
             absent = ""
             for name in wanted:
@@ -113,10 +115,11 @@ def main() -> None:
 
 
 @contextmanager
-def _turn(facts: Facts) -> Iterator[None]:
+def _turn(device: Known, on_wait: Callable[[str], object]) -> Iterator[None]:
     """Wait until no other process proves this device's families; the next one finds their verdicts."""
-    path = path_of(facts.name)
-    with locked(path.with_name(f".{path.name}.proof.lock")):
+    path = path_of(device.name)
+    why = f"{device.name}: waiting for another process, which proves the families of this device"
+    with locked(path.with_name(f".{path.name}.proof.lock"), lambda: on_wait(why)):
         yield
 
 

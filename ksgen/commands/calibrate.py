@@ -198,7 +198,7 @@ def try_all(calibration: "Calibration", jobs: "Sequence[Job]") -> "list[Calibrat
 def make_passport(device: str | None) -> "Passport | None":
     """Passport of a GPU, made now if it is missing; None of a processor, which needs none.
 
-    Child processes alone use the GPU. A line on stderr tells each verdict.
+    Child processes alone use the GPU. A line on stderr tells each verdict, and whether another process is waited for.
     """
     from ksgen.calibration.proof import NotNeededError, Step, prove
     from ksgen.launch.planner import PLANNER
@@ -209,7 +209,7 @@ def make_passport(device: str | None) -> "Passport | None":
             click.echo(f"{step.family}: {step.proof.state}{why}, {counted(step.proof.cases, 'case')}", err=True)
 
     try:
-        passport = prove(device, on_step=tell)
+        passport = prove(device, on_step=tell, on_wait=lambda why: click.echo(f"ksgen: {why}", err=True))
     except NotNeededError:
         return None
     PLANNER.forget()

@@ -3,15 +3,18 @@ machines on which there is none.
 """
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
+from ksgen.calibration import proof
 from ksgen.calibration.proof import prove
 from ksgen.errors import DeviceError, KsgenError
 from tests.driver import completed
+from tests.support.fake_gpu import FakeGpu
 from tests.support.mounts import mounted
 
 pytestmark = pytest.mark.slow
@@ -335,6 +338,22 @@ def test_a_processor_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     with pytest.raises(DeviceError, match=r"it needs no passport; accepted: an NVIDIA GPU, such as device='cuda'$"):
         prove("native")
+
+
+def test_a_process_that_waits_for_another_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    with proof._turn(FakeGpu(), pytest.fail):  # without another process
+        pass
+    with ExitStack() as other:
+        told: list[str] = []
+
+        def end_the_other(why: str) -> None:
+            told.append(why)
+            other.close()
+
+        other.enter_context(proof._turn(FakeGpu(), pytest.fail))
+        with proof._turn(FakeGpu(), end_the_other):
+            assert told == ["Fake GPU: waiting for another process, which proves the families of this device"]
 
 
 def test_nothing_is_proven_that_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import getpass
 import json
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,6 +199,17 @@ def test_the_passport_comes_first_and_is_in_the_report_without_file_names(
     found = json.loads(report.read_text())["passport"]
     assert (found["mma"]["state"], found["mma"]["cases"]) == ("proven", 9)
     assert (found["wgmma"]["state"], found["wgmma"]["reason"]) == ("disabled", "in ...")
+
+
+def test_a_second_calibration_says_that_it_waits(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prove(device: str | None, on_wait: Callable[[str], object], **_: object) -> Passport:
+        on_wait("Fake GPU: waiting for another process")
+        return Passport("Fake GPU", "sm_90a", "0", {})
+
+    monkeypatch.undo()
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(home))
+    monkeypatch.setattr("ksgen.calibration.proof.prove", prove)
+    assert "ksgen: Fake GPU: waiting for another process" in calibrate().stderr.splitlines()
 
 
 def test_an_unknown_model_is_told_before_a_passport_is_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
