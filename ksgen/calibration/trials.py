@@ -55,11 +55,14 @@ class Calibrated:
 
 
 class Calibration:
-    """Trials on one engine. Kernels that wisdom has an entry for are not tried again, so that a second run resumes."""
+    """Trials on one engine. Kernels that wisdom has an entry for are not tried again, so that a second run resumes.
 
-    def __init__(self, engine: Engine, store: TrialStore) -> None:
+    With `fresh`, kernels that a trial has settled are tried again. Results of searches stay.
+    """
+
+    def __init__(self, engine: Engine, store: TrialStore, fresh: bool = False) -> None:
         self.facts, self.store = engine.facts, store
-        self.tuner = Tuner(engine, store, SearchOptions(strategy=TRIAL))
+        self.tuner = Tuner(engine, store, SearchOptions(strategy=TRIAL, fresh=fresh))
         if engine.facts.kind == "cuda":  # only families that launchers may choose are tried
             self.tuner.limits = replace(self.tuner.limits, bars=read_bars(engine.facts))
 
@@ -69,8 +72,8 @@ class Calibration:
         return self.tuner.stop.is_set()
 
     def missing(self, jobs: Iterable[Job]) -> list[Job]:
-        """Jobs that have no entry yet, and for which the device has kernels."""
-        return [job for job in jobs if self.tuner.settled(job) is None and not why_not_one(self.tuner, job)]
+        """Jobs that are to be tried, and for which the device has kernels."""
+        return [job for job in jobs if not self._is_settled(job) and not why_not_one(self.tuner, job)]
 
     def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None) -> list[Calibrated]:
         """Try what is missing, and return what is known about every job, in order."""
@@ -90,6 +93,10 @@ class Calibration:
         """Every candidate that was tried or searched on this device for the jobs."""
         return [each for job in jobs for each in self.store.trials(job.kernel, job.batch, self.facts.name)]
 
+    def _is_settled(self, job: Job) -> bool:
+        entry = self.tuner.settled(job)
+        return entry is not None and not (entry.is_trial and self.tuner.options.fresh)
+
     def _result(self, job: Job, found: Tuned | KsgenError | None) -> Calibrated:
         entry = self.tuner.settled(job)
         if isinstance(found, Tuned):
@@ -100,7 +107,7 @@ class Calibration:
 
 def calibrate(
     *what: Patterns | Path | Sequence[Chain], precision: PrecisionName = "float32", layout: Layout = "bsf",
-    batches: Sequence[int] | None = None, device: str | None = None,
+    batches: Sequence[int] | None = None, device: str | None = None, fresh: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[Calibrated]:  # fmt: skip
     """Try a few candidates of each kernel on this machine's device, and save the fastest in the user's wisdom.
@@ -117,6 +124,7 @@ def calibrate(
         layout: Layout of the patterns' x: "bsf" or "bsl".
         batches: Batch sizes. None: 25088 on a GPU and 1568 on a processor.
         device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
+        fresh: Try kernels again that a trial has settled. Results of `ksgen tune` stay.
         progress: Function that is called after each candidate, in a separate thread.
 
     Returns:
@@ -138,7 +146,7 @@ def calibrate(
     kernels = [each for given in what for each in _kernels_of(given, precision, layout)]
     if not kernels:
         raise SpecError("nothing to calibrate; accepted: patterns such as '1,192,48,2', chains, or paths of specs")
-    with opened(device) as calibration:
+    with opened(device, fresh) as calibration:
         sizes = [default_batch(calibration.facts.limits)] if batches is None else list(batches)
         jobs = dict.fromkeys(job_of(kernel, batch) for kernel in kernels for batch in sizes)
         return calibration.run_all(list(jobs), progress)
@@ -154,12 +162,12 @@ def main(path: str) -> None:
 
 
 @contextmanager
-def opened(device: str | None) -> Iterator["Calibration"]:
+def opened(device: str | None, fresh: bool = False) -> Iterator["Calibration"]:
     """Calibration of a device, whose child processes end with the block."""
     engine = open_engine(device)
     store = TrialStore()
     try:
-        yield Calibration(engine, store)
+        yield Calibration(engine, store, fresh)
     finally:
         engine.close()
         store.close()

@@ -77,13 +77,14 @@ def spec_or_pattern(text: str) -> Pattern | Path:
     help=f"Batch sizes; of a model, sequences.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
 )
 @device_option
+@click.option("--fresh", is_flag=True, help="Prove all families again, and try again what earlier trials have settled.")
 @click.option("--report", type=named_file, metavar="FILE", help=f"File to send back, nothing personal; {REPLACED}.")
 @json_option
 def command(
     patterns: tuple[Pattern | Path, ...], named: tuple[Pattern, ...], layer: Layer, chain: bool, model: str | None,
     precision: str | None, layout: str | None, job: str | None, weights: str | None, inputs: str | None, bias: bool,
-    activation: str, residual: bool, batches: tuple[int, ...] | None, device: str | None, report: Path | None,
-    as_json: bool,
+    activation: str, residual: bool, batches: tuple[int, ...] | None, device: str | None, fresh: bool,
+    report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Settle on this machine's device which kernels are right, and which are the fastest.
 
@@ -91,7 +92,8 @@ def command(
     is tried: the defaults of the families and the best candidates of the cost model, four at most, are compiled,
     checked against float64 and timed. Launchers take the winners. `ksgen tune` searches further.
 
-    A second run does only what is missing. Exit code 1 if a kernel could not be measured.
+    A second run does only what is missing. --fresh does all again, except what searches found. Exit code 1 if a kernel
+    could not be measured.
 
     \b
     Examples:
@@ -122,7 +124,7 @@ def command(
     if report:
         check_writable(report)
     say_if_busy()
-    passport = make_passport(device)
+    passport = make_passport(device, fresh)
     if not kernels and not model:
         if passport is None:
             raise SpecError("nothing to try; accepted: a spec such as specs/vit.yaml, patterns, or --model vit-s16")
@@ -132,9 +134,9 @@ def command(
                 _write_report(report, report_of(calibration.facts, passport, ()), as_json)
         return
     if model:
-        found, facts, trials, is_stopped = _of_model(model, precision or "float32", batches, device)
+        found, facts, trials, is_stopped = _of_model(model, precision or "float32", batches, device, fresh)
     else:
-        with opened(device) as calibration:
+        with opened(device, fresh) as calibration:
             sizes = batches or (default_batch(calibration.facts.limits),)
             jobs = list(dict.fromkeys(job_of(kernel, batch) for kernel in kernels for batch in sizes))
             found, facts, trials = try_all(calibration, jobs), calibration.facts, calibration.trials(jobs)
@@ -147,7 +149,8 @@ def command(
     if report:
         _write_report(report, report_of(facts, passport, trials), as_json)
     if is_stopped:
-        click.echo("ksgen: interrupted; what was found so far is kept, and the same command does the rest", err=True)
+        rest = "the same command tries all again" if fresh else "the same command does the rest"
+        click.echo(f"ksgen: interrupted; what was found so far is kept, and {rest}", err=True)
         sys.exit(130)
     if any(each.why for each in found):
         sys.exit(1)
@@ -195,8 +198,8 @@ def try_all(calibration: "Calibration", jobs: "Sequence[Job]") -> "list[Calibrat
         return calibration.run(jobs, watch.say)
 
 
-def make_passport(device: str | None) -> "Passport | None":
-    """Passport of a GPU, made now if it is missing; None of a processor, which needs none.
+def make_passport(device: str | None, fresh: bool = False) -> "Passport | None":
+    """Passport of a GPU, made now if it is missing or asked for again; None of a processor, which needs none.
 
     Child processes alone use the GPU. A line on stderr tells each verdict, and whether another process is waited for.
     """
@@ -209,7 +212,7 @@ def make_passport(device: str | None) -> "Passport | None":
             click.echo(f"{step.family}: {step.proof.state}{why}, {counted(step.proof.cases, 'case')}", err=True)
 
     try:
-        passport = prove(device, on_step=tell, on_wait=lambda why: click.echo(f"ksgen: {why}", err=True))
+        passport = prove(device, on_step=tell, again=fresh, on_wait=lambda why: click.echo(f"ksgen: {why}", err=True))
     except NotNeededError:
         return None
     PLANNER.forget()
@@ -235,7 +238,7 @@ def _check_model(name: str, precision: str) -> None:
 
 
 def _of_model(
-    name: str, precision: str, batches: tuple[int, ...] | None, device: str | None
+    name: str, precision: str, batches: tuple[int, ...] | None, device: str | None, fresh: bool
 ) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
     """Try the kernels of a transformer's forward pass and of its training step, and time its methods."""
     from ksgen.commands.bench import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS
@@ -269,7 +272,7 @@ def _of_model(
 
     click.echo(f"compiling the defaults of {name}", err=True)
     jobs = list(jobs_of(call).get(where, ()))
-    with opened(device) as calibration:
+    with opened(device, fresh) as calibration:
         found, facts, trials = try_all(calibration, jobs), calibration.facts, calibration.trials(jobs)
         is_stopped = calibration.is_stopped
     if not is_stopped:

@@ -35,10 +35,10 @@ def by_family(fastest: str) -> Callable[[KernelSpec, Candidate], float]:
     return lambda kernel, candidate: 10.0 if candidate.family == fastest else 30.0
 
 
-def calibrated(store: TrialStore, fastest: str, *jobs: Job) -> list[Calibrated]:
+def calibrated(store: TrialStore, fastest: str, *jobs: Job, fresh: bool = False) -> list[Calibrated]:
     engine = TimedEngine(FakeGpu(), by_family(fastest))
     try:
-        return Calibration(engine, store).run(jobs)
+        return Calibration(engine, store, fresh).run(jobs)
     finally:
         engine.close()
 
@@ -78,9 +78,26 @@ def test_a_search_replaces_a_trial_though_its_time_is_longer_and_no_trial_a_sear
     assert not isinstance(tuned, KsgenError)
     (kept,) = load_wisdom(NAME).entries()
     assert (kept.family, kept.is_trial, kept.median_us) == ("mma", False, 40.0)
-    (found,) = calibrated(store, "simt", JOB)
-    assert not found.is_new
-    assert found.entry == kept
+    for fresh in (False, True):
+        (found,) = calibrated(store, "simt", JOB, fresh=fresh)
+        assert not found.is_new
+        assert found.entry == kept
+
+
+def test_a_fresh_trial_replaces_an_earlier_one_and_an_unreliable_one_does_not(store: TrialStore) -> None:
+    calibrated(store, "simt", JOB)
+    (slower,) = calibrated(store, "mma", JOB, fresh=True)
+    assert slower.is_new
+    assert slower.entry is not None
+    assert slower.entry.family == "mma"
+    assert load_wisdom(NAME).entries() == [slower.entry]
+    engine = Noisy(FakeGpu(), by_family("simt"))
+    try:
+        (found,) = Calibration(engine, store, fresh=True).run([JOB])
+    finally:
+        engine.close()
+    assert found.entry == slower.entry
+    assert load_wisdom(NAME).entries() == [slower.entry]
 
 
 class Broken(TimedEngine):

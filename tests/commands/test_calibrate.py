@@ -49,7 +49,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
     monkeypatch.setenv("KSGEN_DEVICE", "native")
-    monkeypatch.setattr(command, "make_passport", lambda device: None)  # as of a processor
+    monkeypatch.setattr(command, "make_passport", lambda *_: None)  # as of a processor
     monkeypatch.setattr(trials, "open_engine", lambda device: Machine())
     PLANNER.forget()
     yield tmp_path
@@ -78,6 +78,24 @@ def test_a_pattern_is_tried_and_a_second_run_finds_nothing_to_do(home: Path) -> 
     (kernel,) = json.loads(again.stdout)["kernels"]
     assert (kernel["tried_now"], kernel["family"], kernel["over_default"]) == (False, "mma", 3.0)
     assert kernel["measured"]["trial"] is True
+
+
+def test_fresh_replaces_what_trials_found_and_makes_the_passport_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(command, "make_passport", lambda device, fresh: asked.append(fresh))
+    calibrate(*HALF)
+    monkeypatch.setattr(
+        trials,
+        "open_engine",
+        lambda device: TimedEngine(FakeGpu(), lambda _, each: 9.0 if each.family == "simt" else 40.0),
+    )
+    done = calibrate(*HALF, "--fresh", "--json")
+    assert "1 kernel, 0 known; 1 to try" in done.stderr
+    (kernel,) = json.loads(done.stdout)["kernels"]
+    assert (kernel["tried_now"], kernel["family"], kernel["median_us"]) == (True, "simt", 9.0)
+    assert asked == [False, True]
 
 
 def test_a_spec_is_tried_at_each_batch_with_its_layers_and_gradients(home: Path) -> None:
@@ -188,7 +206,7 @@ def test_the_passport_comes_first_and_is_in_the_report_without_file_names(
         "wgmma": Proof("disabled", f"in {home}/k.cu", "0a", 1, 1.0),
     }
     passport = Passport("Fake GPU", "sm_90a", "0", proofs)
-    monkeypatch.setattr(command, "make_passport", lambda device: passport)
+    monkeypatch.setattr(command, "make_passport", lambda *_: passport)
     alone = calibrate()
     assert alone.exit_code == 0
     assert alone.stdout == f"Passport: {passport}\n"
@@ -214,7 +232,7 @@ def test_a_second_calibration_says_that_it_waits(home: Path, monkeypatch: pytest
 
 def test_an_unknown_model_is_told_before_a_passport_is_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str | None] = []
-    monkeypatch.setattr(command, "make_passport", asked.append)
+    monkeypatch.setattr(command, "make_passport", lambda device, _: asked.append(device))
     assert "did you mean vit-s16" in str(calibrate("--model", "vit").exception)
     assert asked == []
 
