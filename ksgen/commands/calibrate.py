@@ -297,6 +297,7 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
     from ksgen.measure.trust import describe_doubts, marked
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.job import Job
+    from ksgen.tuning.tuner import MOST_ATTEMPTS
     from ksgen.wisdom.store import file_name
 
     def times(ratio: float | None) -> str:
@@ -314,14 +315,17 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
         rows.append((name, str(each.batch), each.entry.family, us, *compared, by))
     print_columns(("kernel", "batch", "chosen", "us", "over default", "over model", "by"), rows)
     settled, new = [each for each in found if each.entry], sum(each.is_new for each in found)
-    sound = sum(each.entry is not None and not each.entry.doubt for each in found)
+    are_open = [bool(each.entry.doubt) and each.entry.attempts < MOST_ATTEMPTS for each in settled if each.entry]
+    sound = are_open.count(False)
     click.echo(f"{sound} of {counted(len(found), 'kernel')} settled on {facts.name}: {new} tried now.")
     if ratios := [each.over_default for each in found if each.over_default]:
         mean = geometric_mean(ratios)
         click.echo(f"{mean:.2f} times as fast as the defaults (geometric mean of {counted(len(ratios), 'kernel')}).")
     doubts = [each.entry.doubt for each in settled if each.entry]
     if said := describe_doubts(doubts):
-        click.echo(f"{said} Nothing is settled by them: run the same command again on a quiet machine.")
+        again = "Nothing is settled by them: run the same command again on a quiet machine."
+        given_up = f"After {MOST_ATTEMPTS} attempts they count: on a quiet machine, --fresh tries them again."
+        click.echo(f"{said} {again if any(are_open) else given_up}")
     if new and not all(doubts):
         click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}; `ksgen tune` searches further.")
     for each in found:

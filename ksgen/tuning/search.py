@@ -77,6 +77,7 @@ class Tuned:
     is_complete: bool  # false if the search was stopped
     is_kept: bool = True  # whether it is stored as wisdom; false if the known entry is better
     is_trial: bool = False  # whether only a few candidates were looked at
+    attempts: int = 0  # trials in sequence, with this one, whose times were unreliable
 
     @property
     def default_won(self) -> bool:
@@ -106,6 +107,7 @@ class Tuned:
         kernel = replace(best.kernel, stride="dense")  # slices use the wisdom of dense arrays
         marks: dict[str, object] = {"note": best.note} if best.note else {}
         marks |= {"trial": True} if self.is_trial else {}
+        marks |= {"attempts": self.attempts} if self.attempts else {}
         return Entry(kernel, best.batch, best.family, best.constants, measured | marks)
 
 

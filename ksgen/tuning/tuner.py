@@ -25,6 +25,7 @@ from ksgen.values import excerpt
 from ksgen.wisdom.store import Entry, Wisdom, check_writable, load_wisdom, save
 
 CPU_CANDIDATES = 13  # candidates of a processor's search without a budget
+MOST_ATTEMPTS = 3  # trials of a kernel with unreliable times, after which the last one counts
 RECENT = 1000  # latest trials of the device, searched for other kernels
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -133,10 +134,16 @@ class Tuner:
     def settled(self, job: Job) -> Entry | None:
         """Entry for which no trial is needed: that of this very kernel and batch by the current template.
 
-        A trial's entry with an unreliable time does not count.
+        A trial's entry with an unreliable time does not count before `MOST_ATTEMPTS` trials.
         """
+        found = self._own(job)
+        is_open = found and found.is_trial and found.doubt and found.attempts < MOST_ATTEMPTS
+        return None if is_open else found
+
+    def _own(self, job: Job) -> Entry | None:
+        """Entry of this very kernel and batch by the current template."""
         found = self._wisdom.of(replace(job.kernel, stride="dense"), job.batch)
-        return None if found is None or found.is_stale or (found.is_trial and found.doubt) else found
+        return None if found is None or found.is_stale else found
 
     def _guesses(self, job: Job, machine: Machine, incumbent: Entry | None) -> list[Candidate]:
         """Candidates to look at first: what is known, the launchers' default, and the families' defaults.
@@ -174,11 +181,14 @@ class Tuner:
         setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say, again)
         search = Search(pool, strategy, setting, self._known(job), default)
         tuned = replace(search.run(), is_trial=self.is_trial)
-        is_doubtful = self.is_trial and bool(tuned.best.note) and not tuned.default_won
-        if is_doubtful or not _is_better(tuned, incumbent):
-            return replace(tuned, is_kept=False)
-        self._save(tuned.entry())
-        return tuned
+        if self.is_trial and tuned.best.note:
+            own = self._own(job)
+            tuned = replace(tuned, attempts=1 + (own.attempts if own else 0))
+        is_open = 0 < tuned.attempts < MOST_ATTEMPTS and not tuned.default_won
+        kept = _in_its_place(tuned) if is_open else tuned
+        if is_better := _is_better(kept, incumbent):
+            self._save(kept.entry())
+        return replace(tuned, is_kept=is_better and kept is tuned)
 
     def _budget(self) -> Budget:
         """Budget of a job. By default smaller on a processor, which compiles for a second and measures for a tenth."""
@@ -217,6 +227,14 @@ class Tuner:
 
     def _trials_of_others(self) -> list[Trial]:
         return [each for each in self.store.trials(device=self.engine.facts.name, newest=RECENT) if _is_current(each)]
+
+
+def _in_its_place(tuned: Tuned) -> Tuned:
+    """What is kept of a trial whose winner has an unreliable time: the default, so that launchers go on as before.
+
+    It is marked as unreliable too, and counts the attempts.
+    """
+    return replace(tuned, best=replace(tuned.default, note=tuned.best.note)) if tuned.default else tuned
 
 
 def _is_current(trial: Trial) -> bool:

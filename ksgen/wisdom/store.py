@@ -69,6 +69,11 @@ class Entry:
         return bool(self.measured.get("trial"))
 
     @property
+    def attempts(self) -> int:
+        """Number of this kernel's trials in sequence whose times were unreliable; 0 if its time is reliable."""
+        return int(self.measured.get("attempts", 0))
+
+    @property
     def rank(self) -> tuple[bool, bool, bool]:
         """Rank that decides before times do; the smallest wins: fresh before stale, then searches before trials, then
         reliable before unreliable."""
@@ -142,6 +147,9 @@ class Entry:
             raise ValueError(f"note={excerpt(note)} is no text in one line")
         if not isinstance(trial := measured.get("trial", False), bool):
             raise ValueError(f"trial={excerpt(trial)} is not true or false")
+        attempts = measured.get("attempts", 0)
+        if type(attempts) is not int or not 0 <= attempts <= MOST_CONSTANT:
+            raise ValueError(f"attempts={excerpt(attempts)} is no number of trials")
         return cls(kernel, batch, family.name, constants, measured)
 
 

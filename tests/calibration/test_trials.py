@@ -20,7 +20,7 @@ from ksgen.tuning.engine import Entries
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
 from ksgen.tuning.strategies import MOST_TRIED
 from ksgen.tuning.trials import TrialStore
-from ksgen.tuning.tuner import SearchOptions, Tuner
+from ksgen.tuning.tuner import MOST_ATTEMPTS, SearchOptions, Tuner
 from ksgen.wisdom import store as wisdoms
 from ksgen.wisdom.store import load_wisdom
 from tests.support.fake_gpu import FakeGpu
@@ -134,7 +134,27 @@ def test_a_trial_with_unreliable_times_is_repeated_by_the_next_run(store: TrialS
     (second,) = calibrated(store, "mma", JOB)
     assert second.is_new
     assert second.entry is not None
-    assert (second.entry.family, second.entry.doubt) == ("mma", "")
+    assert (second.entry.family, second.entry.doubt, second.entry.attempts) == ("mma", "", 0)
+
+
+def test_unreliable_times_are_repeated_a_few_times_alone_and_launchers_keep_the_default_meanwhile(
+    store: TrialStore,
+) -> None:
+    for attempt in range(1, MOST_ATTEMPTS + 2):
+        engine = Noisy(FakeGpu(), by_family("mma"))  # not the default
+        try:
+            (found,) = Calibration(engine, store).run([JOB])
+        finally:
+            engine.close()
+        assert found.entry is not None
+        assert (found.entry.family, found.entry.doubt) == ("mma", "noisy")
+        (kept,) = load_wisdom(NAME).entries()
+        assert found.is_new == (attempt <= MOST_ATTEMPTS)
+        assert (kept.attempts, kept.doubt, kept.over_default) == (min(attempt, MOST_ATTEMPTS), "noisy", None)
+        assert kept.family == ("simt" if attempt < MOST_ATTEMPTS else "mma")
+    (again,) = calibrated(store, "mma", JOB, fresh=True)
+    assert again.entry is not None
+    assert (again.entry.doubt, again.entry.attempts) == ("", 0)
 
 
 @pytest.mark.slow

@@ -324,6 +324,10 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(
             "file: entry 1: note=5 is no text in one line; delete",
         ),
         (
+            lambda text: text.replace('"a day"', '"a day", "attempts": -1'),
+            "file: entry 1: attempts=-1 is no number of trials; delete",
+        ),
+        (
             lambda text: text.replace('"a day"', '"a day", "note": "a\\nb"'),
             "file: entry 1: note='a\\nb' is no text in one line; delete",
         ),
