@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ksgen.tuning.trials import Trial
 
 MODELS = ("vit-s16", "gpt2-medium")
+NAMES = "a spec such as specs/vit.yaml, patterns, or --model vit-s16"  # what can be tried
 
 
 @ReadBy
@@ -126,8 +127,6 @@ def command(
     say_if_busy()
     passport = make_passport(device, fresh)
     if not kernels and not model:
-        if passport is None:
-            raise SpecError("nothing to try; accepted: a spec such as specs/vit.yaml, patterns, or --model vit-s16")
         print_passport(passport, as_json)
         if report:
             with opened(device) as calibration:
@@ -219,11 +218,14 @@ def make_passport(device: str | None, fresh: bool = False) -> "Passport | None":
     return passport
 
 
-def print_passport(passport: "Passport", as_json: bool) -> None:
+def print_passport(passport: "Passport | None", as_json: bool) -> None:
+    """Print a GPU's passport; of a device that needs none, what else can be settled there."""
     if as_json:
-        print_json({"passport": str(passport)})
-    else:
+        print_json({"passport": passport and str(passport)})
+    elif passport:
         click.echo(f"Passport: {passport}")
+    else:
+        click.echo(f"Passport: this device needs none. To find its fastest kernels, name {NAMES}.")
 
 
 def _check_model(name: str, precision: str) -> None:

@@ -179,7 +179,6 @@ def test_the_command_that_explain_names_tries_that_kernel(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "nothing to try; accepted: a spec such as specs/vit.yaml, patterns, or --model vit-s16"),
         (("6,64,64,1", "--chain"), "--chain of 1 pattern; accepted: a layer's patterns"),
         (("1,24,9,2", "--batch", "0"), "--batch '0'; accepted: whole numbers from 1 up"),
         (("1,24,9,2", "--model", "vit-s16"), "with other kernels; accepted: a model alone, or patterns and specs"),
@@ -217,6 +216,18 @@ def test_the_passport_comes_first_and_is_in_the_report_without_file_names(
     found = json.loads(report.read_text())["passport"]
     assert (found["mma"]["state"], found["mma"]["cases"]) == ("proven", 9)
     assert (found["wgmma"]["state"], found["wgmma"]["reason"]) == ("disabled", "in ...")
+
+
+def test_a_processor_needs_no_passport_and_is_told_what_can_be_tried(home: Path) -> None:
+    report = home / "report.json"
+    alone = calibrate("--report", str(report))
+    assert alone.exit_code == 0
+    assert alone.stdout == (
+        "Passport: this device needs none. To find its fastest kernels, name a spec such as specs/vit.yaml, patterns, "
+        f"or --model vit-s16.\n0 trials in {report}\n"
+    )
+    assert json.loads(report.read_text())["passport"] is None
+    assert json.loads(calibrate("--json").stdout) == {"passport": None}
 
 
 def test_a_second_calibration_says_that_it_waits(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
