@@ -70,9 +70,10 @@ nvrtc: .venv/.ready-dev  ## Download the oldest supported NVRTC, and the newest 
 matrix: .venv/.ready-dev  ## Compile every family's defaults for every GPU target: minutes the first time.
 	@$(BIN) -m tests.compile_matrix
 
-gpu-check: .venv/.ready-dev  ## On an NVIDIA GPU: tests, benchmarks, compute-sanitizer; results in benchmarks/results.
+gpu-check: .venv/.ready-dev  ## On an NVIDIA GPU: passport, tests, benchmarks, compute-sanitizer; a page of results.
 	@$(BIN) -c "import torch" 2>/dev/null || $(INSTALL) ".[bench]" --retries 1 || \
 	    echo "ksgen: without PyTorch nothing is compared"
+	@$(BIN) -m ksgen calibrate --device cuda
 	@$(BIN) -m tests.gpu_check
 
 setup: .venv/.ready-dev  ## Make .venv with all that the tests need.

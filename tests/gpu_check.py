@@ -1,7 +1,10 @@
-"""`make gpu-check`: what the emulator proves, again on this machine's NVIDIA GPU; benchmarks; compute-sanitizer; then a
-page.
+"""`make gpu-check`: what the emulator proves and a passport does not, on this machine's NVIDIA GPU; benchmarks;
+compute-sanitizer; then a page.
 
 python -m tests.gpu_check [FOLDER]        results and logs go to the folder, benchmarks/results/<gpu> unless given
+
+`make gpu-check` makes the passport first, by `ksgen calibrate`. The check fails without one, and where it disables a
+family.
 
 Under eight minutes: each part has its time, and what does not fit is left out and named. Whenever it is killed, the
 folder holds each test's verdict (`tests.jsonl`), all measurements, and the page of the parts that have ended.
@@ -27,8 +30,11 @@ from ksgen.build.build import usable_cores
 from ksgen.build.toolchain import find_compiler
 from ksgen.devices import Device, find_device
 from ksgen.errors import DeviceError
+from ksgen.families import FAMILIES
 from ksgen.files import write
 from ksgen.launch.choice import limits_of
+from ksgen.passport.standing import needs_proof
+from ksgen.passport.store import load
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import file_name
 from tests import gpu_benchmarks, gpu_children, gpu_report
@@ -222,6 +228,16 @@ def is_good(tests: Outcomes, sanitized: list[Sanitized], measured: Sequence[Outc
     )
 
 
+def faults_of_passport(device: Device) -> list[str]:
+    """Families that are not proven on the device, each with the reason."""
+    passport = load(device)
+    proofs = passport.families if passport else {}
+    missing = [name for name in FAMILIES if name not in proofs and needs_proof(name, device.target)]
+    disabled = [f"passport: {name} is disabled: {proof.reason}" for name, proof in proofs.items() if proof.reason]
+    lacking = [f"passport: {name} is not proven; ksgen calibrate proves it" for name in missing]
+    return disabled + (lacking if proofs else ["passport: there is none; ksgen calibrate makes it"])
+
+
 def _compiler(device: Device) -> str:
     compiler = device.compiler() or find_compiler()
     return f"{compiler.name} {compiler.version}"
@@ -280,6 +296,7 @@ def main(folder: Path | None, only: str, tests_alone: bool) -> None:
 
     write(folder / "summary.txt", f"{device.name}: unfinished; the tests' verdicts so far are in tests.jsonl\n")
     tests = run_tests(folder, only=only)
+    tests.failed += [] if tests_alone else faults_of_passport(device)
     unfinished = "unfinished: more was to follow"
     keep(unfinished)
     for outcome in () if tests_alone else gpu_benchmarks.run(folder, end):

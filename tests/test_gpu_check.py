@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from ksgen.calibration.cases import cases_of
 from ksgen.errors import DeviceError
-from ksgen.families import family_named
+from ksgen.families import FAMILIES, family_named
+from ksgen.passport.store import record
 from tests import gpu_benchmarks, gpu_check, gpu_children, gpu_report
 from tests.driver import NotHereError, environment
 from tests.emulator import is_installed
@@ -23,6 +25,7 @@ from tests.gpu_check import (
     CLEAN,
     Outcomes,
     Sanitized,
+    faults_of_passport,
     find_sanitizer,
     is_good,
     judge,
@@ -32,6 +35,7 @@ from tests.gpu_check import (
     run_tests,
     sanitize,
 )
+from tests.passport.test_store import proof
 from tests.ptx import on_gpu as ptx
 from tests.support import kernels
 from tests.support.fake_gpu import FakeGpu
@@ -189,6 +193,29 @@ def test_verdicts_of_the_sanitizer(output: str, code: int, verdict: str, is_fail
     assert log.read_text() == output
 
 
+def test_a_passport_that_lacks_or_disables_a_family_fails_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    assert faults_of_passport(FakeGpu()) == ["passport: there is none; ksgen calibrate makes it"]
+    record(FakeGpu(), {"mma": proof("mma", "it hung")})
+    assert faults_of_passport(FakeGpu()) == [
+        "passport: mma is disabled: it hung",
+        "passport: wgmma is not proven; ksgen calibrate proves it",
+    ]
+    record(FakeGpu(), {"mma": proof("mma"), "wgmma": proof()})
+    assert faults_of_passport(FakeGpu()) == []
+
+
+@pytest.mark.slow
+def test_a_passport_has_each_family_in_each_precision_and_layout_that_the_matrix_has() -> None:
+    """Kinds of patterns that it proves so are not repeated (`PROVEN`)."""
+    names = {family_named(name).name for name in JOB_OF}
+    cases = [case for name in names for case in cases_of(FAMILIES[name], "sm_90a")]
+    proven = {(each.candidate.family, each.kernel.precision, each.kernel.layout) for each in cases}
+    assert {(family_named(name).name, *others) for name, *others in SERVED} <= proven
+
+
 def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
 
@@ -258,6 +285,8 @@ def test_the_whole_command_writes_its_page(monkeypatch: pytest.MonkeyPatch, tmp_
         assert "late: not run" in (results / "summary.txt").read_text()
 
     monkeypatch.setattr(gpu_check, "find_device", lambda name: FakeGpu())
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    record(FakeGpu(), {"wgmma": proof()})
     monkeypatch.setattr(gpu_check, "find_sanitizer", lambda: None)
     monkeypatch.setattr(gpu_children, "run", pytest_run)
     monkeypatch.setattr(gpu_check.gpu_benchmarks, "run", measure)

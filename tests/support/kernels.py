@@ -44,6 +44,8 @@ PATTERNS = {
     "aligned": (2, 48, 16, 4),
     "wide": (1, 130, 18, 2),
 }
+# kinds of them whose like a GPU's passport proves, per family, precision and layout (`ksgen.calibration.cases`)
+PROVEN = ("dense", "flat", "blocks", "aligned", "wide")
 ALIGNED = {  # the same for families whose tensor maps want rows of whole 16-byte chunks
     "dense": (1, 70, 56, 1),
     "flat": (2, 37, 24, 5),
