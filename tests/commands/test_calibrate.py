@@ -100,7 +100,7 @@ def test_fresh_replaces_what_trials_found_and_makes_the_passport_again(
 
 def test_a_spec_is_tried_at_each_batch_with_its_layers_and_gradients(home: Path) -> None:
     (home / "own.yaml").write_text(
-        "defaults: {gradients: true, precision: float16}\nlayers:\n  up: {chain: [[6,64,64,1], [1,768,192,2]]}\n"
+        "defaults: {gradients: true, precision: float16}\nlayers:\n  up: {chain: [[1,32,32,1], [1,32,32,1]]}\n"
     )
     done = calibrate(str(home / "own.yaml"), "--batch", "16,70", "--json")
     assert done.exit_code == 0, done.output
