@@ -19,10 +19,11 @@ import os, time
 from ksgen.calibration.trials import Calibration
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from ksgen.tuning import tuner
 from ksgen.tuning.job import Job
 from ksgen.tuning.trials import TrialStore
 from tests.support.fake_gpu import FakeGpu
-from tests.support.tuning_search import TimedEngine
+from tests.support.tuning_search import TimedEngine, some_of_space
 
 class Slow(TimedEngine):
     def _measure(self, job, entries, runs):
@@ -30,6 +31,7 @@ class Slow(TimedEngine):
         time.sleep(0.02)
         return super()._measure(job, entries, runs)
 
+tuner.list_space = some_of_space
 engine = Slow(FakeGpu(), lambda kernel, candidate: 10.0)
 jobs = [Job(KernelSpec(Pattern(2, 8, 16, 1), "float16"), batch) for batch in %s]
 found = Calibration(engine, TrialStore()).run(jobs)

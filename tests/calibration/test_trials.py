@@ -16,6 +16,7 @@ from ksgen.families import FAMILIES
 from ksgen.passport.store import Proof, record
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
+from ksgen.tuning import tuner
 from ksgen.tuning.engine import Entries
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
 from ksgen.tuning.strategies import MOST_TRIED
@@ -24,7 +25,7 @@ from ksgen.tuning.tuner import MOST_ATTEMPTS, SearchOptions, Tuner
 from ksgen.wisdom import store as wisdoms
 from ksgen.wisdom.store import load_wisdom
 from tests.support.fake_gpu import FakeGpu
-from tests.support.tuning_search import TimedEngine, time_shortly
+from tests.support.tuning_search import TimedEngine, some_of_space, time_shortly
 
 JOB = Job(KernelSpec(Pattern(1, 24, 9, 2), "float16"), 70)
 OTHER = Job(KernelSpec(Pattern(2, 8, 16, 1), "float16"), 70)
@@ -33,6 +34,11 @@ NAME = FakeGpu().name
 
 def by_family(fastest: str) -> Callable[[KernelSpec, Candidate], float]:
     return lambda kernel, candidate: 10.0 if candidate.family == fastest else 30.0
+
+
+@pytest.fixture(autouse=True)
+def _few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "list_space", some_of_space)
 
 
 def calibrated(store: TrialStore, fastest: str, *jobs: Job, fresh: bool = False) -> list[Calibrated]:

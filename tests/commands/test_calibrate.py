@@ -21,11 +21,12 @@ from ksgen.launch.planner import PLANNER
 from ksgen.passport.store import Passport, Proof
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.tuning import tuner
 from ksgen.tuning.engine import Entries
 from ksgen.tuning.job import Job, Outcome, Runs
 from ksgen.wisdom.store import load_wisdom
 from tests.support.fake_gpu import FakeGpu
-from tests.support.tuning_search import TimedEngine, own_cache, time_shortly
+from tests.support.tuning_search import TimedEngine, own_cache, some_of_space, time_shortly
 
 
 class Machine(TimedEngine):
@@ -51,6 +52,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("KSGEN_DEVICE", "native")
     monkeypatch.setattr(command, "make_passport", lambda *_: None)  # as of a processor
     monkeypatch.setattr(trials, "open_engine", lambda device: Machine())
+    monkeypatch.setattr(tuner, "list_space", some_of_space)
     PLANNER.forget()
     yield tmp_path
     PLANNER.forget()

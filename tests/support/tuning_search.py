@@ -4,6 +4,7 @@ times.
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ksgen import __version__
 from ksgen.build.request import Binary, Resources
 from ksgen.emit.compiled import FOLDER
 from ksgen.emit.render import render, template_digest
-from ksgen.families import FAMILIES
+from ksgen.families import FAMILIES, family_named
 from ksgen.families.simt.family import Simt
 from ksgen.families.simt.shape import SimtConstants
 from ksgen.launch.planner import PLANNER
@@ -24,6 +25,7 @@ from ksgen.spec import KernelSpec
 from ksgen.tuning import search
 from ksgen.tuning.engine import Engine, Entries
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
+from ksgen.tuning.model import Machine
 from ksgen.tuning.trials import TrialStore
 from ksgen.wisdom.store import load_wisdom, save
 from tests.support.fake_gpu import FakeGpu
@@ -32,6 +34,15 @@ from tests.support.fake_gpu import FakeGpu
 def space_of(monkeypatch: pytest.MonkeyPatch, *constants: SimtConstants) -> list[Candidate]:
     monkeypatch.setattr(Simt, "space", lambda self, kernel, limits: iter(constants))
     return [Candidate("simt", each) for each in constants]
+
+
+def some_of_space(job: Job, machine: Machine, only: str | None = None) -> list[Candidate]:
+    """Candidates in place of `list_space`: predicting the times of all takes a second."""
+    return [
+        Candidate(name, constants)
+        for name in ([family_named(only).name] if only else machine.ceilings)
+        for constants in islice(FAMILIES[name].space(job.kernel, machine.limits), 20)
+    ]
 
 
 def time_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
