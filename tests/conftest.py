@@ -23,8 +23,10 @@ from tests import rings, times
 from tests.driver import NotHereError, items
 from tests.emulator.build import cache_folder
 from tests.support import libraries
+from tests.support.hasty import drivers_compile_unoptimized
 from tests.support.short_series import shorten
 
+__all__ = ["drivers_compile_unoptimized"]
 ROOT = Path(__file__).parents[1]
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -106,6 +106,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.optimized
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("shape", "layout", "along", "lanes"), MATRIX)

@@ -173,6 +173,7 @@ def matrix() -> Iterator[object]:
         yield pytest.param(kernel, constants, id=f"{name} {precision} {layout} along {along} by {lanes}")
 
 
+@pytest.mark.optimized
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
@@ -459,6 +460,7 @@ def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_s
 
 
 @needs_opencl
+@pytest.mark.optimized
 def test_streaming_stores_have_their_own_instructions(tmp_path: Path) -> None:
     if not shutil.which("objdump"):
         pytest.skip("no objdump: apt-get install binutils")

@@ -183,6 +183,7 @@ CASES = [
 ]
 
 
+@pytest.mark.optimized
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("patterns", "precision", "layout", "ways", "lanes", "epilogue"), CASES)

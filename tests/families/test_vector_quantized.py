@@ -41,6 +41,7 @@ def matrix() -> Iterator[object]:
         yield pytest.param(kernel, constants, id=f"{name} {precision} {storage} {layout} along {along}")
 
 
+@pytest.mark.optimized
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("kernel", "constants"), list(matrix()))

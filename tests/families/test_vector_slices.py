@@ -79,6 +79,7 @@ def cases() -> Iterator[object]:
 CASES = list(cases())
 
 
+@pytest.mark.optimized
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("kernel", "constants", "gaps"), CASES)

@@ -1,5 +1,5 @@
-"""Fixtures that compile a processor's kernels in less time: for tests of what calls them, and for emulated matrix
-tiles.
+"""Fixtures that compile a processor's kernels in less time: for tests of what calls them, for emulated matrix tiles,
+and for OpenCL drivers.
 """
 
 import shlex
@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from ksgen.build.host import HostCompiler
-from ksgen.devices import find_device
+from ksgen.devices import find_device, opencl
 from ksgen.errors import DeviceError
 from tests.support.compilers import hasty
 
@@ -25,6 +25,15 @@ def compiles_hastily(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def compiles_unoptimized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Except for tests marked `optimized`. GCC takes seconds to optimize emulated tiles, and a fifth of one without."""
     with nullcontext() if request.node.get_closest_marker("optimized") else _compiling(tmp_path_factory, "-O0"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def drivers_compile_unoptimized(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Except for tests marked `optimized`. PoCL takes a third of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.node.get_closest_marker("optimized"):
+            patch.setattr(opencl, "_BUILD_OPTIONS", (*opencl._BUILD_OPTIONS, "-cl-opt-disable"))
         yield
 
 
