@@ -124,7 +124,7 @@ class Gemv(Packing[AnyGemvConstants]):
         if not all(is_narrow(each) for each in layer_kernels(kernel) if len(each.factors) == 2):
             return False
         if kernel.is_group:
-            return is_group(kernel) and group.best(kernel, limits, 1) is not None
+            return is_group(kernel) and group.has_any(kernel, limits)
         return len(kernel.factors) == 2 and defaults.has_chain(kernel, limits)
 
     def packed_for(self, kernel: KernelSpec, constants: AnyGemvConstants) -> object:

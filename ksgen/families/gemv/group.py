@@ -6,7 +6,7 @@ Each layer has the constants and sizes of a launch of its own. The fastest combi
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ksgen.families.base import Limits
 from ksgen.families.chains import layer_kernels, listed, numbers_of, tiles_of
@@ -115,6 +115,15 @@ def options(kernel: KernelSpec, limits: Limits) -> Iterator[GemvGroupConstants]:
 
 
 @lru_cache(REMEMBERED)
+def has_any(kernel: KernelSpec, limits: Limits) -> bool:
+    """Whether the layers have a number of threads in common. No constants are compared, and of the last layer none
+    after the first that fits."""
+    *others, last = sorted(_with_shares(kernel, limits), key=lambda each: len(each[0].factors))
+    common = [{shape.threads for shape, _ in _shapes(*each, 1)} for each in others]
+    return any(all(shape.threads in threads for threads in common) for shape, _ in _shapes(*last, 1))
+
+
+@lru_cache(REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, entries: int) -> GemvGroupConstants | None:
     """Fastest constants for blocks of at most `entries` rows of the batch, judged by the slowest layer on its share of
     the GPU. None if the layers have no number of threads in common."""
@@ -149,17 +158,20 @@ def _by_threads(
     layer: KernelSpec, limits: Limits, size: int, entries: int
 ) -> dict[int, tuple[tuple[float, OfLayer], ...]]:
     """Best constants of a layer with their estimated cycles for a batch of `entries` rows, by threads per block."""
+    cycles_of: Any = defaults.chain_cycles if len(layer.factors) > 1 else defaults.expected_cycles
     found: dict[int, list[tuple[float, OfLayer]]] = {}
-    if len(layer.factors) > 1:
-        for chain in defaults.chain_options(layer, limits, size):
-            cycles = defaults.chain_cycles(layer, chain, limits, entries)
-            found.setdefault(GemvChainTiling(layer, chain).threads, []).append((cycles, chain))
-    else:
-        for own in defaults.shapes(layer, size):
-            shape = GemvTiling(layer, own)
-            if shape.shared_bytes <= limits.shared_bytes:
-                found.setdefault(shape.threads, []).append((defaults.expected_cycles(layer, own, limits, entries), own))
+    for shape, own in _shapes(layer, limits, size):
+        found.setdefault(shape.threads, []).append((cycles_of(layer, own, limits, entries), own))
     return {threads: tuple(sorted(each, key=lambda one: one[0])[:RANKS]) for threads, each in found.items()}
+
+
+def _shapes(layer: KernelSpec, limits: Limits, size: int) -> Iterator[tuple[GemvTiling | GemvChainTiling, OfLayer]]:
+    """Constants of a layer that fit the GPU, with the sizes derived from them."""
+    if len(layer.factors) > 1:
+        yield from ((GemvChainTiling(layer, own), own) for own in defaults.chain_options(layer, limits, size))
+    else:
+        shapes = ((GemvTiling(layer, own), own) for own in defaults.shapes(layer, size))
+        yield from (each for each in shapes if each[0].shared_bytes <= limits.shared_bytes)
 
 
 def _factors_of(own: OfLayer) -> list[tuple[GemvConstants, tuple[str, ...]]]:
