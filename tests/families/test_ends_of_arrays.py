@@ -18,7 +18,10 @@ from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
+from tests.support.hasty import compiles_unoptimized
 from tests.support.host_memory import Fenced, stay_within_their_arrays
+
+__all__ = ["compiles_unoptimized"]  # which pytest finds by its name
 
 Array = np.ndarray[Any, Any]
 RAGGED = ((59, 1, 1, 1), (59, 1, 7, 1), (1, 59, 1, 3), (3, 1, 2, 17))
@@ -87,7 +90,7 @@ def run_fenced(only_pairs: bool) -> None:
     print("all within their arrays")
 
 
-@pytest.mark.parametrize("only_pairs", [True, pytest.param(False, marks=pytest.mark.second)])
+@pytest.mark.parametrize("only_pairs", [True, pytest.param(False, marks=[pytest.mark.second, pytest.mark.optimized])])
 def test_no_access_beyond_the_ends_of_arrays(only_pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_DEVICE", "native")
     stay_within_their_arrays(__name__, call=f"run_fenced({only_pairs=})")
