@@ -34,6 +34,11 @@ def binary(device):
     return device.compiler().compile(REVERSE, "reverse", device.target)
 
 
+@pytest.mark.parametrize("added", [("-cl-opt-disable",), pytest.param((), marks=pytest.mark.optimized)])
+def test_tests_are_compiled_as_for_users_where_they_are_marked(device, added):
+    assert device.compiler().options(device.target) == ("-cl-std=CL1.2", *added)
+
+
 def test_threads_build_at_the_same_time_and_leave_warnings_as_they_were(device):
     filters, built = list(warnings.filters), []
     worker = threading.Thread(
