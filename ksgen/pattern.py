@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TypeGuard
 
-from ksgen.errors import PatternError
+from ksgen.errors import PatternError, warn
 from ksgen.values import excerpt, listed, whole_number
 
 MOST_FEATURES = 2**31 - 1  # a kernel counts features in 32 bits; offsets, which the batch multiplies, take 64
@@ -321,7 +321,7 @@ class Chain:
         return sum(pattern.weight_count for pattern in self.factors)
 
     @property
-    def turn(self) -> int:
+    def transposing_factor(self) -> int:
         """Index of the factor that changes the layout if y has another layout than x.
 
         It is the factor with the fewest inputs except the first one. Arrays before it have the layout of x, later ones
@@ -332,6 +332,12 @@ class Chain:
             if not found or self.factors[number].in_features < self.factors[found].in_features:
                 found = number
         return found
+
+    @property
+    def turn(self) -> int:
+        """Deprecated name of `transposing_factor`."""
+        warn("Chain.turn is deprecated and will be removed; use Chain.transposing_factor")
+        return self.transposing_factor
 
     @property
     def transpose(self) -> "Chain":

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksgen.errors import PatternError
+from ksgen.errors import KsgenWarning, PatternError
 from ksgen.pattern import (
     NAMED_CHAINS,
     Chain,
@@ -277,3 +277,10 @@ def test_a_named_family_says_which_argument_is_wrong(family: str, arguments: tup
     with pytest.raises(PatternError) as caught:
         NAMED_CHAINS[family](*arguments)
     assert str(caught.value).startswith(message)
+
+
+def test_the_factor_that_changes_the_layout_has_an_earlier_name_that_warns() -> None:
+    chain = Chain(("1,2,2,2", "2,2,2,1", "1,3,4,1"))
+    assert chain.transposing_factor == 1
+    with pytest.warns(KsgenWarning, match="Chain.turn is deprecated and will be removed; use Chain.transposing_factor"):
+        assert chain.turn == 1

@@ -281,7 +281,7 @@ class _Calls:
             own, between, number = {name: [each[place]] for name, each in added.items()}, x, 0
             while number < len(chain):
                 plan, weights = next(launches)
-                if plan.kernel.job != CHAIN and kernel.out_layout and number == chain.turn:
+                if plan.kernel.job != CHAIN and kernel.out_layout and number == chain.transposing_factor:
                     between = self._transposed(between)
                 number, features = number + len(plan.kernel.factors), plan.kernel.pattern.out_features
                 shape = (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)
@@ -358,7 +358,7 @@ def _factor_by_factor(prepare: Prepare, arrays: LayerArrays) -> Callable[[Tensor
 
     products = [
         [
-            prepare(pattern, layout_of(number, chain.turn), own)
+            prepare(pattern, layout_of(number, chain.transposing_factor), own)
             for number, (pattern, own) in enumerate(zip(chain, weights, strict=True))
         ]
         for chain, weights in zip(layer.chains, arrays.weights, strict=True)
@@ -367,7 +367,7 @@ def _factor_by_factor(prepare: Prepare, arrays: LayerArrays) -> Callable[[Tensor
     def of_chain(place: int, x: Tensor) -> Tensor:
         for number, product in enumerate(products[place]):
             x = between(x) if number else x
-            x = product(x.t().contiguous() if transposes and number == layer.chains[place].turn else x)
+            x = product(x.t().contiguous() if transposes and number == layer.chains[place].transposing_factor else x)
         y = finish(x, arrays.biases[place], layer.epilogue.activation, arrays.residuals[place], arrays.y_layout)
         return y.contiguous()
 

@@ -212,9 +212,9 @@ def _in_turns_with_numpy(device: "Device", problem: "Problem", is_called: bool) 
     """Seconds of a product on host arrays as users call it, if kernels use host memory, and of NumPy's product, in
     turns."""
     from ksgen.measure.trust import block_of, take_blocks
-    from ksgen.measure.verify import host_call, numpy_way
+    from ksgen.measure.verify import host_call, numpy_product
 
-    timers = [block_of(lambda runs: [numpy_way(problem)[0] for _ in range(runs)])]
+    timers = [block_of(lambda runs: [numpy_product(problem)[0] for _ in range(runs)])]
     if is_called:
         call = host_call(device, problem)
         timers.insert(0, block_of(lambda runs: [_seconds_of(call) for _ in range(runs)]))

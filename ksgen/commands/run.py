@@ -139,7 +139,7 @@ def command(
     ceilings = measure_ceilings(where, kernel.precision, operand)
     seconds, floor_us = measured.seconds.median, ceilings.floor_us(kernel, batch, most_sets(where.limits.is_cpu))
     low, high = measured.seconds.interval
-    turn_s = transposed_bytes(kernel, batch) / ceilings.bytes_per_s
+    transpose_s = transposed_bytes(kernel, batch) / ceilings.bytes_per_s
     figures = {
         **kernel_figures(kernel, batch),
         "entry": measured.plan.source.entry,
@@ -165,7 +165,8 @@ def command(
             if apart
             else {}
         ),
-        **({"turn_us": turn_s * 1e6} if turn_s else {}),
+        # "turn_us" is the deprecated name
+        **({"transpose_us": transpose_s * 1e6, "turn_us": transpose_s * 1e6} if transpose_s else {}),
         "others_share": measured.seconds.others_share,
         "doubt": why,
         "measured_gbyte_per_s": ceilings.bytes_per_s / 1e9,
@@ -237,7 +238,7 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ("share", "{share}"),
     ]
     if each := figures.get("each_factor_us"):
-        copy_us = cast("float", figures.get("turn_us", 0.0))
+        copy_us = cast("float", figures.get("transpose_us", 0.0))
         apart = sum(cast("list[float]", each)) + copy_us
         copied = f", with {copy_us:.1f} us at least for the copy that transposes an intermediate" if copy_us else ""
         of_each = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")

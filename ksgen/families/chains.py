@@ -40,13 +40,13 @@ def places(kernel: KernelSpec) -> list[FactorPlace]:
 
 def transposes(kernel: KernelSpec, at: FactorPlace) -> bool:
     """Whether a factor reads another layout than it writes."""
-    return kernel.out_layout is not None and at.at == kernel.chains[at.chain].turn
+    return kernel.out_layout is not None and at.at == kernel.chains[at.chain].transposing_factor
 
 
 def transposed_bytes(kernel: KernelSpec, batch: int) -> int:
     """Bytes that separate launches read and write in addition, to transpose intermediates into the other layout."""
     return (
-        2 * kernel.item_bytes * batch * sum(chain[chain.turn].in_features for chain in kernel.chains)
+        2 * kernel.item_bytes * batch * sum(chain[chain.transposing_factor].in_features for chain in kernel.chains)
         if kernel.out_layout
         else 0
     )
@@ -72,7 +72,7 @@ def _factor_kernels(kernel: KernelSpec) -> tuple[KernelSpec, ...]:
     alone = replace(kernel, chains=kernel.chains[:1], between="none", out_layout=None, stride="dense")
     found = []
     for each in places(kernel):
-        layout = kernel.layout if each.at < kernel.chains[each.chain].turn else kernel.y_layout
+        layout = kernel.layout if each.at < kernel.chains[each.chain].transposing_factor else kernel.y_layout
         inputs = kernel.inputs if each.at == 0 else SAME  # intermediates are stored like Y
         epilogue = kernel.epilogue if each.is_last else between
         found.append(replace(alone, chains=(Chain((each.pattern,)),), layout=layout, epilogue=epilogue, inputs=inputs))

@@ -89,7 +89,7 @@ class GpuChainShape(Generic[FactorT]):
         """Constants of all factors, without those that all families have."""
 
     @cached_property
-    def halves(self) -> tuple[int, int]:
+    def ping_pong_sizes(self) -> tuple[int, int]:
         """Sizes of the two halves between which consecutive buffers alternate: a factor reads from one and writes to
         the other. A chain begins when the last buffer of the previous chain has been read."""
         one, other = ([size for each in self.buffer_sizes for size in each[first::2]] for first in (0, 1))
@@ -98,11 +98,11 @@ class GpuChainShape(Generic[FactorT]):
     @property
     def ring(self) -> int:
         """Offset of the ring of stages."""
-        return self.resident_size + sum(self.halves)
+        return self.resident_size + sum(self.ping_pong_sizes)
 
     def place(self, number: int) -> int:
         """Offset of one of a chain's buffers."""
-        return self.resident_size + number % 2 * self.halves[0]
+        return self.resident_size + number % 2 * self.ping_pong_sizes[0]
 
     def grid(self, batch: int) -> int:
         return divide_up(batch, self.constants.tile_batch)

@@ -86,9 +86,9 @@ class TensorTile(Moved, Tiled):
         return self.kernel.arithmetic.parts
 
     @cached_property
-    def halves(self) -> int:
-        """Real numbers per element."""
-        return self.kernel.arithmetic.halves
+    def reals_per_number(self) -> int:
+        """Real numbers per element: 2 if it is complex."""
+        return self.kernel.arithmetic.reals_per_number
 
     @cached_property
     def k_step(self) -> int:
@@ -103,7 +103,7 @@ class TensorTile(Moved, Tiled):
     @property
     def word_inputs(self) -> int:
         """Inputs per word of a lane's operand; 1 also if the word is half of one."""
-        return self.lane_inputs * self.halves // 2
+        return self.lane_inputs * self.reals_per_number // 2
 
     @property
     def word_bytes(self) -> int:

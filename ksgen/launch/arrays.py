@@ -192,8 +192,8 @@ def current_stream(index: int) -> int:
     The private function costs a fraction of the public one, which creates an object.
     """
     torch = sys.modules["torch"]
-    short_way = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    handle: int = short_way(index) if short_way else torch.cuda.current_stream(index).cuda_stream
+    raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    handle: int = raw_stream(index) if raw_stream else torch.cuda.current_stream(index).cuda_stream
     return handle
 
 

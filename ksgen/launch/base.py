@@ -373,16 +373,19 @@ class BaseLauncher(Explainable):
     def _one_by_one(self, given: Given, fit: CheckedArguments) -> Any:
         """Launch the factors sequentially; bias, activation and residual follow the last one."""
         (arrays, own, _, _, out, options), (chain,) = given, self.chains
-        x, turn = arrays["x"], chain.turn if is_transposed(options.layout, options.out_layout) else len(chain)
+        x, transposing = (
+            arrays["x"],
+            chain.transposing_factor if is_transposed(options.layout, options.out_layout) else len(chain),
+        )
         found = view(x, "x")
-        if turn < len(chain):
+        if transposing < len(chain):
             check_transposable(self, found)
         if len(chain) > 1:
             self._check_intermediates(found, options.stream)
         for number, (factor, weights) in enumerate(zip(self.factors, own, strict=True)):
-            if number == turn:
+            if number == transposing:
                 x = transposed(x, options.stream)
-            layout = options.layout if number < turn else options.out_layout
+            layout = options.layout if number < transposing else options.out_layout
             more: dict[str, Any] = {"activation": self.between}
             if number + 1 == len(chain):
                 added = {name: arrays.get(name, False) for name in ("bias", "residual")}

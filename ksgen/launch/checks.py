@@ -440,8 +440,11 @@ def _check_layer(
         )
     batch = 0
     for number, (factor, weights) in enumerate(zip(layer.factors, own, strict=True)):
-        pattern, layout = chain[number], options.layout if number < chain.turn else options.out_layout or options.layout
-        if number == chain.turn and layout != options.layout:
+        pattern, layout = (
+            chain[number],
+            options.layout if number < chain.transposing_factor else options.out_layout or options.layout,
+        )
+        if number == chain.transposing_factor and layout != options.layout:
             check_arrays(factor, pattern, options.layout, {"x": x})
             x = x._replace(shape=x.shape[::-1], strides=None)
         arrays = {"x": x} if weights is None else {"x": x, "weights": weights}

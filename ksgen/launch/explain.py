@@ -211,7 +211,7 @@ class Explainable:
         (chain,), transposes, each = self.chains, is_transposed(what.layout, out_layout), []
         for number, factor in enumerate(self.factors):
             epilogue = what.epilogue if number + 1 == len(chain) else Epilogue(activation=self.between or "none")
-            layout: Any = out_layout if transposes and number >= chain.turn else what.layout
+            layout: Any = out_layout if transposes and number >= chain.transposing_factor else what.layout
             options: dict[str, Any] = {
                 "precision": what.precision,
                 "layout": layout,
@@ -223,7 +223,7 @@ class Explainable:
                     batch, out_layout=layout, device=device, inputs=SAME if number else what.inputs, **options
                 )
             )
-        once = f", and what factor {chain.turn + 1} takes is transposed by a copy" if transposes else ""
+        once = f", and what factor {chain.transposing_factor + 1} takes is transposed by a copy" if transposes else ""
         return "\n".join([f"{self._describe(what.layout, out_layout)}: one launch per factor{once}; {why}", *each])
 
     @property

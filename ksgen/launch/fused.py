@@ -203,7 +203,7 @@ def _apart(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None
     if len(found) < len(each):
         return None
     whole = PLANNER.measured(device, kernel, batch) if kernel.out_layout else None
-    return sum(found) + (whole.measured.get("turn_us") or 0.0 if whole else 0.0)
+    return sum(found) + (whole.measured.get("transpose_us") or 0.0 if whole else 0.0)
 
 
 def _of_layer(device: Any, layer: KernelSpec, batch: int, at: int) -> float | None:

@@ -180,7 +180,11 @@ class Measured:
 def tolerance(precision: str, terms: int) -> float:
     """Largest relative error that rounding explains: one rounding (16-bit outputs, tf32), else one per term."""
     known = PRECISIONS[precision]
-    return known.unit_roundoff if known.rounds_once else known.unit_roundoff * max(4.0, 2 * sqrt(known.halves * terms))
+    return (
+        known.unit_roundoff
+        if known.rounds_once
+        else known.unit_roundoff * max(4.0, 2 * sqrt(known.reals_per_number * terms))
+    )
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
@@ -255,7 +259,7 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
     inputs, outputs = kernel.in_features, pattern.out_features
 
     def drawn(draw: Callable[..., Any], shape: tuple[int, ...]) -> "Array":
-        numbers = draw((*shape, PRECISIONS[kernel.precision].halves), np.float32)
+        numbers = draw((*shape, PRECISIONS[kernel.precision].reals_per_number), np.float32)
         found: Array = (numbers[..., 0] if numbers.shape[-1] == 1 else numbers[..., 0] + 1j * numbers[..., 1]).astype(
             dtype
         )
@@ -469,7 +473,7 @@ def _compared(problem: Problem, result: "Array") -> tuple[float, int]:
     return float(np.linalg.norm(difference)) / scale, problem.checked
 
 
-def numpy_way(problem: Problem) -> tuple[float, "Array"]:
+def numpy_product(problem: Problem) -> tuple[float, "Array"]:
     """Seconds and result in NumPy: permute, batched product, permute back; 16-bit types as float32."""
     a, b, c, d = problem.kernel.pattern.shape
     batch = problem.batch

@@ -84,17 +84,17 @@ class Precision:
     @property
     def sums(self) -> str:
         """Type of the accumulator, or of either half of a complex one."""
-        return "float64" if self.item_bytes // self.halves == 8 else "float32"
+        return "float64" if self.item_bytes // self.reals_per_number == 8 else "float32"
 
     @property
-    def halves(self) -> int:
+    def reals_per_number(self) -> int:
         """Real numbers per number: 2 if complex."""
         return 2 if self.is_complex else 1
 
     @property
     def multiply_adds(self) -> int:
         """Real multiply-adds per product."""
-        return self.halves**2
+        return self.reals_per_number**2
 
     @property
     def rounds_once(self) -> bool:

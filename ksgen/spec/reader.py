@@ -215,10 +215,10 @@ def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
     """
     *before, last = chain
     place, options, out_layout = layer.place, layer.options, layer.layer_options.out_layout
-    turn = chain.turn  # looks at all factors
+    transposing = chain.transposing_factor  # looks at all factors
     for number, pattern in enumerate(before):
         own = options.between_factors() if number else options.without_epilogue()
-        layout = (out_layout,) if out_layout and number >= turn else own.layout
+        layout = (out_layout,) if out_layout and number >= transposing else own.layout
         yield SpecRequest(place, pattern, replace(own, activation=(layer.layer_options.between,), layout=layout))
     own = replace(options, inputs=(SAME,)) if before else options
     yield SpecRequest(place, last, replace(own, layout=(out_layout,)) if out_layout else own)

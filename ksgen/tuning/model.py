@@ -74,7 +74,7 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     memory_s = work.memory_bytes / ceilings.bytes_per_s
     flops = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds
     if work.cycles:
-        lanes = machine.limits.vector_bytes // (kernel.real_bytes // kernel.arithmetic.halves)
+        lanes = machine.limits.vector_bytes // (kernel.real_bytes // kernel.arithmetic.reals_per_number)
         busy_s = (
             work.cycles
             * lanes

@@ -103,7 +103,7 @@ class Tuned:
         }
         # the least time of the copy that separate launches need in addition
         if transposed := transposed_bytes(best.kernel, best.batch):
-            measured["turn_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
+            measured["transpose_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
         kernel = replace(best.kernel, stride="dense")  # slices use the wisdom of dense arrays
         marks: dict[str, object] = {"note": best.note} if best.note else {}
         marks |= {"trial": True} if self.is_trial else {}

@@ -138,7 +138,9 @@ class Entry:
             raise ValueError(f"a constant above {MOST_CONSTANT}")
         check(family, kernel, constants)
         measured = {**row["measured"]}
-        for name in ("median_us", "floor_us", "turn_us", "default_us", "predicted_us"):
+        if "turn_us" in measured:  # the earlier name
+            measured["transpose_us"] = measured.pop("turn_us")
+        for name in ("median_us", "floor_us", "transpose_us", "default_us", "predicted_us"):
             time = measured.get(name, 0)
             if type(time) not in (int, float) or not 0 <= time < MOST_US:
                 raise ValueError(f"{name}={excerpt(time)} is no time in microseconds")

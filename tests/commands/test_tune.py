@@ -171,7 +171,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
     entries = {
         each["kernel"]: each for each in json.loads(CliRunner().invoke(cli, ["wisdom", "show", "--json"]).stdout)
     }
-    assert entries["ks_2x9x5x3_1x4x18x3_float32_bsf_to_bsl"]["measured"]["turn_us"] > 0
+    assert entries["ks_2x9x5x3_1x4x18x3_float32_bsf_to_bsl"]["measured"]["transpose_us"] > 0
     group_kernel = KernelSpec(group.chains, "float32", "bsf", stride="any", between="relu")
     assert MEASURED.fullmatch(PLANNER.choice(find_device("opencl:0"), group_kernel, 70).why)
 

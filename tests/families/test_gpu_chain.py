@@ -49,7 +49,7 @@ class Holding(GpuChainShape[Any]):
 def test_buffers_alternate_between_two_halves(sizes: tuple[int, ...], halves: tuple[int, int]) -> None:
     """Each half is as large as its largest buffer; no buffer is overwritten while it is read."""
     shape = Holding(chain_of(EVEN, "float32", "bsf"), None, (sizes,))
-    assert shape.halves == halves
+    assert shape.ping_pong_sizes == halves
     assert shape.ring == sum(halves)
     places = [(shape.place(at), shape.place(at) + size) for at, size in enumerate(sizes)]
     assert all(end <= shape.ring for _, end in places)
@@ -60,7 +60,7 @@ def test_buffers_alternate_between_two_halves(sizes: tuple[int, ...], halves: tu
 def test_chains_of_a_group_share_the_halves() -> None:
     """Each chain begins in the first half, behind the part that all chains share."""
     shape = Holding(group_of((EVEN, EVEN[:1]), "float32", "bsf"), None, ((5, 7, 9), (), (11, 2)), 100)
-    assert (shape.halves, shape.ring) == ((11, 7), 118)
+    assert (shape.ping_pong_sizes, shape.ring) == ((11, 7), 118)
     assert [shape.place(at) for at in range(3)] == [100, 111, 100]
 
 

@@ -337,9 +337,9 @@ def test_shared_memory_is_two_halves_and_a_ring(patterns: tuple[Pattern, ...]) -
     shape = MmaChainTiling(kernel, FAMILY.default(kernel, LIMITS))
     first, second, third = shape.factors
     assert (first.input_bytes > third.input_bytes) == (patterns is RAGGED)
-    assert shape.halves == (max(first.input_bytes, third.input_bytes), second.input_bytes)
-    assert [shape.place(at) for at in range(3)] == [0, shape.halves[0], 0]
-    assert shape.shared_bytes == sum(shape.halves) + shape.constants.stages * max(
+    assert shape.ping_pong_sizes == (max(first.input_bytes, third.input_bytes), second.input_bytes)
+    assert [shape.place(at) for at in range(3)] == [0, shape.ping_pong_sizes[0], 0]
+    assert shape.shared_bytes == sum(shape.ping_pong_sizes) + shape.constants.stages * max(
         each.w_bytes for each in shape.factors
     )
     assert shape.first_stages == [0, first.block_stages, first.block_stages + second.block_stages]

@@ -235,9 +235,11 @@ def test_shared_memory_is_two_halves_and_a_ring() -> None:
     between, tile = [96, 128, 96], shape.constants.tile_batch
     [held] = shape.buffer_sizes
     assert held[:3] == [features * tile for features in between]
-    assert shape.halves == (96 * tile, max(128 * tile, shape.factors[-1].transposed_elements))
+    assert shape.ping_pong_sizes == (96 * tile, max(128 * tile, shape.factors[-1].transposed_elements))
     assert [shape.place(at) for at in range(3)] == [0, 96 * tile, 0]
-    assert shape.shared_reals == sum(shape.halves) + shape.constants.stages * max(each.stage for each in shape.factors)
+    assert shape.shared_reals == sum(shape.ping_pong_sizes) + shape.constants.stages * max(
+        each.stage for each in shape.factors
+    )
     first, second = shape.factors[:2]
     assert (first.stage > first.w_stage, second.stage) == (True, second.w_stage)
 

@@ -92,7 +92,7 @@ def test_what_searches_measured_decides(
     kernel = KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue(True, "relu"))
     chains = (PAIR.factors, *((each,) for each in PAIR))
     found: dict[Any, Any] = {
-        chain: SimpleNamespace(batch=5000, median_us=us, measured={"turn_us": 2.0})
+        chain: SimpleNamespace(batch=5000, median_us=us, measured={"transpose_us": 2.0})
         for chain, us in zip(chains, times, strict=True)
     }
 

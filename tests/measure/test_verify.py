@@ -23,7 +23,7 @@ from ksgen.measure.verify import (
     host_call,
     make_problem,
     measure,
-    numpy_way,
+    numpy_product,
     tolerance,
 )
 from ksgen.pattern import Pattern
@@ -93,7 +93,7 @@ def test_a_problem_can_be_compared_in_fewer_entries() -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_numpys_way_is_right(precision: str, layout: str, job: str) -> None:
     problem = make_problem(KernelSpec(Pattern(2, 9, 5, 3), precision, layout, job=job), 33)
-    seconds, y = numpy_way(problem)
+    seconds, y = numpy_product(problem)
     assert seconds > 0
     assert y.flags.c_contiguous
     assert compare(problem, y)[0] <= tolerance(precision, 5)

@@ -45,6 +45,14 @@ def test_a_file_reads_back_as_it_was_written_one_line_an_entry() -> None:
     assert file_name("NVIDIA H200 (SXM)") == "nvidia-h200-sxm.json"
 
 
+def test_an_earlier_name_of_a_time_is_read() -> None:
+    text = dump("NVIDIA H200", Wisdom([entry(64, turn_us=2.5)]))
+    (found,) = parse(text, "file")
+    assert (found.measured["transpose_us"], "turn_us" in found.measured) == (2.5, False)
+    with pytest.raises(KsgenError, match="transpose_us=-1 is no time in microseconds"):
+        parse(text.replace('"turn_us": 2.5', '"turn_us": -1'), "file")
+
+
 def test_look_up_is_exact_then_nearest_in_ratio_within_a_class() -> None:
     known = Wisdom([entry(64, 2), entry(1000, 3), entry(25088, 4)])
     found = [known.lookup(KERNEL, batch) for batch in (32, 33, 65, 512, 513, 1024, 1025, 16384, 16385, 10**6)]

@@ -161,7 +161,7 @@ class GradientMmaTiling(Parts):
     @property
     def sums(self) -> int:
         """Accumulators a thread, without the plain ones that they are promoted to."""
-        return 4 * self.kernel.arithmetic.halves * self.row_tiles * self.column_tiles
+        return 4 * self.kernel.arithmetic.reals_per_number * self.row_tiles * self.column_tiles
 
     # ---- the two operands
 
@@ -271,7 +271,9 @@ class GradientMmaTiling(Parts):
             named(constants, "WARPS_IN", "warps of a plane along the inputs"),
             named(constants, "PROMOTE", "rows of the batch after which sums leave the tensor cores"),
             named(self, "GROUP", "elements of a 16-byte chunk"),
-            Constexpr("ELEMENT_FLOATS", self.kernel.arithmetic.halves, "floats per element: 2 for a complex number"),
+            Constexpr(
+                "ELEMENT_FLOATS", self.kernel.arithmetic.reals_per_number, "floats per element: 2 for a complex number"
+            ),
             named(self, "COMPONENTS", "parts into which an operand is split"),
             named(self, "ROW_TILES", "matrix instructions of a warp along its outputs, 16 each"),
             named(self, "COLUMN_TILES", "matrix instructions of a warp along its inputs, 8 each"),
@@ -290,7 +292,7 @@ class GradientMmaTiling(Parts):
         goes_through_registers = kernel.layout == "bsf" and kernel.item_bytes == 2
         for rows, columns, warps_out, warps_in in product((1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4)):
             tile_out, tile_in = ROWS * rows * warps_out, COLUMNS * columns * warps_in
-            if 4 * kernel.arithmetic.halves * rows * columns > DEFAULT_SUMS or max(tile_out, tile_in) > 128:
+            if 4 * kernel.arithmetic.reals_per_number * rows * columns > DEFAULT_SUMS or max(tile_out, tile_in) > 128:
                 continue
             for stages in (2,) if goes_through_registers else (4, 3, 2):
                 found = GradientMmaConstants(
@@ -310,7 +312,7 @@ class GradientMmaTiling(Parts):
             tile_out, tile_in = ROWS * row_tiles * warps_out, COLUMNS * column_tiles * warps_in
             if (
                 max(tile_out, tile_in) > MOST_TILE
-                or 4 * kernel.arithmetic.halves * row_tiles * column_tiles > MOST_SUMS
+                or 4 * kernel.arithmetic.reals_per_number * row_tiles * column_tiles > MOST_SUMS
             ):
                 continue
             tile_batch = STRETCH // kernel.item_bytes * stretches

@@ -38,7 +38,7 @@ def variants_of(shape: MmaTiling) -> tuple[str, ...]:
     """Names of the variants of snippets in its source."""
     has = {
         "unsplit": shape.packed_parts < shape.components,
-        "complex_split": shape.components == 2 and shape.halves == 2,
+        "complex_split": shape.components == 2 and shape.reals_per_number == 2,
         "split": shape.components == 2,
         "mma_promoted": shape.constants.promote,
         "resident": shape.constants.resident,
@@ -222,7 +222,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             named(shape, "Y_VECTOR", "neighbours that one store of Y moves"),
             named(shape, "K_STEP", "inputs of one matrix instruction"),
             named(shape, "LANE_INPUTS", "inputs of one instruction that a lane holds per row of the batch"),
-            Constexpr("ELEMENT_FLOATS", shape.halves, "floats per element: 2 for a complex number"),
+            Constexpr("ELEMENT_FLOATS", shape.reals_per_number, "floats per element: 2 for a complex number"),
             named(shape, "WORD_INPUTS", "inputs per word of an operand; a complex number fills two words"),
             named(shape, "COMPONENTS", "parts into which an operand is split"),
             named(shape, "PACKED_PARTS", "parts of packed weights; fewer than COMPONENTS: lanes split them"),

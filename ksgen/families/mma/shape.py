@@ -105,7 +105,7 @@ class MmaTiling(TensorTile):
     @cached_property
     def sums(self) -> int:
         """Accumulators per thread, without the plain ones to which they are promoted."""
-        return 4 * self.halves * self.warp_d * self.row_tiles * self.column_tiles
+        return 4 * self.reals_per_number * self.warp_d * self.row_tiles * self.column_tiles
 
     @property
     def promoted_sums(self) -> int:

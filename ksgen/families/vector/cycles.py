@@ -55,7 +55,7 @@ def tile_of(shape: Planes) -> Tile:
     is_spread = shape.is_along_outputs and shape.run > 1 and shape.run % constants.lanes
     transposed = 3 * min(constants.height, constants.width) if shape.kernel.arithmetic.is_complex else 0
     shuffles = transposed + (constants.height * shape.period if is_spread else 0)
-    return Tile(constants.height, constants.width, registers(shape), shuffles, shape.kernel.arithmetic.halves)
+    return Tile(constants.height, constants.width, registers(shape), shuffles, shape.kernel.arithmetic.reals_per_number)
 
 
 def registers(shape: Planes) -> int:

@@ -84,12 +84,14 @@ class Planes:
     def mask(self) -> str:
         """The type of a list of lanes."""
         precision = self.kernel.arithmetic
-        return f"{'ulong' if precision.sums == 'float64' else 'uint'}{self.constants.lanes * precision.halves}"
+        return (
+            f"{'ulong' if precision.sums == 'float64' else 'uint'}{self.constants.lanes * precision.reals_per_number}"
+        )
 
     @property
     def words(self) -> dict[str, Any]:
         lanes, precision = self.constants.lanes, self.kernel.arithmetic
-        halves, steps = precision.halves, _transpose_steps(lanes)
+        reals, steps = precision.reals_per_number, _transpose_steps(lanes)
         return {
             "accumulator": "lanes",
             "lanes": lanes,
@@ -97,7 +99,7 @@ class Planes:
             "columns_from": self.columns_from,
             "spread": spread(self.run, lanes, self.mask, precision, self.period) if self.is_along_outputs else [],
             "mask": self.mask,
-            "turns": [(half, _of_parts(low, halves), _of_parts(high, halves)) for half, low, high in steps],
+            "turns": [(half, _of_parts(low, reals), _of_parts(high, reals)) for half, low, high in steps],
             **(_words_of_parts(lanes) if precision.is_complex else {}),
             "of_pairs": "",  # the end of the names of what copies inputs as pairs
             "firsts": "",
@@ -137,9 +139,9 @@ def _words_of_parts(lanes: int) -> dict[str, Any]:
     }
 
 
-def _of_parts(lanes: list[int], halves: int) -> str:
+def _of_parts(lanes: list[int], reals: int) -> str:
     """Indices of lanes as indices of their parts: one per lane, or two of a complex number."""
-    return ", ".join(str(lane * halves + half) for lane in lanes for half in range(halves))
+    return ", ".join(str(lane * reals + half) for lane in lanes for half in range(reals))
 
 
 def _transpose_steps(lanes: int) -> list[tuple[int, list[int], list[int]]]:
@@ -165,8 +167,8 @@ def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) ->
 
     If d is less than the lanes and does not divide them, they read as many inputs as there are lanes, which must exist.
     """
-    halves, at = precision.halves, f"(GLOBAL const {part_of(precision)}*)at" if precision.is_complex else "at"
-    d, lanes, firsts = d * halves, lanes * halves, [each * lanes % d * halves for each in range(vectors)]
+    reals, at = precision.reals_per_number, f"(GLOBAL const {part_of(precision)}*)at" if precision.is_complex else "at"
+    d, lanes, firsts = d * reals, lanes * reals, [each * lanes % d * reals for each in range(vectors)]
     if d == lanes:
         return [f"each[0] = in_register(vload{lanes}(0, {at}));"]
     if lanes % d == 0:

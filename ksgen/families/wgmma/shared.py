@@ -207,8 +207,8 @@ def _finest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits:
     """The same constants with as many stages as fit; if stages are few, with half the inputs per stage."""
     found = _deepest(family, kernel, constants, limits)
     half = replace(constants, tile_in=constants.tile_in // 2)
-    halves = found.stages <= FEW_STAGES and family.is_able(kernel, half, limits)
-    return _deepest(family, kernel, half, limits) if halves else found
+    is_halved = found.stages <= FEW_STAGES and family.is_able(kernel, half, limits)
+    return _deepest(family, kernel, half, limits) if is_halved else found
 
 
 def _deepest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:

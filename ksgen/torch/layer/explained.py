@@ -28,7 +28,7 @@ def explained(layer: Any, batch: int, processes: int) -> str:
     kind = layer.precision or dtype_name(first.dtype)
     for number, (pattern, weights) in enumerate(zip(chain, layer.weights, strict=True), start=1):
         epilogue = last if number == len(chain) else Epilogue(activation=layer.between)
-        layout = layer.layout if number <= chain.turn else layer.y_layout
+        layout = layer.layout if number <= chain.transposing_factor else layer.y_layout
         kernel = KernelSpec(pattern, layer.precision or dtype_name(weights.dtype), layout, epilogue)
         lines.append(f"{pattern}: {explain(layer.backend, kernel, batch, weights.device)}")
     patterns = tuple(pattern.shape for pattern in chain)

@@ -166,8 +166,8 @@ class KSLinears(nn.ModuleList):
             return self._in_one_launch(x)
         if _place_of(x) == "cuda":
             return self._on_gpu(x)
-        ways = {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}
-        return by_kernels(lambda: self._in_one_launch(x) if self._fastest(x, ways) == "ksgen" else None)
+        methods = {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}
+        return by_kernels(lambda: self._in_one_launch(x) if self._fastest(x, methods) == "ksgen" else None)
 
     def _on_gpu(self, x: Tensor) -> Tensor | None:
         layer = self._first
@@ -189,13 +189,13 @@ class KSLinears(nn.ModuleList):
         chains = tuple(tuple(tuple(each.shape) for each in one.weights) for one in self._linears())
         return group_launcher(chains, self._first.between, self._first.fuse)
 
-    def _fastest(self, x: Tensor, ways: Any) -> str:
+    def _fastest(self, x: Tensor, methods: Any) -> str:
         layer, shapes = self._first, list(map(prepared.shapes_of, self._linears()))
         job = job_of(
             "group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between
         )
         batch = x.numel() // layer.in_features
-        return faster((job, size_of(batch), *ways), ways)
+        return faster((job, size_of(batch), *methods), methods)
 
     def _is_served(self, x: Tensor) -> bool:
         """Whether one launch can serve x: the layers differ in their chains alone.

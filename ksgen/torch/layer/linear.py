@@ -375,7 +375,7 @@ class KSLinear(ChainLayer, nn.Linear):
         options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation}
         options |= {"between": self.between, "fuse": self.fuse}
         if self.out_layout is not None:
-            options |= {"out_layout": self.out_layout, "turn": self.own_chain.turn}
+            options |= {"out_layout": self.out_layout, "transposing_factor": self.own_chain.transposing_factor}
         again = self.intermediates != "keep" and is_recomputed(
             self.intermediates, self.own_chain, (self.between, activation)
         )

@@ -147,7 +147,7 @@ def multiply_all_by(
     activation: str,
     precision: str | None, between: str = "none", fuse: str = "auto", layout: Layout = "bsf",
     out_layout: Layout | None = None,
-    turn: int = 0,
+    transposing_factor: int = 0,
 ) -> Tensor:  # fmt: skip
     """Multiply by factors sequentially.
 
@@ -156,7 +156,7 @@ def multiply_all_by(
     """
     check_fuse(fuse, backend)
     x, bias, residual, *weights, precision = autocast(x, bias, residual, *weights, precision)
-    every = transposed_at(turn, weights, layout, out_layout)
+    every = transposed_at(transposing_factor, weights, layout, out_layout)
     check(x, weights, bias, residual, layout, precision, [] if out_layout is None else [own for *_, own in every])
     check_backend(backend, precision, x.dtype)
     for each in (between, activation):
@@ -169,10 +169,19 @@ def multiply_all_by(
             "backend": backend,
             "precision": precision,
         }
-        return multiply_chain(x, weights, bias, residual, layout=layout, out_layout=out_layout, turn=turn, **whole)
-    for number, (turns, each, own) in enumerate(every, 1):
+        return multiply_chain(
+            x,
+            weights,
+            bias,
+            residual,
+            layout=layout,
+            out_layout=out_layout,
+            transposing_factor=transposing_factor,
+            **whole,
+        )
+    for number, (prepare, each, own) in enumerate(every, 1):
         own_bias, behind, added = (bias, activation, residual) if number == len(every) else (None, between, None)
-        x = finish(BACKENDS[backend](turns(x), each, own), own_bias, behind, added, own)
+        x = finish(BACKENDS[backend](prepare(x), each, own), own_bias, behind, added, own)
     return x
 
 
@@ -247,9 +256,9 @@ def describe_intermediates(
 ) -> str:
     """Line of `explain` about intermediates in training."""
     size = f"{between(chain, activations) * batch * item_bytes / 1e6:.3g} MB at batch {batch}"
-    way = (
+    treatment = (
         "computed again in the backward pass"
         if is_recomputed(intermediates, chain, activations)
         else "kept for the backward pass"
     )
-    return f"in training, intermediates ({size}) are {way}: intermediates={intermediates}"
+    return f"in training, intermediates ({size}) are {treatment}: intermediates={intermediates}"

@@ -27,8 +27,8 @@ from ksgen.torch.operators import settled
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.meanwhile import (
     MOST_ADDED_S,
+    Method,
     Trial,
-    Way,
     building,
     by_kernels,
     may_defer,
@@ -54,23 +54,23 @@ KINDS = {
 OF_STEPS = ("step", "first step")
 OF_GROUPS = ("group", "prepared group")
 
-WAYS_OF_LAYERS = {  # for several factors, in words
+METHODS_OF_LAYERS = {  # for several factors, in words
     "ksgen": "one launch",
     "in turn": "one launch per factor by one call",
     "apart": "one launch per factor",
-    "each": "each factor by its fastest way",
+    "each": "each factor by its fastest method",
 }
 
-WAYS_OF_STEPS = {
+METHODS_OF_STEPS = {
     "ksgen": "one call forward and one backward",
     "bmm": "bmm for every factor",
-    "each": "each factor by its fastest way",
+    "each": "each factor by its fastest method",
 }
 
-WAYS_OF_GROUPS = {
+METHODS_OF_GROUPS = {
     "ksgen": "one launch",
     "in turn": "the launches of each layer by one call",
-    "each": "each layer by its fastest way",
+    "each": "each layer by its fastest method",
 }
 
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds per method, by job and threads
@@ -139,7 +139,13 @@ def _has_processor(asked: str) -> bool:
 
 
 def serve(
-    own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, ways: Mapping[str, Way], **what: Any
+    own: Launcher,
+    x: Tensor,
+    layout: str,
+    precision: str | None,
+    backend: str,
+    methods: Mapping[str, Method],
+    **what: Any,
 ) -> Tensor:
     """Run one of the methods "ksgen" and "strided", chosen by `backend`.
 
@@ -147,19 +153,19 @@ def serve(
     """
     if backend == "auto" and precision in (None, dtype_name(x.dtype)) and not is_ready(x.device):
         note_unsettled()
-        return ways["strided"]()
+        return methods["strided"]()
     if not has_kernels(x.device):
-        return ways["strided"]()
+        return methods["strided"]()
     if backend != "auto":
-        return ways[backend]()
+        return methods[backend]()
     kernel, batch = _kernel(own, precision or dtype_name(x.dtype), layout, **what), x.shape[0 if layout == "bsf" else 1]
     if is_measured_here(kernel, x.device):
-        return run_fastest((kernel, size_of(batch), *ways), ways, "strided")
+        return run_fastest((kernel, size_of(batch), *methods), methods, "strided")
     chosen = choose(kernel, batch, x.device).backend
     try:
         if chosen != "ksgen" or kernel.precision != kernel.dtype:
-            return ways[chosen]()
-        if (y := by_kernels(ways["ksgen"])) is not None:
+            return methods[chosen]()
+        if (y := by_kernels(methods["ksgen"])) is not None:
             return y
     except ToolchainError as error:
         if chosen != "ksgen":
@@ -167,7 +173,7 @@ def serve(
         if not _unbuilt:
             _tell_once(str(error))
         _unbuilt[kernel] = str(error).splitlines()[0]
-    return ways["strided"]()
+    return methods["strided"]()
 
 
 def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
@@ -179,29 +185,29 @@ def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
 
 
 def run_fastest(
-    job: Hashable, ways: Mapping[str, Way], meanwhile: str, timed: Mapping[str, Way] | None = None
+    job: Hashable, methods: Mapping[str, Method], meanwhile: str, timed: Mapping[str, Method] | None = None
 ) -> Tensor:
     """Product by the fastest method, or by `meanwhile` until all were compiled and timed.
 
     `timed` are runs that are timed in place of the methods.
     """
     key = job, torch.get_num_threads()
-    if not _is_timed(key, ways) and may_defer():
-        trial = _trial(key, timed or ways)
+    if not _is_timed(key, methods) and may_defer():
+        trial = _trial(key, timed or methods)
         note_unsettled()
         with deferred(may_defer):
             if timed is None:
-                y = trial.serve(ways, meanwhile)
+                y = trial.serve(methods, meanwhile)
             else:
-                y = ways[meanwhile]()
+                y = methods[meanwhile]()
                 trial.go_on(timed)
         _settle(key, trial)
         return y
-    y = by_kernels(lambda: ways[faster(job, timed or ways)]())
-    return ways[meanwhile]() if y is None else y
+    y = by_kernels(lambda: methods[faster(job, timed or methods)]())
+    return methods[meanwhile]() if y is None else y
 
 
-def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
+def faster(job: Hashable, methods: Mapping[str, Method]) -> str:
     """Name of the fastest method on this processor.
 
     The methods are timed alternately at the first call of a job, unless `calibrate` has; the shortest time of each
@@ -209,23 +215,23 @@ def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
     is known.
     """
     key = job, torch.get_num_threads()
-    if not _is_timed(key, ways):
-        trial = _trial(key, ways)
+    if not _is_timed(key, methods):
+        trial = _trial(key, methods)
         if may_defer():
             with deferred(may_defer):
-                trial.go_on(ways)
+                trial.go_on(methods)
         else:
-            trial.run_all(ways)
+            trial.run_all(methods)
         if not _settle(key, trial):
             raise PendingError(str(job))
     return min(_measured[key], key=_measured[key].__getitem__)
 
 
-def _is_timed(key: Hashable, ways: Iterable[str]) -> bool:
+def _is_timed(key: Hashable, methods: Iterable[str]) -> bool:
     """Whether the times of a job's methods are known, from this process or from a calibration of this machine."""
     if key in _measured:
         return True
-    if building.get() or not (found := settled.times_of(key, ways)):
+    if building.get() or not (found := settled.times_of(key, methods)):
         return False
     _measured[key], _doubts[key] = found, ""
     return True
@@ -242,10 +248,10 @@ def save_times() -> None:
     settled.save({key: seconds for key, seconds in _measured.items() if not _doubts[key]})
 
 
-def _trial(key: Hashable, ways: Iterable[str]) -> Trial:
+def _trial(key: Hashable, methods: Iterable[str]) -> Trial:
     if len(_measured) >= REMEMBERED or len(_trials) >= REMEMBERED:
         forget_times()
-    return _trials.setdefault(key, Trial(ways))
+    return _trials.setdefault(key, Trial(methods))
 
 
 def _settle(key: Hashable, trial: Trial) -> bool:
@@ -303,13 +309,14 @@ def describe_times(
     found = []
     for (kind, name), residual in product(KINDS.items(), (False, True)):
         job = job_of(kind, patterns, dtype, layout, activation, bias, residual, between), size_of(batch)
-        words = WAYS_OF_LAYERS if len(patterns) > 1 else {}
-        words = WAYS_OF_GROUPS if kind in OF_GROUPS else WAYS_OF_STEPS if kind in OF_STEPS else words
+        words = METHODS_OF_LAYERS if len(patterns) > 1 else {}
+        words = METHODS_OF_GROUPS if kind in OF_GROUPS else METHODS_OF_STEPS if kind in OF_STEPS else words
         for key, seconds in [
             (key, each) for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())
         ]:
             times = [
-                f"{words.get(way, way)} {seconds[way] * 1e6:.0f} us" for way in sorted(seconds, key=seconds.__getitem__)
+                f"{words.get(name, name)} {seconds[name] * 1e6:.0f} us"
+                for name in sorted(seconds, key=seconds.__getitem__)
             ]
             found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}{_describe_doubt(key)}")
     return found
@@ -337,7 +344,7 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
     `device` is a tensor's. On a processor, the faster one counts once both were timed.
     """
     if is_measured_here(kernel, device):
-        jobs = [(kernel, size_of(batch), *ways) for ways in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
+        jobs = [(kernel, size_of(batch), *methods) for methods in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
         threads = torch.get_num_threads()
         if (job := next((each for each in jobs if _is_timed((each, threads), each[2:])), None)) is None:
             return BackendChoice("ksgen", "its first call times it and PyTorch's products, and the fastest is taken")
@@ -362,7 +369,9 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Back
     limits = limits_of(device)
     if library_us(kernel, limits, batch) < default_us(family_named(found.family), kernel, limits, batch):
         return BackendChoice(
-            "strided", f"no family uses the tensor cores of {device.name}, and they are expected to be the faster way"
+            "strided",
+            f"no family uses the tensor cores of {device.name}, "
+            "and PyTorch's products on them are expected to be faster",
         )
     return by_heuristic(kernel)
 

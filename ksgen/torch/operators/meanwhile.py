@@ -16,7 +16,7 @@ from ksgen.build.background import PendingError, always_waits, deferred, is_busy
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
 
-Way = Callable[[], Tensor]
+Method = Callable[[], Tensor]
 Result = TypeVar("Result")
 ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
 LONG_ROUNDS = 2  # rounds of timing where one takes longer than the ration
@@ -104,22 +104,22 @@ class Trial:
 
     def is_settled(self, most_s: float = float("inf")) -> bool:
         """Whether every method was timed often enough: twice, if one round takes longer than `most_s`."""
-        if not (open_ways := self._open()):
+        if not (open_methods := self._open()):
             return True
-        rounds = min(len(self.taken_us[name]) for name in open_ways)
-        once = sum(min(self.taken_us[name], default=0.0) for name in open_ways) / 1e6
+        rounds = min(len(self.taken_us[name]) for name in open_methods)
+        once = sum(min(self.taken_us[name], default=0.0) for name in open_methods) / 1e6
         if rounds >= LONG_ROUNDS and once > most_s:  # a single run may have been disturbed
             return True
         return rounds >= MOST_ROUNDS or (rounds >= ROUNDS and rounds * once > LONG_S)
 
-    def run_all(self, ways: Mapping[str, Way]) -> None:
+    def run_all(self, methods: Mapping[str, Method]) -> None:
         """Time all methods now, alternately."""
         watch = Watch()
         while not self.is_settled():
-            self._run_next(ways)
+            self._run_next(methods)
         self._shares.append(watch.others_share())
 
-    def serve(self, ways: Mapping[str, Way], meanwhile: str) -> Tensor:
+    def serve(self, methods: Mapping[str, Method], meanwhile: str) -> Tensor:
         """Serve a call by the method `meanwhile`, and time others within the ration.
 
         If `meanwhile` takes longer than `MOST_ADDED_S`, a method that is not timed yet serves the call itself.
@@ -128,18 +128,18 @@ class Trial:
         if self._last.get(meanwhile, 0.0) > MOST_ADDED_S:
             for name in (each for each in self._open() if each != meanwhile and self._can_be_timed(each)):
                 with suppress(PendingError, DeviceError, ToolchainError):
-                    return self._run(name, ways[name])
-        y = self._run(meanwhile, ways[meanwhile])
-        self.go_on(ways)
+                    return self._run(name, methods[name])
+        y = self._run(meanwhile, methods[meanwhile])
+        self.go_on(methods)
         return y
 
-    def go_on(self, ways: Mapping[str, Way]) -> None:
+    def go_on(self, methods: Mapping[str, Method]) -> None:
         """Time methods within the ration. Kernels that are missing are compiled in the background first."""
-        pending = [name for name in self._unmet() if not self._run_if_allowed(name, ways)]
+        pending = [name for name in self._unmet() if not self._run_if_allowed(name, methods)]
         if pending or is_busy():
             return
         watch = Watch()
-        while not self.is_settled(MOST_ADDED_S) and self._run_if_allowed(self._next(), ways):
+        while not self.is_settled(MOST_ADDED_S) and self._run_if_allowed(self._next(), methods):
             pass
         self._shares.append(watch.others_share())
 
@@ -155,11 +155,11 @@ class Trial:
     def _next(self) -> str:
         return min(self._open(), key=lambda name: len(self.taken_us[name]))
 
-    def _run_next(self, ways: Mapping[str, Way]) -> None:
+    def _run_next(self, methods: Mapping[str, Method]) -> None:
         with suppress(DeviceError, ToolchainError):
-            self._run(name := self._next(), ways[name])
+            self._run(name := self._next(), methods[name])
 
-    def _run_if_allowed(self, name: str, ways: Mapping[str, Way]) -> bool:
+    def _run_if_allowed(self, name: str, methods: Mapping[str, Method]) -> bool:
         """Run a method if the ration allows it; False if it does not, or kernels are missing."""
         expected, left = self._last.get(name, max(self._last.values(), default=0.0)), _ration.left()
         may_serve = self._serves and name not in self._last
@@ -168,7 +168,7 @@ class Trial:
             return False
         start, before = perf_counter(), _unsettled
         try:
-            self._run(name, ways[name])
+            self._run(name, methods[name])
         except PendingError:
             return False
         except (DeviceError, ToolchainError):
@@ -177,10 +177,10 @@ class Trial:
             _ration.spend(perf_counter() - start)
         return before == _unsettled
 
-    def _run(self, name: str, way: Way) -> Tensor:
+    def _run(self, name: str, method: Method) -> Tensor:
         start, before, was_busy = perf_counter(), _unsettled, is_busy()
         try:
-            y = way()
+            y = method()
         except (DeviceError, ToolchainError) as error:
             self.failed[name] = str(error)
             raise

@@ -46,7 +46,7 @@ from ksgen.torch.operators.products import ACTIVATIONS, finish
 
 Product = Callable[..., Tensor]
 FEW_ENTRIES = 256  # largest batch at which PyTorch's own operators may be faster in training, because they start sooner
-STEP_WAYS = ("ksgen", "bmm")  # methods for a small training step
+STEP_METHODS = ("ksgen", "bmm")  # methods for a small training step
 ProductBackend = Literal["auto", "ksgen", "strided"]  # backends of `multiply`; "auto" chooses between the other two
 BACKENDS: tuple[str, ...] = get_args(ProductBackend)
 
@@ -124,13 +124,13 @@ def _multiply_factor(
     if _is_traced() or (backend != "strided" and not _is_watched(*given) and _lacks_kernels(x, precision, backend)):
         return by_pytorch(*given)
     if backend == "auto" and _is_small_step(*given, layout, precision):
-        ways = dict(zip(STEP_WAYS, (by_functions, by_pytorch), strict=True))
+        methods = dict(zip(STEP_METHODS, (by_functions, by_pytorch), strict=True))
         added = bias is not None, residual is not None
         job = step_job(
             weights.shape, x.shape[0 if layout == "bsf" else 1], x.dtype, layout, activation, *added, x.requires_grad
         )
-        timed = {name: partial(_step, way, given) for name, way in ways.items()}
-        return run_fastest(job, {name: partial(way, *given) for name, way in ways.items()}, "bmm", timed)
+        timed = {name: partial(_step, method, given) for name, method in methods.items()}
+        return run_fastest(job, {name: partial(method, *given) for name, method in methods.items()}, "bmm", timed)
     return by_functions(*given)
 
 
@@ -155,7 +155,7 @@ def step_job(
     `wants_x` says whether x has a gradient.
     """
     kind = "trained" if wants_x else "trained first"
-    return (job_of(kind, [shape], dtype, layout, activation, bias, residual), size_of(batch), *STEP_WAYS)
+    return (job_of(kind, [shape], dtype, layout, activation, bias, residual), size_of(batch), *STEP_METHODS)
 
 
 def multiply_by_pytorch(
@@ -170,23 +170,23 @@ def multiply_chain(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: Layout,
     precision: PrecisionName | None, activation: Activation, backend: str, between: Activation = "none",
     fuse: Fuse = "auto",
-    out_layout: Layout | None = None, turn: int = 0,
+    out_layout: Layout | None = None, transposing_factor: int = 0,
 ) -> Tensor:  # fmt: skip
     """Multiply by several factors, with `between` as the activation of all but the last.
 
     Tensors were cast and checked. One launch runs all factors if it is faster, or if `fuse` asks for it, and only the
-    values are needed. `out_layout` is the layout of y, if it differs from that of x. Factor `turn` is the first one
-    with it.
+    values are needed. `out_layout` is the layout of y, if it differs from that of x. `transposing_factor` is
+    the index of the first factor with it.
     """
     is_one_alone = len(weights) == 1 and out_layout is None
 
     def one_by_one() -> Tensor:
-        *first, last = transposed_at(turn, weights, layout, out_layout)
+        *first, last = transposed_at(transposing_factor, weights, layout, out_layout)
         rows = x
-        for turns, each, own in first:
-            rows = _multiply_factor(turns(rows), each, None, None, own, precision, between, backend)
-        turns, each, own = last
-        return _multiply_factor(turns(rows), each, bias, residual, own, precision, activation, backend)
+        for prepare, each, own in first:
+            rows = _multiply_factor(prepare(rows), each, None, None, own, precision, between, backend)
+        prepare, each, own = last
+        return _multiply_factor(prepare(rows), each, bias, residual, own, precision, activation, backend)
 
     if is_one_alone or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
         return one_by_one()
@@ -234,12 +234,12 @@ def multiply_chain(
     job = job_of(
         "chain", [each.shape for each in weights], x.dtype, layout_word(layout, out_layout), activation, *added, between
     )
-    ways = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
-    return run_fastest((job, size_of(batch), *ways), ways, "each")
+    methods = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
+    return run_fastest((job, size_of(batch), *methods), methods, "each")
 
 
 def transposed_at(
-    turn: int, weights: Sequence[Tensor], layout: Layout, out_layout: Layout | None
+    transposing_factor: int, weights: Sequence[Tensor], layout: Layout, out_layout: Layout | None
 ) -> list[tuple[Callable[[Tensor], Tensor], Tensor, Layout]]:
     """Per factor: a function that prepares its X, its weights, and the layout of its X and Y.
 
@@ -252,10 +252,13 @@ def transposed_at(
     def unchanged(rows: Tensor) -> Tensor:
         return rows
 
-    turns = is_transposed(layout, out_layout)
-    own = [out_layout or layout if turns and number >= turn else layout for number in range(len(weights))]
+    transposes = is_transposed(layout, out_layout)
+    own = [
+        out_layout or layout if transposes and number >= transposing_factor else layout
+        for number in range(len(weights))
+    ]
     return [
-        (transposed if turns and number == turn else unchanged, *each)
+        (transposed if transposes and number == transposing_factor else unchanged, *each)
         for number, each in enumerate(zip(weights, own, strict=True))
     ]
 
@@ -297,10 +300,10 @@ def shaped(y: Tensor, shape: Sequence[int], activation: str) -> Tensor:
     return found
 
 
-def _step(way: Product, given: Sequence[Tensor | None]) -> Tensor:
+def _step(method: Product, given: Sequence[Tensor | None]) -> Tensor:
     """Run a product and its gradients on detached tensors, outside the recorded graph."""
     apart = [None if each is None else each.detach().requires_grad_(each.requires_grad) for each in given]
-    y = way(*apart)
+    y = method(*apart)
     torch.autograd.grad(y, [each for each in apart if each is not None and each.requires_grad], y.detach())
     return y
 
@@ -373,10 +376,10 @@ def _compute(
         matrix = derived(weights, products.to_dense)
         return finish(products.by_whole_matrix(x, matrix, layout), bias, activation, residual, layout)
 
-    ways = {"ksgen": by_kernels, "strided": on_views}
+    methods = {"ksgen": by_kernels, "strided": on_views}
     if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_kept(weights):
-        ways["dense"] = by_whole_matrix  # matrix tiles may multiply by zeros faster than kernels skip them
-    return serve(own, x, layout, precision, backend, ways, epilogue=epilogue)
+        methods["dense"] = by_whole_matrix  # matrix tiles may multiply by zeros faster than kernels skip them
+    return serve(own, x, layout, precision, backend, methods, epilogue=epilogue)
 
 
 def _without_tangents(compute: Product) -> Product:

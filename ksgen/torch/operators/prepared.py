@@ -53,7 +53,7 @@ MOST_CALLS = 256  # prepared calls per frozen layer
 LINE_BYTES = 256  # alignment of scratch memory: that of a GPU's memory, and whole lines of a processor's cache
 KEPT_BYTES = 2**22  # scratch memory that a thread keeps; more is allocated at each call
 OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")  # equal in one launch
-MET, UNFIT = "was met once", "is served the usual way, or refused there"  # states of a shape of x
+MET, UNFIT = "was met once", "is served by the usual path, or refused there"  # states of a shape of x
 NAMES = tuple(map(str, range(64)))  # of a layer's weights
 
 Result = TypeVar("Result")
@@ -382,43 +382,47 @@ class Prepared:
     def _by_rule(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Step:
         """Method on a GPU: one launch where that is expected to be faster, else one per factor by one call."""
         if _is_one_launch(layers, job):
-            if (way := _in_one_launch(layers, job, True)) is None:
+            if (method := _in_one_launch(layers, job, True)) is None:
                 raise NotPreparedError
         elif job.is_alone:
-            if layers[0].fuse == "yes" or not _take_kernels(layers[0], job) or (way := _in_turn(layers, job)) is None:
+            if (
+                layers[0].fuse == "yes"
+                or not _take_kernels(layers[0], job)
+                or (method := _in_turn(layers, job)) is None
+            ):
                 raise NotPreparedError
         else:
             self._each = self._alone(layers, x, job)
             return lambda x, *_: x  # never called
-        self._launch = way.launch
-        return way
+        self._launch = method.launch
+        return method
 
     def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Step:
-        first, ways = layers[0], dict[str, Step]()
+        first, methods = layers[0], dict[str, Step]()
         only_kernels = first.backend == "ksgen" or first.is_stored
         if job.is_alone and len(first.own_chain) == 1 and job.out_layout is None:
             return _factor(job, _packed(first, job)[0], _Factor(first, job, 0, first.layout, only_kernels))
-        if way := _in_one_launch(layers, job, only_kernels):
-            ways["ksgen"] = way
-        if first.fuse == "yes" or (ways and only_kernels and job.is_alone):
-            if not ways:
+        if method := _in_one_launch(layers, job, only_kernels):
+            methods["ksgen"] = method
+        if first.fuse == "yes" or (methods and only_kernels and job.is_alone):
+            if not methods:
                 raise NotPreparedError
-            return ways["ksgen"]
-        if way := _in_turn(layers, job):
-            ways["in turn"] = way
-        if job.is_alone and not (ways and only_kernels):
-            ways["each"] = _each_factor(first, job, only_kernels)
+            return methods["ksgen"]
+        if method := _in_turn(layers, job):
+            methods["in turn"] = method
+        if job.is_alone and not (methods and only_kernels):
+            methods["each"] = _each_factor(first, job, only_kernels)
         timed: dict[str, Callable[[], Tensor]] = {
-            name: partial(way, job.x, job.residual, job.own) for name, way in ways.items()
+            name: partial(method, job.x, job.residual, job.own) for name, method in methods.items()
         }
         if not job.is_alone:
             alone = self._alone(layers, x, job)
             pairs = list(zip(alone, job.own, strict=True))
             timed["each"] = lambda: torch.cat([each.run(x, None, [bias]) for each, bias in pairs], self._axis)
         name = _timed_fastest(layers, job, timed)
-        if name not in ways:
+        if name not in methods:
             self._each = alone
-        return ways.get(name, lambda x, *_: x)  # the latter is never called
+        return methods.get(name, lambda x, *_: x)  # the latter is never called
 
 
 def _rows(tensor: Tensor, shape: torch.Size) -> Tensor:
@@ -672,27 +676,27 @@ class _Factor(NamedTuple):
 def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
     """Run each factor by its fastest method."""
     steps, x = list[tuple[Callable[[Tensor], Tensor], Step]](), job.x
-    every: Any = ops.transposed_at(layer.own_chain.turn, _packed(layer, job), job.layout, job.out_layout)
-    for number, (pattern, (turns, weights, layout)) in enumerate(zip(layer.own_chain, every, strict=True)):
-        factor, x = _Factor(layer, job, number, layout, only_kernels), turns(x)
+    every: Any = ops.transposed_at(layer.own_chain.transposing_factor, _packed(layer, job), job.layout, job.out_layout)
+    for number, (pattern, (prepare, weights, layout)) in enumerate(zip(layer.own_chain, every, strict=True)):
+        factor, x = _Factor(layer, job, number, layout, only_kernels), prepare(x)
         added = job.residual if factor.is_last else None
         own = _Job.one(layout, None, x, added, [pattern.out_features], job.own)
-        steps.append((turns, _factor(own, weights, factor)))
+        steps.append((prepare, _factor(own, weights, factor)))
         if not factor.is_last:
             x = steps[-1][1](x, None, job.own)
-    *first, (last_turn, last) = steps
+    *first, (prepare_last, last) = steps
 
     def each_alone(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
-        for turns, step in first:
-            x = step(turns(x), None, own)
-        return last(last_turn(x), residual, own)
+        for prepare, step in first:
+            x = step(prepare(x), None, own)
+        return last(prepare_last(x), residual, own)
 
     return each_alone
 
 
 def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     """Fastest method for one factor."""
-    layout, layer, ways = job.layout, factor.layer, dict[str, Step]()
+    layout, layer, methods = job.layout, factor.layer, dict[str, Step]()
     pattern, is_last, is_stored = layer.own_chain[factor.place], factor.is_last, layer.is_stored
     activation, has_bias = (layer.activation, job.own[0] is not None) if is_last else (layer.between, False)
     given: dict[str, Any] = {"bias": job.own[0] if is_last else None, "activation": activation}
@@ -700,11 +704,11 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     prepare = launcher(*pattern.shape).prepare
     if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **given):
         places = {call.call.plan.result: 2, "bias": job.first_bias}
-        ways["ksgen"] = _Launches(job, [call], [places], job.scratch())
+        methods["ksgen"] = _Launches(job, [call], [places], job.scratch())
     if factor.only_kernels or is_stored:
-        if not ways:
+        if not methods:
             raise NotPreparedError
-        return ways["ksgen"]
+        return methods["ksgen"]
 
     def by_pytorch(name: str, make: Callable[[Tensor], Tensor], product: Callable[[Tensor, Tensor], Tensor]) -> None:
         ready = factor.prepare(make)
@@ -712,7 +716,7 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
         def step(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
             return finish(product(x, ready(own)), own[0] if has_bias else None, activation, residual, layout)
 
-        ways[name] = step
+        methods[name] = step
 
     a, _, _, d = pattern.shape
     by_pytorch("strided", products.by_matrix, lambda x, matrices: products.multiply(x, matrices, layout))
@@ -720,12 +724,12 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     if job.weights:  # reads the parameters without a permuted copy
         by_pytorch("einsum", lambda own: own, lambda x, own: PRODUCTS["einsum"].multiply(x, own, layout, pattern))
     elif job.x.element_size() == 2:  # like in `ksgen.torch.operators.ops`
-        ways["dense"] = _by_whole_matrix(factor.prepare(products.to_dense), layout, has_bias, activation)
+        methods["dense"] = _by_whole_matrix(factor.prepare(products.to_dense), layout, has_bias, activation)
     kind = job_of(
         _kind(job), [pattern.shape], job.x.dtype, factor.layout_of_job, activation, has_bias, job.residual is not None
     )
-    timed = {name: partial(way, job.x, job.residual, job.own) for name, way in ways.items()}
-    return ways[faster((kind, size_of(job.batch), *ways), timed)]
+    timed = {name: partial(method, job.x, job.residual, job.own) for name, method in methods.items()}
+    return methods[faster((kind, size_of(job.batch), *methods), timed)]
 
 
 def _by_whole_matrix(ready: Callable[[Own], Tensor], layout: str, has_bias: bool, activation: str) -> Step:

@@ -28,10 +28,10 @@ from ksgen.wisdom.store import file_name
 MOST_BYTES = 2**26
 
 
-def times_of(key: Hashable, ways: Iterable[str]) -> dict[str, float]:
+def times_of(key: Hashable, methods: Iterable[str]) -> dict[str, float]:
     """Stored seconds of a job's methods, by a key that names them; empty if they are unknown here."""
     found = _stored(os.environ.get("KSGEN_DEVICE", ""), cache_dir()).get(repr(key), {})
-    return found if found and found.keys() <= set(ways) else {}
+    return found if found and found.keys() <= set(methods) else {}
 
 
 def save(times: Mapping[Hashable, Mapping[str, float]]) -> Path | None:

@@ -78,20 +78,20 @@ def _fastest(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
         kind, prepared.shapes_of(layer), x.dtype, layer.layout, layer.activation, own[0] is not None, False,
         layer.between,
     ), size_of(x.numel() // layer.in_features)  # fmt: skip
-    ways: dict[str, Step] = {"each": _by_the_usual_path}
+    methods: dict[str, Step] = {"each": _by_the_usual_path}
     if layer.backend == "auto":
-        ways["bmm"] = _by_pytorch
+        methods["bmm"] = _by_pytorch
     if layer.between == layer.activation == "none" and (job, PLANNER.generation) not in _refused:
         try:
-            ways["ksgen"] = Trained(layer, x, own)
+            methods["ksgen"] = Trained(layer, x, own)
         except ToolchainError:
             _refused.add((job, PLANNER.generation))
         except (DeviceError, NotPreparedError):
             pass
     given = x, *own
-    timed = {name: partial(ops._step, partial(way, layer), given) for name, way in ways.items()}
-    name = faster((*job, *ways), timed)
-    return UNFIT if name == "each" else ways[name]
+    timed = {name: partial(ops._step, partial(method, layer), given) for name, method in methods.items()}
+    name = faster((*job, *methods), timed)
+    return UNFIT if name == "each" else methods[name]
 
 
 def _by_the_usual_path(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:

@@ -64,7 +64,8 @@ def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.Mo
     assert choice.choose(large, 25088, cuda).backend == "ksgen"
     told = choice.choose(replace(large, precision="float16"), 25088, cuda)
     assert told == choice.BackendChoice(
-        "strided", "no family uses the tensor cores of Tesla T4, and they are expected to be the faster way"
+        "strided",
+        "no family uses the tensor cores of Tesla T4, and PyTorch's products on them are expected to be faster",
     )
     assert choice.choose(KernelSpec(Pattern(1, 64, 64, 16), "float16"), 25088, cuda).backend == "ksgen"
 

@@ -298,7 +298,10 @@ def test_compiled_layers_do_not_see_it(served: list[Any]) -> None:
 def test_a_layer_tells_what_was_timed() -> None:
     for patterns, wanted in (
         (CHAINS[0], r"frozen: \w+ \d+ us, \w+ \d+ us"),
-        (CHAINS[2], r"frozen: (one launch|one launch per factor by one call|each factor by its fastest way) \d+ us, "),
+        (
+            CHAINS[2],
+            r"frozen: (one launch|one launch per factor by one call|each factor by its fastest method) \d+ us, ",
+        ),
     ):
         layer = layer_of(patterns, activation="silu")
         warmed(layer, x_of(layer, 64))

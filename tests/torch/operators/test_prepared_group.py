@@ -354,7 +354,7 @@ def test_a_group_tells_what_was_timed() -> None:
     group = group_of()
     warmed(group, x_of(group, 64))
     (told,) = [line for line in group.explain(64).splitlines() if line.startswith("all layers, frozen: ")]
-    for way in ("one launch", "the launches of each layer by one call", "each layer by its fastest way"):
+    for way in ("one launch", "the launches of each layer by one call", "each layer by its fastest method"):
         assert f"{way} " in told
     other = KSLinear.group([KSLinear([(1, 24, 24, 1)]), KSLinear([(1, 24, 24, 1)])])
     warmed(other.eval().freeze(), x_of(other, 64))

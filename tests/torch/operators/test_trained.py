@@ -390,5 +390,5 @@ def test_explain_says_what_was_timed(layout: str, monkeypatch: pytest.MonkeyPatc
     for _ in range(2):
         layer(x_of(layer))
     line = next(each for each in layer.explain(BATCH).splitlines() if each.startswith("training step, x without"))
-    for words in ("one call forward and one backward", "bmm for every factor", "each factor by its fastest way"):
+    for words in ("one call forward and one backward", "bmm for every factor", "each factor by its fastest method"):
         assert f"{words} " in line
