@@ -313,10 +313,8 @@ def quantize(
         ksgen.errors.LaunchError: storage='int7'; did you mean int8? accepted: int8, e4m3, e5m2, bfloat16
     """
     if isinstance(weights, Quantized):
-        raise LaunchError(
-            f"got {weights!r}, which is {_storage_words(weights.storage)} already; accepted: the weights in floating "
-            "point"
-        )
+        stored = "in eight bits" if STORED[weights.storage].is_scaled else f"in {weights.storage}"
+        raise LaunchError(f"got {weights!r}, which is {stored} already; accepted: the weights in floating point")
     if not is_word(storage, STORED):
         raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORED)}")
     if not is_word(per, PER):
@@ -439,10 +437,6 @@ def _moments(pattern: Pattern, x: Any, layout: str) -> Array:
 def _in_parts(rows: Array, at_once: int) -> Iterator[Array]:
     for start in range(0, len(rows), at_once):
         yield rows[start : start + at_once]
-
-
-def _storage_words(storage: str) -> str:
-    return "in eight bits" if STORED[storage].is_scaled else f"in {storage}"
 
 
 def _checked_weights(weights: Any, how: Storage) -> Array:

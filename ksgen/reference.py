@@ -278,10 +278,6 @@ def _checked(name: str, values: ArrayLike, shape: Sequence[int | None]) -> NDArr
     return array
 
 
-def _relu(values: Float64) -> Float64:
-    return np.maximum(values, 0)
-
-
 def _gelu(values: Float64) -> Float64:
     """x (1 + erf(x / sqrt 2)) / 2; through erfc, which does not cancel where x is far below zero."""
     complement: Float64 = np.vectorize(math.erfc, otypes=[np.float64])(values * -math.sqrt(0.5))
@@ -300,7 +296,7 @@ def _silu(values: Float64, gate: Float64 | None = None) -> Float64:
 
 _ACTIVATIONS: dict[str, Callable[[Float64], Float64]] = {
     "none": lambda values: values,
-    "relu": _relu,
+    "relu": lambda values: np.maximum(values, 0),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": _silu,

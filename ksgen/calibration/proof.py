@@ -41,7 +41,7 @@ class NotNeededError(DeviceError):
 
 
 @dataclass(frozen=True)
-class Step:
+class ProofProgress:
     """Progress of one family's proof."""
 
     family: str
@@ -53,7 +53,7 @@ class Step:
 def prove(
     device: str | None = None,
     families: Collection[str] | None = None,
-    on_step: Callable[[Step], object] = lambda step: None,
+    on_step: Callable[[ProofProgress], object] = lambda step: None,
     again: bool = False,
     on_wait: Callable[[str], object] = lambda why: None,
 ) -> Passport:
@@ -123,7 +123,7 @@ def _turn(device: Known, on_wait: Callable[[str], object]) -> Iterator[None]:
         yield
 
 
-def _prove(worker: Worker, name: str, facts: Facts, on_step: Callable[[Step], object]) -> Proof | None:
+def _prove(worker: Worker, name: str, facts: Facts, on_step: Callable[[ProofProgress], object]) -> Proof | None:
     """The verdict on one family; None if it serves nothing on the device.
 
     `ToolchainError` if none of its cases can be built or found.
@@ -142,11 +142,11 @@ def _prove(worker: Worker, name: str, facts: Facts, on_step: Callable[[Step], ob
         if not reason and monotonic() > deadline:
             slow = f"{counted(done, 'case')} of {len(cases)} took {FAMILY_SECONDS:g} s"
             raise DeviceError(f"{facts.name}: no verdict on {name}, since {slow}; try again on an idle machine")
-        on_step(Step(name, done, len(cases)))
+        on_step(ProofProgress(name, done, len(cases)))
     reason = "".join(letter if letter.isprintable() else " " for letter in shorten(reason, MOST_LETTERS))
     seconds = max(0.0, _processor_seconds() + worker.seconds() - begin)
     proof = Proof("disabled" if reason else "proven", reason, template_digest(name), done, round(seconds, 1))
-    on_step(Step(name, done, len(cases), proof))
+    on_step(ProofProgress(name, done, len(cases), proof))
     return proof
 
 

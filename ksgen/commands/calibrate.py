@@ -202,10 +202,10 @@ def make_passport(device: str | None, fresh: bool = False) -> "Passport | None":
 
     Child processes alone use the GPU. A line on stderr tells each verdict, and whether another process is waited for.
     """
-    from ksgen.calibration.proof import NotNeededError, Step, prove
+    from ksgen.calibration.proof import NotNeededError, ProofProgress, prove
     from ksgen.launch.planner import PLANNER
 
-    def tell(step: Step) -> None:
+    def tell(step: ProofProgress) -> None:
         if step.proof:
             why = f": {step.proof.reason}" if step.proof.reason else ""
             click.echo(f"{step.family}: {step.proof.state}{why}, {counted(step.proof.cases, 'case')}", err=True)

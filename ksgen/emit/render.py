@@ -253,9 +253,10 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = N
     ]
     files["launchers.py"] = _launchers(spec)
     listed = "".join(f"    {name},\n" for name in names)
+    quoted = "".join(f'    "{name}",\n' for name in names)
     files["__init__.py"] = (
         f'"""Launchers of {spec.name}. Written by `ksgen emit`."""\n\nfrom .launchers import (\n{listed})\n\n__all__ '
-        f"= {_list(names)}\n"
+        f"= [\n{quoted}]\n"
     )
     write_folder(folder, files, _facts(spec, sources))
     return sources
@@ -309,10 +310,6 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
 
 def _patterns(spec: Spec) -> list[Pattern]:
     return list(dict.fromkeys(kernel.pattern for kernel in spec.kernels))
-
-
-def _list(names: list[str]) -> str:
-    return "[\n" + "".join(f'    "{name}",\n' for name in names) + "]"
 
 
 def _launchers(spec: Spec) -> str:

@@ -135,7 +135,7 @@ class Family(Generic[ConstantsT]):
         raise NotImplementedError
 
 
-class Packing(Family[ConstantsT]):
+class PackingFamily(Family[ConstantsT]):
     """A family that multiplies by packed weights, a block per tile; gradients have none to pack.
 
     A chain's source packs nothing: its weights are packed as for each factor alone. Shapes have a `grid`, `threads` per

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.chains import FactorPlace, is_single, listed, numbers_of, own_of_factors, places, rule_of_tiles
-from ksgen.families.family import Packing
+from ksgen.families.family import PackingFamily
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule, at_most
 from ksgen.families.signature import each_chains
@@ -163,7 +163,7 @@ def ends_of(kernel: KernelSpec, factors: Sequence[FactorT]) -> tuple[list[Factor
     return [each for each, at in ends if at.at == 0], [each for each, at in ends if at.is_last]
 
 
-class GpuProduct(Packing[ConstantsT]):
+class GpuProduct(PackingFamily[ConstantsT]):
     """Base of the families that compute one factor, or all factors of a layer, in one launch."""
 
     def fits(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:

@@ -24,11 +24,11 @@ def paper_patterns(batch: int = BATCH) -> list[Pattern]:
     kept = [block for block in blocks if block not in _LEFT_OUT]
     over_d = [Pattern(1, b, c, d) for (b, c), d in product(blocks, _COUNTS)]
     over_a = [Pattern(a, b, c, d) for a, (b, c), d in product(_COUNTS[1:], kept, _COUNTS_OF_D)]
-    return [pattern for pattern in over_d + over_a if _most_elements(pattern, batch) <= _MOST_ELEMENTS]
-
-
-def _most_elements(pattern: Pattern, batch: int) -> int:
-    return max(batch * pattern.in_features, batch * pattern.out_features, pattern.weight_count)
+    return [
+        pattern
+        for pattern in over_d + over_a
+        if max(batch * pattern.in_features, batch * pattern.out_features, pattern.weight_count) <= _MOST_ELEMENTS
+    ]
 
 
 def stratified(n: int) -> list[Pattern]:

@@ -105,10 +105,6 @@ class KernelOptions:
     def without_epilogue(self) -> "KernelOptions":
         return replace(self, bias=(False,), activation=("none",), residual=(False,))
 
-    def between_factors(self) -> "KernelOptions":
-        """Options of a factor whose X and Y are intermediates of a layer: dense, and X is not in eight bits."""
-        return replace(self.without_epilogue(), stride=("dense",), inputs=(SAME,))
-
 
 @dataclass(frozen=True)
 class SpecRequest:
@@ -217,7 +213,9 @@ def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
     place, options, out_layout = layer.place, layer.options, layer.layer_options.out_layout
     transposing = chain.transposing_factor  # looks at all factors
     for number, pattern in enumerate(before):
-        own = options.between_factors() if number else options.without_epilogue()
+        own = options.without_epilogue()
+        if number:  # X is an intermediate
+            own = replace(own, stride=("dense",), inputs=(SAME,))
         layout = (out_layout,) if out_layout and number >= transposing else own.layout
         yield SpecRequest(place, pattern, replace(own, activation=(layer.layer_options.between,), layout=layout))
     own = replace(options, inputs=(SAME,)) if before else options

@@ -1,6 +1,6 @@
 """All candidates of one job, with predicted times, for a strategy to choose from. Compiles and measures nothing."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, log2
@@ -84,8 +84,12 @@ def make_pool(
     guessed = set(first)
     ranked = sorted((each for each, us in times.items() if each not in guessed and isfinite(us)), key=times.__getitem__)
     candidates = (*first, *ranked)
-    known = tuple(_usable(trials, job, families)[-MOST_OTHERS:])
-    return Pool(job, candidates, tuple(times[each] for each in candidates), len(first), known)
+    known = [
+        trial
+        for trial in trials
+        if trial.median_us and trial.predicted_us and trial.family in families and Job(trial.kernel, trial.batch) != job
+    ]
+    return Pool(job, candidates, tuple(times[each] for each in candidates), len(first), tuple(known[-MOST_OTHERS:]))
 
 
 def served_families(job: Job, limits: Limits, is_trial: bool = False) -> list[str]:
@@ -105,14 +109,6 @@ def _known_rows(trials: Sequence[Trial]) -> list[tuple[Job, Candidate, float]]:
     return [
         (Job(trial.kernel, trial.batch), Candidate(trial.family, trial.constants), trial.predicted_us or 1.0)
         for trial in trials
-    ]
-
-
-def _usable(trials: Sequence[Trial], job: Job, families: Collection[str]) -> list[Trial]:
-    return [
-        trial
-        for trial in trials
-        if trial.median_us and trial.predicted_us and trial.family in families and Job(trial.kernel, trial.batch) != job
     ]
 
 

@@ -180,7 +180,11 @@ class Wisdom:
         found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))
         if not found and kernel.job == CHAIN:
             found = self._by_kernel.get(replace(dense, batch=None, epilogue=Epilogue(), between="none"))
-        known = [have for have, entry in (found or {}).items() if _says_something(entry, kernel, batch, aligned)]
+        known = [
+            have
+            for have, entry in (found or {}).items()
+            if are_alike(have, batch) and family_named(entry.family).takes(kernel, batch, aligned)
+        ]
         if not known:
             return None
         assert found is not None
@@ -203,11 +207,6 @@ class Wisdom:
 def are_alike(measured: int, batch: int) -> bool:
     """Whether a measurement at one batch counts at another: the constants have beaten the same default."""
     return alike(measured) == alike(batch)
-
-
-def _says_something(entry: Entry, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
-    """Whether constants found at an entry's batch serve the given batch."""
-    return are_alike(entry.batch, batch) and family_named(entry.family).takes(kernel, batch, aligned)
 
 
 def file_name(device_name: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, Limits, Rule, check
-from ksgen.families.family import Family, Packing
+from ksgen.families.family import Family, PackingFamily
 from ksgen.families.gpus import gpu_of
 from ksgen.families.tiles import PACK_THREADS, Constants
 from ksgen.pattern import Pattern
@@ -43,7 +43,7 @@ class ToyShape:
         return 7 * batch
 
 
-class Toy(Packing[ToyConstants]):
+class Toy(PackingFamily[ToyConstants]):
     name = "toy"
     kinds = (ToyConstants,)
     listed = (Rule("warps is at most 16", lambda k, c: c.warps <= 16),)
@@ -114,4 +114,4 @@ def test_every_family_is_over_its_shape_and_gradients_pack_nothing() -> None:
         )
         jobs = {kernel.job for kernel in kernels if family.serves(kernel, LIMITS)}
         if jobs:
-            assert isinstance(family, Packing) == (jobs == {"multiply"}), family.name
+            assert isinstance(family, PackingFamily) == (jobs == {"multiply"}), family.name

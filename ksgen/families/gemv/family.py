@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import by_kind, factors_hold, layer_kernels, own_of_factors, refused_factor, rule_of_tiles
-from ksgen.families.family import Packing, not_served
+from ksgen.families.family import PackingFamily, not_served
 from ksgen.families.gemv import counts, defaults, group
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, is_narrow, most_alike
 from ksgen.families.gemv.defaults import MOST_BATCH
@@ -101,7 +101,7 @@ GROUP_RULES: tuple[Rule[GemvGroupConstants], ...] = (
 AnyGemvConstants = GemvConstants | GemvChainConstants | GemvGroupConstants
 
 
-class Gemv(Packing[AnyGemvConstants]):
+class Gemv(PackingFamily[AnyGemvConstants]):
     """Products at the bandwidth of memory for batches of 1 to 32 rows; correct for any batch."""
 
     name = "gemv"

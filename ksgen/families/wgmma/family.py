@@ -13,7 +13,7 @@ from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Tens
 from ksgen.families.chains import by_kind
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
-from ksgen.families.family import Packing
+from ksgen.families.family import PackingFamily
 from ksgen.families.kinds import OfKinds
 from ksgen.families.ptx import Box
 from ksgen.families.rules import Rule, multiple, positive
@@ -47,7 +47,7 @@ from ksgen.values import excerpt
 MOST_STAGES = 16
 
 
-class Wgmma(OfKinds, Packing[Any]):
+class Wgmma(OfKinds, PackingFamily[Any]):
     """X by tensor maps to shared memory, from there into wgmma, directly or through registers."""
 
     name = "wgmma"

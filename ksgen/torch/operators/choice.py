@@ -28,7 +28,7 @@ from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.meanwhile import (
     MOST_ADDED_S,
     Method,
-    Trial,
+    MethodTrial,
     building,
     by_kernels,
     may_defer,
@@ -76,7 +76,7 @@ METHODS_OF_GROUPS = {
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds per method, by job and threads
 _doubts: dict[Hashable, str] = {}  # for the same keys: why the times are unreliable; empty if they are reliable
 _open: set[str] = set()  # devices that were opened, as the environment names them
-_trials: dict[Hashable, Trial] = {}  # trials of jobs that are being timed, for the same keys
+_trials: dict[Hashable, MethodTrial] = {}  # trials of jobs that are being timed, for the same keys
 _unbuilt: dict[KernelSpec, str] = {}  # kernels that no compiler here could build, and why; never retried
 
 
@@ -248,13 +248,13 @@ def save_times() -> None:
     settled.save({key: seconds for key, seconds in _measured.items() if not _doubts[key]})
 
 
-def _trial(key: Hashable, methods: Iterable[str]) -> Trial:
+def _trial(key: Hashable, methods: Iterable[str]) -> MethodTrial:
     if len(_measured) >= REMEMBERED or len(_trials) >= REMEMBERED:
         forget_times()
-    return _trials.setdefault(key, Trial(methods))
+    return _trials.setdefault(key, MethodTrial(methods))
 
 
-def _settle(key: Hashable, trial: Trial) -> bool:
+def _settle(key: Hashable, trial: MethodTrial) -> bool:
     """Store the times of a trial that is complete."""
     for error in trial.failed.values():
         _tell_once(error)

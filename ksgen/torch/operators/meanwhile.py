@@ -80,7 +80,7 @@ _ration = _Ration()
 _unsettled = 0  # products that PyTorch served meanwhile: a run that contains one is not timed
 
 
-class Trial:
+class MethodTrial:
     """Times of a job's methods, measured in one call or over several calls."""
 
     def __init__(self, names: Iterable[str]) -> None:

@@ -530,12 +530,9 @@ def _call(
         raise NotPreparedError from error
     if call is None or (job.x.is_cpu and not call.plan.device.shares_host):
         return None
-    flat = [each for own in (weights if isinstance(weights, list) else [weights]) for each in _flat(own)]
+    nested = weights if isinstance(weights, list) else [weights]  # of a group: a list per layer
+    flat = [each for own in nested for each in (own if isinstance(own, list) else [own])]
     return Bound(call, [] if numbers else flat, numbers)
-
-
-def _flat(weights: Any) -> list[Any]:
-    return weights if isinstance(weights, list) else [weights]
 
 
 def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_Launches | None":

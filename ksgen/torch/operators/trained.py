@@ -118,17 +118,13 @@ class Trained:
     def __init__(self, layer: Any, x: Tensor, own: Sequence[Any]) -> None:
         self.layout, self.factors = layer.layout, [launcher(*each.shape) for each in layer.chain]
         rows = layer._as_matrix(x.detach()).contiguous()
+        batch = rows.shape[0 if self.layout == "bsf" else 1]
         with torch.no_grad():
-            self._between = [
-                rows.new_empty(y_shape(each.pattern, self.layout, self._batch(rows))) for each in self.factors
-            ]
+            self._between = [rows.new_empty(y_shape(each.pattern, self.layout, batch)) for each in self.factors]
             self._forward = _Launches(self._calls_forward(rows, own))
             self._backward = _Launches(self._calls_backward(rows, own, x.requires_grad))
         self._shapes = [each.shape for each in self._between]
         self._between = []
-
-    def _batch(self, rows: Tensor) -> int:
-        return int(rows.shape[0 if self.layout == "bsf" else 1])
 
     def __call__(self, layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
         is_matrix = x.dim() == 2

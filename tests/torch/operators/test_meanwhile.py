@@ -260,7 +260,7 @@ def way(at: list[float], seconds: float, runs: list[str], name: str, pending: li
 def test_timing_adds_no_more_than_its_ration_to_a_call(at: list[float]) -> None:
     runs: list[str] = []
     ways = {"ksgen": way(at, 0.004, runs, "ksgen"), "strided": way(at, 0.005, runs, "strided")}
-    trial, calls = meanwhile.Trial(ways), 0
+    trial, calls = meanwhile.MethodTrial(ways), 0
     while not trial.is_settled(meanwhile.MOST_ADDED_S):
         start, calls = at[0], calls + 1
         assert trial.serve(ways, "strided") == "strided"  # results change once: when the trial is settled
@@ -273,7 +273,7 @@ def test_timing_adds_no_more_than_its_ration_to_a_call(at: list[float]) -> None:
 def test_a_run_that_was_disturbed_is_repeated(at: list[float]) -> None:
     runs: list[str] = []
     ways = {"ksgen": way(at, 0.004, runs, "ksgen"), "strided": way(at, 0.005, runs, "strided")}
-    trial = meanwhile.Trial(ways)
+    trial = meanwhile.MethodTrial(ways)
     trial._last["ksgen"] = 0.2
     for _ in range(100):
         trial.serve(ways, "strided")
@@ -285,7 +285,7 @@ def test_long_products_are_timed_as_they_serve(at: list[float]) -> None:
     runs: list[str] = []
     pending = [True]
     ways = {"ksgen": way(at, 0.1, runs, "ksgen", pending), "strided": way(at, 0.3, runs, "strided")}
-    trial = meanwhile.Trial(ways)
+    trial = meanwhile.MethodTrial(ways)
     assert [trial.serve(ways, "strided") for _ in range(3)] == ["strided"] * 3
     pending[0] = False
     assert [trial.serve(ways, "strided") for _ in range(2)] == ["ksgen"] * 2
@@ -303,7 +303,7 @@ def test_a_first_run_that_was_disturbed_decides_nothing(at: list[float], seconds
         at[0] += first.pop() if first else 0
         return ways["ksgen"]()
 
-    trial = meanwhile.Trial(ways)
+    trial = meanwhile.MethodTrial(ways)
     while not trial.is_settled(meanwhile.MOST_ADDED_S):
         trial.serve(ways | {"ksgen": disturbed}, "strided")
         at[0] += 1
@@ -313,7 +313,7 @@ def test_a_first_run_that_was_disturbed_decides_nothing(at: list[float], seconds
 def test_nothing_is_timed_while_the_background_is_busy(at: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
     ways = {"ksgen": way(at, 0.001, runs, "ksgen"), "strided": way(at, 0.001, runs, "strided")}
-    trial = meanwhile.Trial(ways)
+    trial = meanwhile.MethodTrial(ways)
     monkeypatch.setattr(meanwhile, "is_busy", lambda: True)
     trial.serve(ways, "strided")
     assert trial.taken_us == {"ksgen": [], "strided": []}
