@@ -1,7 +1,7 @@
 """What families state of kernels and devices: limits, constants of a source, launches, and demands on a device."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 from ksgen.families.gpus import LEAST, REGISTERS, gpu_of
 from ksgen.spec import KernelSpec
@@ -75,6 +75,13 @@ def cuda_limits(target: str) -> Limits:
         gpu.shared_bytes, multiprocessors=gpu.rates.multiprocessors if gpu.rates else 1, async_copies=gpu.async_copies,
         tensor_cores=gpu.tensor_cores, warpgroups=gpu.warpgroups, target=target,
     )  # fmt: skip
+
+
+class Variables(TypedDict, total=False):
+    """Variables that a family's templates have in addition to those of every source."""
+
+    picture: str  # drawing of a tile
+    variants: tuple[str, ...]  # variants of snippets, the preferred ones first
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Family(Generic[ConstantsT]):
         raise NotImplementedError
 
     def words(self, kernel: KernelSpec, constants: ConstantsT) -> Mapping[str, Any]:
-        """Further variables of its template."""
+        """Further variables of its template, as a `Variables`."""
         raise NotImplementedError
 
     # ---- launches

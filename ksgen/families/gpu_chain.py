@@ -7,12 +7,12 @@ packed as for each factor alone.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
-from ksgen.families.base import Constexpr, Limits, named
+from ksgen.families.base import Constexpr, Limits, Variables, named
 from ksgen.families.chains import FactorPlace, is_single, listed, numbers_of, own_of_factors, places, rule_of_tiles
 from ksgen.families.family import PackingFamily
 from ksgen.families.gpus import PORTABLE, REGISTERS
@@ -24,6 +24,37 @@ from ksgen.spec.kernel import CHAIN
 from ksgen.values import cached_property
 
 BLOCKS = (3, 2, 1)  # blocks per multiprocessor that a search tries
+
+
+class LayerVariables(TypedDict):
+    """Variables of one layer of a source: its name, and the arguments for its outputs and what is added to them."""
+
+    name: str
+    outputs: str
+
+
+class FactorVariables(TypedDict, total=False):
+    """Variables of one factor: its constants, its own copies and the destination of its outputs."""
+
+    number: int
+    layer: str
+    kernel: KernelSpec
+    constexprs: list[Constexpr]
+    variants: tuple[str, ...]
+    copies_x: bool
+    streams_x: bool
+    is_last: bool  # of its chain
+    next_layout: str
+    next: int
+    has_next: bool  # in any chain
+
+
+class ProductVariables(Variables, total=False):
+    # of several factors
+    weights_of_all: str
+    results: tuple[str, ...]
+    layers: list[LayerVariables]
+    factors: list[FactorVariables]
 
 
 @dataclass(frozen=True)
@@ -194,7 +225,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: Any) -> Mapping[str, Any]:
+    def words(self, kernel: KernelSpec, constants: Any) -> ProductVariables:
         if kernel.job != CHAIN:
             return {"picture": self.picture(self.shape(kernel, constants))}
         shape = self.shape(kernel, constants)
@@ -207,8 +238,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
             "factors": [self._factor(shape, at) for at in range(len(shape.factors))],
         }
 
-    def _factor(self, shape: GpuChainShape[Any], at: int) -> dict[str, Any]:
-        """Template variables of one factor: its constants, its own copies and the destination of its outputs."""
+    def _factor(self, shape: GpuChainShape[Any], at: int) -> FactorVariables:
         own, where, is_last = shape.factors[at], shape.places[at], shape.places[at].is_last
         return {
             "number": at + 1,
@@ -223,10 +253,10 @@ class GpuProduct(PackingFamily[ConstantsT]):
             ],
             "variants": self.variants_in_chain(own),
             "copies_x": self.copies_x(shape, at),
-            "is_last": is_last,  # of its chain
+            "is_last": is_last,
             "next_layout": "" if is_last else shape.factors[at + 1].kernel.layout,
             "next": at + 2,
-            "has_next": at + 1 < len(shape.factors),  # in any chain
+            "has_next": at + 1 < len(shape.factors),
         }
 
     def copies_x(self, shape: Any, at: int) -> bool:
@@ -264,8 +294,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
         ]
 
 
-def layers_of(kernel: KernelSpec) -> list[dict[str, str]]:
-    """Template variables of each layer: its name, and the arguments for its outputs and what is added to them."""
+def layers_of(kernel: KernelSpec) -> list[LayerVariables]:
     names = each_chains(kernel, "layer")
     given = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     added = [each_chains(kernel, name) if wanted else ["0"] * len(names) for name, wanted in given.items()]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints, is_typeddict
 
 import jinja2
 import pytest
@@ -104,6 +104,25 @@ def test_templates_do_no_arithmetic_and_set_nothing() -> None:
         tags = re.findall(r"{%-? *((?:if|elif|endif)\b[^%]*?) *-?%}", text)
         assert all(re.fullmatch(r"if (not )?(\w+\.)?\w+|endif", tag) for tag in tags), (path, tags)  # one named boolean
         assert [tag.partition(" ")[0] for tag in tags] == ["if", "endif"] * (len(tags) // 2), path  # never nested
+
+
+def variables_of(record: Any) -> Iterator[str]:
+    """Names of a record of template variables, and of the records in it."""
+    for name, kind in get_type_hints(record).items():
+        yield name
+        while get_args(kind):
+            kind = get_args(kind)[0]
+        if is_typeddict(kind):
+            yield from variables_of(kind)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "amx"])  # whose variables are a mapping yet
+def test_every_variable_of_a_family_is_used_by_a_template(name: str) -> None:
+    every = [path.read_text() for path in (ROOT / "templates").rglob("*.j2")]
+    spelled = " ".join(each for text in every for each in re.findall(r"{[{%].*?[%}]}", text, re.DOTALL))
+    record = get_type_hints(type(FAMILIES[name]).words)["return"]
+    python_reads = {"variants", "constexprs"}  # and no template
+    assert set(variables_of(record)) - set(re.findall(r"\w+", spelled)) - python_reads == set()
 
 
 def test_each_family_has_its_template() -> None:

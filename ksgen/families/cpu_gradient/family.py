@@ -5,7 +5,7 @@ Decides the tiles of `cpu_gradient.cl.j2`; its design is docs/kernels/cpu_gradie
 renders, compiles or runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from ksgen.families.cpu_gradient.defaults import (
     tile_sizes,
 )
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
-from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
+from ksgen.families.cpu_gradient.vectors import CpuGradientVariables, VectorGradientConstants, VectorGradientTiling
 from ksgen.families.kinds import OfKinds
 from ksgen.families.rules import Rule, at_most, no_more, positive
 from ksgen.families.signature import GRADIENT
@@ -156,8 +156,9 @@ class CpuGradient(OfKinds):
             passed_bytes=parts * shape.part_bytes,
         )  # fmt: skip
 
-    def words(self, kernel: KernelSpec, constants: AnyGradientConstants) -> Mapping[str, Any]:
-        return {**self.shape(kernel, constants).words, "by_tiles": isinstance(constants, AmxGradientConstants)}
+    def words(self, kernel: KernelSpec, constants: AnyGradientConstants) -> CpuGradientVariables:
+        found: CpuGradientVariables = self.shape(kernel, constants).words
+        return found | {"by_tiles": isinstance(constants, AmxGradientConstants)}
 
     def constexprs(self, kernel: KernelSpec, constants: AnyGradientConstants) -> list[Constexpr]:
         return list(self.shape(kernel, constants).constexprs)

@@ -3,11 +3,12 @@ Columns are a plane's inputs with one group of its outputs. Nothing here was mea
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ksgen.families.amx.chain import DOT, DOT_MULTIPLY_ADDS, ITEM, TILE_BYTES
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, TilePlanes
 from ksgen.families.base import Constexpr, named
+from ksgen.families.cpu_gradient.vectors import CpuGradientVariables
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
 from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_BYTES, TASK
@@ -128,8 +129,7 @@ class AmxGradientTiling(TilePlanes):
     # ---- the source
 
     @property
-    def words(self) -> dict[str, Any]:
-        """Variables of the template."""
+    def words(self) -> CpuGradientVariables:
         is_split = self.products.parts > 1
         return {
             "accumulator": "lanes",

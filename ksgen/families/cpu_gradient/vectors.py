@@ -3,7 +3,7 @@ the template. Columns are tiles that share their outputs.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 from ksgen.families.base import Constexpr, named
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
@@ -18,11 +18,25 @@ from ksgen.families.vector.cycles import (
     TRANSPOSE,
     tile_of,
 )
-from ksgen.families.vector.planes import Planes, round_up, tile_picture
+from ksgen.families.vector.planes import Planes, PlaneVariables, round_up, tile_picture
 from ksgen.families.vector.shape import LINE_BYTES
 from ksgen.spec import KernelSpec
 
 ACROSS = 6  # cycles to add up the lanes of a sum
+
+
+class CpuGradientVariables(PlaneVariables, total=False):
+    by_tiles: bool
+    # by vectors
+    n: str
+    source: str
+    widen: str
+    planes: str
+    has_pairs: bool
+    # by tiles
+    operand: str
+    inputs_lie: str
+    mending: str
 
 
 @dataclass(frozen=True)
@@ -217,12 +231,11 @@ class VectorGradientTiling(Planes):
     # ---- the source
 
     @property
-    def words(self) -> dict[str, Any]:
-        """Variables of the template."""
+    def words(self) -> CpuGradientVariables:
         picture = tile_picture(
             "A tile of dW", self.constants, ("inputs l", "inputs l"), ("outputs (k, j)", "outputs k")
         )
-        return super().words | {
+        own: CpuGradientVariables = {
             "n": "",
             "source": "stored",
             "widen": "widen",
@@ -235,6 +248,7 @@ class VectorGradientTiling(Planes):
             "variants": ("gradient", *(("pairs",) if self.constants.pairs else ())),
             "picture": picture,
         }
+        return cast("CpuGradientVariables", super().words) | own
 
     @property
     def constexprs(self) -> list[Constexpr]:

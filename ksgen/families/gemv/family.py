@@ -6,7 +6,7 @@ Several layers share the blocks. Weights are packed as for each factor alone. De
 `gemv_chain.cu.j2` and `gemv_group.cu.j2`; its design is docs/kernels/gemv.md. Never renders, compiles or runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling,
 from ksgen.families.gemv.defaults import MOST_BATCH
 from ksgen.families.gemv.group import GemvGroupConstants, GemvGroupTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
-from ksgen.families.gemv.source import constexprs_of, words_of
+from ksgen.families.gemv.source import GemvVariables, constexprs_of, words_of
 from ksgen.families.gpus import begins_early
 from ksgen.families.rules import Rule, at_most, first_broken, multiple, positive, refusal
 from ksgen.families.tiles import MOST_THREADS, WARP
@@ -176,7 +176,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: AnyGemvConstants) -> Mapping[str, Any]:
+    def words(self, kernel: KernelSpec, constants: AnyGemvConstants) -> GemvVariables:
         return words_of(self.shape(kernel, constants))
 
     def constexprs(self, kernel: KernelSpec, constants: AnyGemvConstants) -> list[Constexpr]:

@@ -2,15 +2,15 @@
 several layers on one X."""
 
 from itertools import accumulate
-from typing import Any
+from typing import TypedDict
 
-from ksgen.families.base import Constexpr, named
+from ksgen.families.base import Constexpr, Variables, named
 from ksgen.families.chains import factor_kernels
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gemv.chain_shape import GemvChainTiling
 from ksgen.families.gemv.group import GemvGroupTiling
 from ksgen.families.gemv.shape import GemvTiling
-from ksgen.families.gpu_chain import layers_of
+from ksgen.families.gpu_chain import LayerVariables, layers_of
 from ksgen.families.signature import each_chains, weights_of
 from ksgen.families.tiles import PACK_THREADS, batch_constexpr, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
@@ -28,7 +28,60 @@ _OF_LAST = (
 )  # fmt: skip
 
 
-def words_of(shape: AnyGemvTiling) -> dict[str, Any]:
+class GemvFactor(TypedDict):
+    """Variables of one factor's part of a source."""
+
+    kernel: KernelSpec
+    constexprs: list[Constexpr]
+    variants: tuple[str, ...]
+
+
+class GemvLayer(LayerVariables):
+    """Variables of one layer of a group."""
+
+    kind: int
+    first_block: str
+    weights: str
+
+
+class GemvKind(TypedDict):
+    """Variables of equal layers of a group: their source, and the arguments of its call."""
+
+    number: int
+    layers: str
+    is_pair: bool
+    alone: list[GemvFactor]  # the factor of such a layer, or none
+    pair: list[list[GemvFactor]]  # its two factors, or none
+    within: str
+    weights: str
+
+
+class GemvVariables(Variables, total=False):
+    weight: str  # type of a packed weight
+    piece: str  # type of one load of weights
+    of_pieces: str
+    of_storage: str
+    of_inputs: str
+    starts_early: bool
+    unwritten: str  # qualifier of arrays that no other launch writes
+    # of several factors
+    has_scales: bool
+    has_bytes_in: bool
+    x_given: str
+    x_stored: str  # type of a factor's input: X or the intermediate
+    factors: list[GemvFactor]
+    # of several layers
+    extra_arguments: str
+    extra_pitches: str
+    has_pairs: bool
+    own_weights: tuple[str, ...]  # of one layer
+    weights_of_all: tuple[str, ...]
+    results: tuple[str, ...]
+    layers: list[GemvLayer]
+    kinds: list[GemvKind]
+
+
+def words_of(shape: AnyGemvTiling) -> GemvVariables:
     """Template variables: the types of X and of weights, packed and read, those of an early start, and those of each
     factor.
 
@@ -36,9 +89,9 @@ def words_of(shape: AnyGemvTiling) -> dict[str, Any]:
     before the wait.
     """
     kernel, early = shape.kernel, shape.constants.early
-    found = {
-        "weight": "given" if kernel.is_quantized else "stored",  # type of a packed weight
-        "piece": "Values" if kernel.is_quantized else "Piece",  # type of one load of weights
+    found: GemvVariables = {
+        "weight": "given" if kernel.is_quantized else "stored",
+        "piece": "Values" if kernel.is_quantized else "Piece",
         "of_pieces": "X" if kernel.is_quantized else "W, or of X",
         "of_storage": "quantized" if kernel.is_quantized else "same",
         "of_inputs": "bytes" if kernel.has_bytes_in else "same",
@@ -50,12 +103,12 @@ def words_of(shape: AnyGemvTiling) -> dict[str, Any]:
     found |= {
         "has_scales": kernel.is_quantized,
         "x_given": "given" if kernel.has_bytes_in else "stored",
-        "x_stored": "Input" if kernel.has_bytes_in else "stored",  # a factor's input is X or the intermediate
+        "x_stored": "Input" if kernel.has_bytes_in else "stored",
         "has_bytes_in": kernel.has_bytes_in,
     }
     if isinstance(shape, GemvChainTiling):
         return {**found, "picture": picture(shape.last), "factors": _factors(shape)}
-    return {**found, **_words_of_layers(shape)}
+    return found | _words_of_layers(shape)
 
 
 def constexprs_of(shape: AnyGemvTiling) -> list[Constexpr]:
@@ -91,11 +144,13 @@ def picture(shape: GemvTiling) -> str:
     )
 
 
-def _factors(shape: GemvChainTiling) -> list[dict[str, Any]]:
+def _factors(shape: GemvChainTiling) -> list[GemvFactor]:
     """Template variables of each factor of two."""
     alone = factor_kernels(shape.kernel)
-    listed = [(alone[0], _first(shape), ()), (alone[1], _last(shape), ("bsf",))]  # tiles of several j, in both layouts
-    return [{"kernel": own, "constexprs": constexprs, "variants": variants} for own, constexprs, variants in listed]
+    return [
+        {"kernel": alone[0], "constexprs": _first(shape), "variants": ()},
+        {"kernel": alone[1], "constexprs": _last(shape), "variants": ("bsf",)},  # tiles of several j, in both layouts
+    ]
 
 
 def _known(shape: GemvTiling) -> dict[str, Constexpr]:
@@ -135,7 +190,7 @@ def _last(shape: GemvChainTiling) -> list[Constexpr]:
     return [*(known[name] for name in (*_OF_LAST, *_OF_BOTH)), between]
 
 
-def _words_of_layers(shape: GemvGroupTiling) -> dict[str, Any]:
+def _words_of_layers(shape: GemvGroupTiling) -> GemvVariables:
     """Template variables of several layers; equal ones share one source."""
     kernel, kinds = shape.kernel, list(dict.fromkeys(shape.layers))
     numbers = [kinds.index(each) + 1 for each in shape.layers]
@@ -149,7 +204,7 @@ def _words_of_layers(shape: GemvGroupTiling) -> dict[str, Any]:
         "extra_arguments": ", bias, residual",  # named like the arguments of a single layer
         "extra_pitches": ", residual_pitch",
         "has_pairs": most > 1,
-        "own_weights": names[:most],  # of one layer
+        "own_weights": names[:most],
         "weights_of_all": names,
         "results": each_chains(kernel, "y"),
         "layers": _layer_variables(kernel, numbers, most),
@@ -157,30 +212,30 @@ def _words_of_layers(shape: GemvGroupTiling) -> dict[str, Any]:
     }
 
 
-def _kind(
-    shape: GemvGroupTiling, number: int, numbers: list[int], layer: GemvTiling | GemvChainTiling
-) -> dict[str, Any]:
-    """Template variables of equal layers: their source, and the arguments of its call."""
+def _kind(shape: GemvGroupTiling, number: int, numbers: list[int], layer: GemvTiling | GemvChainTiling) -> GemvKind:
     of = [str(at) for at, each in enumerate(numbers, 1) if each == number]
-    found = {
+    found: GemvKind = {
         "number": number,
-        "is_pair": isinstance(layer, GemvChainTiling),
         "layers": f"{layer.kernel.factors}, of {'layers' if len(of) > 1 else 'layer'} {', '.join(of)}",
+        "is_pair": False,
+        "alone": [],
+        "pair": [],
+        "within": "",
+        "weights": "layer.weights_1",
     }
     if isinstance(layer, GemvChainTiling):
         weights = "layer.weights_1, layer.weights_2"
-        return found | {"alone": (), "pair": [_factors(layer)], "within": "factor_2::", "weights": weights}
+        return found | {"is_pair": True, "pair": [_factors(layer)], "within": "factor_2::", "weights": weights}
     known = {each.name for each in constexprs_of(shape)}
     constexprs = [each for each in constexprs_of_factor(layer) if each.name not in known]
     # tiles of several j, in both layouts
-    factor = {"kernel": layer.kernel, "constexprs": constexprs, "variants": ("bsf",)}
-    return found | {"alone": [factor], "pair": (), "within": "", "weights": "layer.weights_1"}
+    return found | {"alone": [{"kernel": layer.kernel, "constexprs": constexprs, "variants": ("bsf",)}]}
 
 
-def _layer_variables(kernel: KernelSpec, kinds: list[int], most: int) -> list[dict[str, Any]]:
+def _layer_variables(kernel: KernelSpec, kinds: list[int], most: int) -> list[GemvLayer]:
     """Template variables of each layer: its kind, its first block, and its arrays."""
     names = iter(weights_of(kernel))
-    found = []
+    found: list[GemvLayer] = []
     for at, (layer, chain, kind) in enumerate(zip(layers_of(kernel), kernel.chains, kinds, strict=True), 1):
         weights = [*(next(names) for _ in chain), *["0"] * (most - len(chain))]
         first = f"BEFORE_{at} * tiles" if at > 1 else "0"

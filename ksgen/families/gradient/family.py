@@ -4,7 +4,7 @@ Decides the tiles of `gradient.cu.j2` and `gradient_mma.cu.j2`; its design is do
 compiles or runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from ksgen.families.chains import by_kind
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient import mma, plain
 from ksgen.families.gradient.mma import GradientMmaConstants, GradientMmaTiling
-from ksgen.families.gradient.parts import SIDES, SUM_COLUMNS, blocks_that_fit, fits
+from ksgen.families.gradient.parts import SIDES, SUM_COLUMNS, GradientVariables, blocks_that_fit, fits
 from ksgen.families.gradient.plain import GradientConstants, GradientTiling
 from ksgen.families.kinds import OfKinds
 from ksgen.families.signature import GRADIENT
@@ -119,9 +119,10 @@ class Gradient(OfKinds):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: Any) -> Mapping[str, Any]:
+    def words(self, kernel: KernelSpec, constants: Any) -> GradientVariables:
         shape = self.shape(kernel, constants)
-        return {"sides": SIDES, "picture": shape.picture, **shape.own_words()}
+        own: GradientVariables = shape.own_words()
+        return {**own, "sides": SIDES, "picture": shape.picture}
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
         shape = self.shape(kernel, constants)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import gcd
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES, write_cycles
 from ksgen.families.base import Constexpr, Limits, named
@@ -19,6 +19,7 @@ from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.gradient.parts import (
     MOST_TILE,
+    GradientVariables,
     Parts,
     Side,
     SideImage,
@@ -251,7 +252,7 @@ class GradientMmaTiling(Parts):
             f"{COLUMNS}.",
         )
 
-    def own_words(self) -> dict[str, Any]:
+    def own_words(self) -> GradientVariables:
         operand = {"float16": "f16", "bfloat16": "bf16"}.get(self.operand, self.operand)
         load = "gradient_mma/load_registers" if self.copy == "registers" else "gradient/load_async"
         split = {"complex_split": self.kernel.arithmetic.is_complex, "split": True} if self.components == 2 else {}

@@ -4,10 +4,10 @@ copies of operands."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 from ksgen.families.banks import Image, line_cycles, write_cycles
-from ksgen.families.base import Constexpr, Limits, named
+from ksgen.families.base import Constexpr, Limits, Variables, named
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.families.traffic import SECTOR, array_bytes, entry_bytes
@@ -19,7 +19,28 @@ SUM_COLUMNS, SUM_ROWS = 32, 8  # weights per block of the second entry, and thre
 CPU_BLOCKS = 16  # so many keep a processor busy
 GPU_WARPS = 16 * 132  # so many keep a large GPU busy: sixteen per multiprocessor
 MOST_TILE = 128  # along one side
-SIDES = (  # template variables of both operands
+
+
+class SideNames(TypedDict):
+    """Names that the source has for one operand."""
+
+    name: str
+    NAME: str
+    features: str
+    tile: str
+    first: str
+
+
+class GradientVariables(Variables, total=False):
+    sides: tuple[SideNames, ...]
+    # on tensor cores
+    copy: str
+    load: str
+    operand: str
+    conjugated: str
+
+
+SIDES: tuple[SideNames, ...] = (
     {"name": "x", "NAME": "X", "features": "C", "tile": "TILE_IN", "first": "first_in"},
     {"name": "dy", "NAME": "DY", "features": "B", "tile": "TILE_OUT", "first": "first_out"},
 )

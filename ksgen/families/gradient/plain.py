@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import gcd
-from typing import Any
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gradient.parts import (
     MOST_TILE,
+    GradientVariables,
     Parts,
     Side,
     SideImage,
@@ -212,7 +212,7 @@ class GradientTiling(Parts):
             f"A warp: 8 lanes along l by 4 along k, with {own.thread_in} x {own.thread_out} sums each.",
         )
 
-    def own_words(self) -> dict[str, Any]:
+    def own_words(self) -> GradientVariables:
         return {}
 
     def own_constexprs(self) -> list[Constexpr]:

@@ -5,7 +5,7 @@ Decides the tiles of `mma.cu.j2`, and of `mma_chain.cu.j2` for all factors of a 
 docs/kernels/mma.md. Never renders, compiles or runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from ksgen.families.base import Constexpr, Limits, Work, named
 from ksgen.families.chains import by_kind, factor_kernels, places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
-from ksgen.families.gpu_chain import GpuProduct, ends_of
+from ksgen.families.gpu_chain import FactorVariables, GpuProduct, ProductVariables, ends_of
 from ksgen.families.mma.chain import CHAIN_RULES, MmaChainConstants, MmaChainTiling, MmaFactor, options
 from ksgen.families.mma.defaults import default, others, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTiling
@@ -32,6 +32,14 @@ _OF_FACTOR = (  # constants of a factor's own source that a chain's source repea
 LEAST_COPIED = 4  # bytes of the smallest asynchronous copy
 
 AnyMmaConstants = MmaConstants | MmaChainConstants
+
+
+class MmaVariables(ProductVariables, total=False):
+    wide_bytes: int
+    operand: str
+    of_inputs: str
+    resident: bool
+    streams_x: bool
 
 
 def variants_of(shape: MmaTiling) -> tuple[str, ...]:
@@ -131,7 +139,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: AnyMmaConstants) -> Mapping[str, Any]:
+    def words(self, kernel: KernelSpec, constants: AnyMmaConstants) -> MmaVariables:
         first = self.shape(kernel, constants).factors[0]
         return {
             **super().words(kernel, constants),
@@ -143,7 +151,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             "streams_x": bool(getattr(constants, "stream", 0)),
         }
 
-    def _factor(self, shape: Any, at: int) -> dict[str, Any]:
+    def _factor(self, shape: Any, at: int) -> FactorVariables:
         return {**super()._factor(shape, at), "streams_x": bool(shape.factors[at].streamed)}
 
     def copies_x(self, shape: MmaChainTiling, at: int) -> bool:

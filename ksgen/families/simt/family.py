@@ -5,7 +5,7 @@ Decides the tiles of `simt.cu.j2` and `simt_chain.cu.j2`; docs/kernels/simt.md e
 runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from ksgen.families.base import Constexpr, Limits, Work, named
 from ksgen.families.chains import by_kind, places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import WORTH_A_CLASS, fastest
-from ksgen.families.gpu_chain import GpuProduct, ends_of
+from ksgen.families.gpu_chain import GpuProduct, ProductVariables, ends_of
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.simt.chain import CHAIN_RULES, SimtChainConstants, SimtChainTiling, options
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller, whole_rounds
@@ -42,6 +42,11 @@ _OF_FACTOR = (  # constants of a factor's own source that a chain's source repea
 LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; chains of 16-bit types use tensor cores instead
 
 AnySimtConstants = SimtConstants | SimtChainConstants
+
+
+class SimtVariables(ProductVariables, total=False):
+    x_group: str
+    products: str
 
 
 class Simt(GpuProduct[AnySimtConstants]):
@@ -143,7 +148,7 @@ class Simt(GpuProduct[AnySimtConstants]):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: AnySimtConstants) -> Mapping[str, Any]:
+    def words(self, kernel: KernelSpec, constants: AnySimtConstants) -> SimtVariables:
         group = "InputGroup" if kernel.has_bytes_in else "StoredGroup"
         return {**super().words(kernel, constants), "x_group": group, "products": products_of(kernel, constants.copy)}
 

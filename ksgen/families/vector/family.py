@@ -5,10 +5,10 @@ Decides the tiles of `vector.cl.j2`; its design is docs/kernels.md. Never render
 as for each factor alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import FactorPlace, by_kind, own_of_factors, places, rule_of_tiles, transposes
@@ -18,7 +18,7 @@ from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs
 from ksgen.families.vector.chain import ProcessorProduct, VectorChainConstants, VectorChainTiling, output_reads
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, spread_sizes, tile_sizes
-from ksgen.families.vector.planes import lanes_of, round_up, tile_picture
+from ksgen.families.vector.planes import PlaneVariables, lanes_of, round_up, tile_picture
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -27,6 +27,38 @@ from ksgen.spec.precision import BF16
 LANES = (4, 8, 16)
 
 AnyVectorConstants = VectorConstants | VectorChainConstants
+
+
+class VectorFactorVariables(PlaneVariables, total=False):
+    """Template variables of one factor: its constants and snippets, where its inputs come from and its outputs go."""
+
+    weight: str  # type of a packed weight
+    given: str  # type of a weight before it is packed
+    one_weight: str
+    is_quantized: bool
+    packs_adjoint: bool
+    rows: str
+    number: int
+    n: str  # end of the names in its part of the source; a factor alone has none
+    kernel: KernelSpec
+    along: str
+    constexprs: list[Constexpr]  # of a factor alone they are the source's
+    source: str
+    target: str
+    kept: str
+    as_kept: str
+    widen: str
+    part: str
+    is_last_block: str
+    from_there: str
+    to_there: str
+
+
+class VectorVariables(VectorFactorVariables, total=False):
+    is_chain: bool
+    shift: str
+    results: tuple[str, ...]
+    factors: list[VectorFactorVariables]
 
 
 RULES: tuple[Rule[VectorConstants], ...] = (
@@ -142,7 +174,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     def packs_adjoint(self, kernel: KernelSpec) -> bool:
         return kernel.job != CHAIN and packs_adjoint(kernel)
 
-    def words(self, kernel: KernelSpec, constants: AnyVectorConstants) -> Mapping[str, Any]:
+    def words(self, kernel: KernelSpec, constants: AnyVectorConstants) -> VectorVariables:
         shape = VectorChainTiling(kernel, constants)
         words = factor_words(last := shape.factors[-1])  # its activation is that of every last factor
         between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
@@ -160,7 +192,8 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             tile_picture(name, each.constants, OF_ROWS, OF_LANES)
             for name, each in zip(names, shape.factors, strict=True)
         ]
-        return words | {
+        return {
+            **words,
             "variants": (*words["variants"], *(between if kernel.between != "none" else ())),
             "is_chain": shape.is_chain,
             "shift": "y_pitch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0" if is_shifted else "0",
@@ -169,9 +202,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             "factors": [self._factor(shape, number, place) for number, place in enumerate(places(kernel))],
         }
 
-    def _factor(self, shape: VectorChainTiling, number: int, at: FactorPlace) -> dict[str, Any]:
-        """Template variables of one factor: its constants and snippets, where its inputs come from and its outputs
-        go. A factor alone has no number, and its constants are the source's."""
+    def _factor(self, shape: VectorChainTiling, number: int, at: FactorPlace) -> VectorFactorVariables:
         own = shape.factors[number]
         is_first, is_last, has_pairs = at.at == 0, at.is_last, bool(own.constants.pairs)
         between, is_kept, widen = ("between", "outputs", "widen") if has_pairs else ("real", "lanes", "")
@@ -231,25 +262,20 @@ def packs_adjoint(kernel: KernelSpec) -> bool:
     return not kernel.is_quantized and not kernel.arithmetic.is_complex
 
 
-def factor_words(shape: VectorTiling) -> dict[str, Any]:
+def factor_words(shape: VectorTiling) -> VectorFactorVariables:
     """Variables of a factor's template."""
     value = {1: "uchar", 2: "ushort"}.get(shape.weight_bytes, "")
-    return (
-        shape.words
-        | {
-            "weight": value if shape.kernel.is_quantized else "real",  # type of a packed weight
-            "given": value if shape.kernel.is_quantized else "stored",  # type of a weight before it is packed
-            "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
-            "is_quantized": shape.kernel.is_quantized,
-            "packs_adjoint": packs_adjoint(shape.kernel),
-            "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
-            "variants": (
-                *variants_of(shape, shape.kernel.epilogue.activation),
-                *(("pairs",) if shape.constants.pairs else ()),
-            ),
-        }
-        | (_words_of_pairs(shape) if shape.constants.pairs else {})
-    )
+    variants = variants_of(shape, shape.kernel.epilogue.activation)
+    of_planes = shape.words | _words_of_pairs(shape) if shape.constants.pairs else shape.words
+    return cast("VectorFactorVariables", of_planes) | {
+        "weight": value if shape.kernel.is_quantized else "real",
+        "given": value if shape.kernel.is_quantized else "stored",
+        "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
+        "is_quantized": shape.kernel.is_quantized,
+        "packs_adjoint": packs_adjoint(shape.kernel),
+        "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
+        "variants": (*variants, "pairs") if shape.constants.pairs else variants,
+    }
 
 
 def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
@@ -259,7 +285,7 @@ def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
     return own.get(activation, ())
 
 
-def _words_of_pairs(shape: VectorTiling) -> dict[str, str]:
+def _words_of_pairs(shape: VectorTiling) -> PlaneVariables:
     """Template variables for copies of inputs as pairs: the lanes that a vector of pairs takes of two vectors."""
     lanes = shape.constants.lanes
     # else a vector does not hold whole l: inputs are copied one l at a time

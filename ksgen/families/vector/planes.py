@@ -4,7 +4,7 @@ outputs share their inputs."""
 from math import gcd
 from typing import Any
 
-from ksgen.families.base import Limits
+from ksgen.families.base import Limits, Variables
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
@@ -19,6 +19,31 @@ def round_up(value: int, to: int) -> int:
 def lanes_of(kernel: KernelSpec, limits: Limits) -> int:
     """Lanes of the device's vector registers, in the type of a kernel's sums."""
     return max(2, limits.vector_bytes // kernel.real_bytes)
+
+
+class PlaneVariables(Variables, total=False):
+    """Template variables of lanes, and of copies of inputs."""
+
+    accumulator: str
+    lanes: int
+    layout: str
+    columns_from: str
+    spread: list[str]
+    mask: str
+    turns: list[tuple[int, str, str]]
+    # ends of the names of copies of inputs as pairs, and the lanes that these take of two vectors
+    of_pairs: str
+    firsts: str
+    seconds: str
+    # row of the batch up to which a copy fills what a tile reads
+    end_of_rows: str
+    end_of_columns: str
+    end_of_transposed: str
+    # of complex numbers
+    parts: int
+    real_parts: str
+    imaginary_parts: str
+    quarter_turn: str
 
 
 class Planes:
@@ -89,10 +114,10 @@ class Planes:
         )
 
     @property
-    def words(self) -> dict[str, Any]:
+    def words(self) -> PlaneVariables:
         lanes, precision = self.constants.lanes, self.kernel.arithmetic
         reals, steps = precision.reals_per_number, _transpose_steps(lanes)
-        return {
+        found: PlaneVariables = {
             "accumulator": "lanes",
             "lanes": lanes,
             "layout": self.kernel.layout,
@@ -100,15 +125,14 @@ class Planes:
             "spread": spread(self.run, lanes, self.mask, precision, self.period) if self.is_along_outputs else [],
             "mask": self.mask,
             "turns": [(half, _of_parts(low, reals), _of_parts(high, reals)) for half, low, high in steps],
-            **(_words_of_parts(lanes) if precision.is_complex else {}),
-            "of_pairs": "",  # the end of the names of what copies inputs as pairs
+            "of_pairs": "",
             "firsts": "",
             "seconds": "",
-            # row of the batch up to which a copy fills what a tile reads
             "end_of_rows": "max(count, HEIGHT)",
             "end_of_columns": "chunk + CHUNK",
             "end_of_transposed": "(count + CHUNK - 1) / CHUNK * CHUNK",
         }
+        return found | _words_of_parts(lanes) if precision.is_complex else found
 
 
 def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple[str, str]) -> str:
@@ -125,7 +149,7 @@ def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple
     )
 
 
-def _words_of_parts(lanes: int) -> dict[str, Any]:
+def _words_of_parts(lanes: int) -> PlaneVariables:
     """Indices that pick the parts of complex numbers, which alternate in a vector.
 
     `quarter_turn` multiplies by i: it picks from a vector and its negative.

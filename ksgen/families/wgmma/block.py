@@ -12,9 +12,10 @@ from itertools import product
 from math import gcd, lcm
 from typing import Any, ClassVar
 
-from ksgen.families.base import MAP_ALIGNMENT, Geometry, Limits, TensorMap
+from ksgen.families.base import MAP_ALIGNMENT, Geometry, Limits, TensorMap, Variables
 from ksgen.families.gpus import REGISTERS as MULTIPROCESSOR
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, TensorTile, wavefronts
+from ksgen.families.ptx import Box, WgmmaInstruction
 from ksgen.families.signature import PRODUCT
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
@@ -37,6 +38,29 @@ REGISTERS = {  # per thread of the copying warpgroup and of the multiplying ones
 # registers per thread that ptxas gives a block which may have the whole multiprocessor
 LAUNCHED = {1: 255, 2: 168, 3: 128}
 ADDRESSES = 40  # registers per thread for addresses, approximately
+
+
+class WgmmaVariables(Variables, total=False):
+    """Template variables; most of them name the variant of a macro."""
+
+    operand: str
+    of_inputs: str
+    wgmma: WgmmaInstruction
+    product: str
+    boxes: list[Box]
+    from_registers: bool
+    finishes_stores: bool
+    is_permuted: bool
+    # of clusters
+    blocks: str
+    find_tile: str
+    copy_weights: str
+    load_x: str
+    # of the source of X
+    schedule: str
+    walk: str
+    store: str
+    out: str
 
 
 @dataclass(frozen=True)

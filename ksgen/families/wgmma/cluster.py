@@ -11,7 +11,7 @@ from typing import Any
 
 from ksgen.families.base import Constexpr, named
 from ksgen.families.rules import Rule
-from ksgen.families.wgmma.block import Block
+from ksgen.families.wgmma.block import Block, WgmmaVariables
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 8  # largest cluster that every GPU with clusters can launch
@@ -57,7 +57,7 @@ def tried(block: Block, most: int) -> Iterator[tuple[int, int]]:
     return (each for each in sizes if each[0] * each[1] <= most)
 
 
-def words(block: Block, image: str) -> dict[str, Any]:
+def words(block: Block, image: str) -> WgmmaVariables:
     """Template variables of clusters; `image` names the layout of X in shared memory."""
     own = block.constants
     if block.cluster == 1:

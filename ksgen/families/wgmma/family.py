@@ -37,6 +37,7 @@ from ksgen.families.wgmma.block import (
     ROWS,
     WARPGROUP,
     Block,
+    WgmmaVariables,
 )
 from ksgen.families.wgmma.permuted import PermutedBlock
 from ksgen.families.wgmma.registers import RegistersBlock
@@ -183,7 +184,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
 
     # ---- sources
 
-    def words(self, kernel: KernelSpec, constants: Any) -> Mapping[str, Any]:
+    def words(self, kernel: KernelSpec, constants: Any) -> WgmmaVariables:
         block = self.shape(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
         own = block.constants
@@ -193,7 +194,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             DrawnSide(own.tile_out, "outputs k", 1),
             lambda row, _: f"warpgroup {row // block.row_tiles}",
         )
-        common = cluster.words(block, image) | {
+        common: WgmmaVariables = cluster.words(block, image) | {
             "operand": block.operand,
             "of_inputs": "bytes" if kernel.has_bytes_in else "same",
             "wgmma": block.instruction,
@@ -203,7 +204,8 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             "finishes_stores": own.x_from != "registers",
             "is_permuted": own.x_from == "permuted",
         }
-        return {**common, **block.own_words(common["variants"])}
+        rest: WgmmaVariables = block.own_words(common["variants"])
+        return common | rest
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
         block = self.shape(kernel, constants)

@@ -23,6 +23,7 @@ from ksgen.families.wgmma.block import (
     MOST_COLUMNS,
     ROWS,
     Block,
+    WgmmaVariables,
     are_free_of_conflicts,
     takes_rows,
     whole_periods,
@@ -207,7 +208,7 @@ class RegistersBlock(Block):
 
     # ---- the source
 
-    def own_words(self, variants: tuple[str, ...]) -> dict[str, Any]:
+    def own_words(self, variants: tuple[str, ...]) -> WgmmaVariables:
         constants, schedule = self.constants, "resident" if self.constants.resident else "streaming"
         own = {"resident": constants.resident, "promoted": constants.promote, "split": self.components == 2}
         return {
