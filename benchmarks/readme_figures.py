@@ -86,7 +86,7 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     state = "" if on_gpu(rows) else f"{_on_gpus(folder) or f'**{NOTHING.strip()}**'} On a processor:\n\n"
     note = (
         "A `KSLinear`, frozen for inference, is compared with the dense layer, and with the fastest of PyTorch's "
-        "methods for either layer. "
+        "methods for the dense or the sparse layer. "
         "Speed-ups are geometric means. The least and the most are over the best of PyTorch. The floor is the time "
         "that memory or arithmetic takes at least; shares of it are medians. "
         f"{where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."

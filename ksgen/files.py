@@ -46,7 +46,7 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Put this into the file's place: a reader finds the old file or the new one, whole."""
+    """Replace a file's content: a reader finds the complete old file or the complete new one."""
     with replaced(path) as aside:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -94,7 +94,7 @@ def _followed(path: Path) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `KsgenError` before work whose result could not be written there after it."""
+    """Raise `KsgenError` if no file can be written there, before the work whose result it would hold."""
     is_stream = path.exists() and not path.is_file() and not path.is_dir()
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if is_stream else path.parent, os.W_OK):
         raise KsgenError(
@@ -104,7 +104,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[bool]:
-    """Makes a file and locks it, till the end of the block or of the process. False: its file system has no locks.
+    """Create and lock a file until the block or the process ends. Yields False if its file system has no locks.
 
     `on_wait` is called before waiting for another process that has locked it.
     """

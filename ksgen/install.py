@@ -57,8 +57,10 @@ def cuda_extra() -> str:
 
 
 def extras() -> str:
-    """Extras for this machine: PyCUDA and cuda-bindings with a toolkit on PATH, cuda-bindings for a GPU alone, OpenCL
-    without a C++ compiler, else none."""
+    """Extras that this machine needs, separated by commas.
+
+    A GPU needs cuda-bindings, and PyCUDA too if nvcc is on PATH. A machine without GPU and C++ compiler needs OpenCL.
+    """
     if not capabilities():
         return "" if has_compiler() else "cpu"
     return f"pycuda,{cuda_extra()}" if shutil.which("nvcc") else cuda_extra()

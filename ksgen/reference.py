@@ -144,7 +144,7 @@ def multiply(
 
 
 def dequantized(values: ArrayLike, scale: ArrayLike) -> Float64:
-    """Compute the weights that values in eight bits and their scales stand for.
+    """Compute the weights that values in eight bits and their scales represent.
 
     Args:
         values: Stored values.

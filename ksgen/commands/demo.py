@@ -142,7 +142,7 @@ def bmm_us(device: "Device", kernel: KernelSpec, batch: int) -> float | None:
 
 
 def _build_all(device: "Device", jobs: "Sequence[Job]") -> None:
-    """Compile all kernels on all cores, before anything is timed. One that fails says so at its turn."""
+    """Compile all kernels on all cores before any is timed. A failure is reported when its kernel would be timed."""
     from ksgen.build.build import Request, build_many
     from ksgen.emit.render import render
     from ksgen.launch.planner import PLANNER

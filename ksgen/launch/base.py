@@ -2,7 +2,7 @@
 
 A factor is a chain of one, and a chain a group of one. Arrays are read and checked, device and stream are found, a plan
 is looked up, weights are packed, and one launch computes everything. If several launches serve better, each part takes
-this path by itself. It never searches for constants. It records no gradients; `ksgen.torch` does.
+this path by itself. This module never searches for constants. It records no gradients; `ksgen.torch` does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,10 +107,10 @@ class BaseLauncher(Explainable):
         Args:
             x: Input, (batch, in_features) in layout "bsf", or (in_features, batch) in "bsl".
             weights: Free values of K, an array (a, b, c, d); or a result of `pack` or `ksgen.quantize`. A chain takes a
-                list with one per factor, a group a list with one such list per layer, or with the array of a layer of
-                one factor. Quantized weights are packed once. Weights with an `x_scale` take x in eight bits: a result
-                of `ksgen.quantize_inputs`, or its bits as uint8. The dtype of y is then the `precision`, or that of
-                out, bias or residual, or float32.
+                list with one array per factor. A group takes a list with one entry per layer: such a list, or the array
+                of a layer of one factor. Quantized weights are packed once. Weights with an `x_scale` take x in eight
+                bits: a result of `ksgen.quantize_inputs`, or its bits as uint8. The dtype of y is then the `precision`,
+                else that of out, bias or residual, else float32.
             layout: Layout of x and y: "bsf" or "bsl". None: the stated one, "bsf" by default.
             bias: Array (out_features,) that is added before the activation. False omits a stated bias.
             activation: "none", "relu", "gelu", "gelu_tanh" or "silu", after the last factor. None: the stated one,
@@ -127,8 +127,8 @@ class BaseLauncher(Explainable):
 
         Returns:
             y of shape (batch, out_features) in "bsf", or (out_features, batch) in "bsl", an array of the same library
-            as x; of a group a list, whose new arrays are slices of one array if one launch wrote them. Host arrays are
-            complete; other arrays are complete in stream order.
+            as x. A group returns a list; its new arrays are slices of one array if one launch wrote them. Host arrays
+            are complete; other arrays are complete in stream order.
 
         Raises:
             LaunchError: Arguments do not fit a factor or each other, a stated operand is missing, or fuse="yes" is

@@ -29,7 +29,7 @@ def rest() -> None:
 
 
 def _states() -> Iterator[str]:
-    """Return the scheduler's letter for each thread, and S for this one; nothing if the system does not tell."""
+    """Yield the scheduler's letter of each thread, with S for this one; nothing if the system does not report them."""
     with suppress(OSError):
         for number in os.listdir(_TASKS):
             with suppress(OSError):  # it has just ended

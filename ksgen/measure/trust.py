@@ -1,5 +1,5 @@
-"""Whether a time is reliable: by the uncertainty of its median over blocks of runs, and by what other processes used
-meanwhile.
+"""Whether a time is reliable: by the uncertainty of its median over blocks of runs, and by the processor time that
+other processes took meanwhile.
 
 Blocks are spread over time and taken until the median is known well enough, or the time is up. An unreliable figure
 stays, marked, and nothing is concluded from it. Never knows what it times.
@@ -24,7 +24,7 @@ MOST_OTHERS = 0.1  # share of the processors' time that others take
 LEAST_BLOCKS = 6  # for an interval of that confidence
 BLOCK_SECONDS = 0.02  # long compared with a single disturbance
 MOST_SECONDS = 2.0  # for the blocks of one kernel
-FIRST_RUNS, MOST_RUNS = 3, 1000  # to learn how many runs a block has, and in a block
+FIRST_RUNS, MOST_RUNS = 3, 1000  # runs that determine the length of a block, and the most runs of a block
 HOPELESS_BLOCKS = 2  # blocks, all of which are too slow
 # durations of a look at the system's counts, which advance by hundredths of a second
 LEAST_SECONDS, LOOK_SECONDS = 0.1, 0.2
@@ -61,7 +61,7 @@ class Blocks:
 
     @property
     def is_known(self) -> bool:
-        """Whether further blocks are not needed."""
+        """Whether no further blocks are needed."""
         return len(self.values) >= LEAST_BLOCKS and not self.doubt
 
     def is_hopeless(self, give_up: float) -> bool:
@@ -83,8 +83,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def doubt(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
     """Reason why the median of blocks is unreliable, in a few words; empty if it is reliable.
 
-    The same serves times and ratios. `others`: shares of the processors, where these did the work. A single value shows
-    the load alone.
+    Values are times or ratios. `others` holds the shares of the processors that other processes took, if processors did
+    the work. A single value is judged by these shares alone.
     """
     if not values:
         return ""
@@ -98,7 +98,7 @@ def doubt(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
 
 
 def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -> Timer:
-    """A timer of blocks that take about so long. The first call learns how many runs these are."""
+    """Timer of blocks that take about `seconds`. Its first call determines the number of runs per block."""
     runs = 0
 
     def take() -> float:
@@ -123,9 +123,9 @@ def take_blocks(
     """Take blocks of each timer in turns, until all medians are known well enough or `most_seconds` per timer have
     passed.
 
-    The search for a fast one ends for all timers whose blocks are slower than `give_up`. On a processor each block
-    after another timer's waits until the threads of this process sleep. No series ends before the load of the machine
-    is known. A device's own clock sees neither.
+    A timer whose blocks are all slower than `give_up` needs no further ones. On a processor, a block that follows
+    another timer's block first waits until the threads of this process sleep, and no series ends before the load of the
+    machine is known. Neither affects a device's own clock.
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
@@ -205,14 +205,14 @@ class Watch:
         return bool(self.shares) or self._before is None
 
     def look(self) -> None:
-        """Add a share, unless the last look was only just."""
+        """Add a share, unless the last one is less than `LEAST_SECONDS` old."""
         after = counts()
         if self._before and after and after.clock - self._before.clock >= LEAST_SECONDS:
             self.shares.append(others_between(self._before, after, os.cpu_count() or 1))
             self._before = after
 
     def others_share(self) -> float | None:
-        """The last share; None if nothing is known, or not yet."""
+        """The last share; None if none is known."""
         self.look()
         return self.shares[-1] if self.shares else None
 

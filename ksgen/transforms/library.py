@@ -39,7 +39,7 @@ class Library:
         return self.cast(x, known.get(dtype, "complex128" if self.is_complex(x) else "float64"))
 
     def as_numbers(self, x: Any, is_complex: bool) -> Any:
-        """x with contiguous rows, as a chain takes them; complex64 for float32 and shorter, if complex."""
+        """Contiguous array of floating-point numbers; if `is_complex`, complex128 for float64 and else complex64."""
         x = self.as_floats(x)
         if is_complex and not self.is_complex(x):
             x = self.cast(x, "complex128" if self.dtype_of(x) == "float64" else "complex64")

@@ -79,7 +79,7 @@ def is_narrow(kernel: KernelSpec) -> bool:
 
 
 def most_alike(kernel: KernelSpec) -> float:
-    """Number of rows with neighbouring l of the second factor that read the same X; infinity if all of an i do."""
+    """Number of intermediates with neighbouring l that read the same X; infinity if all intermediates of an i do."""
     first, last = kernel.factors
     if first.a == last.a:
         return inf

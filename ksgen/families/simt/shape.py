@@ -18,7 +18,7 @@ ADDRESS = 2
 
 @dataclass(frozen=True)
 class RunPlan(CopyPlan):
-    """Walk whose warps share lines or a run, whichever takes a thread fewer instructions."""
+    """Walk in which the warps divide the lines or the runs among themselves, whichever takes fewer instructions."""
 
     repeats: int  # distances along a run, in elements, that are the same from everywhere: multiples of this
 
