@@ -1,7 +1,7 @@
 """Comparison of contenders: who was faster, by how much, in how many jobs. Only arithmetic over rows.
 
-Only accurate results with reliable times count. A contender's time is that of its best variant: ours of any family and
-constants.
+Only accurate results with reliable times count. A contender's time is that of its best variant: for ksgen, of any
+family and constants.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,14 +1,14 @@
 """A content-addressed store of binaries on disk, shared by unrelated processes. Knows no CUDA.
 
     <folder>/<request digest>/<key>/binary, meta.json      one entry
-    <folder>/.tmp-<random>/                                 an entry being written, or on its way out
+    <folder>/.tmp-<random>/                                 an entry being written or removed
     <folder>/failed/                                        sources that did not build, for their author
 
 The request digest is over source text, entry and target, so that a machine without a compiler finds any compiler's
 binary. The key adds the compiler, its version and its options. An entry comes and goes by one rename, so a reader sees
 all of it or none. A file that a crash of the machine truncates fails its hash when it is next read. Only content
-decides whether an entry is good: times order evictions, and nothing else. What another user can have written is not
-read.
+decides whether an entry is good: times order evictions, and nothing else. Files that another user could have
+written are not read.
 
 Removal needs proof that a file is the cache's. That is a folder named by digests that holds nothing but an entry's two
 files, or a refused source whose content still has the digest in its name.
@@ -87,7 +87,7 @@ class Cache:
         self._bytes: int | None = None  # this process's view of the size: counted at its first put, then kept up
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
-        """This very compiler's binary for the request; without a compiler, that of the newest one."""
+        """Binary of exactly this compiler for the request; without a compiler, that of the newest one."""
         folder = self.path / request.digest
         if not self._may_read(folder):
             return None

@@ -29,7 +29,7 @@ _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
 
 def python_child(code: str, *arguments: str, **variables: str) -> tuple[list[str], dict[str, Any]]:
-    """Command and options of `Popen` for Python code in a child that imports what this process does.
+    """Command and options of `Popen` for Python code in a child that imports modules from the same folders.
 
     `variables` are added to the environment. The child starts no passport, which would disturb what it measures.
     Neither an interrupt nor the end of this process ends it.

@@ -62,14 +62,30 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 @takes_layers
 @click.option("--chain", is_flag=True, help="The patterns are a layer's factors: try their launch as one, and each.")
 @click.option("--model", metavar="|".join(MODELS), help="Kernels of this model with sparse layers; needs PyTorch.")
-@click.option("--precision", type=PRECISION, help="Of the patterns (default float32). Of a spec: only such kernels.")
-@click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). Of a spec: only such kernels.")
-@click.option("--job", type=JOB, help="The product (default) or the weights' gradient. Of a spec: only such kernels.")
-@click.option("--weights", type=STORED, help="How weights of the patterns are stored. Of a spec: only such kernels.")
-@click.option("--inputs", type=STORED_INPUTS, help="How X of the patterns is stored. Of a spec: only such kernels.")
-@click.option("--bias", is_flag=True, help="Of the patterns: add a bias to each output.")
-@click.option("--activation", type=ACTIVATION, default="none", help="Of the patterns: applied after the bias.")
-@click.option("--residual", is_flag=True, help="Of the patterns: add a residual, after the activation.")
+@click.option(
+    "--precision",
+    type=PRECISION,
+    help="Precision of the patterns (default float32). With a spec: only its kernels of this precision.",
+)
+@click.option(
+    "--layout", type=LAYOUT, help="Layout of the patterns (default bsf). With a spec: only its kernels of this layout."
+)
+@click.option(
+    "--job", type=JOB, help="The product (default) or the weights' gradient. With a spec: only its kernels of this job."
+)
+@click.option(
+    "--weights",
+    type=STORED,
+    help="How weights of the patterns are stored. With a spec: only its kernels stored this way.",
+)
+@click.option(
+    "--inputs",
+    type=STORED_INPUTS,
+    help="How X of the patterns is stored. With a spec: only its kernels stored this way.",
+)
+@click.option("--bias", is_flag=True, help="Add a bias to each output of the patterns.")
+@click.option("--activation", type=ACTIVATION, default="none", help="Activation of the patterns, after the bias.")
+@click.option("--residual", is_flag=True, help="Add a residual to the patterns' outputs, after the activation.")
 @click.option(
     "--batch",
     "batches",

@@ -56,12 +56,12 @@ _OF_SPEC = "With --spec: only kernels"
 @click.option(
     "--weights",
     type=STORED,
-    help=f"How weights are stored (default same): in eight bits, or in bfloat16. {_OF_SPEC} with such.",
+    help=f"How weights are stored (default same): in eight bits, or in bfloat16. {_OF_SPEC} of this storage.",
 )
 @click.option(
     "--inputs",
     type=STORED_INPUTS,
-    help=f"How X is stored (default same), or in eight bits as the weights are. {_OF_SPEC} with such.",
+    help=f"How X is stored (default same), or in eight bits as the weights are. {_OF_SPEC} of this storage.",
 )
 @click.option(
     "--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient."

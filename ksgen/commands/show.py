@@ -58,10 +58,10 @@ _OF_SPEC = "With --spec: the first kernel of each pattern"
 )
 @click.option("--layout", type=LAYOUT, help=f"Layout of the patterns (default bsf). {_OF_SPEC} of this layout.")
 @click.option(
-    "--weights", type=STORED, help=f"How weights of the patterns are stored (default same). {_OF_SPEC} with such."
+    "--weights", type=STORED, help=f"How weights of the patterns are stored (default same). {_OF_SPEC} of this storage."
 )
 @click.option(
-    "--inputs", type=STORED_INPUTS, help=f"How X of the patterns is stored (default same). {_OF_SPEC} with such."
+    "--inputs", type=STORED_INPUTS, help=f"How X of the patterns is stored (default same). {_OF_SPEC} of this storage."
 )
 @click.option(
     "--device",

@@ -58,12 +58,12 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @click.option(
     "--weights",
     type=STORED,
-    help="How weights of the patterns are stored (default same). With --spec: kernels stored so.",
+    help="How weights of the patterns are stored (default same). With --spec: only kernels of this storage.",
 )
 @click.option(
     "--inputs",
     type=STORED_INPUTS,
-    help="How X of the patterns is stored (default same). With --spec: kernels stored so.",
+    help="How X of the patterns is stored (default same). With --spec: only kernels of this storage.",
 )
 @click.option(
     "--job", type=JOB, help="The product (default) or the weights' gradient. With --spec: only kernels of this job."

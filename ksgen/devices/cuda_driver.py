@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def found() -> list[Found]:
-    """The GPUs that the driver shows. Makes no context."""
+    """GPUs that the driver reports. Creates no context."""
     cu = _driver()
     described = [_describe(cu, index) for index in range(_device_count(cu))]
     return [Found(f"driver:{index}", "driver", name, target) for index, (name, target) in enumerate(described)]

@@ -1,6 +1,6 @@
 """Bytes, instructions and waits of blocks for small batches: traffic of the second-level cache and of shared memory.
 
-Of two factors, each block computes the elements of the intermediate that it needs.
+A block of two factors computes the elements of the intermediate that it needs by itself.
 """
 
 from dataclasses import replace

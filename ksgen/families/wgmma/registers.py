@@ -326,7 +326,7 @@ def _widest(
 
 
 def _start(family: Any, kernel: KernelSpec, limits: Limits) -> RegistersConstants | None:
-    """Narrowest tile of two warpgroups, or of one: a large d without divisors leaves no room for two.
+    """Narrowest tile of two warpgroups, or of one if a large d without divisors leaves no room for two.
 
     None if none fits.
     """
