@@ -230,7 +230,7 @@ def _in_place(plan: Plan, problem: ProductProblem) -> ReadyContender:
 
 
 def _on_buffers(plan: Plan, problem: ProductProblem) -> ReadyContender:
-    """Contender with copies on memory of an OpenCL device."""
+    """Contender whose arrays are copied to the memory of an OpenCL device."""
     device = plan.device
     poisoned = problem.weights.new_full(problem.y_shape, float("nan"))
     packed, workspace = plan.pack(_uploaded(device, problem.weights), None), plan.workspace()

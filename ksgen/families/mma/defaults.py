@@ -33,11 +33,11 @@ def planes(kernel: KernelSpec) -> int:
         return 1
     is_promoted = kernel.arithmetic.parts > 1  # sums then take twice the registers
     most_flat = 6 if is_promoted else 8 if kernel.x_item_bytes == 4 else 12
-    reals = kernel.arithmetic.reals_per_number
-    if d <= most_flat // reals:
+    per_number = kernel.arithmetic.reals_per_number
+    if d <= most_flat // per_number:
         return d
     if is_promoted:
-        return 4 // reals
+        return 4 // per_number
     runs = {1: [16], 2: [8]}.get(kernel.x_item_bytes, [8, 4])
     return min(runs, key=lambda run: divide_up(d, run) * run)
 

@@ -182,7 +182,7 @@ def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, 
 
 
 def _lost(squares: Tensor, ranks: Tensor) -> float:
-    """Squared error of blocks of these squared singular values that keep as many terms as their ranks."""
+    """Squared error of blocks with these squared singular values, if each keeps as many terms as its rank."""
     is_lost = torch.arange(squares.shape[-1], device=squares.device) >= ranks[:, None]
     return float((squares * is_lost).sum())
 
