@@ -64,10 +64,11 @@ class TuneTable:
             latest = list(self._latest.values())
         running = [each for each in latest if each.phase != "done"]
         ended = [each for each in latest if each.phase == "done"]
-        title, caption = self._title(len(ended)), _caption(running)
+        best = [f"{name_of(each.job)}: {each.best.family}: {each.best.constants}" for each in running if each.best]
         table = Table(
-            title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False
-        )
+            title=self._title(len(ended)), title_justify="left", caption="\n".join(best), caption_justify="left",
+            box=SIMPLE_HEAD, pad_edge=False,
+        )  # fmt: skip
         table.add_column("kernel", overflow="fold")  # the first column to fold in a narrow terminal
         for name in ("best, us", "of floor", "done", "left"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -87,11 +88,6 @@ def _row(progress: "Progress") -> list[str]:
     figures = [time_us(best), share(best)] if best and best.median_us else ["", ""]
     left = "finals" if progress.phase == "finals" else str(progress.left or "")
     return [name_of(progress.job), *figures, str(progress.looked), left]
-
-
-def _caption(running: Sequence["Progress"]) -> str:
-    """Constants of the best candidate of each running search."""
-    return "\n".join(f"{name_of(each.job)}: {each.best.family}: {each.best.constants}" for each in running if each.best)
 
 
 def name_of(job: "Job") -> str:

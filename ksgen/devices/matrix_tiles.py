@@ -36,5 +36,5 @@ def _makes(compiler: HostCompiler | None, *macros: str) -> bool:
 
 @cache
 def _made_by(compiler: HostCompiler) -> frozenset[str]:
-    """Operands for which the compiler defines this processor's instructions, cached."""
+    """Macros that the compiler defines for this processor, cached."""
     return compiler.macros(host_target())

@@ -81,10 +81,10 @@ def _factor_kernels(kernel: KernelSpec) -> tuple[KernelSpec, ...]:
 
 def layer_kernels(kernel: KernelSpec) -> list[KernelSpec]:
     """Each chain of a group as a kernel of its own."""
-    found = []
-    for chain in kernel.chains:
-        found.append(replace(kernel, chains=(chain,), between=kernel.between if len(chain) > 1 else "none"))
-    return found
+    return [
+        replace(kernel, chains=(chain,), between=kernel.between if len(chain) > 1 else "none")
+        for chain in kernel.chains
+    ]
 
 
 # ---- tiles

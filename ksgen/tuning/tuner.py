@@ -175,7 +175,9 @@ class Tuner:
         if self.stop.is_set():
             raise NotBegunError(f"{job}: the search was stopped before it came to this one")
         default, guesses = self.default(job), self._guesses(job, machine, incumbent)
-        pool = make_pool(job, machine, list_space(job, machine, self.options.family), guesses, self._trials_of_others())
+        others = self.store.trials(device=self.engine.facts.name, newest=RECENT)
+        others = [each for each in others if _is_current(each)]
+        pool = make_pool(job, machine, list_space(job, machine, self.options.family), guesses, others)
         strategy = STRATEGIES[self.options.strategy](pool, self.options.budget != Budget())
         again = 0 if self.is_trial else AGAIN  # a trial is short; a later one repeats it
         setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say, again)
@@ -224,9 +226,6 @@ class Tuner:
             and each.state != "failed"
             and not each.note
         }
-
-    def _trials_of_others(self) -> list[Trial]:
-        return [each for each in self.store.trials(device=self.engine.facts.name, newest=RECENT) if _is_current(each)]
 
 
 def _in_its_place(tuned: Tuned) -> Tuned:
