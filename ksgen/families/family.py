@@ -42,6 +42,7 @@ class Family(Generic[ConstantsT]):
     listed: tuple[Rule[ConstantsT], ...]
     signature: tuple[str, ...] = PRODUCT
     by_default = True  # whether launchers may choose it without wisdom; says nothing of what was measured
+    least_batch = 1  # rows from which on they choose it
     for_small_batches = False  # whether it is meant for small batches: larger ones use it only by wisdom or by name
     by_warpgroups = False  # whether the kernel uses wgmma, and not mma.sync
 

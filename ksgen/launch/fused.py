@@ -15,11 +15,9 @@ from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
 from ksgen.families import Family, Limits, family_for, meant_for
-from ksgen.families.amx.chain import launch_cycles
 from ksgen.families.chains import factor_kernels, layer_kernels, transposed_bytes
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
 from ksgen.families.gpus import gpu_of
-from ksgen.families.vector.defaults import alike
 from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan
@@ -27,7 +25,6 @@ from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
-from ksgen.spec.precision import BY_TILES
 from ksgen.words import counted
 
 _UNKNOWN = object()
@@ -110,10 +107,8 @@ def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse:
         lacks = _lacks(kernel, limits, kind, batch_like(kernel, batch))
         return Verdict(not lacks, lacks or "fuse='yes'")
     if kind == "processor":
-        if has_none := _has_no_chains(kernel, limits):
+        if has_none := _has_no_chains(kernel, limits, batch):
             return Verdict(False, has_none)
-        if expected := _by_cycles(kernel, limits, kernel.batch or alike(batch)):
-            return expected
         why_not = FROM_END_TO_END if {kernel.layout, kernel.y_layout} == {"bsl"} else ""
         return Verdict(not why_not, why_not or "intermediates stay in the cache")
     if kind != "cuda":
@@ -125,12 +120,12 @@ def _may_be_by_tiles(kernel: KernelSpec, limits: Limits) -> bool:
     return bool(kernel.arithmetic.tiles and limits.tiles)
 
 
-def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
+def _has_no_chains(kernel: KernelSpec, limits: Limits, batch: int) -> str:
     """Reason why the family of the factors has no fused launch on a processor; empty if it has one."""
     if not _may_be_by_tiles(kernel, limits):
         return ""
     alone = replace(kernel, chains=(Chain((kernel.pattern,)),), between="none", out_layout=None, stride="dense")
-    family = family_for(alone, limits)
+    family = family_for(alone, limits, batch)
     return (
         ""
         if family.serves(kernel, limits)
@@ -139,28 +134,10 @@ def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
 
 
 @lru_cache(REMEMBERED)
-def _by_cycles(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict | None:
-    """The verdict of the cost model for matrix tiles, by expected cycles; None for other families.
-
-    A fused launch reads the weights of all factors once per block of the batch.
-    """
-    if not _may_be_by_tiles(kernel, limits) or (family := family_for(kernel, limits)).name not in BY_TILES:
-        return None
-
-    def cycles(own: Family[Any], each: KernelSpec) -> float:
-        return launch_cycles(own.work(each, own.default(each, limits, batch), batch), limits.multiprocessors)
-
-    one = cycles(family, kernel)
-    apart = sum(cycles(family_for(each, limits), each) for each in factor_kernels(kernel))
-    description = f"the cost model, which no time has checked, expects {one:.3g} cycles of one launch at batch {batch}"
-    return Verdict(one < apart, f"{description}, and {apart:.3g} of one for each factor")
-
-
-@lru_cache(REMEMBERED)
 def _lacks(kernel: KernelSpec, limits: Limits, kind: str, batch: int) -> str:
     """Reason why no family serves all factors in one launch; empty if one does."""
     if limits.is_cpu:
-        return _has_no_chains(kernel, limits)
+        return _has_no_chains(kernel, limits, batch)
     if kind != "cuda":
         return NO_FAMILY
     return "" if family_of_chain(kernel, limits, batch) else _no_room(kernel)

@@ -12,10 +12,11 @@ from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, METHODS, ONE_LAUNCH
 from ksgen.bench.rows import OK, ResultRow, read_rows
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError
-from ksgen.launch.choice import limits_of
+from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue
 from tests.support.libraries import library
+from tests.support.native import saying_it_has_tiles
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
@@ -56,7 +57,9 @@ def measure(
     return complete, read_rows(path)
 
 
-def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> None:
+def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "limits", replace(native.limits, tiles=()))  # tiles serve no group in one launch
+    PLANNER.forget()
     path = tmp_path / "layers.jsonl"
     complete, rows = measure(native, path, JOBS)
     assert complete == len(JOBS)
@@ -140,14 +143,15 @@ def test_a_lack_of_space_is_reported() -> None:
     assert "room" in one.why
 
 
-def test_tiles_that_are_not_chosen_by_default_are_contenders_too(native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiles = replace(limits_of(native), tiles=("bf16",))
-    monkeypatch.setattr(layers, "limits_of", lambda device: tiles)
-    job = LayerJob(
-        MeasuredLayer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 1568
-    )
-    found = list(layer_contenders(job, native, (ONE_LAUNCH, EACH_FACTOR)))
-    families = [(ONE_LAUNCH, "vector"), (ONE_LAUNCH, "amx"), (EACH_FACTOR, "vector"), (EACH_FACTOR, "amx")]
-    assert [(each.implementation, each.family) for each in found] == families
-    assert len({each.key for each in found}) == 4
-    assert [source.family for source in found[1].sources()] == ["amx", "amx", "amx"]  # and what packs for it
+@pytest.mark.parametrize(("batch", "taken"), [(1568, ["amx"]), (4, ["vector", "amx"])])
+def test_tiles_are_contenders_where_launchers_take_vectors_too(
+    batch: int, taken: list[str], native: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = MeasuredLayer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),))
+    with saying_it_has_tiles(native, tmp_path / "wisdom", monkeypatch):
+        found = list(layer_contenders(LayerJob(layer, "bfloat16", "bsf", batch), native, (ONE_LAUNCH, EACH_FACTOR)))
+        families = [(name, family) for name in (ONE_LAUNCH, EACH_FACTOR) for family in taken]
+        assert [(each.implementation, each.family) for each in found] == families
+        assert len({each.key for each in found}) == len(families)
+        by_tiles = next(each for each in found if each.family == "amx")
+        assert [source.family for source in by_tiles.sources()] == ["amx", "amx", "amx"]  # and what packs for it

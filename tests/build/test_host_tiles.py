@@ -20,7 +20,6 @@ from ksgen.build.host import HostCompiler, find_host_compiler, host_target, sour
 from ksgen.devices.native import NativeDevice
 from ksgen.emit.render import render
 from ksgen.families.amx.chain import AmxChainConstants
-from ksgen.families.amx.family import Amx
 from ksgen.families.amx.shape import AmxConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -323,4 +322,3 @@ def test_the_text_says_which_words_it_needs() -> None:
     assert "struct tiles_bf16" in source_of(source.text, source.entries)
     plain = render(KernelSpec(Pattern(1, 16, 32, 1)), family="simt", dialect="opencl")
     assert "struct tiles_bf16" not in source_of(plain.text, plain.entries)
-    assert not Amx.by_default

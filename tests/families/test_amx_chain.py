@@ -271,9 +271,12 @@ def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Dev
     assert ChainLauncher(*launchers).prepare(arrays["x"], weights).plan.choice.family == "vector"
 
 
-def test_by_the_cost_model_unless_a_layer_says_it(with_tiles: Device) -> None:
-    told = ChainLauncher(*(Launcher(*each.shape) for each in LAYER)).explain(5000, precision="bf16x6")
-    assert "; the cost model, which no time has checked, expects " in told
+@pytest.mark.parametrize("precision", ["bf16x6", "bfloat16"])
+def test_one_launch_is_by_tiles_from_eight_rows_on(precision: str, with_tiles: Device) -> None:
+    layer = ChainLauncher(*(Launcher(*each.shape) for each in LAYER))
+    assert ": one launch, by amx, " in layer.explain(5000, precision=precision)
+    family = "amx" if precision == "bf16x6" else "vector"
+    assert f": one launch, by {family}, " in layer.explain(4, precision=precision)
 
 
 @pytest.mark.slow

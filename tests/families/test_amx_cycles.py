@@ -31,6 +31,6 @@ def test_more_products_take_more_cycles() -> None:
         kernel = kernel_of((1, 768, 192, 2), precision)
         return FAMILY.work(kernel, replace(AmxConstants(64, 64, 1, 1, 1, 2), **changes), 6144).cycles
 
-    assert cycles("bf16x6") > 3 * cycles("bfloat16")
+    assert cycles("bf16x6") > 2 * cycles("bfloat16")  # copies and stores are as many elements in both
     assert cycles("bfloat16", block=32) >= cycles("bfloat16")  # weights are read twice as often
     assert cycles("bfloat16", parts=64) > cycles("bfloat16")  # a plane is copied by each

@@ -17,7 +17,6 @@ from ksgen.families.amx.chain import (
     AmxChainConstants,
     AmxChainTiling,
     dots,
-    launch_cycles,
     multiply_cycles,
 )
 from ksgen.families.amx.shape import AmxConstants
@@ -40,11 +39,13 @@ VIT = (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))
 def test_which_kernels_it_serves(kernel: KernelSpec) -> None:
     assert family_for(kernel, CPU).name == family_for(replace(kernel, precision="tf32x3"), CPU).name == "amx"
     assert family_for(kernel, replace(CPU, tiles=())).name == "vector"
+    assert family_for(kernel, CPU, 1).name == "amx"
     assert family_for(replace(kernel, precision="float32"), CPU).name == "vector"
     for precision, tiles in (("bfloat16", "bf16"), ("float16", "f16")):
         each = replace(kernel, precision=precision)
         assert [family.name for family in families_for(each, CPU)][:2] == ["amx", "vector"]
-        assert family_for(each, CPU).name == "vector"  # until it is measured
+        names = [family_for(each, CPU, batch).name for batch in (None, 4096, 5, 4, 1)]
+        assert names == ["amx", "amx", "amx", "vector", "vector"]
         assert not FAMILY.serves(each, replace(CPU, tiles=tuple({"bf16", "f16"} - {tiles})))
     others = (
         replace(kernel, precision="float32"),
@@ -62,9 +63,10 @@ def test_neither_gradients_nor_groups_nor_other_layouts_of_y() -> None:
     assert not FAMILY.serves(replace(kernel, chains=(*kernel.chains, TWO)), CPU)
 
 
-def test_by_name_it_is_had_before_it_is_measured() -> None:
+def test_by_name_it_takes_any_batch() -> None:
     kernel = chain_of(TWO, "bfloat16")
-    assert choice_by_name("amx", kernel, 500, CPU).constants == FAMILY.default(kernel, CPU, 500)
+    for batch in (3, 500):
+        assert choice_by_name("amx", kernel, batch, CPU).constants == FAMILY.default(kernel, CPU, batch)
     with pytest.raises(
         ConstantsError, match=r"amx does not serve it on this device \(it is for: matrix tiles, of one layer of dense"
     ):
@@ -272,16 +274,6 @@ def test_the_model_knows_what_a_cache_does_not_hold() -> None:
     ]
     assert per_dot[1] > per_dot[0] + 1
     assert THIRD_LEVEL > 0
-
-
-def test_a_launch_takes_as_long_as_memory_or_cores_do() -> None:
-    work = FAMILY.work(chain_of(TWO, "bfloat16"), GOOD_CHAIN, 6400)
-    slow = replace(work, memory_bytes=1000 * work.memory_bytes)
-    assert launch_cycles(slow, 2) > 100 * launch_cycles(replace(work, memory_bytes=0), 2)
-    # the last of a core's fifty blocks
-    assert launch_cycles(replace(work, memory_bytes=0), 2) == pytest.approx(work.cycles * 1.01)
-    few = replace(work, blocks=1, memory_bytes=0)
-    assert launch_cycles(few, 4) == 4 * work.cycles  # three of the cores have nothing to do
 
 
 def test_behind_the_first_factor_nothing_is_fetched_ahead() -> None:

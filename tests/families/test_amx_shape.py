@@ -37,7 +37,9 @@ def test_operands_are_whole_tiles() -> None:
     found = shape((2, 17, 33, 3))
     assert (found.tiles, found.steps, found.packed_tiles) == (2, 2, 12)
     assert found.packed_bytes == 12 * 2 * 1024
-    assert found.panel * 4 == 3 * 64 // 16 * 2 * 1024
+    assert found.panel * 4 == 3 * (64 // 16 * 2 * 1024 + 64)  # a line lies between the j
+    assert found.sums * 4 == 3 * (64 * 32 * 4 + 64)
+    assert shape((2, 17, 33, 1)).panel * 4 == 64 // 16 * 2 * 1024
     assert shape((2, 17, 33, 3), "bf16x6").packed_bytes == 3 * found.packed_bytes
     assert found.slot >= found.panel + found.sums
     assert found.slot * 4 % 64 == 0

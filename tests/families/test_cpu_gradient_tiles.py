@@ -233,8 +233,8 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
 def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Device) -> None:
     kernel = kernel_of((2, 20, 34, 2), precision)
     ks = Launcher(*kernel.pattern.shape)
-    assert "by matrix tiles: processors that have them), block=" in ks.explain(300, job="gradient", precision=precision)
-    assert "by matrix tiles: processors that have them), along=" in ks.explain(300, job="gradient")
+    assert "vector registers full of sums: processors), block=" in ks.explain(300, job="gradient", precision=precision)
+    assert "vector registers full of sums: processors), along=" in ks.explain(300, job="gradient")
     x, grad_y = arrays_of(kernel, 300)
 
     def error(got: Array) -> float:
@@ -257,9 +257,10 @@ def test_which_processors_it_serves() -> None:
 
     assert kind() is AmxGradientConstants
     assert kind(replace(CPU, tiles=())) is kind(replace(CPU, tiles=("f16",))) is VectorGradientConstants
-    assert kind(precision="bfloat16") is VectorGradientConstants, "not measured yet"
+    assert kind(precision="bfloat16") is AmxGradientConstants
     family, bfloat16 = FAMILIES["cpu_gradient"], replace(kernel, precision="bfloat16")
-    guesses = [family.default(bfloat16, CPU, 300), FAMILY.default(bfloat16, CPU, 300)]
+    guesses = [FAMILY.default(bfloat16, CPU, 300), family_named("vector_gradient").default(bfloat16, CPU, 300)]
+    assert family.default(bfloat16, CPU, 300) == guesses[0]
     assert family.defaults(bfloat16, CPU, 300) == guesses  # a search and a benchmark look at both
     for each, limits in ((kernel, CPU), (bfloat16, replace(CPU, tiles=()))):
         assert family.defaults(each, limits, 300) == [family.default(each, limits, 300)]
@@ -270,7 +271,7 @@ def test_which_processors_it_serves() -> None:
     check_fit("cpu_gradient", by_tiles, bfloat16, CPU)
     with pytest.raises(
         ConstantsError,
-        match=r"cpu_gradient does not run on this device \(.* by matrix tiles: processors that have them\): block=",
+        match=r"cpu_gradient does not run on this device \(.* by matrix tiles: processors that have them; .*\): block=",
     ):
         check_fit("cpu_gradient", by_tiles, bfloat16, replace(CPU, tiles=()))
     space = [type(each) for each in family.space(bfloat16, CPU)]

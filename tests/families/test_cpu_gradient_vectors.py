@@ -192,8 +192,8 @@ def test_launchers_take_it_on_a_processor(layout: str) -> None:
     processor()
     ks = Launcher(*kernel.pattern.shape)
     assert (
-        "cpu_gradient (the weights' gradient from vector registers full of sums: processors; or the weights' "
-        "gradient by matrix tiles: processors that have them), "
+        "cpu_gradient (the weights' gradient by matrix tiles: processors that have them; or the weights' gradient "
+        "from vector registers full of sums: processors), "
         "along=" in ks.explain(300, job="gradient", layout=layout)
     )
     x, grad_y = arrays_of(kernel, 300)

@@ -193,7 +193,7 @@ def test_families_that_need_wisdom_are_no_default_and_those_that_cannot_take_a_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting = {name for name, family in FAMILIES.items() if not family.by_default}
-    assert waiting == {"amx"}
+    assert waiting == set()
     kernel = kernel_of(ALIGNED["blocks"], "float16", "bsl")
     assert family_named("wgmma_shared").serves(kernel, LIMITS)
     assert not family_named("wgmma_shared").serves(kernel, cuda_limits("sm_100"))

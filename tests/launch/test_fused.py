@@ -9,8 +9,8 @@ import pytest
 
 from ksgen.devices.base import DeviceLimits
 from ksgen.emit.templates import template_digest
-from ksgen.families import FAMILIES, family_for
 from ksgen.families import Limits as FamilyLimits
+from ksgen.families import family_for
 from ksgen.families.chains import factor_kernels
 from ksgen.launch import fused
 from ksgen.launch.checks import CheckedArguments
@@ -141,10 +141,6 @@ def test_unreliable_times_decide_nothing(monkeypatch: pytest.MonkeyPatch, noisy:
 WITH_TILES = FamilyLimits(
     2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16",)
 )
-CYCLES = (
-    r"the cost model, which no time has checked, expects ([\d.e+]+) cycles of one launch at batch 8192, "
-    r"and ([\d.e+]+) of one for each factor"
-)
 
 
 @pytest.fixture
@@ -156,37 +152,17 @@ def of_tiles(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    ("chain", "is_one"),
-    [
-        (Chain((Pattern(32, 32, 32, 1), Pattern(1, 32, 32, 32))), True),  # the intermediate would go through memory
-        # weights do not fit next to it in the second-level cache
-        (Chain((Pattern(32, 128, 32, 1), Pattern(1, 32, 32, 128))), False),
-    ],
-)
-def test_the_cost_model_decides_on_tiles_without_times(chain: Chain, is_one: bool, of_tiles: Any) -> None:
-    kernel = KernelSpec((chain.factors,), "bf16x6", "bsf", Epilogue())
-    found = fused.verdict(of_tiles, kernel, 6272)
-    told = re.fullmatch(CYCLES, found.why)
-    assert told, found.why
-    assert (float(told[1]) < float(told[2]), found.is_one) == (is_one, is_one)
-    assert fused.verdict(of_tiles, kernel, 6272, "yes") == fused.Verdict(True, "fuse='yes'")
+@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
+def test_tiles_follow_the_rule_of_processors(precision: str, of_tiles: Any) -> None:
+    kernel = KernelSpec((PAIR.factors,), precision, "bsf", Epilogue())
+    assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, "intermediates stay in the cache")
+    along = replace(kernel, layout="bsl")
+    assert fused.verdict(of_tiles, along, 6272) == fused.Verdict(False, fused.FROM_END_TO_END)
+    assert fused.verdict(of_tiles, along, 6272, "yes") == fused.Verdict(True, "fuse='yes'")
     assert fused.verdict(of_tiles, kernel, 6272, "no") == fused.Verdict(False, "fuse='no'")
 
 
-def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors serve bfloat16 by default. Tiles serve each factor once products alone were timed."""
-    kernel, rule = KernelSpec((PAIR.factors,), "bfloat16", "bsf", Epilogue()), "intermediates stay in the cache"
-    assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, rule)
-    monkeypatch.setattr(type(FAMILIES["amx"]), "by_default", True)
-    fused._by_cycles.cache_clear()
-    assert re.fullmatch(CYCLES, fused.verdict(of_tiles, kernel, 6272).why)
-    fused._by_cycles.cache_clear()
-
-
-def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(
-    of_tiles: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any) -> None:
     """An explicit request for fusion changes nothing."""
     kernel = KernelSpec((PAIR.factors,), "bf16x6", "bsf", Epilogue())
     group = KernelSpec((PAIR.factors, PAIR.factors), "bf16x6", "bsf", Epilogue())
@@ -198,7 +174,7 @@ def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(
         for fuse in ("auto", "yes"):
             found = fused.verdict(of_tiles, other, 6272, fuse)
             assert (found.is_one, found.why) == (False, f"{says} that have them")
-    assert fused.verdict(of_tiles, replace(group, precision="bfloat16"), 6272).is_one  # by vectors
+    assert fused.verdict(of_tiles, replace(group, precision="bfloat16"), 4).is_one  # by vectors
 
 
 # ---- on a GPU

@@ -1,9 +1,8 @@
 """Constants and sizes of all factors of one launch by matrix tiles, and estimated cycles of a processor's cores.
 
 The factors are applied to a block of the batch while it is in a core's second-level cache. A factor alone is a chain of
-one. Figures follow Intel's description of the instructions. A product of two tiles takes 16 cycles, a load of a tile
-from the first-level cache takes 8. Lines from farther away are calibrated in docs/kernels/amx.md. The model orders
-constants of one kernel. It was never measured.
+one. The rates were measured on two cores of a Xeon with tiles (docs/kernels/amx.md). The model orders constants of one
+kernel: launches of it take one to two times as long.
 """
 
 from collections.abc import Sequence
@@ -11,25 +10,25 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ksgen.families.amx.shape import LINE_BYTES, PAIR, ROWS, TILE_ITEMS, AmxConstants, AmxTiling
-from ksgen.families.base import Work
 from ksgen.families.chains import listed, numbers_of, own_of_factors, places, tiles_of
-from ksgen.families.expected import unevenness
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.chain import LaunchTiling
-from ksgen.families.vector.cycles import EXPOSED, LAUNCH, TASK
+from ksgen.families.vector.cycles import LAUNCH, TASK
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
 DOT = 16  # cycles per product of two tiles
-# cycles per input that is copied into the panel, for each of its parts; per output that is finished and stored
-ITEM, OUTPUT = 0.3, 0.3
-FETCH, SHARE = 0.5, 8  # vector cycles per line that is prefetched; per call of the work between products
-APART = 1.25  # factor for copies that no products overlap: memory traffic does not overlap them either
+# cycles per input that is copied into the panel, for each of its parts; per output that is finished and stored: with
+# interleaved j, and along the batch
+INTERLEAVED, ALONG = 1.0, 0.3
+PIECE, PAGE_BYTES = 70, 4096  # cycles per piece of a row in batch-size-last, where rows are so far apart
+APART = 1.25  # factor for copies that no products overlap: they wait for memory
 TILE_BYTES = 2 * TILE_ITEMS
 DOT_MULTIPLY_ADDS = ROWS * TILE_ITEMS
 SECOND_LEVEL_BYTES = 1792 * 1024  # for panels, weights and sums, of 2 MB
-FETCHED, THIRD_LEVEL = 1.3, 6.0  # cycles per line that is prefetched from the second level, and from farther away
+FETCHED, THIRD_LEVEL = 1.8, 6.0  # cycles per line of operands from the second level, and from farther away
+AGAIN = 1.7  # cycles per line of sums that tiles load or store: no product overlaps them
 BETWEEN = 2 * THIRD_LEVEL  # cycles per line of an intermediate that exceeds the second level, written and read again
 MEMORY = 12.4  # cycles of a core per line that is copied from memory or to it
 
@@ -46,8 +45,8 @@ class Lines(NamedTuple):
 
     inputs: float
     weights: float
-    again: float  # sums that are continued soon
-    sums: float  # sums that wait for those of all j
+    again: float  # sums that tiles load or store
+    sums: float  # sums of whole groups, which wait for those of all j
     copied: float  # into panels
 
 
@@ -59,25 +58,40 @@ def dots(shape: AmxTiling, batch: int) -> int:
 def factor_cycles(shape: AmxTiling, held: Held, batch: int) -> float:
     """Cycles of one factor, without the memory traffic of X and Y.
 
-    Panels that alternate are copied during products, others before them.
+    Vectors copy inputs and store outputs between products. They take time of their own all the same, as products wait
+    for their operands.
     """
-    copied, left = copy_cycles(shape, batch), OUTPUT * batch * shape.kernel.pattern.out_features
-    meanwhile, products, lines = copied * shape.copied_meanwhile, dots(shape, batch), lines_of(shape)
-    share = FETCH * (lines.inputs + lines.weights + lines.again) + SHARE / (
-        (PAIR // ROWS) ** 2 * shape.products.products / shape.shares
-    )
+    products, copied = dots(shape, batch), copy_cycles(shape, batch)
+    left = _item(shape) * batch * shape.kernel.pattern.out_features
     return (
-        max(dot_cycles(shape, held) * products, meanwhile + left + share * products)
-        + APART * (copied - meanwhile)
-        + evicted_cycles(shape, held) * products
+        (dot_cycles(shape, held) + evicted_cycles(shape, held)) * products
+        + copied * (shape.copied_meanwhile + APART * (1 - shape.copied_meanwhile))
+        + left
+        + piece_cycles(shape, batch)
     )
+
+
+def _item(shape: AmxTiling) -> float:
+    return INTERLEAVED if shape.is_bsf else ALONG
+
+
+def _repeated(shape: AmxTiling) -> float:
+    """How often inputs are copied: once by each part that has outputs of their plane."""
+    return max(1.0, shape.constants.parts / shape.planes)
 
 
 def copy_cycles(shape: AmxTiling, batch: int) -> float:
-    kernel, constants = shape.kernel, shape.constants
-    entries = divide_up(batch, ROWS) * ROWS
-    copied = entries * kernel.pattern.in_features * max(1.0, constants.parts / shape.planes)
-    return ITEM * copied * shape.products.parts if constants.panel else 0.0
+    copied = divide_up(batch, ROWS) * ROWS * shape.kernel.in_features * _repeated(shape)
+    return _item(shape) * copied * shape.products.parts if shape.constants.panel else 0.0
+
+
+def piece_cycles(shape: AmxTiling, batch: int) -> float:
+    """Cycles for pieces of rows that lie in pages of their own: each block of the batch begins all of them."""
+    kernel = shape.kernel
+    if shape.is_bsf or batch * kernel.item_bytes < PAGE_BYTES:
+        return 0.0
+    rows = kernel.in_features * _repeated(shape) + kernel.pattern.out_features
+    return PIECE * rows * divide_up(batch, shape.constants.block)
 
 
 def held_of(shape: AmxTiling) -> Held:
@@ -94,33 +108,28 @@ def lines_of(shape: AmxTiling) -> Lines:
     return Lines(
         both if shape.inputs_pass else both * PAIR / outputs,
         both if shape.weights_pass else both * PAIR / constants.block,
-        (shape.chunks - 1) * 2 * PAIR / (shape.steps * a_step),
-        2 * 2 * PAIR / (shape.steps * a_step),
+        (2 * shape.chunks - 1) * 2 * PAIR / (shape.steps * a_step),
+        2 * PAIR / (shape.steps * a_step),
         both * PAIR / round_up(shape.kernel.pattern.b, PAIR) if constants.panel else 0.0,
     )
 
 
 def dot_cycles(shape: AmxTiling, held: Held) -> float:
-    """Cycles per product on average: its own, or those of its lines of operands and sums, which are prefetched one step
-    before. Lines that exceed the second-level cache come from beyond it."""
+    """Cycles per product on average: its own or those of its lines of operands, and those of its sums.
+
+    Lines that exceed the second-level cache come from beyond it.
+    """
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
     passing = FETCHED if held.weights <= room else THIRD_LEVEL
     own = FETCHED if shape.group_weights <= room else THIRD_LEVEL
-    waits = FETCHED * lines.again + own * (lines.inputs + lines.sums) + passing * (lines.copied + lines.weights)
-    return max(DOT, waits) + 0.1 * lines.weights
+    return max(DOT, own * lines.inputs + passing * (lines.copied + lines.weights)) + AGAIN * lines.again
 
 
 def evicted_cycles(shape: AmxTiling, held: Held) -> float:
     """Cycles per product for written lines that leave the second-level cache before they are read again."""
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
-    sums = lines.sums / 2 if shape.group_weights > room else 0.0
+    sums = lines.sums if shape.group_weights > room else 0.0
     return MEMORY * (sums + (lines.copied if held.weights > room else 0.0))
-
-
-def launch_cycles(work: Work, cores: int) -> float:
-    """Cycles of all cores together until a launch is done: its instructions, and its reads and writes of memory."""
-    busy, moved = work.cycles * unevenness(work.blocks / cores), MEMORY * work.memory_bytes / LINE_BYTES
-    return max(busy, moved) + EXPOSED * min(busy, moved)
 
 
 _WORDS = ("outputs", "panel", "depth")  # constants of each factor, in `tiles`

@@ -1,5 +1,4 @@
-"""Default constants of the amx family before any search, chosen by its model: no processor with tiles has measured
-them."""
+"""Default constants of the amx family before any search, chosen by its model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,10 +23,10 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
 # rows of the batch: each weight, which comes from the second-level cache, is multiplied by so many
-BLOCKS = (128, 96, 64, 32)
-CHAIN_BLOCKS = (256, 192, *BLOCKS)  # more than for a single product, because all weights pass once per block
+BLOCKS = (256, 192, 128, 96, 64, 32)
+MOST_ROWS = 128  # of a product in batch-size-first: 256 were slower in all four kernels that were measured
 MOST_OUTPUTS = 256  # per j, whose sums wait
-DEPTHS = (1, 2, 3, 4, 5, 6, 8)  # tiles along the inputs
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # tiles along the inputs
 SETS_BYTES, WAYS = 4096, 4  # lines at this distance share a set of a first-level cache, which holds so many of them
 # multiply-adds per input and output from which on weights are kept in the cache: counted, as docs/kernels/amx.md says
 LEAST_REUSE = 64
@@ -57,11 +56,12 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
         return multiply_cycles(AmxChainTiling(kernel, constants), batch)
 
     if kernel.job != CHAIN:
-        return _with_parts(AmxTiling(kernel, min(_options(kernel, batch), key=cycles)), limits, batch)
+        tilings = (AmxTiling(kernel, each) for each in _options(kernel, batch))
+        return min((_with_parts(each, limits, batch) for each in tilings), key=cycles)
     # a long block exceeds the second-level cache, and for a short one all weights pass more often
     most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has one
     return min(
-        (of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in CHAIN_BLOCKS)),
+        (of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in BLOCKS)),
         key=cycles,
     )
 
@@ -87,7 +87,8 @@ def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
 def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
     """Yield constants of every block. Rows are read in place if they can be, and do not share few sets of the cache."""
     streaming, parts = streams_outputs(kernel, batch), _planes_apart(kernel)
-    for block in dict.fromkeys(min(block, round_up(batch, PAIR)) for block in BLOCKS):
+    most = min(MOST_ROWS if kernel.layout == "bsf" else max(BLOCKS), round_up(batch, PAIR))
+    for block in dict.fromkeys(min(block, most) for block in BLOCKS):
         panels = (0,) if _lie_ready(kernel, block) else (2, 1)
         for (outputs, depth), panel in product(outputs_and_depths(kernel), panels):
             yield AmxConstants(block, outputs, parts, panel, streaming, depth)

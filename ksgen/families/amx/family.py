@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from ksgen.families.amx.chain import DOT_MULTIPLY_ADDS, AmxChainConstants, AmxChainTiling, dots, multiply_cycles
-from ksgen.families.amx.defaults import CHAIN_BLOCKS, default, least_of, of_block, reads_in_place
+from ksgen.families.amx.defaults import BLOCKS, default, least_of, of_block, reads_in_place
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS, AmxConstants, AmxTiling, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
@@ -70,7 +70,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     tilings: ClassVar[dict[Any, Any]] = dict.fromkeys(kinds, AmxChainTiling)
     listed = by_kind({AmxConstants: RULES, AmxChainConstants: _CHAIN_RULES})
     why = "matrix tiles, of one layer of dense arrays in one layout: processors that have them"
-    by_default = False  # no machine with tiles has timed it
+    least_batch = 8  # a tile has 16 rows: vectors are faster for fewer than half of them
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return (
@@ -157,7 +157,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
 
 def _space_of_chain(kernel: KernelSpec) -> Iterator[AmxChainConstants]:
     """Yield blocks, kinds of stores, and limits of each factor's outputs and depth."""
-    for block in CHAIN_BLOCKS:
+    for block in BLOCKS:
         best = own_of_factors(kernel, of_block(kernel, block, kernel.batch or MANY))
         for outputs, depth in product((64, 128, 256), (2, 4, 8)):
             own = [replace(each, outputs=min(each.outputs, outputs), depth=min(each.depth, depth)) for _, each in best]
@@ -245,7 +245,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
             LANES if shape.is_bsf and shape.square > 1 else LANES * shape.line_vectors,
             "elements of a row of sums in these vectors, per j",
         ),
-        Constexpr("J_SUMS", constants.outputs * constants.block, "sums from one j to the next"),
+        Constexpr("J_SUMS", shape.j_sums, "sums from one j to the next"),
         Constexpr(
             "K_SUMS",
             PAIR * (constants.block if shape.is_bsf else 1),
@@ -261,7 +261,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
             "panels of copied inputs; 2: the next plane is copied while this one is multiplied",
         ),
         Constexpr("PANEL", round_up(shape.panel, LINE_BYTES), "elements per panel", "long long"),
-        Constexpr("J_ITEMS", shape.panel * 2 // shape.run, "operands of a panel from one j to the next", "long long"),
+        Constexpr("J_ITEMS", shape.j_items, "operands of a panel from one j to the next", "long long"),
         named(
             shape,
             "COPIED",

@@ -20,6 +20,7 @@ PAIR = 2 * ROWS  # rows, or columns, of the two by two tiles that are multiplied
 LINE_BYTES = 64  # bytes per cache line
 MOST_RUN = 48  # j of a plane that holds all j, at most
 FIRST_LEVEL_BYTES = 42 * 1024  # for inputs, weights and sums, of 48 KB
+SUMS_BYTES = 4 * PAIR * PAIR  # of two by two tiles
 
 
 @dataclass(frozen=True)
@@ -135,21 +136,17 @@ class AmxTiling(TilePlanes):
         return 2 * self.step_items
 
     @property
-    def streams_bytes(self) -> int:
-        """Bytes of the sums of all rows of a block by two tiles, and of as many sums that are being stored."""
-        return 2 * 4 * PAIR * self.constants.block
-
-    @property
     def inputs_pass(self) -> bool:
-        """Whether a block's inputs of DEPTH steps, and the next step's, exceed the first-level cache."""
-        tiles = self.constants.depth * (self.constants.block // ROWS + 2) + 2
-        return tiles * self.tile_bytes + self.streams_bytes > FIRST_LEVEL_BYTES
+        """Whether a block's inputs of DEPTH steps exceed the first-level cache before they are read again."""
+        tiles = (self.constants.block + PAIR) // ROWS * self.constants.depth
+        sums = self.constants.block // PAIR * SUMS_BYTES
+        return tiles * self.tile_bytes + sums > FIRST_LEVEL_BYTES
 
     @property
     def weights_pass(self) -> bool:
         """Whether the weights of two tiles exceed the first-level cache while the inputs of two tiles pass."""
-        tiles = self.constants.depth * 4 + 2
-        return self.constants.block > PAIR and tiles * self.tile_bytes + self.streams_bytes > FIRST_LEVEL_BYTES
+        tiles = 2 * PAIR // ROWS * self.constants.depth * self.tile_bytes
+        return self.constants.block > PAIR and tiles + 2 * SUMS_BYTES > FIRST_LEVEL_BYTES
 
     @property
     def tiles(self) -> int:
@@ -314,8 +311,28 @@ class AmxTiling(TilePlanes):
     # ---- the private buffer of a work group
 
     @property
+    def j_items(self) -> int:
+        """Operands of a panel from one j to the next."""
+        items = self.constants.block // ROWS * self.chunks * self.constants.depth * self.step_items
+        return items + LINE_BYTES // 2 * self._padding
+
+    @property
+    def j_sums(self) -> int:
+        """Sums from one j to the next."""
+        return self.constants.outputs * self.constants.block + LANES * self._padding
+
+    @property
+    def _padding(self) -> int:
+        """Lines between the j of a plane.
+
+        An element's j are copied, and stored, together. They would share a set of the caches if they were a power of
+        two apart.
+        """
+        return int(self.run > 1)
+
+    @property
     def panel(self) -> int:
-        return self.run * self.constants.block // ROWS * self.chunks * self.constants.depth * self.step_items // 2
+        return self.run * self.j_items // 2
 
     @property
     def sums_row(self) -> int:
@@ -328,7 +345,7 @@ class AmxTiling(TilePlanes):
     @property
     def sums(self) -> int:
         if self.is_bsf:
-            return self.run * self.constants.outputs * self.constants.block
+            return self.run * self.j_sums
         return self.constants.outputs * self.sums_row
 
     @property

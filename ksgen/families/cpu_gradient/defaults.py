@@ -1,5 +1,4 @@
-"""Default constants of a processor's gradients before any search, chosen by rule. No processor with tiles has measured
-those of tiles."""
+"""Default constants of a processor's gradients before any search, chosen by rule."""
 
 from dataclasses import replace
 from itertools import product

@@ -79,14 +79,14 @@ _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
 class CpuGradient(OfKinds):
     """Sums over the batch on a processor: by fused multiply-adds of its vector units, or by its matrix tiles.
 
-    Without wisdom, tiles are used where the precision asks for them.
+    Without wisdom, tiles are used where the processor has them.
     """
 
     name = "cpu_gradient"
     signature = GRADIENT
     tilings: ClassVar[dict[Any, Any]] = {
+        AmxGradientConstants: AmxGradientTiling,  # first: the default where both suit
         VectorGradientConstants: VectorGradientTiling,
-        AmxGradientConstants: AmxGradientTiling,
     }
     kinds = tuple(tilings)
     listed = by_kind({VectorGradientConstants: _VECTOR_RULES, AmxGradientConstants: _TILE_RULES})
@@ -103,7 +103,7 @@ class CpuGradient(OfKinds):
 
     def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[AnyGradientConstants]:
         found = super().defaults(kernel, limits, batch)
-        return found[-1:] if self.name in kernel.arithmetic.families else found
+        return found[:1] if self.name in kernel.arithmetic.families else found
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGradientConstants]:
         for tiling in self.able(kernel, limits):

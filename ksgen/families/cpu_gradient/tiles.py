@@ -5,7 +5,7 @@ Columns are a plane's inputs with one group of its outputs. Nothing here was mea
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ksgen.families.amx.chain import DOT, DOT_MULTIPLY_ADDS, ITEM, TILE_BYTES
+from ksgen.families.amx.chain import ALONG, DOT, DOT_MULTIPLY_ADDS, TILE_BYTES
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, TilePlanes
 from ksgen.families.base import Constexpr, named
 from ksgen.families.cpu_gradient.vectors import CpuGradientVariables
@@ -121,7 +121,7 @@ class AmxGradientTiling(TilePlanes):
         inputs = self.dots(batch) / 2 * TILE_BYTES * self.products.parts / self.products.products
         sums = blocks * self.units * self.tiles * TILE_SUMS * 4 * 2
         sharing = max(1.0, constants.pieces / self.planes)  # pieces that each copy a plane's inputs
-        copied = ITEM * batch * (sharing * pattern.in_features + pattern.out_features)
+        copied = ALONG * batch * (sharing * pattern.in_features + pattern.out_features)
         added = parts * self.part / 8
         multiplied = max(DOT * self.dots(batch), inputs / SECOND_LEVEL_BYTES) + sums / SECOND_LEVEL_BYTES
         return multiplied + copied + added + TASK * (blocks + parts * constants.pieces) + LAUNCH
