@@ -105,7 +105,9 @@ def ours(job: ProductJob, device: Device) -> Iterator[Contender]:
         if limits.is_cpu:
             taken = family_for(kernel, limits, job.batch)
             able = [
-                family for family in able if family is taken or not (family.by_default or kernel.arithmetic.families)
+                family
+                for family in able
+                if family is taken or not (family.is_default(kernel, job.batch) or kernel.arithmetic.families)
             ]
         found = [(family.name, each) for family in able for each in family.defaults(kernel, limits, job.batch)]
         defaults = [Choice(name, each, "the family's default") for name, each in found]

@@ -99,7 +99,7 @@ def family_for(
     able = [
         each
         for each in meant_for(kernel, limits, batch, aligned)
-        if (each.by_default and batch_like(kernel, batch) >= each.least_batch) or all_families or each.name in wanted
+        if each.is_default(kernel, batch_like(kernel, batch)) or all_families or each.name in wanted
     ]
     if not able:
         barred = "".join(f"; {bar.family} is {bar.reason}" for bar in limits.bars)

@@ -42,7 +42,6 @@ class Family(Generic[ConstantsT]):
     listed: tuple[Rule[ConstantsT], ...]
     signature: tuple[str, ...] = PRODUCT
     by_default = True  # whether launchers may choose it without wisdom; says nothing of what was measured
-    least_batch = 1  # rows from which on they choose it
     for_small_batches = False  # whether it is meant for small batches: larger ones use it only by wisdom or by name
     by_warpgroups = False  # whether the kernel uses wgmma, and not mma.sync
 
@@ -57,6 +56,10 @@ class Family(Generic[ConstantsT]):
     def runs(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
         """Whether it serves the kernel with constants of this kind."""
         return self.serves(kernel, limits)
+
+    def is_default(self, kernel: KernelSpec, batch: int) -> bool:
+        """Whether launchers may choose the family without wisdom, for batches like this one."""
+        return self.by_default
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         """Whether it serves that batch, for arrays that begin at a multiple of 16 bytes (`aligned`) or anywhere."""

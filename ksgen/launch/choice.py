@@ -130,7 +130,7 @@ def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, 
         return ""
     family, factor = found
     bar = limits.bar_of(family.name)
-    by_name = "" if family.by_default else ", which launchers take only by wisdom or by name"
+    by_name = "" if family.is_default(kernel, batch) else ", which launchers take only by wisdom or by name"
     taken = f", which is {bar.reason}" if bar else by_name
     return f"; the cost model expects {family.name} to be {factor:.2f} times as fast{taken}"
 

@@ -137,7 +137,8 @@ def _has_no_chains(kernel: KernelSpec, limits: Limits, batch: int) -> str:
 def _lacks(kernel: KernelSpec, limits: Limits, kind: str, batch: int) -> str:
     """Reason why no family serves all factors in one launch; empty if one does."""
     if limits.is_cpu:
-        return _has_no_chains(kernel, limits, batch)
+        is_served = not kernel.arithmetic.families and any(meant_for(kernel, limits, batch))
+        return "" if is_served else _has_no_chains(kernel, limits, batch)
     if kind != "cuda":
         return NO_FAMILY
     return "" if family_of_chain(kernel, limits, batch) else _no_room(kernel)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, family_named, meant_for
+from ksgen.families import Limits, family_for, family_named, meant_for
 from ksgen.launch.choice import check_fit
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine, predict_us
@@ -92,16 +92,14 @@ def make_pool(
     return Pool(job, candidates, tuple(times[each] for each in candidates), len(first), tuple(known[-MOST_OTHERS:]))
 
 
-def served_families(job: Job, limits: Limits, is_trial: bool = False) -> list[str]:
+def served_families(job: Job, limits: Limits) -> list[str]:
     """Families that can serve a kernel at its batch on a device, for arrays as the device allocates them.
 
-    On a processor, searches look at the first family alone, which is made for it. A trial compares it with those after
-    it, up to the launchers' default.
+    On a processor these are the launchers' default and the families before it, which are made for the kernel.
     """
     found = list(meant_for(job.kernel, limits, job.batch))
     if limits.is_cpu:
-        until_default = [number for number, family in enumerate(found, 1) if family.by_default] if is_trial else []
-        found = found[: next(iter(until_default), 1)]
+        found = found[: found.index(family_for(job.kernel, limits, job.batch)) + 1]
     return [family.name for family in found]
 
 

@@ -100,7 +100,7 @@ class Tuner:
     def families(self, job: Job) -> list[str]:
         """The families that are searched for a job."""
         if self.options.family is None:
-            return served_families(job, self.limits, self.is_trial)
+            return served_families(job, self.limits)
         family = family_named(self.options.family)
         if not takes_job(family, job.kernel, self.limits, job.batch):
             raise KsgenError(

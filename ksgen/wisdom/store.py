@@ -138,8 +138,8 @@ class Entry:
             raise ValueError(f"a constant above {MOST_CONSTANT}")
         check(family, kernel, constants)
         measured = {**row["measured"]}
-        if "turn_us" in measured:  # the earlier name
-            measured["transpose_us"] = measured.pop("turn_us")
+        if (earlier := measured.pop("turn_us", None)) is not None:  # the name before
+            measured.setdefault("transpose_us", earlier)
         for name in ("median_us", "floor_us", "transpose_us", "default_us", "predicted_us"):
             time = measured.get(name, 0)
             if type(time) not in (int, float) or not 0 <= time < MOST_US:

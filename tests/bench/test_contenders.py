@@ -155,16 +155,17 @@ def test_a_search_that_finds_nothing_costs_only_itself(
         measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3")
 
 
-def test_unmeasured_tiles_are_contenders_in_addition_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_that_are_no_default_are_contenders_in_addition_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "limits_of", lambda device: WITH_TILES)
     monkeypatch.setattr(module.PLANNER, "choice", lambda *given: SimpleNamespace(from_wisdom=False))
 
-    def found(precision: str) -> list[tuple[str, str]]:
-        job = ProductJob(Pattern(1, 64, 64, 2), precision, "bsf", 512)
+    def found(precision: str, batch: int = 512) -> list[tuple[str, str]]:
+        job = ProductJob(Pattern(1, 64, 64, 2), precision, "bsf", batch)
         return [
             (each.arithmetic, each.family)
             for each in module.ours(job, SimpleNamespace(kind="native", shares_host=True))
         ]
 
-    assert found("bfloat16") == [("bfloat16", "amx"), ("bfloat16", "vector")]
+    assert found("bfloat16") == [("bfloat16", "amx")]
+    assert found("bfloat16", 4) == [("bfloat16", "amx"), ("bfloat16", "vector")]
     assert found("float32") == [("float32", "vector"), ("bf16x6", "amx")]

@@ -113,6 +113,7 @@ def test_agrees_with_float64_on_processors(along: str, layout: str, monkeypatch:
             vector.agrees(kernel, vector.constants_of(kernel, along, lanes), batch, boundary=4)
 
 
+@pytest.mark.optimized
 @needs_opencl
 @pytest.mark.parametrize("along", vector.WAYS)
 def test_agrees_by_opencl(along: str) -> None:

@@ -258,6 +258,7 @@ def test_which_processors_it_serves() -> None:
     assert kind() is AmxGradientConstants
     assert kind(replace(CPU, tiles=())) is kind(replace(CPU, tiles=("f16",))) is VectorGradientConstants
     assert kind(precision="bfloat16") is AmxGradientConstants
+    assert kind(precision="float16") is VectorGradientConstants, "not measured yet"
     family, bfloat16 = FAMILIES["cpu_gradient"], replace(kernel, precision="bfloat16")
     guesses = [FAMILY.default(bfloat16, CPU, 300), family_named("vector_gradient").default(bfloat16, CPU, 300)]
     assert family.default(bfloat16, CPU, 300) == guesses[0]

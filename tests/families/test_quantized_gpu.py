@@ -91,6 +91,7 @@ def test_packed_weights_of_few_entries_stay_in_eight_bits() -> None:
                 assert kernel.bytes(batch) < plain.bytes(batch)
 
 
+@pytest.mark.optimized
 @needs_opencl
 def test_simt_of_any_opencl_device() -> None:
     kernel = kernel_of((2, 9, 13, 3), "float32", "e4m3", "bsf")

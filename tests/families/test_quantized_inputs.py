@@ -276,6 +276,7 @@ def _agrees(kernel: KernelSpec, constants: VectorConstants, batch: int, native: 
 
 
 @pytest.mark.exhaustive
+@pytest.mark.optimized
 @needs_opencl
 @pytest.mark.parametrize(("layout", "along"), [(layout, along) for layout in LAYOUTS for along in vector.WAYS])
 def test_processors_agree_with_float64(layout: str, along: str) -> None:
@@ -304,6 +305,7 @@ def test_processors_agree_natively(storage: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.exhaustive
+@pytest.mark.optimized
 @needs_opencl
 @pytest.mark.parametrize(
     ("storage", "precision", "layout", "out_layout"),

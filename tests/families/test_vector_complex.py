@@ -25,7 +25,7 @@ COMPLEX = ("complex64", "complex128")
 PATTERNS = [(6, 16, 16, 1), (1, 24, 12, 2), (3, 4, 4, 4), (2, 3, 5, 3), (1, 5, 7, 37), (2, 2, 2, 64), (9, 2, 2, 1)]
 RUNTIMES = [
     pytest.param("native:0", marks=needs_device),
-    pytest.param("opencl:0", marks=[needs_opencl, pytest.mark.slow]),
+    pytest.param("opencl:0", marks=[needs_opencl, pytest.mark.slow, pytest.mark.optimized]),
 ]
 TURNS = list(product(PATTERNS, LAYOUTS))
 CASES = [(pattern, COMPLEX[number // 2 % 2 ^ number % 2], layout) for number, (pattern, layout) in enumerate(TURNS)]

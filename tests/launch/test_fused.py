@@ -163,7 +163,7 @@ def test_tiles_follow_the_rule_of_processors(precision: str, of_tiles: Any) -> N
 
 
 def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any) -> None:
-    """An explicit request for fusion changes nothing."""
+    """An explicit request changes nothing for a precision that asks for tiles."""
     kernel = KernelSpec((PAIR.factors,), "bf16x6", "bsf", Epilogue())
     group = KernelSpec((PAIR.factors, PAIR.factors), "bf16x6", "bsf", Epilogue())
     says = (
@@ -174,7 +174,10 @@ def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any
         for fuse in ("auto", "yes"):
             found = fused.verdict(of_tiles, other, 6272, fuse)
             assert (found.is_one, found.why) == (False, f"{says} that have them")
-    assert fused.verdict(of_tiles, replace(group, precision="bfloat16"), 4).is_one  # by vectors
+    by_vectors = replace(group, precision="bfloat16")
+    assert fused.verdict(of_tiles, by_vectors, 6272, "yes") == fused.Verdict(True, "fuse='yes'")
+    assert not fused.verdict(of_tiles, by_vectors, 6272).is_one  # tiles for each factor are expected to be faster
+    assert fused.verdict(of_tiles, by_vectors, 4).is_one
 
 
 # ---- on a GPU

@@ -117,8 +117,8 @@ def test_explain_names_the_family_of_a_gradient() -> None:
     told = ks.explain(BATCH, job="gradient")
     assert told.startswith("ks_2x9x5x3_float32_bsf_gradient at batch 300 on ")
     assert (
-        "cpu_gradient (the weights' gradient from vector registers full of sums: processors; or the weights' "
-        "gradient by matrix tiles: processors that have them), "
+        "cpu_gradient (the weights' gradient by matrix tiles: processors that have them; or the weights' gradient "
+        "from vector registers full of sums: processors), "
         "along=" in told
     )
     assert ks.explain(7, job="gradient").startswith("ks_2x9x5x3_float32_bsf_batch7_gradient")
@@ -129,7 +129,8 @@ def test_explain_names_the_family_of_a_gradient() -> None:
 
 
 @needs_opencl
-def test_tf32_is_plain_float32_where_there_are_no_tensor_cores() -> None:
+def test_tf32_is_plain_float32_where_there_are_no_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_DEVICE", "opencl")  # whose kernels use no matrix tiles
     x, grad_y = inputs()
     ks = Launcher(*SHAPE)
     np.testing.assert_array_equal(ks.gradient(x, grad_y, precision="tf32x3"), ks.gradient(x, grad_y))

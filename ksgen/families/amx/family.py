@@ -12,7 +12,17 @@ from typing import Any, ClassVar
 
 from ksgen.families.amx.chain import DOT_MULTIPLY_ADDS, AmxChainConstants, AmxChainTiling, dots, multiply_cycles
 from ksgen.families.amx.defaults import BLOCKS, default, least_of, of_block, reads_in_place
-from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS, AmxConstants, AmxTiling, has_tiles_for
+from ksgen.families.amx.shape import (
+    INPUTS,
+    LANES,
+    LINE_BYTES,
+    PAIR,
+    TILE_ITEMS,
+    AmxConstants,
+    AmxTiling,
+    has_tiles_for,
+    products_of,
+)
 from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
 from ksgen.families.drawing import DrawnSide, draw
@@ -23,7 +33,7 @@ from ksgen.families.vector.defaults import MANY
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
-from ksgen.spec.precision import on_tiles
+from ksgen.spec.precision import BF16, on_tiles
 
 AnyAmxConstants = AmxConstants | AmxChainConstants
 
@@ -62,6 +72,9 @@ _CHAIN_RULES: tuple[Rule[AmxChainConstants], ...] = (
 )
 
 
+FEW_ROWS = 4  # of the batch
+
+
 class Amx(ProcessorProduct[AnyAmxConstants]):
     """Products of matrix tiles on a processor: of one factor, or of all factors of a layer."""
 
@@ -70,7 +83,6 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     tilings: ClassVar[dict[Any, Any]] = dict.fromkeys(kinds, AmxChainTiling)
     listed = by_kind({AmxConstants: RULES, AmxChainConstants: _CHAIN_RULES})
     why = "matrix tiles, of one layer of dense arrays in one layout: processors that have them"
-    least_batch = 8  # a tile has 16 rows: vectors are faster for fewer than half of them
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return (
@@ -79,6 +91,10 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
             and not kernel.is_quantized
             and has_tiles_for(kernel, limits)
         )
+
+    def is_default(self, kernel: KernelSpec, batch: int) -> bool:
+        """No machine has timed float16's tiles. In bfloat16 vectors are faster for a few rows, as a tile has 16."""
+        return batch > FEW_ROWS and products_of(kernel).operand is BF16
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return not kernel.is_strided

@@ -79,13 +79,13 @@ _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
 class CpuGradient(OfKinds):
     """Sums over the batch on a processor: by fused multiply-adds of its vector units, or by its matrix tiles.
 
-    Without wisdom, tiles are used where the processor has them.
+    Without wisdom, tiles are used for bfloat16 where the processor has them.
     """
 
     name = "cpu_gradient"
     signature = GRADIENT
     tilings: ClassVar[dict[Any, Any]] = {
-        AmxGradientConstants: AmxGradientTiling,  # first: the default where both suit
+        AmxGradientConstants: AmxGradientTiling,
         VectorGradientConstants: VectorGradientTiling,
     }
     kinds = tuple(tilings)
@@ -103,7 +103,10 @@ class CpuGradient(OfKinds):
 
     def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[AnyGradientConstants]:
         found = super().defaults(kernel, limits, batch)
-        return found[:1] if self.name in kernel.arithmetic.families else found
+        if self.name in kernel.arithmetic.families:
+            return found[:1]
+        tiles = kernel.arithmetic.tiles
+        return found if tiles and tiles.operand is BF16 else found[::-1]  # no machine has timed float16's tiles
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGradientConstants]:
         for tiling in self.able(kernel, limits):

@@ -1,5 +1,5 @@
 """Gradients by matrix tiles: constants, sizes derived from them, expected cycles, and variables of the template.
-Columns are a plane's inputs with one group of its outputs. Nothing here was measured.
+Columns are a plane's inputs with one group of its outputs. The expected cycles were never compared with times.
 """
 
 from dataclasses import dataclass

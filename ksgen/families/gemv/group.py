@@ -116,8 +116,7 @@ def options(kernel: KernelSpec, limits: Limits) -> Iterator[GemvGroupConstants]:
 
 @lru_cache(REMEMBERED)
 def has_any(kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether the layers have a number of threads in common. No constants are compared, and of the last layer none
-    after the first that fits."""
+    """Whether the layers have a number of threads in common. The first one that fits ends the search."""
     *others, last = sorted(_with_shares(kernel, limits), key=lambda each: len(each[0].factors))
     common = [{shape.threads for shape, _ in _shapes(*each, 1)} for each in others]
     return any(all(shape.threads in threads for threads in common) for shape, _ in _shapes(*last, 1))
