@@ -213,8 +213,7 @@ class BaseLauncher(Explainable):
         call = self._prepared(given, self._checks)
         if not isinstance(call, Call):
             return None
-        # A tensor may get other memory before the launch, and a stream dies with its object.
-        call.keep += (stream, *map(storage_of, call.keep[0].values()))
+        _keep_memory(call, stream)
         return call
 
     # ---- arguments
@@ -310,10 +309,12 @@ class BaseLauncher(Explainable):
             if fit.kernel.job == CHAIN:
                 copied = f"arrays of the host are copied to {device.name} for each factor"
                 return self._several(fit, WITHIN_AN_ELEMENT if device.shares_host else copied)
-            plan: Any = self._plan(fit.of_copies, device, stream, True)
+            aligned = True
+            plan: Any = self._plan(fit.of_copies, device, stream, aligned)
             call = on_host(self, plan, views, packed, out, stream)
         else:
-            plan = self._plan(fit, device, stream, is_host or is_aligned or are_aligned(views))
+            aligned = is_host or is_aligned or are_aligned(views)
+            plan = self._plan(fit, device, stream, aligned)
             if plan is None:  # finding the reason takes time, which separate launches would pay at each call
                 return self._several(
                     fit, verdict(device, fit.kernel, fit.batch, self.fuse).why if self.fuse == "yes" else ""
@@ -330,17 +331,20 @@ class BaseLauncher(Explainable):
         if self.gives_list and not isinstance(call.out, list):  # a group of one layer
             call.out = [call.out]
         if plan.maps:
-            call.instead = partial(self._instead, given, checks, call.plan, call.out)
+            call.instead = partial(self._instead, given, checks, call.plan, call.out, aligned)
         return call
 
-    def _instead(self, given: Given, checks: ArgumentChecks, plan: Plan, out: Any, error: RefusedError) -> Call:
+    def _instead(
+        self, given: Given, checks: ArgumentChecks, plan: Plan, out: Any, aligned: bool, error: RefusedError
+    ) -> Call:
         """Prepare a call again, with its output, after the device has refused a launch of its plan."""
-        PLANNER.refuse(plan, str(error))
+        PLANNER.refuse(plan, str(error), aligned)
         if given.out is None:
             arrays = dict(given.arrays)
             given = given._replace(arrays=arrays, out=self._outs(out, given.options.layout, arrays))
         call: Any = self._prepared(given, checks)  # one factor is one launch by every family
         prepared: Call = call
+        _keep_memory(prepared, given.options.stream)
         return prepared
 
     def _unread(self, own: Sequence[Any]) -> Mapping[str, ArrayView]:
@@ -408,3 +412,8 @@ class BaseLauncher(Explainable):
         refuse_capture(
             device, on, "launches factors one by one, and allocates their intermediates", "give PyTorch's tensors"
         )
+
+
+def _keep_memory(call: Call, stream: Any) -> None:
+    """Keep a call's stream and storages: a tensor may get other memory, and a stream dies with its object."""
+    call.keep += (stream, *map(storage_of, call.keep[0].values()))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device, DeviceLimits
-from ksgen.errors import ConstantsError
+from ksgen.errors import ConstantsError, DeviceError
 from ksgen.families import Bar, Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
 from ksgen.passport.standing import FORCE, bars
 from ksgen.spec import KernelSpec
@@ -184,14 +184,23 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
     return Choice(family.name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
 
 
-def choice_instead(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, aligned: bool, why: str) -> Choice:
-    """Choice after a device has refused one: the same without clusters, else the default of another family."""
+def choice_instead(
+    choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, aligned: bool, why: str
+) -> tuple[Choice, Limits]:
+    """Choice after a device has refused one: the same without clusters, else the default of another family.
+
+    The limits that it returns bar the refused family. `DeviceError` if no family is left.
+    """
     if getattr(choice.constants, "cluster_batch", 1) * getattr(choice.constants, "cluster_out", 1) > 1:
         plain = replace(choice.constants, cluster_batch=1, cluster_out=1)
-        return Choice(choice.family, plain, "the device refuses its clusters")
+        return Choice(choice.family, plain, "the device refuses its clusters"), limits
     others = replace(limits, bars=(*limits.bars, Bar(choice.family, f"refused by the device: {why}")))
-    family = family_for(kernel, others, batch, aligned)
-    return Choice(family.name, family.default(kernel, others, batch), f"the device refuses {choice.family}")
+    try:
+        family = family_for(kernel, others, batch, aligned)
+    except ConstantsError:
+        barred = "; ".join(f"{bar.family} is {bar.reason}" for bar in others.bars)
+        raise DeviceError(f"{kernel.name}: no kernel family is left: {barred}") from None
+    return Choice(family.name, family.default(kernel, others, batch), f"the device refuses {choice.family}"), others
 
 
 def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:

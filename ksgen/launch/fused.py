@@ -69,7 +69,7 @@ def fused_plan(
     device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto", stream: Stream = None
 ) -> Plan | None:
     """Plan of one launch for a chain, or for several on one X; None if separate launches serve them better."""
-    key = (device, kernel, batch, fuse, PLANNER.generation)
+    key, generation = (device, kernel, batch, fuse), PLANNER.generation
     if (known := PLANNER.derived.get(key, _UNKNOWN)) is not _UNKNOWN:
         found: Plan | None = known
         return found
@@ -78,7 +78,7 @@ def fused_plan(
     found = _plan(device, kernel, batch, fuse)
     if len(PLANNER.derived) >= REMEMBERED:
         PLANNER.derived.clear()
-    if key[-1] == PLANNER.generation:
+    if generation == PLANNER.generation:
         PLANNER.derived[key] = found
     return found
 

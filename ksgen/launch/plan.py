@@ -228,16 +228,20 @@ class Call:
         return self.out
 
     def _become(self, other: "Call") -> None:
-        """Take the kernel and the memory of another call with the same arrays and output."""
+        """Take the kernel and the memory of another call with the same arrays and output.
+
+        A graph that recorded this call, or records it now, still reads its former memory.
+        """
+        is_recorded = self.launched or self.plan.device.is_capturing(self.stream)
+        self.keep = (*self.keep, *other.keep) if is_recorded else other.keep
         self.plan, self.arguments, self.stream, self.before = other.plan, other.arguments, other.stream, other.before
         self.after, self.instead, self.launched, self.again = other.after, other.instead, False, None
-        self.keep += other.keep
 
     def _launch(self) -> None:
         """Launch; from the second call on by a recording, if the device supports that."""
         if not self.launched or (own := recorder(self.plan.device)) is None:
-            self.launched = True
             self.plan.launch(self.arguments, self.stream)
+            self.launched = True
             return
         threads = wanted_threads()
         if self.again is None or self.again[0] != threads:  # the number of threads determines the work groups

@@ -125,15 +125,21 @@ class Planner:
             each(device, kernel, batch, choice)
 
     def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
-        """Family and constants that serve a kernel at a batch on a device, which has not refused them."""
+        """Family and constants that serve a kernel at a batch on a device, which has not refused them.
+
+        `DeviceError` if it has refused all families.
+        """
         limits = limits_of(device)
         found = choose(kernel, batch, limits, self._wisdom_of(device), aligned)
         while why := self._refused.get((device, kernel, found.family, found.constants)):
-            found = choice_instead(found, kernel, batch, limits, aligned, why)
+            found, limits = choice_instead(found, kernel, batch, limits, aligned, why)
         return found
 
-    def refuse(self, plan: Plan, why: str) -> None:
-        """Choose another kernel than a plan's from now on, because the device refuses its launches."""
+    def refuse(self, plan: Plan, why: str, aligned: bool = True) -> None:
+        """Choose another kernel than a plan's from now on, because the device refuses its launches.
+
+        All other plans stay. `aligned` is that of the refused call; `DeviceError` if no kernel is left for it.
+        """
         key = plan.device, plan.kernel, plan.choice.family, plan.choice.constants
         with self._guard:
             if key in self._refused:
@@ -142,9 +148,11 @@ class Planner:
             self._loaded.pop(key, None)
             for each in [each for each, known in self._plans.items() if known.loaded is plan.loaded]:
                 del self._plans[each]
-            self.derived.clear()
+            for each in [each for each, known in self.derived.items() if _loaded_by(known) is plan.loaded]:
+                del self.derived[each]
+            self.earlier.append(self.generation)
             self.generation += 1  # callers look up their plans again, and find all others
-        _report_refusal(plan.kernel, why, plan.choice, self.choice(plan.device, plan.kernel, plan.batch))
+        _report_refusal(plan.kernel, why, plan.choice, self.choice(plan.device, plan.kernel, plan.batch, aligned))
 
     def measured(self, device: Device, kernel: KernelSpec, batch: int) -> Entry | None:
         """Entry of a search for a kernel at about this batch on this device.
@@ -269,6 +277,10 @@ class Planner:
             device.compiler() if target == device.target else AbsentCompiler("only what was built elsewhere is taken")
         )
         return next(packed, None) or build(source.text, source.entry, target, compiler, default_caches())
+
+
+def _loaded_by(derived: Any) -> Loaded | None:
+    return derived.loaded if isinstance(derived, Plan) else None
 
 
 def _report_refusal(kernel: KernelSpec, why: str, refused: Choice, instead: Choice) -> None:

@@ -12,9 +12,9 @@ from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, DeviceError, LaunchError
 from ksgen.families import cuda_limits, family_for
 from ksgen.families.expected import LARGE
-from ksgen.launch import base, streams
+from ksgen.launch import base, fused, streams
 from ksgen.launch.planner import Planner, checks_first_results
-from ksgen.launcher import Launcher
+from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.passport import standing
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -73,6 +73,44 @@ def test_a_lost_context_is_no_refusal(part: FakeGpu, planner: Planner, monkeypat
     assert not isinstance(told.value, RefusedError)
 
 
+@pytest.mark.timeout(120)  # the choice must end
+@pytest.mark.parametrize(
+    ("precision", "families"),
+    [("float16", ["wgmma", "wgmma", "mma", "simt"]), ("tf32x3", ["wgmma", "wgmma", "mma", "simt"])],
+)
+def test_families_are_refused_in_turn_until_none_is_left(
+    precision: str, families: list[str], gpu: FakeGpu, planner: Planner, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = replace(KERNEL, precision=precision)
+    for number, family in enumerate(families[:-1], 1):
+        plan = planner.plan(gpu, kernel, LARGE)
+        assert plan.choice.family == family
+        planner.refuse(plan, f"no room, {number}")
+        assert f": no room, {number}; launchers take {families[number]}" in caplog.messages[-1]
+    said = caplog.messages[:]
+    last = planner.plan(gpu, kernel, LARGE)
+    assert last.choice.family == families[-1]
+    left = r"no kernel family is left: .*wgmma is refused by the device: no room, 2; .*mma is .*: no room, 3; simt is"
+    with pytest.raises(DeviceError, match=left):
+        planner.refuse(last, "no room, 4")
+    for aligned in (True, False):
+        with pytest.raises(DeviceError, match="simt is refused by the device: no room, 4"):
+            planner.plan(gpu, kernel, LARGE, aligned)
+    assert caplog.messages == said
+
+
+def test_the_warning_names_the_kernel_of_arrays_that_are_aligned_like_those_of_the_call(
+    gpu: FakeGpu, planner: Planner, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = replace(KERNEL, precision="float16")
+    plan = planner.plan(gpu, kernel, LARGE, aligned=False)
+    assert plan.choice.family == "mma"
+    planner.refuse(plan, "no room", aligned=False)
+    assert caplog.messages == [f"{kernel.name}: no room; launchers take simt"]
+    assert planner.choice(gpu, kernel, LARGE, aligned=False).family == "simt"
+    assert planner.choice(gpu, kernel, LARGE).family == "wgmma"
+
+
 class Part(FakeGpu):
     """A part of a GPU that answers that clusters fit, and refuses their launches."""
 
@@ -83,7 +121,7 @@ class Part(FakeGpu):
         text, _, is_early = kernel
         if is_early and "__cluster_dims__" in text:
             self.refused += 1
-            raise self.error
+            raise type(self.error)(*self.error.args)  # one without a traceback, whose frames hold memory
         super().launch(kernel, *given)
 
 
@@ -144,6 +182,58 @@ def test_a_launch_that_is_refused_while_a_graph_is_recorded_builds_nothing(late:
     assert call() is out
     late.synchronize()
     assert (out.content == 104).all()
+
+
+def test_a_refusal_leaves_a_chain_s_plan_to_captures(late: Part) -> None:
+    chain = ChainLauncher("2,8,24,1", "1,24,8,2", fuse="yes")
+    x, *weights, out = (
+        FakeArray(late, np.ones(shape, np.float32))
+        for shape in ((BATCH, 48), (2, 8, 24, 1), (1, 24, 8, 2), (BATCH, 48))
+    )
+    chain(x, weights, out=out)
+    kernel = next(each for each in base.PLANNER.derived)[1]
+    known, generation = fused.fused_plan(late, kernel, BATCH, "yes"), base.PLANNER.generation
+    late.synchronize()
+    out.content[...] = 0
+    factor, own_weights, y = operands(late)
+    Launcher(KERNEL.pattern, precision="tf32x3")(factor, own_weights, out=y)
+    late.synchronize()
+    assert (late.refused, base.PLANNER.earlier[-1]) == (1, generation)  # its calls may keep their kernels
+    late.begin_capture()
+    assert fused.fused_plan(late, kernel, BATCH, "yes") is known
+    chain(x, weights, out=out)
+    late.end_capture()()
+    assert (out.content == 24 * 8).all()
+
+
+def test_a_call_after_a_refusal_keeps_the_memory_of_its_kernel_alone(late: Part) -> None:
+    a, b, c, d = KERNEL.pattern.shape
+    x, weights = np.ones((BATCH, a * c * d), np.float32), np.ones((a, b, c, d), np.float32)
+    own = Launcher(KERNEL.pattern, precision="tf32x3")
+    before, kept = len(late._memory), list[int]()
+    for refused in (1, 1):
+        call = own.prepare(x, weights)
+        assert (call() == 104).all()
+        assert late.refused == refused
+        kept.append(len(late._memory) - before)
+        del call
+        assert len(late._memory) == before
+    assert kept[0] == kept[1]
+
+
+def test_a_call_that_was_launched_keeps_the_memory_that_a_graph_may_read(
+    late: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weights, out = operands(late)
+    call = Launcher(KERNEL.pattern, precision="tf32x3").prepare(x, weights, out=out)
+    with monkeypatch.context() as patched:
+        patched.setattr(Part, "launch", FakeGpu.launch)
+        call()
+    former = call.keep
+    assert call() is out
+    assert late.refused == 1
+    assert len(call.keep) > len(former)
+    assert all(each is other for each, other in zip(former, call.keep, strict=False))
 
 
 def test_no_proof_is_started_while_a_graph_is_recorded(
