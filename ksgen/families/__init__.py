@@ -103,7 +103,8 @@ def family_for(
     ]
     if not able:
         barred = "".join(f"; {bar.family} is {bar.reason}" for bar in limits.bars)
-        raise ConstantsError(f"{kernel.name}: no family can run all factors in one launch on this device{barred}")
+        what = "run all factors in one launch" if len(kernel.factors) > 1 else "serve it"
+        raise ConstantsError(f"{kernel.name}: no family can {what} on this device{barred}")
     if len(able) == 1 or limits.is_cpu:
         return able[0]
 

@@ -197,10 +197,11 @@ def choice_instead(
     others = replace(limits, bars=(*limits.bars, Bar(choice.family, f"refused by the device: {why}")))
     try:
         family = family_for(kernel, others, batch, aligned)
-    except ConstantsError:
-        barred = "; ".join(f"{bar.family} is {bar.reason}" for bar in others.bars)
-        raise DeviceError(f"{kernel.name}: no kernel family is left: {barred}") from None
-    return Choice(family.name, family.default(kernel, others, batch), f"the device refuses {choice.family}"), others
+    except ConstantsError as error:
+        none_is_left = str(error)
+    else:
+        return Choice(family.name, family.default(kernel, others, batch), f"the device refuses {choice.family}"), others
+    raise DeviceError(none_is_left)
 
 
 def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:

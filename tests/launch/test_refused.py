@@ -90,7 +90,7 @@ def test_families_are_refused_in_turn_until_none_is_left(
     said = caplog.messages[:]
     last = planner.plan(gpu, kernel, LARGE)
     assert last.choice.family == families[-1]
-    left = r"no kernel family is left: .*wgmma is refused by the device: no room, 2; .*mma is .*: no room, 3; simt is"
+    left = r"no family can serve it on this device; wgmma is refused by the device: no room, 2; mma is .*, 3; simt is"
     with pytest.raises(DeviceError, match=left):
         planner.refuse(last, "no room, 4")
     for aligned in (True, False):
