@@ -39,6 +39,7 @@ class Calibrated:
     entry: Entry | None  # None if no candidate could be measured
     is_new: bool = False  # whether this calibration measured it
     why: str = ""  # why there is no entry
+    keeps_default: bool = False  # whether the entry is the default's, because the winner's time is unreliable
 
     @property
     def over_default(self) -> float | None:
@@ -98,11 +99,13 @@ class Calibration:
         return entry is not None and not (entry.is_trial and self.tuner.options.fresh)
 
     def _result(self, job: Job, found: Tuned | KsgenError | None) -> Calibrated:
-        entry = self.tuner.settled(job)
         if isinstance(found, Tuned):
-            entry = entry or found.entry()  # its time is unreliable
+            entry = self.tuner.kept(job)
+            is_default = entry is not None and entry.is_open and (found.default_won or not found.is_kept)
+            return Calibrated(job.kernel, job.batch, entry, is_new=True, keeps_default=is_default)
+        entry = self.tuner.settled(job)
         why = "" if entry else str(found) if isinstance(found, KsgenError) else why_not_one(self.tuner, job)
-        return Calibrated(job.kernel, job.batch, entry, isinstance(found, Tuned), why)
+        return Calibrated(job.kernel, job.batch, entry, why=why)
 
 
 def calibrate(

@@ -315,8 +315,7 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
     from ksgen.measure.trust import describe_doubts, marked
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.job import Job
-    from ksgen.tuning.tuner import MOST_ATTEMPTS
-    from ksgen.wisdom.store import file_name
+    from ksgen.wisdom.store import MOST_ATTEMPTS, file_name
 
     def times(ratio: float | None) -> str:
         return "" if ratio is None else f"{ratio:.2f}x"
@@ -327,23 +326,28 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
         if each.entry is None:
             rows.append((name, str(each.batch), "none", "", "", "", ""))
             continue
-        by = "trial" if each.entry.is_trial else "search"
+        by = "default kept" if each.keeps_default else "trial" if each.entry.is_trial else "search"
         us = marked(f"{each.entry.median_us or 0:.1f}", each.entry.doubt)
         compared = times(each.over_default), times(each.over_prediction)
         rows.append((name, str(each.batch), each.entry.family, us, *compared, by))
     print_columns(("kernel", "batch", "chosen", "us", "over default", "over model", "by"), rows)
-    settled, new = [each for each in found if each.entry], sum(each.is_new for each in found)
-    are_open = [bool(each.entry.doubt) and each.entry.attempts < MOST_ATTEMPTS for each in settled if each.entry]
-    sound = are_open.count(False)
-    click.echo(f"{sound} of {counted(len(found), 'kernel')} settled on {facts.name}: {new} tried now.")
+    known, new = [each.entry for each in found if each.entry], sum(each.is_new for each in found)
+    still_open = sum(entry.is_open for entry in known)
+    given_up = sum(entry.is_trial and bool(entry.doubt) for entry in known) - still_open
+    settled = len(known) - still_open
+    click.echo(f"{settled} of {counted(len(found), 'kernel')} settled on {facts.name}: {new} tried now.")
     if ratios := [each.over_default for each in found if each.over_default]:
         mean = geometric_mean(ratios)
         click.echo(f"{mean:.2f} times as fast as the defaults (geometric mean of {counted(len(ratios), 'kernel')}).")
-    doubts = [each.entry.doubt for each in settled if each.entry]
+    doubts = [entry.doubt for entry in known]
     if said := describe_doubts(doubts):
-        again = "Nothing is settled by them: run the same command again on a quiet machine."
-        given_up = f"After {MOST_ATTEMPTS} attempts they count: on a quiet machine, --fresh tries them again."
-        click.echo(f"{said} {again if any(are_open) else given_up}")
+        click.echo(said)
+    if still_open:
+        again = "run the same command again on a quiet machine"
+        click.echo(f"{counted(still_open, 'kernel')} not settled, launchers keep the defaults: {again}.")
+    if given_up:
+        fresh = "on a quiet machine, --fresh tries again"
+        click.echo(f"{counted(given_up, 'kernel')} settled after {MOST_ATTEMPTS} unreliable attempts: {fresh}.")
     if new and not all(doubts):
         click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}; `ksgen tune` searches further.")
     for each in found:

@@ -22,10 +22,9 @@ from ksgen.tuning.search import AGAIN, Budget, Progress, Search, Setting, Tuned
 from ksgen.tuning.strategies import STRATEGIES, TRIAL
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.values import excerpt
-from ksgen.wisdom.store import Entry, Wisdom, check_writable, load_wisdom, save
+from ksgen.wisdom.store import MOST_ATTEMPTS, Entry, Wisdom, check_writable, load_wisdom, save
 
 CPU_CANDIDATES = 13  # candidates of a processor's search without a budget
-MOST_ATTEMPTS = 3  # trials of a kernel with unreliable times, after which the last one counts
 RECENT = 1000  # latest trials of the device, searched for other kernels
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -136,12 +135,11 @@ class Tuner:
 
         A trial's entry with an unreliable time does not count before `MOST_ATTEMPTS` trials.
         """
-        found = self._own(job)
-        is_open = found and found.is_trial and found.doubt and found.attempts < MOST_ATTEMPTS
-        return None if is_open else found
+        found = self.kept(job)
+        return None if found and found.is_open else found
 
-    def _own(self, job: Job) -> Entry | None:
-        """Entry of this very kernel and batch by the current template."""
+    def kept(self, job: Job) -> Entry | None:
+        """Entry of this very kernel and batch by the current template, settled or not."""
         found = self._wisdom.of(replace(job.kernel, stride="dense"), job.batch)
         return None if found is None or found.is_stale else found
 
@@ -184,10 +182,10 @@ class Tuner:
         search = Search(pool, strategy, setting, self._known(job), default)
         tuned = replace(search.run(), is_trial=self.is_trial)
         if self.is_trial and tuned.best.note:
-            own = self._own(job)
+            own = None if self.options.fresh else self.kept(job)
             tuned = replace(tuned, attempts=1 + (own.attempts if own else 0))
-        is_open = 0 < tuned.attempts < MOST_ATTEMPTS and not tuned.default_won
-        kept = _in_its_place(tuned) if is_open else tuned
+        is_again = 0 < tuned.attempts < MOST_ATTEMPTS and not tuned.default_won
+        kept = _in_its_place(tuned) if is_again else tuned
         if is_better := _is_better(kept, incumbent):
             self._save(kept.entry())
         return replace(tuned, is_kept=is_better and kept is tuned)

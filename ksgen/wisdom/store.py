@@ -33,6 +33,7 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 MOST_BATCH = 2**63 - 1
+MOST_ATTEMPTS = 3  # trials of a kernel with unreliable times, after which the last one counts
 MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
 MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
 PASSPORT_SUFFIX = ".passport.json"  # of files next to these, which hold no wisdom
@@ -72,6 +73,11 @@ class Entry:
     def attempts(self) -> int:
         """Number of this kernel's trials in sequence whose times were unreliable; 0 if its time is reliable."""
         return int(self.measured.get("attempts", 0))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next trial measures the kernel again, as up to `MOST_ATTEMPTS` do if times are unreliable."""
+        return self.is_trial and bool(self.doubt) and self.attempts < MOST_ATTEMPTS
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:

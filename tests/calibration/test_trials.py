@@ -152,12 +152,21 @@ def test_unreliable_times_are_repeated_a_few_times_alone_and_launchers_keep_the_
             (found,) = Calibration(engine, store).run([JOB])
         finally:
             engine.close()
-        assert found.entry is not None
-        assert (found.entry.family, found.entry.doubt) == ("mma", "noisy")
         (kept,) = load_wisdom(NAME).entries()
-        assert found.is_new == (attempt <= MOST_ATTEMPTS)
+        assert found.entry == kept  # what launchers take
+        is_open = attempt < MOST_ATTEMPTS
+        assert (found.is_new, kept.is_open, found.keeps_default) == (attempt <= MOST_ATTEMPTS, is_open, is_open)
         assert (kept.attempts, kept.doubt, kept.over_default) == (min(attempt, MOST_ATTEMPTS), "noisy", None)
         assert kept.family == ("simt" if attempt < MOST_ATTEMPTS else "mma")
+    for _ in range(2):  # fresh trials do not count on
+        engine = Noisy(FakeGpu(), by_family("mma"))
+        try:
+            (found,) = Calibration(engine, store, fresh=True).run([JOB])
+        finally:
+            engine.close()
+        assert found.entry is not None
+        assert (found.entry.family, found.entry.attempts, found.keeps_default) == ("simt", 1, True)
+        assert load_wisdom(NAME).entries() == [found.entry]
     (again,) = calibrated(store, "mma", JOB, fresh=True)
     assert again.entry is not None
     assert (again.entry.doubt, again.entry.attempts) == ("", 0)

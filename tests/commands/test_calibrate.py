@@ -100,6 +100,33 @@ def test_fresh_replaces_what_trials_found_and_makes_the_passport_again(
     assert asked == [False, True]
 
 
+def test_open_and_given_up_kernels_are_counted_apart_and_the_default_is_shown(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noisy(Machine):
+        def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
+            found = super()._measure(job, entries, runs)
+            return [Outcome(each.state, "", each.microseconds, "noisy") for each in found]
+
+    monkeypatch.setattr(trials, "open_engine", lambda device: Noisy())
+    again = "not settled, launchers keep the defaults: run the same command again on a quiet machine."
+    settled = "settled after 3 unreliable attempts: on a quiet machine, --fresh tries again."
+    for _ in range(tuner.MOST_ATTEMPTS - 1):
+        done = calibrate(*HALF)
+        assert "0 of 1 kernel settled on Fake GPU: 1 tried now.\n? 1 of 1 time unreliable" in done.stdout
+        assert f"\n1 kernel {again}\n" in done.stdout
+        assert settled not in done.stdout
+        (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("1,24,9,2")]
+        assert row[-4:] == ["simt", "30.0?", "default", "kept"]
+    both = ("1,24,9,2", "2,8,16,1", "--precision", "float16", "--batch", "70")
+    done = calibrate(*both)
+    assert "1 of 2 kernels settled on Fake GPU: 2 tried now.\n? 2 of 2 times unreliable" in done.stdout
+    assert f"\n1 kernel {again}\n1 kernel {settled}\n" in done.stdout
+    first, second = json.loads(calibrate(*both, "--json").stdout)["kernels"]
+    assert (first["family"], first["tried_now"]) == ("mma", False)
+    assert (second["family"], second["tried_now"], second["measured"]["attempts"]) == ("simt", True, 2)
+
+
 def test_a_spec_is_tried_at_each_batch_with_its_layers_and_gradients(home: Path) -> None:
     (home / "own.yaml").write_text(
         "defaults: {gradients: true, precision: float16}\nlayers:\n  up: {chain: [[1,32,32,1], [1,32,32,1]]}\n"
