@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from ksgen.calibration.cases import cases_of
 from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES, family_named
+from ksgen.passport.standing import needs_proof
 from ksgen.passport.store import record
 from tests import gpu_benchmarks, gpu_check, gpu_children, gpu_report
 from tests.driver import NotHereError, environment
@@ -39,7 +40,19 @@ from tests.passport.test_store import proof
 from tests.ptx import on_gpu as ptx
 from tests.support import kernels
 from tests.support.fake_gpu import FakeGpu
-from tests.support.kernels import JOB_OF, SERVED, VARIANTS, kernel_of, on_device, source_of
+from tests.support.kernels import (
+    JOB_OF,
+    LIMITS,
+    MATRIX,
+    PROVEN,
+    SERVED,
+    VARIANTS,
+    is_proven,
+    kernel_of,
+    on_device,
+    patterns_of,
+    source_of,
+)
 from tests.support.libraries import library
 
 ROOT = Path(__file__).parents[1]
@@ -207,9 +220,32 @@ def test_a_passport_that_lacks_or_disables_a_family_fails_the_check(
     assert faults_of_passport(FakeGpu()) == []
 
 
+def kind_of(a: int, b: int, c: int, d: int) -> tuple[bool, ...]:
+    """What decides the branches that a pattern takes: several blocks, j in several, and whole eights."""
+    return a > 1, d > 1, not b % 8, not c % 8, d & (d - 1) == 0
+
+
+@pytest.mark.slow
+def test_a_passport_has_each_kind_of_pattern_that_the_matrix_omits() -> None:
+    """It has it by the same constants' class, in each precision and layout, and gpu-check fails without it."""
+    omitted = [each for each in MATRIX if is_proven(each[0], each[-1])]
+    assert {name for *_, name in omitted} == set(PROVEN)
+    families = {family_named(family).name for family, *_ in omitted}
+    assert {name for name in families if needs_proof(name, "sm_90a")} == families
+    proven = {
+        (type(case.candidate.constants), case.kernel.precision, case.kernel.layout, kind_of(*case.kernel.pattern.shape))
+        for name in families
+        for case in cases_of(FAMILIES[name], "sm_90a")
+        if case.kernel.job == "multiply" and not case.kernel.is_quantized
+    }
+    for family, precision, layout, name in omitted:
+        shape = patterns_of(family, precision)[name]
+        constants = VARIANTS[family].default(kernel_of(shape, precision, layout), LIMITS)
+        assert (type(constants), precision, layout, kind_of(*shape)) in proven
+
+
 @pytest.mark.slow
 def test_a_passport_has_each_family_in_each_precision_and_layout_that_the_matrix_has() -> None:
-    """Kinds of patterns that it proves so are not repeated (`PROVEN`)."""
     names = {family_named(name).name for name in JOB_OF}
     cases = [case for name in names for case in cases_of(FAMILIES[name], "sm_90a")]
     proven = {(each.candidate.family, each.kernel.precision, each.kernel.layout) for each in cases}

@@ -44,8 +44,8 @@ PATTERNS = {
     "aligned": (2, 48, 16, 4),
     "wide": (1, 130, 18, 2),
 }
-# kinds of them whose like a GPU's passport proves, per family, precision and layout (`ksgen.calibration.cases`)
-PROVEN = ("dense", "flat", "blocks", "aligned", "wide")
+# kinds of them that a GPU's passport proves of families that need one (`ksgen.calibration.cases`)
+PROVEN = ("blocks", "aligned")
 ALIGNED = {  # the same for families whose tensor maps want rows of whole 16-byte chunks
     "dense": (1, 70, 56, 1),
     "flat": (2, 37, 24, 5),
@@ -110,6 +110,11 @@ def job_of(family: str, kernel: KernelSpec) -> KernelSpec:
 
 def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
     return VARIANTS[family].serves(job_of(family, kernel), limits)
+
+
+def is_proven(family: str, name: str) -> bool:
+    """Whether a passport proves such a pattern by the family, in each precision and layout."""
+    return VARIANTS[family].by_warpgroups and name in PROVEN
 
 
 def patterns_of(family: str, precision: str) -> dict[str, tuple[int, ...]]:
