@@ -179,14 +179,17 @@ def test_a_forked_process_leaves_the_child_and_its_words_to_its_parent(
     limits_of(gpu)
     standing.begin(gpu)
     if not (forked := os.fork()):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            reads = list[Any]()
-            standing.load = reads.append  # type: ignore[assignment,attr-defined]  (of this process alone)
-            standing.wait(gpu)
-            standing.begin(gpu)
-            is_left = "wgmma" not in standing.permitted(gpu) and len(child) == 1 and not reads
-        os._exit(not is_left)
+        is_left = False
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                reads = list[Any]()
+                standing.load = reads.append  # type: ignore[assignment,attr-defined]  (of this process alone)
+                standing.wait(gpu)
+                standing.begin(gpu)
+                is_left = "wgmma" not in standing.permitted(gpu) and len(child) == 1 and not reads
+        finally:
+            os._exit(not is_left)
     assert os.waitpid(forked, 0)[1] == 0
     running.unlink()
     ended(gpu)
