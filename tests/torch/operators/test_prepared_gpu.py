@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import warnings
+from dataclasses import replace
 from operator import index
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,11 @@ from ksgen import reference  # noqa: E402
 from ksgen.devices.base import RefusedError  # noqa: E402
 from ksgen.errors import KsgenError  # noqa: E402
 from ksgen.launch import planner, streams  # noqa: E402
+from ksgen.spec import Epilogue, KernelSpec  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.layer.group import KSLinears  # noqa: E402
 from ksgen.torch.operators import choice, prepared  # noqa: E402
-from tests.emulator import is_installed  # noqa: E402
+from tests.emulator import TensorMap, is_installed  # noqa: E402
 from tests.support.fake_gpu import FakeGpu  # noqa: E402
 from tests.support.launching import plan_anew  # noqa: E402
 
@@ -36,7 +38,9 @@ class Memory(dict[int, Any]):
         for begin, array in reversed(self.items()):
             if begin <= pointer < begin + array.nbytes:
                 end = min((each for each in self.bounds if each > pointer), default=begin + array.nbytes)
-                return array[pointer - begin : end - begin]
+                return (
+                    array if end - begin >= array.nbytes and pointer == begin else array[pointer - begin : end - begin]
+                )
         return default
 
 
@@ -48,10 +52,15 @@ class EagerGpu(FakeGpu):
         self._memory = Memory()
 
     def launch(self, kernel: Any, grid: int, block: int, shared_bytes: int, args: Any, stream: Any) -> None:
-        self._memory.bounds = [index(each) for each in args if each is not None]
-        super().launch(kernel, grid, block, shared_bytes, args, stream)
+        self._memory.bounds = [index(each) for each in args if each is not None and not isinstance(each, TensorMap)]
+        given = [self._as_it_is(each) if isinstance(each, TensorMap) else each for each in args]
+        super().launch(kernel, grid, block, shared_bytes, tuple(given), stream)
         if self.graph is None:
             self.synchronize(stream)
+
+    def _as_it_is(self, described: TensorMap) -> TensorMap:
+        """The map of the array that lies there now: each look at a tensor's address makes another one."""
+        return replace(described, array=self._memory.get(described.array.ctypes.data))
 
 
 @pytest.fixture
@@ -327,7 +336,7 @@ def refused_once(gpu: EagerGpu, call: Any) -> Any:
 
 
 def test_a_refused_launch_is_left_to_the_usual_way(gpu: EagerGpu, served: list[Any]) -> None:
-    """There another kernel is taken, and remembered."""
+    """The usual path launches again, and reports what it cannot launch either."""
     layer = layer_of().freeze()
     x = warmed(layer)
     refused_once(gpu, lambda: check(layer, x))
@@ -338,3 +347,33 @@ def test_a_refused_launch_is_left_to_the_usual_way(gpu: EagerGpu, served: list[A
         for call in (group, lambda x: torch.cat(list(group.parts(x)), -1)):
             assert torch.equal(refused_once(gpu, lambda call=call: call(x)), second)
     assert torch.equal(first, second)
+
+
+def test_a_kernel_with_tensor_maps_that_is_refused_gives_way_to_another(
+    gpu: EagerGpu, served: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each launch in clusters is refused: the usual path takes another kernel, and later calls are prepared with it."""
+    shape, batch = (3, 136, 104, 1), 300
+    layer = KSLinear([shape], precision="tf32x3").eval().freeze()
+    kernel = KernelSpec(ksgen.Pattern(*shape), "tf32x3", "bsf", Epilogue(True))
+    x, before = warmed(layer, batch), planner.PLANNER.choice(gpu, kernel, batch)
+    assert (before.family, before.constants.cluster_batch) == ("wgmma", 2)
+    assert gpu.encoded
+    launch, refused = gpu.launch, list[str]()
+
+    def refuse(loaded: Any, *given: Any) -> None:
+        if "__cluster_dims__" in loaded[0] and not loaded[1].endswith("_pack"):
+            refused.append(loaded[1])
+            raise RefusedError("CUDA, launching: no room for its clusters")
+        launch(loaded, *given)
+
+    gpu.launch = refuse
+    for _ in range(3):
+        check(layer, x)
+    assert [each is None for each in served] == [True, False, True, True, False]
+    assert len(refused) == 2  # by the prepared call and by the usual path
+    after = planner.PLANNER.choice(gpu, kernel, batch)
+    assert (after.family, after.constants.cluster_batch) == ("wgmma", 1)
+    assert [each.getMessage().partition("; ")[2] for each in caplog.records] == [
+        "launchers take wgmma without clusters"
+    ]
