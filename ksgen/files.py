@@ -57,7 +57,7 @@ def replaced(path: Path, is_own: bool = False) -> Iterator[Path]:
     the old file.
 
     A link of this user or of root keeps leading to its file. A pipe or a device is written to, and never replaced. The
-    mode stays that of the old file; of one that ksgen keeps (`is_own`), without other users' right to write.
+    mode of the old file stays. `is_own` marks a file that ksgen keeps: other users lose the right to write to it.
     """
     aside = None
     try:

@@ -94,7 +94,7 @@ def spec_or_pattern(text: str) -> Pattern | Path:
     help=f"Batch sizes; of a model, sequences.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
 )
 @device_option
-@click.option("--fresh", is_flag=True, help="Prove all families again, and try again what earlier trials have settled.")
+@click.option("--fresh", is_flag=True, help="Prove all families again and repeat all trials.")
 @click.option("--report", type=named_file, metavar="FILE", help=f"File to send back, nothing personal; {REPLACED}.")
 @json_option
 def command(
@@ -109,8 +109,8 @@ def command(
     is tried: the defaults of the families and the best candidates of the cost model, four at most, are compiled,
     checked against float64 and timed. Launchers take the winners. `ksgen tune` searches further.
 
-    A second run does only what is missing. --fresh does all again, except what searches found. Exit code 1 if a kernel
-    could not be measured.
+    A second run does only what is missing. --fresh repeats everything but the searches of `ksgen tune`. The exit code
+    is 1 if a kernel could not be measured.
 
     \b
     Examples:
@@ -216,7 +216,7 @@ def try_all(calibration: "Calibration", jobs: "Sequence[Job]") -> "list[Calibrat
 def make_passport(device: str | None, fresh: bool = False) -> "Passport | None":
     """Passport of a GPU, made now if it is missing or asked for again; None of a processor, which needs none.
 
-    Child processes alone use the GPU. A line on stderr tells each verdict, and whether another process is waited for.
+    Only child processes use the GPU. Standard error reports each verdict, and each wait for another process.
     """
     from ksgen.calibration.proof import NotNeededError, ProofProgress, prove
     from ksgen.launch.planner import PLANNER
@@ -346,7 +346,7 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
         again = "run the same command again on a quiet machine"
         click.echo(f"{counted(still_open, 'kernel')} not settled, launchers keep the defaults: {again}.")
     if given_up:
-        fresh = "on a quiet machine, --fresh tries again"
+        fresh = "on a quiet machine, --fresh retries"
         click.echo(f"{counted(given_up, 'kernel')} settled after {MOST_ATTEMPTS} unreliable attempts: {fresh}.")
     if new and not all(doubts):
         click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}; `ksgen tune` searches further.")

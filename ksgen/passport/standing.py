@@ -119,7 +119,7 @@ def begin(device: Device) -> None:
 
 
 def _in_forked_child() -> None:
-    """Leave the background children to the process that started them, whose end alone it can know."""
+    """Leave the background children to the process that started them. Only that process can wait for them."""
     for known in _known.values():
         if known.child is not None:
             known.child.returncode = 0  # its destructor neither waits nor warns

@@ -110,7 +110,7 @@ def test_open_and_given_up_kernels_are_counted_apart_and_the_default_is_shown(
 
     monkeypatch.setattr(trials, "open_engine", lambda device: Noisy())
     again = "not settled, launchers keep the defaults: run the same command again on a quiet machine."
-    settled = "settled after 3 unreliable attempts: on a quiet machine, --fresh tries again."
+    settled = "settled after 3 unreliable attempts: on a quiet machine, --fresh retries."
     for _ in range(tuner.MOST_ATTEMPTS - 1):
         done = calibrate(*HALF)
         assert "0 of 1 kernel settled on Fake GPU: 1 tried now.\n? 1 of 1 time unreliable" in done.stdout

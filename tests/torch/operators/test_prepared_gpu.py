@@ -105,7 +105,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> EagerGpu:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What prepared calls gave, None where the usual way was taken."""
+    """What prepared calls gave, None where the usual path was taken."""
     given: list[Any] = []
     serve = prepared.serve
     monkeypatch.setattr(prepared, "serve", lambda *args: given.append(serve(*args)) or given[-1])
@@ -335,7 +335,7 @@ def refused_once(gpu: EagerGpu, call: Any) -> Any:
         assert len(launches) > 1
 
 
-def test_a_refused_launch_is_left_to_the_usual_way(gpu: EagerGpu, served: list[Any]) -> None:
+def test_a_refused_launch_is_left_to_the_usual_path(gpu: EagerGpu, served: list[Any]) -> None:
     """The usual path launches again, and reports what it cannot launch either."""
     layer = layer_of().freeze()
     x = warmed(layer)
