@@ -29,6 +29,7 @@ class Choice:
     misfit: bool = False  # wisdom had constants that this device cannot run
     from_wisdom: bool = False  # from a search, for any batch and any version of the template
     is_measured: bool = False  # on this device, with the current template, at a batch of this class
+    is_instead: bool = False  # in place of a choice that the device has refused, so that no measurement changes it
 
 
 def limits_of(device: Device) -> Limits:
@@ -137,6 +138,8 @@ def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, 
 
 def described(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits) -> str:
     """Source of a choice on a device; of a default, also what may be faster, and the command that settles it."""
+    if choice.is_instead:
+        return choice.why
     settles = "" if choice.from_wisdom else f"; settled by: {settling_command(kernel, batch)}"
     return f"{choice.why}{expectation(choice, kernel, batch, limits)}{settles}"
 
@@ -193,14 +196,15 @@ def choice_instead(
     """
     if getattr(choice.constants, "cluster_batch", 1) * getattr(choice.constants, "cluster_out", 1) > 1:
         plain = replace(choice.constants, cluster_batch=1, cluster_out=1)
-        return Choice(choice.family, plain, "the device refuses its clusters"), limits
+        return Choice(choice.family, plain, "the device refuses its clusters", is_instead=True), limits
     others = replace(limits, bars=(*limits.bars, Bar(choice.family, f"refused by the device: {why}")))
     try:
         family = family_for(kernel, others, batch, aligned)
     except ConstantsError as error:
         none_is_left = str(error)
     else:
-        return Choice(family.name, family.default(kernel, others, batch), f"the device refuses {choice.family}"), others
+        why = f"the device refuses {choice.family}"
+        return Choice(family.name, family.default(kernel, others, batch), why, is_instead=True), others
     raise DeviceError(none_is_left)
 
 

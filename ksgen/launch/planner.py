@@ -176,22 +176,24 @@ class Planner:
 
         Prebuilt kernels are for the target's usual card, or for any processor with some of this one's instructions.
         """
-        try:
-            return self.plan_of(device, kernel, batch, choice)
-        except RefusedError as error:
+        while True:
+            try:
+                return self.plan_of(device, kernel, batch, choice)
+            except RefusedError as error:
+                why = str(error)
+            except ToolchainError:
+                for target, limits in built_beforehand(device):
+                    usual = choose_for_many(kernel, batch, limits, self._wisdom_of(device), aligned)
+                    if (target, usual.family, usual.constants) == (device.target, choice.family, choice.constants):
+                        continue
+                    if (device, kernel, usual.family, usual.constants) in self._refused:
+                        continue
+                    with contextlib.suppress(ToolchainError):
+                        return self.plan_of(device, kernel, batch, usual, target)
+                raise
             instead = self.choice(device, kernel, batch, aligned)
-            _report_refusal(kernel, str(error), choice, instead)
-            return self.made(device, kernel, batch, aligned, instead)
-        except ToolchainError:
-            for target, limits in built_beforehand(device):
-                usual = choose_for_many(kernel, batch, limits, self._wisdom_of(device), aligned)
-                if (target, usual.family, usual.constants) == (device.target, choice.family, choice.constants):
-                    continue
-                if (device, kernel, usual.family, usual.constants) in self._refused:
-                    continue
-                with contextlib.suppress(ToolchainError):
-                    return self.plan_of(device, kernel, batch, usual, target)
-            raise
+            _report_refusal(kernel, why, choice, instead)
+            choice = instead
 
     def _wisdom_of(self, device: Device) -> Wisdom:
         with self._guard:

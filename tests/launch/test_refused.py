@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ksgen.calibration import first
 from ksgen.devices.base import CONTEXT_LOST, RefusedError
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, DeviceError, LaunchError
 from ksgen.families import cuda_limits, family_for
 from ksgen.families.expected import LARGE
 from ksgen.launch import base, fused, streams
+from ksgen.launch.choice import Choice, described, limits_of
 from ksgen.launch.planner import Planner, checks_first_results
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.passport import standing
@@ -61,6 +63,30 @@ def test_refused_tensor_maps_give_way_to_mma(part: FakeGpu, planner: Planner, mo
     monkeypatch.setattr(part, "encode_map", refuse)
     plan = planner.plan(part, KERNEL, LARGE)
     assert (plan.choice.family, plan.choice.why) == ("mma", "the device refuses wgmma")
+
+
+def test_no_family_that_was_refused_is_taken_again(
+    gpu: FakeGpu, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One family after another is wrong; where all are, the error names each of them."""
+    kernel, wrong = KernelSpec(KERNEL.pattern, "float16"), {"wgmma", "mma"}
+
+    def check(device: FakeGpu, loaded: Any, choice: Choice) -> None:
+        if choice.family in wrong:
+            raise RefusedError(f"{choice.family} lies")
+
+    monkeypatch.setenv("KSGEN_CHECK", "first")
+    monkeypatch.setattr(first, "check_result", check)
+    assert planner.choice(gpu, kernel, BATCH).family == "wgmma"
+    plan = planner.plan(gpu, kernel, BATCH)
+    assert (plan.choice.family, plan.choice.why) == ("simt", "the device refuses mma")
+    assert described(plan.choice, kernel, BATCH, limits_of(gpu)) == "the device refuses mma"
+    wrong.add("simt")
+    each = "; ".join(f"{name} is refused by the device: {name} lies" for name in ("wgmma", "mma", "simt"))
+    with pytest.raises(DeviceError) as told:
+        Planner().plan(gpu, kernel, BATCH)
+    assert str(told.value) == f"{kernel.name}: no family can serve it on this device; {each}"
+    assert told.value.__context__ is None
 
 
 def test_a_lost_context_is_no_refusal(part: FakeGpu, planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
