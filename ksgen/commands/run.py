@@ -146,7 +146,7 @@ def command(
         "device": where.name,
         "runtime": where.runtime,
         **choice_figures(choice.family, choice.constants),
-        "why": described(choice, kernel, batch, limits_of(where)),
+        "why": described(choice, kernel, batch, limits_of(where), device),
         "passed": measured.passed and all(each.passed for each in apart),
         "error": measured.error,
         "tolerance": measured.tolerance,

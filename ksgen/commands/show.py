@@ -211,7 +211,7 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice
 
     where = find_device(device)
     choice = PLANNER.choice(where, kernel, batch)
-    return replace(choice, why=described(choice, kernel, batch, limits_of(where))), where.limits.is_cpu
+    return replace(choice, why=described(choice, kernel, batch, limits_of(where), device)), where.limits.is_cpu
 
 
 def _faster(kernel: KernelSpec, batch: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The sources are wisdom for the batch, wisdom for the nearest batch, and the family's default.
 """
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,16 +137,19 @@ def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, 
     return f"; the cost model expects {family.name} to be {factor:.2f} times as fast{taken}"
 
 
-def described(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits) -> str:
-    """Source of a choice on a device; of a default, also what may be faster, and the command that settles it."""
+def described(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, device: str | None = None) -> str:
+    """Source of a choice on a device; of a default, also what may be faster, and the command that settles it.
+
+    `device` is the name by which the user asked for the device; None if it was not named.
+    """
     if choice.is_instead:
         return choice.why
-    settles = "" if choice.from_wisdom else f"; settled by: {settling_command(kernel, batch)}"
+    settles = "" if choice.from_wisdom else f"; settled by: {settling_command(kernel, batch, device)}"
     return f"{choice.why}{expectation(choice, kernel, batch, limits)}{settles}"
 
 
-def settling_command(kernel: KernelSpec, batch: int) -> str:
-    """Command that measures which candidate of a kernel is the fastest on this machine."""
+def settling_command(kernel: KernelSpec, batch: int, device: str | None = None) -> str:
+    """Command that measures which candidate of a kernel is the fastest on this machine, or on a named device of it."""
     first, *others = (" ".join(map(str, chain)) for chain in kernel.chains)
     options = {
         "precision": (kernel.precision, "float32"),
@@ -161,7 +165,8 @@ def settling_command(kernel: KernelSpec, batch: int) -> str:
     words += ["--chain"] * (kernel.job == CHAIN and not others and len(kernel.factors) > 1)
     words += [f'--group-with "{each}"' for each in others]
     words += [f"--{name}" for name in ("bias", "residual") if getattr(kernel.epilogue, name)]
-    return " ".join(["ksgen calibrate", first, *words, f"--batch {batch}"])
+    words += [f"--batch {batch}", *([f"--device {shlex.quote(device)}"] if device else [])]
+    return " ".join(["ksgen calibrate", first, *words])
 
 
 def _passed_over(entry: Entry | None) -> str:

@@ -188,7 +188,7 @@ class Explainable:
                 where, what.precision, what.layout, what.epilogue, out_layout, what.weights, what.inputs
             )
             choice = PLANNER.choice(where, kernel, batch)
-            known = f"; {described(choice, kernel, batch, limits_of(where))}"
+            known = f"; {described(choice, kernel, batch, limits_of(where), device)}"
             why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{known}{bytes_saved(kernel, batch)}"
             return f"{self._describe(what.layout, out_layout)} at batch {batch} on {where.name}: {why}"
         return self._explain_each(batch, what, out_layout, device, found.why)
@@ -201,7 +201,7 @@ class Explainable:
         where = find_device(device)
         choice = PLANNER.choice(where, kernel, batch)
         family = f"{choice.family} ({family_named(choice.family).why})"
-        why = f"{described(choice, kernel, batch, limits_of(where))}{bytes_saved(kernel, batch)}"
+        why = f"{described(choice, kernel, batch, limits_of(where), device)}{bytes_saved(kernel, batch)}"
         return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
 
     def _explain_each(

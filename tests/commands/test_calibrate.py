@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -15,7 +16,7 @@ from ksgen.calibration import trials
 from ksgen.calibration.report import without_paths
 from ksgen.cli import cli
 from ksgen.commands import calibrate as command
-from ksgen.errors import KsgenError
+from ksgen.errors import DeviceError, KsgenError
 from ksgen.launch.choice import settling_command
 from ksgen.launch.planner import PLANNER
 from ksgen.passport.store import Passport, Proof
@@ -193,16 +194,20 @@ def test_a_home_with_a_space_in_its_name_is_left_out(monkeypatch: pytest.MonkeyP
         KernelSpec((Chain.read("2,24,16,1"), Chain.read(["2,9,16,1", "1,4,18,1"])), "float16", stride="any"),
     ],
 )
-def test_the_command_that_explain_names_tries_that_kernel(
-    home: Path, kernel: KernelSpec, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("device", [None, "native", "an H200"])
+def test_the_command_that_explain_names_tries_that_kernel_on_that_device(
+    home: Path, kernel: KernelSpec, device: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Job] = []
+    named: list[str | None] = []
+    monkeypatch.setattr(trials, "open_engine", lambda device: named.append(device) or Machine())
     monkeypatch.setattr(trials.Calibration, "run", lambda self, jobs, say: asked.extend(jobs) or [])
-    program, *arguments = shlex.split(settling_command(kernel, 70))
+    program, *arguments = shlex.split(settling_command(kernel, 70, device))
     done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert program == "ksgen"
     assert done.exit_code == 0, done.output
     assert Job(kernel, 70) in asked
+    assert named == [device]
 
 
 @pytest.mark.parametrize(
@@ -268,6 +273,22 @@ def test_a_second_calibration_says_that_it_waits(home: Path, monkeypatch: pytest
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(home))
     monkeypatch.setattr("ksgen.calibration.proof.prove", prove)
     assert "ksgen: Fake GPU: waiting for another process" in calibrate().stderr.splitlines()
+
+
+def test_a_gpu_that_this_pytorch_cannot_use_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr("ksgen.devices.find_device", lambda: FakeGpu())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = calibrate("--model", "vit-s16")
+    assert isinstance(done.exception, DeviceError)
+    why = f"PyTorch {torch.__version__} cannot use Fake GPU; install its build for CUDA; accepted: also --device native"
+    assert str(done.exception) == f"--model vit-s16: {why}"
+
+
+def test_a_passport_alone_tells_nothing_of_times(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "say_if_busy", lambda: click.echo("busy", err=True))
+    assert calibrate().stderr == ""
+    assert calibrate(*HALF).stderr.startswith("busy\n")
 
 
 def test_an_unknown_model_is_told_before_a_passport_is_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
