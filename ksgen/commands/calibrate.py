@@ -34,7 +34,7 @@ from ksgen.commands.common import (
 from ksgen.commands.figures import entry_figures, kernel_figures
 from ksgen.commands.layers import Layer, Wanted, takes_layers
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
-from ksgen.errors import SpecError
+from ksgen.errors import DeviceError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import hint
@@ -140,7 +140,8 @@ def command(
         _check_model(model, precision or "float32")
     if report:
         check_writable(report)
-    say_if_busy()
+    if kernels or model:  # a passport has no times
+        say_if_busy()
     passport = make_passport(device, fresh)
     if not kernels and not model:
         print_passport(passport, as_json)
@@ -273,6 +274,9 @@ def _of_model(
     from ksgen.torch.layer.calibrating import jobs_of, settle
 
     where = find_device()
+    if where.kind == "cuda" and not torch.cuda.is_available():
+        lacks = f"PyTorch {torch.__version__} cannot use {where.name}"
+        raise DeviceError(f"--model {name}: {lacks}; install its build for CUDA; accepted: also --device native")
     with torch.device(where.kind if where.kind == "cuda" else "cpu"):
         model: Any = build(name)
     model.blocks = model.blocks[:1]  # all blocks have the same kernels

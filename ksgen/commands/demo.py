@@ -112,6 +112,8 @@ def _settle(device: str, spec: "Spec", batch: int) -> str:
         passport = make_passport(device)
         with opened(device) as calibration:
             found = try_all(calibration, [job_of(kernel, batch) for kernel in kernels_of_spec(spec)])
+            if calibration.is_stopped:
+                raise KeyboardInterrupt
     except KsgenError as error:
         return f"No trials: {error}"
     proven = "" if passport is None else f"Passport: {passport}. "
@@ -121,13 +123,17 @@ def _settle(device: str, spec: "Spec", batch: int) -> str:
 def bmm_us(device: "Device", kernel: KernelSpec, batch: int) -> float | None:
     """Time of PyTorch's batched product between two permutations, which is cuBLAS's on a GPU.
 
-    None where PyTorch is missing, or has no product in this precision.
+    None where PyTorch is missing or cannot use the GPU, or has no product in this precision.
     """
     from importlib.util import find_spec as find_module
 
     from ksgen.bench.roster import COMPARISONS
 
     if kernel.precision not in COMPARISONS or kernel.job != "multiply" or not find_module("torch"):
+        return None
+    import torch
+
+    if device.kind == "cuda" and not torch.cuda.is_available():
         return None
     from ksgen.bench.contenders import contenders, torch_device
     from ksgen.bench.problem import ProductJob

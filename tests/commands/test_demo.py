@@ -18,7 +18,8 @@ from ksgen.errors import DeviceError
 from ksgen.launch.planner import PLANNER
 from ksgen.measure import verify
 from ksgen.measure.roofline import NO_FLOOR
-from ksgen.spec import load
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec, load
 from ksgen.wisdom.store import load_wisdom
 from tests.support.fake_gpu import FakeGpu
 from tests.support.program import ksgen_program, needs_device
@@ -128,6 +129,26 @@ def test_the_last_lines_on_a_gpu_are_what_was_proven_and_how_fast_it_is(capsys: 
         "2.00 times as fast as cuBLAS's batched product with its permutations (geometric mean of 2 kernels).",
         "50% of the floor (geometric mean of 3 kernels).",
     ]
+
+
+def test_a_gpu_that_pytorch_cannot_use_has_no_product_of_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpu: Any = FakeGpu()
+    assert demo.bmm_us(gpu, KernelSpec(Pattern(1, 24, 16, 1)), 16) is None
+
+
+def test_an_interrupt_of_the_trials_ends_the_demo(spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stop(calibration: trials.Calibration, jobs: object) -> list[object]:
+        calibration.tuner.stop.set()
+        return []
+
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    monkeypatch.setattr(calibrate, "make_passport", lambda *given, **named: None)
+    monkeypatch.setattr(trials, "open_engine", lambda device: TimedEngine(FakeGpu(), lambda kernel, candidate: 10.0))
+    monkeypatch.setattr(calibrate, "try_all", stop)
+    with pytest.raises(KeyboardInterrupt):
+        demo._settle("cuda:0", load(spec), 33)
 
 
 def test_a_gpu_decides_before_the_demo_and_the_demo_goes_on_without_it(
