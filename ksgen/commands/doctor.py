@@ -307,8 +307,8 @@ def _folders() -> list[Finding]:
 def _passport() -> list[Finding]:
     """The families that are proven on the GPU that launchers take; nothing where they take a processor."""
     from ksgen.devices import find_device
-    from ksgen.errors import DeviceError
-    from ksgen.passport.standing import FORCE, MAKE, bars, unproven, why_not
+    from ksgen.errors import ConstantsError, DeviceError
+    from ksgen.passport.standing import FORCE, MAKE, read_bars, unproven, why_not
     from ksgen.passport.store import load
 
     try:
@@ -317,15 +317,18 @@ def _passport() -> list[Finding]:
         return []
     if device.kind != "cuda":
         return []
+    try:
+        waiting = [bar for bar in read_bars(device) if not bar.is_disabled]
+    except ConstantsError as error:
+        return [Finding("passport", "", str(error), f"unset {FORCE}")]
+    if waiting:
+        families = ", ".join(bar.family for bar in waiting)
+        why = why_not(device) or f"launchers take no {families} yet: {waiting[0].reason.partition(' (')[0]}"
+        return [Finding("passport", "", why, MAKE)]
     if os.environ.get(FORCE):
         return [Finding("passport", f"{FORCE}={os.environ[FORCE]} permits families without a proof")]
-    passport = load(device)
-    if waiting := [bar.reason for bar in bars(device) if not bar.is_disabled]:
-        families = ", ".join(bar.family for bar in bars(device) if not bar.is_disabled)
-        why = why_not(device) or f"launchers take no {families} yet: {waiting[0].partition(' (')[0]}"
-        return [Finding("passport", "", why, MAKE)]
     needs = "" if unproven(device.target) else f"; no family of {device.target} needs a proof"
-    return [Finding("passport", f"{passport or 'none'}{needs}")]
+    return [Finding("passport", f"{load(device) or 'none'}{needs}")]
 
 
 def _settled() -> list[Finding]:

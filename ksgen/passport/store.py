@@ -88,9 +88,12 @@ def load(device: Known) -> Passport | None:
         found = _parse(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or error
-        _log.warning("%s: this passport is passed over (%s); delete it: it is made again", path, excerpt(str(why)))
+    except OSError as error:
+        _log.warning("%s: this passport is passed over (%s)", path, error.strerror or error)
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        why = f"{'it lacks ' if isinstance(error, KeyError) else ''}{error}"
+        _log.warning("%s: this passport is passed over (%s); delete it: it is made again", path, excerpt(why))
         return None
     if (found.device, found.target, found.driver) != (device.name, device.target, device.driver_version):
         return None

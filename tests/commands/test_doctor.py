@@ -306,9 +306,17 @@ def test_the_passport_of_the_gpu_that_launchers_take(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(standing, "_known", {})
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     assert doctor._passport() == [Finding("passport", "KSGEN_PERMIT=all permits families without a proof")]
-    monkeypatch.delenv("KSGEN_PERMIT")
+    monkeypatch.setenv("KSGEN_PERMIT", "all, wgma")
+    standing.forget()
+    [unknown] = doctor._passport()
+    assert (unknown.found, unknown.remedy) == ("", "unset KSGEN_PERMIT")
+    assert unknown.why.startswith("KSGEN_PERMIT='all, wgma': unknown kernel family 'all'; ")
+    monkeypatch.setenv("KSGEN_PERMIT", "gemv")
     standing.forget()
     why = "launchers take no wgmma yet: not proven yet on Fake GPU"
+    assert doctor._passport() == [Finding("passport", "", why, "ksgen calibrate")]
+    monkeypatch.delenv("KSGEN_PERMIT")
+    standing.forget()
     assert doctor._passport() == [Finding("passport", "", why, "ksgen calibrate")]
     monkeypatch.setattr(libcuda, "compute_mode", lambda index: 3)
     why = "the GPU is in exclusive-process mode, so that no child can use it next to this process"

@@ -94,6 +94,18 @@ def test_a_damaged_one_counts_as_none_with_one_warning(
     assert record(gpu, {"mma": proof("mma")}).families == {"mma": proof("mma")}  # and it is replaced
 
 
+def test_one_that_others_can_write_is_passed_over_with_the_remedy(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    record(gpu, {"wgmma": proof()})
+    path = path_of(gpu.name)
+    path.chmod(0o666)
+    assert load(gpu) is None
+    [message] = [each.getMessage() for each in caplog.records]
+    remedy = "take that right away (chmod o-w), or accept it with KSGEN_TRUST=all"
+    assert message == f"{path}: this passport is passed over (every user can write to it; {remedy})"
+
+
 @needs_root
 def test_one_of_another_user_is_not_trusted(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
     record(gpu, {"wgmma": proof()})
