@@ -5,6 +5,7 @@
 
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -156,12 +157,18 @@ def calibrate(
 
 
 def main(path: str) -> None:
-    """Try what a launcher asked for in the file: the child process of `ksgen.launch.behind`."""
+    """Try what a launcher asked for in the file: the child process of `ksgen.launch.behind`.
+
+    The last line of stderr says why nothing was tried.
+    """
     os.environ["KSGEN_TRIAL"] = "off"
     os.nice(BACKGROUND_NICE)
     device, asked = pickle.loads(Path(path).read_bytes())
-    with opened(device) as calibration:
-        calibration.run([job_of(each, batch) for kernel, batch in asked for each in with_layers(kernel)])
+    try:
+        with opened(device) as calibration:
+            calibration.run([job_of(each, batch) for kernel, batch in asked for each in with_layers(kernel)])
+    except KsgenError as error:
+        sys.exit(str(error).splitlines()[0])
 
 
 @contextmanager

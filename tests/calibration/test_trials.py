@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ksgen
+from ksgen.calibration import trials
 from ksgen.calibration.trials import Calibrated, Calibration
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError, SpecError
@@ -239,3 +242,18 @@ def test_a_family_that_the_passport_bars_is_not_tried(store: TrialStore, monkeyp
     assert found.entry is not None
     assert found.entry.family == "simt"
     assert {trial.family for trial in store.trials()} == {"simt"}
+
+
+def test_a_launchers_trials_that_cannot_begin_end_with_the_reason_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: str) -> None:
+        raise KsgenError("wisdom cannot be written\nand more")
+
+    monkeypatch.setenv("KSGEN_TRIAL", "background")
+    monkeypatch.setattr(os, "nice", lambda added: added)
+    monkeypatch.setattr(trials, "opened", refuse)
+    (tmp_path / "asked").write_bytes(pickle.dumps(("cuda:0", [])))
+    with pytest.raises(SystemExit) as ended:
+        trials.main(str(tmp_path / "asked"))
+    assert ended.value.code == "wisdom cannot be written"
