@@ -293,12 +293,11 @@ def _folders() -> list[Finding]:
     folder = cache_dir()
     entries = list(Cache(folder).entries())
     size = sum(entry.bytes for entry in entries) / 1e6
-    access = "" if os.access(_existing(folder), os.W_OK) else ", read-only"
     files = {place: files_in(place) for place in (resource("wisdom"), wisdom_dir())}
     wisdom = ", ".join(f"{counted(len(found), 'device')} in {place}" for place, found in files.items())
     found = {
-        "cache": f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}{access}",
-        "wisdom": wisdom,
+        "cache": f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}{_access(folder)}",
+        "wisdom": f"{wisdom}{_access(wisdom_dir())}",
     }
     whys = {"cache": distrust(folder), "wisdom": distrust(wisdom_dir())}
     return [Finding(name, "" if whys[name] else found[name], whys[name]) for name in found]
@@ -347,6 +346,10 @@ def _settled() -> list[Finding]:
     known = f"{len(entries) - trials} by searches, {trials} by trials; others run by defaults: {settles}"
     found = known if entries else f"none on {device.name}, so that all run by defaults: {settles}"
     return [Finding("fastest kernels", found)]
+
+
+def _access(folder: Path) -> str:
+    return "" if os.access(_existing(folder), os.W_OK) else ", read-only"
 
 
 def _existing(folder: Path) -> Path:

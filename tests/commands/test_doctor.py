@@ -299,6 +299,14 @@ def test_instructions_of_a_processor_for_other_types(monkeypatch: pytest.MonkeyP
     assert doctor._chosen_device().found.endswith(wanted)
 
 
+def test_folders_that_cannot_be_written_are_called_read_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("KSGEN_CACHE_DIR", "KSGEN_WISDOM_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    assert not any(each.found.endswith(", read-only") for each in doctor._folders())
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert all(each.found.endswith(", read-only") for each in doctor._folders())
+
+
 def test_the_passport_of_the_gpu_that_launchers_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gpu = FakeGpu()
     monkeypatch.setattr(devices, "find_device", lambda: gpu)
