@@ -30,6 +30,7 @@ class Choice:
     misfit: bool = False  # wisdom had constants that this device cannot run
     from_wisdom: bool = False  # from a search, for any batch and any version of the template
     is_measured: bool = False  # on this device, with the current template, at a batch of this class
+    is_open: bool = False  # from wisdom that the next trial measures again
     is_instead: bool = False  # in place of a choice that the device has refused, so that no measurement changes it
 
 
@@ -115,7 +116,9 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             gain = f"{found.over_default:.2f}" if found.over_default else "1.00"
             known = f"; {gain} times as fast as the default" if gain != "1.00" else ""
             why = f"{who} measured at {where}{doubt}{known}"
-            return Choice(found.family, found.constants, why, from_wisdom=True, is_measured=found.is_sound)
+            return Choice(
+                found.family, found.constants, why, from_wisdom=True, is_measured=found.is_sound, is_open=found.is_open
+            )
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
 
@@ -144,7 +147,8 @@ def described(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, de
     """
     if choice.is_instead:
         return choice.why
-    settles = "" if choice.from_wisdom else f"; settled by: {settling_command(kernel, batch, device)}"
+    is_settled = choice.from_wisdom and not choice.is_open
+    settles = "" if is_settled else f"; settled by: {settling_command(kernel, batch, device)}"
     return f"{choice.why}{expectation(choice, kernel, batch, limits)}{settles}"
 
 

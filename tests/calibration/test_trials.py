@@ -24,9 +24,9 @@ from ksgen.tuning.engine import Entries
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
 from ksgen.tuning.strategies import MOST_TRIED
 from ksgen.tuning.trials import TrialStore
-from ksgen.tuning.tuner import MOST_ATTEMPTS, SearchOptions, Tuner
+from ksgen.tuning.tuner import SearchOptions, Tuner
 from ksgen.wisdom import store as wisdoms
-from ksgen.wisdom.store import load_wisdom
+from ksgen.wisdom.store import MOST_ATTEMPTS, load_wisdom
 from tests.support.fake_gpu import FakeGpu
 from tests.support.tuning_search import TimedEngine, some_of_space, time_shortly
 

@@ -9,7 +9,7 @@ from ksgen.devices.base import DeviceLimits
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.expected import LARGE, default_us
-from ksgen.launch.choice import check_fit, choice_by_name, choose, expectation, limits_from
+from ksgen.launch.choice import check_fit, choice_by_name, choose, described, expectation, limits_from
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom
@@ -39,6 +39,22 @@ def test_what_a_search_found_for_few_entries_is_not_taken_for_more() -> None:
         found = choose(KERNEL, asked, HOPPER, Wisdom([Entry(KERNEL, searched, "gemv", constants, {})]))
         assert found.from_wisdom is is_found, (searched, asked)
         assert found.family == ("gemv" if is_found or asked <= 32 else "simt")
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_open"),
+    [
+        ({"trial": True}, False),
+        ({"trial": True, "note": "noisy", "attempts": 1}, True),
+        ({"trial": True, "note": "noisy", "attempts": 3}, False),
+        ({"note": "noisy"}, False),
+    ],
+)
+def test_a_kernel_that_is_to_be_tried_again_comes_with_the_command(measured: dict[str, object], is_open: bool) -> None:
+    constants = FAMILIES["simt"].default(KERNEL, HOPPER, 40)
+    found = choose(KERNEL, 40, HOPPER, Wisdom([Entry(KERNEL, 40, "simt", constants, measured)]))
+    command = "; settled by: ksgen calibrate 2,64,48,4 --batch 40"
+    assert described(found, KERNEL, 40, HOPPER) == f"{found.why}{command if is_open else ''}"
 
 
 def test_a_family_asked_for_by_name_need_not_be_a_default_but_must_serve() -> None:
