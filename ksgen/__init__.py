@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ksgen.pattern import (
         Chain,
         Pattern,
+        blast,
         block_butterfly,
         deformable_butterfly,
         kaleidoscope,
@@ -44,6 +45,7 @@ __all__ = [
     "Quantized",
     "QuantizedInputs",
     "__version__",
+    "blast",
     "block_butterfly",
     "calibrate",
     "deformable_butterfly",
@@ -66,6 +68,7 @@ _HOMES = {
     "Pattern": "ksgen.pattern",
     "Quantized": "ksgen.quantized",
     "QuantizedInputs": "ksgen.quantized",
+    "blast": "ksgen.pattern",
     "block_butterfly": "ksgen.pattern",
     "calibrate": "ksgen.calibration",
     "deformable_butterfly": "ksgen.pattern",
@@ -79,7 +82,8 @@ _HOMES = {
     "use_bundle": "ksgen.launcher",
 }
 
-_PACKAGES = {"torch": "torch", "transforms": "numpy"}  # and the library without which each cannot be imported
+# modules that are imported at their first use, with the library without which each cannot be imported
+_PACKAGES = {"structures": "ksgen", "torch": "torch", "transforms": "numpy"}
 
 
 def __getattr__(name: str) -> Any:

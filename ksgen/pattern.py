@@ -70,7 +70,7 @@ class Pattern:
     d: int
 
     def __post_init__(self) -> None:
-        for name, count in zip("abcd", _counts(a=self.a, b=self.b, c=self.c, d=self.d), strict=True):
+        for name, count in zip("abcd", counts(a=self.a, b=self.b, c=self.c, d=self.d), strict=True):
             object.__setattr__(self, name, count)
         if (most := max(self.in_features, self.out_features)) > MOST_FEATURES:
             raise PatternError(f"pattern {self} has {most} features on a side; accepted: at most {MOST_FEATURES}")
@@ -365,7 +365,7 @@ def are_chainable(left: Pattern, right: Pattern) -> bool:
 
 def dense(in_features: int, out_features: int) -> Chain:
     """Create a chain of one dense factor."""
-    in_features, out_features = _counts(in_features=in_features, out_features=out_features)
+    in_features, out_features = counts(in_features=in_features, out_features=out_features)
     return Chain((Pattern(1, out_features, in_features, 1),), "dense")
 
 
@@ -388,7 +388,7 @@ def low_rank(in_features: int, out_features: int, rank: int) -> Chain:
         >>> print(ksgen.low_rank(8, 6, rank=2))
         1,2,8,1 then 1,6,2,1
     """
-    in_features, out_features, rank = _counts(in_features=in_features, out_features=out_features, rank=rank)
+    in_features, out_features, rank = counts(in_features=in_features, out_features=out_features, rank=rank)
     if rank > (most := min(in_features, out_features)):
         raise PatternError(f"rank={rank} for {in_features} to {out_features} features; accepted: 1 to {most}")
     return Chain((Pattern(1, rank, in_features, 1), Pattern(1, out_features, rank, 1)), "low_rank")
@@ -484,13 +484,44 @@ def monarch(in_features: int, out_features: int, split_in: int, split_out: int) 
         ksgen.errors.PatternError: split_in=7; accepted: a divisor of in_features=64
     """
     given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
-    in_features, out_features, split_in, split_out = _counts(**given)
-    if in_features % split_in:
-        raise PatternError(f"split_in={split_in}; accepted: a divisor of in_features={in_features}")
-    if out_features % split_out:
-        raise PatternError(f"split_out={split_out}; accepted: a divisor of out_features={out_features}")
+    in_features, out_features, split_in, split_out = counts(**given)
+    _check_splits(in_features, out_features, split_in, split_out)
     block_in, block_out = in_features // split_in, out_features // split_out
     return Chain((Pattern(split_in, block_out, block_in, 1), Pattern(1, split_out, split_in, block_out)), "monarch")
+
+
+def blast(in_features: int, out_features: int, split_in: int, split_out: int, rank: int) -> Chain:
+    """Create a BLAST chain: blocks of low rank that share their left and right factors.
+
+    The matrix has `split_out` x `split_in` blocks. Block (i, j) is B_i diag(D_ij) C_j, with `rank` entries in D_ij. So
+    x is divided into `split_in` parts with `rank` inner features each, and these are mixed for each part of y.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        split_in: Divisor of `in_features`.
+        split_out: Divisor of `out_features`.
+        rank: Inner features of a block.
+
+    Returns:
+        The `Chain`.
+
+    Raises:
+        PatternError: A split is no divisor, or a number is not accepted.
+
+    Examples:
+        >>> import ksgen
+        >>> print(ksgen.blast(64, 32, split_in=4, split_out=2, rank=8))
+        4,8,16,1 then 1,2,4,8 then 2,16,8,1
+    """
+    given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
+    in_features, out_features, split_in, split_out, rank = counts(**given, rank=rank)
+    _check_splits(in_features, out_features, split_in, split_out)
+    down, up = (
+        Pattern(split_in, rank, in_features // split_in, 1),
+        Pattern(split_out, out_features // split_out, rank, 1),
+    )
+    return Chain((down, Pattern(1, split_out, split_in, rank), up), "blast")
 
 
 def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> Chain:
@@ -513,7 +544,7 @@ def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> C
         >>> print(ksgen.deformable_butterfly(16, [(2, 4), (3, 2)]))
         4,2,4,1 then 2,3,2,2
     """
-    (features,) = _counts(in_features=in_features)
+    (features,) = counts(in_features=in_features)
     if not isinstance(blocks, Sequence):
         raise PatternError(f"blocks={excerpt(blocks)}; accepted: a list of pairs (b, c)")
     factors: list[Pattern] = []
@@ -521,7 +552,7 @@ def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> C
     for place, block in enumerate(blocks):
         if not isinstance(block, Sequence) or len(block) != 2:
             raise PatternError(f"blocks[{place}]={excerpt(block)}; accepted: a pair (b, c)")
-        b, c = _counts(**{f"blocks[{place}] b": block[0], f"blocks[{place}] c": block[1]})
+        b, c = counts(**{f"blocks[{place}] b": block[0], f"blocks[{place}] c": block[1]})
         if features % (c * d):
             raise PatternError(f"blocks[{place}] c={c} after d={d}; accepted: c*d a divisor of its {features} features")
         factors.append(Pattern(features // (c * d), b, c, d))
@@ -536,13 +567,14 @@ NAMED_CHAINS: dict[str, Callable[..., Chain]] = {
     "kaleidoscope": kaleidoscope,
     "block_butterfly": block_butterfly,
     "monarch": monarch,
+    "blast": blast,
     "deformable_butterfly": deformable_butterfly,
 }
 
 
 def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
     """Factors of a block butterfly, of 2 `block` x 2 `block` each; the first combines neighbouring blocks."""
-    features, block = _counts(features=features, block=block)
+    features, block = counts(features=features, block=block)
     count, rest = divmod(features, block)
     if rest or count < 2 or count & (count - 1):
         times = "" if block == 1 else f" times block={block}"
@@ -564,10 +596,17 @@ def _shuffle(groups: int, rows: int, columns: int) -> tuple[int, ...]:
     return tuple(start + row * columns + column for start in starts for column in range(columns) for row in range(rows))
 
 
-def _counts(**counts: object) -> tuple[int, ...]:
-    """The same as Python's own numbers."""
+def _check_splits(in_features: int, out_features: int, split_in: int, split_out: int) -> None:
+    if in_features % split_in:
+        raise PatternError(f"split_in={split_in}; accepted: a divisor of in_features={in_features}")
+    if out_features % split_out:
+        raise PatternError(f"split_out={split_out}; accepted: a divisor of out_features={out_features}")
+
+
+def counts(**given: object) -> tuple[int, ...]:
+    """Whole numbers from 1 up as Python's own; `PatternError` names the first that is not one."""
     found = []
-    for name, value in counts.items():
+    for name, value in given.items():
         count = whole_number(value)
         if count is None or not 1 <= count <= MOST_FEATURES:
             raise PatternError(f"{name}={excerpt(value)}; accepted: a whole number from 1 to {MOST_FEATURES}")

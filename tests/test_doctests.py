@@ -19,7 +19,13 @@ from tests.support.native import chosen_native
 
 __all__ = ["compiles_hastily"]  # which pytest finds by its name
 
-MODULES = ["ksgen", "ksgen.transforms", "ksgen.reference", pytest.param("ksgen.torch", marks=pytest.mark.libraries)]
+MODULES = [
+    "ksgen",
+    "ksgen.structures",
+    "ksgen.transforms",
+    "ksgen.reference",
+    pytest.param("ksgen.torch", marks=pytest.mark.libraries),
+]
 OF_TORCH = ("reset_parameters", "extra_repr", "register_parameter", "train")  # methods of PyTorch with another body
 METHODS = (FunctionType, classmethod, staticmethod, property)
 

@@ -14,6 +14,7 @@ from ksgen.pattern import (
     Gain,
     Pattern,
     are_chainable,
+    blast,
     block_butterfly,
     deformable_butterfly,
     dense,
@@ -198,6 +199,7 @@ def test_the_named_families_are_those_of_the_literature() -> None:
     assert shapes(kaleidoscope(4)) == [(1, 2, 2, 2), (2, 2, 2, 1), (2, 2, 2, 1), (1, 2, 2, 2)]
     assert shapes(block_butterfly(12, 3)) == [(2, 6, 6, 1), (1, 6, 6, 2)]
     assert shapes(monarch(6, 20, 3, 4)) == [(3, 5, 2, 1), (1, 4, 3, 5)]
+    assert shapes(blast(6, 20, 3, 4, 7)) == [(3, 7, 2, 1), (1, 4, 3, 7), (4, 5, 7, 1)]
     assert shapes(deformable_butterfly(12, [(2, 3), (5, 2)])) == [(4, 2, 3, 1), (2, 5, 2, 2)]
 
 
@@ -209,6 +211,7 @@ def test_a_named_chain_has_the_sizes_that_were_asked_for_and_its_name() -> None:
         "kaleidoscope": (8,),
         "block_butterfly": (24, 3),
         "monarch": (6, 20, 3, 4),
+        "blast": (6, 20, 3, 4, 7),
         "deformable_butterfly": (12, [(2, 3), (5, 2)]),
     }
     sizes = {
@@ -218,6 +221,7 @@ def test_a_named_chain_has_the_sizes_that_were_asked_for_and_its_name() -> None:
         "kaleidoscope": (8, 8),
         "block_butterfly": (24, 24),
         "monarch": (6, 20),
+        "blast": (6, 20),
         "deformable_butterfly": (12, 20),
     }
     assert set(NAMED_CHAINS) == set(arguments)
@@ -262,6 +266,9 @@ def test_every_deformable_butterfly_is_chainable(a: int, blocks: list[tuple[int,
         ("block_butterfly", (24, 0), "block=0; accepted: a whole number from 1"),
         ("monarch", (6, 20, 4, 4), "split_in=4; accepted: a divisor of in_features=6"),
         ("monarch", (6, 20, 3, 3), "split_out=3; accepted: a divisor of out_features=20"),
+        ("blast", (6, 20, 4, 4, 1), "split_in=4; accepted: a divisor of in_features=6"),
+        ("blast", (6, 20, 3, 3, 1), "split_out=3; accepted: a divisor of out_features=20"),
+        ("blast", (6, 20, 3, 4, 0), "rank=0; accepted: a whole number from 1"),
         ("deformable_butterfly", (12, []), "factors=(); accepted: one Pattern or more"),
         ("deformable_butterfly", (12, 3), "blocks=3; accepted: a list of pairs (b, c)"),
         ("deformable_butterfly", (12, [(2, 3), 5]), "blocks[1]=5; accepted: a pair (b, c)"),

@@ -13,6 +13,7 @@ from ksgen.quantized import Per, Quantized, quantize, quantize_inputs
 from ksgen.spec import LAYOUTS, PRECISIONS, Activation, Epilogue, Fuse, KernelSpec, Layout, PrecisionName, WeightStorage
 from ksgen.spec.kernel import checked_batch
 from ksgen.spec.storage import STORED, x_precisions
+from ksgen.structures import Structure
 from ksgen.torch.conversion.factorize import factorize
 from ksgen.torch.layer.base import ChainLayer
 from ksgen.torch.layer.building import build_calls
@@ -202,6 +203,37 @@ class KSLinear(ChainLayer, nn.Linear):
                 if value is not None:
                     parameter.copy_(value)
         return layer
+
+    @classmethod
+    def from_structure(
+        cls, structure: Structure, state: Mapping[str, Tensor | None] | None = None, **options: Any
+    ) -> "KSLinear":
+        """Create a layer of a structured matrix, with copies of its authors' parameters if they are given.
+
+        Args:
+            structure: A structure such as `ksgen.structures.blast(...)`.
+            state: The parameters by name: those of `structure.shapes`, and "bias" if there is one.
+            **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
+
+        Returns:
+            The layer.
+
+        Raises:
+            LaunchError: A parameter is missing, unknown, or of another shape.
+
+        Examples:
+            >>> import torch
+            >>> from ksgen import structures
+            >>> from ksgen.torch import KSLinear
+            >>> matrix = structures.low_rank(8, 6, rank=2)
+            >>> KSLinear.from_structure(matrix, {"A": torch.ones(2, 8), "B": torch.ones(6, 2)}).out_features
+            6
+        """
+        if state is None:
+            return cls(structure.chain, **options)
+        given = dict(state)
+        bias = given.pop("bias", None)
+        return cls.from_weights(structure.from_state(given), bias, **options)
 
     @classmethod
     def from_linear(cls, linear: nn.Module, patterns: Patterns, *, refine: int = 0, **options: Any) -> "KSLinear":

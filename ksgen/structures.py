@@ -1,0 +1,223 @@
+"""Structured matrices of the literature as chains, with the parameters of their authors' layers.
+
+A structure says which parameter is which factor of its chain, so that checkpoints of its authors' layers become weights
+of launchers and of `KSLinear`, and back. Nothing is computed: a factor has the entries of a parameter in another order.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ksgen import pattern
+from ksgen.errors import LaunchError, PatternError
+from ksgen.pattern import Chain, Pattern
+from ksgen.values import excerpt, listed
+
+__all__ = ["Structure", "blast", "block_dense", "low_rank", "monarch"]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A structured matrix as a chain, and the parameters of its authors' layer: one per factor.
+
+    Args:
+        chain: The chain.
+        shapes: Shape of each parameter, by name, in the order of the chain's factors.
+        axes: Of parameters that store a factor's axes in another order: their axes in the factor's order.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> matrix = structures.monarch(64, 64, blocks=4)
+        >>> print(matrix.chain)
+        4,16,16,1 then 1,16,16,4
+        >>> matrix.shapes
+        {'blkdiag1': (4, 16, 16), 'blkdiag2': (4, 16, 16)}
+    """
+
+    chain: Chain
+    shapes: Mapping[str, tuple[int, ...]]
+    axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def from_state(self, state: Mapping[str, Any]) -> list[Any]:
+        """Convert the authors' parameters to weights (a, b, c, d), one per factor.
+
+        Args:
+            state: NumPy arrays or tensors by name: exactly those of `shapes`.
+
+        Returns:
+            The weights from the factor that meets x first. They may share memory with the parameters.
+
+        Raises:
+            LaunchError: A parameter is missing, unknown, or of another shape.
+
+        Examples:
+            >>> import numpy as np
+            >>> from ksgen import structures
+            >>> matrix = structures.low_rank(8, 6, rank=2)
+            >>> weights = matrix.from_state({"A": np.ones((2, 8)), "B": np.ones((6, 2))})
+            >>> [each.shape for each in weights]
+            [(1, 2, 8, 1), (1, 6, 2, 1)]
+        """
+        if set(state) != set(self.shapes):
+            raise LaunchError(f"{self.chain.name}: got {_names(state)}; {_names(self.shapes)} are needed")
+        for name, shape in self.shapes.items():
+            if (found := tuple(state[name].shape)) != shape:
+                raise LaunchError(f"{self.chain.name}: got {name} of shape {found}; {shape} is needed")
+        return [
+            _permuted(state[name], self._axes_of(name)).reshape(factor.shape)
+            for name, factor in zip(self.shapes, self.chain, strict=True)
+        ]
+
+    def to_state(self, weights: Iterable[Any]) -> dict[str, Any]:
+        """Convert weights (a, b, c, d), one per factor, to the authors' parameters.
+
+        Args:
+            weights: NumPy arrays or tensors from the factor that meets x first.
+
+        Returns:
+            The parameters by name. They may share memory with the weights.
+
+        Raises:
+            LaunchError: A weight is missing, or of another shape.
+
+        Examples:
+            >>> import numpy as np
+            >>> from ksgen import structures
+            >>> matrix = structures.low_rank(8, 6, rank=2)
+            >>> matrix.to_state([np.ones((1, 2, 8, 1)), np.ones((1, 6, 2, 1))])["B"].shape
+            (6, 2)
+        """
+        given = listed(weights) or []
+        shapes, needed = [tuple(each.shape) for each in given], [each.shape for each in self.chain]
+        if shapes != needed:
+            raise LaunchError(f"{self.chain.name}: got weights of shapes {excerpt(shapes)}; {needed} are needed")
+        state = {}
+        for (name, shape), weight in zip(self.shapes.items(), given, strict=True):
+            axes = self._axes_of(name)
+            stored = weight.reshape([shape[axis] for axis in axes])
+            state[name] = _permuted(stored, tuple(axes.index(axis) for axis in range(len(axes))))
+        return state
+
+    def _axes_of(self, name: str) -> tuple[int, ...]:
+        return self.axes.get(name) or tuple(range(len(self.shapes[name])))
+
+
+def blast(in_features: int, out_features: int, blocks: int | tuple[int, int], rank: int) -> Structure:
+    """Create a BLAST structure (Lee et al., 2024): blocks of low rank that share their left and right factors.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        blocks: Blocks along both sides, or along y and along x.
+        rank: Inner features of a block.
+
+    Returns:
+        The `Structure`, with the parameters B, C and D.
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> structures.blast(64, 32, blocks=(2, 4), rank=8).shapes
+        {'C': (4, 8, 16), 'D': (2, 4, 8), 'B': (2, 16, 8)}
+    """
+    rows, columns = blocks if isinstance(blocks, tuple) and len(blocks) == 2 else (blocks, blocks)
+    _blocks_of(columns, in_features=in_features)
+    _blocks_of(rows, out_features=out_features)
+    chain = pattern.blast(in_features, out_features, columns, rows, rank)
+    down, mix, up = chain
+    return Structure(chain, {"C": down.shape[:3], "D": mix.shape[1:], "B": up.shape[:3]})
+
+
+def monarch(in_features: int, out_features: int, blocks: int) -> Structure:
+    """Create a Monarch structure (Dao et al., 2022): diagonal blocks, a permutation, and diagonal blocks.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        blocks: Diagonal blocks of each factor, a divisor of both.
+
+    Returns:
+        The `Structure`, with the parameters blkdiag1 and blkdiag2.
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> print(structures.monarch(64, 32, blocks=4).chain)
+        4,8,16,1 then 1,8,8,4
+    """
+    block_in, block_out = _blocks_of(blocks, in_features=in_features, out_features=out_features)
+    inner = min(block_in, block_out)
+    first, second = Pattern(blocks, inner, block_in, 1), Pattern(1, block_out, inner, blocks)
+    shapes = {"blkdiag1": first.shape[:3], "blkdiag2": (blocks, block_out, inner)}
+    return Structure(Chain((first, second), "monarch"), shapes, {"blkdiag2": (1, 2, 0)})
+
+
+def low_rank(in_features: int, out_features: int, rank: int) -> Structure:
+    """Create a matrix of low rank: down to `rank` features, then up.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        rank: Features of the intermediate, at most the smaller of both.
+
+    Returns:
+        The `Structure`, with LoRA's parameters A (rank, in_features) and B (out_features, rank).
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> structures.low_rank(64, 32, rank=8).shapes
+        {'A': (8, 64), 'B': (32, 8)}
+    """
+    chain = pattern.low_rank(in_features, out_features, rank)
+    return Structure(chain, {name: own.shape[1:3] for name, own in zip(("A", "B"), chain, strict=True)})
+
+
+def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> Structure:
+    """Create a structure of diagonal blocks, then a dense matrix.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        blocks: Diagonal blocks, a divisor of `in_features` and of `rank`.
+        rank: Features of the intermediate.
+
+    Returns:
+        The `Structure`, with the parameters blkdiag and linear.
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> structures.block_dense(64, 32, blocks=4, rank=16).shapes
+        {'blkdiag': (4, 4, 16), 'linear': (32, 16)}
+    """
+    block_in, block_out = _blocks_of(blocks, in_features=in_features, rank=rank)
+    first, second = Pattern(blocks, block_out, block_in, 1), pattern.dense(rank, out_features)[0]
+    shapes = {"blkdiag": first.shape[:3], "linear": second.shape[1:3]}
+    return Structure(Chain((first, second), "block_dense"), shapes)
+
+
+def _blocks_of(blocks: object, **features: int) -> tuple[int, ...]:
+    """Divide features by a number of blocks; `PatternError` says which number is not divisible."""
+    number, *sizes = pattern.counts(blocks=blocks, **features)
+    for name, size in zip(features, sizes, strict=True):
+        if size % number:
+            raise PatternError(f"blocks={number}; accepted: a divisor of {name}={size}")
+    return tuple(size // number for size in sizes)
+
+
+def _permuted(array: Any, axes: tuple[int, ...]) -> Any:
+    """The array, or tensor, with its axes in another order."""
+    return array.permute(axes) if hasattr(array, "permute") else array.transpose(axes)
+
+
+def _names(given: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(map(str, given))) or "no parameters"

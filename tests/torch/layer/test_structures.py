@@ -1,0 +1,46 @@
+"""Layers of structured matrices take their authors' checkpoints, and compute what their authors' layers do."""
+
+import pytest
+
+from ksgen import structures
+from ksgen.errors import LaunchError
+from tests.support.libraries import library
+
+pytestmark = pytest.mark.libraries
+torch = library("torch")
+from ksgen.torch import KSLinear  # noqa: E402  (PyTorch may be missing)
+
+
+def test_a_checkpoint_becomes_a_layer_and_comes_back() -> None:
+    torch.manual_seed(0)
+    structure = structures.blast(24, 20, blocks=(5, 3), rank=7)
+    state = {name: torch.randn(shape) for name, shape in structure.shapes.items()} | {"bias": torch.randn(20)}
+    layer = KSLinear.from_structure(structure, state)
+    x = torch.randn(2, 33, 24, requires_grad=True)
+    inner = torch.einsum("...jq,jrq->...jr", x.unflatten(-1, (3, 8)), state["C"])
+    mixed = torch.einsum("...jr,ijr->...ir", inner, state["D"])
+    truth = torch.einsum("...ir,ipr->...ip", mixed, state["B"]).flatten(-2) + state["bias"]
+    torch.testing.assert_close(layer(x), truth, rtol=1e-4, atol=1e-4)
+    back = structure.to_state([weight.detach() for weight in layer.weights])
+    assert all(torch.equal(back[name], state[name]) for name in structure.shapes)
+    layer(x).square().sum().backward()
+    truth_gradient = torch.autograd.grad(truth.square().sum(), x)[0]
+    torch.testing.assert_close(x.grad, truth_gradient, rtol=1e-3, atol=1e-3)
+
+
+def test_without_a_checkpoint_weights_are_drawn() -> None:
+    structure = structures.monarch(24, 12, blocks=3)
+    layer = KSLinear.from_structure(structure, bias=False, dtype=torch.float64)
+    assert [tuple(each.shape) for each in layer.weights] == [each.shape for each in structure.chain]
+    assert layer.bias is None
+    assert layer.weights[0].dtype == torch.float64
+    assert {name: tuple(each.shape) for name, each in structure.to_state(layer.weights).items()} == structure.shapes
+
+
+def test_a_wrong_checkpoint_is_refused() -> None:
+    structure = structures.low_rank(8, 6, rank=2)
+    state = {"A": torch.zeros(2, 8), "B": torch.zeros(6, 2)}
+    with pytest.raises(LaunchError, match=r"low_rank: got A; A, B are needed"):
+        KSLinear.from_structure(structure, {"A": state["A"]})
+    with pytest.raises(LaunchError, match=r"got bias of shape \(8,\); \(6,\) is needed"):
+        KSLinear.from_structure(structure, {**state, "bias": torch.zeros(8)})
