@@ -1,6 +1,5 @@
 """Layers as jobs of the benchmark: everyone's results are right, a log goes on, and it holds several batches."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, METHODS, ONE_LAUNCH
 from ksgen.bench.rows import OK, ResultRow, read_rows
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError
-from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue
 from tests.support.libraries import library
-from tests.support.native import saying_it_has_tiles
+from tests.support.native import saying_it_has_tiles, take_tiles_away
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
@@ -58,8 +56,7 @@ def measure(
 
 
 def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "limits", replace(native.limits, tiles=()))  # tiles serve no group in one launch
-    PLANNER.forget()
+    take_tiles_away(monkeypatch)  # they serve no group in one launch
     path = tmp_path / "layers.jsonl"
     complete, rows = measure(native, path, JOBS)
     assert complete == len(JOBS)

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from ksgen.bench.rows import OK, read_rows
 from ksgen.commands import bench
-from ksgen.devices import find_device
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.install import install_line
 from tests.support.libraries import library
+from tests.support.native import take_tiles_away
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
@@ -54,11 +54,8 @@ def ksgen(*arguments: str) -> str:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_command_and_its_report(tmp_path: Path) -> None:
-    try:
-        find_device("native")
-    except DeviceError as absent:
-        pytest.skip(str(absent))
+def test_the_command_and_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_tiles_away(monkeypatch)  # they would be further rows
     command = (
         "layers",
         "small.yaml",

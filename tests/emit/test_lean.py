@@ -13,6 +13,7 @@ import pytest
 
 from ksgen.emit.render import Source, render
 from ksgen.families import FAMILIES, Limits, cuda_limits
+from ksgen.families.gradient.plain import GradientConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import activations_of
@@ -66,13 +67,8 @@ def texts(family: str) -> Iterator[Source]:
         for limits in TARGETS:
             if FAMILIES[family].serves(kernel, limits):
                 constants = FAMILIES[family].default(kernel, limits)
-                for dialect in (
-                    ("opencl",)
-                    if limits.is_cpu
-                    else ("cuda", "opencl")
-                    if family in ("simt", "gradient")
-                    else ("cuda",)
-                ):
+                is_plain = family == "simt" or isinstance(constants, GradientConstants)
+                for dialect in ("opencl",) if limits.is_cpu else ("cuda", "opencl") if is_plain else ("cuda",):
                     if dialect == "opencl" and getattr(constants, "copy", "registers") != "registers":
                         constants = FAMILIES[family].default(kernel, replace(limits, async_copies=False))
                     if (kernel, constants, dialect) not in seen:

@@ -24,6 +24,13 @@ def chosen_native(monkeypatch: pytest.MonkeyPatch) -> Device:
     return found
 
 
+def take_tiles_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the native device have no matrix tiles until the test ends, so that a test is the same on all processors."""
+    device = chosen_native(monkeypatch)
+    monkeypatch.setattr(device, "limits", replace(device.limits, tiles=()))
+    PLANNER.forget()
+
+
 @contextmanager
 def saying_it_has_tiles(device: Device, wisdom: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Yield the device with tiles in its limits and without wisdom."""

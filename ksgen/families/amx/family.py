@@ -129,6 +129,9 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         # tiles cover all outputs whatever the constants: one copy of the weights serves every batch, and chains
         return None
 
+    def packs_adjoint(self, kernel: KernelSpec) -> bool:
+        return kernel.job != CHAIN
+
     def pack_geometry(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Geometry:
         return Geometry(0 if kernel.job == CHAIN else AmxChainTiling(kernel, constants).factors[0].packed_tiles, 1, 0)
 
