@@ -87,7 +87,7 @@ class Structure:
             >>> matrix.to_state([np.ones((1, 2, 8, 1)), np.ones((1, 6, 2, 1))])["B"].shape
             (6, 2)
         """
-        given: list[Any] = listed(weights) or []
+        given: tuple[Any, ...] = listed(weights) or ()
         shapes, needed = [tuple(each.shape) for each in given], [each.shape for each in self.chain]
         if shapes != needed:
             raise LaunchError(f"{self.chain.name}: got weights of shapes {excerpt(shapes)}; {needed} are needed")
