@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, family_for, family_named, meant_for
+from ksgen.families import Limits, family_named, meant_for
 from ksgen.launch.choice import check_fit
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.tuning.surrogate import Array, Points, features
 from ksgen.tuning.trials import Trial
 
+EVERYWHERE = ("simt", "gradient")  # families that serve every device
 MOST_OTHERS = 200  # trials of other kernels that are learned from: the newest
 
 
@@ -95,12 +96,12 @@ def make_pool(
 def served_families(job: Job, limits: Limits) -> list[str]:
     """Families that can serve a kernel at its batch on a device, for arrays as the device allocates them.
 
-    On a processor these are the launchers' default and the families before it, which are made for the kernel.
+    On a processor these are the families that are made for it, without those of GPUs that serve everywhere.
     """
-    found = list(meant_for(job.kernel, limits, job.batch))
+    found = [family.name for family in meant_for(job.kernel, limits, job.batch)]
     if limits.is_cpu:
-        found = found[: found.index(family_for(job.kernel, limits, job.batch)) + 1]
-    return [family.name for family in found]
+        found = [name for name in found if name not in EVERYWHERE] or found
+    return found
 
 
 def _known_rows(trials: Sequence[Trial]) -> list[tuple[Job, Candidate, float]]:

@@ -15,6 +15,9 @@ from ksgen.tuning.trials import Trial
 from tests.support.tuning_pools import pool_of
 
 H200 = cuda_limits("sm_90a")
+PROCESSOR = Limits(
+    2**16, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16",), multiprocessors=2, async_copies=False
+)
 CPU = Machine(
     "a processor", Limits(256 * 1024, 8192, 0, is_cpu=True, async_copies=False), 2, {"simt": Ceilings(1e10, 9e10)}
 )
@@ -27,6 +30,14 @@ def test_families_are_those_of_the_job_that_take_its_batch() -> None:
     assert served_families(Job(kernel, 25088), H200) == ["wgmma", "mma", "simt"]
     assert served_families(Job(kernel, 25087), H200) == ["mma", "simt"]  # rows that no tensor map describes
     assert served_families(Job(replace(kernel, job="gradient"), 25088), H200) == ["gradient"]
+
+
+def test_a_processors_families_are_those_made_for_it() -> None:
+    kernel = KernelSpec(Pattern(1, 192, 48, 2), "bfloat16")
+    for batch in (1, 512):
+        assert served_families(Job(kernel, batch), PROCESSOR) == ["amx", "vector"]
+    assert served_families(Job(replace(kernel, precision="float32"), 512), PROCESSOR) == ["vector"]
+    assert served_families(Job(replace(kernel, job="gradient"), 512), PROCESSOR) == ["cpu_gradient"]
 
 
 def test_neighbours_differ_in_one_constant() -> None:
