@@ -59,7 +59,7 @@ def tune(
 
     Examples:
         >>> import ksgen
-        >>> found = ksgen.tune("1,3,2,2", batch=4, budget=1)
+        >>> found = ksgen.tune("1,5,2,2", batch=4, budget=1)
         >>> found.looked, found.best.family
         (1, 'vector')
     """
