@@ -10,7 +10,8 @@ from ksgen.errors import DeviceError
 from ksgen.values import excerpt
 
 SHORT_NS = 300_000  # launches that take longer always run on all threads: waking these takes some tens of microseconds
-WARM_UP, SAMPLES = 2, 8  # first calls on all threads, and timed calls per number of threads
+WARM_UP, SAMPLES = 2, 8  # first calls on all threads, and calls per number of threads that decide
+TOGETHER = 4  # of these in a row, the first of which is not timed: it pays for the change of threads
 AGAIN = 2048  # calls after which they are timed again: others may have taken or left the cores
 
 
@@ -34,10 +35,12 @@ class ThreadsByTime:
             return
         if at == 1:
             self._is_one, self._times = False, ([], [])
-        is_one = at > WARM_UP and at % 2 == 1
+        turn, place = divmod(at - WARM_UP - 1, TOGETHER)
+        is_one = at > WARM_UP and turn % 2 == 1
         begin = perf_counter_ns()
         launch(1 if is_one else threads)
-        self._times[is_one].append(perf_counter_ns() - begin)
+        if place or at <= WARM_UP:
+            self._times[is_one].append(perf_counter_ns() - begin)
         if at == WARM_UP:
             self._is_short = min(self._times[False], default=0) < SHORT_NS
             self._times = [], []

@@ -11,6 +11,7 @@ from ksgen.devices.threads import (
     AGAIN,
     SAMPLES,
     SHORT_NS,
+    TOGETHER,
     WARM_UP,
     ThreadsByTime,
     groups_for,
@@ -57,11 +58,12 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, takes: dict[int, int]) -> None:
         self.now, self.takes, self.asked, self.by_time = 0, takes, list[int](), ThreadsByTime()
+        self.change_ns = 0  # more for a launch on fewer threads than the one before
         monkeypatch.setattr(threads, "perf_counter_ns", lambda: self.now)
 
     def launch(self, number: int) -> None:
+        self.now += self.takes[number] + self.change_ns * (bool(self.asked) and number < self.asked[-1])
         self.asked.append(number)
-        self.now += self.takes[number]
 
     def run(self, calls: int, wanted: int = 2) -> list[int]:
         self.asked = []
@@ -91,6 +93,15 @@ def test_stalls_count_and_a_single_one_does_not(monkeypatch: pytest.MonkeyPatch)
         machine.takes[2] = 10_000_000
         machine.run(2 * stalls)
         assert machine.run(1) == [taken]
+
+
+def test_what_a_change_of_threads_costs_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for change_ns in (0, 50_000):
+        machine = Machine(monkeypatch, {1: 20_000, 2: 29_000})
+        machine.change_ns = change_ns
+        first = machine.run(TIMED)
+        assert first[WARM_UP:] == ([2] * TOGETHER + [1] * TOGETHER) * (SAMPLES // TOGETHER)
+        assert machine.run(20) == [1] * 20
 
 
 def test_long_launches_take_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
