@@ -24,9 +24,10 @@ from tests.driver import NotHereError, items
 from tests.emulator.build import cache_folder
 from tests.support import libraries
 from tests.support.hasty import drivers_compile_unoptimized
+from tests.support.native import without_tiles
 from tests.support.short_series import shorten
 
-__all__ = ["drivers_compile_unoptimized"]
+__all__ = ["drivers_compile_unoptimized", "without_tiles"]
 ROOT = Path(__file__).parents[1]
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -14,7 +14,7 @@ from ksgen.errors import DeviceError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue
 from tests.support.libraries import library
-from tests.support.native import saying_it_has_tiles, take_tiles_away
+from tests.support.native import saying_it_has_tiles
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
@@ -55,8 +55,8 @@ def measure(
     return complete, read_rows(path)
 
 
-def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_tiles_away(monkeypatch)  # they serve no group in one launch
+@pytest.mark.usefixtures("without_tiles")  # they serve no group in one launch
+def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> None:
     path = tmp_path / "layers.jsonl"
     complete, rows = measure(native, path, JOBS)
     assert complete == len(JOBS)

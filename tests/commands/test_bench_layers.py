@@ -14,7 +14,6 @@ from ksgen.commands import bench
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.install import install_line
 from tests.support.libraries import library
-from tests.support.native import take_tiles_away
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
@@ -53,9 +52,8 @@ def ksgen(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.usefixtures("small")
-def test_the_command_and_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_tiles_away(monkeypatch)  # they would be further rows
+@pytest.mark.usefixtures("small", "without_tiles")  # these would be further rows
+def test_the_command_and_its_report(tmp_path: Path) -> None:
     command = (
         "layers",
         "small.yaml",

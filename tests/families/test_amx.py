@@ -21,7 +21,6 @@ from ksgen.devices.base import Device
 from ksgen.emit.render import render
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.families.amx.shape import AmxConstants, AmxTiling
-from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
@@ -446,12 +445,10 @@ def test_launchers_take_it_where_it_is_asked_for(with_tiles: Device) -> None:
     assert "by vector" in str(Launcher(*SHAPE).prepare(*arrays_of(make_problem(kernel_of(SHAPE), 40))[:2]).plan)
 
 
+@pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
-def test_without_tiles_it_is_plain_float32(precision: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "limits", replace(device.limits, tiles=()))
-    PLANNER.forget()
+def test_without_tiles_it_is_plain_float32(precision: str) -> None:
     np.testing.assert_array_equal(called(precision)[0], called()[0])
-    PLANNER.forget()
 
 
 @pytest.mark.slow

@@ -145,15 +145,21 @@ def test_one_child_is_started_and_later_choices_take_what_it_proves(gpu: FakeGpu
     assert len(child) == 1
 
 
+def running_child(gpu: FakeGpu, folder: Path, monkeypatch: pytest.MonkeyPatch, end: str = "") -> Path:
+    """Begin a child that runs until the returned file is removed, and then runs `end`."""
+    running = folder / "running"
+    running.touch()
+    waits = f"import os, sys, time\nwhile os.path.exists({str(running)!r}): time.sleep(0.01)\n{end}"
+    monkeypatch.setattr(standing, "_CHILD", waits)
+    limits_of(gpu)
+    standing.begin(gpu)
+    return running
+
+
 def test_reading_again_starts_no_second_child_while_one_runs(
     gpu: FakeGpu, child: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = tmp_path / "running"
-    running.touch()
-    until_it_is_gone = f"import os, time\nwhile os.path.exists({str(running)!r}): time.sleep(0.01)"
-    monkeypatch.setattr(standing, "_CHILD", until_it_is_gone)
-    limits_of(gpu)
-    standing.begin(gpu)
+    running = running_child(gpu, tmp_path, monkeypatch)
     standing.forget()
     limits_of(gpu)
     standing.begin(gpu)
@@ -172,12 +178,7 @@ def test_reading_again_starts_no_second_child_while_one_runs(
 def test_a_forked_process_leaves_the_child_and_its_words_to_its_parent(
     gpu: FakeGpu, child: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = tmp_path / "running"
-    running.touch()
-    waits = f"import os, sys, time\nwhile os.path.exists({str(running)!r}): time.sleep(0.01)\nsys.exit('no GPU')"
-    monkeypatch.setattr(standing, "_CHILD", waits)
-    limits_of(gpu)
-    standing.begin(gpu)
+    running = running_child(gpu, tmp_path, monkeypatch, "sys.exit('no GPU')")
     if not (forked := os.fork()):
         is_left = False
         try:

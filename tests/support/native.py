@@ -24,10 +24,13 @@ def chosen_native(monkeypatch: pytest.MonkeyPatch) -> Device:
     return found
 
 
-def take_tiles_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the native device have no matrix tiles until the test ends, so that a test is the same on all processors."""
+@pytest.fixture
+def without_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A native device without matrix tiles, so that a test is the same on all processors."""
     device = chosen_native(monkeypatch)
     monkeypatch.setattr(device, "limits", replace(device.limits, tiles=()))
+    PLANNER.forget()
+    yield
     PLANNER.forget()
 
 

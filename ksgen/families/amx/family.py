@@ -20,8 +20,8 @@ from ksgen.families.amx.shape import (
     TILE_ITEMS,
     AmxConstants,
     AmxTiling,
+    are_timed,
     has_tiles_for,
-    products_of,
 )
 from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
@@ -33,7 +33,7 @@ from ksgen.families.vector.defaults import MANY
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
-from ksgen.spec.precision import BF16, on_tiles
+from ksgen.spec.precision import on_tiles
 
 AnyAmxConstants = AmxConstants | AmxChainConstants
 
@@ -93,8 +93,8 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         )
 
     def is_default(self, kernel: KernelSpec, batch: int) -> bool:
-        """No machine has timed float16's tiles. In bfloat16 vectors are faster for a few rows, as a tile has 16."""
-        return batch > FEW_ROWS and products_of(kernel).operand is BF16
+        """Vectors are faster for a few rows, as a tile has 16."""
+        return batch > FEW_ROWS and are_timed(kernel)
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return not kernel.is_strided

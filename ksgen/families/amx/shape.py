@@ -8,7 +8,7 @@ from ksgen.families.base import Limits
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
-from ksgen.spec.precision import TileProducts, on_tiles
+from ksgen.spec.precision import BF16, TileProducts, on_tiles
 from ksgen.values import cached_property
 
 ROWS, ROW_BYTES = 16, 64  # rows of a tile, and bytes per row
@@ -48,6 +48,12 @@ def has_tiles_for(kernel: KernelSpec, limits: Limits) -> bool:
     """Whether a processor has the tiles that multiply the elements of a kernel's arrays."""
     tiles = kernel.arithmetic.tiles
     return limits.is_cpu and tiles is not None and tiles.operand.name in limits.tiles
+
+
+def are_timed(kernel: KernelSpec) -> bool:
+    """Whether a machine has timed tiles of a kernel's operands: launchers take others by wisdom or by name."""
+    tiles = kernel.arithmetic.tiles
+    return tiles is not None and tiles.operand is BF16
 
 
 class TilePlanes:

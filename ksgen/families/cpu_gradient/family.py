@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, ClassVar
 
-from ksgen.families.amx.shape import INPUTS, PAIR, has_tiles_for
+from ksgen.families.amx.shape import INPUTS, PAIR, are_timed, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
 from ksgen.families.chains import by_kind
 from ksgen.families.cpu_gradient.defaults import (
@@ -105,8 +105,7 @@ class CpuGradient(OfKinds):
         found = super().defaults(kernel, limits, batch)
         if self.name in kernel.arithmetic.families:
             return found[:1]
-        tiles = kernel.arithmetic.tiles
-        return found if tiles and tiles.operand is BF16 else found[::-1]  # no machine has timed float16's tiles
+        return found if are_timed(kernel) else found[::-1]
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGradientConstants]:
         for tiling in self.able(kernel, limits):
