@@ -45,6 +45,12 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def reliable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every time is reliable, however loaded the machine is."""
+    monkeypatch.setattr("ksgen.bench.rows.doubt", lambda *_: "")
+
+
 def ksgen(*arguments: str) -> str:
     done = CliRunner().invoke(bench.command, list(arguments))
     if done.exception:
@@ -52,8 +58,8 @@ def ksgen(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.usefixtures("small", "without_tiles")  # these would be further rows
-def test_the_command_and_its_report(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("small", "reliable", "without_tiles")  # tiles would be further rows
+def test_the_command_and_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = (
         "layers",
         "small.yaml",
@@ -80,10 +86,12 @@ def test_the_command_and_its_report(tmp_path: Path) -> None:
         "device": "", "jobs": 4, "complete": 4, "files": ["layers.jsonl", "layers.csv"], "rows": 12, "in_doubt": 0,
     }  # fmt: skip
     shown = ksgen("report", "layers.jsonl", "--markdown", "-")
-    assert ("## Layers" in shown) == any(row.counts for row in rows)  # no time may be reliable here
+    assert "## Layers" in shown
+    monkeypatch.setattr("ksgen.bench.rows.doubt", lambda *_: "unsteady")
+    assert "## Layers" not in ksgen("report", "layers.jsonl", "--markdown", "-")
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "reliable")
 def test_a_spec_alone_is_measured_and_shown_on_a_page(tmp_path: Path) -> None:
     told = ksgen("small.yaml", "--batch", "3", "--contenders", "one_launch,bmm,dense", *FEW)
     assert "; rows in small.csv.\n" in told
@@ -91,7 +99,7 @@ def test_a_spec_alone_is_measured_and_shown_on_a_page(tmp_path: Path) -> None:
     page = (tmp_path / "small.html").read_text()
     rows = read_rows(tmp_path / "small.jsonl")
     assert {row.layer for row in rows} == {"small up", "small heads"}
-    assert ("<h2>Layers</h2>" in page) == any(row.counts for row in rows)  # no time may be reliable here
+    assert "<h2>Layers</h2>" in page
     assert "<h2>Charts</h2>" in page
     told = json.loads(
         ksgen("small.yaml", "--batch", "3", "--contenders", "one_launch,bmm,dense", *FEW, "-o", "own.jsonl", "--json")
