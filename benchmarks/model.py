@@ -390,7 +390,7 @@ def published() -> tuple[Published, ...]:
     text = gzip.decompress(Path(__file__).with_name("ksmm_times.csv.gz").read_bytes()).decode()
     return tuple(
         Published(
-            KernelSpec(Pattern(*(int(row[name]) for name in "abcd")), row["precision"], row["layout"]),
+            KernelSpec(Pattern.read([int(row[name]) for name in "abcd"]), row["precision"], row["layout"]),
             Tiles(*(int(row[each.name]) for each in fields(Tiles))),
             float(row["us"]),
         )

@@ -2,22 +2,28 @@
 families.
 
 A pattern is the support I_a ⊗ 1_{b x c} ⊗ I_d of a matrix of a*b*d rows and a*c*d columns. Row (i, k, j) and column (i,
-l, j) meet in one free value, for i < a, k < b, l < c, j < d. Whole numbers only: never arrays, never GPUs.
+l, j) meet in one free value, for i < a, k < b, l < c, j < d. A pattern may store its outputs in another order of their
+digits, such as (i, j, k): then its matrix has its rows in that order. Whole numbers only: never arrays, never GPUs.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
-from typing import TypeGuard
+from itertools import accumulate, pairwise
+from math import prod
+from operator import mul
+from typing import Any, NamedTuple, TypeGuard
 
 from ksgen.errors import PatternError, warn
 from ksgen.values import excerpt, listed, whole_number
 
 MOST_FEATURES = 2**31 - 1  # a kernel counts features in 32 bits; offsets, which the batch multiplies, take 64
 
-WRITTEN = re.compile(r"\s*[(\[]?" + ",".join([r"\s*([+-]?[0-9]{1,20})\s*"] * 4) + r"[)\]]?\s*", re.ASCII)
+WRITTEN = re.compile(
+    r"\s*[(\[]?" + ",".join([r"\s*([+-]?[0-9]{1,20})\s*"] * 4) + r"[)\]]?\s*(?:@\s*([ikj0-9:.]{1,200})\s*)?", re.ASCII
+)
+_PIECE = re.compile(r"([ikj])([0-9]{0,2})(?::([0-9]{1,10}))?", re.ASCII)
 
 
 class Gain(StrEnum):
@@ -35,7 +41,30 @@ class Gain(StrEnum):
 _MOST_FROM, _SOME_FROM = 2 / 64, 2 / 256
 
 
-@dataclass(frozen=True, order=True, slots=True)
+class Digit(NamedTuple):
+    """One digit of a stored output's place: `size` values of i, k or j, its name, of which each counts `unit`."""
+
+    name: str
+    unit: int
+    size: int
+
+
+class Place(NamedTuple):
+    """Share of a digit in the place of a stored output: (i, k or j) / unit % size * outputs."""
+
+    name: str
+    unit: int
+    size: int
+    is_part: bool  # whether there are digits above this one, so that it is taken modulo `size`
+    outputs: int  # stored outputs that one value of the digit counts
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether there are digits below this one."""
+        return self.unit > 1
+
+
+@dataclass(frozen=True, order=True, slots=True, repr=False)
 class Pattern:
     """Sparsity pattern of a Kronecker-sparse matrix K: the support I_a ⊗ 1_{b x c} ⊗ I_d.
 
@@ -47,9 +76,13 @@ class Pattern:
         b: Outputs of each small dense block.
         c: Inputs of each small dense block.
         d: Interleaved copies in each diagonal block. With d = 1, K is block diagonal.
+        store: Order in which outputs are stored, if it is not (i, k, j): their digits from the most to the least
+            significant one, such as "i.j.k". A digit may be divided: in "k1:4.i.k2", k1 < 4 counts b/4 outputs each,
+            and k2 < b/4. Digits of one value may be left out.
 
     Raises:
-        PatternError: A number is no whole number of at least 1, or K has over 2^31 - 1 rows or columns.
+        PatternError: A number is no whole number of at least 1, K has over 2^31 - 1 rows or columns, or `store` is no
+            order of the outputs.
 
     Examples:
         >>> from ksgen import Pattern
@@ -58,6 +91,8 @@ class Pattern:
         (384, 768, 24576)
         >>> str(pattern)
         '6,64,32,2'
+        >>> str(Pattern(6, 64, 32, 2, store="i.j.k"))
+        '6,64,32,2@i.j.k'
         >>> Pattern(6, 0, 32, 2)
         Traceback (most recent call last):
         ...
@@ -68,19 +103,28 @@ class Pattern:
     b: int
     c: int
     d: int
+    store: str = ""
 
     def __post_init__(self) -> None:
         for name, count in zip("abcd", counts(a=self.a, b=self.b, c=self.c, d=self.d), strict=True):
             object.__setattr__(self, name, count)
         if (most := max(self.in_features, self.out_features)) > MOST_FEATURES:
             raise PatternError(f"pattern {self} has {most} features on a side; accepted: at most {MOST_FEATURES}")
+        if self.store:
+            object.__setattr__(self, "store", _written(_merged(_read_digits(self.store, self._sizes))))
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Read pickles, also those of before patterns had an order of outputs."""
+        for name, value in zip(self.__slots__, (*state, ""), strict=False):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def parse(cls, text: str) -> "Pattern":
         """Read a pattern from text.
 
         Args:
-            text: Four whole numbers with commas, such as "1,192,48,2", optionally in parentheses or brackets.
+            text: Four whole numbers with commas, such as "1,192,48,2", optionally in parentheses or brackets. The order
+                in which outputs are stored may follow: "1,192,48,2@i.j.k".
 
         Returns:
             The pattern.
@@ -95,7 +139,9 @@ class Pattern:
         """
         if not isinstance(text, str) or not (found := WRITTEN.fullmatch(text)):
             raise PatternError(f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2")
-        return cls(*map(int, found.groups()))
+        *sizes, store = found.groups()
+        a, b, c, d = map(int, sizes)
+        return cls(a, b, c, d, store or "")
 
     @classmethod
     def read(cls, given: object, name: str = "pattern") -> "Pattern":
@@ -124,10 +170,15 @@ class Pattern:
             raise PatternError(
                 f"{name}={excerpt(given)}; accepted: a Pattern, four numbers (a, b, c, d), or text such as 1,192,48,2"
             )
-        return cls(*given)
+        a, b, c, d = given
+        return cls(a, b, c, d)
+
+    def __repr__(self) -> str:
+        store = f", store={self.store!r}" if self.store else ""
+        return f"Pattern(a={self.a}, b={self.b}, c={self.c}, d={self.d}{store})"
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.shape))
+        return ",".join(map(str, self.shape)) + (f"@{self.store}" if self.store else "")
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -136,18 +187,79 @@ class Pattern:
 
     @property
     def name(self) -> str:
-        """Pattern in file names and kernel names, such as `1x192x48x2`."""
-        return "x".join(map(str, self.shape))
+        """Pattern in file names and kernel names: `1x192x48x2`, or `1x192x48x2_jk` with an order of outputs."""
+        return "x".join(map(str, self.shape)) + self._order
 
     @property
     def identifier(self) -> str:
         """Pattern in identifiers, such as `1_192_48_2`."""
-        return "_".join(map(str, self.shape))
+        return "_".join(map(str, self.shape)) + self._order
+
+    @property
+    def _order(self) -> str:
+        return "_" + self.store.replace(":", "x").replace(".", "") if self.store else ""
 
     @property
     def support(self) -> str:
         """Formula of the support, such as `I_1 ⊗ 1_{192x48} ⊗ I_2`."""
-        return f"I_{self.a} ⊗ 1_{{{self.b}x{self.c}}} ⊗ I_{self.d}"
+        order = f", outputs in the order {self.store}" if self.store else ""
+        return f"I_{self.a} ⊗ 1_{{{self.b}x{self.c}}} ⊗ I_{self.d}{order}"
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {"i": self.a, "k": self.b, "j": self.d}
+
+    @property
+    def digits(self) -> tuple[Digit, ...]:
+        """Digits of a stored output's index, from the most significant one."""
+        return _read_digits(self.store or "i.k.j", self._sizes)
+
+    @property
+    def places(self) -> list[Place]:
+        """Terms whose sum is the place where an output is stored, one per digit."""
+        found, outputs, sizes = [], self.out_features, self._sizes
+        for digit in self.digits:
+            outputs //= digit.size
+            found.append(Place(*digit, digit.unit * digit.size < sizes[digit.name], outputs))
+        return found
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether outputs are stored in another order than (i, k, j)."""
+        return bool(self.store)
+
+    @property
+    def natural(self) -> "Pattern":
+        """The same pattern with outputs in the order (i, k, j)."""
+        return Pattern(*self.shape) if self.store else self
+
+    @property
+    def run(self) -> int:
+        """Neighbouring outputs in the order (i, k, j) that stay neighbours where they are stored, from multiples of
+        that number on.
+        """
+        if not self.store:
+            return self.out_features
+        *_, last = self.digits
+        least = next((index for index in "jki" if self._sizes[index] > 1), "j")
+        return last.size if (last.name, last.unit) == (least, 1) else 1
+
+    def exchange(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Compute how outputs in the order (i, k, j) come into the order in which they are stored.
+
+        Returns:
+            The shape that the features are reshaped to, and the order of its axes: K has the features
+            `y.reshape(shape).transpose(axes).reshape(-1)`.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(2, 4, 3, 5, store="i.j.k").exchange()
+            ((2, 4, 5), (0, 2, 1))
+            >>> Pattern(2, 4, 3, 1, store="k1:2.i.k2").exchange()
+            ((2, 2, 2), (1, 0, 2))
+        """
+        natural = sorted(self.digits, key=lambda digit: ("ikj".index(digit.name), -digit.unit))
+        return tuple(digit.size for digit in natural), tuple(natural.index(digit) for digit in self.digits)
 
     @property
     def in_features(self) -> int:
@@ -171,7 +283,13 @@ class Pattern:
 
     @property
     def transpose(self) -> "Pattern":
-        """Pattern of the transpose of K, by which the gradient of x is multiplied."""
+        """Pattern of the transpose of K, by which the gradient of x is multiplied.
+
+        Raises:
+            PatternError: Outputs are exchanged, which the transpose would have to read.
+        """
+        if self.store:
+            raise PatternError(f"the transpose of {self} reads exchanged inputs; accepted: outputs in the order i.k.j")
         return Pattern(self.a, self.c, self.b, self.d)
 
     @property
@@ -201,6 +319,8 @@ class Pattern:
     def column_order(self) -> tuple[int, ...]:
         """Compute the perfect shuffle Q of K = P K~ Q, where K~ is block diagonal with a*d blocks of b x c.
 
+        An exchange of outputs is not part of it.
+
         Returns:
             Indices: (Q x)[n] = x[order[n]].
 
@@ -213,6 +333,8 @@ class Pattern:
 
     def row_order(self) -> tuple[int, ...]:
         """Compute the perfect shuffle P of K = P K~ Q, where K~ is block diagonal with a*d blocks of b x c.
+
+        An exchange of outputs is not part of it.
 
         Returns:
             Indices: (P y)[n] = y[order[n]].
@@ -340,9 +462,25 @@ class Chain:
         return self.transposing_factor
 
     @property
+    def is_exchanged(self) -> bool:
+        """Whether a factor stores its outputs in another order than (i, k, j)."""
+        return any(pattern.store for pattern in self.factors)
+
+    @property
     def transpose(self) -> "Chain":
-        """Chain of the transposed product: transposed factors in reverse order."""
-        return Chain(tuple(pattern.transpose for pattern in reversed(self.factors)), self.name)
+        """Chain of the transposed product: transposed factors in reverse order.
+
+        An exchange between two factors becomes one of the transposed second factor's outputs.
+
+        Raises:
+            PatternError: The last factor's outputs are exchanged, or an exchange divides no digits of the next factor.
+        """
+        transposed = [self.factors[-1].transpose]
+        for then, pattern in zip(reversed(self.factors), reversed(self.factors[:-1]), strict=False):
+            if pattern.store:
+                transposed[-1] = Pattern(*transposed[-1].shape, _reversed(pattern, then))
+            transposed.append(pattern.natural.transpose)
+        return Chain(tuple(transposed), self.name)
 
     @property
     def is_chainable(self) -> bool:
@@ -581,6 +719,82 @@ def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
         raise PatternError(f"features={features}; accepted: a power of two from 2 up{times}")
     stages = count.bit_length() - 1
     return tuple(Pattern(2 ** (stages - 1 - stage), 2 * block, 2 * block, 2**stage) for stage in range(stages))
+
+
+def _read_digits(store: object, sizes: dict[str, int]) -> tuple[Digit, ...]:
+    """Digits of an order of outputs, from the most significant one, without those of one value."""
+    accepted = "digits such as i.j.k, or k1:4.i.k2 with a divided k"
+    found = [_PIECE.fullmatch(each) for each in store.split(".")] if isinstance(store, str) else [None]
+    parts: dict[str, dict[int, int | None]] = {index: {} for index in "ikj"}  # sizes by number, from the largest unit
+    for each in found:
+        if each is None or int(each[2] or 0) in parts[each[1]] or each[3] == "0":
+            raise PatternError(f"store={excerpt(store)}; accepted: {accepted}, each once")
+        parts[each[1]][int(each[2] or 0)] = int(each[3]) if each[3] else None
+    units: dict[tuple[str, int], Digit] = {}
+    for index, size in sizes.items():
+        known = [part for part in parts[index].values() if part is not None]
+        rest, left = divmod(size, prod(known))
+        unknown = len(parts[index]) - len(known)
+        if left or unknown > 1 or (unknown == 0 and rest > 1):
+            raise PatternError(
+                f"store={excerpt(store)}; accepted for {index}, which has {size} values: digits whose sizes have that "
+                "product, with one size left out at most"
+            )
+        unit = size
+        for number in sorted(parts[index]):
+            own = parts[index][number] or rest
+            unit //= own
+            units[index, number] = Digit(index, unit, own)
+    named = (units[each[1], int(each[2] or 0)] for each in found if each)
+    return tuple(digit for digit in named if digit.size > 1) or (Digit("k", 1, 1),)
+
+
+def _merged(digits: Sequence[Digit]) -> list[Digit]:
+    """Digits of which neighbours that one digit could be are one."""
+    merged: list[Digit] = []
+    for digit in digits:
+        if merged and merged[-1].name == digit.name and merged[-1].unit == digit.unit * digit.size:
+            digit = Digit(digit.name, digit.unit, merged.pop().size * digit.size)
+        merged.append(digit)
+    return merged
+
+
+def _written(digits: Sequence[Digit]) -> str:
+    """An order of outputs as text; empty for the order (i, k, j)."""
+    if list(digits) == sorted(digits, key=lambda digit: ("ikj".index(digit.name), -digit.unit)):
+        return ""
+    names = []
+    for digit in digits:
+        units = sorted((each.unit for each in digits if each.name == digit.name), reverse=True)
+        number = units.index(digit.unit) + 1
+        names.append(digit.name if len(units) == 1 else f"{digit.name}{number}:{digit.size}")
+    return ".".join(names)
+
+
+def _reversed(pattern: Pattern, then: Pattern) -> str:
+    """Order in which the transpose of the next factor stores its outputs so that they become those of the pattern in
+    the order (i, k, j).
+    """
+    own = pattern.digits
+    # where digits begin, in stored features: digits of the exchange, and digits of the next factor's inputs
+    begins = {*accumulate([digit.size for digit in reversed(own)], mul, initial=1)}
+    begins |= {then.d, then.d * then.c, then.d * then.c * then.a}
+    ends = sorted(begins)
+    if any(high % low for low, high in pairwise(ends)):
+        raise PatternError(
+            f"{pattern} stores digits that divide no digits of {then}; accepted for its transpose: sizes that do"
+        )
+    sizes = {"i": (then.a, then.c * then.d), "k": (then.c, then.d), "j": (then.d, 1)}
+    pieces = []  # (place of a digit in the order (i, k, j) of the pattern, digit of the transposed next factor)
+    for low, high in pairwise(ends):
+        index = next(each for each, (size, unit) in sizes.items() if unit <= low < unit * size)
+        begin = 1
+        for digit in reversed(own):
+            if begin <= low < begin * digit.size:
+                weight = {"i": pattern.b * pattern.d, "k": pattern.d, "j": 1}[digit.name]
+                pieces.append((weight * digit.unit * (low // begin), Digit(index, low // sizes[index][1], high // low)))
+            begin *= digit.size
+    return _written(_merged([digit for _, digit in sorted(pieces, reverse=True)]))
 
 
 def _is_shape(given: object) -> TypeGuard[Sequence[int]]:

@@ -6,6 +6,7 @@ of launchers and of `KSLinear`, and back. Nothing is computed: a factor has the 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any
 
 from ksgen import pattern
@@ -13,7 +14,7 @@ from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.values import excerpt, listed
 
-__all__ = ["Structure", "blast", "block_dense", "low_rank", "monarch"]
+__all__ = ["Structure", "blast", "block_dense", "btt", "gralora", "low_rank", "monarch", "oft"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Structure:
         chain: The chain.
         shapes: Shape of each parameter, by name, in the order of the chain's factors.
         axes: Of parameters that store a factor's axes in another order: their axes in the factor's order.
+        scales: Standard deviations of the authors' initial values, by name; without them, those of `KSLinear`.
 
     Examples:
         >>> from ksgen import structures
@@ -37,6 +39,7 @@ class Structure:
     chain: Chain
     shapes: Mapping[str, tuple[int, ...]]
     axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def from_state(self, state: Mapping[str, Any]) -> list[Any]:
         """Convert the authors' parameters to weights (a, b, c, d), one per factor.
@@ -122,7 +125,7 @@ def blast(in_features: int, out_features: int, blocks: int | tuple[int, int], ra
         >>> structures.blast(64, 32, blocks=(2, 4), rank=8).shapes
         {'C': (4, 8, 16), 'D': (2, 4, 8), 'B': (2, 16, 8)}
     """
-    rows, columns = blocks if isinstance(blocks, tuple) and len(blocks) == 2 else (blocks, blocks)
+    rows, columns = _pair(blocks)
     _blocks_of(columns, in_features=in_features)
     _blocks_of(rows, out_features=out_features)
     chain = pattern.blast(in_features, out_features, columns, rows, rank)
@@ -154,6 +157,87 @@ def monarch(in_features: int, out_features: int, blocks: int) -> Structure:
     first, second = Pattern(blocks, inner, block_in, 1), Pattern(1, block_out, inner, blocks)
     shapes = {"blkdiag1": first.shape[:3], "blkdiag2": (blocks, block_out, inner)}
     return Structure(Chain((first, second), "monarch"), shapes, {"blkdiag2": (1, 2, 0)})
+
+
+def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank: int) -> Structure:
+    """Create a block tensor train of two cores (Qiu et al., 2024): a Monarch structure of blocks of any rank.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        blocks: Blocks along both sides, or along y and along x.
+        rank: Inner features of a pair of blocks.
+
+    Returns:
+        The `Structure`, with the authors' cores W1 (blocks of x, inputs, blocks of y * rank) and W2 (blocks of y,
+        blocks of x * rank, outputs), and their initial scales for maximal updates.
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> print(structures.btt(64, 32, blocks=(2, 4), rank=3).chain)
+        4,6,16,1@k1:2.i.k2:3 then 2,16,12,1
+    """
+    rows, columns = _pair(blocks)
+    (block_in,) = _blocks_of(columns, in_features=in_features)
+    (block_out,) = _blocks_of(rows, out_features=out_features)
+    (rank,) = pattern.counts(rank=rank)
+    chain = _exchanged_pair("btt", rows, columns, block_in, block_out, rank)
+    shapes = {name: _transposed_shape(own) for name, own in zip(("W1", "W2"), chain, strict=True)}
+    scales = {name: sqrt(min(inputs, outputs)) / inputs for name, (_, inputs, outputs) in shapes.items()}
+    return Structure(chain, shapes, dict.fromkeys(shapes, (0, 2, 1)), scales=scales)
+
+
+def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Structure:
+    """Create the update of GraLoRA (Jung et al., 2025): a matrix of k x k blocks, each of rank `rank` / k.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        blocks: Blocks k along each side, a divisor of both and of `rank`.
+        rank: Inner features of all blocks of a row.
+
+    Returns:
+        The `Structure`, with PEFT's parameters gralora_A (k, in_features / k, rank) and gralora_B (k, rank,
+        out_features / k).
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> print(structures.gralora(64, 32, blocks=2, rank=8).chain)
+        2,8,32,1@k1:2.i.k2:4 then 2,16,8,1
+    """
+    sizes = _blocks_of(blocks, in_features=in_features, out_features=out_features, rank=rank)
+    chain = _exchanged_pair("gralora", blocks, blocks, *sizes)
+    shapes = {name: _transposed_shape(own) for name, own in zip(("gralora_A", "gralora_B"), chain, strict=True)}
+    return Structure(chain, shapes, dict.fromkeys(shapes, (0, 2, 1)))
+
+
+def oft(features: int, block: int) -> Structure:
+    """Create the rotation of OFT (Qiu et al., 2023): diagonal blocks, y = x R for each.
+
+    Args:
+        features: Features of x and y.
+        block: Rows and columns of a block, a divisor of `features`.
+
+    Returns:
+        The `Structure`, with the blocks R (features / block, block, block).
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> print(structures.oft(64, block=16).chain)
+        4,16,16,1
+    """
+    (count,) = _blocks_of(block, name="block", features=features)
+    shape = (count, block, block)
+    return Structure(Chain((Pattern(count, block, block, 1),), "oft"), {"R": shape}, {"R": (0, 2, 1)})
 
 
 def low_rank(in_features: int, out_features: int, rank: int) -> Structure:
@@ -205,12 +289,28 @@ def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> 
     return Structure(Chain((first, second), "block_dense"), shapes)
 
 
-def _blocks_of(blocks: object, **features: int) -> tuple[int, ...]:
+def _exchanged_pair(name: str, rows: int, columns: int, block_in: int, block_out: int, rank: int) -> Chain:
+    """Chain of rows x columns blocks of that rank: the first factor's outputs come together by rows of blocks."""
+    first = Pattern(columns, rows * rank, block_in, 1, f"k1:{rows}.i.k2:{rank}")
+    return Chain((first, Pattern(rows, block_out, columns * rank, 1)), name)
+
+
+def _transposed_shape(factor: Pattern) -> tuple[int, ...]:
+    """Shape of a block-diagonal factor's parameter whose blocks are (inputs, outputs)."""
+    return factor.a, factor.c, factor.b
+
+
+def _pair(blocks: Any) -> tuple[Any, Any]:
+    """Blocks along y and along x."""
+    return blocks if isinstance(blocks, tuple) and len(blocks) == 2 else (blocks, blocks)
+
+
+def _blocks_of(blocks: object, name: str = "blocks", **features: int) -> tuple[int, ...]:
     """Divide features by a number of blocks; `PatternError` says which number is not divisible."""
-    number, *sizes = pattern.counts(blocks=blocks, **features)
-    for name, size in zip(features, sizes, strict=True):
+    number, *sizes = pattern.counts(**{name: blocks}, **features)
+    for each, size in zip(features, sizes, strict=True):
         if size % number:
-            raise PatternError(f"blocks={number}; accepted: a divisor of {name}={size}")
+            raise PatternError(f"{name}={number}; accepted: a divisor of {each}={size}")
     return tuple(size // number for size in sizes)
 
 

@@ -1,8 +1,10 @@
 """Patterns, chains and the named families: sizes, shuffles, what is refused and how."""
 
+import pickle
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -291,3 +293,99 @@ def test_the_factor_that_changes_the_layout_has_an_earlier_name_that_warns() -> 
     assert chain.transposing_factor == 1
     with pytest.warns(KsgenWarning, match="Chain.turn is deprecated and will be removed; use Chain.transposing_factor"):
         assert chain.turn == 1
+
+
+# ---- outputs in another order
+
+
+def stored_order(pattern: Pattern) -> list[int]:
+    """Output at each place in memory, counted in the order (i, k, j), digit by digit."""
+    units = {"i": pattern.b * pattern.d, "k": pattern.d, "j": 1}
+    order = [0]
+    for digit in pattern.digits:
+        order = [at + value * digit.unit * units[digit.name] for at in order for value in range(digit.size)]
+    return order
+
+
+@st.composite
+def exchanged_patterns(draw: st.DrawFn) -> Pattern:
+    """Patterns whose i, k and j are divided in two at most, in any order."""
+    a, b, c, d = (draw(st.sampled_from([1, 2, 3, 4, 6])) for _ in range(4))
+    digits = []
+    for index, size in zip("ikj", (a, b, d), strict=True):
+        first = draw(st.sampled_from([each for each in range(1, size + 1) if size % each == 0]))
+        digits += [f"{index}1:{first}", f"{index}2:{size // first}"]
+    return Pattern(a, b, c, d, ".".join(draw(st.permutations(digits))))
+
+
+@given(pattern=exchanged_patterns())
+def test_an_exchange_is_one_reshape_and_one_order_of_axes(pattern: Pattern) -> None:
+    shape, axes = pattern.exchange()
+    order = np.arange(pattern.out_features).reshape(shape).transpose(axes).ravel().tolist()
+    assert order == stored_order(pattern)
+    assert pattern.is_exchanged == (order != list(range(pattern.out_features)))
+    assert Pattern.parse(str(pattern)) == pattern
+    places = np.argsort(order)
+    runs = places.reshape(-1, pattern.run)
+    np.testing.assert_array_equal(runs, runs[:, :1] + np.arange(pattern.run))
+
+
+@given(pattern=exchanged_patterns(), data=st.data())
+def test_the_transpose_of_a_chain_exchanges_back(pattern: Pattern, data: st.DataObject) -> None:
+    features = pattern.out_features
+    a = data.draw(st.sampled_from([each for each in range(1, features + 1) if features % each == 0]))
+    c = data.draw(st.sampled_from([each for each in range(1, features // a + 1) if features // a % each == 0]))
+    then = Pattern(a, 2, c, features // a // c)
+    try:
+        second, first = Chain((pattern, then)).transpose
+    except PatternError as error:
+        assert "stores digits that divide no digits of" in str(error)  # noqa: PT017
+        return
+    assert (second.natural, first) == (then.transpose, pattern.natural.transpose)
+    np.testing.assert_array_equal(stored_order(second), np.argsort(stored_order(pattern)))
+
+
+def test_an_order_has_one_text() -> None:
+    assert Pattern(2, 8, 3, 5, "i.k.j") == Pattern(2, 8, 3, 5)
+    assert Pattern(1, 8, 3, 5, "i.j.k").store == "j.k"
+    assert Pattern(4, 8, 3, 1, "k1:2.k2.i").store == "k.i"
+    assert Pattern(4, 8, 3, 1, "k1.i.k2:4.j").store == "k1:2.i.k2:4"
+    assert Pattern.parse("4,8,3,1@k1:2.i.k2").name == "4x8x3x1_k1x2ik2x4"
+    assert Pattern.parse("(4, 8, 3, 1) @ k.i").support == "I_4 ⊗ 1_{8x3} ⊗ I_1, outputs in the order k.i"
+    chain = Chain(("4,8,3,1@k.i", "1,2,32,1"))
+    assert (chain.is_exchanged, chain[1].is_exchanged) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        ("k.k", "store='k.k'; accepted: digits such as i.j.k, or k1:4.i.k2 with a divided k, each once"),
+        ("x", "store='x'; accepted: digits such as"),
+        (5, "store=5; accepted: digits such as"),
+        ("i.j", "store='i.j'; accepted for k, which has 8 values: digits whose sizes have that product"),
+        ("k1.k2.i.j", "store='k1.k2.i.j'; accepted for k, which has 8 values"),
+        ("k1:3.k2.i.j", "store='k1:3.k2.i.j'; accepted for k, which has 8 values"),
+        ("i.k:4.j", "store='i.k:4.j'; accepted for k, which has 8 values"),
+        ("i.k1:0.k2.j", "store='i.k1:0.k2.j'; accepted: digits such as"),
+    ],
+)
+def test_what_is_no_order_of_outputs(store: Any, message: str) -> None:
+    with pytest.raises(PatternError) as caught:
+        Pattern(2, 8, 3, 5, store)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_transpose_that_reads_exchanged_inputs_is_refused() -> None:
+    with pytest.raises(PatternError, match=r"the transpose of 2,8,3,5@i.j.k reads exchanged inputs; accepted: outputs"):
+        _ = Pattern(2, 8, 3, 5, "i.j.k").transpose
+    with pytest.raises(PatternError, match=r"the transpose of 2,8,3,1@k.i reads exchanged inputs"):
+        _ = Chain(("2,8,3,1@k.i",)).transpose
+
+
+def test_pickles_of_before_patterns_had_an_order() -> None:
+    pattern = Pattern(1, 2, 3, 4)
+    old = Pattern.__new__(Pattern)
+    old.__setstate__([1, 2, 3, 4])
+    assert old == pattern
+    exchanged = Pattern(1, 2, 3, 4, "j.k")
+    assert pickle.loads(pickle.dumps(exchanged)) == exchanged

@@ -211,3 +211,25 @@ def test_complex_numbers_keep_both_parts(pattern: Pattern, seed: int, layout: st
 def test_complex_numbers_have_no_activation() -> None:
     with pytest.raises(LaunchError, match="activation=relu of complex numbers; accepted: none"):
         multiply(Pattern(1, 1, 1, 1), np.ones((1, 1)), np.ones((1, 1, 1, 1), complex), "bsf", activation="relu")
+
+
+def test_exchanged_outputs_are_rows_of_k_in_another_order() -> None:
+    random = np.random.default_rng(0)
+    pattern = Pattern(2, 4, 3, 5, store="k1:2.j.i.k2")
+    weights, x = random.standard_normal(pattern.shape), random.standard_normal((7, pattern.in_features))
+    natural, stored = (reference.to_dense(each, weights) for each in (pattern.natural, pattern))
+    order = [
+        (i * 4 + k1 * 2 + k2) * 5 + j for k1 in range(2) for j in range(5) for i in range(2) for k2 in range(2)
+    ]  # fmt: skip
+    np.testing.assert_array_equal(stored, natural[order])
+    np.testing.assert_array_equal(reference.from_dense(pattern, stored), weights)
+    bias, grad_y = random.standard_normal(pattern.out_features), random.standard_normal((7, pattern.out_features))
+    for layout, turned in (("bsf", lambda rows: rows), ("bsl", np.transpose)):
+        y = reference.multiply(pattern, turned(x), weights, layout, bias=bias)
+        np.testing.assert_allclose(y, turned(x @ stored.T + bias), rtol=1e-12)
+        found = reference.gradient(pattern, turned(x), turned(grad_y), layout)
+        wanted = np.einsum("sf,sl->fl", grad_y, x)
+        np.testing.assert_allclose(found, reference.from_dense(pattern, wanted * (stored != 0)), rtol=1e-12)
+    stored[0, 1] = 3
+    with pytest.raises(PatternError, match=r"K\[0, 1\]=3.0 is off the support of 2,4,3,5@k1:2.j.i.k2:2; accepted: 0"):
+        reference.from_dense(pattern, stored)

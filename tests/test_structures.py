@@ -42,11 +42,34 @@ def of_monarch(state: State) -> Array:
     return shuffle(blocks, outputs) @ diagonal(second) @ shuffle(inner, blocks) @ diagonal(first)
 
 
+def of_btt(state: State) -> Array:
+    """y[n, o] = sum over m, r, i of x[m, i] W1[m, i, (n, r)] W2[n, (m, r), o]."""
+    first, second = state["W1"], state["W2"]
+    columns, inputs, _ = first.shape
+    rows, _, outputs = second.shape
+    first, second = first.reshape(columns, inputs, rows, -1), second.reshape(rows, columns, -1, outputs)
+    return np.einsum("minr,nmro->nomi", first, second).reshape(rows * outputs, columns * inputs)
+
+
+def of_gralora(state: State) -> Array:
+    """Block (n, m) is the product of its own A and B, of rank / k columns."""
+    down, up = state["gralora_A"], state["gralora_B"]
+    k, _, rank = down.shape
+    own = rank // k
+    return np.block(
+        [[(down[m][:, n * own : (n + 1) * own] @ up[n][m * own : (m + 1) * own]).T for m in range(k)] for n in range(k)]
+    )
+
+
 STRUCTURES: dict[str, tuple[Structure, Callable[[State], Array]]] = {
     "blast": (structures.blast(24, 20, blocks=(5, 3), rank=7), of_blast),
     "blast of square blocks": (structures.blast(12, 8, blocks=4, rank=1), of_blast),
     "monarch": (structures.monarch(24, 12, blocks=3), of_monarch),
     "monarch that widens": (structures.monarch(12, 30, blocks=6), of_monarch),
+    "btt": (structures.btt(24, 20, blocks=(5, 3), rank=2), of_btt),
+    "btt of square blocks": (structures.btt(12, 8, blocks=4, rank=1), of_btt),
+    "gralora": (structures.gralora(24, 15, blocks=3, rank=6), of_gralora),
+    "oft": (structures.oft(12, block=3), lambda state: diagonal(state["R"].transpose(0, 2, 1))),
     "low rank": (structures.low_rank(9, 14, rank=4), lambda state: state["B"] @ state["A"]),
     "block dense": (
         structures.block_dense(12, 10, blocks=3, rank=6),
@@ -103,6 +126,10 @@ def test_a_state_is_taken_exactly() -> None:
         (lambda: structures.blast(24, 20, blocks=(4, 4, 4), rank=1), r"blocks=\(4, 4, 4\); accepted: a whole number"),
         (lambda: structures.monarch(24, 20, blocks=3), "blocks=3; accepted: a divisor of out_features=20"),
         (lambda: structures.monarch(24, 20, blocks=0), "blocks=0; accepted: a whole number from 1"),
+        (lambda: structures.btt(24, 20, blocks=(3, 4), rank=1), "blocks=3; accepted: a divisor of out_features=20"),
+        (lambda: structures.btt(24, 20, blocks=4, rank=0), "rank=0; accepted: a whole number from 1"),
+        (lambda: structures.gralora(24, 20, blocks=4, rank=6), "blocks=4; accepted: a divisor of rank=6"),
+        (lambda: structures.oft(24, block=5), "block=5; accepted: a divisor of features=24"),
         (lambda: structures.low_rank(8, 8, rank=9), "rank=9 for 8 to 8 features; accepted: 1 to 8"),
         (lambda: structures.block_dense(24, 20, blocks=3, rank=8), "blocks=3; accepted: a divisor of rank=8"),
     ],
@@ -110,3 +137,10 @@ def test_a_state_is_taken_exactly() -> None:
 def test_sizes_that_do_not_fit(make: Callable[[], Structure], message: str) -> None:
     with pytest.raises(PatternError, match=message):
         make()
+
+
+def test_initial_values_of_btt_have_the_authors_scale() -> None:
+    """Maximal updates: sqrt(min(inputs, outputs)) / inputs of each core, whose matrices are those of its blocks."""
+    structure = structures.btt(64, 32, blocks=(2, 4), rank=3)
+    assert structure.shapes == {"W1": (4, 16, 6), "W2": (2, 12, 16)}
+    assert structure.scales == {"W1": pytest.approx(6**0.5 / 16), "W2": pytest.approx(12**0.5 / 12)}

@@ -19,7 +19,7 @@ from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, PREPARING, Prepare, Product, UnsupportedError, library_version
 from ksgen.bench.chains import MeasuredLayer
 from ksgen.bench.contenders import Contender, ReadyContender, arithmetics, at, by_calls, rendered, torch_device
-from ksgen.bench.problem import COMPARED, Asked, sets_of
+from ksgen.bench.problem import COMPARED, Asked, refuse_exchanges, sets_of
 from ksgen.bench.roster import AND, EACH_FACTOR, EACH_LAYER, LAYER, ONE_LAUNCH, OUR_METHODS
 from ksgen.bench.runner import Runner
 from ksgen.devices.base import Device
@@ -49,6 +49,10 @@ class LayerJob(Asked):
     precision: str
     layout: str
     batch: int
+
+    def __post_init__(self) -> None:
+        for chain in self.layer.chains:
+            refuse_exchanges(chain)
 
     @property
     def description(self) -> str:
@@ -383,7 +387,9 @@ def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
     layer, dtype = arrays.layer, arrays.sets[0].dtype
     if layer.between != "none":
         raise UnsupportedError(f"with {layer.between} between its factors it is no matrix")
-    matrix = torch.cat([chain_to_dense([each.double() for each in weights]) for weights in arrays.weights]).to(dtype)
+    pairs = zip(layer.chains, arrays.weights, strict=True)
+    wide = [chain_to_dense(chain, [each.double() for each in weights]) for chain, weights in pairs]
+    matrix = torch.cat(wide).to(dtype)
     biases = [each for each in arrays.biases if each is not None]
     bias = torch.cat(biases) if biases else None
     is_first, y_is_first = arrays.layout == "bsf", arrays.y_layout == "bsf"

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ksgen.bench.roster import COMPARISONS, Comparison
+from ksgen.errors import KsgenError
 from ksgen.measure.verify import CACHE_BYTES, tolerance
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.reference import multiply
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.values import cached_property
@@ -80,6 +81,12 @@ class Asked(ABC):
     def problem(self, where: torch.device, seed: int) -> JobArrays: ...
 
 
+def refuse_exchanges(given: Pattern | Chain) -> None:
+    """Raise `KsgenError` if outputs are exchanged, which the other contenders do not do."""
+    if given.is_exchanged:
+        raise KsgenError(f"{given} exchanges outputs; accepted of a job to compare: outputs in the order i.k.j")
+
+
 @dataclass(frozen=True)
 class ProductJob(Asked):
     """A job for one product."""
@@ -88,6 +95,9 @@ class ProductJob(Asked):
     precision: str
     layout: str
     batch: int
+
+    def __post_init__(self) -> None:
+        refuse_exchanges(self.pattern)
 
     @property
     def words(self) -> str:

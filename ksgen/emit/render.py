@@ -33,7 +33,7 @@ from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
-from ksgen.spec.kernel import CHAIN, is_word
+from ksgen.spec.kernel import CHAIN, is_word, pattern_as_list
 from ksgen.spec.precision import part_of
 from ksgen.spec.storage import STORED
 from ksgen.values import excerpt
@@ -276,7 +276,7 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
             "entry": source.entry,
             "file": f"{source.entry}{DIALECTS[source.dialect]}",
             "sha256": source.digest,
-            "pattern": list(kernel.pattern.shape),
+            "pattern": pattern_as_list(kernel.pattern),
             "precision": kernel.precision,
             "layout": kernel.layout,
             "epilogue": asdict(kernel.epilogue),
@@ -288,8 +288,8 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
             "packed_bytes": family.packed_bytes(kernel, source.constants),
         }
 
-    def listed(chain: Chain) -> list[list[int]]:
-        return [list(pattern.shape) for pattern in chain]
+    def listed(chain: Chain) -> list[list[Any]]:
+        return list(map(pattern_as_list, chain))
 
     layers = {name: listed(chain) for name, chain in spec.layers.items()}
     groups: dict[str, Any] = (
@@ -349,6 +349,8 @@ def _arguments(spec: Spec, pattern: Pattern) -> str:
         {kernel.batch for kernel in spec.kernels if kernel.pattern == pattern and kernel.batch is not None}
     )
     options = ({"batches": batches} if batches else {}) | spec.stated_of(pattern).non_defaults
+    if pattern.is_exchanged:
+        return f'"{pattern}"' + _as_arguments(options)
     return ", ".join(map(str, pattern.shape)) + _as_arguments(options)
 
 

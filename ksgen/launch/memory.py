@@ -153,4 +153,4 @@ def transposed(array: Any, stream: Any) -> Any:
             return cupy.ascontiguousarray(array.T)
     import numpy as np
 
-    return np.ascontiguousarray(host_array(found).T)
+    return np.array(host_array(found).T, order="C")  # a copy, even of one row: the array does not own its memory

@@ -444,7 +444,7 @@ def host_call(device: Device, problem: Problem) -> "Call":
     """The product as a user calls it on NumPy arrays: prepared, with packed weights and its own output."""
     from ksgen.launcher import Launcher
 
-    own, kernel = Launcher(*problem.kernel.pattern.shape), problem.kernel
+    own, kernel = Launcher(problem.kernel.pattern), problem.kernel
     options: dict[str, Any] = {
         "layout": kernel.layout,
         "activation": kernel.epilogue.activation,
@@ -497,5 +497,9 @@ def numpy_product(problem: Problem) -> tuple[float, "Array"]:
     y = np.matmul(stacked, columns_of(problem.x, c)).reshape(a, d, b, batch)
     y = y.transpose(3, 0, 2, 1) if problem.kernel.layout == "bsf" else y.transpose(0, 2, 1, 3)
     y = y.reshape(problem.y_shape)
+    if problem.kernel.is_exchanged:
+        rows = y if problem.kernel.layout == "bsf" else y.T
+        y = reference.exchanged(problem.kernel.pattern, rows).reshape(rows.shape)
+        y = y if problem.kernel.layout == "bsf" else y.T
     y = y.astype(numpy_dtype(problem.kernel.dtype), copy=False)
     return perf_counter() - begin, y

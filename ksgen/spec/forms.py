@@ -111,7 +111,7 @@ class PatternForm:
         if isinstance(node, Items):
             numbers = [_number(item, "a whole number") for item in node.items]
         with blaming(node.place):
-            return Pattern.parse(node.text) if isinstance(node, Scalar) else Pattern(*numbers)
+            return Pattern.parse(node.text) if isinstance(node, Scalar) else Pattern.read(numbers)
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,9 @@ class KernelSpec:
             raise SpecError(
                 f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'"
             )
+        if self.is_exchanged and (self.job == "gradient" or self.is_quantized):
+            what = "job=gradient" if self.job == "gradient" else f"weights={self.weights}"
+            raise SpecError(f"{what} of {self.pattern}, whose outputs are exchanged; accepted: outputs in i.k.j")
         for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
             if word not in activations_of(self.precision):
                 raise SpecError(f"{name}={word} of complex numbers, {self.precision}; accepted: none")
@@ -284,6 +287,11 @@ class KernelSpec:
         """Last factor of the first chain; the only factor, except in a layer's kernel."""
         return self.chains[0][-1]
 
+    @cached_property
+    def is_exchanged(self) -> bool:
+        """Whether a factor stores its outputs in another order than (i, k, j)."""
+        return any(chain.is_exchanged for chain in self.chains)
+
     @property
     def is_group(self) -> bool:
         """Whether several chains multiply X."""
@@ -353,7 +361,7 @@ class KernelSpec:
             for name, value in asdict(self).items()
             if name != "chains" and (name not in usual or value != usual[name])
         }
-        return chains_as_json(self.chains, asdict) | options
+        return chains_as_json(self.chains, _pattern_as_json) | options
 
     @property
     def digest(self) -> str:
@@ -385,6 +393,16 @@ class KernelSpec:
     def scales_begin(self) -> int:
         """Offset in bytes of a factor's scales behind its values, in the operand that a packing kernel reads."""
         return scales_begin(self.pattern.weight_count, self.weight_item_bytes)
+
+
+def _pattern_as_json(pattern: Pattern) -> dict[str, Any]:
+    """Fields of a pattern; the order of its outputs only if they are exchanged."""
+    return {name: value for name, value in asdict(pattern).items() if (name, value) != ("store", "")}
+
+
+def pattern_as_list(pattern: Pattern) -> list[Any]:
+    """Arguments of `Pattern` in files: its four numbers, then the order of its outputs if they are exchanged."""
+    return [*pattern.shape, *((pattern.store,) if pattern.store else ())]
 
 
 def chains_as_json(chains: Sequence[Chain], pattern_as_json: Callable[[Pattern], Any]) -> dict[str, Any]:

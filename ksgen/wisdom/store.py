@@ -27,7 +27,7 @@ from ksgen.ownership import check_folder, make_folder
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN, chains_as_json, chains_from_json
+from ksgen.spec.kernel import CHAIN, chains_as_json, chains_from_json, pattern_as_list
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
@@ -112,7 +112,7 @@ class Entry:
             job["inputs"] = kernel.inputs
         return {
             **job,
-            **chains_as_json(kernel.chains, lambda pattern: list(pattern.shape)),
+            **chains_as_json(kernel.chains, pattern_as_list),
             "precision": kernel.precision,
             "layout": kernel.layout,
             "epilogue": asdict(kernel.epilogue),

@@ -29,6 +29,14 @@ def test_arrays_of_the_host(precision: str) -> None:
     check_transposable("a layer", view(x))
 
 
+def test_one_row_is_copied() -> None:
+    """Its transpose is contiguous as it lies, and an intermediate's memory may serve the next output."""
+    x = np.arange(6.0)[None]
+    got = transposed(x, None)
+    assert got.shape == (6, 1)
+    assert not np.shares_memory(got, x)
+
+
 @pytest.mark.libraries
 def test_tensors_of_the_host() -> None:
     torch = library("torch")

@@ -89,6 +89,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
             kernel.job != "gradient"
             and _is_one_layer(kernel)
             and not kernel.is_quantized
+            and not kernel.is_exchanged
             and has_tiles_for(kernel, limits)
         )
 

@@ -121,6 +121,8 @@ class Gemv(PackingFamily[AnyGemvConstants]):
             return False
         if kernel.job != CHAIN:
             return True
+        if kernel.is_exchanged:
+            return False
         if not all(is_narrow(each) for each in layer_kernels(kernel) if len(each.factors) == 2):
             return False
         if kernel.is_group:

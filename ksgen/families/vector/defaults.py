@@ -111,7 +111,7 @@ def _common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> 
 
 def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
     lanes = lanes_of(kernel, limits)
-    along_outputs = (
+    along_outputs = (batch < lanes // 2 or not kernel.is_exchanged) and (  # those are stored one by one
         are_few(kernel, limits, lanes, batch)
         or spread_is_faster(kernel, limits, lanes)
         or (prefers_outputs(kernel, lanes, batch) and not transposing_is_faster(kernel, limits, lanes, batch))

@@ -38,6 +38,9 @@ class VectorFactorVariables(PlaneVariables, total=False):
     is_quantized: bool
     packs_adjoint: bool
     rows: str
+    is_in_rows: bool
+    plane_digits: list[dict[str, int]]
+    stays_in_vectors: bool
     number: int
     n: str  # end of the names in its part of the source; a factor alone has none
     kernel: KernelSpec
@@ -273,6 +276,9 @@ def factor_words(shape: VectorTiling) -> VectorFactorVariables:
         "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
         "is_quantized": shape.kernel.is_quantized,
         "packs_adjoint": packs_adjoint(shape.kernel),
+        "is_in_rows": shape.is_in_rows,
+        "plane_digits": shape.plane_digits,
+        "stays_in_vectors": shape.stays_in_vectors,
         "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
         "variants": (*variants, "pairs") if shape.constants.pairs else variants,
     }

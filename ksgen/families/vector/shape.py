@@ -237,7 +237,7 @@ class VectorTiling(Planes):
         if self.is_along_outputs:
             lines, apart = (divide_up(c * d, line), line) if self.is_short else (c, d)
             # else few rows, far apart: nothing is prefetched
-            rows = self.constants.height if self.kernel.layout == "bsf" else 0
+            rows = self.constants.height if self.is_in_rows else 0
             return Ahead(rows, divide_up(lines, self.tiles), apart, self.inputs)
         if self.columns_from == "bsl_planes":
             return Ahead(0, 0, line, self.inputs)
@@ -254,7 +254,35 @@ class VectorTiling(Planes):
     def waits(self) -> bool:
         """Whether a tile's outputs leave by streaming stores while the next tile is multiplied."""
         is_contiguous = self.is_along_outputs == (self.kernel.layout == "bsf")  # its vectors are contiguous in Y
-        return bool(self.constants.streaming) and is_contiguous
+        return bool(self.constants.streaming) and is_contiguous and not self.kernel.is_exchanged
+
+    @property
+    def is_in_rows(self) -> bool:
+        """Whether vectors of outputs are contiguous in rows of Y; else outputs are stored one by one."""
+        return self.kernel.layout == "bsf" and not self.kernel.is_exchanged
+
+    @property
+    def plane_digits(self) -> list[dict[str, int]]:
+        """Digits of the outputs of one i, in the order in which they are stored: the outputs after each, its size, and
+        how many outputs (k, j) each value counts.
+        """
+        found, after = [], self.kernel.pattern.b * self.kernel.pattern.d
+        for digit in self.kernel.pattern.digits:
+            if digit.name != "i":
+                after //= digit.size
+                outputs = digit.unit * (self.kernel.pattern.d if digit.name == "k" else 1)
+                found.append({"after": after, "size": digit.size, "outputs": outputs})
+        return found or [{"after": 1, "size": 1, "outputs": 1}]
+
+    @property
+    def stays_in_vectors(self) -> bool:
+        """Whether one i has whole vectors of neighbouring outputs in memory."""
+        run = 1
+        for digit in reversed(self.kernel.pattern.digits):
+            if digit.name == "i":
+                break
+            run *= digit.size
+        return run % int(self.constants.lanes) == 0
 
     @property
     def waiting_vectors(self) -> int:

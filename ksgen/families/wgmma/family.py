@@ -75,7 +75,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
         return read_constants(self.name, (kinds[x_from],), values)
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
-        is_usual = kernel.job == "multiply" and not kernel.is_strided and limits.warpgroups
+        is_usual = kernel.job == "multiply" and not (kernel.is_strided or kernel.is_exchanged) and limits.warpgroups
         return is_usual and tiling.is_for(kernel) and bool(tiling.has_room(self, kernel, limits))
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:

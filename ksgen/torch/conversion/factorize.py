@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from ksgen.errors import LaunchError
+from ksgen.errors import LaunchError, PatternError
 from ksgen.measure.trust import Watch, doubt, with_doubt
 from ksgen.pattern import Chain, Patterns
 from ksgen.torch.conversion.projection import (
@@ -78,7 +78,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         A `Factorization`: `weights` per factor in the dtype of the computation, `relative_error` and the guarantee.
 
     Raises:
-        PatternError: The chain is invalid.
+        PatternError: The chain is invalid, or exchanges outputs.
         SpecError: `progress` is neither True nor False.
         LaunchError: The weight is no dense real matrix of finite numbers, or has another shape.
 
@@ -92,6 +92,8 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         True
     """
     chain = Chain.read(chain)
+    if chain.is_exchanged:
+        raise PatternError(f"{chain} exchanges outputs; accepted of a chain to factorize: outputs in the order i.k.j")
     matrix = _checked(weight, chain, refine)
     check_flags(progress=progress)
     method, guarantee, bound = _method(chain)

@@ -14,6 +14,7 @@ from ksgen.torch.layer.splits import Split
 from ksgen.torch.operators import frozen, prepared, trained
 from ksgen.torch.operators.checks import check_tensors, dtype_name
 from ksgen.torch.operators.meanwhile import building, note_unsettled
+from ksgen.torch.operators.products import Exchange
 
 
 class ChainLayer:
@@ -26,6 +27,7 @@ class ChainLayer:
     layout: Layout
     out_layout: Layout | None = None
     _kind = "KSLinear"  # in messages: FSDP2 gives the class another name
+    _exchanges: tuple[Exchange | None, ...] = ()  # of the factors, if one of them exchanges its outputs
     is_stored = False  # whether its weights are stored in another type than x
     _parallel: Any = None  # split over processes: a `ksgen.torch.parallel.Parallel`
     __call__: Callable[..., Any]  # inherited from nn.Module

@@ -11,7 +11,7 @@ from ksgen.torch.layer.splits import explain as explain_splits
 from ksgen.torch.operators.backends import describe_intermediates, explain
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, describe_times, has_kernels, is_one_launch, launcher
-from ksgen.torch.operators.prepared import BACKENDS
+from ksgen.torch.operators.prepared import BACKENDS, shapes_of
 
 
 def explained(layer: Any, batch: int, processes: int) -> str:
@@ -31,7 +31,7 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         layout = layer.layout if number <= chain.transposing_factor else layer.y_layout
         kernel = KernelSpec(pattern, layer.precision or dtype_name(weights.dtype), layout, epilogue)
         lines.append(f"{pattern}: {explain(layer.backend, kernel, batch, weights.device)}")
-    patterns = tuple(pattern.shape for pattern in chain)
+    patterns = shapes_of(layer)
     is_stated = first.device.type == "cuda" or layer.fuse != "auto"  # on processors, times of "auto" follow below
     if (len(chain) > 1 or layer.out_layout) and is_stated and layer.backend in BACKENDS:
         found = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")

@@ -45,7 +45,7 @@ from ksgen.torch.operators.checks import (
 )
 from ksgen.torch.operators.frozen import operand
 from ksgen.torch.operators.ops import multiply, shaped
-from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense
+from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, exchange_of
 from ksgen.values import excerpt, listed
 
 CALIBRATED_ROWS = 4096  # rows of x for the calibration of a layer's scales
@@ -146,6 +146,8 @@ class KSLinear(ChainLayer, nn.Linear):
             )
         nn.Module.__init__(self)  # not nn.Linear's, which creates a dense parameter
         self.chain = Chain.read(patterns)
+        if self.chain.is_exchanged:
+            self._exchanges = tuple(map(exchange_of, self.chain))
         options: dict[str, Any] = {
             "layout": layout, "precision": precision, "backend": backend, "activation": activation, "between": between,
             "fuse": fuse,
@@ -165,12 +167,15 @@ class KSLinear(ChainLayer, nn.Linear):
         self.reset_parameters()
 
     @classmethod
-    def from_weights(cls, weights: Iterable[Tensor], bias: Tensor | None = None, **options: Any) -> "KSLinear":
+    def from_weights(
+        cls, weights: Iterable[Tensor], bias: Tensor | None = None, *, patterns: Patterns | None = None, **options: Any
+    ) -> "KSLinear":
         """Create a layer with copies of given weights.
 
         Args:
             weights: Tensors (a, b, c, d), one per factor, from the one that meets x first.
             bias: Tensor (out_features,), or None for a layer without a bias.
+            patterns: Factors, if one of them exchanges its outputs. None: the shapes of the weights.
             **options: Options of `KSLinear`. Device and dtype are those of the first tensor by default.
 
         Returns:
@@ -178,7 +183,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
         Raises:
             PatternError: No weights are given, or factors do not fit each other.
-            LaunchError: The bias does not fit, or an argument is no dense tensor.
+            LaunchError: The bias or the patterns do not fit, or an argument is no dense tensor.
 
         Examples:
             >>> import torch
@@ -193,7 +198,10 @@ class KSLinear(ChainLayer, nn.Linear):
             "KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(given)}
         )
         options = {"device": given[0].device, "dtype": given[0].dtype} | options
-        layer = cls([tuple(each.shape) for each in given], bias=bias is not None, **options)
+        shapes = [tuple(each.shape) for each in given]
+        layer = cls(shapes if patterns is None else patterns, bias=bias is not None, **options)
+        if (needed := [pattern.shape for pattern in layer.chain]) != shapes:
+            raise LaunchError(f"{layer._name()}: got weights of shapes {excerpt(shapes)}; {needed} are needed")
         if bias is not None and bias.shape != layer.bias.shape:
             raise LaunchError(
                 f"{layer._name()}: got bias of shape {tuple(bias.shape)}; {tuple(layer.bias.shape)} is needed"
@@ -212,7 +220,8 @@ class KSLinear(ChainLayer, nn.Linear):
 
         Args:
             structure: A structure such as `ksgen.structures.blast(...)`.
-            state: The parameters by name: those of `structure.shapes`, and "bias" if there is one.
+            state: The parameters by name: those of `structure.shapes`, and "bias" if there is one. None: they are
+                drawn with the authors' scales, or as those of any `KSLinear`.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
         Returns:
@@ -230,10 +239,15 @@ class KSLinear(ChainLayer, nn.Linear):
             6
         """
         if state is None:
-            return cls(structure.chain, **options)
+            layer = cls(structure.chain, **options)
+            with torch.no_grad():
+                for name, weights in zip(structure.shapes, layer.weights, strict=True):
+                    if name in structure.scales:
+                        weights.normal_(std=structure.scales[name])
+            return layer
         given = dict(state)
         bias = given.pop("bias", None)
-        return cls.from_weights(structure.from_state(given), bias, **options)
+        return cls.from_weights(structure.from_state(given), bias, patterns=structure.chain, **options)
 
     @classmethod
     def from_linear(cls, linear: nn.Module, patterns: Patterns, *, refine: int = 0, **options: Any) -> "KSLinear":
@@ -313,7 +327,7 @@ class KSLinear(ChainLayer, nn.Linear):
             raise LaunchError(
                 f"{self._name()}: with between={self.between!r} it has no matrix; accepted: a layer without it"
             )
-        return chain_to_dense(self._factors()).contiguous()
+        return chain_to_dense(self.chain, self._factors()).contiguous()
 
     def _factors(self) -> Sequence[Tensor]:
         """Full weights of all factors, gathered if they are sharded."""
@@ -408,6 +422,8 @@ class KSLinear(ChainLayer, nn.Linear):
         options |= {"between": self.between, "fuse": self.fuse}
         if self.out_layout is not None:
             options |= {"out_layout": self.out_layout, "transposing_factor": self.own_chain.transposing_factor}
+        if self._exchanges:
+            options["exchanges"] = self._exchanges
         again = self.intermediates != "keep" and is_recomputed(
             self.intermediates, self.own_chain, (self.between, activation)
         )
@@ -574,6 +590,8 @@ class KSLinear(ChainLayer, nn.Linear):
             )
         if self.split is not None:
             raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that one process has whole")
+        if self._exchanges:
+            raise LaunchError(f"{self._name()}: outputs are exchanged; accepted of a layer to quantize: order i.k.j")
         if self.precision not in (None, own):
             raise LaunchError(f"{self._name()}: precision={self.precision}; accepted of a layer to quantize: None")
         with torch.inference_mode(False), torch.no_grad():  # writes to tensors created in inference mode are invisible

@@ -72,7 +72,8 @@ class Split:
         shape = list(pattern.shape)
         if axis is not None:
             shape[axis] //= self.processes
-        return Pattern(*shape)
+        a, b, c, d = shape
+        return Pattern(a, b, c, d)
 
     @property
     def is_finished_later(self) -> bool:
@@ -132,6 +133,8 @@ def split(name: str, chain: Chain, processes: int, given: str = "", asked: str =
 
     x and y have the style's placements by default.
     """
+    if chain.is_exchanged:
+        raise PatternError(f"{name} of {chain}, whose outputs are exchanged; accepted: outputs in the order i.k.j")
     style = STYLES[name]
     axes = style.axes(chain)
     split_axes = [(place, axis) for place, axis in enumerate(axes) if axis is not None]

@@ -17,12 +17,21 @@ from torch.utils.checkpoint import checkpoint
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec, Layout
+from ksgen.spec.kernel import pattern_as_list
 from ksgen.torch.operators import products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_fuse, dtype_name
 from ksgen.torch.operators.choice import BackendChoice, choose, has_kernels, launcher
 from ksgen.torch.operators.frozen import derived, is_kept
 from ksgen.torch.operators.ops import autocast, is_plain, is_transformed, multiply, multiply_chain, transposed_at
-from ksgen.torch.operators.products import finish, permuted, permuted_back, permuted_multiply, to_dense
+from ksgen.torch.operators.products import (
+    Exchange,
+    exchanged,
+    finish,
+    permuted,
+    permuted_back,
+    permuted_multiply,
+    to_dense,
+)
 
 
 @dataclass(frozen=True)
@@ -147,7 +156,7 @@ def multiply_all_by(
     activation: str,
     precision: str | None, between: str = "none", fuse: str = "auto", layout: Layout = "bsf",
     out_layout: Layout | None = None,
-    transposing_factor: int = 0,
+    transposing_factor: int = 0, exchanges: Sequence[Exchange | None] = (),
 ) -> Tensor:  # fmt: skip
     """Multiply by factors sequentially.
 
@@ -177,11 +186,14 @@ def multiply_all_by(
             layout=layout,
             out_layout=out_layout,
             transposing_factor=transposing_factor,
+            exchanges=exchanges,
             **whole,
         )
-    for number, (prepare, each, own) in enumerate(every, 1):
+    orders = exchanges or (None,) * len(weights)
+    for number, ((prepare, each, own), exchange) in enumerate(zip(every, orders, strict=True), 1):
         own_bias, behind, added = (bias, activation, residual) if number == len(every) else (None, between, None)
-        x = finish(BACKENDS[backend](prepare(x), each, own), own_bias, behind, added, own)
+        y = exchanged(BACKENDS[backend](prepare(x), each, own), exchange, own)
+        x = finish(y, own_bias, behind, added, own)
     return x
 
 
@@ -195,7 +207,7 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     if choice.backend != "ksgen":
         return f"{choice.backend}: {choice.why}; {BACKENDS[choice.backend].why}"
     what: dict[str, Any] = {"precision": kernel.precision, "layout": kernel.layout, "epilogue": kernel.epilogue}
-    description = launcher(*kernel.pattern.shape).explain(batch, **what)
+    description = launcher(*pattern_as_list(kernel.pattern)).explain(batch, **what)
     return f"ksgen: {choice.why}; {description}"
 
 

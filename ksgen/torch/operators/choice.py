@@ -20,7 +20,7 @@ from ksgen.launch.choice import limits_of
 from ksgen.launch.fused import Verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
-from ksgen.pattern import Gain
+from ksgen.pattern import Gain, Pattern
 from ksgen.spec import Activation, Epilogue, Fuse, KernelSpec
 from ksgen.spec.storage import SAME
 from ksgen.torch.operators import settled
@@ -87,8 +87,8 @@ class BackendChoice:
 
 
 @cache
-def launcher(a: int, b: int, c: int, d: int) -> Launcher:
-    return Launcher(a, b, c, d)
+def launcher(a: int, b: int, c: int, d: int, store: str = "") -> Launcher:
+    return Launcher(Pattern(a, b, c, d, store))
 
 
 @lru_cache(REMEMBERED)

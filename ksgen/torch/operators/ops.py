@@ -42,7 +42,7 @@ from ksgen.torch.operators.choice import (
 )
 from ksgen.torch.operators.frozen import as_trained, derived, is_kept, operand
 from ksgen.torch.operators.meanwhile import by_kernels, waiting
-from ksgen.torch.operators.products import ACTIVATIONS, finish
+from ksgen.torch.operators.products import ACTIVATIONS, Exchange, exchanged, finish
 
 Product = Callable[..., Tensor]
 FEW_ENTRIES = 256  # largest batch at which PyTorch's own operators may be faster in training, because they start sooner
@@ -170,23 +170,33 @@ def multiply_chain(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: Layout,
     precision: PrecisionName | None, activation: Activation, backend: str, between: Activation = "none",
     fuse: Fuse = "auto",
-    out_layout: Layout | None = None, transposing_factor: int = 0,
+    out_layout: Layout | None = None, transposing_factor: int = 0, exchanges: Sequence[Exchange | None] = (),
 ) -> Tensor:  # fmt: skip
     """Multiply by several factors, with `between` as the activation of all but the last.
 
     Tensors were cast and checked. One launch runs all factors if it is faster, or if `fuse` asks for it, and only the
     values are needed. `out_layout` is the layout of y, if it differs from that of x. `transposing_factor` is
-    the index of the first factor with it.
+    the index of the first factor with it. `exchanges` are those of the factors, if a factor exchanges its outputs.
     """
-    is_one_alone = len(weights) == 1 and out_layout is None
+    is_one_alone = len(weights) == 1 and out_layout is None and not exchanges
+    orders = exchanges or (None,) * len(weights)
+
+    def multiplied(
+        rows: Tensor, each: Tensor, exchange: Exchange | None, own: Layout, *, bias: Tensor | None = None,
+        residual: Tensor | None = None, activation: Activation,
+    ) -> Tensor:  # fmt: skip
+        if exchange is None:
+            return _multiply_factor(rows, each, bias, residual, own, precision, activation, backend)
+        y = _multiply_factor(rows, each, None, None, own, precision, "none", backend)
+        return finish(exchanged(y, exchange, own), bias, activation, residual, own)
 
     def one_by_one() -> Tensor:
-        *first, last = transposed_at(transposing_factor, weights, layout, out_layout)
+        *first, last = zip(transposed_at(transposing_factor, weights, layout, out_layout), orders, strict=True)
         rows = x
-        for prepare, each, own in first:
-            rows = _multiply_factor(prepare(rows), each, None, None, own, precision, between, backend)
-        prepare, each, own = last
-        return _multiply_factor(prepare(rows), each, bias, residual, own, precision, activation, backend)
+        for (prepare, each, own), exchange in first:
+            rows = multiplied(prepare(rows), each, exchange, own, activation=between)
+        (prepare, each, own), exchange = last
+        return multiplied(prepare(rows), each, exchange, own, bias=bias, residual=residual, activation=activation)
 
     if is_one_alone or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
         return one_by_one()
@@ -199,10 +209,8 @@ def multiply_chain(
                 "'no'"
             )
         return one_by_one()
-    own, batch = (
-        chain_launcher(tuple(tuple(each.shape) for each in weights), between, fuse),
-        x.shape[0 if layout == "bsf" else 1],
-    )
+    patterns = tuple((*each.shape, *(order[:1] if order else ())) for each, order in zip(weights, orders, strict=True))
+    own, batch = chain_launcher(patterns, between, fuse), x.shape[0 if layout == "bsf" else 1]
     wanted = precision or dtype_name(x.dtype)
     if not x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(x.dtype)):
         return one_by_one()
@@ -223,7 +231,7 @@ def multiply_chain(
     epilogue = Epilogue(added[0], activation, added[1])
     is_one = is_one_launch(own, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one
     if x.device.type == "cuda":
-        if is_one:
+        if is_one or exchanges:
             must_wait = wanted != dtype_name(x.dtype) or backend != "auto"
             try:
                 if (y := by_launcher() if must_wait else by_kernels(by_launcher)) is not None:
@@ -231,9 +239,7 @@ def multiply_chain(
             except ToolchainError as error:
                 disable_fusion(own, error)
         return one_by_one()
-    job = job_of(
-        "chain", [each.shape for each in weights], x.dtype, layout_word(layout, out_layout), activation, *added, between
-    )
+    job = job_of("chain", patterns, x.dtype, layout_word(layout, out_layout), activation, *added, between)
     methods = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
     return run_fastest((job, size_of(batch), *methods), methods, "each")
 

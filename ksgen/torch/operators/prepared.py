@@ -28,7 +28,7 @@ from ksgen.launch.plan import Call, Elsewhere, Packing, Placed
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Weights
 from ksgen.spec import Epilogue, Layout
-from ksgen.spec.kernel import layout_word
+from ksgen.spec.kernel import layout_word, pattern_as_list
 from ksgen.torch.operators import choice, frozen, ops, products
 from ksgen.torch.operators.backends import BACKENDS as PRODUCTS
 from ksgen.torch.operators.checks import dtype_name
@@ -137,7 +137,7 @@ def own_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | No
     Pruning and parametrizations compute a parameter at each access. They leave none of its name.
     """
     parameters = layer._parameters
-    if "bias" not in parameters or layer._parallel is not None:
+    if "bias" not in parameters or layer._parallel is not None or layer._exchanges:
         return None
     found: list[Any] = [parameters["bias"]]
     if has_weights:
@@ -214,8 +214,9 @@ def _check_fits(layer: Any, x: Tensor) -> None:
         raise NotPreparedError
 
 
-def shapes_of(layer: Any) -> tuple[tuple[int, int, int, int], ...]:
-    return tuple([pattern.shape for pattern in layer.own_chain])
+def shapes_of(layer: Any) -> tuple[tuple[Any, ...], ...]:
+    """Arguments of each factor's `Pattern`."""
+    return tuple([tuple(pattern_as_list(pattern)) for pattern in layer.own_chain])
 
 
 class _Job(NamedTuple):

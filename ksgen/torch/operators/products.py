@@ -9,10 +9,13 @@ batch-size-first with d > 1 the elements of a block are not contiguous, so X and
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from ksgen.pattern import Chain, Pattern
 
 # elements of X per product on views; below, one product of permuted copies costs less than several calls
 LEAST_ELEMENTS = 2**14
@@ -36,13 +39,36 @@ def to_dense(weights: Tensor) -> Tensor:
     return whole.permute(4, 0, 2, 5, 1, 3).reshape(a * b * d, a * c * d)
 
 
-def chain_to_dense(weights: Sequence[Tensor]) -> Tensor:
+def chain_to_dense(chain: Chain, weights: Sequence[Tensor]) -> Tensor:
     """K of a chain; the first factor meets x first."""
     first, *others = weights
-    columns = to_dense(first).t()
-    for each in others:
-        columns = permuted_multiply(columns, blocks_of(each), "bsf", each.shape[0], each.shape[3])
+    columns = exchanged(to_dense(first).t(), exchange_of(chain[0]), "bsf")
+    for pattern, each in zip(chain.factors[1:], others, strict=True):
+        product = permuted_multiply(columns, blocks_of(each), "bsf", pattern.a, pattern.d)
+        columns = exchanged(product, exchange_of(pattern), "bsf")
     return columns.t()
+
+
+class Exchange(NamedTuple):
+    """How a factor's outputs come into the order in which its pattern stores them: `Pattern.exchange`."""
+
+    store: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+def exchange_of(pattern: Pattern) -> Exchange | None:
+    """The exchange of a factor's outputs; None if they stay in the order (i, k, j)."""
+    return Exchange(pattern.store, *pattern.exchange()) if pattern.is_exchanged else None
+
+
+def exchanged(y: Tensor, exchange: Exchange | None, layout: str) -> Tensor:
+    """Copy outputs into the order in which the pattern stores them. Plain PyTorch, differentiable."""
+    if exchange is None:
+        return y
+    if layout == "bsf":
+        return y.unflatten(1, exchange.shape).permute(0, *[axis + 1 for axis in exchange.axes]).flatten(1)
+    return y.unflatten(0, exchange.shape).permute(*exchange.axes, len(exchange.shape)).flatten(0, -2)
 
 
 def by_whole_matrix(x: Tensor, matrix: Tensor, layout: str) -> Tensor:

@@ -1,0 +1,130 @@
+"""Outputs that are stored in another order of their digits: every family that serves them, alone and in chains."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen import reference
+from ksgen.emit.render import render
+from ksgen.errors import SpecError
+from ksgen.families import FAMILIES, check, cuda_limits, family_named
+from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.measure.verify import tolerance
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from tests.families.test_vector_chain import arrays_of, truth_of
+from tests.support.gpu_chains import chain_of, check_against_factors
+from tests.support.kernels import check as check_result
+from tests.support.kernels import in_emulator, source_of
+
+EVERY = Epilogue(bias=True, activation="relu", residual=True)
+# a divided k; whole vectors of outputs that stay neighbours; sizes that are multiples of nothing; a divided j
+PATTERNS = ("4,32,16,1@k1:4.i.k2", "4,16,8,16@i.j.k", "2,20,7,3@j.i.k", "3,8,5,4@j1:2.i.k.j2")
+CHAINS = (
+    ("4,24,16,1@k1:6.i.k2", "6,16,16,1"),
+    ("2,8,16,2@i.j.k", "8,12,4,1@k.i"),
+    ("4,32,16,1@k1:8.i.k2", "1,16,8,16@j.k", "16,8,16,1"),
+)
+
+
+def patterns_of(chain: tuple[str, ...]) -> tuple[Pattern, ...]:
+    return tuple(map(Pattern.parse, chain))
+
+
+@pytest.mark.usefixtures("without_tiles")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", PATTERNS)
+def test_vectors_of_a_processor(text: str, layout: str) -> None:
+    """One row, few rows, and whole blocks with a rest take different paths."""
+    pattern = Pattern.parse(text)
+    for precision, dtype in (("float32", np.float64), ("bfloat16", np.float32)):
+        for batch in (1, 3, 37, 2048):  # the last outputs are streamed
+            kernel = KernelSpec(pattern, precision, layout, EVERY)
+            arrays = arrays_of(kernel, batch)
+            y = Launcher(pattern)(
+                arrays["x"], arrays["weights 0"], layout=layout, bias=arrays["bias"], activation="relu",
+                residual=arrays["residual"],
+            )  # fmt: skip
+            difference = y.astype(dtype) - truth_of(kernel, arrays)
+            assert np.linalg.norm(difference) <= tolerance(precision, pattern.c) * np.linalg.norm(y.astype(dtype))
+
+
+@pytest.mark.usefixtures("without_tiles")
+@pytest.mark.parametrize("fuse", ["yes", "no"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_chains_on_a_processor(chain: tuple[str, ...], fuse: Any) -> None:
+    patterns = patterns_of(chain)
+    launcher = ChainLauncher(*patterns, between="relu", fuse=fuse)
+    for layout, out_layout in (("bsf", None), ("bsl", None), ("bsf", "bsl"), ("bsl", "bsf")):
+        for batch in (1, 40):
+            kernel = KernelSpec(patterns, "float32", layout, Epilogue(True), between="relu", out_layout=out_layout)
+            arrays = arrays_of(kernel, batch)
+            weights = [arrays[f"weights {number}"] for number in range(len(patterns))]
+            y = launcher(arrays["x"], weights, layout=layout, out_layout=out_layout, bias=arrays["bias"])
+            truth = truth_of_factors(kernel, arrays)
+            assert np.linalg.norm(y - truth) <= 1e-5 * np.linalg.norm(truth)
+
+
+def truth_of_factors(kernel: KernelSpec, arrays: dict[str, Any]) -> Any:
+    """Expected outputs of a chain, factor by factor in batch-size-first."""
+    y = arrays["x"] if kernel.layout == "bsf" else arrays["x"].T
+    for number, pattern in enumerate(kernel.factors):
+        is_last = number + 1 == len(kernel.factors)
+        options = {"bias": arrays["bias"]} if is_last else {"activation": kernel.between}
+        y = reference.multiply(pattern, y, arrays[f"weights {number}"], "bsf", **options)
+    return y if kernel.y_layout == "bsf" else y.T
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", PATTERNS)
+@pytest.mark.parametrize(("family", "precision"), [("simt", "float32"), ("mma", "bfloat16"), ("gemv", "float16")])
+def test_kernels_of_gpus_in_the_emulator(family: str, precision: str, text: str, layout: str) -> None:
+    source = source_of(family, KernelSpec(Pattern.parse(text), precision, layout, EVERY))
+    for batch in (1, 37) if family != "gemv" else (3,):
+        check_result(source, batch, in_emulator())
+
+
+@pytest.mark.parametrize("layouts", [("bsf", None), ("bsl", None), ("bsf", "bsl")])
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize(("family", "precision"), [("simt", "float32"), ("mma", "bfloat16")])
+def test_chains_of_gpus_in_the_emulator(
+    family: str, precision: str, chain: tuple[str, ...], layouts: tuple[str, str | None]
+) -> None:
+    """One launch gives the bits of one launch per factor."""
+    kernel = chain_of(patterns_of(chain), precision, layouts[0], Epilogue(True), out_layout=layouts[1])
+    own, limits = family_named(family), cuda_limits("sm_80")
+    constants = own.default(kernel, limits)
+    check(own, kernel, constants, limits)
+    arrays = arrays_of(kernel, 37)
+    check_against_factors(
+        render(kernel, constants, family=family), arrays, in_emulator(), truth_of_factors(kernel, arrays)
+    )
+
+
+def test_other_families_leave_them_to_these() -> None:
+    limits = replace(cuda_limits("sm_90a"))
+    single = KernelSpec(Pattern(4, 64, 64, 2, store="i.j.k"), "bfloat16", "bsf")
+    assert {name for name, family in FAMILIES.items() if family.serves(single, limits)} == {"simt", "mma", "gemv"}
+    chain = KernelSpec(patterns_of(CHAINS[0]), "bfloat16", "bsf")
+    assert {name for name, family in FAMILIES.items() if family.serves(chain, limits)} <= {"simt", "mma"}
+
+
+def test_what_reads_exchanged_outputs_is_refused() -> None:
+    pattern = Pattern(4, 64, 64, 2, store="i.j.k")
+    with pytest.raises(
+        SpecError, match=r"job=gradient of 4,64,64,2@i.j.k, whose outputs are exchanged; accepted: outp"
+    ):
+        KernelSpec(pattern, job="gradient")
+    with pytest.raises(SpecError, match=r"weights=int8 of 4,64,64,2@i.j.k, whose outputs are exchanged"):
+        KernelSpec(pattern, weights="int8")
+
+
+def test_a_kernel_says_in_its_name_how_outputs_are_stored() -> None:
+    pattern = Pattern.parse("4,32,16,1@k1:4.i.k2")
+    natural, exchanged = KernelSpec(pattern.natural), KernelSpec(pattern)
+    assert natural.name == "ks_4x32x16x1_float32_bsf"
+    assert exchanged.name == "ks_4x32x16x1_k1x4ik2x8_float32_bsf"
+    assert natural.digest != exchanged.digest
+    assert KernelSpec(Chain((pattern, Pattern(4, 8, 32, 1)))).name.startswith("ks_4x32x16x1_k1x4ik2x8_4x8x32x1_")

@@ -1,0 +1,111 @@
+"""`KSLinear` of chains whose factors exchange their outputs: values, gradients, options that it refuses."""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ksgen import structures
+from ksgen.errors import LaunchError, PatternError
+from ksgen.pattern import Pattern
+from tests.support.libraries import library
+
+pytestmark = pytest.mark.libraries
+torch = library("torch")
+
+from ksgen.torch import KSLinear, factorize  # noqa: E402
+
+CHAINS = (("4,24,16,1@k1:6.i.k2", "6,16,16,1"), ("1,16,16,4@j.k",), ("4,16,8,1@k1:8.i.k2", "1,8,8,8@j.k"))
+
+
+def truth(layer: Any, x: Any) -> Any:
+    """Factor by factor: einsum, then the stored order by a table of indices."""
+    rows = x if layer.layout == "bsf" else x.t()
+    for number, (pattern, weights) in enumerate(zip(layer.chain, layer.weights, strict=True), 1):
+        rows = torch.einsum("sicj,ikcj->sikj", rows.unflatten(1, (pattern.a, pattern.c, pattern.d)), weights).flatten(1)
+        rows = rows[:, torch.tensor(stored_order(pattern))]
+        rows = rows.relu() if layer.between == "relu" and number < len(layer.chain) else rows
+    y = rows + layer.bias
+    return y if layer.layout == "bsf" else y.t()
+
+
+def stored_order(pattern: Pattern) -> list[int]:
+    """Output (i, k, j) at each place, by counting the digits one by one."""
+    units = {"i": pattern.b * pattern.d, "k": pattern.d, "j": 1}
+    order = [0]
+    for digit in pattern.digits:
+        order = [at + value * digit.unit * units[digit.name] for at in order for value in range(digit.size)]
+    return order
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("backend", ["auto", "ksgen", "bmm", "einsum", "strided", "dense"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_values_and_gradients(chain: Sequence[str], backend: str, layout: Any) -> None:
+    torch.manual_seed(0)
+    layer = KSLinear(list(chain), layout=layout, backend=backend, between="relu" if len(chain) > 1 else "none")
+    x = torch.randn(7, layer.in_features)
+    x = (x if layout == "bsf" else x.t().contiguous()).requires_grad_()
+    wanted = truth(layer, x)
+    learned = [x, *layer.weights, layer.bias]
+    gradients = torch.autograd.grad(wanted.square().sum(), learned)
+    y = layer(x)
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+    for found, each in zip(torch.autograd.grad(y.square().sum(), learned), gradients, strict=True):
+        torch.testing.assert_close(found, each, rtol=1e-3, atol=1e-3)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), wanted, rtol=1e-4, atol=1e-4)
+        layer.eval().freeze()
+        for _ in range(3):  # the second call would prepare
+            torch.testing.assert_close(layer(x), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_its_matrix_has_the_exchanged_rows() -> None:
+    layer = KSLinear(list(CHAINS[2]))
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(x @ layer.to_dense().t() + layer.bias, truth(layer, x), rtol=1e-4, atol=1e-4)
+    assert torch.equal(layer.weight.detach() + 0, layer.to_dense())
+
+
+def test_compiled_exported_and_pickled() -> None:
+    layer, x = KSLinear(list(CHAINS[0]), backend="bmm"), torch.randn(5, 64)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+    assert torch.equal(torch.export.export(layer, (x,)).module()(x), layer(x))
+    again = pickle.loads(pickle.dumps(layer))
+    assert again.chain == layer.chain
+    assert torch.equal(again(x), layer(x))
+    assert "4,24,16,1@k1:6.i.k2:4 then 6,16,16,1" in repr(layer)
+
+
+def test_a_group() -> None:
+    parts = [KSLinear(list(CHAINS[0]), bias=False), KSLinear("4,24,16,1", bias=False)]
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(KSLinear.group(parts)(x), torch.cat([each(x) for each in parts], 1))
+    with torch.no_grad():
+        torch.testing.assert_close(KSLinear.group(parts)(x), torch.cat([each(x) for each in parts], 1))
+
+
+def test_an_exchange_and_a_layer_of_a_structure() -> None:
+    structure = structures.btt(64, 32, blocks=(2, 4), rank=3)
+    state = {name: torch.randn(shape) for name, shape in structure.shapes.items()}
+    layer = KSLinear.from_structure(structure, state)
+    x = torch.randn(5, 64)
+    inner = torch.einsum("smi,minr->snmr", x.unflatten(1, (4, 16)), state["W1"].unflatten(2, (2, 3)))
+    wanted = torch.einsum("snmr,nmro->sno", inner, state["W2"].unflatten(1, (4, 3))).flatten(1)
+    torch.testing.assert_close(layer(x), wanted, rtol=1e-4, atol=1e-4)
+    torch.manual_seed(0)
+    drawn = KSLinear.from_structure(structures.btt(1024, 1024, blocks=32, rank=4))
+    for weights, scale in zip(drawn.weights, structures.btt(1024, 1024, 32, 4).scales.values(), strict=True):
+        assert float(weights.detach().std()) == pytest.approx(scale, rel=0.05)
+
+
+def test_what_it_refuses() -> None:
+    layer = KSLinear("1,16,16,4@j.k")
+    with pytest.raises(LaunchError, match=r"outputs are exchanged; accepted of a layer to quantize: order i.k.j"):
+        layer.quantize("int8")
+    with pytest.raises(PatternError, match=r"1,16,16,4@j.k exchanges outputs; accepted of a chain to factorize"):
+        factorize(torch.eye(64), "1,16,16,4@j.k")
+    with pytest.raises(LaunchError, match=r"got weights of shapes \[\(1, 2, 2, 1\)\]; \[\(1, 4, 4, 1\)\] are needed"):
+        KSLinear.from_weights([torch.ones(1, 2, 2, 1)], patterns="1,4,4,1")
+    assert "1,16,16,4@j.k, whose outputs are exchanged" in layer.explain(processes=2)
