@@ -20,8 +20,9 @@ from tests.support.kernels import check as check_result
 from tests.support.kernels import in_emulator, source_of
 
 EVERY = Epilogue(bias=True, activation="relu", residual=True)
-# a divided k; whole vectors of outputs that stay neighbours; sizes that are multiples of nothing; a divided j
-PATTERNS = ("4,32,16,1@k1:4.i.k2", "4,16,8,16@i.j.k", "2,20,7,3@j.i.k", "3,8,5,4@j1:2.i.k.j2")
+# a divided k, whose blocks on the diagonal have whole vectors of neighbours together, or have not; whole vectors of
+# neighbours; sizes that are multiples of nothing; a divided j
+PATTERNS = ("4,32,16,1@k1:4.i.k2", "8,16,4,1@k1:4.i.k2", "4,16,8,16@i.j.k", "2,20,7,3@j.i.k", "3,8,5,4@j1:2.i.k.j2")
 CHAINS = (
     ("4,24,16,1@k1:6.i.k2", "6,16,16,1"),
     ("2,8,16,2@i.j.k", "8,12,4,1@k.i"),

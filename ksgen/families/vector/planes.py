@@ -95,8 +95,6 @@ class Planes:
     def scope(self) -> int:
         """Blocks on the diagonal whose inputs are transposed together: several small ones, so that vectors are full."""
         a, b, c, d = self.kernel.pattern.shape
-        if self.kernel.is_exchanged:  # the blocks' outputs may not be neighbours
-            return 1
         wanted = divide_up(4 * self.constants.lanes, min(b, c) * d)
         return next(scope for scope in range(min(a, wanted), 0, -1) if a % scope == 0)
 

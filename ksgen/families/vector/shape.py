@@ -7,12 +7,14 @@ from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import Planes, period_of, round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.storage import ALIGNMENT, SCALE_BYTES
+from ksgen.values import cached_property
 
 LINE_BYTES = 64  # per line of a cache
 MOST_LANES = 16  # lanes of a vector, in float32
 # bytes of a plane's weights that stay in a second-level cache while all rows of a block are multiplied
 PACKED_AT_ONCE = 2**14  # bytes, half of a first-level cache
 PLANE_BYTES = 512 * 1024
+EXCHANGED_BYTES = 512 * 1024  # bytes of a plane's inputs and outputs, at most, so that exchanged vectors are neighbours
 CONFLICTING_BYTES = 1024  # rows whose distance is a multiple of this share few sets of a first-level cache
 
 
@@ -261,28 +263,52 @@ class VectorTiling(Planes):
         """Whether vectors of outputs are contiguous in rows of Y; else outputs are stored one by one."""
         return self.kernel.layout == "bsf" and not self.kernel.is_exchanged
 
-    @property
-    def plane_digits(self) -> list[dict[str, int]]:
-        """Digits of the outputs of one i, in the order in which they are stored: the outputs after each, its size, and
-        how many outputs (k, j) each value counts.
+    @cached_property
+    def scope(self) -> int:
+        """Blocks on the diagonal per plane; so many, if outputs are exchanged, that vectors of a plane's outputs are
+        neighbours where they are stored.
         """
-        found, after = [], self.kernel.pattern.b * self.kernel.pattern.d
+        if not self.kernel.is_exchanged:
+            return super().scope
+        (_, b, c, d), most = self.kernel.pattern.shape, self.constants.lanes
+        bytes_of_one = (b + c) * d * self.tile_lanes * self.real_bytes
+        least = next((digit.size for digit in self.kernel.pattern.digits if (digit.name, digit.unit) == ("i", 1)), 1)
+        scopes = [each for each in range(1, min(least, most) + 1) if least % each == 0]
+        fitting = [each for each in scopes if each == 1 or each * bytes_of_one <= EXCHANGED_BYTES]
+        return next((each for each in fitting if self._run_of_plane(each) % self.constants.lanes == 0), fitting[-1])
+
+    @cached_property
+    def plane_digits(self) -> list[dict[str, int]]:
+        """Digits of a plane's outputs, in the order in which they are stored: the outputs after each, its size, and how
+        many outputs (i, k, j) of the plane each value counts.
+        """
+        _, b, _, d = self.kernel.pattern.shape
+        units = {"i": b * d, "k": d, "j": 1}
+        found, after = [], self.scope * b * d
         for digit in self.kernel.pattern.digits:
-            if digit.name != "i":
-                after //= digit.size
-                outputs = digit.unit * (self.kernel.pattern.d if digit.name == "k" else 1)
-                found.append({"after": after, "size": digit.size, "outputs": outputs})
+            size = digit.size if digit.name != "i" else self.scope if digit.unit == 1 else 1
+            if size > 1:
+                after //= size
+                found.append({"after": after, "size": size, "outputs": digit.unit * units[digit.name]})
         return found or [{"after": 1, "size": 1, "outputs": 1}]
 
     @property
     def stays_in_vectors(self) -> bool:
-        """Whether one i has whole vectors of neighbouring outputs in memory."""
+        """Whether a plane has whole vectors of neighbouring outputs in memory."""
+        return self._run_of_plane(self.scope) % self.constants.lanes == 0
+
+    def _run_of_plane(self, scope: int) -> int:
+        """Neighbouring outputs in memory that so many blocks on the diagonal have."""
         run = 1
         for digit in reversed(self.kernel.pattern.digits):
             if digit.name == "i":
-                break
-            run *= digit.size
-        return run % int(self.constants.lanes) == 0
+                own = scope if digit.unit == 1 else 1
+                run *= own
+                if own < digit.size:
+                    break
+            else:
+                run *= digit.size
+        return run
 
     @property
     def waiting_vectors(self) -> int:

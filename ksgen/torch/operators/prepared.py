@@ -137,7 +137,7 @@ def own_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | No
     Pruning and parametrizations compute a parameter at each access. They leave none of its name.
     """
     parameters = layer._parameters
-    if "bias" not in parameters or layer._parallel is not None or layer._exchanges:
+    if "bias" not in parameters or layer._parallel is not None:
         return None
     found: list[Any] = [parameters["bias"]]
     if has_weights:
@@ -482,7 +482,7 @@ def _take_kernels(layer: Any, job: _Job) -> bool:
     for number, pattern in enumerate(layer.own_chain, 1):
         own = (job.own[0] is not None, layer.activation, job.residual is not None)
         epilogue = own if number == last else (False, layer.between, False)
-        kernel = choice._kernel(launcher(*pattern.shape), wanted, job.layout, epilogue)
+        kernel = choice._kernel(launcher(*pattern_as_list(pattern)), wanted, job.layout, epilogue)
         if choice.choose(kernel, job.batch, job.x.device).backend != "ksgen":
             return False
     return True
@@ -699,7 +699,7 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     activation, has_bias = (layer.activation, job.own[0] is not None) if is_last else (layer.between, False)
     given: dict[str, Any] = {"bias": job.own[0] if is_last else None, "activation": activation}
     numbers = [job.first_weight + factor.place] if job.weights else []
-    prepare = launcher(*pattern.shape).prepare
+    prepare, exchange = launcher(*pattern_as_list(pattern)).prepare, products.exchange_of(pattern)
     if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **given):
         places = {call.call.plan.result: 2, "bias": job.first_bias}
         methods["ksgen"] = _Launches(job, [call], [places], job.scratch())
@@ -712,7 +712,8 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
         ready = factor.prepare(make)
 
         def step(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
-            return finish(product(x, ready(own)), own[0] if has_bias else None, activation, residual, layout)
+            y = products.exchanged(product(x, ready(own)), exchange, layout)
+            return finish(y, own[0] if has_bias else None, activation, residual, layout)
 
         methods[name] = step
 
@@ -721,10 +722,16 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     by_pytorch("bmm", products.blocks_of, lambda x, blocks: products.permuted_multiply(x, blocks, layout, a, d))
     if job.weights:  # reads the parameters without a permuted copy
         by_pytorch("einsum", lambda own: own, lambda x, own: PRODUCTS["einsum"].multiply(x, own, layout, pattern))
-    elif job.x.element_size() == 2:  # like in `ksgen.torch.operators.ops`
+    elif job.x.element_size() == 2 and exchange is None:  # like in `ksgen.torch.operators.ops`
         methods["dense"] = _by_whole_matrix(factor.prepare(products.to_dense), layout, has_bias, activation)
     kind = job_of(
-        _kind(job), [pattern.shape], job.x.dtype, factor.layout_of_job, activation, has_bias, job.residual is not None
+        _kind(job),
+        [pattern_as_list(pattern)],
+        job.x.dtype,
+        factor.layout_of_job,
+        activation,
+        has_bias,
+        job.residual is not None,
     )
     timed = {name: partial(method, job.x, job.residual, job.own) for name, method in methods.items()}
     return methods[faster((kind, size_of(job.batch), *methods), timed)]

@@ -33,7 +33,7 @@ def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:
     """Output of the layer in a training step; None if the usual path has to serve it."""
     if not torch.is_grad_enabled() or residual is not None or not prepared.is_direct(x) or not x.is_cpu:
         return None
-    if layer.is_stored or frozen.was_frozen(layer) or ops.is_saved_otherwise():
+    if layer.is_stored or layer._exchanges or frozen.was_frozen(layer) or ops.is_saved_otherwise():
         return None  # a checkpoint's second pass must equal the first
     if (own := prepared.own_of(layer, x, True)) is None or not all(
         each.requires_grad for each in own[1:] if each is not None
