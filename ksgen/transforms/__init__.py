@@ -27,7 +27,7 @@ RADIX = 32  # largest product of several primes, unless the caller names another
 def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
     """Create the discrete Fourier transform: `numpy.fft.fft`, or `numpy.fft.ifft`.
 
-    A final gather orders the outputs of the chain, whose digits are reversed.
+    The digits of the chain's outputs are reversed. A call's factors store them in order.
 
     Args:
         n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.

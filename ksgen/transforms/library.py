@@ -59,14 +59,6 @@ class Library:
         """Columns of x in the given order."""
         return self.of.take(x, order, 1)
 
-    def reversed_digits(self, x: Any, digits: tuple[int, ...]) -> Any:
-        """Columns of x, indexed by numbers with these digits, reordered to reversed digits."""
-        axes = range(len(digits), 0, -1)
-        return self.contiguous(self.permuted(x.reshape(-1, *digits), (0, *axes))).reshape(x.shape)
-
-    def permuted(self, x: Any, axes: tuple[int, ...]) -> Any:
-        return x.transpose(axes)
-
     def joined(self, *parts: Any) -> Any:
         """Columns of all parts, concatenated."""
         return self.of.concatenate(parts, 1)
@@ -112,9 +104,6 @@ class PyTorch(Library):
 
     def taken(self, x: Any, order: Any) -> Any:
         return x.index_select(1, order)
-
-    def permuted(self, x: Any, axes: tuple[int, ...]) -> Any:
-        return x.permute(axes)
 
     def joined(self, *parts: Any) -> Any:
         return self.of.cat(parts, 1)

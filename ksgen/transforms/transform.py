@@ -1,6 +1,6 @@
 """`Transform`: a chain with its weights and the order of its outputs, called on arrays. Computes no factor itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any, ParamSpec
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ksgen.errors import LaunchError
 from ksgen.launch.chain import ChainLauncher
-from ksgen.pattern import Chain
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, Layout
 from ksgen.spec.kernel import check_word
 from ksgen.transforms.library import Library, library_of
@@ -24,8 +24,9 @@ Options = ParamSpec("Options")
 class Transform:
     """Fast transform y = transform(x), which is a chain of Kronecker-sparse factors with exact weights.
 
-    The chain's outputs have an order of their own: `order` holds the index of each output among them. Real transforms
-    add steps before and after the chain. Two objects are equal only if they are the same object.
+    The chain's outputs have an order of their own: `order` holds the index of each output among them. A call stores
+    them in the transform's order. Real transforms add steps before and after the chain. Two objects are equal only if
+    they are the same object.
 
     Attributes:
         name: Name in messages, such as "dft(360)".
@@ -115,17 +116,28 @@ class Transform:
         rows = self.before(library, library.as_floats(rows)) if self.before else rows
         rows = library.as_numbers(rows, self.weights[0].dtype.kind == "c")
         y = self._multiply(library, rows) if rows.shape[0] else rows
-        y = library.reversed_digits(y, self.digits) if len(self.digits) > 1 else y
         y = y if self.places is None else library.taken(y, self._on(library, y, "places", self.places))
         return self.after(library, y) if self.after else y
 
     def _multiply(self, library: Library, rows: Any) -> Any:
-        weights = [self._on(library, rows, number, each) for number, each in enumerate(self.weights)]
-        return self._launcher(rows, weights)
+        chain, weights = self._in_order
+        given = [self._on(library, rows, number, each) for number, each in enumerate(weights)]
+        return chain(rows, given)
 
     @cached_property
-    def _launcher(self) -> ChainLauncher:
-        return ChainLauncher(self.chain)
+    def _in_order(self) -> tuple[ChainLauncher, Sequence[NDArray[Any]]]:
+        """Launcher and weights of a call. Where digits would come out reversed, each factor but the last stores its
+        digit behind those to come, and before the earlier ones, as Stockham's algorithm does.
+        """
+        if not self.digits:
+            return ChainLauncher(self.chain), self.weights
+        patterns, weights = list[Pattern](), list[NDArray[Any]]()
+        for (done, radix, _, left), own in zip((each.shape for each in self.chain), self.weights, strict=True):
+            store = f"j1:{left}.k.j2:{done}" if left > 1 else ""
+            patterns.append(Pattern(1, radix, radix, left * done, store))
+            moved = own.transpose(1, 2, 3, 0)  # the digits that are done come last
+            weights.append(np.ascontiguousarray(moved).reshape(patterns[-1].shape))
+        return ChainLauncher(*patterns), weights
 
     def _on(self, library: Library, like: Any, name: Any, array: NDArray[Any]) -> Any:
         """A NumPy array of this transform on the device of x, cached per device and type."""
