@@ -223,6 +223,25 @@ class Pattern:
             found.append(Place(*digit, digit.unit * digit.size < sizes[digit.name], outputs))
         return found
 
+    def place_of(self, i: int, k: int, j: int) -> int:
+        """Compute the row of K, which is the feature of y, that an output is.
+
+        Args:
+            i: Block on the diagonal.
+            k: Output of the block.
+            j: Interleaved copy.
+
+        Returns:
+            The row.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(2, 4, 3, 5).place_of(1, 2, 3), Pattern(2, 4, 3, 5, store="i.j.k").place_of(1, 2, 3)
+            (33, 34)
+        """
+        values = {"i": i, "k": k, "j": j}
+        return sum(values[each.name] // each.unit % each.size * each.outputs for each in self.places)
+
     @property
     def is_exchanged(self) -> bool:
         """Whether outputs are stored in another order than (i, k, j)."""
@@ -662,6 +681,37 @@ def blast(in_features: int, out_features: int, split_in: int, split_out: int, ra
     return Chain((down, Pattern(1, split_out, split_in, rank), up), "blast")
 
 
+def btt(in_features: int, out_features: int, split_in: int, split_out: int, rank: int) -> Chain:
+    """Create the chain of a block tensor train of two cores: a Monarch chain whose blocks have any rank.
+
+    The matrix has `split_out` x `split_in` blocks of that rank. The first factor computes the inner features of all
+    blocks, and exchanges digits so that the second one finds those of a row of blocks together.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        split_in: Divisor of `in_features`.
+        split_out: Divisor of `out_features`.
+        rank: Inner features of a block.
+
+    Returns:
+        The `Chain`.
+
+    Raises:
+        PatternError: A split is no divisor, or a number is not accepted.
+
+    Examples:
+        >>> import ksgen
+        >>> print(ksgen.btt(64, 32, split_in=4, split_out=2, rank=3))
+        4,6,16,1@k1:2.i.k2:3 then 2,16,12,1
+    """
+    given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
+    in_features, out_features, split_in, split_out, rank = counts(**given, rank=rank)
+    _check_splits(in_features, out_features, split_in, split_out)
+    first = Pattern(split_in, split_out * rank, in_features // split_in, 1, f"k1:{split_out}.i.k2:{rank}")
+    return Chain((first, Pattern(split_out, out_features // split_out, split_in * rank, 1)), "btt")
+
+
 def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> Chain:
     """Create a deformable butterfly from blocks of b x c.
 
@@ -706,6 +756,7 @@ NAMED_CHAINS: dict[str, Callable[..., Chain]] = {
     "block_butterfly": block_butterfly,
     "monarch": monarch,
     "blast": blast,
+    "btt": btt,
     "deformable_butterfly": deformable_butterfly,
 }
 

@@ -181,10 +181,9 @@ def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank
         4,6,16,1@k1:2.i.k2:3 then 2,16,12,1
     """
     rows, columns = _pair(blocks)
-    (block_in,) = _blocks_of(columns, in_features=in_features)
-    (block_out,) = _blocks_of(rows, out_features=out_features)
-    (rank,) = pattern.counts(rank=rank)
-    chain = _exchanged_pair("btt", rows, columns, block_in, block_out, rank)
+    _blocks_of(columns, in_features=in_features)
+    _blocks_of(rows, out_features=out_features)
+    chain = pattern.btt(in_features, out_features, columns, rows, rank)
     shapes = {name: _transposed_shape(own) for name, own in zip(("W1", "W2"), chain, strict=True)}
     scales = {name: sqrt(min(inputs, outputs)) / inputs for name, (_, inputs, outputs) in shapes.items()}
     return Structure(chain, shapes, dict.fromkeys(shapes, (0, 2, 1)), scales=scales)
@@ -211,8 +210,8 @@ def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Stru
         >>> print(structures.gralora(64, 32, blocks=2, rank=8).chain)
         2,8,32,1@k1:2.i.k2:4 then 2,16,8,1
     """
-    sizes = _blocks_of(blocks, in_features=in_features, out_features=out_features, rank=rank)
-    chain = _exchanged_pair("gralora", blocks, blocks, *sizes)
+    *_, own = _blocks_of(blocks, in_features=in_features, out_features=out_features, rank=rank)
+    chain = Chain(pattern.btt(in_features, out_features, blocks, blocks, own).factors, "gralora")
     shapes = {name: _transposed_shape(own) for name, own in zip(("gralora_A", "gralora_B"), chain, strict=True)}
     return Structure(chain, shapes, dict.fromkeys(shapes, (0, 2, 1)))
 
@@ -287,12 +286,6 @@ def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> 
     first, second = Pattern(blocks, block_out, block_in, 1), pattern.dense(rank, out_features)[0]
     shapes = {"blkdiag": first.shape[:3], "linear": second.shape[1:3]}
     return Structure(Chain((first, second), "block_dense"), shapes)
-
-
-def _exchanged_pair(name: str, rows: int, columns: int, block_in: int, block_out: int, rank: int) -> Chain:
-    """Chain of rows x columns blocks of that rank: the first factor's outputs come together by rows of blocks."""
-    first = Pattern(columns, rows * rank, block_in, 1, f"k1:{rows}.i.k2:{rank}")
-    return Chain((first, Pattern(rows, block_out, columns * rank, 1)), name)
 
 
 def _transposed_shape(factor: Pattern) -> tuple[int, ...]:

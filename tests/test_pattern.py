@@ -214,6 +214,7 @@ def test_a_named_chain_has_the_sizes_that_were_asked_for_and_its_name() -> None:
         "block_butterfly": (24, 3),
         "monarch": (6, 20, 3, 4),
         "blast": (6, 20, 3, 4, 7),
+        "btt": (6, 20, 3, 4, 7),
         "deformable_butterfly": (12, [(2, 3), (5, 2)]),
     }
     sizes = {
@@ -224,6 +225,7 @@ def test_a_named_chain_has_the_sizes_that_were_asked_for_and_its_name() -> None:
         "block_butterfly": (24, 24),
         "monarch": (6, 20),
         "blast": (6, 20),
+        "btt": (6, 20),
         "deformable_butterfly": (12, 20),
     }
     assert set(NAMED_CHAINS) == set(arguments)
@@ -271,6 +273,8 @@ def test_every_deformable_butterfly_is_chainable(a: int, blocks: list[tuple[int,
         ("blast", (6, 20, 4, 4, 1), "split_in=4; accepted: a divisor of in_features=6"),
         ("blast", (6, 20, 3, 3, 1), "split_out=3; accepted: a divisor of out_features=20"),
         ("blast", (6, 20, 3, 4, 0), "rank=0; accepted: a whole number from 1"),
+        ("btt", (6, 20, 4, 4, 1), "split_in=4; accepted: a divisor of in_features=6"),
+        ("btt", (6, 20, 3, 4, 0), "rank=0; accepted: a whole number from 1"),
         ("deformable_butterfly", (12, []), "factors=(); accepted: one Pattern or more"),
         ("deformable_butterfly", (12, 3), "blocks=3; accepted: a list of pairs (b, c)"),
         ("deformable_butterfly", (12, [(2, 3), 5]), "blocks[1]=5; accepted: a pair (b, c)"),

@@ -57,5 +57,5 @@ def _runs(pattern: Pattern, number: int) -> Iterator[tuple[int, int, int]]:
     for i, k, j in product(range(a), range(b), range(d)):
         if (i * d + j) % len(_COLOURS) == number:
             columns = range(i * c * d + j, (i * c + c) * d + j, d)
-            row = (i * b + k) * d + j
+            row = pattern.place_of(i, k, j)
             yield from ((row, column, 1) for column in columns) if d > 1 else [(row, columns[0], c)]
