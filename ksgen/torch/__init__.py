@@ -27,6 +27,7 @@ if not hasattr(torch.library, "custom_op"):
 
 from ksgen.torch.conversion.convert import convert
 from ksgen.torch.conversion.factorize import factorize
+from ksgen.torch.conversion.merge import optimize
 from ksgen.torch.conversion.propose import propose
 from ksgen.torch.conversion.quantize import quantize_model as quantize
 from ksgen.torch.conversion.rule import save_rule
@@ -41,6 +42,7 @@ __all__ = [
     "factorize",
     "freeze",
     "multiply",
+    "optimize",
     "propose",
     "quantize",
     "save_rule",

@@ -1,0 +1,128 @@
+"""Merges neighbouring factors of a chain into denser ones, where that is faster on a device, with the same product."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksgen.errors import LaunchError, PatternError
+from ksgen.pattern import Chain, Pattern, Patterns
+from ksgen.spec import PRECISIONS, KernelSpec, PrecisionName
+from ksgen.spec.kernel import checked_batch
+from ksgen.torch.conversion.projection import covering, on_support
+from ksgen.torch.conversion.propose import CPU_BATCH, GPU_BATCH
+from ksgen.torch.conversion.times import Clock, clock_of, measured_us
+from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.operators.checks import dtype_name
+from ksgen.torch.operators.products import chain_to_dense
+
+TIMED = 3  # merges that are timed: each is compiled, which takes a second or more
+WORTH = 0.05  # share of the time that a merge must save, as two timings of one layer may differ by less
+
+
+def optimize(
+    given: KSLinear | Patterns,
+    *,
+    batch: int | None = None,
+    device: Any = None,
+    precision: PrecisionName = "float32",
+) -> KSLinear | Chain:
+    """Merge neighbouring factors where that is faster: fewer factors, each with more weights, and the same matrix K.
+
+    A merged factor has the smallest Kronecker-sparse support that holds the product. Its kernel reads more weights, and
+    an intermediate less is written and read. For each number of factors the cost model selects the best merge. The
+    three with the least expected times are then timed as frozen layers, in turns, and the fastest is returned if it
+    saves a twentieth.
+
+    Args:
+        given: A `KSLinear` for inference, or the factors of a chain in any form that `KSLinear` accepts.
+        batch: Batch size of the times. None: 25088 on a GPU and 1568 on a processor.
+        device: Device of PyTorch for a chain. None: the processor. A layer is timed on its own device.
+        precision: Arithmetic of a chain's products. A layer has its own.
+
+    Returns:
+        A new `KSLinear` with merged weights or a merged `Chain`; the given layer or chain if no merge is faster.
+
+    Raises:
+        LaunchError: The layer has an activation between its factors, quantized weights, or is split over processes.
+        PatternError: A factor exchanges its outputs.
+        SpecError: An option is not accepted.
+
+    Examples:
+        >>> from ksgen import monarch
+        >>> from ksgen.torch import optimize
+        >>> optimize(monarch(64, 64, 8, 8), batch=4).out_features
+        64
+    """
+    if not isinstance(given, KSLinear):
+        chain = Chain.read(given)
+        dtype = getattr(torch, PRECISIONS[precision].dtype)
+        layer = KSLinear(chain, bias=False, device=device, dtype=dtype, precision=precision)
+        merged = _fastest(layer, batch, precision)
+        return chain if merged is layer else merged.chain
+    if given.between != "none" or given.is_stored or given.split is not None:
+        raise LaunchError(
+            f"{given._name()} cannot be merged; accepted: a KSLinear that one process has whole, without between and "
+            "with unquantized weights"
+        )
+    return _fastest(given, batch, given.precision or dtype_name(given.weights[0].dtype))
+
+
+def _fastest(layer: KSLinear, batch: int | None, precision: str) -> KSLinear:
+    if layer.chain.is_exchanged:
+        raise PatternError(f"{layer.chain} exchanges outputs; accepted of a chain to merge: outputs in i.k.j")
+    where, dtype = layer.weights[0].device, layer.weights[0].dtype
+    clock = clock_of(where, precision)
+    rows = checked_batch((CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
+    layers = [layer, *(_merged(layer, sizes) for sizes in _partitions(layer.chain, clock, precision, rows))]
+    frozen = [deepcopy(each).eval().requires_grad_(False).freeze() for each in layers]
+    shape = (rows, layer.in_features) if layer.layout == "bsf" else (layer.in_features, rows)
+    times = [us for us, _ in measured_us(frozen, torch.randn(shape, device=where, dtype=dtype))]
+    best = min(range(len(layers)), key=times.__getitem__)
+    return layers[best] if times[best] < (1 - WORTH) * times[0] else layer
+
+
+def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[list[int]]:
+    """Numbers of neighbours to merge, of at most `TIMED` merges with the least expected times.
+
+    Each has another number of factors. Without a model, the weights that are read stand for the time.
+    """
+    count = len(chain)
+
+    def cost(first: int, end: int) -> float:
+        pattern = covering(chain.factors[first:end])
+        us = clock.kernel_us(KernelSpec(pattern, precision), batch)
+        return float(pattern.weight_count) if us is None else us
+
+    # best[factors][end]: least time of the factors before `end` as so many merged ones, and their sizes
+    best: list[list[tuple[float, list[int]]]] = [[(0.0 if not end else inf, []) for end in range(count + 1)]]
+    for _ in range(count - 1):
+        shorter = best[-1]
+        best.append(
+            [
+                min(
+                    ((shorter[first][0] + cost(first, end), [*shorter[first][1], end - first]) for first in range(end)),
+                    default=(inf, []),
+                )
+                for end in range(count + 1)
+            ]
+        )
+    return [sizes for _, sizes in sorted(each[count] for each in best[1:])][:TIMED]
+
+
+def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
+    """Layer whose factors are products of so many neighbours each."""
+    weights, patterns, first = list[Tensor](), list[Pattern](), 0
+    with torch.no_grad():
+        for size in sizes:
+            own = Chain(layer.chain.factors[first : first + size])
+            patterns.append(covering(own.factors))
+            matrix = chain_to_dense(own, list(layer.weights)[first : first + size])
+            weights.append(on_support(matrix, patterns[-1]))
+            first += size
+    options = {name: getattr(layer, name) for name in layer._settable if name not in ("between", "intermediates")}
+    made = KSLinear.from_weights(weights, layer.bias, patterns=patterns, **options)
+    return made.train(layer.training).requires_grad_(layer.weights[0].requires_grad)
