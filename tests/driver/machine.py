@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from ksgen.build.toolchain import find_compiler
-from tests.driver import pycuda
+from tests.driver import pycuda, scripts
 from tests.driver.build import NotHereError, find_toolkit, library_folder
 from tests.driver.registry import registry_folder
 from tests.emulator.build import cache_folder, is_installed
 
 ROOT = Path(__file__).parents[2]
 RUNTIMES = ("pycuda", "driver")
+MOST_SECONDS = 120  # that a script takes
 
 
 def environment(runtime: str = "driver") -> dict[str, str]:
@@ -54,10 +55,7 @@ def environment(runtime: str = "driver") -> dict[str, str]:
 
 def run(script: str, runtime: str = "driver", **variables: str) -> subprocess.CompletedProcess[str]:
     """A script in a process of its own; one that does not end within two minutes raises subprocess.TimeoutExpired."""
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    return subprocess.run(
-        command, env=environment(runtime) | variables, capture_output=True, text=True, check=False, timeout=120
-    )
+    return scripts.run(textwrap.dedent(script), environment(runtime) | variables, MOST_SECONDS)
 
 
 def completed(script: str, runtime: str = "driver", **variables: str) -> subprocess.CompletedProcess[str]:

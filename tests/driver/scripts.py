@@ -1,0 +1,102 @@
+"""Scripts on the stand-in machine, each in a fork of a process that has imported the libraries that ksgen needs: they
+take longer than ksgen. The fork imports ksgen itself, under its own variables.
+"""
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from importlib import import_module
+from types import ModuleType
+
+from tests.support import booked
+
+LIBRARIES = ("jinja2", "ml_dtypes", "numpy", "platformdirs", "yaml")
+MOST_BYTES = 2**17  # of a script and its variables
+# variables that only ksgen, the stand-in driver and PyCUDA read, and so after the fork
+READ_LATE = ("KSGEN_", "PYCUDA_", "PYTEST_")
+
+
+class Forks:
+    """A process that forks for each script."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.driver.scripts", str(theirs.fileno())]
+        self._process = subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+        )
+        theirs.close()
+        atexit.register(self.kill)
+
+    def run(self, script: str, variables: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            request = json.dumps([script, variables]).encode()
+            socket.send_fds(self._line, [request], [out.fileno(), err.fileno()])
+            self._line.settimeout(seconds)
+            status, spent_s = json.loads(self._line.recv(MOST_BYTES))
+            booked.seconds[booked.PROGRAMS] += spent_s
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(["-c", script], status, out.read(), err.read())
+
+    def kill(self) -> None:
+        """End it and the script that it waits for."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, 9)
+        self._process.wait()
+        self._line.close()
+
+
+_forks: dict[object, Forks] = {}
+
+
+def run(script: str, variables: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a script under these variables alone; `subprocess.TimeoutExpired` where it does not end in time."""
+    early = {name: value for name, value in variables.items() if not name.startswith(READ_LATE)}
+    key = os.getcwd(), *sorted(early.items())
+    if key not in _forks:
+        _forks[key] = Forks(early)
+    try:
+        return _forks[key].run(script, variables, seconds)
+    except TimeoutError:
+        _forks.pop(key).kill()
+        raise subprocess.TimeoutExpired(["-c", script], seconds) from None
+
+
+def _next_script(line: socket.socket) -> str | None:
+    """Return a script in each fork, and None in the process that forks, at the end."""
+    while True:
+        request, handles, _, _ = socket.recv_fds(line, MOST_BYTES, 2)
+        if not request:
+            return None
+        if not (child := os.fork()):
+            line.close()
+            for number, handle in enumerate(handles, 1):
+                os.dup2(handle, number)
+                os.close(handle)
+            script, variables = json.loads(request)
+            os.environ.clear()
+            os.environ.update(variables)
+            return str(script)
+        for handle in handles:
+            os.close(handle)
+        _, status, used = os.wait4(child, 0)
+        line.send(json.dumps([os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime]).encode())
+
+
+def _main(line: socket.socket) -> None:
+    for name in LIBRARIES:
+        import_module(name)
+    script = _next_script(line)
+    if script is not None:
+        sys.argv[:], sys.path[0] = ["-c"], ""
+        sys.modules["__main__"] = module = ModuleType("__main__")
+        exec(compile(script, "<string>", "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    _main(socket.socket(fileno=int(sys.argv[1])))
