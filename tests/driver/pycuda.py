@@ -20,7 +20,8 @@ HINT = "PyCUDA is not built for the stand-in driver; build it with: make pycuda"
 _NEEDS = ("pytools", "siphash24", "mako")  # in addition to ksgen's own requirements
 _PROFILER = "nvidia-cuda-profiler-api"  # a header of PyCUDA's that NVIDIA's packages have apart from nvcc
 
-# PyCUDA's build reads this file in the home folder. It compiles sources sequentially by default.
+# PyCUDA's build reads this file in the home folder. By default it compiles sources sequentially, and the 33 of Boost
+# apart, each of which reads the same headers for a second.
 _CONFIGURATION = """
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,10 @@ CXXFLAGS = ["-w", "-O0", "-g0"]
 _compile = CCompiler.compile
 
 def compile_side_by_side(self, sources, **options):
+    if boost := [source for source in sources if "/libs/" in source]:
+        with open("boost_together.cpp", "w") as together:
+            together.writelines(f'#include "{{os.path.abspath(source)}}"\\n' for source in boost)
+        sources = [*(source for source in sources if source not in boost), "boost_together.cpp"]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return sum(pool.map(lambda source: _compile(self, [source], **options), sources), [])
 
