@@ -244,14 +244,6 @@ def test_a_passport_has_each_kind_of_pattern_that_the_matrix_omits() -> None:
         assert (type(constants), precision, layout, kind_of(*shape)) in proven
 
 
-@pytest.mark.slow
-def test_a_passport_has_each_family_in_each_precision_and_layout_that_the_matrix_has() -> None:
-    names = {family_named(name).name for name in JOB_OF}
-    cases = [case for name in names for case in cases_of(FAMILIES[name], "sm_90a")]
-    proven = {(each.candidate.family, each.kernel.precision, each.kernel.layout) for each in cases}
-    assert {(family_named(name).name, *others) for name, *others in SERVED} <= proven
-
-
 def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
 

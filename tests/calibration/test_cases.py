@@ -24,6 +24,7 @@ def has_clusters(case: Case) -> bool:
 
 def test_families_of_processors_have_none() -> None:
     assert {name for name, family in FAMILIES.items() if cases_of(family, TARGET)} == set(NAMES)
+    assert {family_named(own).name for own, *_ in SERVED} == set(NAMES)
     assert cases_of(FAMILIES["wgmma"], "sm_80") == []
 
 
