@@ -5,7 +5,7 @@
 import hashlib
 import os
 
-# pytest has a worker for each core: threads of theirs that spin would take them from each other.
+# pytest has a worker more than cores: threads of theirs that spin would take them from each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["KSGEN_COMPILE"] = "wait"  # calls take their kernels at once; tests of the background unset it
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from ksgen.build.build import usable_cores
 from ksgen.launch.planner import PLANNER
 from ksgen.tuning.trials import TrialStore
 from tests import rings, times
@@ -66,6 +67,14 @@ def _short_series() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch.setattr)
         yield
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than this process may use cores, as tests wait for time limits and for what they start a fifth
+    of the time. Where psutil is installed, xdist counts two threads of a core once.
+    """
+    return usable_cores() + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
