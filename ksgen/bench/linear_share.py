@@ -28,8 +28,8 @@ class Share:
 
     model: str
     precision: str
-    whole_s: float
-    layers_s: float  # seconds of all these layers
+    whole_us: float
+    layers_us: float  # microseconds of all these layers
     share: float
     paper: float | None
     others_share: float | None = None  # share of processor time that other programs used
@@ -53,7 +53,7 @@ def measure(
             rounds = zip(seconds["up"], seconds["down"], seconds["whole"], strict=True)
             shares = [shape.depth * (first + second) / all_s for first, second, all_s in rounds]
             why, paper = doubt(shares, [others] if where.type == "cpu" else ()), published()["vit_linear_share"][name]
-            yield Share(name, precision, whole, layers, layers / whole, paper.get(precision), others, why)
+            yield Share(name, precision, 1e6 * whole, 1e6 * layers, layers / whole, paper.get(precision), others, why)
 
 
 def _calls(model: VisionTransformer, shape: TransformerSize, batch: int) -> dict[str, Callable[[], Tensor]]:

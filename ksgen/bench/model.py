@@ -66,14 +66,14 @@ class ModelJob:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """Results of one module: seconds of its dense and sparse form, and the ratio of each round."""
+    """Results of one module: microseconds of its dense and sparse form, and the ratio of each round."""
 
     module: str
     step: str
     precision: str
     backend: str
-    dense_s: Spread
-    sparse_s: Spread
+    dense_us: Spread
+    sparse_us: Spread
     ratio: Spread
     paper_ratio: float | None
     others_share: float | None = None  # share of processor time that other programs used
@@ -98,10 +98,9 @@ def measure(job: ModelJob) -> Iterator[ModelRow]:
             for backend, sparse in seconds.items():
                 ratios = [ours / theirs for ours, theirs in zip(sparse, dense, strict=True)]
                 why = doubt(ratios, [others] if on_processors else ())
-                yield ModelRow(
-                    name, step, precision, backend, Spread.of(dense), Spread.of(sparse), Spread.of(ratios), paper,
-                    others, why,
-                )  # fmt: skip
+                dense_us, sparse_us = (Spread.of([1e6 * second for second in each]) for each in (dense, sparse))
+                ratio = Spread.of(ratios)
+                yield ModelRow(name, step, precision, backend, dense_us, sparse_us, ratio, paper, others, why)
 
 
 def modules_of(job: ModelJob) -> dict[str, Module]:

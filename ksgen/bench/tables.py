@@ -398,6 +398,8 @@ def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
 
 # ---- full models: results of `ksgen bench model` and `ksgen bench share`
 
+STEP_TITLES = {"forward": "forward", "training": "training steps", "decode": "one token per sequence"}
+OF_MATRICES = "N: the features; a linear layer is named as its matrix, outputs x inputs."
 ACCEPTED = "accepted: the JSON of `ksgen bench model` or `ksgen bench share`"
 
 
@@ -425,16 +427,14 @@ def models(content: Mapping[str, Any]) -> list[ResultTable]:
             )
             dense, paper = some[0]["dense_us"]["median"] / 1e3, some[0]["paper_ratio"]
             lines.append((module, f"{dense:.3f}", *ratios, f"{paper:.2f}" if paper else ""))
-        only = (
-            ""
-            if len(layers := content.get("layers", LAYERS)) == len(LAYERS)
-            else f" with sparse {', '.join(layers)} alone"
-        )
-        title = f"{content['model']}{only} on {content['device']}, batch {content['batch']}, {precision}, {step}"
+        sparse = content.get("layers", LAYERS)
+        only = "" if len(sparse) == len(LAYERS) else f" with sparse {', '.join(sparse)} alone"
+        where = f"{content['model']}{only} on {content['device']}, batch {content['batch']}"
+        title = f"{where}, {precision}, {STEP_TITLES.get(step, step)}"
         columns = ("module", "dense, ms", *dict.fromkeys(row["backend"] for row in rows), "the paper")
         note = f"Tables 4 and 7: sparse over dense, the median of {content['repeats']} rounds (quartiles)."
         is_papers = any(row["paper_ratio"] for row in rows)
-        paper_note = "The paper: its own kernel, ViT-S/16 in float32 on an A100." if is_papers else ""
+        paper_note = f"The paper: its own kernel, ViT-S/16 in float32 on an A100. {OF_MATRICES}" if is_papers else ""
         found.append(ResultTable.of(title, columns, lines, note, paper_note, _why_marked(rows)))
     return found
 

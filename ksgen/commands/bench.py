@@ -3,24 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ksgen.bench.roster import LAYERS
+from ksgen.bench.tables import STEP_TITLES, models
 from ksgen.commands import bench_energy, bench_layers, bench_paper, bench_report, bench_share
-from ksgen.commands.common import (
-    REPLACED,
-    console,
-    json_option,
-    json_text,
-    named_file,
-    print_json,
-    progress,
-    say_if_busy,
-)
+from ksgen.commands.bench_common import json_file_option, print_table, repeats_option, words_from, words_in
+from ksgen.commands.common import json_option, json_text, print_json, progress, say_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
 from ksgen.spec.kernel import hint
@@ -34,8 +26,6 @@ PRECISIONS = ("float32", "float16", "bfloat16", "float64")
 GPU_SEQUENCES, CPU_SEQUENCES = 128, 8
 GPU_TOKENS, CPU_TOKENS = 196, 64  # 196 as in the paper
 GPU_REPEATS, CPU_REPEATS = 30, 7
-_TITLES = {"forward": "", "training": ", training steps", "decode": ", one token per sequence"}
-STEPS = ("forward", "training", "decode")
 
 
 class _OrSpec(click.Group):
@@ -87,6 +77,9 @@ for subcommand in (
 @click.argument("model", metavar="vit-s16|gpt2-medium")
 @click.option(
     "--precision",
+    "precisions",
+    type=words_from(PRECISIONS, "--precision"),
+    metavar="WORDS",
     default="float32",
     show_default=True,
     help=f"One or more of {', '.join(PRECISIONS)}, separated by commas.",
@@ -96,12 +89,19 @@ for subcommand in (
 )
 @click.option(
     "--steps",
+    type=words_from(STEP_TITLES, "--steps"),
+    metavar="WORDS",
     default="forward",
     show_default=True,
     help="One or more of forward, training and decode, separated by commas.",
 )
 @click.option(
-    "--layers", default=",".join(LAYERS), show_default=True, help="Which linear layers are sparse, such as down."
+    "--layers",
+    type=words_from(LAYERS, "--layers"),
+    metavar="WORDS",
+    default=",".join(LAYERS),
+    show_default=True,
+    help="Which linear layers are sparse, such as down.",
 )
 @click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
 @click.option(
@@ -109,17 +109,12 @@ for subcommand in (
     type=click.IntRange(min=1),
     help=f"Sequences.  [default: {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor]",
 )
-@click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]",
-)
-@click.option("-o", "--output", type=named_file, metavar="FILE", help=f"Also write the JSON to this file; {REPLACED}.")
+@repeats_option(GPU_REPEATS, CPU_REPEATS)
+@json_file_option
 @json_option
 def model_command(
-    model: str, precision: str, backend: str, steps: str, layers: str, device: str | None, batch: int | None,
-    repeats: int | None,
-    output: Path | None, as_json: bool,
+    model: str, precisions: tuple[str, ...], backend: str, steps: tuple[str, ...], layers: tuple[str, ...],
+    device: str | None, batch: int | None, repeats: int | None, output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time a model and its modules with dense and with Kronecker-sparse layers, taking turns, and show the ratios.
 
@@ -136,11 +131,7 @@ def model_command(
     """
     if output:
         check_writable(output)
-    precisions = _listed("--precision", precision, PRECISIONS)
-    sparse = _listed("--layers", layers, LAYERS)
-    job = replace(
-        _job(model, precisions, backend, device, batch, repeats), steps=_listed("--steps", steps, STEPS), layers=sparse
-    )
+    job = replace(_job(model, precisions, backend, device, batch, repeats), steps=steps, layers=layers)
     if "decode" in job.steps and not model.startswith("gpt2"):
         raise SpecError(f"--steps decode of {model}, which takes images whole; accepted: forward, training")
     say_if_busy()
@@ -152,7 +143,8 @@ def model_command(
     if as_json:
         print_json(_report(job, rows))
     else:
-        _print(job, rows)
+        for table in models(_report(job, rows)):
+            print_table(table)
 
 
 def _job(
@@ -183,23 +175,8 @@ def _job(
         )
     batch = batch or (GPU_SEQUENCES if on_gpu else CPU_SEQUENCES)
     repeats = repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
-    return ModelJob(
-        model,
-        precisions,
-        _listed("--backend", backend, NAMES),
-        where,
-        batch,
-        GPU_TOKENS if on_gpu else CPU_TOKENS,
-        repeats,
-    )
-
-
-def _listed(option: str, text: str, accepted: Any) -> tuple[str, ...]:
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    for word in words:
-        if word not in accepted:
-            raise SpecError(f"{option} {excerpt(word)}; {hint(word, accepted)}")
-    return words
+    tokens = GPU_TOKENS if on_gpu else CPU_TOKENS
+    return ModelJob(model, precisions, words_in(backend, NAMES, "--backend"), where, batch, tokens, repeats)
 
 
 def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
@@ -223,54 +200,8 @@ def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
             raise
 
 
-def _print(job: "ModelJob", rows: list["ModelRow"]) -> None:
-    from rich.table import Table
-
-    from ksgen.measure.trust import describe_doubts, marked
-
-    only = "" if set(job.layers) == set(LAYERS) else f" with sparse {', '.join(job.layers)} alone"
-    click.echo(
-        f"{job.model}{only} on {_facts(job)['device']}, batch {job.batch}: "
-        f"the median of {job.repeats} rounds, sparse over dense (quartiles)."
-    )
-    is_papers = any(row.paper_ratio for row in rows)
-    for precision, step in product(job.precisions, job.steps):
-        table = Table(title=precision + _TITLES[step], title_justify="left")
-        for title in ("module", "dense, ms", *job.backends, *(["paper"] if is_papers else [])):
-            table.add_column(
-                title, justify="left" if title == "module" else "right", no_wrap=title in ("module", "dense, ms")
-            )
-        shown = (row for row in rows if (row.precision, row.step) == (precision, step))
-        for module, alike in groupby(shown, lambda row: row.module):
-            found = list(alike)
-            ratios = (
-                f"{marked(f'{row.ratio.median:.2f}', row.doubt)} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
-                for row in found
-            )
-            paper = [f"{found[0].paper_ratio:.2f}"] if found[0].paper_ratio else []
-            table.add_row(module, f"{found[0].dense_s.median * 1e3:.3f}", *ratios, *paper)
-        console().print(table)
-    if said := describe_doubts([row.doubt for row in rows], "ratio"):
-        click.echo(said)
-    if is_papers:
-        click.echo(
-            "N: the features; a linear layer is named as its matrix, outputs x inputs. paper: its own kernel, "
-            "float32, on an A100."
-        )
-
-
 def _report(job: "ModelJob", rows: list["ModelRow"]) -> dict[str, Any]:
-    return {**_facts(job), "rows": [_figures(row) for row in rows]}
-
-
-def _figures(row: "ModelRow") -> dict[str, Any]:
-    """The row as JSON, with times in microseconds."""
-    found = asdict(row)
-    times = {
-        f"{name}_us": {each: 1e6 * second for each, second in found.pop(f"{name}_s").items()}
-        for name in ("dense", "sparse")
-    }
-    return found | times
+    return {**_facts(job), "rows": list(map(asdict, rows))}
 
 
 def _facts(job: "ModelJob") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ksgen.commands.common import (
     console,
     device_option,
     find_spec,
+    named_file,
     print_columns,
     print_json,
     say_if_busy,
@@ -57,15 +58,16 @@ def duration(text: str) -> float:
 def words_from(known: Collection[str], what: str) -> ReadBy:
     """A click type: some of the known words, separated by commas."""
 
-    @ReadBy
-    def parse(text: str) -> tuple[str, ...]:
-        found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-        for word in found:
-            if word not in known:
-                raise SpecError(f"{what} {excerpt(word)}; {hint(word, known)}")
-        return found
+    return ReadBy(lambda text: words_in(text, known, what))
 
-    return parse
+
+def words_in(text: str, known: Collection[str], what: str) -> tuple[str, ...]:
+    """Some of the known words, separated by commas."""
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    for word in found:
+        if word not in known:
+            raise SpecError(f"{what} {excerpt(word)}; {hint(word, known)}")
+    return found
 
 
 def log_option(log: Path) -> Callable[[Any], Any]:
@@ -82,6 +84,34 @@ def seconds_option(usual: float) -> Callable[[Any], Any]:
     )
 
 
+def repeats_option(on_gpu: int, on_processor: int) -> Callable[[Any], Any]:
+    help_text = f"Timed rounds.  [default: {on_gpu} on a GPU, {on_processor} on a processor]"
+    return click.option("--repeats", type=click.IntRange(min=1), help=help_text)
+
+
+json_file_option = click.option(
+    "-o", "--output", type=named_file, metavar="FILE", help=f"Also write the JSON to this file; {REPLACED}."
+)
+measurements_option = click.option(
+    "--measurements",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Measurements per contender; the median counts.",
+)
+runs_option = click.option(
+    "--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement."
+)
+time_limit_option = click.option(
+    "--time-limit",
+    "seconds",
+    type=duration,
+    metavar="TIME",
+    help="Stop after this time, such as 90s, 8m or 1h; a measurement that has begun is finished.",
+)
+seed_option = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random chains and arrays."
+)
 LOG = Path("paper.jsonl")
 LATE = "--time-limit was up before the first measurement; give it more"
 _PRECISIONS = words_from(COMPARISONS, "precision")
@@ -125,16 +155,18 @@ _OPTIONS = (
         help="Contenders, such as ksgen,bmm,strided.  [default: all]",
     ),
     click.option("--without", type=_CONTENDERS, metavar="WORDS", help="Contenders to leave out, such as compiled."),
-    click.option(
-        "--time-limit",
-        "seconds",
-        type=duration,
-        metavar="TIME",
-        help="Stop after this time, such as 90s, 8m or 1h; a measurement that has begun is finished.",
-    ),
+    time_limit_option,
     device_option,
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays."),
+    seed_option,
 )
+
+
+def contenders_left(names: Sequence[str], without: Sequence[str] | None) -> tuple[str, ...]:
+    """Contenders to measure; `SpecError` if there are none."""
+    left = tuple(name for name in names if name not in (without or ()))
+    if not left:
+        raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
+    return left
 
 
 @dataclass(frozen=True)
@@ -156,10 +188,7 @@ class Selection:
     begun: float = field(default_factory=monotonic, init=False)
 
     def contenders(self, usual: Sequence[str] = NAMES) -> tuple[str, ...]:
-        left = tuple(name for name in self.names or usual if name not in (self.without or ()))
-        if not left:
-            raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
-        return left
+        return contenders_left(self.names or usual, self.without)
 
     def jobs(self, device: "Device", most_d: int | None = None) -> list["ProductJob"]:
         """Jobs pattern by pattern, so that a time limit leaves complete patterns."""
@@ -278,7 +307,10 @@ def print_done(done: Done, as_json: bool) -> None:
 
 
 def print_table(table: "ResultTable") -> None:
-    print_columns(table.columns, table.rows, left=2, title=table.title, caption=table.note)
+    click.echo(table.title)
+    print_columns(table.columns, table.rows, left=2)
+    if table.note:
+        console().print(table.note, markup=False)
 
 
 def check_library(name: str, needed_for: str, extra: str) -> None:

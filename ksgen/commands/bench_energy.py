@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ksgen.bench.roster import OTHERS, OURS
-from ksgen.commands.bench_common import Selection, check_library, job_options, measure, print_done
+from ksgen.commands.bench_common import (
+    Selection,
+    check_library,
+    job_options,
+    measure,
+    measurements_option,
+    print_done,
+)
 from ksgen.commands.common import json_option
 
 MOST_SECONDS = 600  # per contender and job
@@ -18,13 +25,7 @@ if TYPE_CHECKING:
 
 @click.command("energy", short_help="Measure joules per run by the GPU's own counter, minus its idle power.")
 @job_options
-@click.option(
-    "--measurements",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Measurements per contender; the median counts.",
-)
+@measurements_option
 @click.option(
     "--seconds",
     "long",

@@ -14,12 +14,16 @@ from ksgen.commands.bench_common import (
     Done,
     check_library,
     check_log_name,
-    duration,
+    contenders_left,
     ends_at,
     log_option,
     measure_by,
+    measurements_option,
     print_results,
+    runs_option,
     seconds_option,
+    seed_option,
+    time_limit_option,
     words_from,
 )
 from ksgen.commands.common import (
@@ -75,24 +79,14 @@ _METHODS = words_from(METHODS, "contender")
     "--contenders", "names", type=_METHODS, metavar="WORDS", help="Contenders, such as one_launch,bmm.  [default: all]"
 )
 @click.option("--without", type=_METHODS, metavar="WORDS", help="Contenders to leave out, such as layer.")
-@click.option(
-    "--measurements",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Per contender; the median counts.",
-)
-@click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement.")
+@measurements_option
+@runs_option
 @seconds_option(0.5)
-@click.option(
-    "--time-limit", "seconds", type=duration, metavar="TIME", help="Stop after this time, such as 90s, 8m or 1h."
-)
+@time_limit_option
 @log_option(LOG)
 @click.option("--page", is_flag=True, help=f"Also write the page of the results next to the log; {REPLACED}.")
 @device_option
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random chains and arrays."
-)
+@seed_option
 @json_option
 def command(
     named: tuple[str, ...], batches: tuple[int, ...] | None, precisions: tuple[str, ...] | None, layouts: tuple[str,
@@ -121,9 +115,7 @@ def command(
     begun = monotonic()
     check_library("torch", "`ksgen bench layers`", "bench")
     check_log_name(output)
-    methods = tuple(name for name in names or METHODS if name not in (without or ()))
-    if not methods:
-        raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
+    methods = contenders_left(names or METHODS, without)
     layers = _layers(named or SETS[:1], seed)[:subset]
     layers = [_with(layer, between, activation, Epilogue(bias, residual=residual)) for layer in layers]
     size = group_size or renamed_option("--beside", "--group-size", beside)

@@ -2,20 +2,23 @@
 
 import click
 
-from ksgen.commands.bench_common import Selection, check_library, job_options, measure, print_done, seconds_option
+from ksgen.commands.bench_common import (
+    Selection,
+    check_library,
+    job_options,
+    measure,
+    measurements_option,
+    print_done,
+    runs_option,
+    seconds_option,
+)
 from ksgen.commands.common import json_option
 
 
 @click.command("paper", short_help="Time ksgen's kernels against every baseline, as the paper does.")
 @job_options
-@click.option(
-    "--measurements",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Measurements per contender; the median counts.",
-)
-@click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement.")
+@measurements_option
+@runs_option
 @seconds_option(2.0)
 @click.option(
     "--tune",

@@ -2,16 +2,12 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.bench_common import check_library, print_table, words_from
-from ksgen.commands.common import REPLACED, json_option, json_text, named_file, print_json, say_if_busy
+from ksgen.commands.bench_common import check_library, json_file_option, print_table, repeats_option, words_from
+from ksgen.commands.common import json_option, json_text, print_json, say_if_busy
 from ksgen.files import check_writable, write
-
-if TYPE_CHECKING:
-    from ksgen.bench.linear_share import Share
 
 MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -40,12 +36,8 @@ GPU_REPEATS, CPU_REPEATS = 20, 5
     type=click.IntRange(min=1),
     help=f"Images.  [default: {GPU_IMAGES} on a GPU, {CPU_IMAGES} on a processor]",
 )
-@click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]",
-)
-@click.option("-o", "--output", type=named_file, metavar="FILE", help=f"Also write the JSON to this file; {REPLACED}.")
+@repeats_option(GPU_REPEATS, CPU_REPEATS)
+@json_file_option
 @json_option
 def command(
     models: tuple[str, ...] | None, precisions: tuple[str, ...], batch: int | None, repeats: int | None,
@@ -68,23 +60,15 @@ def command(
         check_writable(output)
     on_gpu = torch.cuda.is_available()
     where = torch.device("cuda" if on_gpu else "cpu")
-    images, rounds = (
-        batch or (GPU_IMAGES if on_gpu else CPU_IMAGES),
-        repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS),
-    )
+    images = batch or (GPU_IMAGES if on_gpu else CPU_IMAGES)
+    rounds = repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
     say_if_busy()
     shares = list(measure(models or (MODELS if on_gpu else MODELS[:1]), precisions, where, images, rounds))
     device = torch.cuda.get_device_name() if on_gpu else "a processor"
-    found = {"device": device, "batch": images, "repeats": rounds, "shares": [_figures(share) for share in shares]}
+    found = {"device": device, "batch": images, "repeats": rounds, "shares": list(map(asdict, shares))}
     if output:
         write(output, json_text(found) + "\n")
     if as_json:
         print_json(found)
     else:
         print_table(table(found))
-
-
-def _figures(share: "Share") -> dict[str, Any]:
-    """The share as JSON, with times in microseconds."""
-    found = asdict(share)
-    return found | {f"{name}_us": 1e6 * found.pop(f"{name}_s") for name in ("whole", "layers")}

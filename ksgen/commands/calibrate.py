@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -13,17 +13,11 @@ import click
 from ksgen.commands.bench_common import check_library
 from ksgen.commands.common import (
     ACTIVATION,
-    JOB,
-    LAYOUT,
     PATTERN,
-    PRECISION,
     REPLACED,
-    STORED,
-    STORED_INPUTS,
     ReadBy,
     batches_in,
     device_option,
-    find_spec,
     json_option,
     json_text,
     named_file,
@@ -32,11 +26,11 @@ from ksgen.commands.common import (
     say_if_busy,
 )
 from ksgen.commands.figures import entry_figures, kernel_figures
-from ksgen.commands.layers import Layer, Wanted, takes_layers
+from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import DeviceError, SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import Epilogue
 from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 from ksgen.words import counted
@@ -62,27 +56,7 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 @takes_layers
 @click.option("--chain", is_flag=True, help="The patterns are a layer's factors: try their launch as one, and each.")
 @click.option("--model", metavar="|".join(MODELS), help="Kernels of this model with sparse layers; needs PyTorch.")
-@click.option(
-    "--precision",
-    type=PRECISION,
-    help="Precision of the patterns (default float32). With a spec: only its kernels of this precision.",
-)
-@click.option(
-    "--layout", type=LAYOUT, help="Layout of the patterns (default bsf). With a spec: only its kernels of this layout."
-)
-@click.option(
-    "--job", type=JOB, help="The product (default) or the weights' gradient. With a spec: only its kernels of this job."
-)
-@click.option(
-    "--weights",
-    type=STORED,
-    help="How weights of the patterns are stored. With a spec: only its kernels stored this way.",
-)
-@click.option(
-    "--inputs",
-    type=STORED_INPUTS,
-    help="How X of the patterns is stored. With a spec: only its kernels stored this way.",
-)
+@takes_wanted(has_job=True)
 @click.option("--bias", is_flag=True, help="Add a bias to each output of the patterns.")
 @click.option("--activation", type=ACTIVATION, default="none", help="Activation of the patterns, after the bias.")
 @click.option("--residual", is_flag=True, help="Add a residual to the patterns' outputs, after the activation.")
@@ -99,9 +73,8 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 @json_option
 def command(
     patterns: tuple[Pattern | Path, ...], named: tuple[Pattern, ...], layer: Layer, chain: bool, model: str | None,
-    precision: str | None, layout: str | None, job: str | None, weights: str | None, inputs: str | None, bias: bool,
-    activation: str, residual: bool, batches: tuple[int, ...] | None, device: str | None, fresh: bool,
-    report: Path | None, as_json: bool,
+    wanted: Wanted, bias: bool, activation: str, residual: bool, batches: tuple[int, ...] | None, device: str | None,
+    fresh: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Settle on this machine's device which kernels are right, and which are the fastest.
 
@@ -126,18 +99,22 @@ def command(
 
     specs = [each for each in patterns if isinstance(each, Path)]
     layer = replace(layer, patterns=(*(each for each in patterns if isinstance(each, Pattern)), *named))
-    wanted, epilogue = Wanted(precision, layout, weights, inputs, job), Epilogue(bias, activation, residual)
-    kernels = _of_patterns(layer, chain or layer.is_asked_for, wanted, epilogue)
-    kernels = list(dict.fromkeys([*(each for spec in specs for each in _of_spec(spec, wanted)), *kernels]))
-    if model and (kernels or job):
+    epilogue, precision = Epilogue(bias, activation, residual), wanted.precision or "float32"
+    if is_layer := chain or layer.is_asked_for:
+        refusal = f"--chain of {layer.description}; accepted: a layer's patterns, without --job gradient"
+        kernels = layer.kernels(wanted, epilogue, refusal)
+    else:
+        kernels = wanted.kernels(layer.patterns, epilogue)
+    kernels = list(dict.fromkeys([*(each for spec in specs for each in wanted.kernels_of_spec(spec)), *kernels]))
+    if model and (kernels or wanted.job):
         raise SpecError(f"--model {excerpt(model)} with other kernels; accepted: a model alone, or patterns and specs")
-    unused = layout or weights or inputs or chain or layer.is_asked_for or epilogue != Epilogue()
+    unused = wanted.layout or wanted.weights or wanted.inputs or is_layer or epilogue != Epilogue()
     if model and unused:
         raise SpecError(f"--model {excerpt(model)} with options of patterns; accepted: --precision, --batch, --device")
     if specs and not layer.patterns and epilogue != Epilogue():
         raise SpecError("--bias, --activation and --residual are for patterns; a spec has its own")
     if model:
-        _check_model(model, precision or "float32")
+        _check_model(model, precision)
     if report:
         check_writable(report)
     if kernels or model:  # a passport has no times
@@ -150,7 +127,7 @@ def command(
                 _write_report(report, report_of(calibration.facts, passport, ()), as_json)
         return
     if model:
-        found, facts, trials, is_stopped = _of_model(model, precision or "float32", batches, device, fresh)
+        found, facts, trials, is_stopped = _of_model(model, precision, batches, device, fresh)
     else:
         with opened(device, fresh) as calibration:
             sizes = batches or (default_batch(calibration.facts.limits),)
@@ -177,30 +154,6 @@ def _write_report(path: Path, content: dict[str, Any], as_json: bool) -> None:
 
     write(path, json_text(content) + "\n")
     click.echo(f"{counted(len(content['trials']), 'trial')} in {path}", err=as_json)
-
-
-def _of_spec(spec: Path, wanted: Wanted) -> list[KernelSpec]:
-    from ksgen.spec import load
-    from ksgen.tuning.kernels import kernels_of_spec
-
-    found = [each for each in kernels_of_spec(load(find_spec(spec))) if wanted.counts(each)]
-    if not found:
-        raise SpecError(f"{spec}: no kernel in it is {' and '.join(filter(None, astuple(wanted)))}")
-    return found
-
-
-def _of_patterns(layer: Layer, is_layer: bool, wanted: Wanted, epilogue: Epilogue) -> list[KernelSpec]:
-    """Kernels of single patterns, or of a layer in one launch with those that it is compared with."""
-    from ksgen.tuning.kernels import kernels_of_layer
-
-    weights, inputs = wanted.stored
-    if not is_layer:
-        options: dict[str, Any] = {"job": wanted.job or "multiply", "weights": weights, "inputs": inputs}
-        return [KernelSpec(pattern, *wanted.usual, epilogue, **options) for pattern in layer.patterns]
-    whole = layer.launch(*wanted.usual, epilogue, weights, inputs) if layer.patterns else None
-    if whole is None or wanted.job == "gradient":
-        raise SpecError(f"--chain of {layer.description}; accepted: a layer's patterns, without --job gradient")
-    return kernels_of_layer(whole)
 
 
 def try_all(calibration: "Calibration", jobs: "Sequence[Job]") -> "list[Calibrated]":

@@ -13,9 +13,8 @@ import click
 from ksgen.commands.figures import tidy
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import ACTIVATIONS, JOBS, LAYOUTS, PRECISIONS, STRIDES, WEIGHTS, KernelSpec, Spec
+from ksgen.spec import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, KernelSpec, Spec
 from ksgen.spec.kernel import hint
-from ksgen.spec.storage import INPUTS
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -49,9 +48,7 @@ class OneOf(click.Choice[str]):
 
 PATTERN = ReadBy(Pattern.parse)
 LEAST_COLUMNS = 40  # tables and pictures need this many
-PRECISION, LAYOUT, JOB = OneOf(PRECISIONS), OneOf(LAYOUTS), OneOf(JOBS)
-ACTIVATION, STRIDE = OneOf(ACTIVATIONS), OneOf(STRIDES)
-STORED, STORED_INPUTS = OneOf(WEIGHTS), OneOf(INPUTS)
+LAYOUT, JOB, ACTIVATION, STRIDE = OneOf(LAYOUTS), OneOf(JOBS), OneOf(ACTIVATIONS), OneOf(STRIDES)
 SPEC = click.Path(path_type=Path)
 
 
@@ -178,7 +175,7 @@ def console(stderr: bool = False) -> "Console":
     return found
 
 
-def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **look: Any) -> None:
+def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
     """Print a table with its first `left` columns aligned to the left.
 
     In a narrow terminal, lines break between words.
@@ -187,7 +184,7 @@ def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: i
     from rich.table import Table
 
     screen = console()
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), **look)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     widths = word_widths([columns, *rows], screen.width - 2 * (len(columns) - 1))
     for place, (title, width) in enumerate(zip(columns, widths, strict=True)):
         table.add_column(title, justify="left" if place < left else "right", width=width, overflow="fold")

@@ -1,10 +1,10 @@
-"""Layers in commands: patterns of a chain, other chains on the same x, the activation between factors, and matching
-kernels.
+"""Kernels and layers in commands: patterns of a chain, other chains on the same x, the activation between factors, and
+matching kernels.
 
-Shared by `run`, `tune` and `show`. Measures nothing.
+Shared by `run`, `tune`, `calibrate` and `show`. Measures nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import wraps
 from pathlib import Path
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import ACTIVATION, LAYOUT, ReadBy, find_spec, renamed_option
+from ksgen.commands.common import ACTIVATION, LAYOUT, OneOf, ReadBy, find_spec, renamed_option
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, WEIGHTS, Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN, hint, is_layer, layer_launch
-from ksgen.spec.storage import SAME
+from ksgen.spec.storage import INPUTS, SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -60,6 +60,22 @@ class Wanted:
         job = "multiply" if kernel.job == CHAIN else kernel.job
         own = (kernel.precision, kernel.layout, kernel.weights, kernel.inputs, job)
         return all(asked in (None, each) for asked, each in zip(astuple(self), own, strict=True))
+
+    def kernels(self, patterns: Iterable[Pattern], epilogue: Epilogue) -> list[KernelSpec]:
+        """Kernels of single patterns."""
+        weights, inputs = self.stored
+        options: dict[str, Any] = {"job": self.job or "multiply", "weights": weights, "inputs": inputs}
+        return [KernelSpec(pattern, *self.usual, epilogue, **options) for pattern in patterns]
+
+    def kernels_of_spec(self, spec: Path) -> "dict[KernelSpec, SourcePlace | None]":
+        """Matching kernels of a spec, as launchers ask for them, each with the place of its batch."""
+        from ksgen.spec import load
+        from ksgen.tuning.kernels import kernels_of_spec
+
+        found = {each: place for each, place in kernels_of_spec(load(find_spec(spec))).items() if self.counts(each)}
+        if not found:
+            raise SpecError(f"{spec}: no kernel in it is {' and '.join(filter(None, astuple(self)))}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,15 @@ class Layer:
         }
         return layer_launch(self.chains, precision, layout, epilogue, **more)
 
+    def kernels(self, wanted: Wanted, epilogue: Epilogue, refusal: str) -> list[KernelSpec]:
+        """Launch of a layer or a group, and the launches that it is compared with; `SpecError` on anything else."""
+        from ksgen.tuning.kernels import kernels_of_layer
+
+        whole = self.launch(*wanted.usual, epilogue, *wanted.stored) if self.patterns else None
+        if whole is None or wanted.job == "gradient":
+            raise SpecError(refusal)
+        return kernels_of_layer(whole)
+
 
 def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[KernelSpec, SourcePlace | None]":
     """First matching launch of a spec's layer or group, or of the only one if none is named, and its batch's place."""
@@ -138,6 +163,32 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
     if not (found := next(filter(wanted.counts, kernels), None)):
         raise SpecError(f"{spec}: no kernel of layer {name} is {' and '.join(filter(None, astuple(wanted)))}")
     return found, loaded.batch_places.get(found)
+
+
+_OPTIONS = (  # name, values, help
+    ("precision", PRECISIONS, "Precision (default float32)."),
+    ("layout", LAYOUTS, "bsf (default): X is (batch, features); bsl: (features, batch)."),
+    ("weights", WEIGHTS, "How weights are stored (default same): in eight bits, or in bfloat16."),
+    ("inputs", INPUTS, "How X is stored (default same), or in eight bits as the weights are."),
+    ("job", JOBS, "The product (default) or the weights' gradient."),
+)
+
+
+def takes_wanted(has_job: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add options that describe kernels to a command; it receives them as its `wanted`."""
+    chosen = _OPTIONS if has_job else _OPTIONS[:-1]
+
+    def decorated(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def taking(*given: Any, **options: Any) -> None:
+            function(*given, wanted=Wanted(**{name: options.pop(name) for name, _, _ in chosen}), **options)
+
+        for name, words, says in reversed(chosen):
+            of_spec = f"Of a spec: only kernels of this {'storage' if words in (WEIGHTS, INPUTS) else name}."
+            taking = click.option(f"--{name}", type=OneOf(words), help=f"{says} {of_spec}")(taking)
+        return taking
+
+    return decorated
 
 
 def takes_layers(function: Callable[..., None]) -> Callable[..., None]:

@@ -10,11 +10,7 @@ import click
 from ksgen.commands.common import (
     ACTIVATION,
     JOB,
-    LAYOUT,
-    PRECISION,
     SPEC,
-    STORED,
-    STORED_INPUTS,
     STRIDE,
     check_memory,
     console,
@@ -25,15 +21,13 @@ from ksgen.commands.common import (
     takes_patterns,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
-from ksgen.commands.layers import Layer, Wanted, launch_of_spec, takes_layers
+from ksgen.commands.layers import Layer, Wanted, launch_of_spec, takes_layers, takes_wanted
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.values import excerpt
-
-_OF_SPEC = "With --spec: only kernels"
 
 
 @click.command("run", short_help="Check and time one kernel.")
@@ -42,26 +36,9 @@ _OF_SPEC = "With --spec: only kernels"
 @click.option("--spec", type=SPEC, help="Run a layer or group of this spec, as it says.")
 @click.option("--layer", "of_spec", metavar="NAME", help="Layer of the spec, if it has several.")
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
-@click.option(
-    "--precision", type=PRECISION, help=f"Precision of the product (default float32). {_OF_SPEC} of this precision."
-)
-@click.option(
-    "--layout",
-    type=LAYOUT,
-    help=f"bsf (default): X is (batch, features); bsl: (features, batch). {_OF_SPEC} of this layout.",
-)
+@takes_wanted(has_job=False)
 @click.option(
     "--stride", type=STRIDE, default="dense", show_default=True, help="any: arrays may be slices of larger arrays."
-)
-@click.option(
-    "--weights",
-    type=STORED,
-    help=f"How weights are stored (default same): in eight bits, or in bfloat16. {_OF_SPEC} of this storage.",
-)
-@click.option(
-    "--inputs",
-    type=STORED_INPUTS,
-    help=f"How X is stored (default same), or in eight bits as the weights are. {_OF_SPEC} of this storage.",
 )
 @click.option(
     "--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient."
@@ -78,10 +55,8 @@ _OF_SPEC = "With --spec: only kernels"
 @json_option
 def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, of_spec: str | None, batch: int | None,
-    precision: str | None,
-    layout: str | None, stride: str, weights: str | None, inputs: str | None, job: str, family: str | None, bias: bool,
-    activation: str,
-    residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
+    wanted: Wanted, stride: str, job: str, family: str | None, bias: bool, activation: str, residual: bool,
+    device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
@@ -109,7 +84,7 @@ def command(
 
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
-    wanted, epilogue = Wanted(precision, layout, weights, inputs), Epilogue(bias, activation, residual)
+    epilogue = Epilogue(bias, activation, residual)
     place = None  # the batch's place in a spec
     if spec is None and of_spec is None:
         kernel = _of_patterns(patterns, layer, wanted, epilogue, stride, job)
@@ -192,9 +167,8 @@ def _of_patterns(
         raise PatternError(
             f"--job gradient of {layer.description}; accepted: one pattern, such as ksgen run 1,192,48,2 --job gradient"
         )
-    weights, inputs = wanted.stored
-    whole = layer.launch(*wanted.usual, epilogue, weights, inputs)  # refuses factors that do not fit each other
-    kernel = whole or KernelSpec(patterns[0], *wanted.usual, epilogue, job=job, weights=weights, inputs=inputs)
+    whole = layer.launch(*wanted.usual, epilogue, *wanted.stored)  # refuses factors that do not fit each other
+    (kernel,) = [whole] if whole else replace(wanted, job=job).kernels(patterns, epilogue)
     return kernel if stride == "dense" else replace(kernel, stride=stride)
 
 

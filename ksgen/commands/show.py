@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands.common import (
-    LAYOUT,
-    PRECISION,
     REPLACED,
     SPEC,
-    STORED,
-    STORED_INPUTS,
     console,
     find_spec,
     json_option,
@@ -22,7 +18,7 @@ from ksgen.commands.common import (
     takes_patterns,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
-from ksgen.commands.layers import Layer, Wanted, takes_layers
+from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
 from ksgen.errors import PatternError, SpecError
 from ksgen.families.base import Limits
 from ksgen.pattern import Chain, Pattern
@@ -39,9 +35,6 @@ _CORES_TOLD = f"a processor of {_CORES.multiprocessors} cores"
 _USUAL = "sm_80"  # target whose kernel is shown without a device
 
 
-_OF_SPEC = "With --spec: the first kernel of each pattern"
-
-
 @click.command("show", short_help="Describe a pattern, with a picture.")
 @takes_patterns
 @takes_layers
@@ -53,16 +46,7 @@ _OF_SPEC = "With --spec: the first kernel of each pattern"
     show_default=True,
     help="Batch size, to count bytes and operations.",
 )
-@click.option(
-    "--precision", type=PRECISION, help=f"Precision of the patterns (default float32). {_OF_SPEC} of this precision."
-)
-@click.option("--layout", type=LAYOUT, help=f"Layout of the patterns (default bsf). {_OF_SPEC} of this layout.")
-@click.option(
-    "--weights", type=STORED, help=f"How weights of the patterns are stored (default same). {_OF_SPEC} of this storage."
-)
-@click.option(
-    "--inputs", type=STORED_INPUTS, help=f"How X of the patterns is stored (default same). {_OF_SPEC} of this storage."
-)
+@takes_wanted(has_job=False)
 @click.option(
     "--device",
     help="Show the kernel chosen on this device, wisdom included. As in KSGEN_DEVICE, such as opencl or cuda.",
@@ -70,9 +54,8 @@ _OF_SPEC = "With --spec: the first kernel of each pattern"
 @click.option("--png", type=named_file, metavar="PATH", help=f"Draw the pattern (only one) to this file; {REPLACED}.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str | None,
-    layout: str | None,
-    weights: str | None, inputs: str | None, device: str | None, png: Path | None, as_json: bool,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, wanted: Wanted, device: str | None,
+    png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Describe a pattern: its size, the kernel that serves it on each device, its costs, and a picture.
 
@@ -89,7 +72,6 @@ def command(
     """
     if bool(patterns) == bool(spec):
         raise PatternError("give patterns such as 1,192,48,2, or --spec FILE: one of the two")
-    wanted = Wanted(precision, layout, weights, inputs)
     if spec:
         if layer.is_asked_for:
             raise SpecError(

@@ -2,24 +2,17 @@
 
 import sys
 from collections import Counter
-from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ksgen.commands.common import (
-    JOB,
-    LAYOUT,
-    PRECISION,
     REPLACED,
     SPEC,
-    STORED,
-    STORED_INPUTS,
     OneOf,
     check_memory,
     device_option,
-    find_spec,
     json_option,
     print_columns,
     print_json,
@@ -27,9 +20,9 @@ from ksgen.commands.common import (
     takes_patterns,
 )
 from ksgen.commands.figures import kernel_figures
-from ksgen.commands.layers import Layer, Wanted, takes_layers
+from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
-from ksgen.errors import KsgenError
+from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.words import counted
@@ -47,27 +40,7 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Tune every kernel of this spec, and every layer in one launch.")
-@click.option(
-    "--precision",
-    type=PRECISION,
-    help="Precision of the patterns (default float32). With --spec: only kernels of this precision.",
-)
-@click.option(
-    "--layout", type=LAYOUT, help="Layout of the patterns (default bsf). With --spec: only kernels of this layout."
-)
-@click.option(
-    "--weights",
-    type=STORED,
-    help="How weights of the patterns are stored (default same). With --spec: only kernels of this storage.",
-)
-@click.option(
-    "--inputs",
-    type=STORED_INPUTS,
-    help="How X of the patterns is stored (default same). With --spec: only kernels of this storage.",
-)
-@click.option(
-    "--job", type=JOB, help="The product (default) or the weights' gradient. With --spec: only kernels of this job."
-)
+@takes_wanted(has_job=True)
 @click.option(
     "--chain", is_flag=True, help="The patterns are a layer's factors: tune their launch as one, and each by itself."
 )
@@ -97,11 +70,9 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 )
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, precision: str | None, layout: str | None,
-    weights: str | None,
-    inputs: str | None, job: str | None, chain: bool, batch: int | None, family: str | None, budget: str | None,
-    strategy: str,
-    device: str | None, scheduler: str | None, fresh: bool, noise: bool, report: Path | None, as_json: bool,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, wanted: Wanted, chain: bool, batch: int | None,
+    family: str | None, budget: str | None, strategy: str, device: str | None, scheduler: str | None, fresh: bool,
+    noise: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the fastest constants of kernels on this machine's device. They go into the user's wisdom, where launchers
     find them.
@@ -123,9 +94,17 @@ def command(
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine, parse_budget
 
-    is_layer = chain or layer.is_asked_for
-    wanted = Wanted(precision, layout, weights, inputs, job)
-    kernels = dict.fromkeys(_of_layer(layer, chain, spec, wanted)) if is_layer else _kernels(patterns, spec, wanted)
+    kernels: dict[KernelSpec, SourcePlace | None]  # each with the place of its batch in the spec
+    if chain or layer.is_asked_for:
+        given = ", ".join(["--chain"] * chain + layer.given)
+        refusal = f"{given}: accepted: a layer's patterns, two or more, without --spec and --job gradient"
+        if spec:
+            raise SpecError(refusal)
+        kernels = dict.fromkeys(layer.kernels(wanted, Epilogue(), refusal))
+    elif bool(patterns) == (spec is not None):
+        raise SpecError("name what to tune: patterns such as 1,192,48,2, or --spec FILE, one of the two")
+    else:
+        kernels = wanted.kernels_of_spec(spec) if spec else dict.fromkeys(wanted.kernels(patterns, Epilogue()))
     if report:
         check_report(report)
     options = SearchOptions(parse_budget(budget), strategy, family, fresh)
@@ -146,38 +125,6 @@ def command(
     finally:
         engine.close()
         store.close()
-
-
-def _kernels(
-    patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted
-) -> "dict[KernelSpec, SourcePlace | None]":
-    """Kernels to tune, each with the place of its batch in the spec."""
-    from ksgen.spec import load
-    from ksgen.tuning.kernels import kernels_of_spec
-
-    if bool(patterns) == (spec is not None):
-        raise KsgenError("name what to tune: patterns such as 1,192,48,2, or --spec FILE, one of the two")
-    if spec is None:
-        weights, inputs = wanted.stored
-        options: dict[str, Any] = {"job": wanted.job or "multiply", "weights": weights, "inputs": inputs}
-        return dict.fromkeys(KernelSpec(pattern, *wanted.usual, **options) for pattern in patterns)
-    loaded = load(find_spec(spec))
-    if not (found := {kernel: place for kernel, place in kernels_of_spec(loaded).items() if wanted.counts(kernel)}):
-        raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, astuple(wanted)))}")
-    return found
-
-
-def _of_layer(layer: Layer, chain: bool, spec: Path | None, wanted: Wanted) -> list[KernelSpec]:
-    """All factors of a layer in one launch, or all layers of a group, and each factor alone for comparison."""
-    from ksgen.tuning.kernels import kernels_of_layer
-
-    given = ", ".join(["--chain"] * chain + layer.given)
-    accepted = f"{given}: accepted: a layer's patterns, two or more, without --spec and --job gradient"
-    if spec or wanted.job == "gradient" or not layer.patterns:
-        raise KsgenError(accepted)
-    if (whole := layer.launch(*wanted.usual, Epilogue(), *wanted.stored)) is None:
-        raise KsgenError(accepted)
-    return kernels_of_layer(whole)
 
 
 def _to_be_had(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":

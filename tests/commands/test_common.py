@@ -80,7 +80,7 @@ def test_a_table_of_80_columns_has_whole_words(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     table = overview(read_rows(ROOT / "benchmarks/results/amd-epyc-2-cores/paper.csv"))
-    print_columns(table.columns, table.rows, left=2, title=table.title, caption=table.note)
+    print_columns(table.columns, table.rows, left=2)
     shown = capsys.readouterr().out
     words = {word for line in [table.columns, *table.rows] for text in line for word in text.split()}
     assert {"precision", "patterns", "bfloat16"} <= words <= set(shown.split())
