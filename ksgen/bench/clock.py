@@ -6,37 +6,19 @@ Several calls alternate, so that a disturbance affects all of them.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
-from time import perf_counter
 
 import torch
 
 from ksgen.measure.host_memory import keep_freed_memory
 from ksgen.measure.pause import rest
+from ksgen.measure.trust import host_clock
+from ksgen.torch.conversion.times import cuda_clock
 
 Clock = Callable[[Callable[[], None]], float]
 
 WARMUP_RUNS = 3  # the first allocates; the second may still reuse memory of another call's first
 _CYCLES_PER_S = 2e9  # approximate clock rate of a GPU
 _LEAST_BUSY_S, _MOST_BUSY_S = 2e-4, 5e-3
-
-
-def host_clock(call: Callable[[], object]) -> float:
-    begin = perf_counter()
-    call()
-    return perf_counter() - begin
-
-
-def cuda_clock(call: Callable[[], object]) -> float:
-    """Time a call by events on PyTorch's stream.
-
-    The result includes the host's launch time if the GPU waits for it.
-    """
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
 
 
 class BusyCudaClock:

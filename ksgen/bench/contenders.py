@@ -1,8 +1,8 @@
 """Contenders: our kernels, by family and constants, and the baselines, each ready to run on a job's arrays."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from time import monotonic
 from typing import Any
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Baseline, library_version
-from ksgen.bench.clock import BusyCudaClock, Clock, host_clock
-from ksgen.bench.problem import Asked, ProductJob, ProductProblem
+from ksgen.bench.clock import BusyCudaClock, Clock
+from ksgen.bench.problem import LayerArrays, LayerJob
 from ksgen.bench.roster import OURS, PARTS
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
@@ -21,12 +21,16 @@ from ksgen.emit.render import Source, render
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError, ToolchainError, warn
 from ksgen.families import family_for, family_named, meant_for, operand_of
+from ksgen.families.signature import each_chains, pitches_of, weights_of
 from ksgen.launch.choice import Choice, limits_of
+from ksgen.launch.fused import packings
 from ksgen.launch.plan import Plan, check_grid, load, make_plan
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Call
 from ksgen.measure.pause import rest
+from ksgen.measure.trust import host_clock
 from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.wisdom.store import load_wisdom
 
 
@@ -35,7 +39,7 @@ class ReadyContender:
     """A contender that is ready to run on one problem's arrays."""
 
     run: Callable[[int], Any]  # one product, on that set of arrays
-    y: Callable[[Any], Tensor]  # result of a run
+    y: Callable[[Any], Sequence[Tensor]]  # result of a run, per chain
     clock: Clock
     wait: Callable[[], None]  # until all runs are complete
     rest: Callable[[], None] = lambda: None  # before timing
@@ -48,12 +52,12 @@ class Contender:
     Measurements of different days with equal `identity` measure the same thing.
     """
 
-    job: Asked
+    job: LayerJob
     implementation: str
     variant: str
     arithmetic: str
     identity: str
-    prepare: Callable[[Any], ReadyContender]  # takes the job's arrays
+    prepare: Callable[[LayerArrays], ReadyContender]
     extra_bytes: int  # in addition to X, Y and the weights
     multiplications: int  # per row of the batch
     family: str = ""
@@ -85,13 +89,13 @@ class Contender:
         }
 
 
-def contenders(job: ProductJob, device: Device, names: tuple[str, ...]) -> list[Contender]:
+def contenders(job: LayerJob, device: Device, names: tuple[str, ...]) -> list[Contender]:
     """All named contenders that could run the job, ours first."""
     found = list(ours(job, device)) if OURS in names else []
     return found + [_baseline(job, BASELINES[name], torch_device(device)) for name in names if name != OURS]
 
 
-def ours(job: ProductJob, device: Device) -> Iterator[Contender]:
+def ours(job: LayerJob, device: Device) -> Iterator[Contender]:
     """Contenders of our kernels: every family's default, and "tuned" if wisdom has better constants.
 
     On a processor, only the launchers' choice counts, and families without measurements. On a GPU, families that its
@@ -123,7 +127,7 @@ def ours(job: ProductJob, device: Device) -> Iterator[Contender]:
             yield _our(job, device, arithmetic, chosen, "tuned")
 
 
-def tune(job: ProductJob, device: Device, budget: str, deadline: float = inf) -> None:
+def tune(job: LayerJob, device: Device, budget: str, deadline: float = inf) -> None:
     """Search for constants of our kernels, if wisdom at this batch is missing, stale or unreliable.
 
     The result is "tuned" from then on. A search without a result only warns. A budget of seconds
@@ -154,7 +158,7 @@ def tune(job: ProductJob, device: Device, budget: str, deadline: float = inf) ->
             warn(f"{job.key}: the search for {arithmetic} found nothing ({error})")
 
 
-def arithmetics(job: Asked, device: Device) -> tuple[str, ...]:
+def arithmetics(job: LayerJob, device: Device) -> tuple[str, ...]:
     """Arithmetics of our kernels.
 
     Modes of absent tensor cores or matrix tiles are left out: they would repeat plain float32.
@@ -175,19 +179,19 @@ def torch_device(device: Device) -> torch.device:
     return torch.device("cuda", device.index) if device.kind == "cuda" else torch.device("cpu")
 
 
-def _our(job: ProductJob, device: Device, arithmetic: str, choice: Choice, variant: str) -> Contender:
+def _our(job: LayerJob, device: Device, arithmetic: str, choice: Choice, variant: str) -> Contender:
     kernel = job.kernel(arithmetic)
 
     def source() -> Source:
         return rendered(kernel, choice, device.dialect)
 
-    def prepare(problem: ProductProblem) -> ReadyContender:
+    def prepare(arrays: LayerArrays) -> ReadyContender:
         check_grid(kernel, choice.family, choice.constants, job.batch)
         text = source()
         binary = build(text.text, text.entry, device.target, device.compiler())
         plan = make_plan(device, kernel, job.batch, choice, load(device, text, binary))
-        in_place = device.kind == "cuda" or device.shares_host
-        return _in_place(plan, problem) if in_place else _on_buffers(plan, problem)
+        is_in_place = device.kind == "cuda" or device.shares_host
+        return in_place(device, kernel, [plan], arrays) if is_in_place else _on_buffers(plan, arrays)
 
     identity = f"ksgen {__version__} {template_digest(choice.family)}"
     copies = 0 if device.kind == "cuda" or device.shares_host else job.bytes
@@ -218,26 +222,93 @@ def by_calls(run: Callable[[int], Any], on_cuda: bool, wait: Callable[[], None] 
     return ReadyContender(run, lambda y: y, host_clock, wait, rest)
 
 
-def _in_place(plan: Plan, problem: ProductProblem) -> ReadyContender:
-    """Contender with prepared calls on PyTorch's own memory."""
-    device, on_cuda = plan.device, plan.device.kind == "cuda"
-    packed, workspace = plan.pack(at(device, problem.weights), None), plan.workspace()
-    calls = []
-    for x in problem.sets:
-        y = problem.weights.new_full(problem.y_shape, float("nan"))
-        operands = {"x": at(device, x), plan.result: at(device, y), "weights": packed, "workspace": workspace}
-        after = None if on_cuda else device.synchronize
-        calls.append(Call(plan, plan.arguments(operands), None, y, (), after, (x, problem.weights)))
-    return by_calls(lambda number: calls[number](), on_cuda, device.synchronize)
+def in_place(device: Device, kernel: KernelSpec, plans: Sequence[Plan], arrays: LayerArrays) -> ReadyContender:
+    """Contender with prepared calls on PyTorch's own memory, with weights packed once."""
+    packed = list(_packed(device, plans, [each for own in arrays.weights for each in own]))
+    calls = [_Calls(device, arrays, kernel, plans, packed, x) for x in arrays.sets]
+    return by_calls(lambda number: calls[number](), device.kind == "cuda", device.synchronize)
 
 
-def _on_buffers(plan: Plan, problem: ProductProblem) -> ReadyContender:
+def _packed(device: Device, plans: Sequence[Plan], weights: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
+    """Packed weights of each launch, by operand."""
+    left = iter(weights)
+    for plan in plans:
+        each = packings(device, plan) if plan.kernel.job == CHAIN else (plan,)
+        yield {
+            name: own.pack(at(device, next(left)), None)
+            for name, own in zip(weights_of(plan.kernel), each, strict=True)
+        }
+
+
+class _Calls:
+    """Launches of a layer on one set of arrays."""
+
+    def __init__(
+        self,
+        device: Device,
+        arrays: LayerArrays,
+        kernel: KernelSpec,
+        plans: Sequence[Plan],
+        packed: Sequence[dict[str, Any]],
+        x: Tensor,
+    ) -> None:
+        self.ys = arrays.outputs()
+        added = {"bias": arrays.biases, "residual": arrays.residuals}
+        self._steps: list[Callable[[], Any]] = []
+        if plans[0].kernel.is_group:
+            self._add(device, plans[0], packed[0], x, self.ys, added)
+            return
+        launches, batch = iter(zip(plans, packed, strict=True)), arrays.job.batch
+        for place, chain in enumerate(kernel.chains):
+            own, between, number = {name: [each[place]] for name, each in added.items()}, x, 0
+            while number < len(chain):
+                plan, weights = next(launches)
+                if plan.kernel.job != CHAIN and kernel.out_layout and number == chain.transposing_factor:
+                    between = self._transposed(between)
+                number, features = number + len(plan.kernel.factors), plan.kernel.pattern.out_features
+                shape = (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)
+                to = between.new_empty(shape) if number < len(chain) else self.ys[place]
+                self._add(device, plan, weights, between, [to], own)
+                between = to
+
+    def __call__(self) -> list[Tensor]:
+        for step in self._steps:
+            step()
+        return self.ys
+
+    def _transposed(self, between: Tensor) -> Tensor:
+        """Transpose an intermediate by a copy."""
+        to = between.t().contiguous()
+        self._steps.append(lambda: to.copy_(between.t()))
+        return to
+
+    def _add(
+        self,
+        device: Device,
+        plan: Plan,
+        packed: dict[str, Any],
+        x: Tensor,
+        ys: Sequence[Tensor],
+        added: Mapping[str, Sequence[Tensor | None]],
+    ) -> None:
+        own, names = plan.kernel, partial(each_chains, plan.kernel)
+        tensors = {"x": x, **dict(zip(names("y"), ys, strict=True))}
+        for name, each in added.items():
+            tensors |= {operand: array for operand, array in zip(names(name), each, strict=True) if array is not None}
+        operands: dict[str, Any] = {name: at(device, array) for name, array in tensors.items()}
+        operands |= {"workspace": plan.workspace(), **packed}
+        operands |= {pitch: tensors[array].stride(0) for array, pitch in pitches_of(own).items()}
+        after = None if device.kind == "cuda" else device.synchronize
+        self._steps.append(Call(plan, plan.arguments(operands), None, ys, (), after, tuple(tensors.values())))
+
+
+def _on_buffers(plan: Plan, arrays: LayerArrays) -> ReadyContender:
     """Contender whose arrays are copied to the memory of an OpenCL device."""
     device = plan.device
-    poisoned = problem.weights.new_full(problem.y_shape, float("nan"))
-    packed, workspace = plan.pack(_uploaded(device, problem.weights), None), plan.workspace()
-    outputs = [_uploaded(device, poisoned) for _ in problem.sets]
-    inputs = [_uploaded(device, x) for x in problem.sets]
+    ((weights,),), (poisoned,) = arrays.weights, arrays.outputs()
+    packed, workspace = plan.pack(_uploaded(device, weights), None), plan.workspace()
+    outputs = [_uploaded(device, poisoned) for _ in arrays.sets]
+    inputs = [_uploaded(device, x) for x in arrays.sets]
     own, pairs = {"weights": packed, "workspace": workspace}, zip(inputs, outputs, strict=True)
     arguments = [plan.arguments({"x": x, plan.result: y, **own}) for x, y in pairs]
 
@@ -245,10 +316,10 @@ def _on_buffers(plan: Plan, problem: ProductProblem) -> ReadyContender:
         plan.launch(arguments[number], None)
         return outputs[number]
 
-    def y(buffer: Buffer) -> Tensor:
+    def y(buffer: Buffer) -> list[Tensor]:
         found = torch.empty_like(poisoned)
         device.download(found.view(torch.uint8).numpy(), buffer)
-        return found
+        return [found]
 
     return ReadyContender(run, y, lambda call: device.time(call, None, runs=1, warmup=0)[0], device.synchronize)
 
@@ -257,12 +328,12 @@ def _uploaded(device: Device, tensor: Tensor) -> Buffer:
     return uploaded(device, tensor.contiguous().view(torch.uint8).numpy())
 
 
-def _baseline(job: ProductJob, baseline: Baseline, where: torch.device) -> Contender:
-    def prepare(problem: ProductProblem) -> ReadyContender:
-        product = baseline.prepare(job.pattern, job.layout, problem.weights)
+def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contender:
+    def prepare(arrays: LayerArrays) -> ReadyContender:
+        product = baseline.prepare(job.pattern, job.layout, arrays.weights[0][0])
 
-        def run(number: int) -> Tensor:
-            return product(problem.sets[number]).contiguous()  # contiguous like ours
+        def run(number: int) -> list[Tensor]:
+            return [product(arrays.sets[number]).contiguous()]  # contiguous like ours
 
         return by_calls(run, where.type == "cuda")
 

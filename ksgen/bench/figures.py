@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 7.2, 2.6  # inches
 EXTRA = "bench"
-WIDE_RATIO = 4  # from the smallest to the largest; beyond, ratios get a logarithmic scale
 MOST_BOXES = 24  # beyond, neighbouring numbers share one
 LEAST_IN_BOX = 5  # patterns; neighbouring numbers with fewer share a box
 
@@ -56,18 +55,8 @@ def _value_axis(axes: "Axes", unit: str, values: Sequence[float], reference: flo
         axes.set_ylim(bottom=0)
         return
     axes.axhline(reference, color=svg.GUIDE, linewidth=1, linestyle="--")
-    if max(values) > WIDE_RATIO * min(values):
-        _logarithmic(axes, "y", subs=(1, 2, 5) if max(values) < 300 * min(values) else (1,))
-
-
-def _logarithmic(axes: "Axes", which: str, subs: Sequence[int]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    getattr(axes, f"set_{which}scale")("log")
-    axis = getattr(axes, f"{which}axis")
-    axis.set_major_locator(LogLocator(subs=subs, numticks=8))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if max(values) > svg.WIDE_RATIO * min(values):
+        svg.make_logarithmic(axes, "y", (1, 2, 5) if max(values) < 300 * min(values) else (1,), ticks=8)
 
 
 def _merged(groups: Mapping[float, Sequence[float]]) -> list[tuple[str, list[float]]]:

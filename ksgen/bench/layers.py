@@ -1,14 +1,13 @@
-"""Jobs of the benchmark for full layers: their arrays and all contenders.
+"""Contenders of the benchmark for full layers.
 
-Contenders are one launch of all factors, one launch per factor, PyTorch's products per factor, and the dense layer of
+They are one launch of all factors, one launch per factor, PyTorch's products per factor, and the dense layer of
 the same shape.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from math import nan
 from typing import Any
 
 import torch
@@ -17,135 +16,22 @@ from torch.nn import functional
 
 from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, PREPARING, Prepare, Product, UnsupportedError, library_version
-from ksgen.bench.chains import MeasuredLayer
-from ksgen.bench.contenders import Contender, ReadyContender, arithmetics, at, by_calls, rendered, torch_device
-from ksgen.bench.problem import COMPARED, Asked, refuse_exchanges, sets_of
-from ksgen.bench.roster import AND, EACH_FACTOR, EACH_LAYER, LAYER, ONE_LAUNCH, OUR_METHODS
-from ksgen.bench.runner import Runner
+from ksgen.bench.contenders import Contender, ReadyContender, arithmetics, by_calls, in_place, rendered, torch_device
+from ksgen.bench.problem import LayerArrays, LayerJob
+from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, LAYER, ONE_LAUNCH, OUR_METHODS
 from ksgen.devices.base import Device
 from ksgen.emit.render import Source
 from ksgen.emit.templates import template_digest
-from ksgen.errors import KsgenError
 from ksgen.families import family_for
 from ksgen.families.chains import factor_kernels, layer_kernels
-from ksgen.families.signature import each_chains, pitches_of, weights_of
 from ksgen.launch.choice import Choice, limits_of
-from ksgen.launch.fused import packing_choices, packings, verdict
-from ksgen.launch.plan import Call, Plan
+from ksgen.launch.fused import packing_choices, verdict
 from ksgen.launch.planner import PLANNER
-from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.spec.kernel import CHAIN, is_layer, layer_launch
+from ksgen.spec.kernel import CHAIN
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, finish
-
-
-@dataclass(frozen=True)
-class LayerJob(Asked):
-    """A job for one layer."""
-
-    layer: MeasuredLayer
-    precision: str
-    layout: str
-    batch: int
-
-    def __post_init__(self) -> None:
-        for chain in self.layer.chains:
-            refuse_exchanges(chain)
-
-    @property
-    def description(self) -> str:
-        """Description of the layer: its factors, and its other operations."""
-        kernel = self.kernel(self.comparison.baselines)
-        transposed = (f"to {kernel.y_layout}",) if kernel.out_layout else ()
-        between = () if self.layer.between == "none" else (f"{self.layer.between} between",)
-        return ", ".join((AND.join(map(str, kernel.chains)), *between, *kernel.epilogue.words, *transposed))
-
-    @property
-    def words(self) -> str:
-        return f"{self.layer.name}: {self.description}"
-
-    @property
-    def named(self) -> dict[str, str]:
-        return {"pattern": self.description, "layer": self.layer.name}
-
-    def kernel(self, arithmetic: str) -> KernelSpec:
-        layer = self.layer
-        if not is_layer(layer.chains, self.layout, layer.out_layout):
-            return KernelSpec(layer.chains[0][0], arithmetic, self.layout, layer.epilogue)
-        return layer_launch(
-            layer.chains, arithmetic, self.layout, layer.epilogue, between=layer.between, out_layout=layer.out_layout
-        )
-
-    def factor(self, arithmetic: str) -> KernelSpec:
-        return KernelSpec(self.layer.chains[0][-1], arithmetic, self.layout)
-
-    def tolerance(self, arithmetic: str) -> float:
-        return make_problem(self.kernel(arithmetic), 1).tolerance
-
-    def problem(self, where: torch.device, seed: int) -> "LayerArrays":
-        return LayerArrays(self, where, seed)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the arrays, including intermediates of separate launches."""
-        between = sum(each.out_features for chain in self.layer.chains for each in chain.factors[:-1])
-        return super().bytes + self.batch * PRECISIONS[self.comparison.baselines].item_bytes * between
-
-
-class LayerArrays:
-    """Arrays of a layer: weights per factor, any bias and residual, and more sets of X than a cache holds."""
-
-    def __init__(self, job: LayerJob, where: torch.device, seed: int) -> None:
-        kernel = job.kernel(job.comparison.baselines)
-        self.job, self.layer, self.layout, self.y_layout = job, job.layer, job.layout, kernel.y_layout
-        self._problem = make_problem(kernel, job.batch, seed).comparing(COMPARED)
-        dtype = getattr(torch, PRECISIONS[job.comparison.baselines].dtype)
-
-        def tensor(array: Any) -> Tensor:
-            return torch.from_numpy(array.astype("float32")).to(where, dtype)
-
-        self.weights = [[tensor(each) for each in (*own.before, own.weights)] for own in self._problem.each]
-        self.biases = [None if own.bias is None else tensor(own.bias) for own in self._problem.each]
-        self.residuals = [None if own.residual is None else tensor(own.residual) for own in self._problem.each]
-        self.sets = sets_of(tensor(self._problem.x), job)
-
-    @property
-    def checked(self) -> int:
-        return self._problem.checked
-
-    @property
-    def features(self) -> list[int]:
-        """Number of outputs per chain."""
-        return [chain.out_features for chain in self.layer.chains]
-
-    def apart(self, y: Tensor) -> list[Tensor]:
-        """Outputs per chain, as slices of one array."""
-        return list(y.split(self.features, 1 if self.y_layout == "bsf" else 0))
-
-    def outputs(self) -> list[Tensor]:
-        """New outputs per chain, as slices of one array filled with NaN."""
-        shape = (self.job.batch, sum(self.features)) if self.y_layout == "bsf" else (sum(self.features), self.job.batch)
-        return self.apart(self.sets[0].new_full(shape, nan))
-
-    def error(self, ys: Sequence[Tensor]) -> float:
-        """Largest error of the chains' outputs; NaN if one is not finite, or has another shape."""
-        shapes = [own.y_shape for own in self._problem.each]
-        if [tuple(y.shape) for y in ys] != shapes:
-            return nan
-        return compare(self._problem, *(y.float().cpu().numpy() for y in ys))[0]
-
-
-class LayerRunner(Runner):
-    """Runner that measures layers."""
-
-    def _contenders(self, job: LayerJob) -> list[Contender]:
-        return list(layer_contenders(job, self.device, self.protocol.names))
-
-    def _check_kind(self) -> None:
-        if any("layer" not in each.facts for each in self.log.content.contenders.values()):
-            raise KsgenError(f"{self.log.path} holds measurements of `ksgen bench paper`; name another file with -o")
 
 
 def layer_contenders(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Contender]:
@@ -213,9 +99,7 @@ def _prepare(
     plans = [
         PLANNER.plan_of(device, own, arrays.job.batch, choice) for own, choice in zip(launches, choices, strict=True)
     ]
-    packed = list(_packed(device, plans, [each for own in arrays.weights for each in own]))
-    calls = [_Calls(device, arrays, kernel, plans, packed, x) for x in arrays.sets]
-    return by_calls(lambda number: calls[number](), device.kind == "cuda", device.synchronize)
+    return in_place(device, kernel, plans, arrays)
 
 
 def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
@@ -249,79 +133,6 @@ def _sources(device: Device, launches: Sequence[KernelSpec], choices: Sequence[C
         packed = packing_choices(kernel, choice.family, choice.constants) if kernel.job == CHAIN else []
         found += [rendered(own, chosen, device.dialect) for own, chosen in ((kernel, choice), *packed)]
     return found
-
-
-def _packed(device: Device, plans: Sequence[Plan], weights: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
-    """Packed weights of each launch, by operand."""
-    left = iter(weights)
-    for plan in plans:
-        each = packings(device, plan) if plan.kernel.job == CHAIN else (plan,)
-        yield {
-            name: own.pack(at(device, next(left)), None)
-            for name, own in zip(weights_of(plan.kernel), each, strict=True)
-        }
-
-
-class _Calls:
-    """Launches of a layer on one set of arrays."""
-
-    def __init__(
-        self,
-        device: Device,
-        arrays: LayerArrays,
-        kernel: KernelSpec,
-        plans: Sequence[Plan],
-        packed: Sequence[dict[str, Any]],
-        x: Tensor,
-    ) -> None:
-        self.ys = arrays.outputs()
-        added = {"bias": arrays.biases, "residual": arrays.residuals}
-        self._steps: list[Callable[[], Any]] = []
-        if plans[0].kernel.is_group:
-            self._add(device, plans[0], packed[0], x, self.ys, added)
-            return
-        launches, batch = iter(zip(plans, packed, strict=True)), arrays.job.batch
-        for place, chain in enumerate(kernel.chains):
-            own, between, number = {name: [each[place]] for name, each in added.items()}, x, 0
-            while number < len(chain):
-                plan, weights = next(launches)
-                if plan.kernel.job != CHAIN and kernel.out_layout and number == chain.transposing_factor:
-                    between = self._transposed(between)
-                number, features = number + len(plan.kernel.factors), plan.kernel.pattern.out_features
-                shape = (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)
-                to = between.new_empty(shape) if number < len(chain) else self.ys[place]
-                self._add(device, plan, weights, between, [to], own)
-                between = to
-
-    def __call__(self) -> list[Tensor]:
-        for step in self._steps:
-            step()
-        return self.ys
-
-    def _transposed(self, between: Tensor) -> Tensor:
-        """Transpose an intermediate by a copy."""
-        to = between.t().contiguous()
-        self._steps.append(lambda: to.copy_(between.t()))
-        return to
-
-    def _add(
-        self,
-        device: Device,
-        plan: Plan,
-        packed: dict[str, Any],
-        x: Tensor,
-        ys: Sequence[Tensor],
-        added: Mapping[str, Sequence[Tensor | None]],
-    ) -> None:
-        own, names = plan.kernel, partial(each_chains, plan.kernel)
-        tensors = {"x": x, **dict(zip(names("y"), ys, strict=True))}
-        for name, each in added.items():
-            tensors |= {operand: array for operand, array in zip(names(name), each, strict=True) if array is not None}
-        operands: dict[str, Any] = {name: at(device, array) for name, array in tensors.items()}
-        operands |= {"workspace": plan.workspace(), **packed}
-        operands |= {pitch: tensors[array].stride(0) for array, pitch in pitches_of(own).items()}
-        after = None if device.kind == "cuda" else device.synchronize
-        self._steps.append(Call(plan, plan.arguments(operands), None, ys, (), after, tuple(tensors.values())))
 
 
 # ---- theirs

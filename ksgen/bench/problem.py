@@ -1,50 +1,66 @@
-"""Jobs of a benchmark, and the arrays of one job on the device, with the float64 reference for its results."""
+"""Jobs of a benchmark, and the arrays of one job on the device, with the float64 reference for its results.
+
+A product is a layer of one factor that has no name.
+"""
 
 import zlib
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from math import nan
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ksgen.bench.roster import COMPARISONS, Comparison
+from ksgen.bench.chains import MeasuredLayer
+from ksgen.bench.roster import AND, COMPARISONS, Comparison
 from ksgen.errors import KsgenError
-from ksgen.measure.verify import CACHE_BYTES, tolerance
+from ksgen.families.chains import layer_kernels
+from ksgen.measure.verify import CACHE_BYTES, Problem, tolerance
 from ksgen.pattern import Chain, Pattern
-from ksgen.reference import multiply
 from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.spec.kernel import is_layer, layer_launch
 from ksgen.values import cached_property
 
 MOST_SETS = 64  # sets of X and Y that runs alternate between
 _ENDS, _BETWEEN = 16, 16  # compared rows of the batch: at both ends, where tiles are ragged, and in between
-COMPARED = 2 * _ENDS + _BETWEEN
 
 
-class JobArrays(Protocol):
-    """Arrays that the contenders of one job work on."""
+@dataclass(frozen=True)
+class LayerJob:
+    """Job that all contenders compute: a layer, or a product."""
 
-    sets: list[Tensor]  # copies of X
-
-    @property
-    def checked(self) -> int:
-        """Number of compared rows of the batch."""
-
-    def error(self, y: Any) -> float:
-        """Error of a contender's result against float64."""
-
-
-class Asked(ABC):
-    """Job that all contenders compute: a product, or a layer."""
-
+    layer: MeasuredLayer
     precision: str  # a name in COMPARISONS
     layout: str
     batch: int
 
+    def __post_init__(self) -> None:
+        """Refuse exchanged outputs, which the other contenders do not compute."""
+        if given := next((chain for chain in self.layer.chains if chain.is_exchanged), None):
+            raise KsgenError(f"{given} exchanges outputs; accepted of a job to compare: outputs in the order i.k.j")
+
     @property
     def comparison(self) -> Comparison:
         return COMPARISONS[self.precision]
+
+    @property
+    def pattern(self) -> Pattern:
+        """Pattern of a product."""
+        return self.layer.chains[0][0]
+
+    @property
+    def description(self) -> str:
+        """Description of the layer: its factors, and its other operations."""
+        kernel = self.kernel(self.comparison.baselines)
+        transposed = (f"to {kernel.y_layout}",) if kernel.out_layout else ()
+        between = () if self.layer.between == "none" else (f"{self.layer.between} between",)
+        return ", ".join((AND.join(map(str, kernel.chains)), *between, *kernel.epilogue.words, *transposed))
+
+    @property
+    def words(self) -> str:
+        return f"{self.layer.name}: {self.description}" if self.layer.name else self.description
 
     @property
     def key(self) -> str:
@@ -53,120 +69,128 @@ class Asked(ABC):
     @property
     def facts(self) -> dict[str, Any]:
         """Columns of the job in its rows."""
-        return {**self.named, "precision": self.precision, "layout": self.layout, "batch": self.batch}
+        named = {"pattern": self.description} | ({"layer": self.layer.name} if self.layer.name else {})
+        return {**named, "precision": self.precision, "layout": self.layout, "batch": self.batch}
 
     @property
     def bytes(self) -> int:
-        return self.kernel(self.comparison.baselines).bytes(self.batch)
+        """Bytes of the arrays, including intermediates of separate launches."""
+        kernel = self.kernel(self.comparison.baselines)
+        between = sum(each.out_features for chain in self.layer.chains for each in chain.factors[:-1])
+        return kernel.bytes(self.batch) + self.batch * kernel.item_bytes * between
 
-    @property
-    @abstractmethod
-    def words(self) -> str: ...
-    @property
-    @abstractmethod
-    def named(self) -> dict[str, str]: ...
-    @abstractmethod
     def kernel(self, arithmetic: str) -> KernelSpec:
         """Kernel of the full job in one launch."""
+        layer = self.layer
+        if not is_layer(layer.chains, self.layout, layer.out_layout):
+            return KernelSpec(self.pattern, arithmetic, self.layout, layer.epilogue)
+        return layer_launch(
+            layer.chains, arithmetic, self.layout, layer.epilogue, between=layer.between, out_layout=layer.out_layout
+        )
 
-    @abstractmethod
     def factor(self, arithmetic: str) -> KernelSpec:
         """Kernel of one product of the job, whose instructions measure the device's limits."""
-
-    @abstractmethod
-    def tolerance(self, arithmetic: str) -> float:
-        """Largest error that rounding explains."""
-
-    @abstractmethod
-    def problem(self, where: torch.device, seed: int) -> JobArrays: ...
-
-
-def refuse_exchanges(given: Pattern | Chain) -> None:
-    """Raise `KsgenError` if outputs are exchanged, which the other contenders do not do."""
-    if given.is_exchanged:
-        raise KsgenError(f"{given} exchanges outputs; accepted of a job to compare: outputs in the order i.k.j")
-
-
-@dataclass(frozen=True)
-class ProductJob(Asked):
-    """A job for one product."""
-
-    pattern: Pattern
-    precision: str
-    layout: str
-    batch: int
-
-    def __post_init__(self) -> None:
-        refuse_exchanges(self.pattern)
-
-    @property
-    def words(self) -> str:
-        return str(self.pattern)
-
-    @property
-    def named(self) -> dict[str, str]:
-        return {"pattern": str(self.pattern)}
-
-    def kernel(self, arithmetic: str) -> KernelSpec:
-        return KernelSpec(self.pattern, arithmetic, self.layout)
-
-    factor = kernel
+        return KernelSpec(self.layer.chains[0][-1], arithmetic, self.layout)
 
     def tolerance(self, arithmetic: str) -> float:
-        return tolerance(arithmetic, self.pattern.c)
+        """Largest error that rounding explains: the sum over factors, of the worst chain."""
+        return max(sum(tolerance(arithmetic, pattern.c) for pattern in chain) for chain in self.layer.chains)
 
-    def problem(self, where: torch.device, seed: int) -> "ProductProblem":
-        return ProductProblem(self, where, seed)
-
-
-def sets_of(x: Tensor, job: Asked) -> list[Tensor]:
-    """Copies of X, so many that all of a job's arrays exceed the cache."""
-    return [x, *(x.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
+    def problem(self, where: torch.device, seed: int) -> "LayerArrays":
+        return LayerArrays(self, where, seed)
 
 
-class ProductProblem:
-    """Weights, and more sets of X than a cache holds. Equal jobs and seeds give equal arrays."""
+def product_job(pattern: Pattern, precision: str, layout: str, batch: int) -> LayerJob:
+    """Job of one product."""
+    return LayerJob(MeasuredLayer("", (Chain((pattern,)),)), precision, layout, batch)
 
-    def __init__(self, job: ProductJob, where: torch.device, seed: int) -> None:
-        self.job, self.where = job, where
-        pattern, dtype = job.pattern, getattr(torch, PRECISIONS[job.comparison.baselines].dtype)
-        draw = torch.Generator(where).manual_seed(zlib.crc32(f"{job.pattern} {job.batch} {seed}".encode()))
-        inputs = pattern.in_features
-        shape = (job.batch, inputs) if job.layout == "bsf" else (inputs, job.batch)
-        self.weights = ((torch.rand(pattern.shape, generator=draw, device=where) * 2 - 1) / pattern.c**0.5).to(dtype)
-        first = torch.randn(shape, generator=draw, device=where).to(dtype)
-        self.sets = sets_of(first, job)
+
+class LayerArrays:
+    """Arrays that the contenders of one job work on: weights per factor, any bias and residual, and more sets of X than
+    a cache holds. Equal jobs and seeds give equal arrays.
+    """
+
+    def __init__(self, job: LayerJob, where: torch.device, seed: int) -> None:
+        self.kernel = kernel = job.kernel(job.comparison.baselines)
+        self.job, self.layer, self.layout, self.y_layout = job, job.layer, job.layout, kernel.y_layout
+        dtype = getattr(torch, PRECISIONS[job.comparison.baselines].dtype)
+        draw = torch.Generator(where).manual_seed(zlib.crc32(f"{job.words} {job.batch} {seed}".encode()))
+
+        def uniform(pattern: Pattern) -> Tensor:
+            drawn = torch.rand(pattern.shape, generator=draw, device=where) * 2 - 1
+            return (drawn / pattern.c**0.5).to(dtype)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=draw, device=where).to(dtype)
+
+        self.weights = [[uniform(pattern) for pattern in chain] for chain in job.layer.chains]
+        x = normal(*self._shape(kernel.in_features, self.layout))
+        # so many copies that all of the job's arrays exceed the cache
+        self.sets = [x, *(x.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
+        added = kernel.epilogue
+        self.biases = [normal(count) if added.bias else None for count in self.features]
+        self.residuals = [normal(*shape) if added.residual else None for shape in self.y_shapes]
 
     @property
-    def y_shape(self) -> tuple[int, int]:
-        outputs = self.job.pattern.out_features
-        return (self.job.batch, outputs) if self.job.layout == "bsf" else (outputs, self.job.batch)
+    def features(self) -> list[int]:
+        """Number of outputs per chain."""
+        return [chain.out_features for chain in self.layer.chains]
 
-    def error(self, y: Tensor) -> float:
-        """Relative error (Frobenius) over the compared rows of the batch; NaN if any element of Y is not finite."""
-        if tuple(y.shape) != self.y_shape or not bool(torch.isfinite(y).all()):
-            return float("nan")
-        difference = self._sample(y) - self._truth
-        return float(np.linalg.norm(difference) / (np.linalg.norm(self._truth) or 1.0))
+    @property
+    def y_shapes(self) -> list[tuple[int, int]]:
+        """Shape of the outputs per chain."""
+        return [self._shape(count, self.y_layout) for count in self.features]
+
+    def _shape(self, features: int, layout: str) -> tuple[int, int]:
+        return (self.job.batch, features) if layout == "bsf" else (features, self.job.batch)
+
+    def apart(self, y: Tensor) -> list[Tensor]:
+        """Outputs per chain, as slices of one array."""
+        return list(y.split(self.features, 1 if self.y_layout == "bsf" else 0))
+
+    def outputs(self) -> list[Tensor]:
+        """New outputs per chain, as slices of one array filled with NaN."""
+        return self.apart(self.sets[0].new_full(self._shape(sum(self.features), self.y_layout), nan))
+
+    def error(self, ys: Sequence[Tensor]) -> float:
+        """Largest relative error (Frobenius) of the chains' outputs over the compared rows of the batch.
+
+        NaN if any element is not finite, or if an output has another shape.
+        """
+        if [tuple(y.shape) for y in ys] != self.y_shapes or not all(bool(torch.isfinite(y).all()) for y in ys):
+            return nan
+        pairs = [(self._sample(y, self.y_layout), truth) for y, truth in zip(ys, self._truths, strict=True)]
+        return max(float(np.linalg.norm(y - truth) / (np.linalg.norm(truth) or 1.0)) for y, truth in pairs)
 
     @property
     def checked(self) -> int:
+        """Number of compared rows of the batch."""
         return len(self._entries)
 
     @cached_property
     def _entries(self) -> Tensor:
-        batch = self.job.batch
+        batch, where = self.job.batch, self.sets[0].device
         if batch <= 2 * _ENDS + _BETWEEN:
-            return torch.arange(batch, device=self.where)
+            return torch.arange(batch, device=where)
         ends = [*range(_ENDS), *range(batch - _ENDS, batch)]
         between = torch.linspace(0, batch - 1, _BETWEEN).round().long().tolist()
-        return torch.tensor(sorted({*ends, *between}), device=self.where)
+        return torch.tensor(sorted({*ends, *between}), device=where)
 
     @cached_property
-    def _truth(self) -> Any:
-        weights = self.weights.double().cpu().numpy()
-        return multiply(self.job.pattern, self._sample(self.sets[0]), weights, self.job.layout)
+    def _truths(self) -> list[Any]:
+        """Compared rows of each chain's outputs, in float64."""
+        x, truths = self._sample(self.sets[0], self.layout), []
+        each = zip(layer_kernels(self.kernel), self.weights, self.biases, self.residuals, strict=True)
+        for kernel, weights, bias, residual in each:
+            *before, last = (_wide(own) for own in weights)
+            added = None if residual is None else self._sample(residual, self.y_layout)
+            bias = None if bias is None else _wide(bias)
+            truths.append(Problem(kernel, self.checked, x, last, bias, added, before=tuple(before)).truth)
+        return truths
 
-    def _sample(self, array: Tensor) -> Any:
-        entries = self._entries.to(array.device)
-        return array.index_select(0 if self.job.layout == "bsf" else 1, entries).double().cpu().numpy()
+    def _sample(self, array: Tensor, layout: str) -> Any:
+        return _wide(array.index_select(0 if layout == "bsf" else 1, self._entries.to(array.device)))
+
+
+def _wide(tensor: Tensor) -> Any:
+    return tensor.double().cpu().numpy()

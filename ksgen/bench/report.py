@@ -9,7 +9,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from ksgen import __version__
@@ -67,13 +66,11 @@ def page(rows: Sequence[ResultRow], wholes: Sequence[ResultTable] = (), machine:
 
     `wholes` holds tables of full models.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["panel"] = lambda panel: Markup(inline(panel))
-    environment.filters["svg"] = Markup  # figures are generated here, and contain nothing from the file
-    return environment.get_template("page.html.j2").render(
+    return svg.page(
+        Path(__file__).parent,
+        "page.html.j2",
+        # figures are generated here, and contain nothing from the file
+        {"panel": lambda panel: Markup(inline(panel)), "svg": Markup},
         title=f"Kronecker-sparse products: {machine or _devices(rows)}",
         no_floor=NO_FLOOR,
         sections=_sections(rows, wholes, with_figures=True),

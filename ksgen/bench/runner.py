@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from math import inf
 from time import monotonic
-from typing import Any
 
 import torch
 
 from ksgen.bench.baselines import UnsupportedError
 from ksgen.bench.contenders import Contender, contenders, torch_device, tune
+from ksgen.bench.layers import layer_contenders
 from ksgen.bench.log import Facts, Log
-from ksgen.bench.problem import MOST_SETS, Asked, JobArrays
+from ksgen.bench.problem import MOST_SETS, LayerArrays, LayerJob
 from ksgen.bench.roster import COMPILED, OUR_METHODS, OURS, Comparison
 from ksgen.bench.rows import OK
 from ksgen.bench.timing import Protocol, Quantity, Timed, Times
@@ -88,10 +88,10 @@ class Runner:
             )
         log.append("run", {**facts, "seed": protocol.seed})
 
-    def run(self, jobs: Sequence[Asked]) -> int:
+    def run(self, jobs: Sequence[LayerJob]) -> int:
         """Measure jobs; returns the number of complete ones: all, or those that fit the time limit."""
-        self._check_kind()
-        waiting: Iterator[Any] = iter(jobs)
+        self._check_kind(jobs)
+        waiting = iter(jobs)
         ahead = _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
         done = 0
         while chunk := list(islice(waiting, 1 if self.protocol.tune else ahead)):
@@ -107,10 +107,12 @@ class Runner:
                 done += 1
         return done
 
-    def _check_kind(self) -> None:
-        """Refuse a log of layers: layers and products have separate files."""
-        if any("layer" in each.facts for each in self.log.content.contenders.values()):
-            raise KsgenError(f"{self.log.path} holds measurements of `ksgen bench layers`; name another file with -o")
+    def _check_kind(self, jobs: Sequence[LayerJob]) -> None:
+        """Refuse a log of the other kind: layers and products have separate files."""
+        are_layers = any(job.layer.name for job in jobs)
+        if any(("layer" in each.facts) != are_layers for each in self.log.content.contenders.values()):
+            other = "paper" if are_layers else "layers"
+            raise KsgenError(f"{self.log.path} holds measurements of `ksgen bench {other}`; name another file with -o")
 
     def _in_time(self) -> bool:
         return monotonic() < self.deadline
@@ -122,8 +124,9 @@ class Runner:
         """
         return monotonic() + self._longest.get(contender.implementation, 0.0) < self.deadline
 
-    def _contenders(self, job: Any) -> list[Contender]:
-        return contenders(job, self.device, self.protocol.names)
+    def _contenders(self, job: LayerJob) -> list[Contender]:
+        own = layer_contenders if job.layer.name else contenders
+        return list(own(job, self.device, self.protocol.names))
 
     def _missing(self, contender: Contender) -> int:
         """Number of missing measurements: up to the protocol's, then one more while the median is uncertain."""
@@ -155,7 +158,7 @@ class Runner:
             with suppress(_TimeIsUpError):  # ends running compilers
                 build_many(requests, self.device.compiler(), on_done=check_time)
 
-    def _measure(self, job: Asked, todo: list[Contender]) -> bool:
+    def _measure(self, job: LayerJob, todo: list[Contender]) -> bool:
         """Measure a job. Returns whether it was finished."""
         if self.where.type == "cuda":
             torch.cuda.empty_cache()  # memory of the previous job
@@ -189,7 +192,9 @@ class Runner:
             self._say_again(job, ready, ceilings)
         return is_done
 
-    def _say_again(self, job: Asked, ready: list[tuple[Contender, Timed, Facts]], before: dict[str, Ceilings]) -> None:
+    def _say_again(
+        self, job: LayerJob, ready: list[tuple[Contender, Timed, Facts]], before: dict[str, Ceilings]
+    ) -> None:
         """Log contenders again with the better of the ceilings before and after them.
 
         No time may lie below its floor.
@@ -217,7 +222,7 @@ class Runner:
         return True
 
     def _attempt(
-        self, contender: Contender, problem: JobArrays, ceilings: Ceilings, fastest_s: float
+        self, contender: Contender, problem: LayerArrays, ceilings: Ceilings, fastest_s: float
     ) -> tuple[Timed | None, Facts]:
         """Check and warm up a contender, and set its number of runs; None if the facts say why not."""
         job = contender.job
@@ -320,7 +325,7 @@ class Runner:
         free = _free_on_gpu(self.where) if self.where.type == "cuda" else _free_memory()
         return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
 
-    def _ceilings(self, arithmetic: str, job: Asked) -> Ceilings:
+    def _ceilings(self, arithmetic: str, job: LayerJob) -> Ceilings:
         """The device's limits, by the instructions of the best family, measured at first use.
 
         On a processor they are measured before and after every job, because its speed depends on other programs.

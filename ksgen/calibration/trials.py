@@ -21,7 +21,7 @@ from ksgen.spec import Epilogue, KernelSpec, Layout, PrecisionName, load
 from ksgen.spec.kernel import is_layer, layer_launch
 from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Job
-from ksgen.tuning.kernels import job_of, kernels_of_layer, kernels_of_spec, why_not_one, with_layers
+from ksgen.tuning.kernels import chains_of, job_of, kernels_of_layer, kernels_of_spec, why_not_one, with_layers
 from ksgen.tuning.search import Progress, Tuned
 from ksgen.tuning.strategies import TRIAL
 from ksgen.tuning.trials import Trial, TrialStore
@@ -187,8 +187,7 @@ def _kernels_of(given: Any, precision: PrecisionName, layout: Layout) -> list[Ke
     """Kernels of one pattern, chain, group or spec."""
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith((".yaml", ".yml"))):
         return list(kernels_of_spec(load(Path(given))))
-    is_group = isinstance(given, list | tuple) and given and all(isinstance(each, Chain) for each in given)
-    chains = tuple(given) if is_group else (Chain.read(given),)
+    chains = chains_of(given)
     if not is_layer(chains, layout, None):
         return [KernelSpec(chains[0][0], precision, layout)]
     return kernels_of_layer(layer_launch(chains, precision, layout, Epilogue()))

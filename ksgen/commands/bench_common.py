@@ -22,6 +22,7 @@ from ksgen.commands.common import (
     named_file,
     print_columns,
     print_json,
+    progress,
     say_if_busy,
 )
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
@@ -33,9 +34,9 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 if TYPE_CHECKING:
-    from ksgen.bench.problem import Asked, ProductJob
+    from ksgen.bench.problem import LayerJob
     from ksgen.bench.rows import ResultRow
-    from ksgen.bench.runner import Report, Runner
+    from ksgen.bench.runner import Report
     from ksgen.bench.tables import ResultTable
     from ksgen.bench.timing import Protocol, Quantity
     from ksgen.devices.base import Device
@@ -190,9 +191,9 @@ class Selection:
     def contenders(self, usual: Sequence[str] = NAMES) -> tuple[str, ...]:
         return contenders_left(self.names or usual, self.without)
 
-    def jobs(self, device: "Device", most_d: int | None = None) -> list["ProductJob"]:
+    def jobs(self, device: "Device", most_d: int | None = None) -> list["LayerJob"]:
         """Jobs pattern by pattern, so that a time limit leaves complete patterns."""
-        from ksgen.bench.problem import ProductJob
+        from ksgen.bench.problem import product_job
 
         batch = self.batch or default_batch(device.limits)
         most_weights = None if self.most_gflop is None else int(self.most_gflop * 1e9 / (2 * batch))
@@ -203,7 +204,7 @@ class Selection:
                 "need more"
             )
         kinds = [(precision, layout) for precision in self.precisions or USUAL for layout in self.layouts]
-        return [ProductJob(pattern, *kind, batch) for pattern in patterns for kind in kinds]
+        return [product_job(pattern, *kind, batch) for pattern in patterns for kind in kinds]
 
 
 @dataclass(frozen=True)
@@ -236,12 +237,11 @@ def measure(
     """Measure the selected jobs, and write the log's rows next to the log."""
     deadline = ends_at(selection.begun, selection.seconds)
     check_log_name(selection.output)
-    from ksgen.bench.runner import Runner
     from ksgen.devices import find_device
 
     device = find_device(selection.device)
     jobs, measured = selection.jobs(device, most_d), quantity(device)
-    return measure_by(Runner, selection.output, device, protocol, measured, jobs, deadline, LATE)
+    return measure_by(selection.output, device, protocol, measured, jobs, deadline, LATE)
 
 
 def ends_at(begun: float, seconds: float | None) -> float:
@@ -250,17 +250,17 @@ def ends_at(begun: float, seconds: float | None) -> float:
 
 
 def measure_by(
-    kind: "type[Runner]", output: Path, device: "Device", protocol: "Protocol", quantity: "Quantity",
-    jobs: Sequence["Asked"],
+    output: Path, device: "Device", protocol: "Protocol", quantity: "Quantity", jobs: Sequence["LayerJob"],
     deadline: float, unfit: str,
 ) -> Done:  # fmt: skip
     """Measure jobs into a log, and write its rows next to it. `unfit` is the error if all is done and no job was
     measured."""
     from ksgen.bench.facts import run_facts
     from ksgen.bench.log import Log
+    from ksgen.bench.runner import Runner
 
     with Log(output) as log, bar() as report:
-        runner = kind(log, device, protocol, quantity, run_facts(device), deadline, report)
+        runner = Runner(log, device, protocol, quantity, run_facts(device), deadline, report)
         if monotonic() < deadline:
             say_if_busy()
         complete = runner.run(jobs)
@@ -358,24 +358,6 @@ def write_rows(log: Path) -> list[Path]:
 @contextmanager
 def bar() -> Iterator["Report"]:
     """A progress bar: jobs done, time spent, time left, the current job. Hidden if there is no terminal."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    screen = console(stderr=True)
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[now]}"),
-    )
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("", total=None, now="")
-        yield lambda done, total, now: progress.update(task, completed=done, total=total, now=now)
+    with progress(shows_left=True) as shown:
+        task = shown.add_task("", total=None, now="")
+        yield lambda done, total, now: shown.update(task, completed=done, total=total, now=now)

@@ -44,7 +44,7 @@ from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.bench.chains import MeasuredLayer
-    from ksgen.bench.layers import LayerJob
+    from ksgen.bench.problem import LayerJob
     from ksgen.bench.timing import Protocol
 
 LOG = Path("layers.jsonl")
@@ -121,7 +121,7 @@ def command(
     size = group_size or renamed_option("--beside", "--group-size", beside)
     # groups give y as they take x
     layers += [each.group_of(size) for each in layers if size and each.out_layout is None]
-    from ksgen.bench.layers import LayerJob
+    from ksgen.bench.problem import LayerJob
     from ksgen.bench.timing import Protocol
 
     jobs = [
@@ -176,7 +176,6 @@ def _with(layer: "MeasuredLayer", between: str | None, activation: str | None, a
 def _measure(
     jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, named: str | None, deadline: float
 ) -> Done:
-    from ksgen.bench.layers import LayerRunner
     from ksgen.bench.timing import Times
     from ksgen.devices import find_device
 
@@ -185,4 +184,4 @@ def _measure(
         own = f"PyTorch's own arrays, and {device.name} ({device.runtime}) works on copies"
         raise DeviceError(f"layers are measured on {own}; accepted: --device native, cuda")
     unfit = "none of these contenders multiplies these layers; name others"
-    return measure_by(LayerRunner, output, device, protocol, Times(), jobs, deadline, unfit)
+    return measure_by(output, device, protocol, Times(), jobs, deadline, unfit)

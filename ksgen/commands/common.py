@@ -206,17 +206,24 @@ def word_widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
     return widths
 
 
-def progress() -> "Progress":
-    """A progress bar on stderr, so that stdout can be piped. Hidden if stderr is no terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def progress(shows_left: bool = False) -> "Progress":
+    """A progress bar on stderr, so that stdout can be piped. Hidden if stderr is no terminal.
 
-    screen = console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[now]}"),
-        console=screen, transient=True,
-        disable=not screen.is_terminal,
-    )  # fmt: skip
+    With `shows_left` it also estimates the time left.
+    """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    screen, left = console(stderr=True), (TextColumn("left"), TimeRemainingColumn()) if shows_left else ()
+    first = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (*first, *left, TextColumn("{task.fields[now]}"))
+    return Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
 
 
 def first_failure(results: Sequence[Any]) -> None:

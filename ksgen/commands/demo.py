@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from statistics import geometric_mean, median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,7 +30,6 @@ from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.devices.base import Device
-    from ksgen.launcher import Call
     from ksgen.measure.trust import Blocks
     from ksgen.measure.verify import Problem
 
@@ -136,10 +134,10 @@ def bmm_us(device: "Device", kernel: KernelSpec, batch: int) -> float | None:
     if device.kind == "cuda" and not torch.cuda.is_available():
         return None
     from ksgen.bench.contenders import contenders, torch_device
-    from ksgen.bench.problem import ProductJob
+    from ksgen.bench.problem import product_job
     from ksgen.bench.timing import Protocol, Timed
 
-    job = ProductJob(kernel.pattern, kernel.precision, kernel.layout, batch)
+    job = product_job(kernel.pattern, kernel.precision, kernel.layout, batch)
     (bmm,) = contenders(job, device, ("bmm",))
     problem = job.problem(torch_device(device), seed=0)
     protocol = Protocol(("bmm",), measurements=BMM_MEASUREMENTS, runs=10, most_seconds=MOST_SECONDS, seed=0)
@@ -217,20 +215,14 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
 def _in_turns_with_numpy(device: "Device", problem: "Problem", is_called: bool) -> "list[Blocks]":
     """Seconds of a product on host arrays as users call it, if kernels use host memory, and of NumPy's product, in
     turns."""
-    from ksgen.measure.trust import block_of, take_blocks
+    from ksgen.measure.trust import block_of, host_clock, take_blocks
     from ksgen.measure.verify import host_call, numpy_product
 
     timers = [block_of(lambda runs: [numpy_product(problem)[0] for _ in range(runs)])]
     if is_called:
         call = host_call(device, problem)
-        timers.insert(0, block_of(lambda runs: [_seconds_of(call) for _ in range(runs)]))
+        timers.insert(0, block_of(lambda runs: [host_clock(call) for _ in range(runs)]))
     return take_blocks(timers, on_processor=True, most_seconds=MOST_SECONDS)
-
-
-def _seconds_of(call: "Call") -> float:
-    begin = perf_counter()
-    call()
-    return perf_counter() - begin
 
 
 def _print_choices(rows: list[dict[str, Any]], spec: Path) -> None:

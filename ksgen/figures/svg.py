@@ -4,11 +4,15 @@ The same numbers give the same bytes. Knows nothing of what is drawn.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
+
+import jinja2
+from markupsafe import Markup
 
 from ksgen.errors import KsgenError
 
@@ -19,6 +23,7 @@ INK, RULE, POINT, LINE, ACCENT, GUIDE = "#23282e", "#c4cad1", "#7d8a97", "#1769a
 # on a dark page
 DARK = {INK: "#d9dee4", RULE: "#444c55", POINT: "#8f9ba8", LINE: "#69b1ec", ACCENT: "#f59a5f", GUIDE: "#62c48a"}
 _NAMESPACE = "http://www.w3.org/2000/svg"
+WIDE_RATIO = 4  # from the smallest to the largest value of an axis; beyond, it is logarithmic
 LOOK: Any = {  # matplotlib's settings
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -102,6 +107,27 @@ def figure(title: str, size: Size, extra: str, content: object = None) -> Iterat
             written, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
     drawn.svg = _inline(written.getvalue(), title)
+
+
+def make_logarithmic(axes: "Axes", which: str, subs: Sequence[int], ticks: int) -> None:
+    """Give the x or y axis a logarithmic scale with at most so many numbers, at those parts of a decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    getattr(axes, f"set_{which}scale")("log")
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(subs=subs, numticks=ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def page(folder: Path, template: str, filters: Mapping[str, Callable[..., Markup]], **content: Any) -> str:
+    """Render a self-contained HTML page from a template of that folder."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters.update(filters)
+    return environment.get_template(template).render(**content)
 
 
 def dark_style() -> str:

@@ -97,6 +97,13 @@ def doubt(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
     return ""
 
 
+def host_clock(call: Callable[[], object]) -> float:
+    """Seconds of a call by the processor's clock."""
+    begin = perf_counter()
+    call()
+    return perf_counter() - begin
+
+
 def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -> Timer:
     """Timer of blocks that take about `seconds`. Its first call determines the number of runs per block."""
     runs = 0

@@ -66,11 +66,12 @@ def tune(
     from ksgen.devices.base import default_batch
     from ksgen.launch.planner import PLANNER
     from ksgen.tuning.job import Job
+    from ksgen.tuning.kernels import chains_of
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine, parse_budget
 
     epilogue = epilogue or Epilogue()
-    chains = _chains(pattern)
+    chains = chains_of(pattern)
     if is_layer(chains, layout, out_layout):
         if job != "multiply":
             raise SpecError(f"job={excerpt(job)} of a chain; accepted: multiply")
@@ -101,10 +102,3 @@ def tune(
     if isinstance(found, KsgenError):
         raise found
     return found
-
-
-def _chains(given: object) -> tuple[Chain, ...]:
-    """Chains of a layer or a group."""
-    if isinstance(given, list | tuple) and given and all(isinstance(each, Chain) for each in given):
-        return tuple(given)
-    return (Chain.read(given),)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 BEST, WINNER, FLOOR = svg.LINE, svg.ACCENT, svg.GUIDE
 EXTRA = "tune"
 HEIGHT = 1.9  # inches
-WIDE_RATIO = 4  # from the smallest to the largest; beyond, an axis is logarithmic
 
 
 def best_so_far(times_us: Sequence[float], winner: int, floor_us: float | None) -> str:
@@ -121,13 +120,10 @@ def _name_y(axes: "Axes", unit: str) -> None:
 
 
 def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import MaxNLocator
 
-    axis, ratio = getattr(axes, f"{which}axis"), max(values) / min(values)
-    if ratio > WIDE_RATIO:
-        getattr(axes, f"set_{which}scale")("log")
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_major_locator(
-        MaxNLocator(4) if ratio <= WIDE_RATIO else LogLocator(subs=(1, 2, 5) if ratio < 100 else (1,), numticks=6)
-    )
+    ratio = max(values) / min(values)
+    if ratio > svg.WIDE_RATIO:
+        svg.make_logarithmic(axes, which, (1, 2, 5) if ratio < 100 else (1,), ticks=6)
+    else:
+        getattr(axes, f"{which}axis").set_major_locator(MaxNLocator(4))

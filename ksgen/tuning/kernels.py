@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ksgen.families.chains import factor_kernels, layer_kernels
 from ksgen.launch.fused import verdict_for
+from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec, Spec
 from ksgen.spec.kernel import CHAIN
 from ksgen.tuning.job import Job
@@ -15,6 +16,13 @@ from ksgen.tuning.tuner import Tuner
 
 if TYPE_CHECKING:
     from ksgen.spec.nodes import SourcePlace
+
+
+def chains_of(given: object) -> tuple[Chain, ...]:
+    """Chains of a layer in any form, or of a group: a list of chains."""
+    if isinstance(given, list | tuple) and given and all(isinstance(each, Chain) for each in given):
+        return tuple(given)
+    return (Chain.read(given),)
 
 
 def kernels_of_spec(spec: Spec) -> "dict[KernelSpec, SourcePlace | None]":

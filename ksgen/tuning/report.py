@@ -8,7 +8,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
 from markupsafe import Markup, escape
 
 from ksgen import __version__
@@ -22,6 +21,7 @@ from ksgen.tuning import figures
 from ksgen.tuning.candidates import reasons, table_of
 from ksgen.tuning.sections import Section, sections_of, time_us
 from ksgen.tuning.trials import Trial
+from ksgen.words import counted
 
 SHOWN_ROWS = 12  # rows of a table, until the reader asks for all
 LEAST_PREDICTED = 3  # candidates, for a picture of the cost model
@@ -53,18 +53,16 @@ def check_report(path: Path) -> None:
 
 def page(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> str:
     """The page's text."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["wrapped"] = _wrapped
     sections = sections_of(trials, winners)
     devices = _once(trial.device for trial in trials)
-    return environment.get_template("report.html.j2").render(
+    return svg.page(
+        Path(__file__).parent,
+        "report.html.j2",
+        {"wrapped": _wrapped},
         devices=", ".join(devices),
         facts=[
-            _count(len(sections), "job"),
-            _count(len(trials), "candidate"),
+            counted(len(sections), "job"),
+            counted(len(trials), "candidate"),
             *_once(trial.compiler for trial in trials),
             *(f"driver {each}" for each in _once(trial.driver for trial in trials)),
             f"ksgen {__version__}",
@@ -101,10 +99,6 @@ def _shown(section: Section, number: int, name_device: bool) -> dict[str, Any]:
     }
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' if number != 1 else ''}"
-
-
 def _once(words: Iterable[str]) -> list[str]:
     return [word for word in dict.fromkeys(words) if word]
 
@@ -115,12 +109,8 @@ def _overview(section: Section) -> list[Drawn]:
         return []
     times, place = [time_us(trial) for trial in section.measured], section.measured.index(winner)
     floor_us = winner.floor_us if share_of_floor(winner.floor_us, winner.median_us) else None
-    drawn = [
-        Drawn(
-            Markup(figures.best_so_far(times, place, floor_us)),
-            f"The winner was candidate {place + 1} of {len(times)}.",
-        )
-    ]
+    curve = Markup(figures.best_so_far(times, place, floor_us))
+    drawn = [Drawn(curve, f"The winner was candidate {place + 1} of {len(times)}.")]
     predicted = [trial for trial in section.measured if trial.predicted_us and isfinite(trial.predicted_us)]
     if len(predicted) >= LEAST_PREDICTED:
         drawn.append(_cost_model(predicted, winner))

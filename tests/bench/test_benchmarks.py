@@ -27,16 +27,18 @@ pytestmark = pytest.mark.skipif(not is_installed("none"), reason="the emulator n
 @pytest.mark.parametrize(("layout", "kinds"), [("bsl", ["wgmma", "mma"]), ("bsf", ["wgmma", "wgmma", "mma"])])
 def test_each_family_is_measured_by_its_own_default(layout: str, kinds: list[str]) -> None:
     contenders = pytest.importorskip("ksgen.bench.contenders")
+    product_job = pytest.importorskip("ksgen.bench.problem").product_job
     for batch, served in ((40, kinds), (41, kinds if layout == "bsf" else ["mma"])):
-        job = contenders.ProductJob(Pattern(2, 16, 8, 2), "float16", layout, batch)
+        job = product_job(Pattern(2, 16, 8, 2), "float16", layout, batch)
         assert [each.family for each in contenders.ours(job, FakeGpu())] == [*served, "simt"]
 
 
 def test_families_without_a_proof_are_measured_but_for_disabled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     contenders = pytest.importorskip("ksgen.bench.contenders")
+    product_job = pytest.importorskip("ksgen.bench.problem").product_job
     bars = (Bar("wgmma", "not proven yet"), Bar("mma", "wrong", is_disabled=True))
     monkeypatch.setattr(contenders, "limits_of", lambda device: replace(limits_of(device), bars=bars))
-    job = contenders.ProductJob(Pattern(2, 16, 8, 2), "float16", "bsl", 40)
+    job = product_job(Pattern(2, 16, 8, 2), "float16", "bsl", 40)
     assert [each.family for each in contenders.ours(job, FakeGpu())] == ["wgmma", "simt"]
 
 

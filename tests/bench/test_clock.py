@@ -21,7 +21,7 @@ def test_calls_take_turns_after_a_warm_up_and_the_threads_of_others_rest_before_
         done.append(name)
         now[0] += seconds
 
-    monkeypatch.setattr(clock, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("ksgen.measure.trust.perf_counter", lambda: now[0])
     monkeypatch.setattr(clock, "rest", lambda: done.append("rest"))
     found = seconds_in_turn({"a": lambda: call("a", 1.0), "b": lambda: call("b", 2.0)}, 3, torch.device("cpu"))
     assert found == {"a": [1.0] * 3, "b": [2.0] * 3}

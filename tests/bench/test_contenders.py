@@ -22,8 +22,8 @@ from tests.support.libraries import library
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench import contenders as module  # noqa: E402
-from ksgen.bench.contenders import _in_place, contenders, tune  # noqa: E402
-from ksgen.bench.problem import ProductJob, ProductProblem  # noqa: E402
+from ksgen.bench.contenders import contenders, in_place, tune  # noqa: E402
+from ksgen.bench.problem import LayerArrays, product_job  # noqa: E402
 from tests.support.bench_runs import JOB, has_opencl, measure  # noqa: E402
 
 WITH_TILES = Limits(
@@ -37,10 +37,10 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
     from ksgen.launch.planner import PLANNER
 
     gpu: Any = FakeGpu()
-    job = ProductJob(Pattern(1, 8, 24, 2), "float32", "bsf", 40)
+    job = product_job(Pattern(1, 8, 24, 2), "float32", "bsf", 40)
     names = [(each.arithmetic, each.family, each.variant) for each in contenders(job, gpu, (OURS,))]
     assert names == [("float32", "simt", "default"), ("tf32x3", "wgmma", "default"), ("tf32x3", "mma", "default")]
-    sixteen = ProductJob(JOB.pattern, "float16", "bsf", 40)
+    sixteen = product_job(JOB.pattern, "float16", "bsf", 40)
     assert [each.family for each in contenders(sixteen, gpu, (OURS,))] == ["wgmma", "wgmma", "mma", "simt"]
     found = next(family_named("simt").space(JOB.kernel("float32"), limits_of(gpu)))
     monkeypatch.setattr(
@@ -56,7 +56,7 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("precision", list(COMPARISONS))
 def test_nothing_is_called_tuned_that_no_search_found(precision: str, cpu: Any) -> None:
     for layout in LAYOUTS:
-        ours = contenders(ProductJob(JOB.pattern, precision, layout, 40), cpu, (OURS,))
+        ours = contenders(product_job(JOB.pattern, precision, layout, 40), cpu, (OURS,))
         assert [(each.family, each.variant, each.why) for each in ours] == [
             ("vector", "default", "the family's default")
         ]
@@ -68,8 +68,8 @@ def test_nothing_is_called_tuned_that_no_search_found(precision: str, cpu: Any) 
 def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernels take pointers of tensors and the default stream, as on CUDA. The device is the emulator."""
     gpu: Any = FakeGpu()
-    job = ProductJob(Pattern(1, 16, 8, 2), precision, layout, 24)
-    problem = ProductProblem(job, torch.device("cpu"), 0)
+    job = product_job(Pattern(1, 16, 8, 2), precision, layout, 24)
+    problem = LayerArrays(job, torch.device("cpu"), 0)
     del problem.sets[2:]
     owned = []
 
@@ -78,7 +78,7 @@ def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch
         gpu.own(owned[-1].reshape(-1))
         return tensor
 
-    for tensor in (problem.weights, *problem.sets):
+    for tensor in (*problem.weights[0], *problem.sets):
         own(tensor)
     new_full = torch.Tensor.new_full
     monkeypatch.setattr(torch.Tensor, "new_full", lambda self, *shape: own(new_full(self, *shape)))
@@ -86,7 +86,8 @@ def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch
         assert each.sources is not None
         (text,) = each.sources()
         loaded = load(gpu, text, TextCompiler().compile(text.text, text.entry, gpu.target))
-        ready = _in_place(make_plan(gpu, text.kernel, 24, Choice(each.family, text.constants, ""), loaded), problem)
+        plan = make_plan(gpu, text.kernel, 24, Choice(each.family, text.constants, ""), loaded)
+        ready = in_place(gpu, text.kernel, [plan], problem)
         for number in (1, 0):
             y = ready.run(number)
             gpu.synchronize()
@@ -160,7 +161,7 @@ def test_tiles_that_are_no_default_are_contenders_in_addition_to_it(monkeypatch:
     monkeypatch.setattr(module.PLANNER, "choice", lambda *given: SimpleNamespace(from_wisdom=False))
 
     def found(precision: str, batch: int = 512) -> list[tuple[str, str]]:
-        job = ProductJob(Pattern(1, 64, 64, 2), precision, "bsf", batch)
+        job = product_job(Pattern(1, 64, 64, 2), precision, "bsf", batch)
         return [
             (each.arithmetic, each.family)
             for each in module.ours(job, SimpleNamespace(kind="native", shares_host=True))

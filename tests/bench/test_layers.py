@@ -19,7 +19,9 @@ from tests.support.native import saying_it_has_tiles
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench import layers  # noqa: E402  (PyTorch may be missing)
-from ksgen.bench.layers import LayerArrays, LayerJob, LayerRunner, layer_contenders  # noqa: E402
+from ksgen.bench.layers import layer_contenders  # noqa: E402
+from ksgen.bench.problem import LayerArrays, LayerJob  # noqa: E402
+from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402
 from tests.support.fake_gpu import FakeGpu  # noqa: E402
 
@@ -49,9 +51,7 @@ def measure(
     protocol = Protocol(names, measurements=2, runs=1, most_seconds=5.0)
     with Log(path) as log:
         facts = {"device": device.name, "date": "2026-01-02"}
-        complete = LayerRunner(log, device, protocol, Times(), facts, float("inf"), lambda done, total, now: None).run(
-            jobs
-        )
+        complete = Runner(log, device, protocol, Times(), facts, float("inf"), lambda done, total, now: None).run(jobs)
     return complete, read_rows(path)
 
 

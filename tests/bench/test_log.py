@@ -11,13 +11,13 @@ from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
-from ksgen.bench.problem import ProductJob  # noqa: E402
+from ksgen.bench.problem import product_job  # noqa: E402
 from tests.support.bench_runs import FACTS, JOB, measure  # noqa: E402
 
 
 def test_a_log_takes_another_batch_size(cpu: Any, tmp_path: Path) -> None:
     measure(cpu, tmp_path / "a.jsonl", [JOB], names=("bmm",))
-    _, rows = measure(cpu, tmp_path / "a.jsonl", [ProductJob(JOB.pattern, "float32", "bsf", 41)], names=("bmm",))
+    _, rows = measure(cpu, tmp_path / "a.jsonl", [product_job(JOB.pattern, "float32", "bsf", 41)], names=("bmm",))
     assert [(each.batch, each.measurements) for each in rows] == [(40, 2), (41, 2)]
 
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.baselines import BASELINES  # noqa: E402
-from ksgen.bench.problem import ProductJob  # noqa: E402
+from ksgen.bench.problem import product_job  # noqa: E402
 from tests.support.bench_runs import JOB  # noqa: E402
 
 
@@ -20,7 +20,7 @@ def test_everyone_is_in_the_roster() -> None:
 def test_tf32_is_allowed_where_the_comparison_allows_it() -> None:
     seen = []
     for precision in ("float32", "tf32", "float16"):
-        with runner._allowing(ProductJob(JOB.pattern, precision, "bsf", 1).comparison):
+        with runner._allowing(product_job(JOB.pattern, precision, "bsf", 1).comparison):
             matmul = torch.backends.cuda.matmul
             seen.append((matmul.allow_tf32, matmul.allow_fp16_reduced_precision_reduction))
     assert seen == [(False, False), (True, False), (False, False)]

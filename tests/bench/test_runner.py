@@ -19,13 +19,13 @@ pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.baselines import BASELINES, Baseline  # noqa: E402
-from ksgen.bench.problem import ProductJob  # noqa: E402
+from ksgen.bench.problem import LayerJob, product_job  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402
 from tests.support.bench_runs import FACTS, FAST, JOB, lines_of, measure  # noqa: E402
 
 
-def measure_into(device: Any, path: Path, jobs: list[ProductJob], deadline: float) -> tuple[int, int]:
+def measure_into(device: Any, path: Path, jobs: list[LayerJob], deadline: float) -> tuple[int, int]:
     """Without rows, of which there may be none."""
     with Log(path) as log:
         runs = Runner(
@@ -56,7 +56,7 @@ def test_contenders_take_turns_and_every_row_is_complete(
     path = tmp_path / "paper.jsonl"
     # a test's short probe may copy within a cache
     monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings(5e10, 2e11))
-    jobs = [JOB, ProductJob(Pattern(2, 4, 8, 1), "float16", "bsl", 40)]
+    jobs = [JOB, product_job(Pattern(2, 4, 8, 1), "float16", "bsl", 40)]
     complete, rows = measure(cpu, path, jobs, measurements=3, names=("ksgen", "bmm", "strided", "rewriting"))
     assert complete == 2
     found = {(each.pattern, each.implementation): each for each in rows}
@@ -119,7 +119,7 @@ def test_measurements_of_another_kernel_text_count_no_more(cpu: Any, tmp_path: P
 def test_the_time_limit_leaves_whole_measurements(cpu: Any, tmp_path: Path) -> None:
     path = tmp_path / "paper.jsonl"
     measure(cpu, path, [JOB])
-    complete, rows = measure(cpu, path, [JOB, ProductJob(Pattern(2, 4, 8, 1), "float32", "bsf", 40)], deadline=0.0)
+    complete, rows = measure(cpu, path, [JOB, product_job(Pattern(2, 4, 8, 1), "float32", "bsf", 40)], deadline=0.0)
     assert complete == 1  # what was there already
     assert {each.pattern for each in rows} == {"1,8,8,2"}
 
@@ -143,7 +143,7 @@ def test_the_time_limit_is_kept_within_a_job(cpu: Any, tmp_path: Path, monkeypat
     monkeypatch.setattr(runner, "monotonic", lambda: now[0])
     monkeypatch.setattr(Runner, "_attempt", check)
     monkeypatch.setattr(Times, "measure", measured)
-    other = ProductJob(Pattern(2, 4, 8, 1), "float32", "bsf", 40)
+    other = product_job(Pattern(2, 4, 8, 1), "float32", "bsf", 40)
     complete, _ = measure(cpu, tmp_path / "a.jsonl", [JOB, other], deadline=45.0, names=("ksgen", "bmm"))
     assert (complete, did, now[0]) == (1, ["ksgen", "bmm", *["us"] * 4, "ksgen"], 42)  # 10 s more for bmm would not fit
     did.clear()
@@ -162,7 +162,7 @@ def test_compilers_end_with_the_time(cpu: Any, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(runner, "monotonic", lambda: now[0])
     monkeypatch.setattr(runner, "build_many", build_many)
-    jobs = [ProductJob(Pattern(2, 4, 8, d), "float32", "bsf", 40) for d in (1, 2, 3, 4)]
+    jobs = [product_job(Pattern(2, 4, 8, d), "float32", "bsf", 40) for d in (1, 2, 3, 4)]
     complete, _ = measure_into(cpu, tmp_path / "a.jsonl", jobs, 60.0)
     assert (complete, len(built)) == (0, 2)
 

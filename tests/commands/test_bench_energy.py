@@ -38,7 +38,7 @@ def test_joules_join_the_times_of_the_same_contender(tmp_path: Any) -> None:
     """Through the runner, on the processor, with the stand-in's energy."""
     library("torch")
     from ksgen.bench.log import Log
-    from ksgen.bench.problem import ProductJob
+    from ksgen.bench.problem import product_job
     from ksgen.bench.rows import read_rows
     from ksgen.bench.runner import Runner
     from ksgen.bench.timing import Protocol, Times
@@ -49,7 +49,7 @@ def test_joules_join_the_times_of_the_same_contender(tmp_path: Any) -> None:
         pytest.skip("no OpenCL device")
     device, job, path = (
         find_device("opencl"),
-        ProductJob(Pattern(1, 8, 8, 2), "float32", "bsl", 40),
+        product_job(Pattern(1, 8, 8, 2), "float32", "bsl", 40),
         tmp_path / "paper.jsonl",
     )
     quantities: list[Any] = [Times(), FakeEnergies(), FakeEnergies()]

@@ -11,13 +11,13 @@ from ksgen.pattern import Pattern
 from tests.support.libraries import library
 
 torch = library("torch")
-from ksgen.bench.problem import ProductJob  # noqa: E402
+from ksgen.bench.problem import LayerJob, product_job  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402
 
 has_opencl = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 FAST = ("ksgen", "bmm", "strided", "rewriting")
-JOB = ProductJob(Pattern(1, 8, 8, 2), "float32", "bsf", 40)
+JOB = product_job(Pattern(1, 8, 8, 2), "float32", "bsf", 40)
 FACTS = {"device": "here", "date": "2026-01-02"}
 
 
@@ -27,7 +27,7 @@ def lines_of(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def measure(
-    device: Any, path: Path, jobs: list[ProductJob], deadline: float = float("inf"), **changes: Any
+    device: Any, path: Path, jobs: list[LayerJob], deadline: float = float("inf"), **changes: Any
 ) -> tuple[int, list[ResultRow]]:
     protocol = Protocol(**({"names": FAST, "measurements": 2, "runs": 2} | changes))  # type: ignore[arg-type]
     with Log(path) as log:

@@ -6,7 +6,6 @@ Chooses no chain.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from ksgen.families.gpus import GPUS, gpu_of, target_of
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings, measure_ceilings
-from ksgen.measure.trust import Timer, Watch, block_of, doubt, take_blocks
+from ksgen.measure.trust import Timer, Watch, block_of, doubt, host_clock, take_blocks
 from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import gradient_of
@@ -117,28 +116,26 @@ def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str
     Layers are timed alternately.
     """
     on_gpu = x.device.type == "cuda"
-    clock = _on_gpu if on_gpu else _on_processor
+    clock = cuda_clock if on_gpu else host_clock
 
     def timer(layer: nn.Module) -> Timer:
-        return block_of(lambda runs: [clock(layer, x) for _ in range(runs)])
+        return block_of(lambda runs: [clock(lambda: layer(x)) for _ in range(runs)])
 
     with torch.no_grad(), waiting():
         return [(1e6 * each.median, each.doubt) for each in take_blocks([timer(layer) for layer in layers], not on_gpu)]
 
 
-def _on_gpu(layer: nn.Module, x: Tensor) -> float:
+def cuda_clock(call: Callable[[], object]) -> float:
+    """Time a call by events on PyTorch's stream.
+
+    The result includes the host's launch time if the GPU waits for it.
+    """
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    layer(x)
+    call()
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
-
-
-def _on_processor(layer: nn.Module, x: Tensor) -> float:
-    begin = perf_counter()
-    layer(x)
-    return perf_counter() - begin
 
 
 def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[KernelSpec, int], Choice]) -> Clock:
